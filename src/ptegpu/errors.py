@@ -1,0 +1,69 @@
+"""Every error ptegpu raises, each also the nearest builtin, so that ordinary `except` clauses work.
+
+The messages say what went wrong, where, and what to do; `docs/errors.md` lists them with examples.
+"""
+
+from __future__ import annotations
+
+
+class PtegpuError(Exception):
+    """The root: catch this to catch everything ptegpu raises on purpose."""
+
+
+class InvalidProgram(PtegpuError, ValueError):
+    """A file is not what it claims to be. The only error a bad `.pte`, `.ptd` or delegate blob can cause."""
+
+    def __init__(self, reason: str, *, offset: int | None = None, path: str | None = None) -> None:
+        self.reason, self.offset, self.path = reason, offset, path
+        where = f"{path}: " if path else ""
+        at = f" (at byte {offset})" if offset is not None else ""
+        super().__init__(f"{where}{reason}{at}")
+
+
+class UnsupportedProgram(PtegpuError, NotImplementedError):
+    """A valid program asks for something ptegpu does not do; all such things are listed at once, at load."""
+
+
+class InvalidInput(PtegpuError, ValueError):
+    """An argument of a call has the wrong count, dtype, rank, shape or range."""
+
+
+class ShapeError(InvalidInput):
+    """A value cannot have the shape that the inputs of this call ask for."""
+
+
+class ExecutionError(PtegpuError, RuntimeError):
+    """The program itself failed while it ran: a division by zero, an endless loop, a missing item."""
+
+
+class Closed(PtegpuError, RuntimeError):
+    """A program was used after `close()`."""
+
+
+class NoAdapter(PtegpuError, RuntimeError):
+    """No GPU adapter fits; the message names the package to install or the adapters there are."""
+
+
+class DeviceError(PtegpuError, RuntimeError):
+    """WebGPU refused or failed something; the message carries its words."""
+
+
+class KernelError(DeviceError):
+    """A WGSL source did not compile; the message carries the compiler's line and column."""
+
+
+class SubmitError(DeviceError):
+    """Work was about to be submitted that would abort the process: a destroyed or mapped buffer, a command
+    buffer submitted twice."""
+
+
+class DeviceLost(DeviceError):
+    """The GPU device is gone (driver reset, unplugged, destroyed). Load the program again."""
+
+
+class OutOfMemory(DeviceError, MemoryError):
+    """The device cannot hold the program: needed and available bytes are in the message."""
+
+
+class LimitExceeded(DeviceError):
+    """Something needs more than the adapter's limits allow; found before any GPU object is made."""
