@@ -1,0 +1,31 @@
+"""What kernels are generated for: the limits and features of an adapter as plain data, without wgpu.
+
+The defaults are those every browser grants, so `Target()` is the configuration that runs anywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An adapter as kernel generators see it."""
+
+    name: str = "generic"
+    max_invocations: int = 256  # of one workgroup, and of its x dimension
+    max_shared_bytes: int = 16384  # of `var<workgroup>` in one workgroup
+    max_storage_buffers: int = 8  # bound to one dispatch
+    max_binding_bytes: int = 134217728
+    max_buffer_bytes: int = 268435456
+    max_groups: int = 65535  # per dimension of a dispatch
+    f16: bool = False
+    subgroups: bool = False
+    subgroup_size: int = 0  # the probed size; 0 when unknown or varying
+    software: bool = False  # a CPU pretending to be a GPU
+
+    def workgroup(self, preferred: int) -> int:
+        """The largest power of two that is at most `preferred` and within the adapter's limit."""
+        if preferred < 1:
+            raise ValueError(f"a workgroup of {preferred} invocations")
+        return 1 << (min(preferred, self.max_invocations).bit_length() - 1)
