@@ -1,0 +1,68 @@
+# `make demo` and `make test` work from a fresh clone; `make help` lists the rest.
+# Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest).
+SHELL := /bin/bash
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+.PHONY: help demo test lint types format bench clean
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+help: ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+demo: .venv/.base .venv/.vulkan ## run the bundled model on the first GPU found
+	@$(BIN)/ptegpu demo
+
+test: .venv/.test .venv/.vulkan ## run the tests
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests
+
+lint: .venv/.dev ## check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev ## check types
+	$(BIN)/mypy
+
+format: .venv/.dev ## rewrite the code in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.test .venv/.vulkan ## run every benchmark
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+clean: ## remove .venv and all caches
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# Each file below stands for a finished step, redone when what it depends on is newer.
+
+.venv/.made:
+	@tools/make-venv.sh "$(PYTHON)"
+	@touch $@
+
+.venv/.base: .venv/.made pyproject.toml constraints.txt
+	@echo "Installing ptegpu into .venv"
+	@$(PIP) -e .
+	@touch $@
+
+.venv/.test: .venv/.base
+	@echo "Installing $(TORCH), ExecuTorch and the test tools into .venv (some minutes)"
+	@# torch first and alone: any looser request for it, by any package, would bring CUDA along
+	@$(PIP) $(TORCH)
+	@$(PIP) -e '.[test]'
+	@touch $@
+
+.venv/.dev: .venv/.base
+	@echo "Installing Ruff and mypy into .venv"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+.venv/.vulkan: .venv/.base
+	@tools/ensure-vulkan.sh $(BIN)/python && touch $@ || true

@@ -1,0 +1,240 @@
+"""The architecture, enforced: who may import whom, and what must import without a GPU library or torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+PACKAGE = SRC / "ptegpu"
+
+# Bottom to top: a module may import from its own row and from the rows above it here.
+LAYERS = (
+    {"errors", "dtypes"},
+    {"format"},
+    {"kernels"},
+    {"graph"},
+    {"ops"},
+    {"portable"},
+    {"passes"},
+    {"plan"},
+    {"gpu"},
+    {"runtime"},
+    {"__init__", "llm", "export", "cli", "__main__"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+PURE_DATA = {"ptegpu.plan.plan", "ptegpu.plan.target", "ptegpu.plan.dialect"}  # importable from every layer
+
+IMPORTABLE_ALONE = ("format", "graph", "ops", "kernels", "plan")
+BLOCKER = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("wgpu", "torch"):
+            raise ImportError(f"{name} is blocked: this layer must import without it")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+MACHINE_PATH = re.compile(rb"(?<![\w.~$)}\]-])/(?:work|root|home|Users|opt|mnt)/[\w.]+|[A-Z]:\\Users\\")
+COMMITTED_FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "tools", "changelog.d", ".ci")
+
+
+class Import(NamedTuple):
+    target: str  # dotted and absolute
+    line: int
+    on_load: bool  # runs when the module is imported, not inside a function or `if TYPE_CHECKING:`
+
+    @property
+    def package(self) -> str:
+        return self.target.partition(".")[0]
+
+
+def python_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_name(path: Path, root: Path = SRC) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name: str, root: Path = SRC) -> bool:
+    path = root.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+def imports(path: Path, root: Path = SRC) -> Iterator[Import]:
+    package = module_name(path, root).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    yield from _imports(ast.parse(path.read_text("utf-8")), package, root, on_load=True)
+
+
+def _imports(node: ast.AST, package: list[str], root: Path, on_load: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield Import(alias.name, node.lineno, on_load)
+    elif isinstance(node, ast.ImportFrom):
+        above = package[: len(package) - node.level + 1] if node.level else []
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            inner = f"{base}.{alias.name}"
+            yield Import(inner if is_module(inner, root) else base, node.lineno, on_load)
+    elif isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        for statement in node.body:
+            yield from _imports(statement, package, root, on_load=False)
+        for statement in node.orelse:
+            yield from _imports(statement, package, root, on_load)
+    else:
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child, package, root, on_load and not inside)
+
+
+def layer(module: str) -> str:
+    """The name in LAYERS that a dotted module name belongs to."""
+    return (module.split(".") + ["__init__"])[1]
+
+
+def goes_up(module: str, target: str) -> bool:
+    if target.partition(".")[0] != "ptegpu" or target in PURE_DATA:
+        return False
+    return RANK[layer(target)] > RANK[layer(module)]
+
+
+def violations(breaks: Callable[[str, Import], bool]) -> list[str]:
+    """`file:line imports target` for every import of a module for which `breaks(module, import)` holds."""
+    return [
+        f"{path.relative_to(ROOT)}:{found.line} imports {found.target}"
+        for path in python_files()
+        for found in imports(path)
+        if breaks(module_name(path), found)
+    ]
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {layer(module_name(path)) for path in python_files()} <= set(RANK)
+
+
+def test_imports_go_down_only() -> None:
+    assert violations(lambda module, found: goes_up(module, found.target)) == []
+
+
+def test_only_gpu_imports_wgpu() -> None:
+    assert violations(lambda module, found: found.package == "wgpu" and layer(module) != "gpu") == []
+
+
+def test_only_export_imports_torch_on_load() -> None:
+    heavy = {"torch", "torchao", "executorch"}
+    assert violations(lambda module, found: found.on_load and found.package in heavy and layer(module) != "export") == []
+
+
+def run_blocked(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter where importing wgpu or torch raises."""
+    start = f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\n"
+    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True)
+
+
+def test_lower_layers_import_without_wgpu_and_torch() -> None:
+    names = ", ".join(f"ptegpu.{name}" for name in ("format", "graph", "ops", "plan") if (PACKAGE / name).is_dir())
+    done = run_blocked(f"import {names}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", [name for name in IMPORTABLE_ALONE if (PACKAGE / name).is_dir()])
+def test_each_lower_layer_imports_first(name: str) -> None:
+    done = run_blocked(f"import ptegpu.{name}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["wgpu", "torch", "torch.nn"])
+def test_the_blocker_blocks(name: str) -> None:
+    done = run_blocked(f"import {name}")
+    assert f"ImportError: {name.partition('.')[0]} is blocked" in done.stderr
+
+
+def test_the_import_finder(tmp_path: Path) -> None:
+    ops = tmp_path / "ptegpu" / "ops"
+    ops.mkdir(parents=True)
+    (tmp_path / "ptegpu" / "dtypes.py").touch()
+    (ops / "norm.py").write_text(
+        "import wgpu.backends\n"
+        "from .. import dtypes\n"
+        "from ..plan.plan import Plan\n"
+        "from . import norm, op\n"
+        "if TYPE_CHECKING:\n"
+        "    import torch\n"
+        "def f():\n"
+        "    import torch.nn\n"
+    )
+    expected = [
+        Import("wgpu.backends", 1, True),
+        Import("ptegpu.dtypes", 2, True),
+        Import("ptegpu.plan.plan", 3, True),
+        Import("ptegpu.ops.norm", 4, True),
+        Import("ptegpu.ops", 4, True),
+        Import("torch", 6, False),
+        Import("torch.nn", 8, False),
+    ]
+    assert expected == list(imports(ops / "norm.py", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("module", "target", "expected"),
+    [
+        ("ptegpu.format.pte", "ptegpu.errors", False),
+        ("ptegpu.format.pte", "ptegpu.graph", True),
+        ("ptegpu.graph.graph", "ptegpu.plan", True),
+        ("ptegpu.graph.graph", "ptegpu.plan.plan", False),
+        ("ptegpu.ops.norm", "ptegpu.kernels.norm", False),
+        ("ptegpu.kernels.norm", "ptegpu.ops.norm", True),
+        ("ptegpu.runtime.program", "ptegpu", True),
+        ("ptegpu.cli.run", "ptegpu", False),
+        ("ptegpu", "ptegpu.runtime", False),
+        ("ptegpu.format.pte", "numpy", False),
+    ],
+)
+def test_the_direction_rule(module: str, target: str, expected: bool) -> None:
+    assert expected == goes_up(module, target)
+
+
+def committed_files() -> Iterator[Path]:
+    yield from (path for path in ROOT.iterdir() if path.is_file())
+    for folder in COMMITTED_FOLDERS:
+        files = (path for path in (ROOT / folder).rglob("*") if path.is_file())
+        yield from (path for path in files if "__pycache__" not in path.parts)
+
+
+def test_no_path_of_one_machine_is_committed() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group().decode()}"
+        for path in committed_files()
+        for match in MACHINE_PATH.finditer(path.read_bytes())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"see /" + b"work/main/x", True),
+        (b'"/' + b'root/.cache"', True),
+        (b"path=/" + b"home/me/file", True),
+        (b"C:" + b"\\Users\\me", True),
+        (b"https://example.org/" + b"work/x", False),
+        (b"docs/" + b"work/x and ~/" + b"work/x", False),
+        (b"/usr/share/vulkan/icd.d", False),
+    ],
+)
+def test_the_machine_path_pattern(text: bytes, expected: bool) -> None:
+    assert expected == bool(MACHINE_PATH.search(text))
