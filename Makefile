@@ -6,7 +6,7 @@ WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
-PIP := $(BIN)/pip install --disable-pip-version-check --quiet -c constraints.txt
+PIP := $(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: help demo test lint types format bench clean

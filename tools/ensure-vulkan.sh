@@ -5,38 +5,40 @@ set -uo pipefail
 python=${1:?usage: ensure-vulkan.sh PYTHON}
 packages="libvulkan1 mesa-vulkan-drivers"
 
-has_adapter() {
-    "$python" - 2>/dev/null <<'PY'
+find_adapter() { # 0: there is one, 3: there is none, else the search itself failed
+    "$python" - <<'PY'
 import sys
 import wgpu
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-set_instance_extras(backends=["Vulkan", "Metal", "D3D12"])
-sys.exit(not wgpu.gpu.enumerate_adapters_sync())
+set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
+sys.exit(0 if wgpu.gpu.enumerate_adapters_sync() else 3)
 PY
 }
 
-has_adapter && exit 0
+log=$(find_adapter 2>&1)
+case $? in
+    0) exit 0 ;;
+    3) ;;
+    *) echo "$log" >&2; exit 1 ;;
+esac
 
 if ! command -v apt-get >/dev/null; then
     echo "No Vulkan adapter found. Install your system's Vulkan loader and driver (Debian: $packages)." >&2
     exit 1
 fi
 if [ "$(id -u)" = 0 ]; then
-    sudo=()
+    apt=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120)
 elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
-    sudo=(sudo -n)
+    apt=(sudo -n env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120)
 else
     echo "No Vulkan adapter found. Run: sudo apt-get install -y $packages" >&2
     exit 1
 fi
 
 echo "No Vulkan adapter found: installing $packages"
-export DEBIAN_FRONTEND=noninteractive
-if log=$("${sudo[@]}" apt-get update -qq 2>&1 &&
-         "${sudo[@]}" apt-get install -y -qq --no-install-recommends $packages 2>&1) && has_adapter; then
-    exit 0
-fi
-echo "${log:-}" | tail -n 5 >&2
+log=$("${apt[@]}" update 2>&1; "${apt[@]}" install -y --no-install-recommends $packages 2>&1) &&
+    log=$(find_adapter 2>&1) && exit 0
+echo "$log" | tail -n 5 >&2
 echo "Still no Vulkan adapter. Run, and read what it says: apt-get install -y $packages" >&2
 exit 1
