@@ -1,6 +1,6 @@
 """The record layer: a `Plan` is plain data that a runner executes without knowing any operator.
 
-One plan is one compute pass: `dispatches` run in order, then `copies` (state written back), then outputs are read.
+One plan is one compute pass: `dispatches` run in order, then outputs are taken, then `copies` (state written back).
 Plans of one graph at different live shapes share their buffers: a buffer is known by its `name`, and a runner
 allocates each name once. Nothing here imports wgpu.
 """

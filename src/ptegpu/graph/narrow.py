@@ -1,0 +1,42 @@
+"""Host arrays to the dtype they have on the GPU: 64-bit types narrow with a range check, never silently."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import InvalidInput
+
+_I32 = np.iinfo(np.int32)
+_F32_MAX = float(np.finfo(np.float32).max)
+
+
+def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
+    """The contiguous elements of `array` (of host type `dtype`) as `dtype.device`; InvalidInput if one does not fit."""
+    device = dtype.device
+    if dtype is DType.BF16:
+        return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
+    if device is dtype:
+        return np.ascontiguousarray(array)
+    if dtype is DType.I64 and array.size:
+        low, high = int(array.min()), int(array.max())
+        if low < _I32.min or high > _I32.max:
+            worst = low if low < _I32.min else high
+            raise InvalidInput(
+                f"{what}: the int64 value {worst} does not fit int32, which is what the GPU computes with"
+            )
+    elif dtype is DType.F64 and array.size:
+        finite = np.abs(array[np.isfinite(array)])
+        if finite.size and float(finite.max()) > _F32_MAX:
+            raise InvalidInput(
+                f"{what}: the float64 value {float(finite.max()):g} does not fit float32, which is what the GPU computes with"
+            )
+    return np.ascontiguousarray(array, dtype=device.numpy)
+
+
+def from_device(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """The inverse for results: widened to the host type the program declares."""
+    if dtype is DType.BF16:
+        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return array.astype(dtype.numpy, copy=False)

@@ -1,0 +1,217 @@
+"""From a kernel's body to a whole WGSL module: bindings, accessors by dtype, parameters, dispatch folding.
+
+A kernel author writes the body of `main` and names what it reads, writes and is told. This module adds the rest, so
+that no kernel repeats how a bool or a half is stored. GPU buffers hold the same bytes as the host's arrays: bools and
+8-bit ints are packed four to a word, halves two to a word. Therefore:
+
+- every read `x` gets `x_at(i)`, element `i` as its compute type (f32 for halves, i32 for 8-bit ints, bool);
+- a read of 4 lanes gets `x_at4(q)`, elements 4q … 4q+3 as a vec4 of the compute type (no `x_at`);
+- a write `y` of 1 lane gets `y_put(i, v)`; only types of whole words can be written so (`writable`);
+- a write of 4 lanes gets `y_put4(q, v)` and takes any dtype.
+
+Every module has `P` (the parameters; `P.groups` is always there), `group` (this workgroup's number, folded over two
+grid dimensions), `lid` (the invocation within it), `WG` (workgroup size), and `sym(slot)` if a parameter is symbolic.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..dtypes import DType
+from ..plan.plan import Access, Feature, Kernel
+from ..plan.target import Target
+
+SYM_VECTORS = 64  # vec4s in the uniform of symbolic ints: 256 words
+
+COMPUTE = {
+    DType.F32: "f32",
+    DType.F16: "f32",
+    DType.I32: "i32",
+    DType.I8: "i32",
+    DType.U8: "i32",
+    DType.BOOL: "bool",
+}
+ZERO = {"f32": "0.0", "i32": "0", "bool": "false"}
+
+PARAM_TYPES = {"u32": "u32", "i32": "i32", "f32": "f32", "sym": "u32"}
+_PACK = {"u32": "I", "i32": "i", "f32": "f", "sym": "I"}
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One storage binding as a kernel sees it: 1 lane (by element) or 4 (by aligned quad).
+
+    With `raw` the array has that element type (say "vec4<u32>") and no accessors: for packed weights.
+    """
+
+    dtype: DType
+    lanes: int = 1
+    raw: str = ""
+
+
+def writable(dtype: DType, target: Target) -> bool:
+    """Whether single elements can be stored without touching their neighbours in the word."""
+    return dtype.size == 4 or (dtype is DType.F16 and target.f16)
+
+
+def store_type(dtype: DType, target: Target) -> DType:
+    """The dtype a kernel should write one by one: the lowering adds a cast where it is not the output's own."""
+    return dtype if writable(dtype, target) else DType.F32 if dtype is DType.F16 else DType.I32
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """A generated kernel with what lowering needs to bind it: the order of bindings and of parameters."""
+
+    kernel: Kernel
+    reads: tuple[Storage, ...]
+    writes: tuple[Storage, ...]
+    params: tuple[tuple[str, str], ...]  # (name, type) after the implicit `groups`
+
+    @property
+    def reads_syms(self) -> bool:
+        return any(t == "sym" for _, t in self.params)
+
+    def pack(self, groups: int, values: Mapping[str, int | float]) -> bytes:
+        """The parameter block: little-endian words in declared order, padded to 16 bytes."""
+        missing = [n for n, _ in self.params if n not in values]
+        extra = [n for n in values if n not in dict(self.params)]
+        if missing or extra:
+            raise TypeError(f"kernel {self.kernel.name}: parameters missing {missing}, unknown {extra}")
+        words = [struct.pack("<I", groups)]
+        words += [_pack_word(t, values[n]) for n, t in self.params]
+        block = b"".join(words)
+        return block + bytes(-len(block) % 16)
+
+
+def _pack_word(kind: str, value: int | float) -> bytes:
+    if kind == "f32":
+        try:
+            return struct.pack("<f", float(value))
+        except OverflowError:  # a double beyond f32, such as relu's upper bound of DBL_MAX
+            return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
+    return struct.pack("<" + _PACK[kind], int(value))
+
+
+def build(
+    name: str,
+    body: str,
+    *,
+    target: Target,
+    reads: Mapping[str, Storage],
+    writes: Mapping[str, Storage],
+    params: Sequence[tuple[str, str]] = (),
+    workgroup: int = 256,
+    shared: Mapping[str, tuple[str, int]] | None = None,
+    helpers: str = "",
+    subgroups: bool = False,
+) -> KernelSpec:
+    """Assemble a kernel. `shared` maps workgroup arrays to (element type, count); `helpers` is module-scope WGSL."""
+    shared = shared or {}
+    lines: list[str] = []
+    access: list[Access] = []
+    for mode, group in (("read", reads), ("read_write", writes)):
+        for n, s in group.items():
+            element, accessors = _accessors(n, s, target, write=mode == "read_write")
+            lines.append(f"@group(0) @binding({len(access)}) var<storage, {mode}> {n}: array<{element}>;")
+            lines.extend(accessors)
+            access.append("read" if mode == "read" else "write")
+    fields = "".join(f" {n}: {PARAM_TYPES[t]}," for n, t in params)
+    lines.append(f"struct Params {{ groups: u32,{fields} }}")
+    lines.append(f"@group(0) @binding({len(access)}) var<uniform> P: Params;")
+    access.append("uniform")
+    if any(t == "sym" for _, t in params):
+        lines.append(f"@group(0) @binding({len(access)}) var<uniform> syms: array<vec4<i32>, {SYM_VECTORS}>;")
+        lines.append("fn sym(slot: u32) -> i32 { return syms[slot >> 2u][slot & 3u]; }")
+        access.append("uniform")
+    shared_bytes = 0
+    for n, (element, count) in shared.items():
+        lines.append(f"var<workgroup> {n}: array<{element}, {count}>;")
+        shared_bytes += _ELEMENT_BYTES[element] * count
+    lines.append(f"const WG: u32 = {workgroup}u;")
+    if helpers:
+        lines.append(helpers)
+    builtins = "@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, "
+    builtins += "@builtin(local_invocation_index) lid: u32"
+    if subgroups:
+        builtins += ", @builtin(subgroup_invocation_id) sg_lane: u32, @builtin(subgroup_size) sg_size: u32"
+    lines += [
+        f"@compute @workgroup_size({workgroup})",
+        f"fn main({builtins}) {{",
+        "  let group = wid.x + wid.y * nwg.x;",
+        "  if (group >= P.groups) { return; }",
+        body,
+        "}",
+    ]
+    needs: list[Feature] = []
+    if target.f16 and any(s.dtype is DType.F16 for g in (reads, writes) for s in g.values()):
+        needs.append("f16")
+    if subgroups:
+        needs.append("subgroups")
+    kernel = Kernel(name, "\n".join(lines) + "\n", tuple(access), workgroup, shared_bytes, tuple(needs))
+    return KernelSpec(kernel, tuple(reads.values()), tuple(writes.values()), tuple(params))
+
+
+_ELEMENT_BYTES = {"f32": 4, "i32": 4, "u32": 4, "vec4<f32>": 16, "vec2<f32>": 8, "f16": 2, "vec4<f16>": 8}
+
+
+def _accessors(n: str, s: Storage, target: Target, *, write: bool) -> tuple[str, list[str]]:
+    """The element type of the binding's array and the functions that load (and store) by dtype."""
+    if s.raw:
+        return s.raw, []
+    d, four = s.dtype, s.lanes == 4
+    c = COMPUTE[d]
+    i = "q: u32" if four else "i: u32"
+    result = f"vec4<{c}>" if four else c
+    at = f"fn {n}_at{'4' if four else ''}({i}) -> {result}"
+    put = f"fn {n}_put{'4' if four else ''}({i}, v: {result})"
+    if d in (DType.F32, DType.I32):
+        element = f"vec4<{c}>" if four else c
+        index = "q" if four else "i"
+        load, store = f"return {n}[{index}];", f"{n}[{index}] = v;"
+    elif d is DType.F16 and target.f16:
+        element = "vec4<f16>" if four else "f16"
+        index = "q" if four else "i"
+        load, store = f"return {result}({n}[{index}]);", f"{n}[{index}] = {element}(v);"
+    elif d is DType.F16:
+        element = "vec2<u32>" if four else "u32"
+        if four:
+            load = f"let w = {n}[q]; return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));"
+            store = f"{n}[q] = vec2<u32>(pack2x16float(v.xy), pack2x16float(v.zw));"
+        else:
+            load = f"let h = unpack2x16float({n}[i >> 1u]); return select(h.x, h.y, (i & 1u) == 1u);"
+            store = ""
+    else:
+        element = "u32"
+        if four:
+            load = _UNPACK4[d].format(w=f"{n}[q]")
+            store = _PACK4[d].format(n=n)
+        else:
+            load = _UNPACK1[d].format(w=f"{n}[i >> 2u]")
+            store = ""
+    functions = [f"{at} {{ {load} }}"]
+    if write and store:
+        functions.append(f"{put} {{ {store} }}")
+    elif write:
+        raise TypeError(f"{n}: single elements of {d.value} share a word; write quads or another type")
+    return element, functions
+
+
+_UNPACK1 = {
+    DType.BOOL: "return (({w} >> ((i & 3u) * 8u)) & 255u) != 0u;",
+    DType.U8: "return i32(({w} >> ((i & 3u) * 8u)) & 255u);",
+    DType.I8: "return extractBits(bitcast<i32>({w}), (i & 3u) * 8u, 8u);",
+}
+_UNPACK4 = {
+    DType.BOOL: "let w = vec4<u32>({w}) >> vec4<u32>(0u, 8u, 16u, 24u); return (w & vec4<u32>(255u)) != vec4<u32>(0u);",
+    DType.U8: "let w = vec4<u32>({w}) >> vec4<u32>(0u, 8u, 16u, 24u); return vec4<i32>(w & vec4<u32>(255u));",
+    DType.I8: "return (vec4<i32>(bitcast<i32>({w})) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u);",
+}
+_PACK_BYTES = "let b = (w & vec4<u32>(255u)) << vec4<u32>(0u, 8u, 16u, 24u); {n}[q] = b.x | b.y | b.z | b.w;"
+_PACK4 = {
+    DType.BOOL: "let w = select(vec4<u32>(0u), vec4<u32>(1u), v); " + _PACK_BYTES,
+    DType.U8: "let w = bitcast<vec4<u32>>(v); " + _PACK_BYTES,
+    DType.I8: "let w = bitcast<vec4<u32>>(v); " + _PACK_BYTES,
+}

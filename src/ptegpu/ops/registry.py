@@ -1,0 +1,301 @@
+"""The registry: an operator is one decorated function, and nothing else in the code base lists operators.
+
+    @op("et_vk.rms_norm.default")
+    def rms_norm(x: Tensor, weight: Tensor, eps: float, *, target: Target) -> Steps:
+        out = yield Out(x.shape, x.dtype)                      # the shape rule: live shapes in, live shape out
+        yield Dispatch(kernel(...), (x, weight), (out,), params={...}, groups=...)
+
+The parameters are the operator's schema in order, and their annotations say what the importer makes of the exporter's
+scalars (an index may arrive as `Double(1.0)`): `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `Number`,
+`SymInt` (an int that a kernel may read from the GPU: passed through as `Sym`), `list[...]` of these, each `| None`.
+Keyword-only parameters are filled in by the lowering if present: `target` (what the adapter can do) and `outs` (the
+declared outputs: dtype and maximum shape). First come as many `Out`s as there are outputs, and running a rule for its
+shapes stops there; then `Dispatch` and `Scratch`.
+
+A symbolic int given for a plain `int` is its value now: the plan is made anew when it changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..dtypes import DType
+from ..errors import InvalidProgram, ShapeError
+from ..graph.graph import Arg, Shape, Sym, Tensor
+from ..kernels.wgsl import KernelSpec
+from ..plan.target import Target
+
+Number: TypeAlias = int | float
+SymInt: TypeAlias = int | Sym
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """The live shape of the next output; a dtype, if given, must be the declared one."""
+
+    shape: Sequence[int]
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A temporary that lives for this node only; the `yield` returns it as a Tensor."""
+
+    shape: Sequence[int]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One kernel launch over `groups` workgroups. `params` may hold Syms for parameters of type `sym`."""
+
+    kernel: KernelSpec
+    read: Sequence[Tensor]
+    write: Sequence[Tensor]
+    groups: int
+    params: Mapping[str, int | float | Sym] = field(default_factory=dict)
+
+
+Step: TypeAlias = Out | Scratch | Dispatch
+Steps: TypeAlias = Generator[Step, Any, None]
+Rule = Callable[..., Steps]
+Convert = Callable[[Arg], Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OpDef:
+    """A registered operator. Exactly one of `steps`, `view`, `sym` says what it does."""
+
+    name: str
+    parameters: tuple[
+        tuple[str, Convert, bool, Any], ...
+    ]  # (name, coercion, keeps Sym, default or inspect.Parameter.empty)
+    wants: frozenset[str]  # of the keyword-only parameters: "target", "outs"
+    steps: Rule | None = None
+    view: Callable[..., Sequence[int]] | None = None  # returns the shape; same elements, maybe another dtype
+    sym: Callable[..., int] | None = None  # computed by the host before the run
+    mutates: tuple[int, ...] = ()  # parameters written in place (states)
+    dtypes: tuple[DType, ...] = ()  # of the first tensor; empty: any that a GPU holds
+    wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
+    doc: str = ""
+
+    def bind(self, args: Sequence[Arg]) -> list[Any]:
+        """The arguments as the function wants them; trailing ones may be left to their defaults."""
+        if len(args) > len(self.parameters):
+            raise InvalidProgram(f"{self.name} takes {len(self.parameters)} arguments, the program gives {len(args)}")
+        values = []
+        for k, (name, convert, _, default) in enumerate(self.parameters):
+            if k >= len(args):
+                if default is inspect.Parameter.empty:
+                    raise InvalidProgram(f"{self.name}: argument '{name}' is missing")
+                values.append(default)
+                continue
+            try:
+                values.append(convert(args[k]))
+            except (TypeError, ValueError, OverflowError) as e:
+                raise InvalidProgram(f"{self.name}: argument '{name}' cannot be {args[k]!r} ({e})") from None
+        return values
+
+    def infer(self, args: Sequence[Arg], outs: Sequence[Tensor]) -> list[Shape]:
+        """Live output shapes from live input shapes: the rule runs up to its last `Out`."""
+        values = self.bind(args)
+        if self.view is not None:
+            return [tuple(self.view(*values))]
+        assert self.steps is not None
+        steps = self.steps(*values, **self.extras(Target(), outs))
+        shapes: list[Shape] = []
+        step = next(steps)
+        while True:
+            if not isinstance(step, Out) or len(shapes) == len(outs):
+                raise TypeError(f"{self.name}: the rule must yield {len(outs)} Outs before anything else")
+            out = outs[len(shapes)]
+            if step.dtype is not None and step.dtype is not out.dtype:
+                raise InvalidProgram(
+                    f"{self.name}: the result is {step.dtype.value}, the program says {out.dtype.value}"
+                )
+            shapes.append(tuple(step.shape))
+            if len(shapes) == len(outs):
+                steps.close()
+                return shapes
+            step = steps.send(out)
+
+    def extras(self, target: Target, outs: Sequence[Tensor]) -> dict[str, Any]:
+        """The keyword-only parameters that the rule asked for."""
+        given = {"target": target, "outs": tuple(outs)}
+        return {k: given[k] for k in self.wants}
+
+    def baked(self, args: Sequence[Arg]) -> list[Sym]:
+        """Symbolic ints that the lowering sees by value only: a plan holds for these values alone."""
+        found: list[Sym] = []
+        for a, (_, _, keeps, _) in zip(args, self.parameters, strict=False):
+            if not keeps:
+                found += [s for s in (a if isinstance(a, tuple) else (a,)) if isinstance(s, Sym)]
+        return found
+
+
+REGISTRY: dict[str, OpDef] = {}
+
+
+def op(
+    *names: str, mutates: Sequence[str] = (), dtypes: Sequence[DType] = (), wide: bool = False
+) -> Callable[[Rule], Rule]:
+    """Register a generator of steps under each name."""
+
+    def register(rule: Rule) -> Rule:
+        define(names, rule, "steps", mutates=mutates, dtypes=dtypes, wide=wide)
+        return rule
+
+    return register
+
+
+def view(*names: str) -> Callable[[Callable[..., Sequence[int]]], Callable[..., Sequence[int]]]:
+    """Register an operator whose result has the elements of its first argument in the same order.
+
+    The function returns the shape. It costs nothing where the dtypes agree; otherwise it is a cast.
+    """
+
+    def register(rule: Callable[..., Sequence[int]]) -> Callable[..., Sequence[int]]:
+        define(names, rule, "view", wide=True)
+        return rule
+
+    return register
+
+
+def sym(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Register host arithmetic whose result is a symbolic int."""
+
+    def register(rule: Callable[..., int]) -> Callable[..., int]:
+        define(names, rule, "sym", wide=True)
+        return rule
+
+    return register
+
+
+def define(
+    names: Iterable[str],
+    rule: Callable[..., Any],
+    kind: str,
+    *,
+    mutates: Sequence[str] = (),
+    dtypes: Sequence[DType] = (),
+    wide: bool = False,
+) -> None:
+    """Put a rule into the registry under each name."""
+    hints = typing.get_type_hints(rule)
+    positional, wants = [], set()
+    for p in inspect.signature(rule).parameters.values():
+        if p.kind is p.KEYWORD_ONLY:
+            wants.add(p.name)
+        else:
+            positional.append((p.name, _converter(hints[p.name]), _keeps_sym(hints[p.name]), p.default))
+    index = {n: k for k, (n, *_) in enumerate(positional)}
+    for name in names:
+        if name in REGISTRY:
+            raise ValueError(f"operator {name} is registered twice")
+        REGISTRY[name] = OpDef(
+            name,
+            tuple(positional),
+            frozenset(wants),
+            mutates=tuple(index[m] for m in mutates),
+            dtypes=tuple(dtypes),
+            wide=wide,
+            doc=inspect.getdoc(rule) or "",
+            **{kind: rule},
+        )
+
+
+def _keeps_sym(hint: Any) -> bool:
+    """Whether a parameter of this annotation is handed a Sym itself rather than its value."""
+    return hint is Sym or any(_keeps_sym(a) for a in typing.get_args(hint))
+
+
+def _converter(hint: Any) -> Convert:
+    """The coercion that an annotation asks for."""
+    options = (
+        typing.get_args(hint)
+        if isinstance(hint, type(int | None)) or typing.get_origin(hint) is typing.Union
+        else (hint,)
+    )
+    optional = type(None) in options
+    kinds = tuple(o for o in options if o is not type(None))
+    convert = _list_converter(kinds[0]) if typing.get_origin(kinds[0]) is list else _SCALARS[frozenset(kinds)]
+
+    def coerce(a: Arg) -> Any:
+        if a is None:
+            if optional:
+                return None
+            raise TypeError("a value is required")
+        return convert(a)
+
+    return coerce
+
+
+def _list_converter(hint: Any) -> Convert:
+    item = _converter(typing.get_args(hint)[0])
+
+    def coerce(a: Arg) -> list[Any]:
+        return [item(x) for x in (a if isinstance(a, tuple) else (a,))]
+
+    return coerce
+
+
+def _tensor(a: Arg) -> Tensor:
+    if not isinstance(a, Tensor):
+        raise TypeError("a tensor is required")
+    return a
+
+
+def _int(a: Arg) -> int:
+    if isinstance(a, float) and not a.is_integer():
+        raise ValueError("an integer is required")
+    return int(_scalar(a))
+
+
+def _float(a: Arg) -> float:
+    return float(int(a)) if isinstance(a, Sym) else float(_scalar(a))
+
+
+def _scalar(a: Arg) -> Any:
+    if isinstance(a, Tensor | tuple | str):
+        raise TypeError("a scalar is required")
+    return a
+
+
+def _str(a: Arg) -> str:
+    if not isinstance(a, str):
+        raise TypeError("a string is required")
+    return a
+
+
+_SCALARS: dict[frozenset[Any], Convert] = {
+    frozenset({Tensor}): _tensor,
+    frozenset({int}): _int,
+    frozenset({float}): _float,
+    frozenset({bool}): lambda a: bool(int(_scalar(a))),
+    frozenset({str}): _str,
+    frozenset({int, float}): lambda a: int(a) if isinstance(a, Sym) else _scalar(a),
+    frozenset({int, Sym}): lambda a: a if isinstance(a, Sym) else _int(a),
+}
+
+
+def normalise_dim(dim: int, rank: int) -> int:
+    """A dimension counted from the end becomes one counted from the front."""
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise ShapeError(f"dimension {dim} is out of range for rank {rank}")
+    return dim % rank if rank else 0
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The common shape of operands under PyTorch's broadcasting."""
+    rank = max(map(len, shapes), default=0)
+    out = []
+    for k in range(rank):
+        sizes = {s[k - rank + len(s)] for s in shapes if k - rank + len(s) >= 0} - {1}
+        if len(sizes) > 1:
+            raise ShapeError(f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
+        out.append(sizes.pop() if sizes else 1)
+    return tuple(out)
