@@ -1,0 +1,23 @@
+"""Runs plans on WebGPU. The only package that imports wgpu."""
+
+from __future__ import annotations
+
+from .adapters import AdapterInfo, adapters, choose
+from .device import Counters, Device, open_device
+from .limits import check, device_bytes
+from .session import Prepared, Session
+from .tensor import DeviceTensor
+
+__all__ = [
+    "AdapterInfo",
+    "Counters",
+    "Device",
+    "DeviceTensor",
+    "Prepared",
+    "Session",
+    "adapters",
+    "check",
+    "choose",
+    "device_bytes",
+    "open_device",
+]

@@ -1,0 +1,238 @@
+"""An opened GPU: its target for kernel generators, its pipelines, its buffers, and the counters that tests read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..errors import DeviceLost, NoAdapter, OutOfMemory
+from ..plan.plan import Kernel
+from ..plan.target import Target
+from . import memory, native
+from .adapters import AdapterInfo, adapters, choose, native_adapters
+from .buffers import BufferPool, GpuBuffer, Kind
+from .pipelines import Pipeline, PipelineCache
+from .probe import subgroup_size
+from .submit import Commands, flush, submit
+
+Limits = Literal["adapter", "browser"]
+
+_BROWSER_LIMITS = {
+    "max-bind-groups": 4,
+    "max-bindings-per-bind-group": 1000,
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-uniform-buffers-per-shader-stage": 12,
+    "max-uniform-buffer-binding-size": 65536,
+    "max-storage-buffer-binding-size": 134217728,
+    "min-uniform-buffer-offset-alignment": 256,
+    "min-storage-buffer-offset-alignment": 256,
+    "max-buffer-size": 268435456,
+    "max-compute-workgroup-storage-size": 16384,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+    "max-compute-workgroup-size-y": 256,
+    "max-compute-workgroup-size-z": 64,
+    "max-compute-workgroups-per-dimension": 65535,
+}
+_WRITE_CHUNK = 32 << 20  # bytes of one write; wgpu stages each in host memory
+_WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was done on a device since it was opened."""
+
+    buffers_created: int = 0
+    bind_groups_created: int = 0
+    pipelines_created: int = 0
+    submits: int = 0
+    dispatches: int = 0
+    readbacks: int = 0
+    bytes_uploaded: int = 0
+
+    def snapshot(self) -> Counters:
+        return replace(self)
+
+    def since(self, before: Counters) -> Counters:
+        return Counters(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
+
+
+class Device:
+    """A GPU device. Sessions share its pipelines and its pool; `lock` orders their recording and submitting."""
+
+    def __init__(self, info: AdapterInfo, adapter: Any, *, limits: Limits, f16: bool, subgroups: bool) -> None:
+        f16, subgroups = f16 and "shader-f16" in info.features, subgroups and "subgroup" in info.features
+        features = ["shader-f16"] * f16 + ["subgroup"] * subgroups
+        required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else None
+        with native.checked():
+            self._wrapped = adapter.request_device_sync(
+                label="ptegpu", required_features=features, required_limits=required
+            )
+        self.info, self.limits = info, limits
+        self.handle = native.handle_of(self._wrapped)
+        self.queue = native.handle_of(self._wrapped.queue)
+        self.lock = threading.RLock()
+        self.counters = Counters()
+        self.pool = BufferPool()
+        self._pipelines = PipelineCache(self._wrapped)
+        self._pending_bytes = 0
+        self._lost: str | None = None
+        self._probe = GpuBuffer(self._wrapped, "probe", 16, "storage")
+        self.target = _target(info, self._wrapped.limits, f16=f16, subgroups=subgroups)
+        if subgroups:
+            size = subgroup_size(self, native.subgroup_range(native.handle_of(adapter)))
+            self.target = replace(self.target, subgroup_size=size)
+
+    def __repr__(self) -> str:
+        return f"<Device {self.info}>"
+
+    @property
+    def lost(self) -> bool:
+        return self._lost is not None
+
+    def check_alive(self) -> None:
+        """Raises DeviceLost when the GPU is gone."""
+        if self._lost is not None:
+            raise DeviceLost(self._lost)
+        try:
+            native.probe_alive(self.queue, self._probe.handle)
+        except DeviceLost as error:
+            self._lost = str(error)
+            raise
+
+    def available_bytes(self) -> int | None:
+        """Memory that new buffers may take; None when the adapter does not say."""
+        return memory.available_bytes(self.info)
+
+    def buffer(self, name: str, nbytes: int, kind: Kind, *, zeroed: bool = True) -> GpuBuffer:
+        """A buffer from the pool or a new one. Its bytes are zeros unless `zeroed` is off."""
+        with self.lock:
+            buffer = self.pool.take(nbytes, kind)
+            if buffer is None:
+                return self._new_buffer(name, nbytes, kind)
+            buffer.name = name
+            if zeroed and kind != "staging":
+                self.clear([buffer])
+            return buffer
+
+    def release(self, buffer: GpuBuffer) -> None:
+        with self.lock:
+            self.pool.give(buffer)
+
+    def pipeline(self, kernel: Kernel) -> Pipeline:
+        with self.lock:
+            before = len(self._pipelines)
+            pipeline = self._pipelines.get(kernel)
+            self.counters.pipelines_created += len(self._pipelines) - before
+            return pipeline
+
+    def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> native.BindGroup:
+        """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
+        self.counters.bind_groups_created += 1
+        return native.BindGroup(self.handle, pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
+
+    def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
+        """Bytes into a buffer, before whatever is submitted next. A tail of 1 to 3 bytes is padded with zeros."""
+        view = memoryview(data).cast("B")
+        whole = len(view) & ~3
+        with self.lock:
+            for start in range(0, whole, _WRITE_CHUNK):
+                self._write(buffer, view[start : min(start + _WRITE_CHUNK, whole)], offset + start)
+            if whole < len(view):
+                self._write(buffer, bytes(view[whole:]).ljust(4, b"\0"), offset + whole)
+        self.counters.bytes_uploaded += len(view)
+
+    def clear(self, buffers: Sequence[GpuBuffer]) -> None:
+        """Zeros into buffers, in one submit."""
+        if not buffers:
+            return
+        with self.lock:
+            with native.Recorder(self.handle) as recorder:
+                for buffer in buffers:
+                    recorder.clear(buffer.handle, buffer.nbytes)
+                commands = Commands(recorder.finish(), buffers)
+            submit(self, commands)
+
+    def read(self, buffer: GpuBuffer, nbytes: int) -> bytes:
+        """The first bytes of a buffer after everything submitted so far; `nbytes` is a multiple of 4."""
+        staging = self.buffer("read back", nbytes, "staging")
+        with self.lock:
+            with native.Recorder(self.handle) as recorder:
+                recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
+                commands = Commands(recorder.finish(), (buffer, staging))
+            submission = submit(self, commands)
+        data = bytes(staging.read(self.handle, nbytes, submission))
+        self.counters.readbacks += 1
+        staging.unmap()
+        self.release(staging)
+        return data
+
+    def destroy(self) -> None:
+        """Ends the device; what still uses it raises DeviceLost from then on."""
+        with self.lock:
+            if self._lost is None:
+                self.pool.clear()
+                self._lost = "the GPU device was destroyed; load the program again"
+                self._wrapped.destroy()
+
+    def _new_buffer(self, name: str, nbytes: int, kind: Kind) -> GpuBuffer:
+        try:
+            buffer = GpuBuffer(self._wrapped, name, nbytes, kind)
+        except OutOfMemory:
+            if not len(self.pool):
+                raise
+            self.pool.clear()
+            native.wait(self.handle, flush(self))
+            buffer = GpuBuffer(self._wrapped, name, nbytes, kind)
+        self.counters.buffers_created += 1
+        return buffer
+
+    def _write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int) -> None:
+        native.write(self.queue, buffer.handle, offset, data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= _WRITE_PENDING:
+            native.wait(self.handle, flush(self))
+            self._pending_bytes = 0
+
+
+_devices: dict[tuple[int, Limits, bool, bool], Device] = {}
+_devices_lock = threading.Lock()
+
+
+def open_device(
+    device: int | str = "auto", *, limits: Limits = "adapter", f16: bool = True, subgroups: bool = True
+) -> Device:
+    """The device of an adapter, opened once per process and options. `limits="browser"` asks for WebGPU's defaults."""
+    info = choose(adapters(), device)
+    key = (info.index, limits, f16, subgroups)
+    with _devices_lock:
+        found = _devices.get(key)
+        if found is None or found.lost:
+            try:
+                found = Device(info, native_adapters()[info.index], limits=limits, f16=f16, subgroups=subgroups)
+            except RuntimeError as error:
+                raise NoAdapter(f"{info} cannot be opened: {error}") from error
+            _devices[key] = found
+        return found
+
+
+def _within(wanted: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, int]:
+    """The wanted limits, or the adapter's where those are worse."""
+    return {name: (max if name.startswith("min-") else min)(n, adapter[name]) for name, n in wanted.items()}
+
+
+def _target(info: AdapterInfo, limits: dict[str, int], *, f16: bool, subgroups: bool) -> Target:
+    return Target(
+        name=info.name,
+        max_invocations=min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]),
+        max_shared_bytes=limits["max-compute-workgroup-storage-size"],
+        max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
+        max_binding_bytes=limits["max-storage-buffer-binding-size"],
+        max_buffer_bytes=limits["max-buffer-size"],
+        max_groups=limits["max-compute-workgroups-per-dimension"],
+        f16=f16,
+        subgroups=subgroups,
+        software=info.type == "software",
+    )

@@ -1,0 +1,76 @@
+"""Whether a plan fits a target, found before any GPU object is made. Knows no wgpu."""
+
+from __future__ import annotations
+
+from ..errors import DeviceError, LimitExceeded
+from ..plan.plan import ALIGN, OFFSET_ALIGN, Dispatch, Plan
+from ..plan.target import Target
+
+_MAX_UNIFORM_BYTES = 65536  # of one uniform binding, on every adapter and in every browser
+_MAX_UNIFORM_BUFFERS = 12  # bound to one dispatch
+
+
+def device_bytes(plan: Plan) -> int:
+    """GPU memory that running `plan` takes: its buffers, and the staging its outputs are read through."""
+    return plan.device_bytes + sum(staging_bytes(port.nbytes) for port in plan.outputs)
+
+
+def staging_bytes(nbytes: int) -> int:
+    """The place an output takes in a staging buffer."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+def check(plan: Plan, target: Target) -> None:
+    """Raises LimitExceeded for what `target` cannot do, DeviceError for what no WebGPU device does."""
+    for kernel in plan.kernels:
+        where = f"plan {plan.name}: kernel {kernel.name}"
+        storage = sum(access != "uniform" for access in kernel.access)
+        _limit(where, "invocations in a workgroup", kernel.workgroup, target.max_invocations, target)
+        _limit(where, "bytes of workgroup memory", kernel.shared_bytes, target.max_shared_bytes, target)
+        _limit(where, "storage buffers", storage, target.max_storage_buffers, target)
+        _limit(where, "uniform buffers", len(kernel.access) - storage, _MAX_UNIFORM_BUFFERS, target)
+        for feature in kernel.needs:
+            if not getattr(target, feature):
+                raise LimitExceeded(f"{where} needs {feature}, which {target.name} does not have or was opened without")
+    for buffer in plan.buffers:
+        where = f"plan {plan.name}: buffer {buffer.name}"
+        _limit(where, "bytes", buffer.nbytes, target.max_buffer_bytes, target)
+        if buffer.nbytes % ALIGN:
+            raise DeviceError(f"{where} has {buffer.nbytes} bytes, no multiple of {ALIGN}")
+        first = plan.params if buffer.role == "params" else b"" if buffer.blob is None else plan.blobs[buffer.blob]
+        if memoryview(first).nbytes > buffer.nbytes:
+            raise DeviceError(f"{where} has {buffer.nbytes} bytes, its first contents {memoryview(first).nbytes}")
+    for dispatch in plan.dispatches:
+        _check_dispatch(plan, dispatch, target)
+    for copy in plan.copies:
+        source, end = plan.buffers[copy.source], plan.buffers[copy.target]
+        if copy.nbytes % 4 or copy.source == copy.target or copy.nbytes > min(source.nbytes, end.nbytes):
+            raise DeviceError(f"plan {plan.name}: cannot copy {copy.nbytes} bytes from {source.name} to {end.name}")
+    for port in (*plan.inputs, *plan.outputs):
+        if port.nbytes > plan.buffers[port.buffer].nbytes:
+            buffer = plan.buffers[port.buffer]
+            raise DeviceError(f"plan {plan.name}: {port.name} has {port.nbytes} bytes, its buffer {buffer.nbytes}")
+
+
+def _check_dispatch(plan: Plan, dispatch: Dispatch, target: Target) -> None:
+    kernel = plan.kernels[dispatch.kernel]
+    where = f"plan {plan.name}: {dispatch.label} ({kernel.name})"
+    for groups in dispatch.grid:
+        _limit(where, "workgroups in one dimension", groups, target.max_groups, target)
+    if len(dispatch.bindings) != len(kernel.access):
+        raise DeviceError(f"{where} binds {len(dispatch.bindings)} buffers, its kernel has {len(kernel.access)}")
+    kinds: dict[int, bool] = {}  # buffer → whether it is written
+    for binding, access in zip(dispatch.bindings, kernel.access, strict=True):
+        buffer = plan.buffers[binding.buffer]
+        largest = _MAX_UNIFORM_BYTES if access == "uniform" else target.max_binding_bytes
+        _limit(f"{where}: binding of {buffer.name}", "bytes", binding.nbytes, largest, target)
+        if binding.offset % OFFSET_ALIGN or binding.nbytes < 1 or binding.offset + binding.nbytes > buffer.nbytes:
+            place = f"{binding.nbytes} bytes at {binding.offset}"
+            raise DeviceError(f"{where} cannot bind {place} of {buffer.name} ({buffer.nbytes} bytes)")
+        if kinds.setdefault(binding.buffer, access == "write") != (access == "write"):
+            raise DeviceError(f"{where} binds {buffer.name} both to read and to write")
+
+
+def _limit(where: str, what: str, needed: int, allowed: int, target: Target) -> None:
+    if needed > allowed:
+        raise LimitExceeded(f"{where} needs {needed} {what}; {target.name} allows {allowed}")

@@ -1,0 +1,86 @@
+"""Compute pipelines by source: a kernel compiles once per device, whoever asks. Compile errors name the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import wgpu
+
+from ..errors import DeviceLost, KernelError, OutOfMemory
+from ..plan import dialect
+from ..plan.plan import Access, Kernel
+from . import native
+
+_BINDING_TYPES: dict[Access, str] = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
+_LOCATION = re.compile(r"┌─ .*:(\d+):(\d+)")
+_REASON = re.compile(r"(?:parsing|validation) error: (.+)")
+_NOTE = re.compile(r"│ +[\^-]+ (.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A compiled kernel: the C pointers, and the objects that keep them alive."""
+
+    handle: native.Handle
+    layout: native.Handle  # of bind group 0
+    owners: tuple[Any, ...]
+
+
+class PipelineCache:
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._layouts: dict[tuple[Access, ...], tuple[Any, Any]] = {}  # bind group layout, pipeline layout
+        self._pipelines: dict[tuple[str, str, tuple[Access, ...]], Pipeline] = {}
+
+    def __len__(self) -> int:
+        return len(self._pipelines)
+
+    def get(self, kernel: Kernel) -> Pipeline:
+        key = (dialect.source(kernel, "naga"), kernel.entry, kernel.access)
+        pipeline = self._pipelines.get(key)
+        if pipeline is None:
+            pipeline = self._pipelines[key] = self._compile(kernel, key[0])
+        return pipeline
+
+    def _compile(self, kernel: Kernel, source: str) -> Pipeline:
+        group_layout, layout = self._layout(kernel.access)
+        try:
+            module = self._device.create_shader_module(label=kernel.name, code=source)
+            stage = {"module": module, "entry_point": kernel.entry}
+            pipeline = self._device.create_compute_pipeline(label=kernel.name, layout=layout, compute=stage)
+        except wgpu.GPUError as error:
+            ours = native.from_wgpu(error)
+            if isinstance(ours, (DeviceLost, OutOfMemory)):
+                raise ours from None
+            raise kernel_error(kernel, str(error)) from None
+        return Pipeline(native.handle_of(pipeline), native.handle_of(group_layout), (pipeline, group_layout))
+
+    def _layout(self, access: tuple[Access, ...]) -> tuple[Any, Any]:
+        if access not in self._layouts:
+            entries = [
+                {"binding": number, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": _BINDING_TYPES[kind]}}
+                for number, kind in enumerate(access)
+            ]
+            with native.checked():
+                group_layout = self._device.create_bind_group_layout(entries=entries)
+                layout = self._device.create_pipeline_layout(bind_group_layouts=[group_layout])
+            self._layouts[access] = group_layout, layout
+        return self._layouts[access]
+
+
+def kernel_error(kernel: Kernel, words: str) -> KernelError:
+    """The error for the compiler's words about `kernel`; lines count in `kernel.wgsl`, without the prelude."""
+    location, reason, note = _LOCATION.search(words), _REASON.search(words), _NOTE.search(words)
+    said = ": ".join(match[1] for match in (reason, note) if match)
+    if location is None:
+        return KernelError(f"kernel {kernel.name} does not compile: {said or words}")
+    line = int(location[1]) - dialect.prelude(kernel, "naga").count("\n")
+    text = _line(kernel.wgsl.splitlines(), line)
+    return KernelError(f"kernel {kernel.name} does not compile at line {line}, column {location[2]}: {said}\n  {text}")
+
+
+def _line(lines: Sequence[str], number: int) -> str:
+    return lines[number - 1].strip() if 1 <= number <= len(lines) else ""

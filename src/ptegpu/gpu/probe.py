@@ -1,0 +1,48 @@
+"""The subgroup size of a device, found by running a kernel: the API does not tell it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..plan.plan import Kernel
+from . import native
+from .submit import Commands, submit
+
+if TYPE_CHECKING:
+    from .device import Device
+
+_GROUPS = 2
+
+
+def subgroup_size(device: Device, stated: tuple[int, int]) -> int:
+    """The size every subgroup has; 0 when it varies. `stated` is the adapter's smallest and largest, (0, 0) if mute."""
+    if stated[0] < stated[1] and device.info.backend == "Vulkan":
+        return 0  # the driver chooses per pipeline, so that no probe speaks for another kernel
+    largest = device.target.workgroup(device.target.max_invocations)
+    found = {size for workgroup in (64, largest) for size in _sizes(device, workgroup)}
+    return found.pop() if len(found) == 1 else 0
+
+
+def _sizes(device: Device, workgroup: int) -> set[int]:
+    pipeline = device.pipeline(_kernel(workgroup))
+    nbytes = _GROUPS * workgroup * 4
+    sizes = device.buffer("subgroup sizes", nbytes, "storage")
+    group = device.bind_group(pipeline, [(sizes, 0, nbytes)])
+    with native.Recorder(device.handle) as recorder:
+        recorder.compute([(pipeline.handle, group.handle, _GROUPS, 1)])
+        commands = Commands(recorder.finish(), [sizes])
+    submit(device, commands)
+    found = set(memoryview(device.read(sizes, nbytes)).cast("I"))
+    device.release(sizes)
+    return found
+
+
+def _kernel(workgroup: int) -> Kernel:
+    wgsl = f"""
+@group(0) @binding(0) var<storage, read_write> sizes: array<u32>;
+@compute @workgroup_size({workgroup})
+fn main(@builtin(global_invocation_id) id: vec3u, @builtin(subgroup_size) size: u32) {{
+    sizes[id.x] = size;
+}}
+"""
+    return Kernel(f"subgroup_size_{workgroup}", wgsl, ("write",), workgroup, needs=("subgroups",))

@@ -1,0 +1,53 @@
+"""A result that stayed on the GPU: to be read later, or handed to another session without passing the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import Closed, InvalidInput
+from .buffers import GpuBuffer
+
+if TYPE_CHECKING:
+    from .session import Session
+
+
+class DeviceTensor:
+    """An output of the session's last run. The next run, reset or close of that session ends it."""
+
+    __slots__ = ("_generation", "buffer", "dtype", "session", "shape")
+
+    def __init__(
+        self, session: Session, buffer: GpuBuffer, dtype: DType, shape: tuple[int, ...], generation: int
+    ) -> None:
+        self.session, self.buffer, self.dtype, self.shape = session, buffer, dtype, shape
+        self._generation = generation
+
+    def __repr__(self) -> str:
+        return f"<DeviceTensor {self.dtype}{list(self.shape)} on {self.session.device.target.name}>"
+
+    @property
+    def nbytes(self) -> int:
+        n = self.dtype.size
+        for d in self.shape:
+            n *= d
+        return n
+
+    def check_fresh(self) -> None:
+        """Raises unless the bytes are still those of the run that made them."""
+        if self.session.closed:
+            raise Closed("the session of this device tensor is closed")
+        if self._generation != self.session.generation:
+            raise InvalidInput("this device tensor is of an earlier run: read it or pass it on before the next one")
+
+    def numpy(self) -> np.ndarray:
+        """The values, read back into a fresh array."""
+        array = np.empty(self.shape, self.dtype.numpy)
+        with self.session.device.lock:
+            self.check_fresh()
+            if array.nbytes:
+                data = self.session.device.read(self.buffer, (array.nbytes + 3) & ~3)
+                array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8, array.nbytes)
+        return array
