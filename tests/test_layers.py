@@ -46,6 +46,7 @@ sys.meta_path.insert(0, Blocker())
 """
 
 MACHINE_PATH = re.compile(rb"(?<![\w.~$)}\]-])/(?:work|root|home|Users|opt|mnt)/[\w.]+|[A-Z]:\\Users\\")
+CACHE = re.compile(r"/__pycache__/|/\.\w+_cache/")
 COMMITTED_FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", "tools", "changelog.d", ".ci")
 
 
@@ -218,8 +219,9 @@ def test_the_direction_rule(module: str, target: str, expected: bool) -> None:
 def committed_files() -> Iterator[Path]:
     yield from (path for path in ROOT.iterdir() if path.is_file())
     for folder in COMMITTED_FOLDERS:
-        files = (path for path in (ROOT / folder).rglob("*") if path.is_file())
-        yield from (path for path in files if "__pycache__" not in path.parts)
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and not CACHE.search(path.as_posix()):
+                yield path
 
 
 def test_no_path_of_one_machine_is_committed() -> None:
