@@ -1,0 +1,382 @@
+"""`.pte` programs: bytes to frozen dataclasses, with every offset, count, index and size proved on the way.
+
+Constants are views on the mapped file. What a method's values, instructions and lists refer to exists; whether an
+operator gets arguments that it can use is not looked at here. Slot numbers are those of ExecuTorch's `program.fbs`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+from ..dtypes import DType
+from ..errors import InvalidProgram
+from .container import Segments, check_end, read_layout
+from .flatbuffer import Buffer, Table
+from .source import PROGRAM, Source, fail_foreign, open_source
+
+MAX_LITERALS = 1 << 16  # in one list of floats or bools
+MIN_HEADER_BYTES, FULL_HEADER_BYTES = 24, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    dtype: DType
+    sizes: tuple[int, ...]  # upper bounds where `dynamic`
+    dim_order: tuple[int, ...]  # dimensions from the outermost in memory to the innermost
+    dynamic: bool = False
+    bounded: bool = True  # False: `sizes` say nothing
+    data: memoryview | None = None  # a constant: exactly `nbytes`
+    initial: memoryview | None = None  # the first state of a mutable buffer: exactly `nbytes`
+    planned: bool = False  # the exporter reserved memory for it
+    key: str | None = None  # its bytes are named data under this key, mostly in a .ptd
+
+    @property
+    def numel(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.size
+
+
+@dataclass(frozen=True, slots=True)
+class IntList:
+    """Ids of values that are ints; a null among them is a symbolic int."""
+
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorList:
+    """Ids of values that are tensors; where `optional`, also of nulls, and None where there is no value at all."""
+
+    items: tuple[int | None, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FloatList:
+    items: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BoolList:
+    items: tuple[bool, ...]
+
+
+Value = None | bool | int | float | str | Tensor | IntList | TensorList | FloatList | BoolList
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    operator: str  # "aten::mul.Scalar_out"
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateCall:
+    delegate: int
+    args: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCall:
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class JumpFalse:
+    condition: int
+    destination: int  # an instruction of the same chain, or its end
+
+
+@dataclass(frozen=True, slots=True)
+class FreeCall:
+    value: int
+
+
+Instruction = KernelCall | DelegateCall | MoveCall | JumpFalse | FreeCall
+
+
+@dataclass(frozen=True, slots=True)
+class Delegate:
+    id: str
+    blob: memoryview
+    specs: tuple[tuple[str, bytes], ...]
+    offset: int = 0  # of the blob in the file
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    name: str
+    values: tuple[Value, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    chains: tuple[tuple[Instruction, ...], ...]
+    delegates: tuple[Delegate, ...]
+    input_tree: str  # PyTorch's encoding of nested containers, "" if absent
+    output_tree: str
+    buffer_sizes: tuple[int, ...]  # of planned memory, from 1
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    path: str | None
+    nbytes: int
+    version: int
+    methods: tuple[Method, ...]
+    named_data: Mapping[str, memoryview]
+
+
+def read_program(source: Source, *, name: str | None = None) -> Program:
+    """Reads a `.pte`, mapping it if `source` is a path; `name` replaces the path in messages."""
+    data, path = open_source(source, name=name, wanted=PROGRAM)
+    if data[4:8] != b"ET12":
+        fail_foreign(data, path, PROGRAM)
+    tables_size, base = _read_header(data, path)
+    root = Buffer(data[:tables_size], path=path).root()
+    store = _Store(root, Segments(data, base, root, 4))
+    methods: dict[str, Method] = {}
+    for plan in root.tables(1):
+        method = _MethodReader(plan, store).read()
+        if method.name in methods:
+            plan.fail(f"two methods have the name {method.name!r}")
+        methods[method.name] = method
+    named_data = MappingProxyType(_read_named_data(root, store.segments))
+    return Program(path, len(data), root.u32(0), tuple(methods.values()), named_data)
+
+
+def _read_header(data: memoryview, path: str | None) -> tuple[int, int]:
+    """How many bytes at the start are tables, and where segments start (0: nowhere)."""
+    if data[8:12] != b"eh00":
+        return len(data), 0
+    if len(data) < 8 + FULL_HEADER_BYTES:
+        raise InvalidProgram(f"truncated: the file ends in its header, after {len(data)} bytes", offset=8, path=path)
+    length, tables_size, base, segments_size = struct.unpack_from("<IQQQ", data, 12)
+    if length < MIN_HEADER_BYTES:
+        raise InvalidProgram(f"a header of {length} bytes is too short", offset=12, path=path)
+    check_end(tables_size, data, "the table area", 16, path)
+    check_end(base + (segments_size if length >= FULL_HEADER_BYTES else 0), data, "the segment area", 24, path)
+    return tables_size, base
+
+
+def _read_named_data(root: Table, segments: Segments) -> dict[str, memoryview]:
+    found: dict[str, memoryview] = {}
+    for entry in root.tables(7):
+        key = entry.required_string(0, "the key of named data")
+        if key in found:
+            entry.fail(f"two named data have the key {key!r}")
+        _, found[key] = segments.find(entry.u32(1), entry)
+    return found
+
+
+class _Store:
+    """Where the program's bytes are: constants, initial states and delegate blobs."""
+
+    def __init__(self, root: Table, segments: Segments) -> None:
+        self.segments = segments
+        self._constants = _Subsegments(root.table(5), segments)
+        self._inline_constants = [buffer.view(0) for buffer in root.tables(2)]
+        self._states = [_Subsegments(table, segments) for table in root.tables(6)]
+        self._inline_blobs = [(blob.offset(0), blob.view(0)) for blob in root.tables(3)]
+        if self._inline_constants and self._constants:
+            root.fail("the program has both inline constants and a constant segment")
+
+    def constant(self, index: int, nbytes: int, user: Table) -> memoryview:
+        if self._constants:
+            return self._constants.find(index, nbytes, user)
+        if index >= len(self._inline_constants):
+            user.fail(f"constant {index} does not exist: there are {len(self._inline_constants)}")
+        data = self._inline_constants[index]
+        if nbytes > len(data):
+            user.fail(f"constant {index} holds {len(data)} bytes, its tensor needs {nbytes}")
+        return data[:nbytes]
+
+    def state(self, group: int, index: int, nbytes: int, user: Table) -> memoryview:
+        if group >= len(self._states):
+            user.fail(f"mutable data segment {group} does not exist: there are {len(self._states)}")
+        return self._states[group].find(index, nbytes, user)
+
+    def blob(self, reference: Table) -> tuple[int, memoryview]:
+        """The file offset and the bytes of a delegate's blob."""
+        location, index = reference.i8(0), reference.u32(1)
+        if location == 1:
+            return self.segments.find(index, reference)
+        if location != 0:
+            reference.fail(f"unknown place {location} of a delegate blob")
+        if index >= len(self._inline_blobs):
+            reference.fail(f"inline delegate blob {index} does not exist: there are {len(self._inline_blobs)}")
+        return self._inline_blobs[index]
+
+
+class _Subsegments:
+    """Tensors in one segment, each known by where it starts; entry 0 stands for no tensor."""
+
+    def __init__(self, table: Table | None, segments: Segments) -> None:
+        self._offsets = table.ints(1, "Q") if table else ()
+        self._data = segments.find(table.u32(0), table)[1] if table and self else memoryview(b"")
+
+    def __bool__(self) -> bool:
+        return len(self._offsets) > 1
+
+    def find(self, index: int, nbytes: int, user: Table) -> memoryview:
+        if index >= len(self._offsets):
+            user.fail(f"constant {index} does not exist: there are {len(self._offsets)}")
+        start = self._offsets[index]
+        if start + nbytes > len(self._data):
+            user.fail(f"a constant of {nbytes} bytes at {start} ends after its segment of {len(self._data)} bytes")
+        return self._data[start : start + nbytes]
+
+
+class _MethodReader:
+    def __init__(self, plan: Table, store: _Store) -> None:
+        self._plan, self._store = plan, store
+        self._lists: list[tuple[Table, IntList | TensorList]] = []
+        self._operators: tuple[str, ...] = ()
+        self._delegates: tuple[Delegate, ...] = ()
+        self._values: tuple[Value, ...] = ()
+
+    def read(self) -> Method:
+        plan = self._plan
+        name = plan.required_string(0, "a method's name")
+        trees = plan.table(1)
+        self._values = tuple([self._value(*value.union(0, "a value")) for value in plan.tables(2)])
+        self._check_lists()
+        self._operators = tuple([_read_operator(operator) for operator in plan.tables(6)])
+        self._delegates = tuple([self._delegate(delegate) for delegate in plan.tables(7)])
+        buffer_sizes = plan.ints(8, "q")
+        if buffer_sizes and min(buffer_sizes) < 0:
+            plan.fail(f"method {name!r} plans a negative buffer size")
+        chains = tuple([self._chain(chain) for chain in plan.tables(5)])
+        if not chains:
+            plan.fail(f"method {name!r} has no instructions")
+        return Method(
+            name,
+            self._values,
+            self._ids(plan, 3),
+            self._ids(plan, 4),
+            chains,
+            self._delegates,
+            (trees and trees.string(0)) or "",
+            (trees and trees.string(1)) or "",
+            buffer_sizes,
+        )
+
+    def _value(self, kind: int, table: Table) -> Value:
+        match kind:
+            case 1:
+                return None
+            case 2:
+                return table.i64(0)
+            case 3:
+                return table.u8(0) != 0
+            case 4:
+                return table.f64(0)
+            case 5:
+                return self._tensor(table)
+            case 6:
+                return table.required_string(0, "a string")
+            case 7:
+                return self._list(table, IntList(table.ints(0, "q")))
+            case 8:
+                return FloatList(table.floats(0, MAX_LITERALS))
+            case 9:
+                return BoolList(tuple([item != 0 for item in table.ints(0, "B", MAX_LITERALS)]))
+            case 10:
+                return self._list(table, TensorList(table.ints(0, "i")))
+            case 11:
+                items = tuple([None if item == -1 else item for item in table.ints(0, "i")])
+                return self._list(table, TensorList(items, optional=True))
+        table.fail(f"unknown kind of value {kind}")
+
+    def _list(self, table: Table, items: IntList | TensorList) -> IntList | TensorList:
+        self._lists.append((table, items))
+        return items
+
+    def _check_lists(self) -> None:
+        """Proves the items of lists, which may refer to values that come after them."""
+        values, count = self._values, len(self._values)
+        for table, found in self._lists:
+            for item in found.items:
+                if item is None:
+                    continue
+                if not 0 <= item < count:
+                    table.fail(f"a list has value {item}: there are {count}")
+                value = values[item]
+                if isinstance(found, IntList):
+                    if value is not None and type(value) is not int:
+                        table.fail(f"value {item} in a list of ints is none")
+                elif not isinstance(value, Tensor) and not (found.optional and value is None):
+                    table.fail(f"value {item} in a list of tensors is none")
+
+    def _tensor(self, table: Table) -> Tensor:
+        dtype, sizes, dim_order, nbytes = read_layout(table, 0, 2, 3)
+        if table.i32(1):
+            table.fail(f"a tensor with storage offset {table.i32(1)}: only 0 is known")
+        dynamism, index, planned = table.i8(8), table.u32(5), table.table(6) is not None
+        if not 0 <= dynamism <= 2:
+            table.fail(f"unknown kind of dynamic shape {dynamism}")
+        extra = table.table(9)
+        data = initial = key = None
+        if extra and extra.i8(2) == 1:
+            key = extra.required_string(1, "the name of a tensor outside of the file")
+        elif extra and extra.i8(2):
+            extra.fail(f"unknown place {extra.i8(2)} of a tensor")
+        elif index and planned:
+            initial = self._store.state(extra.u64(0) if extra else 0, index, nbytes, table)
+        elif index:
+            data = self._store.constant(index, nbytes, table)
+        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, data, initial, planned, key)
+
+    def _delegate(self, table: Table) -> Delegate:
+        reference = table.table(1)
+        if reference is None:
+            table.fail("a delegate has no blob")
+        offset, blob = self._store.blob(reference)
+        specs = tuple([(s.required_string(0, "the key of a compile spec"), bytes(s.view(1))) for s in table.tables(2)])
+        return Delegate(table.required_string(0, "a delegate's id"), blob, specs, offset)
+
+    def _chain(self, table: Table) -> tuple[Instruction, ...]:
+        count = table.count(2)
+        return tuple([self._instruction(*entry.union(0, "an instruction"), count) for entry in table.tables(2)])
+
+    def _instruction(self, kind: int, table: Table, count: int) -> Instruction:
+        match kind:
+            case 1:
+                index = self._index(table, 0, len(self._operators), "operator")
+                return KernelCall(self._operators[index], self._ids(table, 1))
+            case 2:
+                return DelegateCall(self._index(table, 0, len(self._delegates), "delegate"), self._ids(table, 1))
+            case 3:
+                return MoveCall(self._value_id(table, 0), self._value_id(table, 1))
+            case 4:
+                return JumpFalse(self._value_id(table, 0), self._index(table, 1, count + 1, "jump destination"))
+            case 5:
+                return FreeCall(self._value_id(table, 0))
+        table.fail(f"unknown kind of instruction {kind}")
+
+    def _ids(self, table: Table, slot: int) -> tuple[int, ...]:
+        ids, count = table.ints(slot, "i"), len(self._values)
+        if ids and (min(ids) < 0 or max(ids) >= count):
+            table.fail(f"value {min(ids) if min(ids) < 0 else max(ids)} does not exist: there are {count}")
+        return ids
+
+    def _value_id(self, table: Table, slot: int) -> int:
+        return self._index(table, slot, len(self._values), "value")
+
+    @staticmethod
+    def _index(table: Table, slot: int, count: int, what: str) -> int:
+        index = table.i32(slot)
+        if not 0 <= index < count:
+            table.fail(f"{what} {index} does not exist: there are {count}")
+        return index
+
+
+def _read_operator(table: Table) -> str:
+    name, overload = table.required_string(0, "an operator's name"), table.string(1)
+    return f"{name}.{overload}" if overload else name

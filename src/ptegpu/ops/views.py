@@ -1,0 +1,77 @@
+"""Operators that change a tensor's shape, or nothing at all: they cost nothing where the dtype stays the same."""
+
+from __future__ import annotations
+
+import math
+
+from ..errors import ShapeError
+from ..graph.graph import Shape, Tensor
+from .registry import Number, normalise_dim, view
+
+
+@view("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default", "executorch_prim.et_view.default")
+def view_copy(x: Tensor, size: list[int]) -> Shape:
+    """One entry may be -1: the rest of the elements."""
+    known = math.prod(n for n in size if n != -1)
+    if size.count(-1) > 1 or any(n < -1 for n in size):
+        raise ShapeError(f"{size} is not a shape")
+    if -1 in size:
+        if not known or x.numel % known:
+            raise ShapeError(f"{list(x.shape)} cannot be viewed as {size}")
+        size = [x.numel // known if n == -1 else n for n in size]
+    if math.prod(size) != x.numel:
+        raise ShapeError(f"{list(x.shape)} cannot be viewed as {size}")
+    return tuple(size)
+
+
+@view("aten.squeeze_copy.dims", "aten.squeeze.dims")
+def squeeze(x: Tensor, dims: list[int]) -> Shape:
+    drop = {normalise_dim(d, x.rank) for d in dims}
+    return tuple(n for k, n in enumerate(x.shape) if not (k in drop and n == 1))
+
+
+@view("aten.squeeze_copy.dim")
+def squeeze_dim(x: Tensor, dim: int) -> Shape:
+    return squeeze(x, [dim])
+
+
+@view("aten.unsqueeze_copy.default")
+def unsqueeze(x: Tensor, dim: int) -> Shape:
+    k = normalise_dim(dim, x.rank + 1)
+    return (*x.shape[:k], 1, *x.shape[k:])
+
+
+@view(
+    "aten.clone.default",
+    "aten.alias_copy.default",
+    "aten.lift_fresh_copy.default",
+    "aten.detach_copy.default",
+    "aten.contiguous.default",
+)
+def clone(x: Tensor, memory_format: Number | None = None) -> Shape:
+    return x.shape
+
+
+@view("dim_order_ops._clone_dim_order.default", "dim_order_ops._clone_dim_order.out", "dim_order_ops._to_dim_order_copy.out")
+def clone_dim_order(x: Tensor, non_blocking: bool | None = False, dim_order: list[int] | None = None) -> Shape:
+    return x.shape
+
+
+@view("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+def to_copy(
+    x: Tensor,
+    dtype: int | None = None,
+    layout: int | None = None,
+    device: int | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool | None = False,
+    memory_format: list[int] | None = None,
+) -> Shape:
+    """The dtype is that of the declared output; the exporter writes none."""
+    return x.shape
+
+
+@view("et_vk.prepack.default")
+def prepack(x: Tensor) -> Shape:
+    """The upload of a constant. The importer turns it into the constant itself; what is left is a copy."""
+    return x.shape

@@ -1,0 +1,198 @@
+"""Cases and two oracles: PyTorch in float64 is the golden, PyTorch in float32 must agree with it first.
+
+A `Case` names an operator of the registry and its arguments; `T(...)` stands for a random tensor. The case runs as a
+graph of one node, is lowered, run on the adapter, and compared. Moves, ints and bools must be exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ptegpu import ops  # noqa: F401  (fills the registry)
+from ptegpu.dtypes import DType
+from ptegpu.graph.graph import Arg, Graph, Node, Tensor
+from ptegpu.graph.live import settle
+from ptegpu.ops.registry import REGISTRY
+from ptegpu.passes.memory import plan_memory
+from ptegpu.plan.lower import lower
+from ptegpu.plan.plan import Plan
+from ptegpu.plan.symbols import Symbols
+from ptegpu.plan.target import Target
+
+ATOL = {DType.F32: 1e-4, DType.F16: 1e-2}
+
+
+@dataclass(frozen=True)
+class T:
+    """A random tensor argument: `low` ≤ values < `high`; `values` instead gives them outright."""
+
+    shape: tuple[int, ...]
+    dtype: DType = DType.F32
+    low: float = -2.0
+    high: float = 2.0
+    values: tuple[float, ...] | None = None
+    constant: bool = False  # given to the graph as a constant, not as an input
+
+    def make(self, rng: np.random.Generator) -> np.ndarray:
+        if self.values is not None:
+            return np.array(self.values, dtype=self.dtype.numpy).reshape(self.shape)
+        if self.dtype is DType.BOOL:
+            return rng.random(self.shape) < 0.5
+        if self.dtype.is_float:
+            return rng.uniform(self.low, self.high, self.shape).astype(self.dtype.numpy)
+        return rng.integers(math.ceil(self.low), math.ceil(self.high), self.shape).astype(self.dtype.numpy)
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    args: tuple[Any, ...]
+    reference: Callable[..., Any] | None = None  # by default torch.ops.<op>
+    out: DType | None = None  # the declared output dtype, where the arguments do not determine it
+    atol: float | None = None
+    note: str = ""
+    mutated: tuple[int, ...] = field(default=())  # arguments whose final value is compared too (states)
+
+    def __str__(self) -> str:
+        shown = ",".join(_show(a) for a in self.args)
+        return f"{self.op}({shown}){self.note}"
+
+
+def _show(a: Any) -> str:
+    if isinstance(a, T):
+        return f"{a.dtype.value}{'x'.join(map(str, a.shape)) or '0d'}"
+    if isinstance(a, list | tuple):
+        return "[" + ",".join(map(_show, a)) + "]"
+    return str(a)
+
+
+def _walk(a: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Rebuild nested lists with `leaf` applied; lists become lists."""
+    return [_walk(x, leaf) for x in a] if isinstance(a, list | tuple) else leaf(a)
+
+
+def torch_of(array: np.ndarray, wide: bool) -> torch.Tensor:
+    t = torch.from_numpy(array.copy())
+    if t.is_floating_point():
+        return t.double() if wide else t
+    return t.long() if t.dtype == torch.int32 and not wide else t
+
+
+def reference(case: Case, arrays: dict[int, np.ndarray], *, wide: bool) -> list[np.ndarray]:
+    """PyTorch's outputs, then the final values of mutated arguments; `wide` computes in float64."""
+    args = _walk(list(case.args), lambda a: torch_of(arrays[id(a)], wide) if isinstance(a, T) else a)
+    function = case.reference or torch_operator(case.op)
+    if wide and any(isinstance(a, torch.Tensor) and a.dtype == torch.int32 for a in args):
+        args = [a.long() if isinstance(a, torch.Tensor) and a.dtype == torch.int32 and k else a for k, a in enumerate(args)]
+    result = function(*args)
+    outs = list(result) if isinstance(result, tuple | list) else [result]
+    outs += [args[k] for k in case.mutated]
+    return [o.detach().contiguous().numpy() for o in outs]
+
+
+def torch_operator(name: str) -> Callable[..., Any]:
+    packet, overload = name.rsplit(".", 1)
+    namespace, base = packet.split(".", 1)
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload)
+
+
+def declared(case: Case, array: np.ndarray, eager: np.ndarray) -> DType:
+    """The dtype an exported program would give this output on the GPU."""
+    return case.out or DType.of(eager.dtype).device
+
+
+def graph_of(case: Case, arrays: dict[int, np.ndarray], eager: Sequence[np.ndarray]) -> tuple[Graph, list[np.ndarray]]:
+    """A graph of one node; returns it with the arrays of its inputs."""
+    graph = Graph(str(case)[:60])
+    inputs: list[np.ndarray] = []
+    definition = REGISTRY[case.op]
+    mutated = {k for k in definition.mutates}
+
+    def argument(a: Any, position: int) -> Arg:
+        if isinstance(a, list | tuple):
+            return tuple(argument(x, position) for x in a)
+        if not isinstance(a, T):
+            return a
+        name = f"arg{len(inputs)}"
+        if a.constant or position in mutated:
+            return Tensor(name, a.dtype, a.shape, "state" if position in mutated else "constant", arrays[id(a)])
+        inputs.append(arrays[id(a)])
+        tensor = Tensor(name, a.dtype, a.shape, "input")
+        graph.inputs.append(tensor)
+        return tensor
+
+    args = tuple(argument(a, k) for k, a in enumerate(case.args))
+    plain = eager[: len(eager) - len(case.mutated)]
+    outs = tuple(Tensor(f"out{k}", declared(case, e, e), e.shape) for k, e in enumerate(plain))
+    states = tuple(args[k] for k in definition.mutates)
+    graph.nodes.append(Node(definition, args, outs, case.op, tuple(s for s in states if isinstance(s, Tensor))))
+    graph.outputs = [*outs, *(args[k] for k in case.mutated)]
+    return graph, inputs
+
+
+def plan_of(graph: Graph, target: Target) -> Plan:
+    settle(graph)
+    for t in graph.tensors():
+        assert t.shape == t.max_shape, f"the shape rule says {t.shape}, PyTorch {t.max_shape}"
+    return lower(graph, plan_memory(graph, target), target, Symbols(graph))
+
+
+@lru_cache(maxsize=None)
+def device(f16: bool = True, subgroups: bool = True, limits: str = "adapter") -> Any:
+    from ptegpu.gpu.device import open_device
+
+    return open_device("auto", f16=f16, subgroups=subgroups, limits=limits)
+
+
+def run_plan(plan: Plan, inputs: Sequence[np.ndarray], gpu: Any) -> list[np.ndarray]:
+    from ptegpu.gpu.session import Session
+
+    session = Session(gpu)
+    try:
+        return session.run(session.prepare(plan), inputs)
+    finally:
+        session.close()
+
+
+def check(case: Case, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", seed: int = 0) -> None:
+    """Run a case on the adapter and hold it to both oracles."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[int, np.ndarray] = {}
+
+    def make(a: Any) -> Any:
+        if isinstance(a, T):
+            arrays[id(a)] = a.make(rng)
+        return a
+
+    _walk(list(case.args), make)
+    golden = reference(case, arrays, wide=True)
+    eager = reference(case, arrays, wide=False)
+    gpu = device(f16, subgroups, limits)
+    graph, inputs = graph_of(case, arrays, eager)
+    results = run_plan(plan_of(graph, gpu.target), inputs, gpu)
+    for want, first, got in zip(golden, eager, results, strict=True):
+        assert got.shape == want.shape, f"shape {got.shape}, PyTorch {want.shape}"
+        if got.dtype.kind == "f":
+            atol = case.atol or ATOL[DType.of(got.dtype)]
+            compare(first, want, atol, "PyTorch float32 against float64")
+            compare(got, want, atol, "ptegpu against float64")
+        else:
+            np.testing.assert_array_equal(got, want.astype(got.dtype))
+
+
+def compare(got: np.ndarray, want: np.ndarray, atol: float, what: str) -> None:
+    """Within `atol` of the golden relative to its scale; infinities and NaNs at the same places."""
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=f"{what}: NaN")
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite & ~np.isnan(want)], want[~finite & ~np.isnan(want)], err_msg=f"{what}: inf")
+    scale = max(1.0, float(np.abs(want[finite]).max(initial=0.0)))
+    error = float(np.abs(got[finite] - want[finite]).max(initial=0.0))
+    assert error <= atol * scale, f"{what}: error {error:.3g} at scale {scale:.3g}"
