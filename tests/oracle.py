@@ -82,19 +82,27 @@ def torch_of(array: np.ndarray, wide: bool) -> torch.Tensor:
     t = torch.from_numpy(array.copy())
     if t.is_floating_point():
         return t.double() if wide else t
-    return t.long() if t.dtype == torch.int32 and not wide else t
+    return t.long() if t.dtype == torch.int32 else t
 
 
 def reference(case: Case, arrays: dict[int, np.ndarray], *, wide: bool) -> list[np.ndarray]:
     """PyTorch's outputs, then the final values of mutated arguments; `wide` computes in float64."""
     args = _walk(list(case.args), lambda a: torch_of(arrays[id(a)], wide) if isinstance(a, T) else a)
-    function = case.reference or torch_operator(case.op)
-    if wide and any(isinstance(a, torch.Tensor) and a.dtype == torch.int32 for a in args):
-        args = [a.long() if isinstance(a, torch.Tensor) and a.dtype == torch.int32 and k else a for k, a in enumerate(args)]
-    result = function(*args)
+    result = case.reference(*args) if case.reference else call(torch_operator(case.op), args)
     outs = list(result) if isinstance(result, tuple | list) else [result]
     outs += [args[k] for k in case.mutated]
     return [o.detach().contiguous().numpy() for o in outs]
+
+
+def call(operator: Any, args: Sequence[Any]) -> Any:
+    """Apply an operator to arguments in schema order, where PyTorch wants some of them by name only."""
+    positional, named = [], {}
+    for a, parameter in zip(args, operator._schema.arguments, strict=False):
+        if parameter.kwarg_only:
+            named[parameter.name] = a
+        else:
+            positional.append(a)
+    return operator(*positional, **named)
 
 
 def torch_operator(name: str) -> Callable[..., Any]:
