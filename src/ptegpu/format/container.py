@@ -47,7 +47,7 @@ class Segments:
             if size and not base:
                 segment.fail(f"segment {index} has {size} bytes, but the header says that the file has no segments")
             if base + offset + size > len(file):
-                segment.fail(f"segment {index} of {size} bytes at {base + offset} ends after the file's {len(file)} bytes")
+                segment.fail(f"segment {index} ends at byte {base + offset + size}, the file at {len(file)}")
             self._starts.append(base + offset)
             self._sizes.append(size)
 

@@ -30,9 +30,9 @@ class NamedTensor:
 def read_data(source: Source, *, name: str | None = None) -> Mapping[str, NamedTensor]:
     """Reads a `.ptd`; `name` replaces the path in messages."""
     data, path = open_source(source, name=name, wanted=DATA)
-    if data[4:8] != b"FT01":
+    if bytes(data[4:8]) != b"FT01":
         fail_foreign(data, path, DATA)
-    if data[8:12] != b"FH01" or len(data) < 8 + HEADER_BYTES:
+    if bytes(data[8:12]) != b"FH01" or len(data) < 8 + HEADER_BYTES:
         raise InvalidProgram("the data file has no header", offset=8, path=path)
     length, tables_start, tables_size, base, data_size = struct.unpack_from("<IQQQQ", data, 12)
     if length < HEADER_BYTES:

@@ -136,7 +136,7 @@ class Program:
 def read_program(source: Source, *, name: str | None = None) -> Program:
     """Reads a `.pte`, mapping it if `source` is a path; `name` replaces the path in messages."""
     data, path = open_source(source, name=name, wanted=PROGRAM)
-    if data[4:8] != b"ET12":
+    if bytes(data[4:8]) != b"ET12":
         fail_foreign(data, path, PROGRAM)
     tables_size, base = _read_header(data, path)
     root = Buffer(data[:tables_size], path=path).root()
@@ -153,7 +153,7 @@ def read_program(source: Source, *, name: str | None = None) -> Program:
 
 def _read_header(data: memoryview, path: str | None) -> tuple[int, int]:
     """How many bytes at the start are tables, and where segments start (0: nowhere)."""
-    if data[8:12] != b"eh00":
+    if bytes(data[8:12]) != b"eh00":
         return len(data), 0
     if len(data) < 8 + FULL_HEADER_BYTES:
         raise InvalidProgram(f"truncated: the file ends in its header, after {len(data)} bytes", offset=8, path=path)

@@ -1,0 +1,198 @@
+"""The blob of a Vulkan delegate: a `VH00` header, a `VK00` graph, and constants that may follow it.
+
+An operator call refers to values by id; a list of values never holds another one. Constants are views on the blob,
+or keys of named data. Storage and layout hints are left out: bytes are always plain and contiguous.
+Slot numbers are those of the Vulkan backend's `schema.fbs`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from math import prod
+
+from ..dtypes import DType
+from ..errors import InvalidProgram
+from .container import MAX_RANK, checked_nbytes
+from .flatbuffer import Buffer, Table
+from .pte import MAX_LITERALS, BoolList, FloatList
+
+HEADER_BYTES = 30
+NO_OFFSET = (1 << 64) - 1  # of a constant that is named data
+
+DATA_TYPES = {
+    0: DType.BOOL,
+    1: DType.U8,
+    2: DType.I8,
+    3: DType.I32,
+    4: DType.F16,
+    5: DType.F32,
+    6: DType.F64,
+    7: DType.I64,
+}
+UNSET = 127
+
+
+@dataclass(frozen=True, slots=True)
+class BlobTensor:
+    dtype: DType
+    dims: tuple[int, ...]  # upper bounds where the graph is dynamic
+    constant: int = -1  # index into `BlobGraph.constants`, -1 if it is none
+    memory: int = -1  # tensors with the same one may share memory, -1 if it has its own
+    staging: DType | None = None  # the type of its bytes outside of the GPU, if another
+
+    @property
+    def numel(self) -> int:
+        return prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.size
+
+
+@dataclass(frozen=True, slots=True)
+class SymInt:
+    """An int that is known only when the graph runs; `value` is the one seen at export."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueList:
+    """Ids of values: tensors, or ints and symbolic ints."""
+
+    items: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ints:
+    """A list of ints themselves, not of ids."""
+
+    items: tuple[int, ...]
+
+
+BlobValue = None | bool | int | float | str | BlobTensor | SymInt | ValueList | Ints | FloatList | BoolList
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Bytes in the blob, or the key of named data that has at least `nbytes`."""
+
+    data: memoryview | None
+    key: str | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    node: int
+    operator: str  # "aten.add.Tensor"
+    args: tuple[int, ...]  # value ids, the output last
+
+
+@dataclass(frozen=True, slots=True)
+class BlobGraph:
+    version: str
+    calls: tuple[Call, ...]
+    values: tuple[BlobValue, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    constants: tuple[Constant, ...]
+
+
+def read_delegate(blob: memoryview, *, base: int = 0, path: str | None = None) -> BlobGraph:
+    """Reads a blob that starts at byte `base` of the file `path`; both are for messages only."""
+    graph, data = _split(blob, base, path)
+    root = graph.root()
+    constants = tuple([_read_constant(table, data) for table in root.tables(5)])
+    count = root.count(2)
+    values = tuple([_read_value(*value.union(0, "a value"), constants, count) for value in root.tables(2)])
+    for value in values:
+        if isinstance(value, ValueList) and any(isinstance(values[item], ValueList) for item in value.items):
+            root.fail("a list of values holds another one")
+    calls = tuple([_read_call(call, count) for call in root.tables(1)])
+    inputs, outputs = _read_ids(root, 3, "I", count), _read_ids(root, 4, "I", count)
+    return BlobGraph(root.string(0) or "", calls, values, inputs, outputs, constants)
+
+
+def _split(blob: memoryview, base: int, path: str | None) -> tuple[Buffer, memoryview]:
+    """The graph's tables and the bytes of inline constants."""
+
+    def check(ok: bool, reason: str, at: int) -> None:
+        if not ok:
+            raise InvalidProgram(reason, offset=base + at, path=path)
+
+    check(len(blob) >= HEADER_BYTES, f"a delegate blob of {len(blob)} bytes is too short", 0)
+    check(bytes(blob[4:8]) == b"VH00", "not a Vulkan delegate blob", 4)
+    header_size, graph_start, graph_size, data_start, data_size = struct.unpack_from("<HIIIQ", blob, 8)
+    check(header_size >= HEADER_BYTES, f"a delegate header of {header_size} bytes is too short", 8)
+    check(graph_start >= header_size, "the delegate's graph overlaps its header", 10)
+    check(data_start >= graph_start + graph_size, "the delegate's constants overlap its graph", 18)
+    data_end = data_start + data_size if data_size else max(data_start, len(blob))
+    check(data_end <= len(blob), f"the delegate ends at byte {data_end}, its blob at {len(blob)}", 18)
+    graph = blob[graph_start : graph_start + graph_size]
+    check(bytes(graph[4:8]) == b"VK00", "the delegate's graph is not in the format VK00", graph_start + 4)
+    return Buffer(graph, base=base + graph_start, path=path), blob[data_start:data_end]
+
+
+def _read_constant(table: Table, data: memoryview) -> Constant:
+    offset, nbytes, key = table.u64(0), table.u64(1), table.string(2)
+    if offset == NO_OFFSET and key is not None:
+        return Constant(None, key, nbytes)
+    if offset + nbytes > len(data):
+        table.fail(f"a constant of {nbytes} bytes at {offset} ends after the blob's {len(data)} bytes of constants")
+    return Constant(data[offset : offset + nbytes], None, nbytes)
+
+
+def _read_value(kind: int, table: Table, constants: tuple[Constant, ...], count: int) -> BlobValue:
+    match kind:
+        case 1:
+            return None
+        case 2:
+            return table.i64(0)
+        case 3:
+            return table.f64(0)
+        case 4:
+            return table.u8(0) != 0
+        case 5:
+            return _read_tensor(table, constants)
+        case 6:
+            return Ints(table.ints(0, "q", MAX_LITERALS))
+        case 7:
+            return FloatList(table.floats(0, MAX_LITERALS))
+        case 8:
+            return BoolList(tuple([item != 0 for item in table.ints(0, "B", MAX_LITERALS)]))
+        case 9:
+            return ValueList(_read_ids(table, 0, "i", count))
+        case 10:
+            return table.required_string(0, "a string")
+        case 11:
+            return SymInt(table.i32(0))
+    table.fail(f"unknown kind of value {kind}")
+
+
+def _read_tensor(table: Table, constants: tuple[Constant, ...]) -> BlobTensor:
+    code, staging_code = table.i8(0), table.i8(6, UNSET)
+    if code not in DATA_TYPES:
+        table.fail(f"unknown element type {code}")
+    if staging_code not in DATA_TYPES and staging_code != UNSET:
+        table.fail(f"unknown element type {staging_code}")
+    dtype, staging, dims = DATA_TYPES[code], DATA_TYPES.get(staging_code), table.ints(1, "I", MAX_RANK)
+    nbytes = checked_nbytes(table, dtype, dims)
+    constant, memory = max(table.i32(2), -1), max(table.i32(3), -1)
+    if constant >= len(constants):
+        table.fail(f"constant {constant} does not exist: there are {len(constants)}")
+    if constant >= 0 and constants[constant].nbytes < nbytes:
+        table.fail(f"constant {constant} holds {constants[constant].nbytes} bytes, its tensor needs {nbytes}")
+    return BlobTensor(dtype, dims, constant, memory, staging)
+
+
+def _read_call(table: Table, count: int) -> Call:
+    return Call(table.u32(0), table.required_string(1, "an operator's name"), _read_ids(table, 2, "i", count))
+
+
+def _read_ids(table: Table, slot: int, code: str, count: int) -> tuple[int, ...]:
+    ids = table.ints(slot, code)
+    if ids and (min(ids) < 0 or max(ids) >= count):
+        table.fail(f"value {min(ids) if min(ids) < 0 else max(ids)} does not exist: there are {count}")
+    return ids
