@@ -1,4 +1,4 @@
-"""Bytes to frozen dataclasses: `.pte` programs, `.ptd` data and delegate blobs, with every offset, count and size proved.
+"""Bytes to frozen dataclasses: `.pte` programs, `.ptd` data, delegate blobs; every offset, count and size is proved.
 
 The only error that a bad file can cause is `InvalidProgram`. Nothing here knows a GPU, torch or an operator.
 """

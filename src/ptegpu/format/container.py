@@ -87,3 +87,11 @@ def checked_nbytes(table: Table, dtype: DType, sizes: tuple[int, ...]) -> int:
     if nbytes > MAX_BYTES:
         table.fail(f"a tensor of sizes {list(sizes)} is too large")
     return nbytes
+
+
+def read_ids(table: Table, slot: int, code: str, count: int) -> tuple[int, ...]:
+    """A vector of value ids, of which there are `count`."""
+    ids = table.ints(slot, code)
+    if ids and (min(ids) < 0 or max(ids) >= count):
+        table.fail(f"value {min(ids) if min(ids) < 0 else max(ids)} does not exist: there are {count}")
+    return ids

@@ -13,7 +13,7 @@ from math import prod
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .container import MAX_RANK, checked_nbytes
+from .container import MAX_RANK, checked_nbytes, read_ids
 from .flatbuffer import Buffer, Table
 from .pte import MAX_LITERALS, BoolList, FloatList
 
@@ -111,7 +111,7 @@ def read_delegate(blob: memoryview, *, base: int = 0, path: str | None = None) -
         if isinstance(value, ValueList) and any(isinstance(values[item], ValueList) for item in value.items):
             root.fail("a list of values holds another one")
     calls = tuple([_read_call(call, count) for call in root.tables(1)])
-    inputs, outputs = _read_ids(root, 3, "I", count), _read_ids(root, 4, "I", count)
+    inputs, outputs = read_ids(root, 3, "I", count), read_ids(root, 4, "I", count)
     return BlobGraph(root.string(0) or "", calls, values, inputs, outputs, constants)
 
 
@@ -163,7 +163,7 @@ def _read_value(kind: int, table: Table, constants: tuple[Constant, ...], count:
         case 8:
             return BoolList(tuple([item != 0 for item in table.ints(0, "B", MAX_LITERALS)]))
         case 9:
-            return ValueList(_read_ids(table, 0, "i", count))
+            return ValueList(read_ids(table, 0, "i", count))
         case 10:
             return table.required_string(0, "a string")
         case 11:
@@ -188,11 +188,4 @@ def _read_tensor(table: Table, constants: tuple[Constant, ...]) -> BlobTensor:
 
 
 def _read_call(table: Table, count: int) -> Call:
-    return Call(table.u32(0), table.required_string(1, "an operator's name"), _read_ids(table, 2, "i", count))
-
-
-def _read_ids(table: Table, slot: int, code: str, count: int) -> tuple[int, ...]:
-    ids = table.ints(slot, code)
-    if ids and (min(ids) < 0 or max(ids) >= count):
-        table.fail(f"value {min(ids) if min(ids) < 0 else max(ids)} does not exist: there are {count}")
-    return ids
+    return Call(table.u32(0), table.required_string(1, "an operator's name"), read_ids(table, 2, "i", count))

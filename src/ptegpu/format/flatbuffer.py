@@ -3,9 +3,10 @@
 A `Table` is opened at a position and asked for fields by slot number; an absent scalar is its default, an absent
 vector is empty, an absent string or table is `None`. A bad buffer raises `InvalidProgram` with the file offset.
 
-Writers store every table and vector once, so what is read from an honest buffer adds up to less than its size.
-`Buffer` counts, and refuses one whose parts overlap: the work and the memory that a file can cause stay in
-proportion to its size. Offsets only point forward, so tables cannot form a cycle.
+ExecuTorch stores every table and vector once, so what is read from an honest buffer adds up to less than its size;
+another writer might pool equal strings. `Buffer` counts, and refuses a buffer whose parts overlap more than that: the
+work and the memory that a file can cause stay in proportion to its size. Offsets only point forward, so tables cannot
+form a cycle.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..errors import InvalidProgram
 MAX_TABLES = 1 << 20
 MAX_SLOTS = 16  # of a table; more than any schema here has
 MAX_STRING = 1 << 20  # bytes
+SHARING = 2  # how often the bytes of a buffer may be read, on average
 
 _One = Callable[[memoryview, int], tuple[int]]
 _u8: _One = struct.Struct("<B").unpack_from
@@ -41,7 +43,7 @@ class Buffer:
 
     def __init__(self, data: memoryview, *, base: int = 0, path: str | None = None) -> None:
         self.data, self.base, self.path, self.size = data, base, path, len(data)
-        self._bytes_left, self._tables_left = self.size, MAX_TABLES
+        self._bytes_left, self._tables_left = SHARING * self.size, MAX_TABLES
 
     def fail(self, reason: str, position: int) -> NoReturn:
         raise InvalidProgram(reason, offset=self.base + position, path=self.path)
@@ -54,7 +56,7 @@ class Buffer:
     def spend(self, nbytes: int, position: int) -> None:
         self._bytes_left -= nbytes
         if self._bytes_left < 0:
-            self.fail("tables and vectors overlap: they add up to more than the buffer holds", position)
+            self.fail(f"tables and vectors overlap: they add up to more than {SHARING} times the buffer", position)
 
     def spend_table(self, nbytes: int, position: int) -> None:
         self._tables_left -= 1

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .container import Segments, check_end, read_layout
+from .container import Segments, check_end, read_ids, read_layout
 from .flatbuffer import Buffer, Table
 from .source import PROGRAM, Source, fail_foreign, open_source
 
@@ -306,13 +306,13 @@ class _MethodReader:
                 if item is None:
                     continue
                 if not 0 <= item < count:
-                    table.fail(f"a list has value {item}: there are {count}")
+                    table.fail(f"value {item} does not exist: there are {count}")
                 value = values[item]
                 if isinstance(found, IntList):
                     if value is not None and type(value) is not int:
-                        table.fail(f"value {item} in a list of ints is none")
+                        table.fail(f"value {item} in a list of ints is not an int")
                 elif not isinstance(value, Tensor) and not (found.optional and value is None):
-                    table.fail(f"value {item} in a list of tensors is none")
+                    table.fail(f"value {item} in a list of tensors is not a tensor")
 
     def _tensor(self, table: Table) -> Tensor:
         dtype, sizes, dim_order, nbytes = read_layout(table, 0, 2, 3)
@@ -361,10 +361,7 @@ class _MethodReader:
         table.fail(f"unknown kind of instruction {kind}")
 
     def _ids(self, table: Table, slot: int) -> tuple[int, ...]:
-        ids, count = table.ints(slot, "i"), len(self._values)
-        if ids and (min(ids) < 0 or max(ids) >= count):
-            table.fail(f"value {min(ids) if min(ids) < 0 else max(ids)} does not exist: there are {count}")
-        return ids
+        return read_ids(table, slot, "i", len(self._values))
 
     def _value_id(self, table: Table, slot: int) -> int:
         return self._index(table, slot, len(self._values), "value")
