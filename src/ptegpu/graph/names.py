@@ -1,0 +1,52 @@
+"""From the operator names of kernel calls to the names of the registries.
+
+A `.pte` calls out variants (`aten::mul.Scalar_out`) and in-place ones (`aten::copy_`); the registries know the
+functional twin (`aten.mul.Scalar`, `aten.copy.default`). Twins take the same arguments in the same order, except for
+`out` and, where the output says it all, dtype, layout, device and pinning.
+"""
+
+from __future__ import annotations
+
+OUT_ALONE = frozenset({"", "out", "values", "grad_input"})  # overloads that name the outputs and nothing else
+
+# Twins whose overload does not follow from the out variant's.
+IRREGULAR = {
+    "aten::add.out": "aten.add.Tensor",
+    "aten::all.all_out": "aten.all.default",
+    "aten::all.out": "aten.all.dim",
+    "aten::any.all_out": "aten.any.default",
+    "aten::any.out": "aten.any.dim",
+    "aten::arange.start_out": "aten.arange.start_step",
+    "aten::copysign.out": "aten.copysign.Tensor",
+    "aten::div.out": "aten.div.Tensor",
+    "aten::div.out_mode": "aten.div.Tensor_mode",
+    "aten::empty.out": "aten.empty.memory_format",
+    "aten::max.dim_max": "aten.max.dim",
+    "aten::max.out": "aten.max.other",
+    "aten::max.unary_out": "aten.max.default",
+    "aten::mean.dtype_out": "aten.mean.default",
+    "aten::mean.out": "aten.mean.dim",
+    "aten::median.dim_values": "aten.median.dim",
+    "aten::min.dim_min": "aten.min.dim",
+    "aten::min.out": "aten.min.other",
+    "aten::min.unary_out": "aten.min.default",
+    "aten::mul.out": "aten.mul.Tensor",
+    "aten::prod.int_out": "aten.prod.dim_int",
+    "aten::sort.values_stable": "aten.sort.stable",
+    "aten::std.out": "aten.std.dim",
+    "aten::sub.out": "aten.sub.Tensor",
+    "aten::sum.IntList_out": "aten.sum.dim_IntList",
+    "aten::var.out": "aten.var.dim",
+}
+
+
+def functional(name: str) -> str:
+    """The registry name of an operator as a kernel call spells it: `aten::topk.values` is `aten.topk.default`."""
+    if name in IRREGULAR:
+        return IRREGULAR[name]
+    qualified, _, overload = name.partition(".")
+    namespace, _, base = qualified.rpartition("::")
+    if base.endswith("_") and not base.endswith("__"):
+        base = base.removesuffix("_")
+    overload = "default" if overload in OUT_ALONE else overload.removesuffix("_out")
+    return f"{namespace}.{base}.{overload}" if namespace else f"{base}.{overload}"
