@@ -79,6 +79,7 @@ class OpDef:
     view: Callable[..., Sequence[int]] | None = None  # returns the shape; same elements, maybe another dtype
     sym: Callable[..., int] | None = None  # computed by the host before the run
     mutates: tuple[int, ...] = ()  # parameters written in place (states)
+    splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
     dtypes: tuple[DType, ...] = ()  # of the first tensor; empty: any that a GPU holds
     wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
     doc: str = ""
@@ -141,12 +142,16 @@ REGISTRY: dict[str, OpDef] = {}
 
 
 def op(
-    *names: str, mutates: Sequence[str] = (), dtypes: Sequence[DType] = (), wide: bool = False
+    *names: str,
+    mutates: Sequence[str] = (),
+    splits: Sequence[str] = (),
+    dtypes: Sequence[DType] = (),
+    wide: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Register a generator of steps under each name."""
 
     def register(rule: Rule) -> Rule:
-        define(names, rule, "steps", mutates=mutates, dtypes=dtypes, wide=wide)
+        define(names, rule, "steps", mutates=mutates, splits=splits, dtypes=dtypes, wide=wide)
         return rule
 
     return register
@@ -181,6 +186,7 @@ def define(
     kind: str,
     *,
     mutates: Sequence[str] = (),
+    splits: Sequence[str] = (),
     dtypes: Sequence[DType] = (),
     wide: bool = False,
 ) -> None:
@@ -201,6 +207,7 @@ def define(
             tuple(positional),
             frozenset(wants),
             mutates=tuple(index[m] for m in mutates),
+            splits=tuple(index[m] for m in splits),
             dtypes=tuple(dtypes),
             wide=wide,
             doc=inspect.getdoc(rule) or "",
