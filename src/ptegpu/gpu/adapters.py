@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -46,7 +47,8 @@ def native_adapters() -> tuple[Any, ...]:
     import wgpu
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
-    set_instance_extras(backends=["Metal" if sys.platform == "darwin" else "Vulkan"])
+    with suppress(RuntimeError):  # another user of wgpu in this process has made its instance already
+        set_instance_extras(backends=["Metal" if sys.platform == "darwin" else "Vulkan"])
     return tuple(wgpu.gpu.enumerate_adapters_sync())
 
 

@@ -20,16 +20,20 @@ _USAGE: dict[Kind, int] = {
 
 
 class GpuBuffer:
-    """A buffer. `state` is what a submit must know: only a ready buffer may be used by submitted work."""
+    """A buffer. `state` is what a submit must know: only a ready buffer may be used by submitted work.
 
-    __slots__ = ("_wrapped", "handle", "kind", "name", "nbytes", "state")
+    `dirty` says that it comes from the pool with the bytes of its former owner; a new buffer holds zeros.
+    """
+
+    __slots__ = ("dirty", "handle", "kind", "name", "nbytes", "state", "wrapped")
 
     def __init__(self, device: Any, name: str, nbytes: int, kind: Kind) -> None:
         with native.checked():
-            self._wrapped = device.create_buffer(label=name, size=nbytes, usage=_USAGE[kind])
-        self.handle = native.handle_of(self._wrapped)
+            self.wrapped = device.create_buffer(label=name, size=nbytes, usage=_USAGE[kind])
+        self.handle = native.handle_of(self.wrapped)
         self.name, self.nbytes, self.kind = name, nbytes, kind
         self.state: State = "ready"
+        self.dirty = False
 
     def read(self, device: native.Handle, nbytes: int, submission: int) -> memoryview:
         """Maps the first bytes of a staging buffer once `submission` is done; `unmap` ends the view."""
@@ -46,7 +50,7 @@ class GpuBuffer:
 
     def destroy(self) -> None:
         self.state = "destroyed"
-        self._wrapped.destroy()
+        self.wrapped.destroy()
 
 
 class BufferPool:
@@ -61,7 +65,7 @@ class BufferPool:
         return len(self._free)
 
     def take(self, nbytes: int, kind: Kind) -> GpuBuffer | None:
-        """A released buffer, its bytes as they were left."""
+        """A released buffer, if there is one of that kind and size."""
         for position in range(len(self._free) - 1, -1, -1):
             buffer = self._free[position]
             if buffer.nbytes == nbytes and buffer.kind == kind:
@@ -73,6 +77,7 @@ class BufferPool:
         if buffer.state != "ready" or buffer.nbytes > self._max_bytes:
             buffer.destroy()
             return
+        buffer.dirty = True
         self._free.append(buffer)
         self.nbytes += buffer.nbytes
         while self.nbytes > self._max_bytes or len(self._free) > self._max_count:

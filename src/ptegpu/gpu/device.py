@@ -67,20 +67,20 @@ class Device:
         features = ["shader-f16"] * f16 + ["subgroup"] * subgroups
         required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else None
         with native.checked():
-            self._wrapped = adapter.request_device_sync(
+            self.wrapped = adapter.request_device_sync(
                 label="ptegpu", required_features=features, required_limits=required
             )
         self.info, self.limits = info, limits
-        self.handle = native.handle_of(self._wrapped)
-        self.queue = native.handle_of(self._wrapped.queue)
+        self.handle = native.handle_of(self.wrapped)
+        self.queue = native.handle_of(self.wrapped.queue)
         self.lock = threading.RLock()
         self.counters = Counters()
         self.pool = BufferPool()
-        self._pipelines = PipelineCache(self._wrapped)
-        self._pending_bytes = 0
+        self._pipelines = PipelineCache(self.wrapped)
+        self.pending_bytes = 0  # written, but not submitted yet
         self._lost: str | None = None
-        self._probe = GpuBuffer(self._wrapped, "probe", 16, "storage")
-        self.target = _target(info, self._wrapped.limits, f16=f16, subgroups=subgroups)
+        self._probe = GpuBuffer(self.wrapped, "probe", 16, "storage")
+        self.target = _target(info, self.wrapped.limits, f16=f16, subgroups=subgroups)
         if subgroups:
             size = subgroup_size(self, native.subgroup_range(native.handle_of(adapter)))
             self.target = replace(self.target, subgroup_size=size)
@@ -90,7 +90,12 @@ class Device:
 
     @property
     def lost(self) -> bool:
-        return self._lost is not None
+        """Whether the GPU is gone."""
+        try:
+            self.check_alive()
+        except DeviceLost:
+            return True
+        return False
 
     def check_alive(self) -> None:
         """Raises DeviceLost when the GPU is gone."""
@@ -106,15 +111,13 @@ class Device:
         """Memory that new buffers may take; None when the adapter does not say."""
         return memory.available_bytes(self.info)
 
-    def buffer(self, name: str, nbytes: int, kind: Kind, *, zeroed: bool = True) -> GpuBuffer:
-        """A buffer from the pool or a new one. Its bytes are zeros unless `zeroed` is off."""
+    def buffer(self, name: str, nbytes: int, kind: Kind) -> GpuBuffer:
+        """A buffer from the pool or a new one; one from the pool is dirty."""
         with self.lock:
             buffer = self.pool.take(nbytes, kind)
             if buffer is None:
                 return self._new_buffer(name, nbytes, kind)
             buffer.name = name
-            if zeroed and kind != "staging":
-                self.clear([buffer])
             return buffer
 
     def release(self, buffer: GpuBuffer) -> None:
@@ -154,6 +157,8 @@ class Device:
                     recorder.clear(buffer.handle, buffer.nbytes)
                 commands = Commands(recorder.finish(), buffers)
             submit(self, commands)
+        for buffer in buffers:
+            buffer.dirty = False
 
     def read(self, buffer: GpuBuffer, nbytes: int) -> bytes:
         """The first bytes of a buffer after everything submitted so far; `nbytes` is a multiple of 4."""
@@ -175,26 +180,25 @@ class Device:
             if self._lost is None:
                 self.pool.clear()
                 self._lost = "the GPU device was destroyed; load the program again"
-                self._wrapped.destroy()
+                self.wrapped.destroy()
 
     def _new_buffer(self, name: str, nbytes: int, kind: Kind) -> GpuBuffer:
         try:
-            buffer = GpuBuffer(self._wrapped, name, nbytes, kind)
+            buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
         except OutOfMemory:
             if not len(self.pool):
                 raise
             self.pool.clear()
             native.wait(self.handle, flush(self))
-            buffer = GpuBuffer(self._wrapped, name, nbytes, kind)
+            buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
         self.counters.buffers_created += 1
         return buffer
 
     def _write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int) -> None:
         native.write(self.queue, buffer.handle, offset, data)
-        self._pending_bytes += len(data)
-        if self._pending_bytes >= _WRITE_PENDING:
+        self.pending_bytes += len(data)
+        if self.pending_bytes >= _WRITE_PENDING:
             native.wait(self.handle, flush(self))
-            self._pending_bytes = 0
 
 
 _devices: dict[tuple[int, Limits, bool, bool], Device] = {}

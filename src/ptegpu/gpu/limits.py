@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import DeviceError, LimitExceeded
-from ..plan.plan import ALIGN, OFFSET_ALIGN, Dispatch, Plan
+from ..plan.plan import ALIGN, OFFSET_ALIGN, Buffer, Dispatch, Plan
 from ..plan.target import Target
 
 _MAX_UNIFORM_BYTES = 65536  # of one uniform binding, on every adapter and in every browser
@@ -18,6 +18,13 @@ def device_bytes(plan: Plan) -> int:
 def staging_bytes(nbytes: int) -> int:
     """The place an output takes in a staging buffer."""
     return -(-nbytes // ALIGN) * ALIGN
+
+
+def first_bytes(plan: Plan, buffer: Buffer) -> bytes | memoryview:
+    """What a buffer of `plan` starts with; the rest of it is zeros."""
+    if buffer.role == "params":
+        return plan.params
+    return b"" if buffer.blob is None else plan.blobs[buffer.blob]
 
 
 def check(plan: Plan, target: Target) -> None:
@@ -37,9 +44,9 @@ def check(plan: Plan, target: Target) -> None:
         _limit(where, "bytes", buffer.nbytes, target.max_buffer_bytes, target)
         if buffer.nbytes % ALIGN:
             raise DeviceError(f"{where} has {buffer.nbytes} bytes, no multiple of {ALIGN}")
-        first = plan.params if buffer.role == "params" else b"" if buffer.blob is None else plan.blobs[buffer.blob]
-        if memoryview(first).nbytes > buffer.nbytes:
-            raise DeviceError(f"{where} has {buffer.nbytes} bytes, its first contents {memoryview(first).nbytes}")
+        first = memoryview(first_bytes(plan, buffer)).nbytes
+        if first > buffer.nbytes:
+            raise DeviceError(f"{where} has {buffer.nbytes} bytes, its first contents {first}")
     for dispatch in plan.dispatches:
         _check_dispatch(plan, dispatch, target)
     for copy in plan.copies:

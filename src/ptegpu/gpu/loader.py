@@ -20,6 +20,7 @@ from pathlib import Path
 INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers"
 
 _DRIVER_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
+_SYSTEM_CONFIG = "/etc"
 _LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -71,7 +72,7 @@ def icd_files(environ: MutableMapping[str, str] = os.environ) -> list[Path]:
         environ.get("XDG_DATA_HOME") or str(home / ".local/share"),
         *_split(environ, "XDG_DATA_DIRS", "/usr/local/share:/usr/share"),
     ]
-    folders = [Path(folder) / "vulkan/icd.d" for folder in (*config, "/etc", *data)]
+    folders = [Path(folder) / "vulkan/icd.d" for folder in (*config, _SYSTEM_CONFIG, *data)]
     added = [Path(part) for part in _split(environ, "VK_ADD_DRIVER_FILES", "")]
     return _json_files([*added, *folders])
 

@@ -55,7 +55,7 @@ class PipelineCache:
             ours = native.from_wgpu(error)
             if isinstance(ours, (DeviceLost, OutOfMemory)):
                 raise ours from None
-            raise kernel_error(kernel, str(error)) from None
+            raise kernel_error(kernel, str(error), str(ours)) from None
         return Pipeline(native.handle_of(pipeline), native.handle_of(group_layout), (pipeline, group_layout))
 
     def _layout(self, access: tuple[Access, ...]) -> tuple[Any, Any]:
@@ -71,12 +71,12 @@ class PipelineCache:
         return self._layouts[access]
 
 
-def kernel_error(kernel: Kernel, words: str) -> KernelError:
+def kernel_error(kernel: Kernel, words: str, summary: str) -> KernelError:
     """The error for the compiler's words about `kernel`; lines count in `kernel.wgsl`, without the prelude."""
     location, reason, note = _LOCATION.search(words), _REASON.search(words), _NOTE.search(words)
-    said = ": ".join(match[1] for match in (reason, note) if match)
     if location is None:
-        return KernelError(f"kernel {kernel.name} does not compile: {said or words}")
+        return KernelError(f"kernel {kernel.name} does not compile: {summary}")
+    said = ": ".join(match[1] for match in (reason, note) if match)
     line = int(location[1]) - dialect.prelude(kernel, "naga").count("\n")
     text = _line(kernel.wgsl.splitlines(), line)
     return KernelError(f"kernel {kernel.name} does not compile at line {line}, column {location[2]}: {said}\n  {text}")

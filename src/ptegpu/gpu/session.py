@@ -7,7 +7,7 @@ one session take turns.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..plan.plan import Buffer, Plan, Port
 from . import native
 from .buffers import GpuBuffer, Kind
 from .device import Device
-from .limits import check, staging_bytes
+from .limits import check, first_bytes, staging_bytes
 from .pipelines import Pipeline
 from .submit import Commands, submit
 from .tensor import DeviceTensor
@@ -49,7 +49,8 @@ class Session:
         self.generation = 0  # of the outputs that stay on the device
         self._lock = threading.RLock()
         self._buffers: dict[str, GpuBuffer] = {}
-        self._states: dict[str, bytes | memoryview] = {}  # the first bytes of each state; empty: zeros
+        self._first: dict[str, bytes | memoryview] = {}  # the first bytes of states and parameters; the rest is zeros
+        self._states: list[str] = []
         self._prepared: list[Prepared] = []
         self._staging: GpuBuffer | None = None
         self._syms: bytes | None = None  # what the syms buffer holds
@@ -70,15 +71,15 @@ class Session:
         with self._lock, self.device.lock:
             self._check_open()
             check(plan, self.device.target)
-            self._check_memory(plan)
-            made: list[str] = []
+            missing = self._missing(plan)
+            self._check_memory(plan, missing)
             try:
                 pipelines = [self.device.pipeline(kernel) for kernel in plan.kernels]
-                buffers = [self._place(plan, buffer, made) for buffer in plan.buffers]
-                prepared = Prepared(self, plan, buffers)
+                self._allocate(plan, missing)
+                prepared = Prepared(self, plan, [self._buffers[buffer.name] for buffer in plan.buffers])
                 self._bind(prepared, pipelines)
             except BaseException:
-                self._drop(made)
+                self._drop([buffer.name for buffer in missing if buffer.name in self._buffers])
                 raise
             self._prepared.append(prepared)
             return prepared
@@ -91,7 +92,8 @@ class Session:
             self._prepared.remove(prepared)
             prepared.session = None
             prepared.groups, prepared.steps = [], []
-            self._drop(buffer.name for buffer in prepared.plan.buffers if buffer.role == "params")
+            used = {buffer.name for other in self._prepared for buffer in other.plan.buffers}
+            self._drop([b.name for b in prepared.plan.buffers if b.role == "params" and b.name not in used])
 
     def run(
         self,
@@ -125,10 +127,11 @@ class Session:
         """States back to their first bytes."""
         with self._lock, self.device.lock:
             self._check_open()
+            self.device.check_alive()
             self.generation += 1
             self.device.clear([self._buffers[name] for name in self._states])
-            for name, first in self._states.items():
-                self.device.write(self._buffers[name], first)
+            for name in self._states:
+                self.device.write(self._buffers[name], self._first[name])
 
     def close(self) -> None:
         """Gives every buffer back; whatever uses the session afterwards raises Closed."""
@@ -148,32 +151,42 @@ class Session:
         if self._closed:
             raise Closed("the session is closed")
 
-    def _check_memory(self, plan: Plan) -> None:
-        needed = sum(b.nbytes for b in plan.buffers if b.name not in self._buffers)
+    def _missing(self, plan: Plan) -> list[Buffer]:
+        """The buffers that no earlier plan brought; those it did bring must agree."""
+        missing = []
+        for buffer in plan.buffers:
+            where, found = f"plan {plan.name}: buffer {buffer.name}", self._buffers.get(buffer.name)
+            if found is None:
+                missing.append(buffer)
+            elif found.nbytes != buffer.nbytes:
+                raise DeviceError(f"{where} has {buffer.nbytes} bytes, but {found.nbytes} in an earlier plan")
+            elif buffer.role == "params" and self._first[buffer.name] != plan.params:
+                raise DeviceError(f"{where} holds the parameters of another plan")
+        return missing
+
+    def _check_memory(self, plan: Plan, missing: Sequence[Buffer]) -> None:
+        needed = sum(buffer.nbytes for buffer in missing)
         available = self.device.available_bytes()
         if available is not None and needed > available + self.device.pool.nbytes:
             where = f"plan {plan.name} on {self.device.target.name}"
             raise OutOfMemory(f"{where} needs {needed} more bytes; {available} are available")
 
-    def _place(self, plan: Plan, buffer: Buffer, made: list[str]) -> GpuBuffer:
-        """The GPU buffer of that name, made and filled if it is new."""
-        found = self._buffers.get(buffer.name)
-        if found is not None:
-            if found.nbytes != buffer.nbytes:
-                where = f"plan {plan.name}: buffer {buffer.name}"
-                raise DeviceError(f"{where} has {buffer.nbytes} bytes, but {found.nbytes} in an earlier plan")
-            return found
-        kind: Kind = "uniform" if buffer.role in ("params", "syms") else "storage"
-        placed = self.device.buffer(buffer.name, buffer.nbytes, kind)
-        self._buffers[buffer.name] = placed
-        made.append(buffer.name)
-        first = plan.params if buffer.role == "params" else b"" if buffer.blob is None else plan.blobs[buffer.blob]
-        self.device.write(placed, first)
-        if buffer.role == "state":
-            self._states[buffer.name] = first
-        if buffer.role == "syms":
-            self._syms = None
-        return placed
+    def _allocate(self, plan: Plan, missing: Sequence[Buffer]) -> None:
+        """Makes buffers and gives each its first bytes."""
+        for buffer in missing:
+            kind: Kind = "uniform" if buffer.role in ("params", "syms") else "storage"
+            self._buffers[buffer.name] = self.device.buffer(buffer.name, buffer.nbytes, kind)
+        made = [self._buffers[buffer.name] for buffer in missing]
+        self.device.clear([buffer for buffer in made if buffer.dirty])
+        for buffer, place in zip(missing, made, strict=True):
+            first = first_bytes(plan, buffer)
+            self.device.write(place, first)
+            if buffer.role in ("state", "params"):
+                self._first[buffer.name] = first
+            if buffer.role == "state":
+                self._states.append(buffer.name)
+            if buffer.role == "syms":
+                self._syms = None
 
     def _bind(self, prepared: Prepared, pipelines: Sequence[Pipeline]) -> None:
         groups: dict[tuple[object, ...], native.BindGroup] = {}
@@ -190,10 +203,11 @@ class Session:
             last = pipeline
         prepared.groups = list(groups.values())
 
-    def _drop(self, names: Iterable[str]) -> None:
+    def _drop(self, names: Sequence[str]) -> None:
         for name in names:
-            self._states.pop(name, None)
+            self._first.pop(name, None)
             self.device.release(self._buffers.pop(name))
+        self._states = [name for name in self._states if name in self._buffers]
 
     def _accept(self, prepared: Prepared, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Inputs that fit their ports; tensors that cannot be copied on this device become arrays."""
@@ -294,7 +308,7 @@ class Session:
 def _check_fits(number: int, port: Port, given: np.ndarray | DeviceTensor) -> None:
     dtype = given.dtype.numpy if isinstance(given, DeviceTensor) else given.dtype
     if dtype != port.dtype.numpy or tuple(given.shape) != port.shape:
-        wanted, got = f"{port.dtype}{list(port.shape)}", f"{dtype}{list(given.shape)}"
+        wanted, got = f"{port.dtype.value}{list(port.shape)}", f"{dtype}{list(given.shape)}"
         raise InvalidInput(f"input {number} ({port.name}) must be {wanted}, not {got}")
 
 

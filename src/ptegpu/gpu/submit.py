@@ -48,12 +48,18 @@ def submit(device: Device, commands: Commands) -> int:
         submission = native.submit(device.queue, handle)
     finally:
         native.release_commands(handle)
-    device.counters.submits += 1
+    _count(device)
     return submission
 
 
 def flush(device: Device) -> int:
     """Starts the pending writes alone; returns the submission's index."""
     device.check_alive()
+    submission = native.submit(device.queue, None)
+    _count(device)
+    return submission
+
+
+def _count(device: Device) -> None:
     device.counters.submits += 1
-    return native.submit(device.queue, None)
+    device.pending_bytes = 0

@@ -26,7 +26,7 @@ class DeviceTensor:
         self._generation = generation
 
     def __repr__(self) -> str:
-        return f"<DeviceTensor {self.dtype}{list(self.shape)} on {self.session.device.target.name}>"
+        return f"<DeviceTensor {self.dtype.value}{list(self.shape)} on {self.session.device.target.name}>"
 
     @property
     def nbytes(self) -> int:

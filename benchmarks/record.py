@@ -1,0 +1,112 @@
+"""What recording a plan costs per dispatch: by ptegpu's raw calls and by wgpu-py's own path, in the same run.
+
+    python benchmarks/record.py [--dispatches 500] [--repeats 30] [--device auto]
+
+Both record the same steps (pipeline when it changes, bind group, dispatch) into one compute pass. "record" is from
+the new encoder to the end of the pass; "finish" makes the command buffer of it, inside wgpu-native, and is the same
+work for both. Nothing is submitted. The best of the repeats counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ptegpu.gpu import Device, Prepared, Session, native, open_device
+from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan
+
+WGSL = """
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3u) {{
+    y[id.x] = x[id.x] + {addend};
+}}
+"""
+NBYTES = 256
+
+
+def chain(dispatches: int) -> Plan:
+    """A plan that adds 1 and 2 in turn, from one of two buffers to the other."""
+    kernels = tuple(Kernel(f"add_{n}", WGSL.format(addend=f"{n}.0"), ("read", "write"), 64) for n in (1, 2))
+    buffers = tuple(Buffer(name, NBYTES, "temp") for name in ("even", "odd"))
+    steps = tuple(
+        Dispatch(n % 2, (Binding(n % 2, 0, NBYTES), Binding(1 - n % 2, 0, NBYTES)), (1, 1), f"add {n}")
+        for n in range(dispatches)
+    )
+    return Plan("chain", buffers, kernels, steps, (), (), (), b"")
+
+
+def raw_path(device: Device, prepared: Prepared) -> tuple[float, float]:
+    start = time.perf_counter()
+    with native.Recorder(device.handle) as recorder:
+        recorder.compute(prepared.steps)
+        recorded = time.perf_counter()
+        commands = recorder.finish()
+    finished = time.perf_counter()
+    native.release_commands(commands)
+    return recorded - start, finished - recorded
+
+
+def wgpu_py_path(wrapped: Any, steps: list[tuple[Any, Any, int, int]]) -> tuple[float, float]:
+    start = time.perf_counter()
+    encoder = wrapped.create_command_encoder()
+    compute_pass = encoder.begin_compute_pass()
+    for pipeline, group, x, y in steps:
+        if pipeline is not None:
+            compute_pass.set_pipeline(pipeline)
+        compute_pass.set_bind_group(0, group)
+        compute_pass.dispatch_workgroups(x, y)
+    compute_pass.end()
+    recorded = time.perf_counter()
+    encoder.finish()
+    return recorded - start, time.perf_counter() - recorded
+
+
+def wgpu_py_steps(device: Device, prepared: Prepared) -> list[tuple[Any, Any, int, int]]:
+    """The steps of a prepared plan as objects of wgpu-py."""
+    steps, last = [], None
+    for dispatch in prepared.plan.dispatches:
+        pipeline, layout = device.pipeline(prepared.plan.kernels[dispatch.kernel]).owners
+        places = [
+            {"buffer": prepared.buffers[binding.buffer].wrapped, "offset": binding.offset, "size": binding.nbytes}
+            for binding in dispatch.bindings
+        ]
+        entries = [{"binding": number, "resource": place} for number, place in enumerate(places)]
+        group = device.wrapped.create_bind_group(layout=layout, entries=entries)
+        steps.append((None if pipeline is last else pipeline, group, *dispatch.grid))
+        last = pipeline
+    return steps
+
+
+def best(measure: Callable[[], tuple[float, float]], repeats: int) -> tuple[float, float]:
+    times = [measure() for _ in range(repeats)]
+    return min(t[0] for t in times), min(t[1] for t in times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dispatches", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    device = open_device(options.device)
+    with Session(device) as session:
+        prepared = session.prepare(chain(options.dispatches))
+        steps = wgpu_py_steps(device, prepared)
+        raw = best(lambda: raw_path(device, prepared), options.repeats)
+        py = best(lambda: wgpu_py_path(device.wrapped, steps), options.repeats)
+    each = 1e6 / options.dispatches
+    rows = {"ptegpu": [*raw, sum(raw)], "wgpu-py": [*py, sum(py)]}
+    print(f"{device.info}, {options.dispatches} dispatches, best of {options.repeats}; µs per dispatch")
+    print(f"{'':10}{'record':>8}{'finish':>8}{'both':>8}")
+    for name, seconds in rows.items():
+        print(f"{name:10}" + "".join(f"{second * each:8.2f}" for second in seconds))
+    ratios = [ours / theirs for ours, theirs in zip(rows["ptegpu"], rows["wgpu-py"])]
+    print(f"{'ratio':10}" + "".join(f"{ratio:8.2f}" for ratio in ratios))
+
+
+if __name__ == "__main__":
+    main()

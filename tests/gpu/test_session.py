@@ -1,0 +1,341 @@
+"""Plans run: values, state, outputs that stay on the GPU, and the counters that prove one submit per run."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from struct import pack
+
+import numpy as np
+import pytest
+from tests.gpu import plans
+
+from ptegpu.dtypes import DType
+from ptegpu.errors import Closed, DeviceError, InvalidInput, LimitExceeded, OutOfMemory
+from ptegpu.gpu import Counters, DeviceTensor, Session, device_bytes
+from ptegpu.plan.plan import Buffer
+
+X = np.arange(plans.N, dtype=np.float32)
+ONES = np.ones(plans.N, np.float32)
+
+
+def run(session, plan, *inputs, **options):
+    return session.run(session.prepare(plan), inputs, **options)
+
+
+def test_two_vectors_are_added(session):
+    (y,) = run(session, plans.add(), X, ONES)
+    np.testing.assert_array_equal(X + 1, y)
+
+
+def test_results_are_fresh_arrays(session):
+    prepared = session.prepare(plans.add())
+    (first,) = session.run(prepared, [X, ONES])
+    (second,) = session.run(prepared, [X, X])
+    np.testing.assert_array_equal(X + 1, first)
+    np.testing.assert_array_equal(X + X, second)
+
+
+def test_a_non_contiguous_input_is_read_in_its_order(session):
+    (y,) = run(session, plans.add(), X[::-1], ONES)
+    np.testing.assert_array_equal(X[::-1] + 1, y)
+
+
+def test_a_chain_depends_on_each_step_before_it(session):
+    before, last = run(session, plans.chain(30), ONES)
+    np.testing.assert_array_equal(1 + 29 * X, before)
+    np.testing.assert_array_equal(1 + 30 * X, last)
+
+
+def test_a_run_is_one_submit_one_read_back_and_no_allocation(session, device):
+    prepared = session.prepare(plans.chain(30))
+    session.run(prepared, [ONES])
+    before = device.counters.snapshot()
+    session.run(prepared, [ONES])
+    assert Counters(submits=1, dispatches=30, readbacks=1, bytes_uploaded=80) == device.counters.since(before)
+
+
+def test_parameters_are_blocks_of_one_buffer(session):
+    (y,) = run(session, plans.scale((2.0, 3.0, 5.0)), X)
+    np.testing.assert_array_equal(30 * X, y)
+
+
+def test_plans_of_one_graph_share_buffers_but_not_parameters(session, device):
+    double = session.prepare(plans.scale((2.0,), "params0"))
+    before = device.counters.snapshot()
+    triple = session.prepare(plans.scale((3.0,), "params1"))
+    made = device.counters.since(before)
+    assert (made.buffers_created, made.bind_groups_created, made.pipelines_created) == (1, 1, 0)
+    np.testing.assert_array_equal(2 * X, session.run(double, [X])[0])
+    np.testing.assert_array_equal(3 * X, session.run(triple, [X])[0])
+
+
+def test_a_released_plan_leaves_the_others_running(session):
+    double, triple = session.prepare(plans.scale((2.0,), "p0")), session.prepare(plans.scale((3.0,), "p1"))
+    session.release(double)
+    np.testing.assert_array_equal(3 * X, session.run(triple, [X])[0])
+    with pytest.raises(DeviceError) as caught:
+        session.run(double, [X])
+    assert str(caught.value) == "plan scale was prepared by another session, or released"
+    np.testing.assert_array_equal(2 * X, run(session, plans.scale((2.0,), "p0"), X)[0])
+
+
+def test_parameters_of_two_plans_under_one_name_are_refused(session):
+    session.prepare(plans.scale((2.0,)))
+    with pytest.raises(DeviceError) as caught:
+        session.prepare(plans.scale((3.0,)))
+    assert str(caught.value) == "plan scale: buffer params holds the parameters of another plan"
+
+
+def test_state_persists_between_runs_and_resets(session):
+    prepared = session.prepare(plans.accumulate())
+    totals = [session.run(prepared, [X])[0] for _ in range(3)]
+    for n, total in enumerate(totals, 1):
+        np.testing.assert_array_equal(n * X, total)
+    session.reset()
+    np.testing.assert_array_equal(X, session.run(prepared, [X])[0])
+
+
+def test_state_starts_at_its_first_bytes_and_returns_to_them(session):
+    prepared = session.prepare(plans.accumulate(pack("3f", 7, 8, 9)))  # the rest is zeros
+    first = np.zeros(plans.N, np.float32)
+    first[:3] = 7, 8, 9
+    for _ in range(2):
+        np.testing.assert_array_equal(first + X, session.run(prepared, [X])[0])
+        np.testing.assert_array_equal(first + 2 * X, session.run(prepared, [X])[0])
+        session.reset()
+
+
+def test_state_of_two_sessions_is_apart(device):
+    with Session(device) as one, Session(device) as two:
+        plan = plans.accumulate()
+        first, second = one.prepare(plan), two.prepare(plan)
+        one.run(first, [X])
+        np.testing.assert_array_equal(X, two.run(second, [X])[0])
+
+
+def test_a_buffer_from_the_pool_starts_as_zeros(device):
+    for _ in range(2):
+        with Session(device) as session:
+            np.testing.assert_array_equal(X, run(session, plans.accumulate(), X)[0])
+
+
+def test_symbolic_ints_are_written_when_they_change(session, device):
+    prepared = session.prepare(plans.fill(5, (1, 1)))
+    np.testing.assert_array_equal(np.arange(5) + 7, session.run(prepared, [], [7])[0])
+    before = device.counters.snapshot()
+    session.run(prepared, [], [7])
+    assert device.counters.since(before).bytes_uploaded == 0
+    np.testing.assert_array_equal(np.arange(5) - 7, session.run(prepared, [], [-7])[0])
+
+
+@pytest.mark.parametrize(
+    ("syms", "message"),
+    [
+        (None, "plan fill reads symbolic ints, none given"),
+        ([2**31], "plan fill: a symbolic int does not fit 32 bits: [2147483648]"),
+        ([1] * 5, "plan fill: 5 symbolic ints do not fit 16 bytes"),
+    ],
+)
+def test_unusable_symbolic_ints_are_refused(session, syms, message):
+    with pytest.raises(InvalidInput) as caught:
+        run(session, plans.fill(5, (1, 1)), syms=syms)
+    assert message == str(caught.value)
+
+
+def test_a_grid_of_two_dimensions_covers_every_element(session):
+    elements = 64 * 35 - 3
+    (y,) = run(session, plans.fill(elements, (7, 5)), syms=[0])
+    np.testing.assert_array_equal(np.arange(elements), y)
+
+
+def test_an_empty_grid_is_no_dispatch(session, device):
+    before = device.counters.snapshot()
+    (y,) = run(session, plans.fill(5, (0, 1)), syms=[0])
+    assert device.counters.since(before).dispatches == 0
+    np.testing.assert_array_equal(np.zeros(5), y)
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.I32, DType.I8, DType.U8, DType.BOOL])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 3), (0,), (4, 0, 2)])
+def test_every_dtype_travels_at_any_size(session, dtype, shape):
+    x = np.random.default_rng(0).integers(0, 2, shape).astype(dtype.numpy)
+    (y,) = run(session, plans.move(dtype, shape, 96), x)
+    assert (x.dtype, x.shape) == (y.dtype, y.shape)
+    np.testing.assert_array_equal(x, y)
+
+
+def test_outputs_that_are_not_read_stay_on_the_device(session, device):
+    prepared = session.prepare(plans.chain())
+    before = device.counters.snapshot()
+    resident, last = session.run(prepared, [ONES], read=[1])
+    np.testing.assert_array_equal(1 + 3 * X, last)
+    assert isinstance(resident, DeviceTensor)
+    assert (resident.dtype, resident.shape, resident.nbytes) == (DType.F32, (plans.N,), 80)
+    assert device.counters.since(before).readbacks == 1
+    np.testing.assert_array_equal(1 + 2 * X, resident.numpy())
+
+
+def test_nothing_read_is_no_read_back(session, device):
+    prepared = session.prepare(plans.add())
+    before = device.counters.snapshot()
+    session.run(prepared, [X, X], read=[])
+    assert Counters(submits=1, dispatches=1, bytes_uploaded=160) == device.counters.since(before)
+
+
+def test_a_device_tensor_feeds_another_session_without_the_host(session, device):
+    with Session(device) as other:
+        (sum_of,) = run(session, plans.add(), X, ONES, read=[])
+        prepared = other.prepare(plans.scale())
+        before = device.counters.snapshot()
+        (y,) = other.run(prepared, [sum_of])
+        used = device.counters.since(before)
+        assert (used.submits, used.readbacks, used.bytes_uploaded) == (1, 1, 0)
+        np.testing.assert_array_equal(3 * (X + 1), y)
+
+
+def test_a_device_tensor_feeds_its_own_session(session):
+    prepared = session.prepare(plans.add())
+    value = X
+    for _ in range(3):
+        (value,) = session.run(prepared, [value, ONES], read=[])
+    np.testing.assert_array_equal(X + 3, value.numpy())
+
+
+def test_a_device_tensor_in_another_inputs_buffer_is_not_overwritten_first(session):
+    plan = plans.add()
+    through = replace(plan, outputs=(*plan.outputs, plans.f32("a", 0)))  # y, and the input a as it came
+    prepared = session.prepare(through)
+    _, a = session.run(prepared, [X, ONES], read=[0])
+    y, _ = session.run(prepared, [10 * X, a])
+    np.testing.assert_array_equal(11 * X, y)
+
+
+def test_a_device_tensor_that_is_its_own_input_stays_in_place(session):
+    plan = plans.add()
+    prepared = session.prepare(replace(plan, outputs=(*plan.outputs, plans.f32("a", 0))))
+    _, a = session.run(prepared, [X, ONES], read=[0])
+    y, _ = session.run(prepared, [a, X])
+    np.testing.assert_array_equal(2 * X, y)
+
+
+def test_a_stale_device_tensor_is_refused(session):
+    prepared = session.prepare(plans.add())
+    (old,) = session.run(prepared, [X, X], read=[])
+    session.run(prepared, [X, X])
+    for use in (old.numpy, lambda: session.run(prepared, [old, X])):
+        with pytest.raises(InvalidInput) as caught:
+            use()
+        assert str(caught.value) == "this device tensor is of an earlier run: read it or pass it on before the next one"
+
+
+def test_an_empty_device_tensor_reads_as_an_empty_array(session):
+    plan = plans.move(DType.F32, (0, 3), 16)
+    (y,) = run(session, plan, np.empty((0, 3), np.float32), read=[])
+    assert y.numpy().shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([X], "plan add takes 2 inputs, 1 given"),
+        ([X, X[:3]], "input 1 (b) must be float32[20], not float32[3]"),
+        ([X.astype(np.float64), X], "input 0 (a) must be float32[20], not float64[20]"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(session, inputs, message):
+    with pytest.raises(InvalidInput) as caught:
+        run(session, plans.add(), *inputs)
+    assert message == str(caught.value)
+
+
+def test_a_closed_session_refuses_everything(session):
+    prepared = session.prepare(plans.add())
+    (resident,) = session.run(prepared, [X, X], read=[])
+    session.close()
+    session.close()
+    for use in (lambda: session.run(prepared, [X, X]), lambda: session.prepare(plans.add()), session.reset):
+        with pytest.raises(Closed, match="the session is closed"):
+            use()
+    with pytest.raises(Closed, match="the session of this device tensor is closed"):
+        resident.numpy()
+
+
+def test_a_prepare_that_fails_leaves_the_session_as_it_was(session, device):
+    plan = plans.add()
+    broken = replace(plan.kernels[0], wgsl="fn main() {")
+    before = device.counters.snapshot()
+    with pytest.raises(DeviceError):
+        session.prepare(replace(plan, kernels=(broken,)))
+    assert Counters() == device.counters.since(before)
+    np.testing.assert_array_equal(X + X, run(session, plan, X, X)[0])
+
+
+def test_a_buffer_that_changes_its_size_is_refused(session):
+    session.prepare(plans.add())
+    plan = plans.add()
+    grown = replace(plan, buffers=(Buffer("a", 96, "input"), *plan.buffers[1:]))
+    with pytest.raises(DeviceError) as caught:
+        session.prepare(grown)
+    assert str(caught.value) == "plan add: buffer a has 96 bytes, but 80 in an earlier plan"
+
+
+def test_limits_are_checked_before_anything_is_made(session, device):
+    plan = plans.add()
+    too_wide = replace(plan.kernels[0], workgroup=1 << 20)
+    before = device.counters.snapshot()
+    with pytest.raises(LimitExceeded):
+        session.prepare(replace(plan, kernels=(too_wide,)))
+    assert Counters() == device.counters.since(before)
+
+
+def test_memory_is_checked_before_anything_is_made(session, device, monkeypatch):
+    monkeypatch.setattr(device, "available_bytes", lambda: 100)
+    device.pool.clear()
+    before = device.counters.snapshot()
+    with pytest.raises(OutOfMemory) as caught:
+        session.prepare(plans.add())
+    assert f"plan add on {device.target.name} needs 240 more bytes; 100 are available" == str(caught.value)
+    assert Counters() == device.counters.since(before)
+
+
+def test_device_bytes_counts_buffers_and_staging():
+    assert device_bytes(plans.add()) == 3 * 80 + 80
+
+
+def test_two_threads_on_one_session_take_turns(session):
+    prepared = session.prepare(plans.chain(10))
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        for n in range(40):
+            value = np.full(plans.N, number * 1000 + n, np.float32)
+            before, last = session.run(prepared, [value])
+            if not (np.array_equal(value + 9 * X, before) and np.array_equal(value + 10 * X, last)):
+                wrong.append(f"thread {number}, run {n}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_two_sessions_in_two_threads_do_not_meet(device):
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with Session(device) as own:
+            prepared = own.prepare(plans.accumulate())
+            for n in range(1, 41):
+                (total,) = own.run(prepared, [X + number])
+                if not np.array_equal(n * (X + number), total):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

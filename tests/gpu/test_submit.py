@@ -1,0 +1,74 @@
+"""The four cases in which wgpu-native aborts the process: ours raise, and the process lives on to work again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CASE = """
+import sys
+from ptegpu.errors import DeviceError
+from ptegpu.gpu import native, open_device
+from ptegpu.gpu.submit import Commands, flush, submit
+
+case = sys.argv[1]
+device = open_device(subgroups=False)
+source, staging = device.buffer("source", 64, "storage"), device.buffer("target", 64, "staging")
+with native.Recorder(device.handle) as recorder:
+    recorder.copy(source.handle, 0, staging.handle, 0, 64)
+    commands = Commands(recorder.finish(), (source, staging))
+if case == "destroyed":
+    source.destroy()
+elif case == "mapped":
+    staging.read(device.handle, 64, flush(device))
+elif case == "twice":
+    submit(device, commands)
+elif case == "lost":
+    device.wrapped.destroy()
+try:
+    submit(device, commands)
+except DeviceError as error:
+    print(f"{type(error).__name__}: {error}")
+fresh = open_device(subgroups=False)
+buffer = fresh.buffer("after", 16, "storage")
+fresh.write(buffer, b"it is alive now.")
+print(fresh.read(buffer, 16).decode())
+"""
+
+UNGUARDED = CASE.replace("Commands(recorder.finish(), (source, staging))", "recorder.finish()").replace(
+    "    submit(device, commands)\nexcept", "    native.submit(device.queue, commands)\nexcept"
+)
+
+
+def run(script: str, case: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", script, case]
+    return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("destroyed", "SubmitError: buffer source is destroyed, but submitted work uses it"),
+        ("mapped", "SubmitError: buffer target is mapped, but submitted work uses it"),
+        ("twice", "SubmitError: a command buffer was submitted twice; record it again"),
+        (
+            "lost",
+            "DeviceLost: the GPU device is lost (In wgpuQueueWriteBuffer: Parent device is lost); "
+            "load the program again",
+        ),
+    ],
+)
+def test_what_would_abort_raises_and_the_process_survives(case, message):
+    done = run(CASE, case)
+    assert (0, [message, "it is alive now."]) == (done.returncode, done.stdout.splitlines())
+
+
+def test_without_the_guard_the_process_dies():
+    assert run(UNGUARDED, "destroyed").returncode != 0
