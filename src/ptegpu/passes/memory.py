@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from ..errors import LimitExceeded
 from ..graph.graph import Graph, Tensor, flatten
 from ..plan.plan import ALIGN, Buffer
 from ..plan.target import Target
+
+
+ConstantKey: TypeAlias = tuple[int, int, str]  # address, bytes, dtype
 
 
 @dataclass(slots=True)
@@ -70,12 +74,16 @@ def _written(graph: Graph, state: Tensor) -> bool:
     return any(s is state for s, _ in graph.writebacks)
 
 
-def plan_memory(graph: Graph, target: Target) -> Memory:
-    """Assign buffers; LimitExceeded, naming the tensor, if one cannot be bound."""
+def plan_memory(graph: Graph, target: Target, constants: dict[ConstantKey, str] | None = None) -> Memory:
+    """Assign buffers; LimitExceeded, naming the tensor, if one cannot be bound.
+
+    `constants` names constants by their bytes across the graphs of a program, which may then share them.
+    """
+    names = {} if constants is None else constants
     root = aliases(graph)
     memory = Memory()
     intervals = _intervals(graph, root)
-    fixed: dict[tuple[int, int, str], Buffer] = {}
+    fixed: dict[ConstantKey, Buffer] = {}
     temps: list[Tensor] = []
     for t in graph.tensors():
         if t in root:
@@ -84,10 +92,10 @@ def plan_memory(graph: Graph, target: Target) -> Memory:
             temps.append(t)
         elif t.parts:
             for _, part in t.parts:
-                _fixed(memory, part, fixed)
+                _fixed(memory, part, fixed, names)
         else:
             _check(t, target)
-            _fixed(memory, t, fixed)
+            _fixed(memory, t, fixed, names)
     for t in sorted(temps, key=lambda t: -t.max_nbytes):
         _check(t, target)
         first, last = intervals[t]
@@ -106,23 +114,25 @@ def plan_memory(graph: Graph, target: Target) -> Memory:
     return memory
 
 
-def _fixed(memory: Memory, t: Tensor, known: dict[tuple[int, int, str], Buffer]) -> None:
+def _fixed(memory: Memory, t: Tensor, known: dict[ConstantKey, Buffer], names: dict[ConstantKey, str]) -> None:
     """A buffer of its own; constants with the same bytes share one, states never."""
+    name = f"{t.kind}{len(memory.buffers)}"
+    key = None
     if t.kind == "constant":
         assert t.data is not None
         key = (t.data.__array_interface__["data"][0], t.max_nbytes, t.dtype.value)
         if key in known:
             memory.buffer_of[t] = known[key]
             return
+        name = names.setdefault(key, f"constant{len(names)}")
     blob = None
     if t.data is not None:
         blob = len(memory.blobs)
-        memory.blobs.append(memoryview(np.ascontiguousarray(t.data)).cast("B") if t.data.size else b"")
-    kind = "constant" if t.kind == "constant" else t.kind
-    buffer = Buffer(f"{kind}{len(memory.buffers)}.{t.name}", _padded(t.max_nbytes), kind, blob)
+        memory.blobs.append(memoryview(np.ascontiguousarray(t.data).reshape(-1).view(np.uint8)))
+    buffer = Buffer(name, _padded(t.max_nbytes), t.kind, blob)
     memory.buffers.append(buffer)
     memory.buffer_of[t] = buffer
-    if t.kind == "constant":
+    if key is not None:
         known[key] = buffer
 
 

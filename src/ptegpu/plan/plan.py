@@ -1,6 +1,6 @@
 """The record layer: a `Plan` is plain data that a runner executes without knowing any operator.
 
-One plan is one compute pass: `dispatches` run in order, then outputs are taken, then `copies` (state written back).
+One plan is one compute pass: `dispatches` run in order, then `copies` (state written back), then outputs are read.
 Plans of one graph at different live shapes share their buffers: a buffer is known by its `name`, and a runner
 allocates each name once. Nothing here imports wgpu.
 """
@@ -121,3 +121,16 @@ class Plan:
     def device_bytes(self) -> int:
         """GPU memory the plan's buffers take."""
         return sum(b.nbytes for b in self.buffers)
+
+    def to_json(self) -> tuple[str, bytes]:
+        """The plan as JSON text and the binary it refers to."""
+        from .serialize import to_json
+
+        return to_json(self)
+
+    @staticmethod
+    def from_json(text: str, binary: bytes | memoryview) -> Plan:
+        """The plan that `to_json` saved."""
+        from .serialize import from_json
+
+        return from_json(text, binary)

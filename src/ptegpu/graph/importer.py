@@ -1,0 +1,231 @@
+"""From a method of a file to a `Linear` program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import InvalidProgram, UnsupportedProgram
+from ..format import ptd, pte
+from ..format.delegate import BlobGraph, read_delegate
+from .graph import Shape
+from .inline import inline
+from .linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
+from .names import functional
+
+NamedData = Mapping[str, memoryview | ptd.NamedTensor]
+Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arguments written in place
+
+BACKENDS = ("VulkanBackend",)
+_PRIMS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")
+
+
+def import_method(method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None = None) -> Linear:
+    """Everything the method does, as calls on slots."""
+    return _Importer(method, named_data, mutates, path).run()
+
+
+class _Importer:
+    def __init__(self, method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None) -> None:
+        self.method, self.named_data, self.mutates, self.path = method, named_data, mutates, path
+        self.slots: dict[int, Var] = {}
+        self.blobs: dict[int, BlobGraph] = {}
+        self.written = self._written_ids()
+
+    def run(self) -> Linear:
+        method = self.method
+        linear = Linear(method.name, input_tree=method.input_tree)
+        for k, value_id in enumerate(method.inputs):
+            operand = self.operand(value_id)
+            if isinstance(operand, Var):
+                operand.kind, operand.name = "input", f"input {k}"
+            elif operand is None and value_id in self._used_ids():
+                operand = self.slots[value_id] = Var(f"input {k}", None, kind="input")
+            linear.inputs.append(operand)
+        for chain in method.chains:
+            self._chain(chain, linear.code)
+        linear.outputs = [self.operand(v) for v in method.outputs]
+        self._mark_states(linear)
+        return linear
+
+    def _chain(self, chain: tuple[pte.Instruction, ...], code: list[Instruction]) -> None:
+        starts: list[int] = []
+        jumps: list[tuple[int, int]] = []  # (position in code, instruction of the chain it goes to)
+        for number, instruction in enumerate(chain):
+            starts.append(len(code))
+            if isinstance(instruction, pte.KernelCall):
+                code.append(self._kernel(instruction, number))
+            elif isinstance(instruction, pte.DelegateCall):
+                code.extend(self._delegate(instruction, number))
+            elif isinstance(instruction, pte.MoveCall):
+                code.append(Move(self.operand(instruction.source), self.slot(instruction.target)))
+            elif isinstance(instruction, pte.JumpFalse):
+                jumps.append((len(code), instruction.destination))
+                code.append(Jump(self.operand(instruction.condition), 0))
+        starts.append(len(code))
+        for position, destination in jumps:
+            jump = code[position]
+            assert isinstance(jump, Jump)
+            code[position] = Jump(jump.condition, starts[destination])
+
+    def _written_ids(self) -> set[int]:
+        """Values that an instruction gives another value: scalars among them are not literals."""
+        written: set[int] = set()
+        for chain in self.method.chains:
+            for instruction in chain:
+                if isinstance(instruction, pte.KernelCall) and instruction.args:
+                    written.update(self._split(instruction)[1])
+                elif isinstance(instruction, pte.DelegateCall):
+                    written.update(instruction.args[self._inputs_of(instruction) :])
+                elif isinstance(instruction, pte.MoveCall):
+                    written.add(instruction.target)
+        return written
+
+    def _inputs_of(self, call: pte.DelegateCall) -> int:
+        blob = self._blob(call.delegate)
+        return len(blob.inputs) if blob else len(call.args)
+
+    def _used_ids(self) -> set[int]:
+        used = set(self.method.outputs)
+        for chain in self.method.chains:
+            for instruction in chain:
+                if isinstance(instruction, pte.KernelCall | pte.DelegateCall):
+                    used.update(instruction.args)
+                elif isinstance(instruction, pte.MoveCall):
+                    used.add(instruction.source)
+                elif isinstance(instruction, pte.JumpFalse):
+                    used.add(instruction.condition)
+        for value in self.method.values:
+            if isinstance(value, pte.IntList):
+                used.update(value.items)
+        return used
+
+    def operand(self, value_id: int) -> Operand:
+        """The literal or slot behind a value id."""
+        if value_id in self.slots:
+            return self.slots[value_id]
+        value = self.method.values[value_id]
+        if isinstance(value, pte.Tensor):
+            return self.slots.setdefault(value_id, self._tensor(value_id, value))
+        if isinstance(value, pte.IntList):
+            return tuple(self.operand(i) for i in value.items)
+        if isinstance(value, pte.TensorList):
+            return tuple(None if i is None else self.operand(i) for i in value.items)
+        if isinstance(value, pte.FloatList | pte.BoolList):
+            return tuple(value.items)
+        if value_id in self.written:
+            return self.slots.setdefault(value_id, Var(f"value {value_id}", None))
+        return value
+
+    def slot(self, value_id: int) -> Var:
+        operand = self.operand(value_id)
+        if not isinstance(operand, Var):
+            raise InvalidProgram(f"method {self.method.name}: value {value_id} cannot be written", path=self.path)
+        return operand
+
+    def _tensor(self, value_id: int, t: pte.Tensor) -> Var:
+        name = f"value {value_id}"
+        var = Var(name, t.dtype, t.sizes, t.dynamic)
+        if t.key is not None:
+            var.kind, var.data = "constant", self._external(name, t)
+        elif t.data is not None:
+            var.kind, var.data = "constant", array_of(t.data, t.dtype, t.sizes, t.dim_order)
+        elif t.initial is not None:
+            var.kind, var.data = "state", array_of(t.initial, t.dtype, t.sizes, t.dim_order)
+        return var
+
+    def _external(self, name: str, t: pte.Tensor) -> np.ndarray:
+        assert t.key is not None
+        found = self.named_data.get(t.key)
+        if found is None:
+            raise InvalidProgram(f"{name} needs the data '{t.key}', which no file given has; pass data=", path=self.path)
+        if isinstance(found, ptd.NamedTensor):
+            if found.dtype is not None and (found.dtype, found.sizes) != (t.dtype, t.sizes):
+                raise InvalidProgram(
+                    f"{name}: the data '{t.key}' is {found.dtype}{list(found.sizes or ())}, the program wants {t.dtype}{list(t.sizes)}",
+                    path=self.path,
+                )
+            found = found.data
+        if len(found) < t.nbytes:
+            raise InvalidProgram(f"{name}: the data '{t.key}' has {len(found)} bytes of {t.nbytes}", path=self.path)
+        return array_of(found[: t.nbytes], t.dtype, t.sizes, t.dim_order)
+
+    def _split(self, call: pte.KernelCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Value ids of a kernel call's arguments and of its results."""
+        args = call.args
+        last = self.method.values[args[-1]]
+        if call.operator.startswith(_PRIMS):
+            return args[:-1], args[-1:]
+        if isinstance(last, pte.TensorList):
+            outs = tuple(i for i in last.items if i is not None)
+            rest = args[:-1]
+            if rest[len(rest) - len(outs) :] == outs:
+                rest = rest[: len(rest) - len(outs)]
+            elif rest and rest[-1] == args[-1]:
+                rest = rest[:-1]
+            return rest, outs
+        if len(args) > 1 and args[-2] == args[-1]:
+            return args[:-2], args[-1:]
+        return args[:-1], args[-1:]
+
+    def _kernel(self, call: pte.KernelCall, number: int) -> Call:
+        if not call.args:
+            raise InvalidProgram(f"{call.operator} has no arguments", path=self.path)
+        ids, outs = self._split(call)
+        name = functional(call.operator)
+        where = f"{call.operator} #{number}"
+        return Call(name, tuple(self.operand(i) for i in ids), tuple(self.slot(i) for i in outs), where)
+
+    def _blob(self, index: int) -> BlobGraph | None:
+        delegate = self.method.delegates[index]
+        if delegate.id not in BACKENDS:
+            return None
+        if index not in self.blobs:
+            self.blobs[index] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
+        return self.blobs[index]
+
+    def _delegate(self, call: pte.DelegateCall, number: int) -> list[Instruction]:
+        blob = self._blob(call.delegate)
+        if blob is None:
+            backend = self.method.delegates[call.delegate].id
+            raise UnsupportedProgram(
+                f"method {self.method.name} calls the backend {backend}; ptegpu runs {', '.join(BACKENDS)} and programs "
+                "without a delegate: export with VulkanPartitioner or WebGPUPartitioner"
+            )
+        ids = call.args
+        if len(ids) < len(blob.inputs):
+            raise InvalidProgram(
+                f"delegate {call.delegate} takes {len(blob.inputs)} inputs, the call gives {len(ids)} values", path=self.path
+            )
+        given = [self.operand(i) for i in ids[: len(blob.inputs)]]
+        outs = [self.slot(i) for i in ids[len(blob.inputs) :]]
+        return inline(blob, given, outs, self.named_data, f"delegate {call.delegate} (#{number})", self.path)
+
+    def _mark_states(self, linear: Linear) -> None:
+        """Constants that get written, and planned tensors read before they are written, keep their value."""
+        seen: set[Var] = {v for v in linear.inputs if isinstance(v, Var)}
+        for instruction in linear.code:
+            if isinstance(instruction, Jump):
+                continue
+            if isinstance(instruction, Move):
+                seen.add(instruction.target)
+                continue
+            for v in variables(instruction.args):
+                if v not in seen and v.kind == "temp" and v.dtype is not None:
+                    v.kind = "state"
+            mutated = [v for k in self.mutates(instruction.op) if k < len(instruction.args) for v in variables(instruction.args[k])]
+            for v in (*instruction.outs, *mutated):
+                if v.kind == "constant":
+                    v.kind = "state"
+                seen.add(v)
+
+
+def array_of(data: memoryview, dtype: DType, sizes: Shape, dim_order: tuple[int, ...]) -> np.ndarray:
+    """Bytes of the file as an array of logical shape; a view, unless they are in another dimension order."""
+    flat = np.frombuffer(data, dtype.numpy)
+    if dim_order == tuple(range(len(sizes))):
+        return flat.reshape(sizes)
+    stored = flat.reshape([sizes[d] for d in dim_order])
+    return stored.transpose(np.argsort(dim_order))

@@ -1,0 +1,66 @@
+"""Compute once, at load, what depends on constants alone.
+
+A scalar in Python code arrives as a constant, a cast and a clone; a weight may arrive through a transpose. These are
+evaluated by the NumPy kernels, and what is left is a constant.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph.graph import Arg, Graph, Node, Sym, Tensor, flatten
+from ..graph.live import evaluate
+from ..portable import PORTABLE, OutSpec, call
+
+LARGEST = 1 << 28  # bytes: a larger result is left to the GPU
+
+
+def fold_constants(graph: Graph) -> None:
+    """Replace nodes with constant arguments by their results, in place."""
+    known: dict[Tensor, Tensor] = {}
+    mutated = {t for n in graph.nodes for t in n.mutates}
+    kept = []
+    for node in graph.nodes:
+        node.args = tuple(_replace(a, known) for a in node.args)
+        if _foldable(node, mutated):
+            for out, value in zip(node.outs, _evaluate(node), strict=True):
+                assert isinstance(out, Tensor)
+                known[out] = Tensor(out.name, out.dtype, value.shape, "constant", value)
+        else:
+            kept.append(node)
+    graph.nodes = kept
+    graph.outputs = [_replace(a, known) for a in graph.outputs]
+    graph.writebacks = [(s, known.get(v, v)) for s, v in graph.writebacks]
+
+
+def _replace(a: Arg, known: dict[Tensor, Tensor]) -> Arg:
+    if isinstance(a, tuple):
+        return tuple(_replace(x, known) for x in a)
+    return known.get(a, a) if isinstance(a, Tensor) else a
+
+
+def _foldable(node: Node, mutated: set[Tensor]) -> bool:
+    values = list(flatten(node.args))
+    if node.mutates or node.op.sym is not None or any(isinstance(v, Sym) or v.kind != "constant" for v in values):
+        return False
+    if any(o in mutated or not isinstance(o, Tensor) or o.max_nbytes > LARGEST for o in node.outs):
+        return False
+    return node.op.view is not None or node.op.name in PORTABLE
+
+
+def _evaluate(node: Node) -> list[np.ndarray]:
+    outs = [o for o in node.outs if isinstance(o, Tensor)]
+    if node.op.view is not None:
+        source = node.args[0]
+        assert isinstance(source, Tensor) and source.data is not None
+        (shape,) = evaluate(node, lambda t: t.data)  # type: ignore[arg-type, return-value]
+        return [source.data.reshape(shape).astype(outs[0].dtype.numpy, copy=False)]
+    specs = tuple(OutSpec(o.dtype, o.max_shape, tuple(range(len(o.max_shape)))) for o in outs)
+    results = call(node.op.name, [_array(a) for a in node.args], specs)
+    return [np.ascontiguousarray(r, dtype=o.dtype.numpy) for r, o in zip(results, outs, strict=True)]
+
+
+def _array(a: Arg) -> object:
+    if isinstance(a, tuple):
+        return [_array(x) for x in a]
+    return a.data if isinstance(a, Tensor) else a

@@ -1,0 +1,118 @@
+"""Runs one joined graph: plans per live shape, remembered, on one set of buffers.
+
+A static graph is lowered when it is built and never enters the shape engine again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ExecutionError, InvalidProgram, ShapeError
+from ..gpu import Device, DeviceTensor, Prepared, Session
+from ..graph.graph import Shape, Sym, Tensor, Value
+from ..graph.live import Live, settle
+from ..passes.memory import ConstantKey, plan_memory
+from ..passes.split import split_constants
+from ..plan.lower import lower
+from ..plan.plan import Plan
+from ..plan.symbols import Symbols
+from .build import Joined
+
+MAX_PLANS = 64  # remembered per graph
+
+Given = np.ndarray | DeviceTensor | int
+
+
+class Engine:
+    """A graph on a device. Inputs arrive in the device's dtypes, in the order of `joined.inputs`."""
+
+    def __init__(self, joined: Joined, device: Device, constants: dict[ConstantKey, str]) -> None:
+        self.joined, self.device = joined, device
+        graph = self.graph = joined.graph
+        split_constants(graph, device.target)
+        self.memory = plan_memory(graph, device.target, constants)
+        self.symbols = Symbols(graph)
+        self.live = Live(graph)
+        self.baked = list(dict.fromkeys(s for n in graph.nodes if n.op.sym is None for s in n.op.baked(n.args)))
+        self.plans: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
+        self.planned = 0  # plans ever made
+        self.session = Session(device)
+        self.current: Prepared | None = None
+        self.current_baked: tuple[int, ...] = ()
+        if not joined.dynamic:
+            self._settle_static()
+            self.current = self._prepare(())
+
+    def plan(self) -> Plan | None:
+        """The plan of the last run, or of a static graph."""
+        return self.current.plan if self.current else None
+
+    def run(self, inputs: Sequence[Given], read: Sequence[int]) -> list[np.ndarray | DeviceTensor | int]:
+        """Results in the order of `joined.outputs`; tensors whose position is not in `read` stay on the device."""
+        if self.joined.dynamic:
+            self._update(inputs)
+        assert self.current is not None
+        tensors = [x for x in inputs if not isinstance(x, int)]
+        kept = [k for k, v in enumerate(self.graph.outputs) if isinstance(v, Tensor)]
+        words = self.symbols.words() if self.symbols.table else None
+        results = iter(
+            self.session.run(self.current, tensors, words, read=[p for p, k in enumerate(kept) if k in read])
+        )
+        return [next(results) if isinstance(v, Tensor) else int(v) for v in self.graph.outputs]  # type: ignore[arg-type]
+
+    def reset(self) -> None:
+        self.session.reset()
+
+    def close(self) -> None:
+        self.session.close()
+
+    def _settle_static(self) -> None:
+        try:
+            settle(self.graph)
+        except ShapeError as e:
+            raise InvalidProgram(str(e)) from None
+        for node in self.graph.nodes:
+            for out in node.outs:
+                if isinstance(out, Tensor) and out.shape != out.max_shape:
+                    raise InvalidProgram(f"{node.name} gives {list(out.shape)}, the program says {list(out.max_shape)}")
+
+    def _update(self, inputs: Sequence[Given]) -> None:
+        """Live shapes and symbolic ints for these inputs, and the plan that fits them."""
+        changes: dict[Value, Shape | int] = {}
+        arrays: dict[Tensor, np.ndarray | DeviceTensor] = {}
+        for value, given in zip(self.graph.inputs, inputs, strict=True):
+            if isinstance(value, Sym):
+                assert isinstance(given, int)
+                changes[value] = given
+            else:
+                assert not isinstance(given, int)
+                changes[value] = tuple(given.shape)
+                arrays[value] = given
+
+        def data(tensor: Tensor) -> np.ndarray:
+            source = tensor.data if tensor.kind == "constant" else arrays.get(tensor)
+            if source is None:
+                raise ExecutionError(f"the host cannot read {tensor.name} before the run")
+            return source.numpy() if isinstance(source, DeviceTensor) else source
+
+        reshaped = self.live.update(changes, data)
+        baked = tuple(s.value for s in self.baked)
+        if reshaped or self.current is None or baked != self.current_baked:
+            key = (tuple(t.shape for t in self.graph.tensors()), baked)
+            found = self.plans.get(key)
+            self.current = None
+            if found is None:
+                found = self._prepare(key)
+            self.plans[key] = found
+            self.plans.move_to_end(key)
+            while len(self.plans) > MAX_PLANS:
+                self.session.release(self.plans.popitem(last=False)[1])
+            self.current, self.current_baked = found, baked
+
+    def _prepare(self, key: tuple[object, ...]) -> Prepared:
+        self.planned += 1
+        plan = lower(self.graph, self.memory, self.device.target, self.symbols, f".{self.planned}")
+        return self.session.prepare(plan)

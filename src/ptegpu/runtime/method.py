@@ -1,0 +1,258 @@
+"""A method of a program: its stretches on the GPU, the rest on the host, in the order of its instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
+from ..format import Method as FileMethod
+from ..gpu import Device, DeviceTensor
+from ..graph.importer import NamedData, import_method
+from ..graph.linear import Call, Jump, Move, Operand, Var, variables
+from ..graph.narrow import from_device, to_device
+from ..ops import REGISTRY
+from ..passes.memory import ConstantKey
+from ..portable import PRIMS, OutSpec, call
+from .arrays import as_array, is_torch, to_torch
+from .build import Joined, build
+from .engine import Engine
+from .partition import Host, Item, Stretch, mutates, partition
+from .tree import flatten_inputs
+
+MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
+
+
+class Method:
+    """A method ready to run. Make it through `Program.method`."""
+
+    def __init__(self, method: FileMethod, named_data: NamedData, path: str | None) -> None:
+        self.name = method.name
+        self.linear = import_method(method, named_data, mutates, path)
+        self.items = partition(self.linear)
+        self.env: dict[Var, Any] = {}
+        self.engines: dict[int, Engine] = {}
+        self._index = {item.start: k for k, item in enumerate(self.items)}
+        self._joined = self._join()
+
+    def open(self, device: Device, constants: dict[ConstantKey, str]) -> None:
+        """Allocate, upload and compile."""
+        for k, joined in self._joined.items():
+            self.engines[k] = Engine(joined, device, constants)
+        self.reset()
+
+    def reset(self) -> None:
+        """States back to their initial values."""
+        for engine in self.engines.values():
+            engine.reset()
+        self.env = {v: _initial(v) for v in self._host_states()}
+
+    def close(self) -> None:
+        for engine in self.engines.values():
+            engine.close()
+        self.engines = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run; one output, or a tuple of all of them in the program's order."""
+        results = self.execute(arguments)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def execute(self, arguments: Sequence[Any]) -> list[Any]:
+        """Run; a list of all outputs."""
+        leaves = flatten_inputs(arguments, self.linear.input_tree, len(self.linear.inputs), self.name)
+        env = dict(self.env)
+        for k, (declared, given) in enumerate(zip(self.linear.inputs, leaves, strict=True)):
+            self._set_input(env, declared, given, f"input {k} of {self.name}")
+        self._run(env)
+        self.env = {v: env[v] for v in self.env}
+        as_torch = any(is_torch(leaf) for leaf in leaves)
+        return [self._result(env, o, as_torch) for o in self.linear.outputs]
+
+    def _set_input(self, env: dict[Var, Any], declared: Operand, given: Any, what: str) -> None:
+        if isinstance(declared, Var):
+            if declared.dtype is not None:
+                env[declared] = as_array(given, declared, what)
+            elif isinstance(given, bool | int | np.integer):
+                env[declared] = int(given)
+            else:
+                raise InvalidInput(f"{what} must be an int, not {type(given).__name__}")
+        elif declared is not None and not _equal(declared, given):
+            raise InvalidInput(f"{what} was exported with the value {declared!r} and takes no other, not {given!r}")
+
+    def _run(self, env: dict[Var, Any]) -> None:
+        position = executed = 0
+        while position < len(self.items):
+            item = self.items[position]
+            position += 1
+            executed += 1
+            if executed > MAX_INSTRUCTIONS:
+                raise ExecutionError(f"{self.name} ran {MAX_INSTRUCTIONS:,} instructions without an end")
+            if isinstance(item, Stretch):
+                self._run_stretch(env, position - 1)
+            elif isinstance(item.instruction, Jump):
+                if not self._truth(env, item.instruction.condition):
+                    position = self._target(item.instruction.target)
+            elif isinstance(item.instruction, Move):
+                env[item.instruction.target] = self._value(env, item.instruction.source)
+            else:
+                self._run_host(env, item.instruction)
+
+    def _target(self, code_index: int) -> int:
+        later = [k for start, k in self._index.items() if start >= code_index]
+        return min(later, default=len(self.items))
+
+    def _truth(self, env: dict[Var, Any], condition: Operand) -> bool:
+        value = self._value(env, condition)
+        return bool(np.all(value)) if isinstance(value, np.ndarray) else bool(value)
+
+    def _run_stretch(self, env: dict[Var, Any], k: int) -> None:
+        engine = self.engines[k]
+        inputs = []
+        for var in engine.joined.inputs:
+            value = env.get(var)
+            if value is None:
+                value = self._value(env, var)
+            if var.dtype is not None and not isinstance(value, DeviceTensor):
+                value = to_device(value, var.dtype, var.name)
+            inputs.append(value)
+        results = engine.run(inputs, self._read[k])
+        for var, result in zip(engine.joined.outputs, results, strict=True):
+            if isinstance(result, np.ndarray):
+                assert var.dtype is not None
+                result = from_device(result, var.dtype)
+            env[var] = result
+
+    def _run_host(self, env: dict[Var, Any], instruction: Call) -> None:
+        args = [self._value(env, a) for a in instruction.args]
+        try:
+            if instruction.op in PRIMS:
+                results = [PRIMS[instruction.op](*args)]
+            else:
+                specs = tuple(OutSpec(_dtype(o), o.sizes, tuple(range(len(o.sizes)))) for o in instruction.outs)
+                results = call(instruction.op, args, specs)
+        except ZeroDivisionError:
+            raise ExecutionError(f"{instruction.where}: division by zero") from None
+        for var, result in zip(instruction.outs, results, strict=True):
+            if var.dtype is not None:
+                result = np.asarray(result, dtype=_dtype(var).numpy if var.dtype is not DType.BF16 else np.float32)
+                if result.ndim != len(var.sizes) or any(n > m for n, m in zip(result.shape, var.sizes, strict=True)):
+                    raise ExecutionError(
+                        f"{instruction.where}: its result is {list(result.shape)}, the program allows at most {list(var.sizes)}"
+                    )
+                if var.dtype is DType.BF16:
+                    result = from_device(result, DType.BF16)
+            env[var] = result
+
+    def _value(self, env: dict[Var, Any], operand: Operand) -> Any:
+        """What the host sees: arrays read back if they are still on the GPU, lists resolved."""
+        if isinstance(operand, tuple):
+            return [self._value(env, o) for o in operand]
+        if not isinstance(operand, Var):
+            return operand
+        if operand in env:
+            value = env[operand]
+        elif operand.data is not None:
+            value = operand.data
+        else:
+            raise ExecutionError(f"{self.name}: {operand!r} is read before it has a value")
+        if isinstance(value, DeviceTensor):
+            assert operand.dtype is not None
+            value = env[operand] = from_device(value.numpy(), operand.dtype)
+        if operand.dtype is DType.BF16:
+            return to_device(value, DType.BF16, operand.name)
+        return value
+
+    def _result(self, env: dict[Var, Any], operand: Operand, as_torch: bool) -> Any:
+        if isinstance(operand, Var) and operand.dtype is DType.BF16 and operand in env:
+            value = env[operand]
+        else:
+            value = self._value(env, operand)
+        if isinstance(value, np.ndarray) and isinstance(operand, Var):
+            if operand.kind in ("input", "constant", "state") or not value.flags.writeable:
+                value = value.copy()  # the caller may write to it
+            assert operand.dtype is not None
+            return to_torch(value, operand.dtype) if as_torch else value
+        return value
+
+    def _host_states(self) -> list[Var]:
+        """States that do not live inside one graph."""
+        inner = {v for s in self._inner_states.values() for v in s}
+        found: dict[Var, None] = {}
+        for instruction in self.linear.code:
+            if isinstance(instruction, Call):
+                for v in (*variables(instruction.args), *instruction.outs):
+                    if v.kind == "state" and v not in inner:
+                        found.setdefault(v)
+        return list(found)
+
+    def _join(self) -> dict[int, Joined]:
+        """A graph per stretch: what it must hand on, what the host will look at, which states it keeps to itself."""
+        touched = [_touched(item) for item in self.items]
+        reads = [_reads(item) for item in self.items]
+        finals = {v for o in self.linear.outputs for v in variables(o)}
+        joined: dict[int, Joined] = {}
+        self._inner_states: dict[int, set[Var]] = {}
+        self._read: dict[int, list[int]] = {}
+        for k, item in enumerate(self.items):
+            if not isinstance(item, Stretch):
+                continue
+            others = [j for j in range(len(self.items)) if j != k]
+            states = {v for v in touched[k] if v.kind == "state" and not any(v in touched[j] for j in others)}
+            written = dict.fromkeys(v for c in item.calls for v in (*c.outs, *_mutated(c)))
+            wanted = finals.union(*(reads[j] for j in others), _read_first(item))
+            needed = [v for v in written if v not in states and (v in wanted or v.kind == "state") or v in finals]
+            on_host = finals.union(*(reads[j] for j in others if isinstance(self.items[j], Host)))
+            self._inner_states[k] = states
+            self._read[k] = [p for p, v in enumerate(needed) if v in on_host]
+            joined[k] = build(f"{self.name}.{k}", item.calls, needed, states)
+        return joined
+
+
+def _mutated(c: Call) -> list[Var]:
+    return [v for k in REGISTRY[c.op].mutates if k < len(c.args) for v in variables(c.args[k])]
+
+
+def _reads(item: Item) -> set[Var]:
+    if isinstance(item, Stretch):
+        return {v for c in item.calls for v in variables(c.args)}
+    i = item.instruction
+    operand = i.args if isinstance(i, Call) else i.condition if isinstance(i, Jump) else i.source
+    return set(variables(operand))
+
+
+def _touched(item: Item) -> set[Var]:
+    if isinstance(item, Stretch):
+        return _reads(item) | {v for c in item.calls for v in c.outs}
+    i = item.instruction
+    return _reads(item) | set(i.outs if isinstance(i, Call) else [i.target] if isinstance(i, Move) else [])
+
+
+def _read_first(item: Stretch) -> set[Var]:
+    """Slots that the stretch itself reads before it writes them: the next round of a loop needs them."""
+    seen: set[Var] = set()
+    first: set[Var] = set()
+    for c in item.calls:
+        first.update(v for v in variables(c.args) if v not in seen)
+        seen.update(c.outs)
+    return first & seen
+
+
+def _initial(v: Var) -> np.ndarray:
+    assert v.dtype is not None
+    return np.zeros(v.sizes, v.dtype.numpy) if v.data is None else np.array(v.data)
+
+
+def _dtype(v: Var) -> DType:
+    if v.dtype is None:
+        raise UnsupportedProgram(f"{v.name} would have to hold a scalar result of a tensor operator")
+    return v.dtype
+
+
+def _equal(declared: Operand, given: Any) -> bool:
+    try:
+        return bool(declared == given)
+    except (ValueError, TypeError):
+        return False

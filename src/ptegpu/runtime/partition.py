@@ -1,0 +1,144 @@
+"""Which calls of a method run on the GPU together, and which the host runs one by one.
+
+Consecutive calls that the registry serves form a stretch, which becomes one graph and one plan. A stretch ends where
+the host must look: at a branch, an item read from a tensor just computed, or an operator that only has a NumPy kernel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..dtypes import ON_GPU, DType
+from ..errors import UnsupportedProgram
+from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
+from ..ops import REGISTRY
+from ..portable import PORTABLE, PRIMS
+
+_INT_RESULTS = ("sym_size.int", "aten.sym_size.int", "aten.sym_numel.default", "et_vk.select_as_symint.default")
+_EXACT_ON_HOST = (DType.F64, DType.BF16, DType.I16, DType.U16, DType.U32, DType.U64)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Calls that become one graph; `start` is the first one's place in the code."""
+
+    start: int
+    calls: list[Call] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    start: int
+    instruction: Instruction
+
+
+Item = Stretch | Host
+
+
+def mutates(op: str) -> tuple[int, ...]:
+    """Positions of the arguments that an operator writes in place."""
+    return REGISTRY[op].mutates if op in REGISTRY else ()
+
+
+def partition(linear: Linear) -> list[Item]:
+    """Cut a method into stretches and host instructions; UnsupportedProgram lists every operator that neither serves."""
+    ints = _int_scalars(linear)
+    leaders = {i.target for i in linear.code if isinstance(i, Jump)}
+    items: list[Item] = []
+    stretch: Stretch | None = None
+    written: set[Var] = set()
+    unsupported: Counter[str] = Counter()
+    for k, instruction in enumerate(linear.code):
+        on_gpu = isinstance(instruction, Call) and joins(instruction, ints)
+        if isinstance(instruction, Call) and not on_gpu and not _on_host(instruction):
+            unsupported[describe(instruction)] += 1
+        if not on_gpu:
+            items.append(Host(k, instruction))
+            stretch = None
+            continue
+        assert isinstance(instruction, Call)
+        reads_item = "data" in REGISTRY[instruction.op].wants and instruction.args[0] in written
+        if stretch is None or k in leaders or reads_item:
+            stretch = Stretch(k)
+            items.append(stretch)
+            written = set()
+        stretch.calls.append(instruction)
+        written.update(instruction.outs)
+    if unsupported:
+        listed = "\n".join(f"  {count:4} × {what}" for what, count in sorted(unsupported.items()))
+        raise UnsupportedProgram(f"method {linear.name} uses operators that ptegpu does not have:\n{listed}")
+    return [i for i in items if not (isinstance(i, Stretch) and not i.calls)]
+
+
+def joins(call: Call, ints: set[Var]) -> bool:
+    """Whether the GPU's registry serves this call, with these dtypes, exactly."""
+    definition = REGISTRY.get(call.op)
+    if definition is None:
+        return False
+    if definition.sym is not None:
+        if not all(_int_like(a, ints) for a in call.args):
+            return False
+        return "data" not in definition.wants or _dtype(call.args[0]) in (DType.I32, DType.I64)
+    tensors = [v for v in (*variables(call.args), *call.outs) if v.dtype is not None]
+    if any(v.dtype in _EXACT_ON_HOST or v.dtype.device not in ON_GPU for v in tensors):  # type: ignore[union-attr]
+        return False
+    if any(v.dtype is None and v not in ints for v in variables(call.args)):
+        return False
+    if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition.wide):
+        return False
+    first = next((v.dtype.device for v in tensors if v.dtype), None)
+    return not definition.dtypes or first in definition.dtypes
+
+
+def _exact_in_32_bits(call: Call, wide: bool) -> bool:
+    """int64 values that came in range stay in range if they are only moved; a cast from float may leave it."""
+    source = _dtype(call.args[0]) if call.args else None
+    from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
+    return wide and not (from_float and REGISTRY[call.op].view is not None)
+
+
+def _dtype(operand: Operand) -> DType | None:
+    return operand.dtype if isinstance(operand, Var) else None
+
+
+def _int_like(operand: Operand, ints: set[Var]) -> bool:
+    if isinstance(operand, Var):
+        return operand.dtype is not None or operand in ints
+    return isinstance(operand, bool | int) or (isinstance(operand, float) and operand.is_integer())
+
+
+def _int_scalars(linear: Linear) -> set[Var]:
+    """Scalar slots that hold ints: sizes, items of int tensors, int inputs, and int arithmetic on these."""
+    ints = {v for v in linear.inputs if isinstance(v, Var) and v.dtype is None}
+    for instruction in linear.code:
+        if isinstance(instruction, Call) and instruction.outs and instruction.outs[0].dtype is None:
+            known = instruction.op in _INT_RESULTS or (
+                instruction.op in REGISTRY
+                and REGISTRY[instruction.op].sym is not None
+                and all(_int_like(a, ints) for a in instruction.args)
+                and _dtype(instruction.args[0]) in (None, DType.I32, DType.I64)
+            )
+            if known:
+                ints.update(instruction.outs)
+        elif isinstance(instruction, Move) and _int_like(instruction.source, ints):
+            ints.add(instruction.target)
+    return ints
+
+
+def _on_host(call: Call) -> bool:
+    return call.op in PORTABLE or call.op in PRIMS
+
+
+def describe(call: Call) -> str:
+    """An operator with the dtypes and shapes of a call of it, for messages."""
+    shown = ", ".join(_show(a) for a in call.args)
+    return f"{call.op}({shown})"
+
+
+def _show(a: Operand) -> str:
+    if isinstance(a, Var):
+        return f"{a.dtype.value}{list(a.sizes)}" if a.dtype else "int"
+    if isinstance(a, tuple):
+        return f"[{', '.join(map(_show, a))}]"
+    return repr(a)

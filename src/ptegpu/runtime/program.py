@@ -1,0 +1,154 @@
+"""A loaded program: its methods on a device, and what to call them with."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import Closed, InvalidProgram, UnsupportedProgram
+from ..format import Program as File
+from ..format import read_data, read_program
+from ..gpu import Device, open_device
+from ..graph.importer import NamedData
+from ..passes.memory import ConstantKey
+from .method import Method
+
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+DEFAULT = "forward"
+
+
+def load(
+    path: Source,
+    data: Source | Sequence[Source] | None = None,
+    device: str | int | Device = "auto",
+    *,
+    methods: Iterable[str] | None = None,
+) -> Program:
+    """Load a `.pte` and make it ready on a GPU.
+
+    `data` is one or several `.ptd` files with constants that live outside the program. `device` is "auto", an adapter's
+    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready; by default all.
+    """
+    file = read_program(path)
+    named = named_data(file, data)
+    wanted = list(methods) if methods is not None else [m.name for m in file.methods]
+    unknown = [m for m in wanted if m not in {f.name for f in file.methods}]
+    if unknown:
+        raise KeyError(f"no method {unknown[0]!r}; the program has {', '.join(m.name for m in file.methods)}")
+    compiled, problems = {}, []
+    for method in file.methods:
+        if method.name in wanted:
+            try:
+                compiled[method.name] = Method(method, named, file.path)
+            except UnsupportedProgram as e:
+                problems.append(str(e))
+    if problems:
+        raise UnsupportedProgram("\n".join(problems))
+    return Program(file, compiled, device if isinstance(device, Device) else open_device(device))
+
+
+def named_data(file: File, data: Source | Sequence[Source] | None) -> NamedData:
+    """The program's named data and that of the `.ptd` files; a key in two places is an error."""
+    sources = [] if data is None else [data] if isinstance(data, str | os.PathLike | bytes | bytearray | memoryview) else list(data)
+    merged: dict[str, Any] = dict(file.named_data)
+    for source in sources:
+        for key, tensor in read_data(source).items():
+            if key in merged:
+                raise InvalidProgram(f"the named data {key!r} is in two files", path=file.path)
+            merged[key] = tensor
+    return merged
+
+
+class Program:
+    """A program on a device. Call it, or one of its methods; close it, or use it as a context manager.
+
+    Two threads that call one program take turns.
+    """
+
+    def __init__(self, file: File, methods: dict[str, Method], device: Device) -> None:
+        self.file, self.device = file, device
+        self._methods = methods
+        self._lock = threading.RLock()
+        self._closed = False
+        constants: dict[ConstantKey, str] = {}
+        try:
+            for method in methods.values():
+                method.open(device, constants)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of its methods."""
+        return tuple(self._methods)
+
+    def method(self, name: str) -> BoundMethod:
+        """A callable for one method."""
+        self._check_open()
+        if name not in self._methods:
+            raise KeyError(f"no method {name!r}; the program has {', '.join(self._methods)}")
+        return BoundMethod(self, self._methods[name])
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run `forward` (or the only method): the output, or a tuple of all outputs, mutated inputs first."""
+        name = DEFAULT if DEFAULT in self._methods or len(self._methods) != 1 else next(iter(self._methods))
+        return self.method(name)(*inputs)
+
+    def reset(self) -> None:
+        """All state (caches, buffers) back to its initial values."""
+        with self._lock:
+            self._check_open()
+            for method in self._methods.values():
+                method.reset()
+
+    def close(self) -> None:
+        """Give the GPU memory back. A closed program raises `Closed`."""
+        with self._lock:
+            self._closed = True
+            for method in self._methods.values():
+                method.close()
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ptegpu.Program {self.file.path or 'from memory'}: {', '.join(self._methods)} on {self.device.target.name}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("this program was closed; load it again")
+
+
+class BoundMethod:
+    """One method of a program."""
+
+    def __init__(self, program: Program, method: Method) -> None:
+        self._program, self._method = program, method
+        self.name = method.name
+
+    def __call__(self, *inputs: Any) -> Any:
+        with self._program._lock:
+            self._program._check_open()
+            return self._method(*inputs)
+
+    def execute(self, inputs: Sequence[Any]) -> list[Any]:
+        """All outputs, as a list."""
+        with self._program._lock:
+            self._program._check_open()
+            return self._method.execute(inputs)
+
+    @property
+    def graphs(self) -> list[Any]:
+        """The graphs that run on the GPU, in order."""
+        return [e.graph for e in self._method.engines.values()]
+
+    @property
+    def plans(self) -> list[Any]:
+        """The plans of the last call (of a static method: the ones it always runs)."""
+        return [p for e in self._method.engines.values() if (p := e.plan())]
