@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from ptegpu.graph.graph import Arg, Graph, Node, Tensor
 from ptegpu.graph.live import settle
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.passes.memory import plan_memory
+from ptegpu.passes.split import split_constants
 from ptegpu.plan.lower import lower
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.symbols import Symbols
@@ -44,7 +45,7 @@ class T:
         if self.values is not None:
             return np.array(self.values, dtype=self.dtype.numpy).reshape(self.shape)
         if self.dtype is DType.BOOL:
-            return rng.random(self.shape) < 0.5
+            return np.asarray(rng.random(self.shape) < 0.5)
         if self.dtype.is_float:
             return rng.uniform(self.low, self.high, self.shape).astype(self.dtype.numpy)
         return rng.integers(math.ceil(self.low), math.ceil(self.high), self.shape).astype(self.dtype.numpy)
@@ -149,6 +150,7 @@ def plan_of(graph: Graph, target: Target) -> Plan:
     settle(graph)
     for t in graph.tensors():
         assert t.shape == t.max_shape, f"the shape rule says {t.shape}, PyTorch {t.max_shape}"
+    split_constants(graph, target)
     return lower(graph, plan_memory(graph, target), target, Symbols(graph))
 
 
@@ -169,8 +171,10 @@ def run_plan(plan: Plan, inputs: Sequence[np.ndarray], gpu: Any) -> list[np.ndar
         session.close()
 
 
-def check(case: Case, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", seed: int = 0) -> None:
-    """Run a case on the adapter and hold it to both oracles."""
+def check(
+    case: Case, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", seed: int = 0, **target: int
+) -> None:
+    """Run a case on the adapter and hold it to both oracles; `target` lowers limits that kernels are generated for."""
     rng = np.random.default_rng(seed)
     arrays: dict[int, np.ndarray] = {}
 
@@ -184,7 +188,7 @@ def check(case: Case, *, f16: bool = True, subgroups: bool = True, limits: str =
     eager = reference(case, arrays, wide=False)
     gpu = device(f16, subgroups, limits)
     graph, inputs = graph_of(case, arrays, eager)
-    results = run_plan(plan_of(graph, gpu.target), inputs, gpu)
+    results = run_plan(plan_of(graph, replace(gpu.target, **target)), inputs, gpu)
     for want, first, got in zip(golden, eager, results, strict=True):
         assert got.shape == want.shape, f"shape {got.shape}, PyTorch {want.shape}"
         if got.dtype.kind == "f":

@@ -1,83 +1,93 @@
 """One generator for everything that computes each output element from a few input elements.
 
 An invocation makes four consecutive output elements, so that bools, bytes and halves fill whole words. The operator's
-body is a scalar WGSL expression (or statements ending in `return`) over `a`, `b`, `c`, …; how each operand is indexed
-is its mode:
+body is a scalar WGSL expression (or statements with `return`) over its operands' names, `i`, the number of the output
+element, and the library of `functions.wgsl`. How each operand is found is its mode:
 
 - "quad": laid out like the output: one aligned load of four;
 - "one": a single element for all outputs;
 - "strided": offset + Σ coordinate · stride over the collapsed output shape (broadcasts, permutes, slices, flips);
-- "symbolic": strided, and a symbolic int times a factor is added to the offset.
+- "number": a parameter.
+
+Where the innermost dimension is a multiple of four (`rows`), the four lanes share the outer coordinates, which are
+then worked out once, and a strided operand can be found with one load:
+
+- "row": the lanes are neighbours and aligned;
+- "splat": the lanes share one element.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from ..dtypes import DType
 from ..plan.target import Target
+from .functions import functions
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
-NAMES = "abcdefgh"
+Mode = Literal["quad", "one", "strided", "row", "splat", "number"]
+BY_STRIDES = ("strided", "row", "splat")
+
+
+class Operand(NamedTuple):
+    """What a kernel is made for: how the operand `name` of the body is stored and found."""
+
+    name: str
+    dtype: DType
+    mode: Mode
+    symbolic: bool = False  # its offset grows by a symbolic int
+
+    @property
+    def param(self) -> str:
+        """The type a number has among the parameters, which know no bool."""
+        return {"bool": "u32"}.get(COMPUTE[self.dtype], COMPUTE[self.dtype])
 
 
 @lru_cache(maxsize=4096)
 def elementwise(
     name: str,
     body: str,
-    operands: tuple[tuple[DType, str], ...],  # (dtype, mode) of a, b, c, …
+    operands: tuple[Operand, ...],
     out: DType,
-    rank: int,  # of the collapsed output shape; 0 when no operand is strided
-    scalars: tuple[tuple[str, str], ...],  # further parameters: (name, "f32" | "i32" | "u32")
-    compute: str | None,  # the type operands are converted to; None: each its own
+    rank: int,  # of the collapsed output shape; 0 when no operand has strides
+    rows: bool,  # the innermost size is a multiple of four, and given in quads
+    compute: DType | None,  # the type operands are converted to; None: each its own
     target: Target,
 ) -> KernelSpec:
-    workgroup = target.workgroup(256)
-    reads = {n: Storage(d, 4 if mode == "quad" else 1) for n, (d, mode) in zip(NAMES, operands, strict=False)}
-    params = [("n", "u32")]
-    strided = [n for n, (_, mode) in zip(NAMES, operands, strict=False) if mode in ("strided", "symbolic")]
-    params += [(f"d{k}", "u32") for k in range(rank)]
-    for n, (_, mode) in zip(NAMES, operands, strict=False):
-        if n in strided:
-            params += [(f"{n}_offset", "i32"), *((f"{n}_s{k}", "i32") for k in range(rank))]
-        if mode == "symbolic":
-            params += [(f"{n}_sym", "sym"), (f"{n}_factor", "i32")]
-    params += scalars
-
+    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
+    reads: dict[str, Storage] = {}
     lines = ["  let q = group * WG + lid;", "  if (q * 4u >= P.n) { return; }"]
-    for n, (_, mode) in zip(NAMES, operands, strict=False):
-        if mode == "quad":
-            lines.append(f"  let {n}_quad = {n}_at4(q);")
-        elif mode == "one":
-            lines.append(f"  let {n}_one = {n}_at(0u);")
-        elif mode == "symbolic":
-            lines.append(f"  let {n}_base = P.{n}_offset + sym(P.{n}_sym) * P.{n}_factor;")
-        else:
-            lines.append(f"  let {n}_base = P.{n}_offset;")
+    if rows:
+        lines += decode("c", "q", rank, inner=4)
+    for o in operands:
+        if o.mode == "number":
+            params.append((o.name, o.param))
+            continue
+        reads[o.name] = Storage(o.dtype, 4 if o.mode in ("quad", "row") else 1)
+        if o.mode in BY_STRIDES:
+            params += [(f"{o.name}_offset", "i32"), *((f"{o.name}_s{k}", "i32") for k in range(rank))]
+            base = f"P.{o.name}_offset"
+            if o.symbolic:
+                params += [(f"{o.name}_{p}", t) for p, t in (("sym", "sym"), ("size", "i32"), ("factor", "i32"))]
+                base += f" + wrapped(sym(P.{o.name}_sym), P.{o.name}_size) * P.{o.name}_factor"
+            lines.append(f"  let {o.name}_base = {base};")
+        lines += _loaded_once(o, rank)
     for lane in range(4):
-        if strided:
-            lines.append(f"  var r{lane} = min(q * 4u + {lane}u, P.n - 1u);")
-            for k in reversed(range(rank)):
-                if k:
-                    lines.append(f"  let c{lane}_{k} = i32(r{lane} % P.d{k}); r{lane} = r{lane} / P.d{k};")
-                else:
-                    lines.append(f"  let c{lane}_0 = i32(r{lane});")
-        values = []
-        for n, (d, mode) in zip(NAMES, operands, strict=False):
-            if mode == "quad":
-                value = f"{n}_quad.{'xyzw'[lane]}"
-            elif mode == "one":
-                value = f"{n}_one"
-            else:
-                terms = [f"{n}_base", *(f"c{lane}_{k} * P.{n}_s{k}" for k in range(rank))]
-                value = f"{n}_at(u32({' + '.join(terms)}))"
-            own = COMPUTE[d]
-            values.append(convert(value, own, compute or own))
+        if rank and not rows:
+            lines += decode(f"c{lane}_", f"min(q * 4u + {lane}u, P.n - 1u)", rank)
+        values = [f"q * 4u + {lane}u"]
+        for o in operands:
+            own = COMPUTE[o.dtype]
+            values.append(convert(_lane(o, lane, rank, rows), own, COMPUTE[compute] if compute else own))
         lines.append(f"  let v{lane} = apply({', '.join(values)});")
-    lines.append("  y_put4(q, vec4<{}>(v0, v1, v2, v3));".format(COMPUTE[out]))
+    lines.append(f"  y_put4(q, vec4<{COMPUTE[out]}>(v0, v1, v2, v3));")
 
-    arguments = ", ".join(f"{n}: {compute or COMPUTE[d]}" for n, (d, _) in zip(NAMES, operands, strict=False))
+    arguments = ", ".join(["i: u32", *(f"{o.name}: {COMPUTE[compute or o.dtype]}" for o in operands)])
     statements = body if "return" in body else f"return {body};"
+    helpers = [functions(body), f"fn apply({arguments}) -> {COMPUTE[out]} {{ {statements} }}"]
+    if any(o.symbolic for o in operands):
+        helpers.append(WRAPPED)
     return build(
         name,
         "\n".join(lines),
@@ -85,9 +95,62 @@ def elementwise(
         reads=reads,
         writes={"y": Storage(out, 4)},
         params=params,
-        workgroup=workgroup,
-        helpers=f"fn apply({arguments}) -> {COMPUTE[out]} {{ {statements} }}",
+        workgroup=target.workgroup(256),
+        helpers="\n".join(h for h in helpers if h),
     )
+
+
+# An index as PyTorch takes it: negative ones count from the end, and none leaves the dimension.
+WRAPPED = "fn wrapped(i: i32, size: i32) -> i32 { return clamp(select(i, i + size, i < 0), 0, max(size - 1, 0)); }"
+
+
+def _loaded_once(o: Operand, rank: int) -> list[str]:
+    """The load that all four lanes share, if there is one."""
+    match o.mode:
+        case "quad":
+            return [f"  let {o.name}_quad = {o.name}_at4(q);"]
+        case "one":
+            return [f"  let {o.name}_one = {o.name}_at(0u);"]
+        case "row":
+            return [f"  let {o.name}_quad = {o.name}_at4(u32({address(o.name, 'c', rank)}) >> 2u);"]
+        case "splat":
+            return [f"  let {o.name}_one = {o.name}_at(u32({address(o.name, 'c', rank)}));"]
+        case _:
+            return []
+
+
+def _lane(o: Operand, lane: int, rank: int, rows: bool) -> str:
+    """The operand's element for one lane."""
+    match o.mode:
+        case "quad" | "row":
+            return f"{o.name}_quad.{'xyzw'[lane]}"
+        case "one" | "splat":
+            return f"{o.name}_one"
+        case "number":
+            return f"(P.{o.name} != 0u)" if o.dtype is DType.BOOL else f"P.{o.name}"
+        case _ if rows:
+            return f"{o.name}_at(u32({address(o.name, 'c', rank)} + {lane} * P.{o.name}_s{rank - 1}))"
+        case _:
+            return f"{o.name}_at(u32({address(o.name, f'c{lane}_', rank)}))"
+
+
+def decode(prefix: str, number: str, rank: int, *, inner: int = 1) -> list[str]:
+    """Statements that split a flat number into i32 coordinates by the sizes `P.d0` …; the last counts `inner`s."""
+    lines = [f"  var {prefix}r = {number};"]
+    for k in reversed(range(1, rank)):
+        lines.append(f"  let {prefix}{k} = i32({prefix}r % P.d{k}){_times(k, rank, inner)};")
+        lines.append(f"  {prefix}r = {prefix}r / P.d{k};")
+    lines.append(f"  let {prefix}0 = i32({prefix}r){_times(0, rank, inner)};")
+    return lines
+
+
+def _times(k: int, rank: int, inner: int) -> str:
+    return f" * {inner}" if k == rank - 1 and inner > 1 else ""
+
+
+def address(name: str, prefix: str, rank: int) -> str:
+    """Where an operand's element is: its base and strides at the coordinates."""
+    return " + ".join([f"{name}_base", *(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank))])
 
 
 def convert(value: str, source: str, to: str) -> str:

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..dtypes import DType
+from ..errors import InvalidProgram
 from ..graph.graph import Shape, Sym, Tensor
-from ..kernels.elementwise import NAMES, elementwise
+from ..kernels.elementwise import BY_STRIDES, Mode, Operand, elementwise
 from ..kernels.wgsl import COMPUTE
 from ..plan.target import Target
-from .registry import Dispatch
+from .registry import Dispatch, Number
+
+NAMES = "abcdefgh"  # of operands, in their order
 
 
 @dataclass(frozen=True, slots=True)
 class Strided:
     """A tensor read through strides (in elements, over the output's shape) from an offset.
 
-    With `sym`, the offset grows by `sym * factor`, read on the GPU.
+    With `sym`, the offset grows by `factor` times that index into a dimension of `size`, read on the GPU: a negative
+    one counts from the end.
     """
 
     tensor: Tensor
@@ -26,6 +31,10 @@ class Strided:
     offset: int = 0
     sym: Sym | None = None
     factor: int = 0
+    size: int = 0
+
+
+Source: TypeAlias = Tensor | Strided | Number
 
 
 def contiguous(shape: Shape) -> tuple[int, ...]:
@@ -65,66 +74,92 @@ def collapse(shape: Shape, strides: Sequence[tuple[int, ...]]) -> tuple[Shape, l
 def pointwise(
     name: str,
     body: str,
-    operands: Sequence[Tensor | Strided],
+    operands: Sequence[Source],
     out: Tensor,
     target: Target,
     *,
     shape: Shape | None = None,
-    scalars: Mapping[str, tuple[str, int | float]] | None = None,
+    scalars: Mapping[str, Number] | None = None,
     compute: DType | None = None,
 ) -> Dispatch:
     """A dispatch that computes `body` for every element of `out`.
 
-    Tensors broadcast to the output; `shape` is another factorisation of the output's elements for the strides of
-    `Strided` operands (a repeat walks twice as many dimensions). `compute` is the dtype the operands are converted to.
+    The body calls the operands `a`, `b`, `c`, …, and the scalars by their names. Tensors broadcast to the output;
+    `shape` is another factorisation of the output's elements for the strides of `Strided` operands (a repeat walks
+    twice as many dimensions). `compute` is the dtype that operands are converted to and that numbers have, without
+    it that of the output.
     """
     shape = out.shape if shape is None else shape
-    views = [t if isinstance(t, Strided) else Strided(t, broadcast_strides(t.shape, shape)) for t in operands]
     n = math.prod(shape)
-    sizes, strides = collapse(shape, [v.strides for v in views])
-    modes = [_mode(v, s, n) for v, s in zip(views, strides, strict=True)]
-    rank = len(sizes) if any(m in ("strided", "symbolic") for m in modes) else 0
-    params: dict[str, int | float | Sym] = {"n": n}
-    params |= {f"d{k}": sizes[k] for k in range(rank)}
-    for letter, v, s, mode in zip(NAMES, views, strides, modes, strict=False):
-        if mode in ("strided", "symbolic"):
-            params[f"{letter}_offset"] = v.offset
-            params |= {f"{letter}_s{k}": s[k] for k in range(rank)}
-        if mode == "symbolic":
-            params |= {f"{letter}_sym": v.sym or 0, f"{letter}_factor": v.factor}
-    scalars = scalars or {}
-    params |= {k: value for k, (_, value) in scalars.items()}
+    numbers = {**{k: x for k, x in zip(NAMES, operands) if isinstance(x, int | float)}, **(scalars or {})}
+    views = {
+        k: x if isinstance(x, Strided) else Strided(x, broadcast_strides(x.shape, shape))
+        for k, x in zip(NAMES, operands)
+        if isinstance(x, Tensor | Strided)
+    }
+    sizes, walked = collapse(shape, [v.strides for v in views.values()])
+    strides = dict(zip(views, walked, strict=True))
+    modes = {k: _mode(v, strides[k], sizes) for k, v in views.items()}
+    rank = len(sizes) if any(m in BY_STRIDES for m in modes.values()) else 0
+    rows = rank > 0 and sizes[-1] % 4 == 0
+    if rows:
+        modes = {k: _row_mode(views[k], strides[k]) if m == "strided" else m for k, m in modes.items()}
+        sizes = (*sizes[:-1], sizes[-1] // 4)
+    params: dict[str, int | float | Sym] = {"n": n, **{f"d{k}": sizes[k] for k in range(rank)}}
+    for k, v in views.items():
+        if modes[k] in BY_STRIDES:
+            params |= {f"{k}_offset": v.offset, **{f"{k}_s{j}": strides[k][j] for j in range(rank)}}
+        if v.sym is not None:
+            params |= {f"{k}_sym": v.sym, f"{k}_size": v.size, f"{k}_factor": v.factor}
+    kind = compute or out.dtype
+    params |= {k: word(x, kind) for k, x in numbers.items()}
     kernel = elementwise(
         name,
         body,
-        tuple((v.tensor.dtype, mode) for v, mode in zip(views, modes, strict=True)),
+        (
+            *(Operand(k, v.tensor.dtype, modes[k], v.sym is not None) for k, v in views.items()),
+            *(Operand(k, kind, "number") for k in numbers),
+        ),
         out.dtype,
         rank,
-        tuple((k, t) for k, (t, _) in scalars.items()),
-        COMPUTE[compute] if compute else None,
+        rows,
+        compute,
         target,
     )
     groups = -(-n // (4 * kernel.kernel.workgroup))
-    return Dispatch(kernel, [v.tensor for v in views], [out], groups, params)
+    return Dispatch(kernel, [v.tensor for v in views.values()], [out], groups, params)
 
 
-def _mode(view: Strided, strides: tuple[int, ...], n: int) -> str:
-    if view.sym is not None:
-        return "symbolic"
-    if view.offset:
+def _mode(view: Strided, strides: tuple[int, ...], sizes: Shape) -> Mode:
+    if view.sym is not None or view.offset:
         return "strided"
     if not any(strides):
         return "one"
-    return "quad" if strides == (1,) and view.tensor.numel == n else "strided"
+    return "quad" if strides == contiguous(sizes) else "strided"
+
+
+def _row_mode(view: Strided, strides: tuple[int, ...]) -> Mode:
+    """How a strided operand is found where the innermost dimension is a multiple of four."""
+    if strides[-1] == 0:
+        return "splat"
+    aligned = all(s % 4 == 0 for s in (*strides[:-1], view.offset, view.factor))
+    return "row" if strides[-1] == 1 and aligned else "strided"
+
+
+def word(value: Number, dtype: DType) -> Number:
+    """A number as a parameter of the compute type of `dtype`; InvalidProgram if an int does not fit."""
+    match COMPUTE[dtype]:
+        case "f32":
+            return float(value)
+        case "bool":
+            return int(bool(value))
+        case _ if math.isfinite(value) and -(2**31) <= int(value) < 2**31:
+            return int(value)
+        case _:
+            raise InvalidProgram(f"the scalar {value} does not fit int32")
 
 
 def cast(x: Tensor, out: Tensor, target: Target) -> Dispatch:
-    """Copy with conversion, as PyTorch casts: floats truncate towards zero, anything nonzero is true."""
-    source, to = COMPUTE[x.dtype], COMPUTE[out.dtype]
-    if source == to:
-        body = "a"
-    elif to == "bool":
-        body = f"a != {source}(0)"
-    else:
-        body = f"{to}(a)"
-    return pointwise("copy" if x.dtype is out.dtype else "cast", body, [Strided(x, contiguous(out.shape))], out, target)
+    """Copy the elements with conversion, as PyTorch casts: floats truncate towards zero, anything nonzero is true."""
+    name = "copy" if x.dtype is out.dtype else "cast"
+    return pointwise(name, "a", [Strided(x, contiguous(out.shape))], out, target, compute=out.dtype)
