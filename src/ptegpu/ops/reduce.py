@@ -1,0 +1,357 @@
+"""Reductions over any set of dimensions, and running totals along one.
+
+Floats accumulate in f32, everything else in i32. NaN propagates; of equal extremes the first index counts. A row so long
+that few workgroups would work on it is reduced in two steps, through partial results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..dtypes import FLOATS, NUMBERS, DType
+from ..errors import ShapeError
+from ..graph.graph import Shape, Tensor
+from ..kernels import reduce as kernels
+from ..kernels.lanes import ACROSS_ROWS, ALONG_ROWS, Lanes, choose
+from ..kernels.wgsl import COMPUTE, KernelSpec, store_type
+from ..plan.target import Target
+from .pointwise import cast, collapse, contiguous
+from .registry import Dispatch, Number, Out, Scratch, Step, Steps, define, normalise_dim, op
+
+LONG = 64  # loads per lane above which a row may be split
+PART = 16  # loads per lane that each part keeps
+ENOUGH_GROUPS = 256  # workgroups that fill a GPU: splitting stops there
+START = {
+    ("sum", "f32"): 0.0,
+    ("sum", "i32"): 0,
+    ("mean", "f32"): 0.0,
+    ("var", "f32"): 0.0,
+    ("std", "f32"): 0.0,
+    ("prod", "f32"): 1.0,
+    ("prod", "i32"): 1,
+    ("any", "i32"): 0,
+    ("all", "i32"): 1,
+    ("amax", "f32"): -math.inf,
+    ("amax", "i32"): -(2**31),
+    ("amin", "f32"): math.inf,
+    ("amin", "i32"): 2**31 - 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A tensor as rows to reduce: sizes and strides of the kept and of the reduced dimensions, in loads."""
+
+    count: int
+    length: int
+    kept: tuple[Shape, Shape]  # (sizes, strides)
+    reduced: tuple[Shape, Shape]
+    quads: bool = False  # a load is four elements
+
+    @property
+    def columns(self) -> bool:
+        """Whether neighbouring rows, not the elements of a row, are neighbours in memory."""
+        return self.kept[1][-1:] == (1,) and self.reduced[1][-1:] != (1,)
+
+
+def rows_of(x: Tensor, dims: Sequence[int]) -> Rows:
+    """`x` with the dimensions `dims` reduced, in as few strided dimensions as that takes."""
+    strides = contiguous(x.shape)
+    kept = [k for k in range(x.rank) if k not in dims]
+    kept_shape, reduced_shape = tuple(x.shape[k] for k in kept), tuple(x.shape[k] for k in dims)
+    kept_sizes, [kept_strides] = collapse(kept_shape, [tuple(strides[k] for k in kept)])
+    sizes, [reduced_strides] = collapse(reduced_shape, [tuple(strides[k] for k in dims)])
+    count, length = math.prod(kept_shape), math.prod(reduced_shape)
+    others = (*kept_strides, *reduced_strides[:-1])
+    if reduced_strides[-1:] == (1,) and sizes[-1] % 4 == 0 and all(s % 4 == 0 for s in others):
+        kept_strides = tuple(s // 4 for s in kept_strides)
+        reduced_strides = (*(s // 4 for s in reduced_strides[:-1]), 1)
+        sizes = (*sizes[:-1], sizes[-1] // 4)
+        return Rows(count, length // 4, (kept_sizes, kept_strides), (sizes, reduced_strides), True)
+    return Rows(count, length, (kept_sizes, kept_strides), (sizes, reduced_strides))
+
+
+def partial_rows(count: int, parts: int) -> Rows:
+    """The partial results of `count` rows."""
+    return Rows(count, parts, ((count,), (parts,)), ((parts,), (1,)))
+
+
+def lanes_for(rows: Rows, target: Target) -> tuple[Lanes, int, int]:
+    """The lanes that share a row, the parts it is split into, and the loads of a part."""
+    lanes = choose(ACROSS_ROWS if rows.columns else ALONG_ROWS, rows.count, rows.length, target)
+    groups = lanes.groups(rows.count)
+    if rows.length <= LONG * lanes.count or groups * 2 > ENOUGH_GROUPS:
+        return lanes, 1, rows.length
+    parts = min(-(-rows.length // (PART * lanes.count)), ENOUGH_GROUPS // groups)
+    span = -(-rows.length // parts)
+    return lanes, -(-rows.length // span), span
+
+
+def launch(
+    kernel: KernelSpec,
+    rows: Rows,
+    lanes: Lanes,
+    parts: int,
+    span: int,
+    read: Sequence[Tensor],
+    write: Sequence[Tensor],
+    more: dict[str, int | float],
+) -> Dispatch:
+    params: dict[str, int | float] = {"rows": rows.count, "length": rows.length, "split": parts, "span": span}
+    for prefix, (sizes, strides) in (("k", rows.kept), ("r", rows.reduced)):
+        params |= {f"{prefix}_d{k}": n for k, n in enumerate(sizes)}
+        params |= {f"{prefix}_s{k}": s for k, s in enumerate(strides)}
+    return Dispatch(kernel, read, write, lanes.groups(rows.count) * parts, params | more)
+
+
+def reduce(
+    fold: str,
+    x: Tensor,
+    dims: Sequence[int],
+    out: Tensor,
+    target: Target,
+    *,
+    kind: str,
+    divisor: float | None = None,
+    centre: Tensor | None = None,
+) -> Steps:
+    """Steps that reduce `dims` of `x` into `out`, accumulating in `kind`."""
+    rows = rows_of(x, dims)
+    lanes, parts, span = lanes_for(rows, target)
+    start: dict[str, int | float] = {"start": START[fold, kind]}
+    last = start if divisor is None else {**start, "divisor": divisor}
+    read = [x] if centre is None else [x, centre]
+    stored = store_type(out.dtype, target)
+    ranks = (len(rows.kept[0]), len(rows.reduced[0]), rows.quads)
+    if parts == 1:
+        kernel = kernels.reduction(fold, x.dtype, stored, kind, *ranks, True, True, lanes, target)
+        yield launch(kernel, rows, lanes, 1, span, read, [out], last)
+        return
+    accumulator = kernels.ACCUMULATOR[kind]
+    partial = yield Scratch((rows.count, parts), accumulator)
+    kernel = kernels.reduction(fold, x.dtype, accumulator, kind, *ranks, True, False, lanes, target)
+    yield launch(kernel, rows, lanes, parts, span, read, [partial], start)
+    rows = partial_rows(rows.count, parts)
+    lanes = choose(ALONG_ROWS, rows.count, parts, target)
+    kernel = kernels.reduction(fold, accumulator, stored, kind, 1, 1, False, False, True, lanes, target)
+    yield launch(kernel, rows, lanes, 1, parts, [partial], [out], last)
+
+
+def find_extreme(
+    largest: bool, x: Tensor, dims: Sequence[int], values: Tensor | None, indices: Tensor, target: Target
+) -> Steps:
+    """Steps that write the first index of each row's extreme, and the extreme itself where it is wanted."""
+    rows = rows_of(x, dims)
+    lanes, parts, span = lanes_for(rows, target)
+    kind = accumulator_of(x.dtype)
+    sign = ">" if largest else "<"
+    start: dict[str, int | float] = {"start": START["amax" if largest else "amin", kind]}
+    stored = store_type(values.dtype, target) if values else None
+    write = [values, indices] if values else [indices]
+    ranks = (len(rows.kept[0]), len(rows.reduced[0]), rows.quads)
+    if parts == 1:
+        kernel = kernels.extremum(sign, x.dtype, stored, kind, *ranks, True, lanes, target)
+        yield launch(kernel, rows, lanes, 1, span, [x], write, start)
+        return
+    accumulator = kernels.ACCUMULATOR[kind]
+    partial = yield Scratch((rows.count, parts), accumulator)
+    numbers = yield Scratch((rows.count, parts), DType.I32)
+    kernel = kernels.extremum(sign, x.dtype, accumulator, kind, *ranks, True, lanes, target)
+    yield launch(kernel, rows, lanes, parts, span, [x], [partial, numbers], start)
+    rows = partial_rows(rows.count, parts)
+    lanes = choose(ALONG_ROWS, rows.count, parts, target)
+    kernel = kernels.extremum(sign, accumulator, stored, kind, 1, 1, False, False, lanes, target)
+    yield launch(kernel, rows, lanes, 1, parts, [partial, numbers], write, start)
+
+
+def accumulator_of(dtype: DType) -> str:
+    return "f32" if dtype.is_float else "i32"
+
+
+def reduced_dims(x: Tensor, dims: Sequence[int] | None) -> list[int]:
+    """The dimensions in order; none given means all."""
+    chosen = [normalise_dim(d, x.rank) for d in dims] if dims else list(range(x.rank))
+    if len(set(chosen)) < len(chosen):
+        raise ShapeError(f"a dimension is given twice in {list(dims or ())}")
+    return sorted(chosen) if x.rank else []
+
+
+def reduced_shape(x: Tensor, dims: Sequence[int], keepdim: bool) -> Shape:
+    if keepdim:
+        return tuple(1 if k in dims else n for k, n in enumerate(x.shape))
+    return tuple(n for k, n in enumerate(x.shape) if k not in dims)
+
+
+def length_of(x: Tensor, dims: Sequence[int]) -> int:
+    return math.prod(x.shape[k] for k in dims)
+
+
+def require_elements(x: Tensor, dims: Sequence[int]) -> None:
+    for k in dims:
+        if x.shape[k] == 0:
+            raise ShapeError(f"dimension {k} of {list(x.shape)} is empty and has no extreme")
+
+
+def totals(base: str, fold: str, *overloads: str, dtypes: Sequence[DType] = ()) -> None:
+    """`sum`, `prod` and `mean`: over a list of dimensions, one, or all; the output's dtype is the accumulator's."""
+
+    def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
+        out = yield Out(reduced_shape(x, dims, keepdim))
+        divisor = float(length_of(x, dims)) if fold == "mean" else None
+        yield from reduce(fold, x, dims, out, target, kind=accumulator_of(out.dtype), divisor=divisor)
+
+    def some(
+        x: Tensor, dim: list[int] | None, keepdim: bool = False, dtype: int | None = None, *, target: Target
+    ) -> Steps:
+        yield from over(x, reduced_dims(x, dim), keepdim, target)
+
+    def every(x: Tensor, dtype: int | None = None, *, target: Target) -> Steps:
+        yield from over(x, reduced_dims(x, None), False, target)
+
+    define([f"{base}.{o}" for o in overloads], some, "steps", dtypes=dtypes)
+    define([f"{base}.default"], every, "steps", dtypes=dtypes)
+
+
+def extremes(base: str, alias: str, largest: bool) -> None:
+    """`amax` and `max` or their opposites: values, indices or both."""
+    fold = "amax" if largest else "amin"
+
+    def value(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
+        require_elements(x, dims)
+        out = yield Out(reduced_shape(x, dims, keepdim), x.dtype)
+        yield from reduce(fold, x, dims, out, target, kind=accumulator_of(x.dtype))
+
+    def some(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, target: Target) -> Steps:
+        yield from value(x, reduced_dims(x, dim), keepdim, target)
+
+    def every(x: Tensor, *, target: Target) -> Steps:
+        yield from value(x, reduced_dims(x, None), False, target)
+
+    def index(x: Tensor, dim: int | None = None, keepdim: bool = False, *, target: Target) -> Steps:
+        dims = reduced_dims(x, None if dim is None else [dim])
+        require_elements(x, dims)
+        out = yield Out(reduced_shape(x, dims, keepdim), DType.I32)
+        yield from find_extreme(largest, x, dims, None, out, target)
+
+    def both(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
+        dims = reduced_dims(x, [dim])
+        require_elements(x, dims)
+        shape = reduced_shape(x, dims, keepdim)
+        values = yield Out(shape, x.dtype)
+        indices = yield Out(shape, DType.I32)
+        yield from find_extreme(largest, x, dims, values, indices, target)
+
+    define([f"aten.{fold}.default"], some, "steps", wide=True)
+    define([f"{base}.default"], every, "steps", wide=True)
+    define([f"{alias}.default"], index, "steps", wide=True, dtypes=NUMBERS)
+    define([f"{base}.dim"], both, "steps", wide=True)
+
+
+def logical(base: str, fold: str) -> None:
+    """`any` and `all`: what is not zero is true. An empty list of dimensions reduces nothing, unlike elsewhere."""
+
+    def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
+        out = yield Out(reduced_shape(x, dims, keepdim))
+        yield from reduce(fold, x, dims, out, target, kind="i32")
+
+    def every(x: Tensor, *, target: Target) -> Steps:
+        yield from over(x, reduced_dims(x, None), False, target)
+
+    def one(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
+        yield from over(x, reduced_dims(x, [dim]), keepdim, target)
+
+    def some(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, target: Target) -> Steps:
+        yield from over(x, [] if dim == [] else reduced_dims(x, dim), keepdim, target)
+
+    define([f"{base}.default"], every, "steps", wide=True)
+    define([f"{base}.dim"], one, "steps", wide=True)
+    define([f"{base}.dims"], some, "steps", wide=True)
+
+
+def spread(
+    fold: str, x: Tensor, dims: list[int], correction: Number, out: Tensor, target: Target
+) -> Generator[Step, Any, Tensor]:
+    """Steps of `var` and `std`: the mean first, then squared deviations from it; returns the mean."""
+    mean: Tensor = yield Scratch(out.shape, DType.F32)
+    length = length_of(x, dims)
+    yield from reduce("mean", x, dims, mean, target, kind="f32", divisor=float(length))
+    divisor = max(0.0, length - correction)
+    yield from reduce(fold, x, dims, out, target, kind="f32", divisor=divisor, centre=mean)
+    return mean
+
+
+def spreads(base: str, fold: str) -> None:
+    def corrected(
+        x: Tensor,
+        dim: list[int] | None = None,
+        correction: Number | None = None,
+        keepdim: bool = False,
+        *,
+        target: Target,
+    ) -> Steps:
+        dims = reduced_dims(x, dim)
+        out = yield Out(reduced_shape(x, dims, keepdim), x.dtype)
+        yield from spread(fold, x, dims, 1 if correction is None else correction, out, target)
+
+    def some(
+        x: Tensor, dim: list[int] | None, unbiased: bool = True, keepdim: bool = False, *, target: Target
+    ) -> Steps:
+        yield from corrected(x, dim, int(unbiased), keepdim, target=target)
+
+    def every(x: Tensor, unbiased: bool = True, *, target: Target) -> Steps:
+        yield from corrected(x, None, int(unbiased), target=target)
+
+    define([f"{base}.correction"], corrected, "steps", dtypes=FLOATS)
+    define([f"{base}.dim"], some, "steps", dtypes=FLOATS)
+    define([f"{base}.default"], every, "steps", dtypes=FLOATS)
+
+
+@op("aten.var_mean.correction", dtypes=FLOATS)
+def var_mean(
+    x: Tensor,
+    dim: list[int] | None = None,
+    correction: Number | None = None,
+    keepdim: bool = False,
+    *,
+    target: Target,
+) -> Steps:
+    dims = reduced_dims(x, dim)
+    shape = reduced_shape(x, dims, keepdim)
+    variance = yield Out(shape, x.dtype)
+    mean = yield Out(shape, x.dtype)
+    exact = yield from spread("var", x, dims, 1 if correction is None else correction, variance, target)
+    yield cast(exact, mean, target)
+
+
+def running(name: str, operator: str) -> None:
+    """`cumsum` and `cumprod`, in the output's type."""
+
+    def rule(x: Tensor, dim: int, dtype: int | None = None, *, target: Target) -> Steps:
+        k = normalise_dim(dim, x.rank)
+        out = yield Out(x.shape)
+        length = x.shape[k] if x.rank else 1
+        inner = math.prod(x.shape[k + 1 :])
+        lines = x.numel // length if length else 0
+        serial = length <= 32 or lines >= 4096
+        stored = store_type(out.dtype, target)
+        kernel = kernels.scan(name, operator, x.dtype, stored, serial, target)
+        groups = -(-lines // kernel.kernel.workgroup) if serial else lines
+        yield Dispatch(kernel, [x], [out], groups, {"lines": lines, "length": length, "inner": inner})
+
+    define([f"aten.{name}.default"], rule, "steps")
+
+
+totals("aten.sum", "sum", "dim_IntList")
+totals("aten.mean", "mean", "dim")
+totals("aten.prod", "prod", "dim_int")
+extremes("aten.max", "aten.argmax", largest=True)
+extremes("aten.min", "aten.argmin", largest=False)
+logical("aten.any", "any")
+logical("aten.all", "all")
+spreads("aten.var", "var")
+spreads("aten.std", "std")
+running("cumsum", "+")
+running("cumprod", "*")

@@ -1,0 +1,164 @@
+"""Reductions: every axis, every way a row is shared among lanes, both ways lanes agree, and partial results."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+
+from ptegpu.dtypes import DType
+from ptegpu.errors import ShapeError
+from tests.oracle import Case, T, check, device, graph_of, plan_of
+
+F16, I32, BOOL, U8, I8 = DType.F16, DType.I32, DType.BOOL, DType.U8, DType.I8
+INF, NAN = math.inf, math.nan
+
+total = partial(Case, "aten.sum.dim_IntList")
+SUMS = [
+    *(total((T((2, 3, 4, 5)), list(dims), keep)) for dims, keep in [
+        ((0,), False), ((1,), True), ((2,), False), ((3,), False), ((-1,), True),
+        ((0, 2), True), ((1, 3), False), ((3, 0), False), ((0, 1, 2, 3), True), ((), False),
+    ]),
+    total((T((3, 1, 5)), [1], False)),
+    total((T((7,)), None, False)),
+    total((T(()), [0], False)),
+    total((T(()), [], True)),
+    total((T((2, 1, 3, 2, 1, 2, 3, 2)), [0, 3, 6], False)),  # kept and reduced dimensions alternate
+    total((T((2, 2, 2, 2, 2, 2, 2, 2)), [1, 3, 5, 7], False)),
+    total((T((0, 3)), [0], False)),
+    total((T((3, 0)), [0], False)),
+    total((T((5, 3), F16), [1], False)),
+    total((T((3, 8), F16), [1], True)),
+    total((T((3, 8), F16), [0], True)),
+    total((T((5, 3), I32, -9, 9), [0], False)),
+    total((T((5, 8), BOOL), [1], False)),
+    total((T((5, 3), BOOL), [0], False)),
+    total((T((5, 3), U8, 0, 255), [1], False)),
+    total((T((5, 12), I8, -128, 127), [1], False)),
+    Case("aten.sum.default", (T((3, 5)),)),
+    Case("aten.sum.default", (T((4,), BOOL),)),
+    Case("aten.sum.default", (T((0,)),)),
+]  # fmt: skip
+
+# Rows of 1, 8, 32 and 256 lanes, in quads and not; columns of 1 and 8; several workgroups; parts.
+LENGTHS = [
+    *(total((T((rows, n)), [1], False)) for rows, n in [
+        (300, 3), (259, 16), (40, 17), (33, 124), (9, 100), (10, 300), (3, 511), (3, 515), (2, 1028), (2, 4100),
+    ]),
+    *(total((T(shape), [0], False)) for shape in [(3, 300), (16, 259), (17, 33), (100, 5), (33, 1, 70)]),
+    total((T((3, 40, 33)), [1], True)),
+    total((T((1, 70003)), [1], False), atol=1e-3),
+    total((T((2, 70000)), [1], False), atol=1e-3),
+    total((T((2000, 3)), [0], False)),
+    total((T((2000, 8), F16), [0], False), atol=2e-2),
+    Case("aten.sum.default", (T((300, 101)),), atol=1e-3),
+    Case("aten.sum.default", (T((200, 400), I32, -1000, 1000),)),
+    Case("aten.mean.default", (T((300, 401), F16),)),
+    Case("aten.any.default", (T((70000,), BOOL),)),
+    Case("aten.max.default", (T((70000,)),)),
+    Case("aten.argmax.default", (T((70000,)), None, False)),
+    Case("aten.argmin.default", (T((17001, 3)), 0, False)),
+    Case("aten.min.dim", (T((2, 30011), I32, -5, 5), 1, False)),
+    Case("aten.var.default", (T((30011,), low=99, high=101),)),
+]  # fmt: skip
+
+SPECIAL = T((4, 3), values=(1, NAN, 2, -INF, -INF, -INF, 3, INF, 3, -1, -1, -2))
+LONGER = T((300,), values=tuple(NAN if k in (77, 200) else float(k % 50) for k in range(300)))
+OTHERS = [
+    *(Case("aten.mean.dim", (T((3, 4, 5)), dims, keep)) for dims, keep in [([1, 2], True), ([0], False), (None, False)]),
+    Case("aten.mean.dim", (T((2, 3, 7, 7), F16), [2, 3], True)),
+    Case("aten.mean.dim", (T((0, 3)), [0], False)),
+    Case("aten.mean.default", (T((0,)),)),
+    *(Case(f"aten.{name}.default", (x, dims, False)) for name in ("amax", "amin") for x, dims in [
+        (T((3, 4, 5)), [0, 2]), (T((3, 5), F16), [0]), (T((3, 5), I32, -9, 9), []), (T((3, 8), BOOL), [1]),
+        (T((3, 4), I8, -128, 127), [0]), (SPECIAL, [1]), (SPECIAL, [0]), (LONGER, [0]), (T((0, 3)), [1]), (T(()), []),
+    ]),
+    *(Case(f"aten.{name}.default", (x, dim, keep)) for name in ("argmax", "argmin") for x, dim, keep in [
+        (T((3, 4, 5)), 1, False), (T((3, 4, 5)), -1, True), (T((3, 4, 5)), None, False), (T((5, 3)), None, True),
+        (T((40, 33), I32, -2, 2), 0, False), (T((9, 40), I32, -2, 2), 1, False), (T((3, 8), F16), 1, False),
+        (SPECIAL, 1, False), (SPECIAL, 0, True), (SPECIAL, None, False), (LONGER, 0, False), (T(()), 0, False),
+        (T((5, 7), U8, 0, 3), 1, False),
+    ]),
+    *(Case(f"aten.{name}.dim", (x, dim, keep)) for name in ("max", "min") for x, dim, keep in [
+        (T((3, 4, 5)), 1, True), (T((6, 4), F16), -1, False), (T((6, 5), I32, -2, 2), 0, False),
+        (T((6, 5), BOOL), 1, False), (SPECIAL, 1, False), (T((0, 3)), 1, False), (T(()), 0, False),
+    ]),
+    Case("aten.max.default", (T((3, 5)),)),
+    Case("aten.min.default", (T((3, 5), I32, -9, 9),)),
+    Case("aten.min.default", (LONGER,)),
+    Case("aten.prod.default", (T((3, 5)),)),
+    Case("aten.prod.default", (T((40,), low=0.9, high=1.1),)),
+    Case("aten.prod.dim_int", (T((3, 5), I32, -3, 4), 0, True)),
+    Case("aten.prod.dim_int", (T((3, 5), BOOL), 1, False)),
+    Case("aten.prod.dim_int", (T((3, 0)), 1, False)),
+    *(Case(f"aten.{name}.{overload}", args) for name in ("any", "all") for overload, args in [
+        ("default", (T((3, 5), BOOL),)), ("default", (T((0,), BOOL),)), ("default", (T((), BOOL),)),
+        ("dim", (T((5, 2), BOOL), 1, False)), ("dim", (T((2, 5), BOOL), 0, True)), ("dim", (T((40, 3), I32, 0, 9), 0, False)),
+        ("dims", (T((2, 3, 4), BOOL), [0, 2], False)), ("dims", (T((2, 3), I32, 0, 2), [], False)),
+        ("dims", (T((2, 3), BOOL), None, True)), ("dim", (SPECIAL, 1, False)), ("dim", (T((5, 4), U8, 0, 2), 1, False)),
+        ("default", (T((999,), BOOL),)),
+    ]),
+    Case("aten.var.correction", (T((3, 4, 5)), [1, 2], None, False)),
+    Case("aten.var.correction", (T((3, 4, 5)), [1], 0, True)),
+    Case("aten.var.correction", (T((40, 3), low=1000, high=1001), [0], 1, False), note=" far from zero"),
+    Case("aten.var.correction", (T((3, 1)), [1], 1, False)),
+    Case("aten.var.correction", (T((3,)), [0], 4, False)),
+    Case("aten.var.correction", (T((0,)), [0], 1, False)),
+    Case("aten.var.dim", (T((3, 8), F16), [1], False, True)),
+    Case("aten.var.dim", (T((3, 8)), [1], True, False)),
+    Case("aten.var.default", (T((3, 8)), False)),
+    Case("aten.std.correction", (T((3, 8)), [0], 2, True)),
+    Case("aten.std.dim", (T((3, 8)), None, True, False)),
+    Case("aten.var_mean.correction", (T((3, 8), F16), [1], 1, True)),
+]  # fmt: skip
+
+SCANS = [
+    *(Case("aten.cumsum.default", (T((3, 4, 5)), dim)) for dim in (0, 1, 2, -1)),
+    *(Case("aten.cumsum.default", (T(shape), dim)) for shape, dim in [
+        ((), 0), ((0, 3), 0), ((3, 0), 0), ((33,), 0), ((2, 1024), 1), ((3, 1030, 2), 1), ((300, 2), 1), ((1, 2100), -1),
+    ]),
+    Case("aten.cumsum.default", (T((5, 40), F16), 1)),
+    Case("aten.cumsum.default", (T((5, 40), I32, -9, 9), 0)),
+    Case("aten.cumsum.default", (T((5, 40), BOOL), 1)),
+    Case("aten.cumsum.default", (T((3, 7), U8, 0, 255), 1)),
+    Case("aten.cumprod.default", (T((3, 40), low=0.8, high=1.2), 1)),
+    Case("aten.cumprod.default", (T((3, 4), I32, -3, 4), 0)),
+]  # fmt: skip
+
+CASES = [*SUMS, *LENGTHS, *OTHERS, *SCANS]
+PLAIN = [c for c in CASES if F16 in {a.dtype for a in c.args if isinstance(a, T)}] + LENGTHS + SCANS[-8:]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_without_features(case: Case) -> None:
+    check(case, f16=False, subgroups=False, limits="browser")
+
+
+def refusal(case: Case) -> str:
+    import numpy as np
+
+    arrays = {id(a): a.make(np.random.default_rng(0)) for a in case.args if isinstance(a, T)}
+    graph, _ = graph_of(case, arrays, [np.zeros((), np.float32)])
+    with pytest.raises(ShapeError) as e:
+        plan_of(graph, device().target)
+    return str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        (total((T((2, 3)), [0, -2], False)), "a dimension is given twice in [0, -2]"),
+        (total((T((2, 3)), [2], False)), "dimension 2 is out of range for rank 2"),
+        (Case("aten.amax.default", (T((2, 0)), [1], False)), "dimension 1 of [2, 0] is empty and has no extreme"),
+        (Case("aten.argmax.default", (T((2, 0)), None)), "dimension 1 of [2, 0] is empty and has no extreme"),
+    ],
+    ids=lambda v: str(v),
+)
+def test_refusals(case: Case, text: str) -> None:
+    assert refusal(case) == f"{case.op}: {text}"
