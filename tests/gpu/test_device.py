@@ -120,10 +120,10 @@ def test_more_bytes_than_a_buffer_may_have(device):
 
 
 def test_words_of_wgpu_become_typed_errors():
-    out = native.as_error("OutOfMemory", "Out of Memory\n\nCaused by:\n  In wgpuX\n    Not enough memory left")
+    out = native.as_error("Out of Memory\n\nCaused by:\n  In wgpuX\n    Not enough memory left")
     assert OutOfMemory is type(out)
     assert str(out) == "the GPU is out of memory (In wgpuX: Not enough memory left)"
-    lost = native.as_error("Validation", "Validation Error\n\nCaused by:\n  In wgpuX\n    Parent device is lost")
+    lost = native.as_error("Validation Error\n\nCaused by:\n  In wgpuX\n    Parent device is lost")
     assert DeviceLost is type(lost)
     assert str(lost) == "the GPU device is lost (In wgpuX: Parent device is lost); load the program again"
 

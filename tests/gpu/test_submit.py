@@ -47,7 +47,7 @@ UNGUARDED = CASE.replace("Commands(recorder.finish(), (source, staging))", "reco
 
 
 def run(script: str, case: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-c", script, case]
     return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120, check=False)
 

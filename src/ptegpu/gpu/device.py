@@ -82,8 +82,7 @@ class Device:
         self._probe = GpuBuffer(self.wrapped, "probe", 16, "storage")
         self.target = _target(info, self.wrapped.limits, f16=f16, subgroups=subgroups)
         if subgroups:
-            size = subgroup_size(self, native.subgroup_range(native.handle_of(adapter)))
-            self.target = replace(self.target, subgroup_size=size)
+            self.target = replace(self.target, subgroup_size=subgroup_size(self))
 
     def __repr__(self) -> str:
         return f"<Device {self.info}>"
@@ -186,11 +185,14 @@ class Device:
         try:
             buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
         except OutOfMemory:
-            if not len(self.pool):
-                raise
             self.pool.clear()
             native.wait(self.handle, flush(self))
-            buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
+            try:
+                buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
+            except OutOfMemory:
+                left = self.available_bytes()
+                there = "" if left is None else f"; {left} are available"
+                raise OutOfMemory(f"buffer {name} needs {nbytes} bytes on {self.target.name}{there}") from None
         self.counters.buffers_created += 1
         return buffer
 

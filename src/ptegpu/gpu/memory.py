@@ -1,15 +1,18 @@
-"""How much memory an adapter still has. WebGPU does not say; where the GPU's memory is the host's, the system does."""
+"""How much memory an adapter still has: its own, as Vulkan tells, or the host's, where the adapter shares that."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from . import vulkan
 from .adapters import AdapterInfo
 
 
 def available_bytes(info: AdapterInfo) -> int | None:
-    """Bytes that new buffers may take; None when that is unknown."""
-    return None if info.type == "discrete" else host_available_bytes(Path("/proc/meminfo"))
+    """Bytes that new buffers of an adapter may take; None when that is unknown."""
+    if info.type != "discrete":
+        return host_available_bytes(Path("/proc/meminfo"))
+    return vulkan.available_bytes(info.name) if info.backend == "Vulkan" else None
 
 
 def host_available_bytes(meminfo: Path) -> int | None:

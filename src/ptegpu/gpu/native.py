@@ -23,6 +23,7 @@ Handle = Any  # a C pointer to a wgpu-native object
 Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
 
 _LOST = ("device is lost", "device lost")
+_FULL = ("not enough memory", "out of memory")
 
 
 def handle_of(wrapped: Any) -> Handle:
@@ -30,20 +31,16 @@ def handle_of(wrapped: Any) -> Handle:
     return wrapped._internal
 
 
-def as_error(kind: str, message: str) -> DeviceError:
+def as_error(message: str) -> DeviceError:
     """The ptegpu error for words of wgpu-native: one line, without its "Caused by" scaffolding."""
     lines = [line.strip() for line in message.split("Caused by:", 1)[-1].splitlines()]
     words = ": ".join(line for line in lines if line)
-    if any(lost in message.lower() for lost in _LOST):
+    lowered = message.lower()
+    if any(lost in lowered for lost in _LOST):
         return DeviceLost(f"the GPU device is lost ({words}); load the program again")
-    if kind == "OutOfMemory":
+    if any(full in lowered for full in _FULL):
         return OutOfMemory(f"the GPU is out of memory ({words})")
     return DeviceError(words)
-
-
-def from_wgpu(error: wgpu.GPUError) -> DeviceError:
-    """The ptegpu error for one that wgpu-py raised."""
-    return as_error("OutOfMemory" if isinstance(error, wgpu.GPUOutOfMemoryError) else "", str(error))
 
 
 class checked:
@@ -57,9 +54,9 @@ class checked:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         reported = error_handler.release("ptegpu")
         if isinstance(error, wgpu.GPUError):
-            raise from_wgpu(error) from None
+            raise as_error(str(error)) from None
         if error is None and reported is not None:
-            raise as_error(*reported)
+            raise as_error(reported[1])
 
 
 class Recorder:
@@ -210,7 +207,7 @@ def map_for_reading(device: Handle, buffer: Handle, nbytes: int, submission: int
         wait(device, submission)
     status, message = _map_results.pop(token)
     if status != lib.WGPUMapAsyncStatus_Success:
-        raise as_error("", f"reading back failed: {message or f'status {status}'}")
+        raise as_error(f"reading back failed: {message or f'status {status}'}")
     # void const * wgpuBufferGetConstMappedRange(WGPUBuffer, size_t offset, size_t size)
     address = lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes)
     return memoryview(ffi.buffer(address, nbytes))
@@ -220,17 +217,6 @@ def unmap(buffer: Handle) -> None:
     with checked():
         # void wgpuBufferUnmap(WGPUBuffer)
         lib.wgpuBufferUnmap(buffer)
-
-
-def subgroup_range(adapter: Handle) -> tuple[int, int]:
-    """The smallest and largest subgroup the adapter forms; (0, 0) when it does not say."""
-    info = ffi.new("WGPUAdapterInfo *")
-    # WGPUStatus wgpuAdapterGetInfo(WGPUAdapter, WGPUAdapterInfo *)
-    lib.wgpuAdapterGetInfo(adapter, info)
-    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
-    # void wgpuAdapterInfoFreeMembers(WGPUAdapterInfo)
-    lib.wgpuAdapterInfoFreeMembers(info[0])
-    return sizes
 
 
 def object_counts() -> dict[str, int]:

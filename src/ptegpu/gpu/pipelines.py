@@ -52,7 +52,7 @@ class PipelineCache:
             stage = {"module": module, "entry_point": kernel.entry}
             pipeline = self._device.create_compute_pipeline(label=kernel.name, layout=layout, compute=stage)
         except wgpu.GPUError as error:
-            ours = native.from_wgpu(error)
+            ours = native.as_error(str(error))
             if isinstance(ours, (DeviceLost, OutOfMemory)):
                 raise ours from None
             raise kernel_error(kernel, str(error), str(ours)) from None

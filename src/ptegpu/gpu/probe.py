@@ -1,11 +1,11 @@
-"""The subgroup size of a device, found by running a kernel: the API does not tell it."""
+"""The subgroup size of a device, found by running a kernel: WebGPU does not tell it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ..plan.plan import Kernel
-from . import native
+from . import native, vulkan
 from .submit import Commands, submit
 
 if TYPE_CHECKING:
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 _GROUPS = 2
 
 
-def subgroup_size(device: Device, stated: tuple[int, int]) -> int:
-    """The size every subgroup has; 0 when it varies. `stated` is the adapter's smallest and largest, (0, 0) if mute."""
-    if stated[0] < stated[1] and device.info.backend == "Vulkan":
-        return 0  # the driver chooses per pipeline, so that no probe speaks for another kernel
-    largest = device.target.workgroup(device.target.max_invocations)
-    found = {size for workgroup in (64, largest) for size in _sizes(device, workgroup)}
+def subgroup_size(device: Device) -> int:
+    """The size every subgroup has; 0 when it varies."""
+    if device.info.backend == "Vulkan":
+        smallest, largest = vulkan.subgroup_range(device.info.name)
+        if smallest < largest:
+            return 0  # the driver chooses per pipeline, so that no probe speaks for another kernel
+    widest = device.target.workgroup(device.target.max_invocations)
+    found = {size for workgroup in (64, widest) for size in _sizes(device, workgroup)}
     return found.pop() if len(found) == 1 else 0
 
 
