@@ -158,5 +158,5 @@ def convert(value: str, source: str, to: str) -> str:
     if source == to:
         return value
     if to == "bool":
-        return f"({value} != {source}(0))"
+        return f"!({value} == {source}(0))"  # naga's `!=` is false for NaN
     return f"{to}({value})"
