@@ -1,0 +1,394 @@
+"""Matrix products: y[z, row, column] = alpha · Σₖ a[z, row, k] · b[z, k, column] + beta · bias, summed in f32.
+
+Four kernels share one `Form` (what is constant per graph) and one block of parameters (what is live):
+
+- `outer`: an invocation per element, for a K so short that nothing is worth sharing;
+- `gemv_rows`: one to four rows of `a` against b stored [N, K]: a workgroup walks K together for a few rows of `b`;
+- `gemv_columns`: the same against b stored [K, N]: lanes over columns, slices of the workgroup over K;
+- `gemm`: tiles in workgroup memory, a small block of accumulators in registers.
+
+All are unrolled here, because naga emits plain loops: every accumulator has a name. Loads are clamped into the matrix
+rather than guarded, what lies beyond K is set to zero on its way into the tile, and what lies beyond M or N is never
+stored. `gemv_columns` and `gemm` can leave partial sums over parts of K to `add_parts`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .wgsl import KernelSpec, Storage, build
+
+DEPTH = 16  # elements of K in a tile
+MIN_SUBGROUP = 4  # the smallest size WebGPU allows
+
+SIZES = [("batch", "u32"), ("m", "u32"), ("n", "u32"), ("k", "u32")]
+PLACES = [("y_batch", "u32"), ("y_row", "u32"), ("y_column", "u32"), ("y_first", "u32")]  # strides of y, its start
+EPILOGUE = [("alpha", "f32")]
+BIAS = [("beta", "f32"), ("bias_batch", "u32"), ("bias_row", "u32"), ("bias_column", "u32"), ("bias_first", "u32")]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kernel is generated for. Quads: whether rows as stored can be loaded or stored four elements at a time."""
+
+    a: DType
+    b: DType
+    y: DType
+    bias: DType | None
+    transposed: bool  # b is stored [N, K]
+    a_quads: bool
+    b_quads: bool
+    y_quads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A workgroup's part of y, and each invocation's part of that. Each invocation stages one 4 × 4 block per step."""
+
+    size: int  # rows, and columns
+    rows: int  # of one invocation
+    columns: int
+
+    @property
+    def threads(self) -> int:
+        return self.size // self.rows * (self.size // self.columns)
+
+
+LARGE, MEDIUM, SMALL = Tile(128, 8, 8), Tile(64, 8, 4), Tile(32, 4, 4)
+
+
+def _module(
+    name: str,
+    body: list[str],
+    form: Form,
+    target: Target,
+    *,
+    reads: dict[str, Storage],
+    workgroup: int,
+    helpers: list[str],
+    params: list[tuple[str, str]],
+    y_quads: bool,
+    shared: dict[str, tuple[str, int]] | None = None,
+    subgroups: bool = False,
+) -> KernelSpec:
+    """A kernel with the epilogue that all share: `finish` scales and adds the bias, `put` or `put4` store."""
+    bias = {"bias": Storage(form.bias)} if form.bias else {}
+    text = "\n".join(f"  {line}" for line in body)
+    return build(
+        name,
+        text,
+        target=target,
+        reads=reads | bias,
+        writes={"y": Storage(form.y, 4 if y_quads else 1)},
+        params=[*SIZES, *PLACES, *EPILOGUE, *(BIAS if form.bias else []), *params],
+        workgroup=workgroup,
+        shared=shared,
+        helpers="\n".join([*helpers, _epilogue(form, y_quads)]),
+        subgroups=subgroups,
+    )
+
+
+def _epilogue(form: Form, quads: bool) -> str:
+    bias = ""
+    if form.bias:
+        place = "P.bias_first + z * P.bias_batch + row * P.bias_row + column * P.bias_column"
+        bias = f" + P.beta * bias_at({place})"
+    finish = f"fn finish(z: u32, row: u32, column: u32, v: f32) -> f32 {{ return P.alpha * v{bias}; }}\n"
+    place = "P.y_first + z * P.y_batch + row * P.y_row"
+    if quads:
+        lanes = ", ".join(f"finish(z, row, column + {j}u, v.{c})" for j, c in enumerate("xyzw"))
+        return finish + (
+            "fn put4(z: u32, row: u32, column: u32, v: vec4<f32>) {\n"
+            f"  if (column < P.n) {{ y_put4(({place} + column) >> 2u, vec4<f32>({lanes})); }}\n}}"
+        )
+    return finish + (
+        "fn put(z: u32, row: u32, column: u32, v: f32) {\n"
+        f"  if (column < P.n) {{ y_put({place} + column * P.y_column, finish(z, row, column, v)); }}\n}}\n"
+        "fn put4(z: u32, row: u32, column: u32, v: vec4<f32>) {\n"
+        + "".join(f"  put(z, row, column + {j}u, v.{c});\n" for j, c in enumerate("xyzw"))
+        + "}"
+    )
+
+
+def _quad(name: str, width: str, quads: bool) -> str:
+    """`name_quad(row, i)`: four elements of a row of `width` from element i on, repeating the last beyond its end."""
+    if quads:
+        load = f"{name}_at4((row * {width} + min(i, {width} - 4u)) >> 2u)"
+    else:
+        lanes = ", ".join(f"{name}_at(row * {width} + min(i + {j}u, {width} - 1u))" for j in range(4))
+        load = f"vec4<f32>({lanes})"
+    return f"fn {name}_quad(row: u32, i: u32) -> vec4<f32> {{ return {load}; }}"
+
+
+@lru_cache(maxsize=256)
+def outer(form: Form, target: Target) -> KernelSpec:
+    """An invocation per element of y."""
+    b = "(z * P.n + column) * P.k + k" if form.transposed else "(z * P.k + k) * P.n + column"
+    body = [
+        "let i = group * WG + lid;",
+        "if (i >= P.batch * P.m * P.n) { return; }",
+        "let column = i % P.n; let zr = i / P.n; let row = zr % P.m; let z = zr / P.m;",
+        "var sum = 0.0;",
+        f"for (var k = 0u; k < P.k; k++) {{ sum = fma(a_at(zr * P.k + k), b_at({b}), sum); }}",
+        "put(z, row, column, sum);",
+    ]
+    return _module(
+        "matmul_outer",
+        body,
+        form,
+        target,
+        reads={"a": Storage(form.a), "b": Storage(form.b)},
+        workgroup=target.workgroup(256),
+        helpers=[],
+        params=[],
+        y_quads=False,
+    )
+
+
+@lru_cache(maxsize=256)
+def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Target) -> KernelSpec:
+    """`rows` rows of a [M, K], all there are, against `columns` rows of b [N, K]: a workgroup walks K together."""
+    quads = form.a_quads and form.b_quads
+    sums = [(i, j) for i in range(rows) for j in range(columns)]
+    kind, zero = ("vec4<f32>", "vec4<f32>()") if quads else ("f32", "0.0")
+    at, width = ("at4", "(P.k >> 2u)") if quads else ("at", "P.k")
+    body = [
+        "let z = group / P.blocks;",
+        f"let first = group % P.blocks * {columns}u;",
+        *(f"let a{i} = (z * {rows}u + {i}u) * {width};" for i in range(rows)),
+        *(f"let b{j} = (z * P.n + min(first + {j}u, P.n - 1u)) * {width};" for j in range(columns)),
+        *(f"var sum{i}_{j}: {kind} = {zero};" for i, j in sums),
+        f"for (var k = lid; k < {width}; k += WG) {{",
+        *(f"  let u{i} = a_{at}(a{i} + k);" for i in range(rows)),
+        *(f"  let w{j} = b_{at}(b{j} + k);" for j in range(columns)),
+        *(f"  sum{i}_{j} = fma(u{i}, w{j}, sum{i}_{j});" for i, j in sums),
+        "}",
+    ]
+    totals = [f"dot(sum{i}_{j}, vec4<f32>(1.0))" if quads else f"sum{i}_{j}" for i, j in sums]
+    reduce, size = _reduce_subgroups(totals, workgroup) if target.subgroups else _reduce_tree(totals, workgroup)
+    body += reduce
+    body.append(f"if (lid < {len(sums)}u) {{ put(z, lid / {columns}u, first + lid % {columns}u, total); }}")
+    return _module(
+        "matmul_gemv_rows",
+        body,
+        form,
+        target,
+        reads={"a": Storage(form.a, 4 if quads else 1), "b": Storage(form.b, 4 if quads else 1)},
+        workgroup=workgroup,
+        helpers=[],
+        params=[("blocks", "u32")],
+        y_quads=False,
+        shared={"partial": ("f32", size)},
+        subgroups=target.subgroups,
+    )
+
+
+def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int]:
+    """Sums over the workgroup, of value i into `total` of invocation i: by subgroup, then over the subgroups."""
+    count = len(values)
+    lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]
+    lines += [
+        "if (sg_lane == 0u) {",
+        *(f"  partial[lid / sg_size * {count}u + {i}u] = added{i};" for i in range(count)),
+        "}",
+        "workgroupBarrier();",
+        "var total = 0.0;",
+        f"if (lid < {count}u) {{",
+        f"  for (var s = 0u; s * sg_size < WG; s++) {{ total += partial[s * {count}u + lid]; }}",
+        "}",
+    ]
+    return lines, -(-workgroup // MIN_SUBGROUP) * count
+
+
+def _reduce_tree(values: list[str], workgroup: int) -> tuple[list[str], int]:
+    """The same by halves in workgroup memory."""
+    count = len(values)
+    lines = [f"partial[{i * workgroup}u + lid] = {v};" for i, v in enumerate(values)]
+    stride = workgroup // 2
+    while stride:
+        lines += [
+            "workgroupBarrier();",
+            f"if (lid < {stride}u) {{",
+            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(count)),
+            "}",
+        ]
+        stride //= 2
+    lines += ["workgroupBarrier();", f"let total = partial[min(lid, {count - 1}u) * {workgroup}u];"]
+    return lines, workgroup * count
+
+
+@lru_cache(maxsize=256)
+def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpec:
+    """`rows` rows of a [M, K], all there are, against b [K, N]: a lane has four columns, a slice every so manieth k."""
+    workgroup = target.workgroup(256)
+    slices, unroll = workgroup // lanes, 4
+    steps = [f"k + {j * slices}u" for j in range(unroll)]
+
+    def step(j: int, k: str) -> list[str]:
+        return [
+            f"  let b{j} = b_quad(z * P.k + {k}, column);",
+            *(f"  sum{i} = fma(vec4<f32>(a_at(a{i} + {k})), b{j}, sum{i});" for i in range(rows)),
+        ]
+
+    body = [
+        "let zs = group / P.blocks; let z = zs % P.batch; let part = zs / P.batch;",
+        f"let lane = lid % {lanes}u;",
+        f"let column = (group % P.blocks * {lanes}u + lane) * 4u;",
+        *(f"let a{i} = (z * {rows}u + {i}u) * P.k;" for i in range(rows)),
+        *(f"var sum{i} = vec4<f32>();" for i in range(rows)),
+        "let end = min(P.k, (part + 1u) * P.k_part);",
+        f"var k = part * P.k_part + lid / {lanes}u;",
+        f"for (; {steps[-1]} < end; k += {slices * unroll}u) {{",
+        *(line for j, k in enumerate(steps) for line in step(j, k)),
+        "}",
+        f"for (; k < end; k += {slices}u) {{",
+        *step(0, "k"),
+        "}",
+        *(f"partial[{i * workgroup}u + lid] = sum{i};" for i in range(rows)),
+    ]
+    stride = workgroup // 2
+    while stride >= lanes:
+        body += [
+            "workgroupBarrier();",
+            f"if (lid < {stride}u) {{",
+            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(rows)),
+            "}",
+        ]
+        stride //= 2
+    body += [
+        f"if (lid < {lanes}u) {{",
+        *(f"  put4(zs, {i}u, column, partial[{i * workgroup}u + lid]);" for i in range(rows)),
+        "}",
+    ]
+    return _module(
+        "matmul_gemv_columns",
+        body,
+        form,
+        target,
+        reads={"a": Storage(form.a), "b": Storage(form.b, 4 if form.b_quads else 1)},
+        workgroup=workgroup,
+        helpers=[_quad("b", "P.n", form.b_quads)],
+        params=[("blocks", "u32"), ("k_part", "u32")],
+        y_quads=form.y_quads,
+        shared={"partial": ("vec4<f32>", workgroup * rows)},
+    )
+
+
+@lru_cache(maxsize=256)
+def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
+    """A tile of y per workgroup.
+
+    Both tiles lie in workgroup memory as [k][quad of rows or columns], so that an invocation reads vec4s. Quad q of
+    step k is kept at q ^ (k / 4 · 2), which spreads the stores of neighbouring invocations over the banks. While one
+    step is computed, the loads of the next are under way. Invocation (x, y) has row quads y, y + down, … and column
+    quads x, x + across, …: neighbours read, and store, neighbouring quads.
+    """
+    quads, across, down = tile.size // 4, tile.size // tile.columns, tile.size // tile.rows
+    row_quads, column_quads = tile.rows // 4, tile.columns // 4
+    blocks = quads * DEPTH // 4  # 4 × 4 blocks in each of the two tiles; the first half of the invocations stages a
+    assert tile.threads == 2 * blocks and min(across, down) >= 8
+    sums = [(i, j) for i in range(tile.rows) for j in range(column_quads)]
+    along_k = f"(block % {DEPTH // 4}u) * 4u", f"block / {DEPTH // 4}u"  # (k, quad) of a block of four rows along K
+    along_n = f"(block / {quads}u) * 4u", f"block % {quads}u"
+    b_k, b_quad = along_k if form.transposed else along_n
+
+    load = [f"if (lid < {blocks}u) {{"]
+    load += [f"  s{i} = a_quad(z * P.m + min(line + {i}u, P.m - 1u), k);" for i in range(4)]
+    load.append("} else {")
+    if form.transposed:
+        load += [f"  s{i} = b_quad(z * P.n + min(line + {i}u, P.n - 1u), k);" for i in range(4)]
+    else:
+        load += [f"  s{i} = b_quad(z * P.k + min(k + {i}u, P.k - 1u), line);" for i in range(4)]
+    load.append("}")
+    turned = [f"vec4<f32>(s0.{c}, s1.{c}, s2.{c}, s3.{c})" for c in "xyzw"]
+
+    def store(values: list[str]) -> list[str]:
+        return [f"tiles[at + {i * quads}u] = select(vec4<f32>(), {v}, k + {i}u < end);" for i, v in enumerate(values)]
+
+    stage = store(turned)
+    if not form.transposed:
+        straight = store([f"s{i}" for i in range(4)])
+        stage = [f"if (lid < {blocks}u) {{", *stage, "} else {", *straight, "}"]
+
+    body = [
+        "let tile = group % (P.row_tiles * P.column_tiles);",
+        "let zs = group / (P.row_tiles * P.column_tiles); let z = zs % P.batch; let part = zs / P.batch;",
+        f"let first_row = tile % P.row_tiles * {tile.size}u;",
+        f"let first_column = tile / P.row_tiles * {tile.size}u;",
+        f"let x = lid % {across}u; let y_ = lid / {across}u;",
+        f"let stages_b = lid >= {blocks}u;",
+        f"let block = lid % {blocks}u;",
+        f"let block_k = select({along_k[0]}, {b_k}, stages_b);",
+        f"let quad = select({along_k[1]}, {b_quad}, stages_b);",
+        "let line = select(first_row, first_column, stages_b) + quad * 4u;",
+        f"let at = select(0u, {DEPTH * quads}u, stages_b) + block_k * {quads}u + (quad ^ (block_k >> 1u));",
+        "let begin = part * P.k_part; let end = min(P.k, begin + P.k_part);",
+        *(f"var sum{i}_{j} = vec4<f32>();" for i, j in sums),
+        *(f"var s{i}: vec4<f32>;" for i in range(4)),
+        "var k = begin + block_k;",
+        *load,
+        f"for (var k0 = begin; k0 < end; k0 += {DEPTH}u) {{",
+        *(f"  {line}" for line in stage),
+        "  workgroupBarrier();",
+        f"  k += {DEPTH}u;",
+        *(f"  {line}" for line in load),
+    ]
+    for d in range(DEPTH):
+        flip = d // 4 * 2
+        a = [f"tiles[{d * quads + down * i}u + (y_ ^ {flip}u)]" for i in range(row_quads)]
+        b = [f"tiles[{(DEPTH + d) * quads + across * j}u + (x ^ {flip}u)]" for j in range(column_quads)]
+        body.append("  {")
+        body += [f"    let a{i} = {v};" for i, v in enumerate(a)]
+        body += [f"    let b{j} = {v};" for j, v in enumerate(b)]
+        body += [f"    sum{i}_{j} = fma(vec4<f32>(a{i // 4}.{'xyzw'[i % 4]}), b{j}, sum{i}_{j});" for i, j in sums]
+        body.append("  }")
+    body += ["  workgroupBarrier();", "}"]
+    for i in range(tile.rows):
+        body.append(f"let row{i} = first_row + (y_ + {i // 4 * down}u) * 4u + {i % 4}u;")
+        body.append(f"if (row{i} < P.m) {{")
+        body += [
+            f"  put4(zs, row{i}, first_column + (x + {j * across}u) * 4u, sum{i}_{j});" for j in range(column_quads)
+        ]
+        body.append("}")
+    return _module(
+        f"matmul_gemm{tile.size}",
+        body,
+        form,
+        target,
+        reads={"a": Storage(form.a, 4 if form.a_quads else 1), "b": Storage(form.b, 4 if form.b_quads else 1)},
+        workgroup=tile.threads,
+        helpers=[
+            _quad("a", "P.k", form.a_quads),
+            _quad("b", "P.k" if form.transposed else "P.n", form.b_quads),
+        ],
+        params=[("row_tiles", "u32"), ("column_tiles", "u32"), ("k_part", "u32")],
+        y_quads=form.y_quads,
+        shared={"tiles": ("vec4<f32>", 2 * DEPTH * quads)},
+    )
+
+
+@lru_cache(maxsize=64)
+def add_parts(form: Form, target: Target) -> KernelSpec:
+    """y from partial sums [parts, batch, M, N], which it reads as `a`."""
+    body = [
+        "let i = group * WG + lid;",
+        "let size = P.batch * P.m * P.n;",
+        "if (i >= size) { return; }",
+        "var sum = 0.0;",
+        "for (var part = 0u; part < P.parts; part++) { sum += a_at(part * size + i); }",
+        "put(i / (P.m * P.n), i / P.n % P.m, i % P.n, sum);",
+    ]
+    return _module(
+        "matmul_add_parts",
+        body,
+        form,
+        target,
+        reads={"a": Storage(DType.F32)},
+        workgroup=target.workgroup(256),
+        helpers=[],
+        params=[("parts", "u32")],
+        y_quads=False,
+    )

@@ -1,0 +1,85 @@
+"""Rotary position embeddings: one or two tensors x [B, S, H, D] turned by angles per position, in one dispatch.
+
+An invocation makes four neighbouring elements of an output. How elements pair up, and where their angle is, is the
+style:
+
+- "pairs": (x[2i], x[2i+1]) by cos[s, h, i], sin[s, h, i], where the tables may lack h;
+- "complex": the same pairs by a table of (cos, sin) pairs;
+- "halves": (x[i], x[i + R/2]) by cos[p, i], sin[p, i] for i < R at p = start + s; elements from R on stay as they are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .wgsl import KernelSpec, Storage, build
+
+_COS_SIN = {
+    "pairs": "let t = s * P.table_row + h * P.table_head + i; return vec2<f32>(cos_at(t), sin_at(t));",
+    "complex": "let t = s * P.table_row + 2u * i; return vec2<f32>(cos_at(t), cos_at(t + 1u));",
+}
+
+_PAIR = """
+fn angle(s: u32, h: u32, i: u32) -> vec2<f32> {{ {angle} }}
+fn turn(v: vec2<f32>, pair: u32, heads: u32) -> vec2<f32> {{
+  let half = P.dim / 2u;
+  let row = pair / half;
+  let a = angle(row / heads % P.seq, row % heads, pair % half);
+  return vec2<f32>(v.x * a.x - v.y * a.y, v.x * a.y + v.y * a.x);
+}}
+"""
+
+_HALF = """
+fn {name}_turn(e: u32, heads: u32) -> f32 {{
+  let d = e % P.dim;
+  let x = {name}_at(e);
+  if (d >= P.table_row) {{ return x; }}
+  let half = P.table_row / 2u;
+  let s = i32(e / P.dim / heads % P.seq);
+  let t = u32(clamp({start} + s, 0, P.table_rows - 1)) * P.table_row + d;
+  if (d < half) {{ return x * cos_at(t) - {name}_at(e + half) * sin_at(t); }}
+  return x * cos_at(t) + {name}_at(e - half) * sin_at(t);
+}}
+"""
+
+
+@lru_cache(maxsize=64)
+def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic: bool, target: Target) -> KernelSpec:
+    """`xs` are the dtypes of the tensors and of their results, `tables` those of cos and sin.
+
+    With `symbolic`, the start of "halves" is a symbolic int.
+    """
+    names = ["q", "k"][: len(xs)]
+    params = [("dim", "u32"), ("seq", "u32"), ("table_row", "u32")]
+    if style == "halves":
+        params += [("table_rows", "i32"), ("start", "sym" if symbolic else "i32")]
+        start = "sym(P.start)" if symbolic else "P.start"
+        helpers = "".join(_HALF.format(name=n, start=start) for n in names)
+    else:
+        params += [("table_head", "u32")] if style == "pairs" else []
+        helpers = _PAIR.format(angle=_COS_SIN[style])
+    lines = ["  var i = group * WG + lid;"]
+    for n in names:
+        params += [(f"{n}_quads", "u32"), (f"{n}_heads", "u32")]
+        if style == "halves":
+            lanes = ", ".join(f"{n}_turn(min(i * 4u + {j}u, P.{n}_last), P.{n}_heads)" for j in range(4))
+            params.append((f"{n}_last", "u32"))
+            value = f"vec4<f32>({lanes})"
+        else:
+            value = f"vec4<f32>(turn(v.xy, i * 2u, P.{n}_heads), turn(v.zw, i * 2u + 1u, P.{n}_heads))"
+        load = f"let v = {n}_at4(i); " if style != "halves" else ""
+        lines.append(f"  if (i < P.{n}_quads) {{ {load}{n}_out_put4(i, {value}); return; }}")
+        lines.append(f"  i -= P.{n}_quads;")
+    return build(
+        f"rope_{style}",
+        "\n".join(lines),
+        target=target,
+        reads={n: Storage(d, 1 if style == "halves" else 4) for n, d in zip(names, xs, strict=True)}
+        | {n: Storage(d) for n, d in zip(("cos", "sin"), tables, strict=False)},
+        writes={f"{n}_out": Storage(d, 4) for n, d in zip(names, xs, strict=True)},
+        params=params,
+        workgroup=target.workgroup(256),
+        helpers=helpers,
+    )

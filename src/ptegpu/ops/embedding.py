@@ -1,0 +1,43 @@
+"""Lookup of rows in a table, which may come in parts: each part is one dispatch that writes the rows it holds."""
+
+from __future__ import annotations
+
+from ..dtypes import INTS
+from ..errors import InvalidProgram, ShapeError
+from ..graph.graph import Tensor
+from ..kernels.embedding import embedding as kernel_of
+from ..kernels.wgsl import store_type
+from ..plan.target import Target
+from .pointwise import cast
+from .registry import Dispatch, Out, Scratch, Steps, op
+
+
+@op("aten.embedding.default", splits=("weight",), wide=True)
+def embedding(
+    weight: Tensor,
+    indices: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    *,
+    target: Target,
+) -> Steps:
+    """weight (V, D), indices of any shape. The other arguments matter to gradients only."""
+    if weight.rank != 2:
+        raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weight.shape)}")
+    if indices.dtype not in INTS:
+        raise InvalidProgram(f"the indices must be integers, not {indices.dtype.value}")
+    total, width = weight.shape
+    if not total and indices.numel:
+        raise ShapeError("there is no row to look up")
+    out = yield Out((*indices.shape, width), weight.dtype)
+    lanes = 4 if width % 4 == 0 else 1
+    written = out.dtype if lanes == 4 else store_type(out.dtype, target)
+    y = out if written is out.dtype else (yield Scratch(out.shape, written))
+    kernel = kernel_of(weight.dtype, indices.dtype, written, lanes, target)
+    n = out.numel // lanes
+    for first, part in weight.parts or ((0, weight),):
+        params = {"n": n, "width": width // lanes, "total": total, "first": first, "rows": part.shape[0]}
+        yield Dispatch(kernel, [part, indices], [y], -(-n // kernel.kernel.workgroup), params)
+    if y is not out:
+        yield cast(y, out, target)

@@ -1,0 +1,101 @@
+"""Rotary position embeddings of query and key, of any head counts, in one dispatch for both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..dtypes import FLOATS
+from ..errors import ShapeError
+from ..graph.graph import Sym, Tensor
+from ..kernels.rope import rope
+from ..plan.target import Target
+from .registry import Dispatch, Out, Steps, SymInt, op
+
+
+def _check_pair(xq: Tensor, xk: Tensor) -> None:
+    """Query and key are [B, S, H, D] of one S and one D."""
+    if xq.rank != 4 or xk.rank != 4 or xq.shape[1::2] != xk.shape[1::2]:
+        shapes = f"{list(xq.shape)} and {list(xk.shape)}"
+        raise ShapeError(f"query and key must be [B, S, H, D] of the same S and D, not {shapes}")
+
+
+def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
+    if cos.shape != sin.shape or not fits:
+        tables = f"a table of cosines {list(cos.shape)} and one of sines {list(sin.shape)}"
+        raise ShapeError(f"{tables} do not fit {list(x.shape)}")
+
+
+def _turn(
+    style: str,
+    xs: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    outs: Sequence[Tensor],
+    target: Target,
+    **params: int | Sym,
+) -> Dispatch:
+    symbolic = isinstance(params.get("start"), Sym)
+    kernel = rope(style, tuple(x.dtype for x in xs), tuple(t.dtype for t in tables), symbolic, target)
+    quads = [-(-x.numel // 4) for x in xs]
+    for name, x, n in zip("qk", xs, quads, strict=False):
+        params |= {f"{name}_quads": n, f"{name}_heads": x.shape[2] if x.rank == 4 else 1}
+        if style == "halves":
+            params[f"{name}_last"] = max(x.numel - 1, 0)
+    params |= {"dim": xs[0].shape[-1], "seq": xs[0].shape[1]}
+    groups = -(-sum(quads) // kernel.kernel.workgroup)
+    return Dispatch(kernel, [*xs, *tables], outs, groups, params)
+
+
+@op("et_vk.apply_rotary_emb.default", dtypes=FLOATS)
+def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, *, target: Target) -> Steps:
+    """Pairs (x[2i], x[2i+1]) turn by tables [S, D/2], or [S, H, D/2] where query and key have the same heads."""
+    _check_pair(xq, xk)
+    _, seq, heads, dim = xq.shape
+    tables = [(seq, dim // 2), (seq, heads, dim // 2)][: 2 if heads == xk.shape[2] else 1]
+    _check_tables(freqs_cos, freqs_sin, dim % 2 == 0 and freqs_cos.shape in tables, xq)
+    q_out = yield Out(xq.shape, xq.dtype)
+    k_out = yield Out(xk.shape, xk.dtype)
+    per_head = dim // 2 if freqs_cos.rank == 3 else 0
+    row = dim // 2 * (heads if per_head else 1)
+    yield _turn(
+        "pairs",
+        [xq, xk],
+        [freqs_cos, freqs_sin],
+        [q_out, k_out],
+        target,
+        table_row=row,
+        table_head=per_head,
+    )
+
+
+@op("et_vk.apply_rotary_emb_hf.default", dtypes=FLOATS)
+def apply_rotary_emb_hf(
+    xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0, *, target: Target
+) -> Steps:
+    """The halves of the first R elements turn by rows `start_pos` … of tables [P, R]; R ≤ D, the rest stays."""
+    _check_pair(xq, xk)
+    seq = xq.shape[1]
+    first = start_pos if isinstance(start_pos, int) else 0
+    rows, width = freqs_cos.shape if freqs_cos.rank == 2 else (0, 0)
+    fits = freqs_cos.rank == 2 and width % 2 == 0 and width <= xq.shape[3] and 0 <= first <= rows - seq
+    _check_tables(freqs_cos, freqs_sin, fits, xq)
+    q_out = yield Out(xq.shape, xq.dtype)
+    k_out = yield Out(xk.shape, xk.dtype)
+    yield _turn(
+        "halves",
+        [xq, xk],
+        [freqs_cos, freqs_sin],
+        [q_out, k_out],
+        target,
+        table_row=width,
+        table_rows=rows,
+        start=start_pos,
+    )
+
+
+@op("et_vk.apply_rotary_emb_interleaved.default", dtypes=FLOATS)
+def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor, *, target: Target) -> Steps:
+    """x [B, N, C], pairs turn by a table of N · C elements that are (cos, sin) pairs, whatever its shape."""
+    if x.rank != 3 or x.shape[2] % 2 or freqs_cis.numel != x.shape[1] * x.shape[2]:
+        raise ShapeError(f"a table of shape {list(freqs_cis.shape)} does not fit {list(x.shape)}")
+    out = yield Out(x.shape, x.dtype)
+    yield _turn("complex", [x], [freqs_cis], [out], target, table_row=x.shape[2])

@@ -1,0 +1,51 @@
+"""Constants above the binding limit become parts along their first dimension, each within it.
+
+A part is a view on the constant's rows: nothing is copied. Only operators that say so (`splits` in the registry) take
+such a constant; any other use of one is an error here, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+from ..errors import LimitExceeded
+from ..graph.graph import Graph, Node, Tensor, flatten
+from ..plan.plan import ALIGN
+from ..plan.target import Target
+
+QUAD = 4  # parts begin at multiples of this many rows where they can, so that kernels may still move quads
+
+
+def split_constants(graph: Graph, target: Target) -> None:
+    """Give every constant that is too large its `parts`; LimitExceeded if one has a use that cannot take them."""
+    limit = min(target.max_binding_bytes, target.max_buffer_bytes) // ALIGN * ALIGN
+    large = [t for t in graph.tensors() if t.kind == "constant" and t.max_nbytes > limit]
+    for t in large:
+        for node in graph.nodes:
+            if t in node.values() and not _takes_parts(node, t):
+                raise LimitExceeded(f"{node.name}: {_size(t, limit, target)}, and it cannot be given in parts")
+        if t in flatten(tuple(graph.outputs)) or any(t in pair for pair in graph.writebacks):
+            raise LimitExceeded(f"{graph.name}: {_size(t, limit, target)}, and a result cannot be in parts")
+        t.parts = _parts(t, limit, target)
+
+
+def _takes_parts(node: Node, t: Tensor) -> bool:
+    """Whether every place where the node has `t` is one that takes parts."""
+    return all(k in node.op.splits and a is t for k, a in enumerate(node.args) if t in flatten((a,)))
+
+
+def _parts(t: Tensor, limit: int, target: Target) -> tuple[tuple[int, Tensor], ...]:
+    assert t.data is not None
+    total, *rest = t.max_shape
+    rows = limit // (t.max_nbytes // total)
+    if rows == 0:
+        raise LimitExceeded(f"{_size(t, limit, target)}, less than one of its rows; choose another device")
+    rows = rows // QUAD * QUAD or rows
+    parts = []
+    for first in range(0, total, rows):
+        data = t.data[first : first + rows]
+        parts.append((first, Tensor(f"{t.name}[{first}:]", t.dtype, (len(data), *rest), "constant", data)))
+    return tuple(parts)
+
+
+def _size(t: Tensor, limit: int, target: Target) -> str:
+    takes = f"the constant {t.name}, {t.dtype.value}{list(t.max_shape)}, takes {t.max_nbytes:,} bytes"
+    return f"{takes}, {target.name} binds at most {limit:,}"
