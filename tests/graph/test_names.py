@@ -6,6 +6,7 @@ import re
 from importlib import resources
 
 import executorch.exir.passes.dim_order_ops_registry
+import executorch.kernels.quantized  # noqa: F401  (both register operators)
 import pytest
 import torch
 from torch._C import FunctionSchema

@@ -37,6 +37,9 @@ IRREGULAR = {
     "aten::sub.out": "aten.sub.Tensor",
     "aten::sum.IntList_out": "aten.sum.dim_IntList",
     "aten::var.out": "aten.var.dim",
+    "quantized_decomposed::choose_qparams.Tensor_out": "quantized_decomposed.choose_qparams.tensor",
+    "quantized_decomposed::dequantize_per_tensor.Tensor_out": "quantized_decomposed.dequantize_per_tensor.tensor",
+    "quantized_decomposed::quantize_per_tensor.Tensor_out": "quantized_decomposed.quantize_per_tensor.tensor",
 }
 
 

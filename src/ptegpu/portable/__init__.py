@@ -1,0 +1,24 @@
+"""Operators that run on the host, in NumPy: `call` runs one by its registry name, `PRIMS` holds scalar arithmetic."""
+
+from . import convolution, create, elementwise, index, linalg, moves, nn, pool, quantized, reduce, resample
+from .prim import PRIMS
+from .registry import PORTABLE, Kernel, OutSpec, call
+
+__all__ = [
+    "PORTABLE",
+    "PRIMS",
+    "Kernel",
+    "OutSpec",
+    "call",
+    "convolution",
+    "create",
+    "elementwise",
+    "index",
+    "linalg",
+    "moves",
+    "nn",
+    "pool",
+    "quantized",
+    "reduce",
+    "resample",
+]

@@ -1,0 +1,151 @@
+"""Convolution over any number of spatial dimensions, its transpose and its gradient, as matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ShapeError
+from .promotion import compute_type, to
+from .registry import Array, OutSpec, portable
+
+Sizes = Sequence[int]
+
+
+def per_dimension(values: int | Sizes, rank: int) -> list[int]:
+    """One value for every spatial dimension; a single one holds for all."""
+    listed = [values] if isinstance(values, int) else list(values)
+    return listed * rank if len(listed) == 1 else listed
+
+
+def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
+    """Every window over the last dimensions of `x`, as a view: (…, *positions, *kernel)."""
+    rank = len(kernel)
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
+    found = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(x.ndim - rank, x.ndim)))
+    return found[(..., *(slice(None, None, s) for s in stride), *(slice(None, None, d) for d in dilation))]
+
+
+def padded(x: Array, padding: Sizes) -> Array:
+    return np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+
+
+def columns(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> tuple[Array, tuple[int, ...]]:
+    """Windows over a padded (N, C, *sizes) as rows, (N, groups, positions, C / groups × kernel), and the positions."""
+    rank = len(kernel)
+    found = windows(x, kernel, stride, dilation)
+    positions = found.shape[2 : 2 + rank]
+    found = np.moveaxis(found.reshape(x.shape[0], groups, -1, *found.shape[2:]), 2, 2 + rank)
+    return found.reshape(*found.shape[:2], math.prod(positions), -1), positions
+
+
+def fold(rows: Array, sizes: Sizes, positions: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
+    """The adjoint of `columns`: every window added where it came from, into (N, C, *sizes)."""
+    n = rows.shape[0]
+    taps = rows.reshape(*rows.shape[:2], *positions, -1, *kernel)
+    taps = np.moveaxis(taps, 2 + len(positions), 2).reshape(n, -1, *positions, *kernel)  # (N, C, *positions, *kernel)
+    total = np.zeros((*taps.shape[:2], *sizes), rows.dtype)
+    for tap in np.ndindex(*kernel):
+        at = [slice(t * d, t * d + s * (n - 1) + 1, s) for t, d, s, n in zip(tap, dilation, stride, positions)]
+        total[(..., *at)] += taps[(..., *tap)]
+    return total
+
+
+def cropped(x: Array, padding: Sizes) -> Array:
+    return x[(..., *(slice(p, n - p) for p, n in zip(padding, x.shape[2:])))]
+
+
+def forward(x: Array, weight: Array, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Array:
+    """x (N, C, *sizes) over weight (O, C / groups, *kernel)."""
+    n, outputs, kernel = x.shape[0], weight.shape[0], weight.shape[2:]
+    if x.shape[1] != weight.shape[1] * groups:
+        raise ShapeError(f"{x.shape[1]} channels do not fit weights {list(weight.shape)} in {groups} groups")
+    rows, positions = columns(padded(x, padding), kernel, stride, dilation, groups)
+    product = rows @ weight.reshape(groups, outputs // groups, -1).swapaxes(1, 2)  # (N, g, positions, O / g)
+    return product.swapaxes(2, 3).reshape(n, outputs, *positions)
+
+
+def transpose(
+    x: Array, weight: Array, stride: Sizes, padding: Sizes, dilation: Sizes, sizes: Sizes, groups: int
+) -> Array:
+    """x (N, C, *positions) spread by weight (C, O / groups, *kernel) into (N, O, *sizes); `sizes` as before padding."""
+    n, channels, *positions = x.shape
+    if channels != weight.shape[0]:
+        raise ShapeError(f"{channels} channels do not fit transposed weights {list(weight.shape)}")
+    pixels = x.reshape(n, groups, channels // groups, -1).swapaxes(2, 3)  # (N, g, positions, C / g)
+    rows = pixels @ weight.reshape(groups, channels // groups, -1)
+    full = [s + 2 * p for s, p in zip(sizes, padding)]
+    return cropped(fold(rows, full, positions, weight.shape[2:], stride, dilation), padding)
+
+
+@portable("aten.convolution.default")
+def convolution(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+) -> Array:
+    rank, dtype = weight.ndim - 2, compute_type(x.dtype)
+    stride, padding, dilation, output_padding = (
+        per_dimension(v, rank) for v in (stride, padding, dilation, output_padding)
+    )
+    x, weight = to(x, dtype), to(weight, dtype)
+    if transposed:
+        sizes = [
+            (n - 1) * s + d * (k - 1) + 1 + o - 2 * p
+            for n, k, s, p, d, o in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, output_padding)
+        ]
+        found = transpose(x, weight, stride, padding, dilation, sizes, groups)
+    else:
+        found = forward(x, weight, stride, padding, dilation, groups)
+    return found if bias is None else found + to(bias, dtype).reshape(-1, *[1] * rank)
+
+
+@portable("aten.convolution_backward.default")
+def convolution_backward(
+    grad_output: Array,
+    x: Array,
+    weight: Array,
+    bias_sizes: Sizes | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    output_mask: Sequence[bool],
+    *,
+    outs: Sequence[OutSpec],
+) -> tuple[Array, ...]:
+    """Gradients of input, weight and bias; those that the mask leaves out are zeros."""
+    rank, dtype = weight.ndim - 2, compute_type(x.dtype)
+    stride, padding, dilation = (per_dimension(v, rank) for v in (stride, padding, dilation))
+    grad, x, weight = (to(v, dtype) for v in (grad_output, x, weight))
+    kernel = weight.shape[2:]
+
+    def grad_input() -> Array:
+        if transposed:
+            return forward(grad, weight, stride, padding, dilation, groups)
+        return transpose(grad, weight, stride, padding, dilation, x.shape[2:], groups)
+
+    def grad_weight() -> Array:
+        windowed, still = (grad, x) if transposed else (x, grad)
+        rows, _ = columns(padded(windowed, padding), kernel, stride, dilation, groups)
+        pixels = still.reshape(len(still), groups, still.shape[1] // groups, -1)
+        rows = rows[:, :, : pixels.shape[3]]
+        return (pixels @ rows).sum(0).reshape(weight.shape)
+
+    def grad_bias() -> Array:
+        return grad.sum(axis=(0, *range(2, grad.ndim)), dtype=np.float64)
+
+    gradients = (grad_input, grad_weight, grad_bias)
+    return tuple(
+        gradient() if wanted else np.zeros(out.sizes) for gradient, wanted, out in zip(gradients, output_mask, outs)
+    )

@@ -1,0 +1,85 @@
+"""Operators that make tensors from sizes and scalars. The dtype is the declared output's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ExecutionError
+from .registry import Array, Number, OutSpec, cast, portable
+
+_random = np.random.default_rng()
+
+
+@portable("aten.full.default")
+def full(size: Sequence[int], fill_value: Number, *, outs: Sequence[OutSpec]) -> Array:
+    return np.full(tuple(size), cast(fill_value, outs[0].numpy))
+
+
+@portable("aten.full_like.default")
+def full_like(x: Array, fill_value: Number, memory_format: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
+    return full(x.shape, fill_value, outs=outs)
+
+
+@portable("aten.zeros.default")
+def zeros(size: Sequence[int], *, outs: Sequence[OutSpec]) -> Array:
+    return np.zeros(tuple(size), outs[0].numpy)
+
+
+@portable("aten.empty.memory_format")
+def empty(size: Sequence[int], memory_format: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
+    return zeros(size, outs=outs)
+
+
+@portable("dim_order_ops._empty_dim_order.default")
+def empty_dim_order(size: Sequence[int], dim_order: Sequence[int] | None = None, *, outs: Sequence[OutSpec]) -> Array:
+    return zeros(size, outs=outs)
+
+
+@portable("aten.ones.default")
+def ones(size: Sequence[int], *, outs: Sequence[OutSpec]) -> Array:
+    return np.ones(tuple(size), outs[0].numpy)
+
+
+@portable("aten.scalar_tensor.default")
+def scalar_tensor(s: Number, *, outs: Sequence[OutSpec]) -> Array:
+    return cast(s, outs[0].numpy)
+
+
+@portable("aten.fill.Scalar", "aten.fill.Tensor")
+def fill(x: Array, value: Array | Number) -> Array:
+    return np.broadcast_to(cast(value, x.dtype), x.shape)
+
+
+@portable("aten.arange.start_step")
+def arange(start: Number, end: Number, step: Number = 1) -> Array:
+    if step == 0 or (end - start) * step < 0:
+        raise ExecutionError(f"no range goes from {start} to {end} by {step}")
+    if all(isinstance(v, int) for v in (start, end, step)):
+        return np.arange(start, end, step, np.int64)
+    return start + np.arange(math.ceil((end - start) / step)) * float(step)
+
+
+@portable("aten.arange.default")
+def arange_to(end: Number) -> Array:
+    return arange(0, end)
+
+
+@portable("aten.rand.default")
+def rand(size: Sequence[int]) -> Array:
+    return _random.random(tuple(size))
+
+
+@portable("aten.randn.default")
+def randn(size: Sequence[int]) -> Array:
+    return _random.standard_normal(tuple(size))
+
+
+@portable("aten.native_dropout.default")
+def native_dropout(x: Array, p: float, train: bool | None) -> tuple[Array, Array]:
+    if train is False:
+        return x, np.ones(x.shape, bool)
+    kept = _random.random(x.shape) >= p
+    return np.where(kept, x * (1 / (1 - p) if p < 1 else 0), 0), kept

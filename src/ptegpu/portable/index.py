@@ -1,0 +1,134 @@
+"""Operators that pick or place elements by index or mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ExecutionError
+from .promotion import at_least_1d, axis, to
+from .registry import Array, Number, portable
+
+Position = tuple[Array | slice, ...]
+
+
+def checked(index: Array, size: int) -> Array:
+    """Indices that must lie in [0, size)."""
+    if index.size and not 0 <= index.min() <= index.max() < size:
+        raise ExecutionError(f"an index is out of range for size {size}")
+    return index
+
+
+@portable("aten.index_select.default")
+def index_select(x: Array, dim: int, index: Array) -> Array:
+    along = axis(dim, x.ndim)
+    row = at_least_1d(x)
+    found = row.take(checked(at_least_1d(index), row.shape[along]), along)
+    return found if x.ndim else found.reshape(())
+
+
+@portable("aten.embedding.default")
+def embedding(
+    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> Array:
+    return weight[checked(indices, weight.shape[0])]
+
+
+@portable("aten.gather.default")
+def gather(x: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array:
+    return at_least_1d(x)[_positions(x, dim, index)].reshape(index.shape)
+
+
+def _positions(x: Array, dim: int, index: Array) -> Position:
+    """Where `index` points in `x`: its own position in every dimension but one, the index there."""
+    along, row = axis(dim, x.ndim), at_least_1d(index)
+    checked(row, x.shape[along] if x.ndim else 1)
+    grid = np.ogrid[tuple(slice(n) for n in row.shape)]
+    return tuple(row if k == along else g for k, g in enumerate(grid))
+
+
+def _source(src: Array, index: Array) -> Array:
+    """The elements of `src` that `index` has an entry for."""
+    return at_least_1d(src)[tuple(slice(n) for n in at_least_1d(index).shape)]
+
+
+@portable("aten.scatter.src")
+def scatter(x: Array, dim: int, index: Array, src: Array) -> Array:
+    found = at_least_1d(x).copy()
+    if index.size:
+        found[_positions(x, dim, index)] = _source(src, index)
+    return found.reshape(x.shape)
+
+
+@portable("aten.scatter.value")
+def scatter_value(x: Array, dim: int, index: Array, value: Number) -> Array:
+    found = at_least_1d(x).copy()
+    if index.size:
+        found[_positions(x, dim, index)] = to(value, x.dtype)
+    return found.reshape(x.shape)
+
+
+@portable("aten.scatter_add.default")
+def scatter_add(x: Array, dim: int, index: Array, src: Array) -> Array:
+    found = at_least_1d(x).copy()
+    if index.size:
+        np.add.at(found, _positions(x, dim, index), _source(src, index))
+    return found.reshape(x.shape)
+
+
+def _subscript(x: Array, indices: Sequence[Array | None]) -> Position:
+    """NumPy's subscript for a list of optional indices: None takes all, a mask picks where it is set."""
+    if len(indices) > x.ndim:
+        raise ExecutionError(f"{len(indices)} indices for a tensor of sizes {list(x.shape)}")
+    return tuple(
+        slice(None) if i is None else i.astype(bool) if i.dtype == np.uint8 else i.astype(_index_type(i), copy=False)
+        for i in indices
+    )
+
+
+def _index_type(index: Array) -> np.dtype:
+    return index.dtype if index.dtype == bool else np.dtype(np.intp)
+
+
+@portable("aten.index.Tensor")
+def index(x: Array, indices: Sequence[Array | None]) -> Array:
+    return x[_subscript(x, indices)]
+
+
+@portable("aten.index_put.default")
+def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+    found = x.copy()
+    where = _subscript(x, indices)
+    if accumulate:
+        np.add.at(found, where, values.astype(x.dtype, copy=False))
+    else:
+        found[where] = values
+    return found
+
+
+@portable("aten.masked_select.default")
+def masked_select(x: Array, mask: Array) -> Array:
+    x, mask = np.broadcast_arrays(x, mask)
+    return x[mask.astype(bool)]
+
+
+@portable("aten.masked_scatter.default")
+def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
+    x, mask = np.broadcast_arrays(x, mask)
+    found, chosen = x.copy(), mask.astype(bool)
+    count = int(chosen.sum())
+    if count > source.size:
+        raise ExecutionError(f"the mask selects {count} elements, the source has {source.size}")
+    found[chosen] = source.reshape(-1)[:count]
+    return found
+
+
+@portable("aten.nonzero.default")
+def nonzero(x: Array) -> Array:
+    return np.argwhere(x)
+
+
+@portable("aten.repeat_interleave.Tensor")
+def repeat_interleave(repeats: Array, output_size: int | None = None) -> Array:
+    return np.repeat(np.arange(len(repeats)), repeats)

@@ -1,0 +1,67 @@
+"""Matrix products, distances and Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ExecutionError
+from .promotion import FLOAT64, axes, compute_type, to
+from .reduce import p_norm
+from .registry import Array, Number, portable
+
+
+@portable("aten.mm.default", "aten.bmm.default")
+def matmul(x: Array, other: Array) -> Array:
+    dtype = compute_type(x.dtype)
+    return np.matmul(to(x, dtype), to(other, dtype))
+
+
+@portable("aten.addmm.default")
+def addmm(x: Array, mat1: Array, mat2: Array, beta: Number = 1, alpha: Number = 1) -> Array:
+    product = matmul(mat1, mat2)
+    if alpha != 1:
+        product = product * to(alpha, product.dtype)
+    return product if beta == 0 else product + to(x, product.dtype) * to(beta, product.dtype)
+
+
+@portable("aten.linear.default")
+def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+    product = matmul(x, weight.T)
+    return product if bias is None else product + to(bias, product.dtype)
+
+
+@portable("aten._cdist_forward.default")
+def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
+    apart = np.abs(x1[..., :, None, :].astype(FLOAT64) - x2[..., None, :, :])  # (…, P, R, M)
+    return p_norm(apart, p, (apart.ndim - 1,))
+
+
+@portable("aten._pdist_forward.default")
+def pdist(x: Array, p: float = 2.0) -> Array:
+    first, second = np.triu_indices(len(x), 1)
+    return p_norm(np.abs(x[first].astype(FLOAT64) - x[second]), p, (1,))
+
+
+def _fft_scale(normalization: int, count: int) -> float:
+    """0 leaves the sum as it is, 1 divides by the root of the count, 2 by the count."""
+    return {0: 1.0, 1: 1 / math.sqrt(count), 2: 1 / count}[normalization]
+
+
+@portable("aten._fft_r2c.default")
+def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool) -> Array:
+    along = axes(dim, x.ndim)
+    function = np.fft.rfftn if onesided else np.fft.fftn
+    return function(x, axes=along) * _fft_scale(normalization, math.prod(x.shape[a] for a in along))
+
+
+@portable("aten._fft_c2r.default")
+def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
+    along = axes(dim, x.ndim)
+    sizes = [*(x.shape[a] for a in along[:-1]), last_dim_size]
+    if x.shape[along[-1]] != last_dim_size // 2 + 1:
+        raise ExecutionError(f"{x.shape[along[-1]]} frequencies do not give {last_dim_size} samples")
+    count = math.prod(sizes)
+    return np.fft.irfftn(x, sizes, along) * (count * _fft_scale(normalization, count))

@@ -1,0 +1,283 @@
+"""Operators that move elements without computing: views, joins, splits, flips, padding, strided copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ExecutionError, ShapeError
+from .promotion import at_least_1d, axes, axis, result_type, to
+from .registry import Array, Number, portable
+
+
+@portable("aten.alias_copy.default", "aten.detach_copy.default", "aten.lift_fresh_copy.default")
+@portable("et_copy._h2d_copy.default", "et_copy._d2h_copy.default")
+def identity(x: Array) -> Array:
+    return x
+
+
+@portable("aten.clone.default")
+def clone(x: Array, memory_format: int | None = None) -> Array:
+    return x
+
+
+@portable("dim_order_ops._clone_dim_order.default", "dim_order_ops._to_dim_order_copy.default")
+def dim_order_copy(x: Array, non_blocking: bool = False, dim_order: Sequence[int] | None = None) -> Array:
+    return x
+
+
+@portable("aten._to_copy.default")
+def to_copy(x: Array, non_blocking: bool = False, memory_format: int | None = None) -> Array:
+    return x
+
+
+@portable("aten.copy.default")
+def copy(x: Array, src: Array, non_blocking: bool = False) -> Array:
+    return np.broadcast_to(src, x.shape)
+
+
+def inferred(x: Array, size: Sequence[int]) -> list[int]:
+    """The sizes of a view, with -1 replaced by what the element count leaves."""
+    sizes = list(size)
+    if -1 in sizes:
+        rest = math.prod(s for s in sizes if s != -1)
+        if rest == 0 or x.size % rest or sizes.count(-1) > 1:
+            raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
+        sizes[sizes.index(-1)] = x.size // rest
+    if math.prod(sizes) != x.size:
+        raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
+    return sizes
+
+
+@portable("aten.view_copy.default", "aten.reshape.default")
+def view_copy(x: Array, size: Sequence[int]) -> Array:
+    return x.reshape(inferred(x, size))
+
+
+@portable("aten.expand_copy.default")
+def expand_copy(x: Array, size: Sequence[int], implicit: bool = False) -> Array:
+    added = len(size) - x.ndim
+    if added < 0:
+        raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot expand to {list(size)}")
+    return np.broadcast_to(x, [x.shape[k - added] if s == -1 and k >= added else s for k, s in enumerate(size)])
+
+
+@portable("aten.permute_copy.default")
+def permute_copy(x: Array, dims: Sequence[int]) -> Array:
+    return x.transpose([axis(d, x.ndim) for d in dims])
+
+
+@portable("aten.transpose_copy.int")
+def transpose_copy(x: Array, dim0: int, dim1: int) -> Array:
+    return np.swapaxes(x, axis(dim0, x.ndim), axis(dim1, x.ndim)) if x.ndim else x
+
+
+@portable("aten.t_copy.default")
+def t_copy(x: Array) -> Array:
+    return x.T
+
+
+@portable("aten.squeeze_copy.dim", "aten.squeeze_copy.dims")
+def squeeze_copy(x: Array, dim: int | Sequence[int]) -> Array:
+    named = axes(dim, x.ndim) if isinstance(dim, int) or dim else ()
+    return x.squeeze(tuple(d for d in named if x.shape[d] == 1))
+
+
+@portable("aten.unsqueeze_copy.default")
+def unsqueeze_copy(x: Array, dim: int) -> Array:
+    return np.expand_dims(x, axis(dim, x.ndim + 1))
+
+
+@portable("aten.select_copy.int")
+def select_copy(x: Array, dim: int, index: int) -> Array:
+    return x[selection(x, dim, index)]
+
+
+def selection(x: Array, dim: int, index: int) -> tuple[slice | int, ...]:
+    """What picks one position along a dimension."""
+    along = axis(dim, x.ndim)
+    if x.ndim == 0 or not -x.shape[along] <= index < x.shape[along]:
+        raise ExecutionError(f"index {index} is out of range for dimension {dim} of sizes {list(x.shape)}")
+    return (slice(None),) * along + (index,)
+
+
+@portable("aten.slice_copy.Tensor")
+def slice_copy(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    return x[stretch(x, dim, start, end, step)]
+
+
+def stretch(x: Array, dim: int, start: int | None, end: int | None, step: int = 1) -> tuple[slice, ...]:
+    """What picks a stretch along a dimension; bounds beyond its size are its size."""
+    if step < 1:
+        raise ExecutionError(f"a slice step must be positive, not {step}")
+    return (slice(None),) * axis(dim, x.ndim) + (slice(start, end, step),)
+
+
+@portable("aten.narrow_copy.default")
+def narrow_copy(x: Array, dim: int, start: int, length: int) -> Array:
+    along = axis(dim, x.ndim)
+    first = start + x.shape[along] if start < 0 else start
+    if not 0 <= first <= first + length <= x.shape[along]:
+        raise ExecutionError(f"{length} elements from {start} exceed dimension {dim} of sizes {list(x.shape)}")
+    return x[stretch(x, along, first, first + length)]
+
+
+@portable("aten.split_copy.Tensor")
+def split_copy(x: Array, split_size: int, dim: int = 0) -> tuple[Array, ...]:
+    along = axis(dim, x.ndim)
+    starts = range(0, max(x.shape[along], 1), split_size) if split_size else [0]
+    return tuple(x[stretch(x, along, s, s + split_size)] for s in starts)
+
+
+@portable("aten.split_with_sizes_copy.default")
+def split_with_sizes_copy(x: Array, split_sizes: Sequence[int], dim: int = 0) -> tuple[Array, ...]:
+    along = axis(dim, x.ndim)
+    ends = np.cumsum(split_sizes)
+    if sum(split_sizes) != x.shape[along]:
+        raise ShapeError(f"sizes {list(split_sizes)} do not add up to dimension {dim} of {list(x.shape)}")
+    return tuple(x[stretch(x, along, e - n, e)] for n, e in zip(split_sizes, ends.tolist()))
+
+
+@portable("aten.unbind_copy.int")
+def unbind_copy(x: Array, dim: int = 0) -> tuple[Array, ...]:
+    return tuple(np.moveaxis(x, axis(dim, x.ndim), 0))
+
+
+@portable("aten.cat.default")
+def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
+    dtype = result_type(*tensors)
+    joined = [to(t, dtype) for t in tensors if t.shape != (0,)] or [to(tensors[0], dtype)]  # [0] joins anything
+    return np.concatenate(joined, axis(dim, joined[0].ndim))
+
+
+@portable("aten.stack.default")
+def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
+    dtype = result_type(*tensors)
+    return np.stack([to(t, dtype) for t in tensors], axis(dim, tensors[0].ndim + 1))
+
+
+@portable("aten.slice_scatter.default")
+def slice_scatter(
+    x: Array, src: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Array:
+    found = x.copy()
+    found[stretch(x, dim, start, end, step)] = src
+    return found
+
+
+@portable("aten.select_scatter.default")
+def select_scatter(x: Array, src: Array, dim: int, index: int) -> Array:
+    found = x.copy()
+    found[selection(x, dim, index)] = src
+    return found
+
+
+@portable("aten.flip.default")
+def flip(x: Array, dims: Sequence[int]) -> Array:
+    return np.flip(x, axes(dims, x.ndim)) if dims else x
+
+
+@portable("aten.roll.default")
+def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
+    if not dims:
+        return np.roll(x.reshape(-1), shifts[0]).reshape(x.shape)
+    return np.roll(x, tuple(shifts), tuple(dims)) if x.ndim else x
+
+
+@portable("aten.repeat.default")
+def repeat(x: Array, repeats: Sequence[int]) -> Array:
+    if len(repeats) < x.ndim:
+        raise ShapeError(f"{len(repeats)} repeats for a tensor of sizes {list(x.shape)}")
+    return np.tile(x, tuple(repeats)) if len(repeats) else x
+
+
+@portable("aten.tril.default")
+def tril(x: Array, diagonal: int = 0) -> Array:
+    return np.tril(x, diagonal)
+
+
+@portable("aten.triu.default")
+def triu(x: Array, diagonal: int = 0) -> Array:
+    return np.triu(x, diagonal)
+
+
+@portable("aten.diagonal_copy.default")
+def diagonal_copy(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    return np.diagonal(x, offset, axis(dim1, x.ndim), axis(dim2, x.ndim))
+
+
+@portable("aten.as_strided_copy.default")
+def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Array:
+    """Strides count elements of a contiguous `x`."""
+    where = np.full(tuple(size), storage_offset or 0, np.intp)
+    for k, (n, s) in enumerate(zip(size, stride)):
+        where += (np.arange(n) * s).reshape([-1] + [1] * (len(size) - k - 1))
+    if where.size and not 0 <= where.min() <= where.max() < x.size:
+        raise ExecutionError(f"strides {list(stride)} leave a tensor of {x.size} elements")
+    return x.reshape(-1)[where]
+
+
+@portable("aten.unfold_copy.default")
+def unfold_copy(x: Array, dimension: int, size: int, step: int) -> Array:
+    along = axis(dimension, x.ndim)
+    if x.ndim == 0:
+        return at_least_1d(x)[:size]
+    if size > x.shape[along]:
+        raise ExecutionError(f"windows of {size} exceed dimension {dimension} of sizes {list(x.shape)}")
+    return np.lib.stride_tricks.sliding_window_view(x, size, along)[stretch(x, along, None, None, step)]
+
+
+@portable("aten.pixel_shuffle.default")
+def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
+    *batch, c, h, w = x.shape
+    r, n = upscale_factor, len(x.shape) - 3
+    blocks = x.reshape(*batch, c // (r * r), r, r, h, w)
+    order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)  # (…, C, H, r, W, r)
+    return blocks.transpose(order).reshape(*batch, c // (r * r), h * r, w * r)
+
+
+@portable("aten.pixel_unshuffle.default")
+def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
+    *batch, c, h, w = x.shape
+    r, n = downscale_factor, len(x.shape) - 3
+    blocks = x.reshape(*batch, c, h // r, r, w // r, r)
+    order = (*range(n), n, n + 2, n + 4, n + 1, n + 3)  # (…, C, r, r, H, W)
+    return blocks.transpose(order).reshape(*batch, c * r * r, h // r, w // r)
+
+
+@portable("aten.constant_pad_nd.default")
+def constant_pad_nd(x: Array, pad: Sequence[int], value: Number = 0) -> Array:
+    widths = pad_widths(x, pad)
+    kept = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths))]
+    return np.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=to(value, x.dtype).item())
+
+
+def pad_widths(x: Array, pad: Sequence[int]) -> list[tuple[int, int]]:
+    """(before, after) for every dimension; `pad` lists them from the last dimension on."""
+    pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
+    return [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
+
+
+@portable(*(f"aten.replication_pad{n}d.default" for n in (1, 2, 3)))
+def replication_pad(x: Array, padding: Sequence[int]) -> Array:
+    for along, (a, b) in enumerate(pad_widths(x, padding)):
+        n = x.shape[along]
+        x = x.take(np.clip(np.arange(-a, n + b), 0, n - 1), along)
+    return x
+
+
+@portable(*(f"aten.reflection_pad{n}d.default" for n in (1, 2, 3)))
+def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
+    for along, (a, b) in enumerate(pad_widths(x, padding)):
+        n = x.shape[along]
+        if max(a, b) >= n and max(a, b) > 0:
+            raise ShapeError(f"padding {max(a, b)} must be less than size {n} of dimension {along}")
+        x = x.take(n - 1 - np.abs(n - 1 - np.abs(np.arange(-a, n + b))), along)
+    return x
+
+
+@portable("aten.view_as_real_copy.default")
+def view_as_real_copy(x: Array) -> Array:
+    return np.stack([x.real, x.imag], -1)

@@ -1,0 +1,136 @@
+"""Pooling over the last two dimensions, batched or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import ShapeError
+from .convolution import per_dimension, windows
+from .promotion import FLOAT64, accumulator
+from .registry import Array, portable
+
+Sizes = int | Sequence[int]
+
+
+def _counts(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> list[int]:
+    """Windows per dimension; in ceil mode the last may hang over the end, but must start before it."""
+    found = []
+    for n, k, s, p, d in zip(sizes, kernel, stride, padding, dilation):
+        if 2 * p > k:
+            raise ShapeError(f"padding {p} is more than half of kernel size {k}")
+        room = n + 2 * p - d * (k - 1) - 1
+        count = (room + (s - 1 if ceil_mode else 0)) // s + 1
+        if ceil_mode and (count - 1) * s >= n + p:
+            count -= 1
+        if count < 1:
+            raise ShapeError(f"a kernel of {k} is larger than the input of {n}")
+        found.append(count)
+    return found
+
+
+def _pool_windows(
+    x: Array,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    fill: object,
+) -> Array:
+    """Windows over the last two dimensions: (…, H', W', kernel)."""
+    counts = _counts(x.shape[-2:], kernel, stride, padding, dilation, ceil_mode)
+    after = [
+        max((c - 1) * s + d * (k - 1) + 1 - n - p, 0)
+        for c, n, k, s, p, d in zip(counts, x.shape[-2:], kernel, stride, padding, dilation)
+    ]
+    widths = [(0, 0)] * (x.ndim - 2) + list(zip(padding, after))
+    found = windows(np.pad(x, widths, constant_values=fill), kernel, stride, dilation)
+    found = found[..., : counts[0], : counts[1], :, :]
+    return found.reshape(*found.shape[:-2], -1)
+
+
+@portable("aten.avg_pool2d.default")
+def avg_pool2d(
+    x: Array,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Array:
+    kernel, padding = per_dimension(kernel_size, 2), per_dimension(padding, 2)
+    step = per_dimension(stride, 2) or kernel
+    once = (1, 1)
+    total = _pool_windows(x, kernel, step, padding, once, ceil_mode, 0).sum(-1, dtype=accumulator(x.dtype))
+    if divisor_override is not None:
+        return total / divisor_override
+    if count_include_pad:
+        counted = np.ones([n + 2 * p for n, p in zip(x.shape[-2:], padding)])
+        extra = [k * s for k, s in zip(kernel, step)]  # more than a window can hang over in ceil mode
+        covered = windows(np.pad(counted, [(0, e) for e in extra]), kernel, step, once)
+        count = covered.sum((-2, -1))[: total.shape[-2], : total.shape[-1]]
+    else:
+        count = _pool_windows(np.ones(x.shape[-2:]), kernel, step, padding, once, ceil_mode, 0).sum(-1)
+    return total / count
+
+
+@portable("aten.max_pool2d_with_indices.default")
+def max_pool2d_with_indices(
+    x: Array, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1, ceil_mode: bool = False
+) -> tuple[Array, Array]:
+    """Maxima, and their flat positions in each plane."""
+    kernel, padding, dilation = (per_dimension(v, 2) for v in (kernel_size, padding, dilation))
+    step = per_dimension(stride, 2) or kernel
+    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    shared = (kernel, step, padding, dilation, ceil_mode)
+    found = _pool_windows(x, *shared, lowest)
+    inside = _pool_windows(np.ones(x.shape[-2:], bool), *shared, False)
+    best = found.argmax(-1)
+    is_inside = np.take_along_axis(np.broadcast_to(inside, found.shape), best[..., None], -1)[..., 0]
+    best = np.where(is_inside, best, inside.argmax(-1))  # never a padded position, even where all are the lowest
+    row, column = np.divmod(best, kernel[1])
+    top = np.arange(best.shape[-2])[:, None] * step[0] - padding[0]
+    left = np.arange(best.shape[-1]) * step[1] - padding[1]
+    values = np.take_along_axis(found, best[..., None], -1)[..., 0]
+    return values, (top + row * dilation[0]) * x.shape[-1] + left + column * dilation[1]
+
+
+@portable("aten.max_pool2d_with_indices_backward.default")
+def max_pool2d_with_indices_backward(
+    grad_output: Array,
+    x: Array,
+    kernel_size: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    indices: Array,
+) -> Array:
+    planes = int(np.prod(x.shape[:-2]))
+    found = np.zeros((planes, x.shape[-2] * x.shape[-1]), accumulator(x.dtype))
+    np.add.at(found, (np.arange(planes)[:, None], indices.reshape(planes, -1)), grad_output.reshape(planes, -1))
+    return found.reshape(x.shape)
+
+
+@portable("aten._adaptive_avg_pool2d.default")
+def adaptive_avg_pool2d(x: Array, output_size: Sequence[int]) -> Array:
+    rows, cols = (_averages(n, o) for n, o in zip(x.shape[-2:], output_size))
+    return rows @ x.astype(FLOAT64) @ cols.T
+
+
+def _averages(size: int, count: int) -> Array:
+    """(count, size): each row averages one of `count` even stretches."""
+    start = np.arange(count)[:, None] * size // count
+    end = -(-(np.arange(count)[:, None] + 1) * size // count)
+    place = np.arange(size)
+    return ((place >= start) & (place < end)) / (end - start)

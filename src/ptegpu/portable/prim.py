@@ -1,0 +1,116 @@
+"""Primitive operators: arithmetic on Python scalars, and questions about tensors that the host answers.
+
+`PRIMS` maps registry names to functions on scalars and arrays. None writes to its arguments: `et_copy_index` returns
+the tensor that takes the place of its first argument, `et_view` a view of its argument.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import ExecutionError, ShapeError
+from .moves import inferred
+from .promotion import axis
+from .registry import Array, Number
+
+
+def sym_size(x: Array, dim: int) -> int:
+    along = axis(dim, x.ndim)
+    if x.ndim == 0:
+        raise ExecutionError(f"a 0-d tensor has no dimension {dim}")
+    return x.shape[along]
+
+
+def sym_stride(x: Array, dim: int) -> int:
+    """In elements, of the contiguous tensor."""
+    return math.prod(x.shape[axis(dim, x.ndim) + 1 :])
+
+
+def sym_numel(x: Array) -> int:
+    return x.size
+
+
+def item(x: Array) -> Number:
+    if x.size != 1:
+        raise ExecutionError(f"a tensor of sizes {list(x.shape)} is not one item")
+    return x.item()
+
+
+def et_view(x: Array, size: Sequence[int]) -> Array:
+    return x.reshape(inferred(x, size))
+
+
+def et_copy_index(copy_to: Array, copy_from: Array, index: int) -> Array:
+    """`copy_to` with `copy_from` as its row `index`, and as many rows as that takes."""
+    if index < 0 or (index > 0 and copy_to.shape[1:] != copy_from.shape):
+        raise ShapeError(f"sizes {list(copy_from.shape)} cannot be row {index} of sizes {list(copy_to.shape)}")
+    found = np.zeros((max(len(copy_to), index + 1), *copy_from.shape), copy_to.dtype)
+    if copy_to.shape[1:] == copy_from.shape:
+        found[: len(copy_to)] = copy_to
+    found[index] = copy_from
+    return found
+
+
+def _dividing(function: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
+    def divide(a: Number, b: Number) -> Number:
+        if b == 0:
+            raise ExecutionError(f"division of {a} by zero")
+        return function(a, b)
+
+    return divide
+
+
+def _rounding(function: Callable[[Any], int]) -> Callable[[Number], int]:
+    def whole(a: Number) -> int:
+        if not math.isfinite(a):
+            raise ExecutionError(f"{a} is not an integer")
+        return function(a)
+
+    return whole
+
+
+def _if_else(condition: Number, then: Number, otherwise: Number) -> Number:
+    return then if condition else otherwise
+
+
+_SCALAR: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": _dividing(operator.floordiv),
+    "truediv": _dividing(operator.truediv),
+    "mod": _dividing(operator.mod),
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "gt": operator.gt,
+    "lt": operator.lt,
+    "ge": operator.ge,
+    "le": operator.le,
+    "neg": operator.neg,
+    "sym_not": operator.not_,
+    "sym_ite": _if_else,
+    "sym_max": max,
+    "sym_min": min,
+    "sym_float": float,
+    "sym_int": _rounding(int),
+    "ceil": _rounding(math.ceil),
+    "round": _rounding(round),
+    "trunc": _rounding(math.trunc),
+}
+
+PRIMS: dict[str, Callable[..., Any]] = {
+    **{f"executorch_prim.{name}.Scalar": function for name, function in _SCALAR.items()},
+    "executorch_prim.floordiv.int": _SCALAR["floordiv"],
+    "executorch_prim.mod.int": _SCALAR["mod"],
+    "executorch_prim.et_view.default": et_view,
+    "executorch_prim.et_copy_index.tensor": et_copy_index,
+    "aten.sym_size.int": sym_size,
+    "aten.sym_stride.int": sym_stride,
+    "aten.sym_numel.default": sym_numel,
+    "aten._local_scalar_dense.default": item,
+}

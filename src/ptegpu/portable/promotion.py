@@ -1,0 +1,100 @@
+"""PyTorch's dtype rules: what operands are computed in, and dimensions as it counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from ..errors import ExecutionError
+from .registry import Array, Number, OutSpec, cast
+
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_CATEGORY = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}
+
+
+def result_type(*operands: Array | Number | None) -> np.dtype:
+    """The common dtype: tensors decide; 0-d tensors, then scalars, only if they are of a higher category."""
+    arrays = [o for o in operands if isinstance(o, np.ndarray)]
+    scalars = [_of_scalar(o) for o in operands if o is not None and not isinstance(o, np.ndarray)]
+    groups = ([a.dtype for a in arrays if a.ndim], [a.dtype for a in arrays if not a.ndim], scalars)
+    found, *lower = [reduce(promote, group) for group in groups if group]
+    for dtype in lower:
+        if _CATEGORY[dtype.kind] > _CATEGORY[found.kind]:
+            found = dtype
+    return found
+
+
+def promote(a: np.dtype, b: np.dtype) -> np.dtype:
+    """The smallest dtype for both; unlike NumPy's, a float keeps its width next to any integer."""
+    if _CATEGORY[a.kind] == _CATEGORY[b.kind] or "c" in (a.kind, b.kind):
+        return np.promote_types(a, b)
+    return a if _CATEGORY[a.kind] > _CATEGORY[b.kind] else b
+
+
+def _of_scalar(value: Number) -> np.dtype:
+    if isinstance(value, bool):
+        return np.dtype(bool)
+    return np.dtype(np.int64) if isinstance(value, int) else FLOAT32
+
+
+def compute_type(dtype: np.dtype) -> np.dtype:
+    """What arithmetic is done in: float16 is widened."""
+    return FLOAT32 if dtype == np.float16 else dtype
+
+
+def float_type(dtype: np.dtype) -> np.dtype:
+    """What functions that leave the integers are computed in."""
+    return compute_type(dtype) if dtype.kind in "fc" else FLOAT32
+
+
+def to(value: Array | Number, dtype: np.dtype) -> Array:
+    """An array or a scalar as `dtype`, integers wrapping around."""
+    return value.astype(dtype, copy=False) if isinstance(value, np.ndarray) else cast(value, dtype)
+
+
+def together(*operands: Any) -> tuple[Array, ...]:
+    """Operands in the dtype they are computed in; float16 results are rounded once, when they are stored."""
+    dtype = compute_type(result_type(*operands))
+    return tuple(to(o, dtype) for o in operands)
+
+
+def floats(*operands: Any) -> tuple[Array, ...]:
+    """Operands in the floating-point dtype they are computed in."""
+    dtype = float_type(result_type(*operands))
+    return tuple(to(o, dtype) for o in operands)
+
+
+def accumulator(dtype: np.dtype) -> np.dtype:
+    """What sums are kept in: float64 for floats, int64 for integers."""
+    return FLOAT64 if dtype.kind == "f" else dtype if dtype.kind == "c" else np.dtype(np.int64)
+
+
+def result_accumulator(outs: Sequence[OutSpec]) -> np.dtype:
+    """The accumulator for the declared result."""
+    return accumulator(outs[0].numpy)
+
+
+def axis(dim: int, rank: int) -> int:
+    """A dimension counted from the front; a 0-d tensor has one dimension to name."""
+    size = max(rank, 1)
+    if not -size <= dim < size:
+        raise ExecutionError(f"dimension {dim} is out of range for rank {rank}")
+    return dim % size
+
+
+def axes(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """Dimensions to reduce, all of them if none are named; none in a 0-d tensor."""
+    if dims is None or (not isinstance(dims, int) and not dims):
+        return tuple(range(rank))
+    found = tuple(axis(d, rank) for d in ([dims] if isinstance(dims, int) else dims))
+    if len(set(found)) != len(found):
+        raise ExecutionError(f"dimensions {list(dims) if not isinstance(dims, int) else dims} repeat")
+    return found if rank else ()
+
+
+def at_least_1d(x: Array) -> Array:
+    """A 0-d tensor as one of one element, for operators that take it along its dimension 0."""
+    return x.reshape(1) if x.ndim == 0 else x
