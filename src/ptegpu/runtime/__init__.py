@@ -1,4 +1,4 @@
 """The outer program: methods, their instructions, their inputs and outputs. `program.py` is the way in.
 
-Nothing is imported here, so that `partition` and `build` can be used where there is no GPU library.
+Nothing is imported here, so that `partition`, `build` and `join` can be used where there is no GPU library.
 """

@@ -14,13 +14,12 @@ from ..gpu import Device, DeviceTensor
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Move, Operand, Var, variables
 from ..graph.narrow import from_device, to_device
-from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..portable import PRIMS, OutSpec, call
 from .arrays import as_array, is_torch, to_torch
-from .build import Joined, build
 from .engine import Engine
-from .partition import Host, Item, Stretch, mutates, partition
+from .join import join
+from .partition import Stretch, mutates, partition
 from .tree import flatten_inputs
 
 MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
@@ -36,7 +35,7 @@ class Method:
         self.env: dict[Var, Any] = {}
         self.engines: dict[int, Engine] = {}
         self._index = {item.start: k for k, item in enumerate(self.items)}
-        self._joined = self._join()
+        self._joined, self._inner_states, self._read = join(self.linear, self.items)
 
     def open(self, device: Device, constants: dict[ConstantKey, str]) -> None:
         """Allocate, upload and compile."""
@@ -187,57 +186,6 @@ class Method:
                     if v.kind == "state" and v not in inner:
                         found.setdefault(v)
         return list(found)
-
-    def _join(self) -> dict[int, Joined]:
-        """A graph per stretch: what it must hand on, what the host will look at, which states it keeps to itself."""
-        touched = [_touched(item) for item in self.items]
-        reads = [_reads(item) for item in self.items]
-        finals = {v for o in self.linear.outputs for v in variables(o)}
-        joined: dict[int, Joined] = {}
-        self._inner_states: dict[int, set[Var]] = {}
-        self._read: dict[int, list[int]] = {}
-        for k, item in enumerate(self.items):
-            if not isinstance(item, Stretch):
-                continue
-            others = [j for j in range(len(self.items)) if j != k]
-            states = {v for v in touched[k] if v.kind == "state" and not any(v in touched[j] for j in others)}
-            written = dict.fromkeys(v for c in item.calls for v in (*c.outs, *_mutated(c)))
-            wanted = finals.union(*(reads[j] for j in others), _read_first(item))
-            needed = [v for v in written if v not in states and (v in wanted or v.kind == "state") or v in finals]
-            on_host = finals.union(*(reads[j] for j in others if isinstance(self.items[j], Host)))
-            self._inner_states[k] = states
-            self._read[k] = [p for p, v in enumerate(needed) if v in on_host]
-            joined[k] = build(f"{self.name}.{k}", item.calls, needed, states)
-        return joined
-
-
-def _mutated(c: Call) -> list[Var]:
-    return [v for k in REGISTRY[c.op].mutates if k < len(c.args) for v in variables(c.args[k])]
-
-
-def _reads(item: Item) -> set[Var]:
-    if isinstance(item, Stretch):
-        return {v for c in item.calls for v in variables(c.args)}
-    i = item.instruction
-    operand = i.args if isinstance(i, Call) else i.condition if isinstance(i, Jump) else i.source
-    return set(variables(operand))
-
-
-def _touched(item: Item) -> set[Var]:
-    if isinstance(item, Stretch):
-        return _reads(item) | {v for c in item.calls for v in c.outs}
-    i = item.instruction
-    return _reads(item) | set(i.outs if isinstance(i, Call) else [i.target] if isinstance(i, Move) else [])
-
-
-def _read_first(item: Stretch) -> set[Var]:
-    """Slots that the stretch itself reads before it writes them: the next round of a loop needs them."""
-    seen: set[Var] = set()
-    first: set[Var] = set()
-    for c in item.calls:
-        first.update(v for v in variables(c.args) if v not in seen)
-        seen.update(c.outs)
-    return first & seen
 
 
 def _initial(v: Var) -> np.ndarray:

@@ -42,7 +42,16 @@ def mutates(op: str) -> tuple[int, ...]:
 
 
 def partition(linear: Linear) -> list[Item]:
-    """Cut a method into stretches and host instructions; UnsupportedProgram lists every operator that neither serves."""
+    """Cut a method into stretches and host instructions; UnsupportedProgram lists all operators that neither serves."""
+    items, unsupported = cut(linear)
+    if unsupported:
+        listed = "\n".join(f"  {count:4} × {what}" for what, count in sorted(unsupported.items()))
+        raise UnsupportedProgram(f"method {linear.name} uses operators that ptegpu does not have:\n{listed}")
+    return items
+
+
+def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
+    """Stretches and host instructions, and the calls among the latter that no kernel serves, described and counted."""
     ints = _int_scalars(linear)
     leaders = {i.target for i in linear.code if isinstance(i, Jump)}
     items: list[Item] = []
@@ -51,7 +60,7 @@ def partition(linear: Linear) -> list[Item]:
     unsupported: Counter[str] = Counter()
     for k, instruction in enumerate(linear.code):
         on_gpu = isinstance(instruction, Call) and joins(instruction, ints)
-        if isinstance(instruction, Call) and not on_gpu and not _on_host(instruction):
+        if isinstance(instruction, Call) and not on_gpu and not on_host(instruction):
             unsupported[describe(instruction)] += 1
         if not on_gpu:
             items.append(Host(k, instruction))
@@ -65,10 +74,7 @@ def partition(linear: Linear) -> list[Item]:
             written = set()
         stretch.calls.append(instruction)
         written.update(instruction.outs)
-    if unsupported:
-        listed = "\n".join(f"  {count:4} × {what}" for what, count in sorted(unsupported.items()))
-        raise UnsupportedProgram(f"method {linear.name} uses operators that ptegpu does not have:\n{listed}")
-    return [i for i in items if not (isinstance(i, Stretch) and not i.calls)]
+    return items, unsupported
 
 
 def joins(call: Call, ints: set[Var]) -> bool:
@@ -126,7 +132,8 @@ def _int_scalars(linear: Linear) -> set[Var]:
     return ints
 
 
-def _on_host(call: Call) -> bool:
+def on_host(call: Call) -> bool:
+    """Whether there is a NumPy kernel or a primitive for it."""
     return call.op in PORTABLE or call.op in PRIMS
 
 

@@ -1,0 +1,68 @@
+"""The stretches of a method as graphs: what each hands on, which states it keeps to itself. Needs no GPU library."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..graph.linear import Call, Jump, Linear, Move, Var, variables
+from ..ops import REGISTRY
+from .build import Joined, build
+from .partition import Host, Item, Stretch
+
+
+class Join(NamedTuple):
+    """Per stretch, by its position among the items."""
+
+    graphs: dict[int, Joined]
+    states: dict[int, set[Var]]  # live inside the graph
+    read: dict[int, list[int]]  # positions of the outputs that the host looks at
+
+
+def join(linear: Linear, items: list[Item]) -> Join:
+    """A graph per stretch: what it must hand on, what the host will look at, which states it keeps to itself."""
+    touched = [_touched(item) for item in items]
+    reads = [_reads(item) for item in items]
+    finals = {v for o in linear.outputs for v in variables(o)}
+    found = Join({}, {}, {})
+    for k, item in enumerate(items):
+        if not isinstance(item, Stretch):
+            continue
+        others = [j for j in range(len(items)) if j != k]
+        states = {v for v in touched[k] if v.kind == "state" and not any(v in touched[j] for j in others)}
+        written = dict.fromkeys(v for c in item.calls for v in (*c.outs, *_mutated(c)))
+        wanted = finals.union(*(reads[j] for j in others), _read_first(item))
+        needed = [v for v in written if (v not in states and (v in wanted or v.kind == "state")) or v in finals]
+        on_host = finals.union(*(reads[j] for j in others if isinstance(items[j], Host)))
+        found.states[k] = states
+        found.read[k] = [p for p, v in enumerate(needed) if v in on_host]
+        found.graphs[k] = build(f"{linear.name}.{k}", item.calls, needed, states)
+    return found
+
+
+def _mutated(c: Call) -> list[Var]:
+    return [v for k in REGISTRY[c.op].mutates if k < len(c.args) for v in variables(c.args[k])]
+
+
+def _reads(item: Item) -> set[Var]:
+    if isinstance(item, Stretch):
+        return {v for c in item.calls for v in variables(c.args)}
+    i = item.instruction
+    operand = i.args if isinstance(i, Call) else i.condition if isinstance(i, Jump) else i.source
+    return set(variables(operand))
+
+
+def _touched(item: Item) -> set[Var]:
+    if isinstance(item, Stretch):
+        return _reads(item) | {v for c in item.calls for v in c.outs}
+    i = item.instruction
+    return _reads(item) | set(i.outs if isinstance(i, Call) else [i.target] if isinstance(i, Move) else [])
+
+
+def _read_first(item: Stretch) -> set[Var]:
+    """Slots that the stretch itself reads before it writes them: the next round of a loop needs them."""
+    seen: set[Var] = set()
+    first: set[Var] = set()
+    for c in item.calls:
+        first.update(v for v in variables(c.args) if v not in seen)
+        seen.update(c.outs)
+    return first & seen
