@@ -1,14 +1,15 @@
 """Elementwise operators: one line each. The body is scalar WGSL over `a` (and `b`, `c`), computed in the output's type.
 
 Halves are computed in f32 and rounded once, as PyTorch does; 8-bit ints in i32 and wrapped. NaN is never lost in a
-`min` or `max`, whose WGSL forms may drop it: comparisons are written out.
+`min` or `max`, whose WGSL forms may drop it. An integer division by zero, an error in PyTorch, gives some number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
-from ..dtypes import FLOATS, NUMBERS, DType
+from ..dtypes import DType
 from ..errors import InvalidProgram
 from ..graph.graph import Tensor
 from ..kernels.wgsl import COMPUTE
@@ -16,125 +17,348 @@ from ..plan.target import Target
 from .pointwise import pointwise
 from .registry import Number, Out, Steps, broadcast, define, op
 
-Bodies = str | Mapping[str, str]  # one body for all compute types, or one per "f32" | "i32" | "bool"
+Bodies = Mapping[str, str]  # by compute type: "f32" | "i32" | "bool"
+I32_MIN, I32_MAX = -(2**31), 2**31 - 1
+LESSER = {"f32": "lesser(a, b)", "i32": "min(a, b)", "bool": "a && b"}
+GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
+
+
+def floats(body: str) -> Bodies:
+    """A body for floats alone; ints and bools are converted, as the declared output is a float."""
+    return {"f32": body}
+
+
+def numbers(body: str) -> Bodies:
+    """One body for floats and ints."""
+    return {"f32": body, "i32": body}
 
 
 def body_for(name: str, bodies: Bodies, dtype: DType) -> str:
     """The body in the compute type of `dtype`; InvalidProgram if the operator has none for it."""
-    if isinstance(bodies, str):
-        return bodies
     try:
         return bodies[COMPUTE[dtype]]
     except KeyError:
         raise InvalidProgram(f"{name} is not defined for {dtype.value}") from None
 
 
-def promoted(*tensors: Tensor) -> DType:
-    """The dtype operands are compared or combined in: a float beats an int, an int beats a bool."""
-    order = [DType.BOOL, DType.U8, DType.I8, DType.I32, DType.F16, DType.F32]
-    return max((t.dtype for t in tensors), key=order.index)
+def combine(
+    name: str, bodies: Bodies, operands: Sequence[Tensor | Number], out: Tensor, target: Target, **scalars: Number
+) -> Steps:
+    """The steps of an operator whose tensors broadcast and are computed in the output's type."""
+    body = body_for(name, bodies, out.dtype)
+    out = yield Out(broadcast(*(x.shape for x in operands if isinstance(x, Tensor))))
+    yield pointwise(name, body, operands, out, target, compute=out.dtype, scalars=scalars)
 
 
-def unary(names: str | Sequence[str], bodies: Bodies, *, dtypes: Sequence[DType] = FLOATS) -> None:
-    """An operator of one tensor; an int operand of a float operator is converted first."""
-    names = [names] if isinstance(names, str) else names
+def unary(name: str, bodies: Bodies, *, wide: bool = False) -> None:
+    """An operator of one tensor."""
 
     def rule(x: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-        out = yield Out(x.shape)
-        yield pointwise(names[0], body_for(names[0], bodies, out.dtype), [x], out, target, compute=out.dtype)
+        yield from combine(name, bodies, [x], outs[0], target)
 
-    define(names, rule, "steps", dtypes=dtypes)
-
-
-def binary(names: str | Sequence[str], bodies: Bodies, *, dtypes: Sequence[DType] = NUMBERS) -> None:
-    """An operator of two tensors that broadcast, computed in the output's type."""
-    names = [names] if isinstance(names, str) else names
-
-    def rule(x: Tensor, y: Tensor, *, target: Target) -> Steps:
-        out = yield Out(broadcast(x.shape, y.shape))
-        yield pointwise(names[0], body_for(names[0], bodies, out.dtype), [x, y], out, target, compute=out.dtype)
-
-    define(names, rule, "steps", dtypes=dtypes)
+    define([name], rule, "steps", wide=wide)
 
 
-def scaled(name: str, body: str, *, scalar: bool) -> None:
-    """`add` and `sub`: the second operand, a tensor or a scalar, is multiplied by `alpha`."""
+def binary(base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | None = None, wide: bool = False) -> None:
+    """`base.<tensor>`, of two tensors that broadcast, and `base.<scalar>`, whose `b` is a number."""
 
-    def tensors(x: Tensor, y: Tensor, alpha: Number = 1, *, target: Target) -> Steps:
-        out = yield Out(broadcast(x.shape, y.shape))
-        kind = COMPUTE[out.dtype]
-        yield pointwise(name, body, [x, y], out, target, compute=out.dtype, scalars={"alpha": (kind, alpha)})
+    def tensors(x: Tensor, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+        yield from combine(base, bodies, [x, y], outs[0], target)
 
-    def with_scalar(x: Tensor, other: Number, alpha: Number = 1, *, target: Target) -> Steps:
-        out = yield Out(x.shape)
-        kind = COMPUTE[out.dtype]
-        text = body.replace("b", "P.other", 1) if body.count("b") == 1 else body
-        yield pointwise(
-            name, text, [x], out, target, compute=out.dtype, scalars={"alpha": (kind, alpha), "other": (kind, other)}
-        )
+    def with_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+        yield from combine(base, bodies, [x, y], outs[0], target)
 
-    define([name], with_scalar if scalar else tensors, "steps", dtypes=NUMBERS)
+    define([f"{base}.{tensor}"], tensors, "steps", wide=wide)
+    if scalar:
+        define([f"{base}.{scalar}"], with_scalar, "steps", wide=wide)
 
 
-def scalar(name: str, bodies: Bodies, *, dtypes: Sequence[DType] = NUMBERS) -> None:
-    """An operator of a tensor and a scalar, which the body calls `P.b`."""
+def scaled(base: str, bodies: Bodies) -> None:
+    """`add`, `sub` and `rsub`, of tensors or a tensor and a number: one of the two is multiplied by `alpha`."""
 
-    def rule(x: Tensor, other: Number, *, target: Target) -> Steps:
-        out = yield Out(x.shape)
-        text = body_for(name, bodies, out.dtype)
-        kind = COMPUTE[out.dtype]
-        yield pointwise(name, text, [x], out, target, compute=out.dtype, scalars={"b": (kind, other)})
+    def tensors(x: Tensor, y: Tensor, alpha: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+        yield from combine(base, bodies, [x, y], outs[0], target, alpha=alpha)
 
-    define([name], rule, "steps", dtypes=dtypes)
+    def with_scalar(x: Tensor, y: Number, alpha: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+        yield from combine(base, bodies, [x, y], outs[0], target, alpha=alpha)
+
+    define([f"{base}.Tensor"], tensors, "steps")
+    define([f"{base}.Scalar"], with_scalar, "steps")
 
 
-def compare(base: str, symbol: str) -> None:
+def compare(base: str, body: str) -> None:
     """`base.Tensor` and `base.Scalar`: bools from operands compared in their common type."""
 
     def tensors(x: Tensor, y: Tensor, *, target: Target) -> Steps:
         out = yield Out(broadcast(x.shape, y.shape), DType.BOOL)
-        common = promoted(x, y)
-        common = DType.I32 if common is DType.BOOL else common
-        yield pointwise(base, f"a {symbol} b", [x, y], out, target, compute=common)
+        common = DType.F32 if x.dtype.is_float or y.dtype.is_float else DType.I32
+        yield pointwise(base, body, [x, y], out, target, compute=common)
 
-    def with_scalar(x: Tensor, other: Number, *, target: Target) -> Steps:
+    def with_scalar(x: Tensor, y: Number, *, target: Target) -> Steps:
         out = yield Out(x.shape, DType.BOOL)
-        whole = not x.dtype.is_float and float(other).is_integer()
-        common = DType.I32 if whole else DType.F32
-        value = (COMPUTE[common], other)
-        yield pointwise(base, f"a {symbol} P.b", [x], out, target, compute=common, scalars={"b": value})
+        whole = not x.dtype.is_float and float(y).is_integer() and I32_MIN <= y <= I32_MAX
+        yield pointwise(base, body, [x, y], out, target, compute=DType.I32 if whole else DType.F32)
 
     define([f"{base}.Tensor"], tensors, "steps", wide=True)
     define([f"{base}.Scalar"], with_scalar, "steps", wide=True)
 
 
-unary("aten.abs.default", "abs(a)", dtypes=NUMBERS)
-unary("aten.neg.default", "-a", dtypes=NUMBERS)
-unary("aten.exp.default", "exp(a)")
-unary("aten.sqrt.default", "sqrt(a)")
-unary("aten.rsqrt.default", "inverseSqrt(a)")
-unary("aten.relu.default", {"f32": "select(a, 0.0, a < 0.0)", "i32": "max(a, 0)"}, dtypes=NUMBERS)
-unary("aten.sigmoid.default", "1.0 / (1.0 + exp(-a))")
+def test(name: str, bodies: Bodies) -> None:
+    """An operator that asks something of each element: bools from the operand's own type."""
 
-binary("aten.mul.Tensor", {"f32": "a * b", "i32": "a * b", "bool": "a && b"})
-binary("aten.div.Tensor", {"f32": "a / b"}, dtypes=FLOATS)
-scaled("aten.add.Tensor", "a + P.alpha * b", scalar=False)
-scaled("aten.sub.Tensor", "a - P.alpha * b", scalar=False)
-scalar("aten.mul.Scalar", "a * P.b")
+    def rule(x: Tensor, *, target: Target) -> Steps:
+        out = yield Out(x.shape, DType.BOOL)
+        yield pointwise(name, body_for(name, bodies, x.dtype), [x], out, target)
 
-compare("aten.eq", "==")
-compare("aten.ne", "!=")
-compare("aten.lt", "<")
-compare("aten.le", "<=")
-compare("aten.gt", ">")
-compare("aten.ge", ">=")
+    define([name], rule, "steps", wide=True)
+
+
+def logical(base: str, body: str) -> None:
+    """An operator of truth values: anything nonzero is true."""
+
+    def rule(x: Tensor, y: Tensor, *, target: Target) -> Steps:
+        out = yield Out(broadcast(x.shape, y.shape), DType.BOOL)
+        yield pointwise(base, body, [x, y], out, target, compute=DType.BOOL)
+
+    define([f"{base}.default"], rule, "steps", wide=True)
+
+
+unary("aten.abs.default", numbers("abs(a)"))
+unary("aten.neg.default", numbers("-a"))
+unary("aten.sign.default", numbers("sign(a)"), wide=True)
+unary("aten.ceil.default", {"f32": "ceil(a)", "i32": "a"}, wide=True)
+unary("aten.floor.default", {"f32": "floor(a)", "i32": "a"}, wide=True)
+unary("aten.trunc.default", {"f32": "trunc(a)", "i32": "a"}, wide=True)
+unary("aten.round.default", {"f32": "round(a)", "i32": "a"}, wide=True)
+unary("aten.exp.default", floats("exp(a)"))
+unary("aten.exp2.default", floats("exp2(a)"))
+unary("aten.expm1.default", floats("expm1(a)"))
+unary("aten.log.default", floats("log(a)"))
+unary("aten.log2.default", floats("log2(a)"))
+unary("aten.log10.default", floats("log(a) * 0.4342944819"))
+unary("aten.log1p.default", floats("log1p(a)"))
+unary("aten.sqrt.default", floats("sqrt(a)"))
+unary("aten.rsqrt.default", floats("inverseSqrt(a)"))
+unary("aten.reciprocal.default", floats("1.0 / a"))
+unary("aten.sin.default", floats("sine(a)"))
+unary("aten.cos.default", floats("cosine(a)"))
+unary("aten.tan.default", floats("tangent(a)"))
+unary("aten.asin.default", floats("arcsin(a)"))
+unary("aten.acos.default", floats("arccos(a)"))
+unary("aten.atan.default", floats("arctan(a)"))
+unary("aten.sinh.default", floats("hyperbolic_sine(a)"))
+unary("aten.cosh.default", floats("hyperbolic_cosine(a)"))
+unary("aten.tanh.default", floats("hyperbolic_tangent(a)"))
+unary("aten.asinh.default", floats("arsinh(a)"))
+unary("aten.acosh.default", floats("arcosh(a)"))
+unary("aten.atanh.default", floats("artanh(a)"))
+unary("aten.erf.default", floats("erf(a)"))
+unary("aten.relu.default", {"f32": "select(a, 0.0, a < 0.0)", "i32": "max(a, 0)"}, wide=True)
+unary("aten.relu6.default", {"f32": "within(a, 0.0, 6.0)", "i32": "clamp(a, 0, 6)"}, wide=True)
+unary("aten.sigmoid.default", floats("sigmoid(a)"))
+unary("aten.silu.default", floats("a * sigmoid(a)"))
+unary("aten.mish.default", floats("a * hyperbolic_tangent(log1p(exp(a)))"))
+unary("aten.hardsigmoid.default", floats("within(a + 3.0, 0.0, 6.0) / 6.0"))
+unary("aten.hardswish.default", floats("a * within(a + 3.0, 0.0, 6.0) / 6.0"))
+unary("aten.bitwise_not.default", {"i32": "~a", "bool": "!a"}, wide=True)
+
+test("aten.isnan.default", {"f32": "is_nan(a)", "i32": "false", "bool": "false"})
+test("aten.isinf.default", {"f32": "is_inf(a)", "i32": "false", "bool": "false"})
+test("aten.logical_not.default", {"f32": "a == 0.0", "i32": "a == 0", "bool": "!a"})
+
+scaled("aten.add", {**numbers("a + alpha * b"), "bool": "a || (alpha && b)"})
+scaled("aten.sub", numbers("a - alpha * b"))
+scaled("aten.rsub", numbers("b - alpha * a"))
+binary("aten.mul", {**numbers("a * b"), "bool": "a && b"}, scalar="Scalar")
+binary("aten.div", floats("a / b"), scalar="Scalar")
+binary("aten.fmod", {"f32": "fmod(a, b)", "i32": "a % b"}, scalar="Scalar")
+binary("aten.remainder", {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}, scalar="Scalar")
+binary("aten.atan2", floats("arctan2(a, b)"), tensor="default")
+binary("aten.minimum", LESSER, tensor="default", wide=True)
+binary("aten.maximum", GREATER, tensor="default", wide=True)
+binary("aten.bitwise_and", {"i32": "a & b", "bool": "a && b"}, scalar="Scalar", wide=True)
+binary("aten.bitwise_or", {"i32": "a | b", "bool": "a || b"}, scalar="Scalar", wide=True)
+binary("aten.bitwise_xor", {"i32": "a ^ b", "bool": "a != b"}, scalar="Scalar", wide=True)
+
+logical("aten.logical_and", "a && b")
+logical("aten.logical_or", "a || b")
+logical("aten.logical_xor", "a != b")
+
+compare("aten.eq", "a == b")
+compare("aten.ne", "!(a == b)")  # naga's `!=` is false for NaN
+compare("aten.lt", "a < b")
+compare("aten.le", "a <= b")
+compare("aten.gt", "a > b")
+compare("aten.ge", "a >= b")
+
+FLOOR = {"f32": "floor_quotient(a, b)", "i32": "whole_floor_quotient(a, b)"}
+ROUNDED: Mapping[str | None, Bodies] = {
+    None: floats("a / b"),
+    "floor": FLOOR,
+    "trunc": {"f32": "trunc_quotient(a, b)", "i32": "a / b"},
+}
+binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar")
+
+
+def _rounded(mode: str | None) -> Bodies:
+    if mode not in ROUNDED:
+        raise InvalidProgram(f"rounding mode '{mode}' is neither floor nor trunc")
+    return ROUNDED[mode]
+
+
+@op("aten.div.Tensor_mode")
+def div_mode(
+    x: Tensor, y: Tensor, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
+) -> Steps:
+    yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
+
+
+@op("aten.div.Scalar_mode")
+def div_scalar_mode(
+    x: Tensor, y: Number, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
+) -> Steps:
+    yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
+
+
+POWER = {"f32": "power(a, b)", "i32": "whole_power(a, b)"}
+POWERS = {  # exponents that need no logarithm
+    -2.0: "1.0 / (a * a)",
+    -1.0: "1.0 / a",
+    -0.5: "inverseSqrt(a)",
+    0.5: "sqrt(a)",
+    1.0: "a",
+    2.0: "a * a",
+    3.0: "a * a * a",
+    4.0: "(a * a) * (a * a)",
+}
+binary("aten.pow", POWER, tensor="Tensor_Tensor")
+
+
+@op("aten.pow.Tensor_Scalar")
+def pow_scalar(x: Tensor, exponent: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    special = POWERS.get(float(exponent)) if outs[0].dtype.is_float else None
+    if special:
+        yield from combine("pow", floats(special), [x], outs[0], target)
+    else:
+        yield from combine("pow", POWER, [x, exponent], outs[0], target)
+
+
+@op("aten.pow.Scalar")
+def scalar_pow(base: Number, exponent: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("pow", POWER, [base, exponent], outs[0], target)
+
+
+@op("aten.remainder.Scalar_Tensor")
+def scalar_remainder(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    bodies = {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}
+    yield from combine("remainder", bodies, [x, y], outs[0], target)
+
+
+WHERE = {"f32": "select(c, b, a != 0.0)", "i32": "select(c, b, a != 0)", "bool": "select(c, b, a)"}
 
 
 @op("aten.where.self", wide=True)
-def where(condition: Tensor, x: Tensor, y: Tensor, *, target: Target) -> Steps:
-    out = yield Out(broadcast(condition.shape, x.shape, y.shape))
-    kind = COMPUTE[out.dtype]
-    yield pointwise("where", f"select({kind}(c), {kind}(b), a)", [condition, x, y], out, target)
+def where(condition: Tensor, x: Tensor, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("where", WHERE, [condition, x, y], outs[0], target)
 
 
+@op("aten.where.ScalarSelf", wide=True)
+def where_scalar_self(condition: Tensor, x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("where", WHERE, [condition, x, y], outs[0], target)
 
+
+@op("aten.where.ScalarOther", wide=True)
+def where_scalar_other(condition: Tensor, x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("where", WHERE, [condition, x, y], outs[0], target)
+
+
+@op("aten.where.Scalar", wide=True)
+def where_scalars(condition: Tensor, x: Number, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("where", WHERE, [condition, x, y], outs[0], target)
+
+
+@op("aten.masked_fill.Scalar", wide=True)
+def masked_fill(x: Tensor, mask: Tensor, value: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("where", WHERE, [mask, value, x], outs[0], target)
+
+
+@op("aten.masked_fill.Tensor", wide=True)
+def masked_fill_tensor(x: Tensor, mask: Tensor, value: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("where", WHERE, [mask, value, x], outs[0], target)
+
+
+GELU = {
+    "none": "0.5 * a * (1.0 + erf(a * 0.70710678))",
+    "tanh": "0.5 * a * (1.0 + hyperbolic_tangent(0.79788456 * (a + 0.044715 * a * a * a)))",
+}
+
+
+@op("aten.gelu.default")
+def gelu(x: Tensor, approximate: str = "none", *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    if approximate not in GELU:
+        raise InvalidProgram(f"gelu's approximation '{approximate}' is neither none nor tanh")
+    yield from combine("gelu", floats(GELU[approximate]), [x], outs[0], target)
+
+
+@op("aten.leaky_relu.default")
+def leaky_relu(x: Tensor, slope: Number = 0.01, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("leaky_relu", floats("select(a * slope, a, a > 0.0)"), [x], outs[0], target, slope=slope)
+
+
+@op("aten.elu.default")
+def elu(
+    x: Tensor,
+    alpha: Number = 1,
+    scale: Number = 1,
+    input_scale: Number = 1,
+    *,
+    outs: tuple[Tensor, ...],
+    target: Target,
+) -> Steps:
+    body = "select(below * expm1(a * inner), a * above, a > 0.0)"
+    scalars = {"below": alpha * scale, "above": scale, "inner": input_scale}
+    yield from combine("elu", floats(body), [x], outs[0], target, **scalars)
+
+
+@op("aten.softplus.default")
+def softplus(x: Tensor, beta: Number = 1, threshold: Number = 20, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    body = "select(log1p(exp(a * beta)) / beta, a, a * beta > threshold)"
+    yield from combine("softplus", floats(body), [x], outs[0], target, beta=beta, threshold=threshold)
+
+
+@op("aten.hardshrink.default")
+def hardshrink(x: Tensor, threshold: Number = 0.5, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    body = "select(a, 0.0, a >= -threshold && a <= threshold)"
+    yield from combine("hardshrink", floats(body), [x], outs[0], target, threshold=threshold)
+
+
+CLAMP = {"f32": "lesser(greater(a, b), c)", "i32": "min(max(a, b), c)"}
+
+
+@op("aten.clamp.default", wide=True)
+def clamp(
+    x: Tensor, low: Number | None = None, high: Number | None = None, *, outs: tuple[Tensor, ...], target: Target
+) -> Steps:
+    """A missing bound is the type's own; where the bounds cross, the upper one wins."""
+    least, most = (I32_MIN, I32_MAX) if not outs[0].dtype.is_float else (-math.inf, math.inf)
+    low, high = least if low is None else max(low, least), most if high is None else min(high, most)
+    yield from combine("clamp", CLAMP, [x, low, high], outs[0], target)
+
+
+@op("aten.hardtanh.default")
+def hardtanh(x: Tensor, low: Number = -1, high: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("hardtanh", CLAMP, [x, low, high], outs[0], target)
+
+
+@op("aten.clamp.Tensor", wide=True)
+def clamp_tensor(
+    x: Tensor, low: Tensor | None = None, high: Tensor | None = None, *, outs: tuple[Tensor, ...], target: Target
+) -> Steps:
+    if low is not None and high is not None:
+        yield from combine("clamp", CLAMP, [x, low, high], outs[0], target)
+    elif low is not None:
+        yield from combine("clamp", GREATER, [x, low], outs[0], target)
+    elif high is not None:
+        yield from combine("clamp", LESSER, [x, high], outs[0], target)
+    else:
+        raise InvalidProgram("clamp needs a bound")

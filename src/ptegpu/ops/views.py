@@ -52,7 +52,11 @@ def clone(x: Tensor, memory_format: Number | None = None) -> Shape:
     return x.shape
 
 
-@view("dim_order_ops._clone_dim_order.default", "dim_order_ops._clone_dim_order.out", "dim_order_ops._to_dim_order_copy.out")
+@view(
+    "dim_order_ops._clone_dim_order.default",
+    "dim_order_ops._clone_dim_order.out",
+    "dim_order_ops._to_dim_order_copy.out",
+)
 def clone_dim_order(x: Tensor, non_blocking: bool | None = False, dim_order: list[int] | None = None) -> Shape:
     return x.shape
 
