@@ -1,6 +1,19 @@
 """The operators, one file per family. Importing this package fills the registry."""
 
-from . import elementwise, embedding, matmul, moves, reduce, rope, symbols, views
+from . import elementwise, embedding, matmul, moves, norm, reduce, rope, softmax, symbols, views
 from .registry import REGISTRY, OpDef
 
-__all__ = ["REGISTRY", "OpDef", "elementwise", "embedding", "matmul", "moves", "reduce", "rope", "symbols", "views"]
+__all__ = [
+    "REGISTRY",
+    "OpDef",
+    "elementwise",
+    "embedding",
+    "matmul",
+    "moves",
+    "norm",
+    "reduce",
+    "rope",
+    "softmax",
+    "symbols",
+    "views",
+]

@@ -1,0 +1,214 @@
+"""Normalisations: each row by its own statistics (layer, RMS, group, batch), or by those of the training."""
+
+from __future__ import annotations
+
+import math
+
+from ..dtypes import FLOATS, DType
+from ..errors import ShapeError
+from ..graph.graph import Shape, Tensor
+from ..kernels import norm as kernels
+from ..kernels.lanes import ALONG_ROWS, choose, held
+from ..kernels.norm import Layout
+from ..kernels.wgsl import store_type
+from ..plan.target import Target
+from .pointwise import Strided, pointwise
+from .registry import Dispatch, Out, Steps, op
+
+EPS = {DType.F32: 2.0**-23, DType.F16: 2.0**-10}  # what PyTorch takes where a program gives none
+
+
+def normalise(
+    layout: Layout,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    target: Target,
+    *,
+    rows: int,
+    whole: int,  # elements that lie together under one weight or, by element, a row
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+    centred: bool = True,
+    extra: dict[str, int] | None = None,  # parameters of the layout; "inner" and "stride" in elements
+) -> Dispatch:
+    """A dispatch that normalises `rows` rows of equal length."""
+    length = x.numel // rows if rows else 0
+    quads = whole % 4 == 0
+    step = 4 if quads else 1
+    lanes = choose(ALONG_ROWS, rows, length // step, target)
+    kernel = kernels.norm(
+        layout,
+        centred,
+        x.dtype,
+        out.dtype if quads else store_type(out.dtype, target),
+        weight.dtype if weight else None,
+        bias.dtype if bias else None,
+        store_type(mean.dtype, target) if mean else None,
+        store_type(rstd.dtype, target) if rstd else None,
+        quads,
+        held(lanes, length // step),
+        lanes,
+        target,
+    )
+    params: dict[str, int | float] = {"rows": rows, "length": length // step, "count": float(length), "eps": eps}
+    params |= {k: v // step if k in ("inner", "stride") else v for k, v in (extra or {}).items()}
+    read = [t for t in (x, weight, bias) if t is not None]
+    write = [t for t in (out, mean, rstd) if t is not None]
+    return Dispatch(kernel, read, write, lanes.groups(rows), params)
+
+
+def trailing(x: Tensor, normalized_shape: list[int]) -> int:
+    """Elements of a row; ShapeError unless the last dimensions of `x` are the normalised ones."""
+    if not normalized_shape or x.shape[-len(normalized_shape) :] != tuple(normalized_shape):
+        raise ShapeError(f"{normalized_shape} is not how {list(x.shape)} ends")
+    return math.prod(normalized_shape)
+
+
+def check_affine(size: int, weight: Tensor | None, bias: Tensor | None) -> None:
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and t.numel != size:
+            raise ShapeError(f"the {name} {list(t.shape)} has not {size} elements")
+
+
+def statistics_shape(x: Tensor, normalized_shape: list[int]) -> Shape:
+    kept = x.rank - len(normalized_shape)
+    return (*x.shape[:kept], *(1 for _ in normalized_shape))
+
+
+@op("aten.native_layer_norm.default", dtypes=FLOATS)
+def layer_norm(
+    x: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    target: Target,
+) -> Steps:
+    length = trailing(x, normalized_shape)
+    check_affine(length, weight, bias)
+    out = yield Out(x.shape, x.dtype)
+    mean = yield Out(statistics_shape(x, normalized_shape))
+    rstd = yield Out(statistics_shape(x, normalized_shape))
+    yield normalise("element", x, weight, bias, eps, out, target, rows=mean.numel, whole=length, mean=mean, rstd=rstd)
+
+
+@op("et_vk.rms_norm.default", dtypes=FLOATS)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, target: Target) -> Steps:
+    length = x.shape[-1]
+    check_affine(length, weight, None)
+    out = yield Out(x.shape, x.dtype)
+    rows = math.prod(x.shape[:-1])
+    yield normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
+
+
+@op("aten.rms_norm.default", dtypes=FLOATS)
+def rms_norm_shaped(
+    x: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    target: Target,
+) -> Steps:
+    length = trailing(x, normalized_shape)
+    check_affine(length, weight, None)
+    out = yield Out(x.shape, x.dtype)
+    rows = math.prod(statistics_shape(x, normalized_shape))
+    eps = EPS[x.dtype] if eps is None else eps
+    yield normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
+
+
+@op("aten.native_group_norm.default", dtypes=FLOATS)
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    channels: int,
+    pixels: int,
+    group: int,
+    eps: float,
+    *,
+    target: Target,
+) -> Steps:
+    """Sizes come from `x` (N, C, …) itself: the program's own are those of the maximum."""
+    if x.rank < 2 or group < 1 or x.shape[1] % group:
+        raise ShapeError(f"the channels of {list(x.shape)} do not form {group} equal groups")
+    check_affine(x.shape[1], weight, bias)
+    out = yield Out(x.shape, x.dtype)
+    mean = yield Out((x.shape[0], group))
+    rstd = yield Out((x.shape[0], group))
+    inner = math.prod(x.shape[2:])
+    extra = {"inner": inner, "span": x.shape[1] // group, "sets": group}
+    rows = x.shape[0] * group
+    yield normalise(
+        "channel", x, weight, bias, eps, out, target, rows=rows, whole=inner, mean=mean, rstd=rstd, extra=extra
+    )
+
+
+@op("aten._native_batch_norm_legit.no_stats", dtypes=FLOATS)
+def batch_norm_no_stats(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *,
+    target: Target,
+) -> Steps:
+    """By the statistics of the batch itself; instance norm is exported so."""
+    channels = channels_of(x)
+    check_affine(channels, weight, bias)
+    out = yield Out(x.shape, x.dtype)
+    mean = yield Out((channels,))
+    rstd = yield Out((channels,))
+    inner = math.prod(x.shape[2:])
+    extra = {"inner": inner, "stride": channels * inner}
+    yield normalise(
+        "row", x, weight, bias, eps, out, target, rows=channels, whole=inner, mean=mean, rstd=rstd, extra=extra
+    )
+
+
+@op("aten._native_batch_norm_legit_no_training.default", dtypes=FLOATS)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+    *,
+    outs: tuple[Tensor, ...],
+    target: Target,
+) -> Steps:
+    """The second and third outputs are empty, or the statistics that were used."""
+    channels = channels_of(x)
+    check_affine(channels, weight, bias)
+    out = yield Out(x.shape, x.dtype)
+    mean = yield Out(outs[1].max_shape)
+    rstd = yield Out(outs[2].max_shape)
+    by_channel = tuple(int(k == 1) for k in range(x.rank))
+    operands: list[Tensor | Strided] = [x, Strided(running_mean, by_channel), Strided(running_var, by_channel)]
+    body = "(a - b) * inverseSqrt(c + eps)"
+    for t, apply in ((weight, "*"), (bias, "+")):
+        if t is not None:
+            body = f"({body}) {apply} {'abcde'[len(operands)]}"
+            operands.append(Strided(t, by_channel))
+    compute = DType.F32
+    yield pointwise("batch_norm", body, operands, out, target, scalars={"eps": eps}, compute=compute)
+    if mean.numel:
+        yield pointwise("copy", "a", [running_mean], mean, target, compute=compute)
+    if rstd.numel:
+        yield pointwise("rstd", "inverseSqrt(a + eps)", [running_var], rstd, target, scalars={"eps": eps}, compute=compute)
+
+
+def channels_of(x: Tensor) -> int:
+    if x.rank < 2:
+        raise ShapeError(f"{list(x.shape)} has no channels")
+    return x.shape[1]

@@ -1,0 +1,50 @@
+"""Softmax: every dimension, every way a row is shared among lanes, rows held and rows walked, infinities and NaN."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ptegpu.dtypes import DType
+from tests.oracle import Case, T, check
+
+F16 = DType.F16
+INF, NAN = math.inf, math.nan
+SOFTMAX, LOG, SAFE = "aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default"
+
+SPECIAL = T((6, 3), values=(-INF, -INF, -INF, 1, -INF, 2, 1, NAN, 2, 1, INF, 2, 1e30, -1e30, 0, -3e38, -3e38, -INF))
+MASKED = T((2, 300), values=tuple(-INF if k < 290 else float(k % 7) for k in range(600)))
+
+CASES = [
+    *(Case(name, (T((2, 3, 4, 5)), dim, False)) for name in (SOFTMAX, LOG) for dim in (0, 1, 2, 3, -1)),
+    *(Case(SOFTMAX, (T(shape), -1, False)) for shape in [
+        (300, 3), (3, 16), (259, 16), (70, 17), (40, 40), (9, 100), (9, 128), (5, 259), (3, 512), (3, 515), (2, 1024),
+        (2, 1027), (2, 2052), (1, 4096), (1, 4100), (2, 1, 5000), (1,), (4,), (5, 1), (0, 3), (3, 0),
+    ]),
+    *(Case(SOFTMAX, (T(shape), 0, False)) for shape in [(3, 300), (17, 33), (100, 5), (40, 3, 3), (1, 9), (0, 3)]),
+    *(Case(LOG, (T(shape), dim, False)) for shape, dim in [((3, 515), 1), ((2, 4100), 1), ((40, 12), 0)]),
+    *(Case(name, (T((), low=1), 0, False)) for name in (SOFTMAX, LOG)),
+    *(Case(name, (T(shape, F16), dim, False)) for name in (SOFTMAX, LOG) for shape, dim in [
+        ((3, 5), 1), ((3, 8), 1), ((3, 8), 0), ((3, 264), 1), ((40, 6), 0),
+    ]),
+    *(Case(name, (x, 1, False)) for name in (SOFTMAX, LOG) for x in (SPECIAL, MASKED)),
+    Case(SOFTMAX, (T((4, 64), low=-1000, high=1000), 1, False)),
+    Case("aten.softmax.int", (T((2, 7)), -1, None)),
+    Case("aten.log_softmax.int", (T((2, 7)), 0)),
+    Case(SAFE, (T((2, 3, 8)), -1)),
+    Case(SAFE, (SPECIAL, 1)),
+    Case(SAFE, (T((2, 4), values=(-INF,) * 4 + (0, 1, 2, -INF)), 1)),
+    Case(SOFTMAX, (T((2, 1, 2, 1, 2, 3, 1, 2)), 5, False)),
+]  # fmt: skip
+PLAIN = [c for c in CASES if c.op in (SOFTMAX, SAFE) and (c.args[0].dtype is F16 or c.args[0].shape[-1:] > (16,))]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_without_features(case: Case) -> None:
+    check(case, f16=False, subgroups=False, limits="browser")
