@@ -2,8 +2,8 @@
 
     pip install -e '.[export]' scikit-learn && python tools/make_demo.py
 
-`digits.pte` classifies the 8×8 handwritten digits that come with scikit-learn; `digits.npz` holds one image per class that
-it was not trained on, their labels, and what PyTorch makes of them.
+`digits.pte` classifies the 8×8 handwritten digits that come with scikit-learn; `digits.npz` holds one image per class
+that it was not trained on, their labels, and what PyTorch makes of them.
 """
 
 from __future__ import annotations
