@@ -12,7 +12,7 @@ from tests.gpu import plans
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import Closed, DeviceError, InvalidInput, LimitExceeded, OutOfMemory
-from ptegpu.gpu import Counters, DeviceTensor, Session, device_bytes
+from ptegpu.gpu import Counters, DeviceTensor, Session, SharedConstants, device_bytes
 from ptegpu.plan.plan import Buffer
 
 X = np.arange(plans.N, dtype=np.float32)
@@ -55,6 +55,36 @@ def test_a_run_is_one_submit_one_read_back_and_no_allocation(session, device):
     assert Counters(submits=1, dispatches=30, readbacks=1, bytes_uploaded=80) == device.counters.since(before)
 
 
+def test_plans_and_what_is_read_alternate(session):
+    accumulate, chain = session.prepare(plans.accumulate()), session.prepare(plans.chain())
+    for n in range(1, 7):
+        np.testing.assert_array_equal(n * X, session.run(accumulate, [X])[0])
+        for read in ([0, 1], [0, 1], [0, 1], [1], [1], [], [0]):
+            results = session.run(chain, [ONES], read=read)
+            assert read == [k for k, result in enumerate(results) if isinstance(result, np.ndarray)]
+            for result, expected in zip(results, (1 + 2 * X, 1 + 3 * X), strict=True):
+                value = result.numpy() if isinstance(result, DeviceTensor) else result
+                np.testing.assert_array_equal(expected, value)
+
+
+def test_arrays_and_device_tensors_alternate(session):
+    prepared = session.prepare(plans.add())
+    value = X
+    for n in range(1, 10):
+        (value,) = session.run(prepared, [value, ONES], read=[0] if n % 3 == 0 else [])
+        result = value if n % 3 == 0 else value.numpy()
+        np.testing.assert_array_equal(X + n, result)
+
+
+def test_a_larger_read_back_replaces_the_staging_buffer(session):
+    small, large = session.prepare(plans.add()), session.prepare(plans.fill(5000, (9, 9)))
+    for _ in range(3):
+        np.testing.assert_array_equal(X + 1, session.run(small, [X, ONES])[0])
+    np.testing.assert_array_equal(np.arange(5000), session.run(large, [], [0])[0])
+    for _ in range(3):
+        np.testing.assert_array_equal(X + 1, session.run(small, [X, ONES])[0])
+
+
 def test_parameters_are_blocks_of_one_buffer(session):
     (y,) = run(session, plans.scale((2.0, 3.0, 5.0)), X)
     np.testing.assert_array_equal(30 * X, y)
@@ -68,6 +98,32 @@ def test_plans_of_one_graph_share_buffers_but_not_parameters(session, device):
     assert (made.buffers_created, made.bind_groups_created, made.pipelines_created) == (1, 1, 0)
     np.testing.assert_array_equal(2 * X, session.run(double, [X])[0])
     np.testing.assert_array_equal(3 * X, session.run(triple, [X])[0])
+
+
+def test_sessions_share_constants_and_the_last_one_gives_them_back(device):
+    constants = SharedConstants()
+    one, two = Session(device, constants), Session(device, constants)
+    first = one.prepare(plans.chain())
+    before = device.counters.snapshot()
+    second = two.prepare(plans.chain())
+    assert device.counters.since(before).bytes_uploaded == 0
+    assert first.buffers[1] is second.buffers[1]
+    one.close()
+    assert len(constants) == 1
+    np.testing.assert_array_equal(1 + 3 * X, two.run(second, [ONES])[1])
+    two.close()
+    assert len(constants) == 0
+
+
+def test_a_shared_constant_of_another_size_is_refused(device):
+    constants = SharedConstants()
+    plan = plans.chain()
+    larger = replace(plan, buffers=(plan.buffers[0], Buffer("w", 96, "constant", 0), *plan.buffers[2:]))
+    with Session(device, constants) as one, Session(device, constants) as two:
+        one.prepare(plan)
+        with pytest.raises(DeviceError) as caught:
+            two.prepare(larger)
+        assert str(caught.value) == "plan chain: buffer w has 96 bytes, but 80 in an earlier plan"
 
 
 def test_a_released_plan_leaves_the_others_running(session):

@@ -6,6 +6,7 @@ from .adapters import AdapterInfo, adapters, choose
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
 from .session import Prepared, Session
+from .store import SharedConstants
 from .tensor import DeviceTensor
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "DeviceTensor",
     "Prepared",
     "Session",
+    "SharedConstants",
     "adapters",
     "check",
     "choose",

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from ..errors import Closed, DeviceError, InvalidInput, OutOfMemory
-from ..plan.plan import Buffer, Plan, Port
+from ..errors import Closed, DeviceError, InvalidInput
+from ..plan.plan import Plan, Port
 from . import native
-from .buffers import GpuBuffer, Kind
+from .buffers import GpuBuffer
 from .device import Device
-from .limits import check, first_bytes, staging_bytes
+from .limits import check, staging_bytes
 from .pipelines import Pipeline
+from .store import BufferStore, SharedConstants
 from .submit import Commands, submit
 from .tensor import DeviceTensor
 
@@ -27,30 +29,39 @@ Tensor: TypeAlias = np.ndarray | DeviceTensor
 _MIN_STAGING = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which outputs are read, each with its place in the staging buffer; no buffer when there are no bytes to read."""
+
+    places: tuple[tuple[int, int], ...]  # output, offset
+    nbytes: int
+    staging: GpuBuffer | None
+
+
 class Prepared:
     """A plan made ready on a session: its buffers in the plan's order, and what the recording loop replays."""
 
-    __slots__ = ("buffers", "groups", "plan", "session", "steps", "syms", "touched")
+    __slots__ = ("buffers", "groups", "plan", "session", "steps", "syms")
 
     def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer]) -> None:
         self.session: Session | None = session
         self.plan, self.buffers = plan, buffers
-        self.touched = tuple({id(buffer): buffer for buffer in buffers}.values())
         self.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
         self.steps: list[native.Step] = []
         self.groups: list[native.BindGroup] = []
 
+    def end(self) -> None:
+        self.session, self.steps, self.groups = None, [], []
+
 
 class Session:
-    """The buffers of one graph on a device. Close it, or use it as a context manager."""
+    """One graph on a device; close it, or use it as a context manager. With the same `constants`, sessions share them."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, constants: SharedConstants | None = None) -> None:
         self.device = device
         self.generation = 0  # of the outputs that stay on the device
         self._lock = threading.RLock()
-        self._buffers: dict[str, GpuBuffer] = {}
-        self._first: dict[str, bytes | memoryview] = {}  # the first bytes of states and parameters; the rest is zeros
-        self._states: list[str] = []
+        self._store = BufferStore(device, SharedConstants() if constants is None else constants)
         self._prepared: list[Prepared] = []
         self._staging: GpuBuffer | None = None
         self._syms: bytes | None = None  # what the syms buffer holds
@@ -71,29 +82,30 @@ class Session:
         with self._lock, self.device.lock:
             self._check_open()
             check(plan, self.device.target)
-            missing = self._missing(plan)
-            self._check_memory(plan, missing)
+            missing = self._store.missing(plan)
+            self._store.check_memory(plan, missing)
+            pipelines = [self.device.pipeline(kernel) for kernel in plan.kernels]
+            self._store.add(plan, missing)
+            prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
             try:
-                pipelines = [self.device.pipeline(kernel) for kernel in plan.kernels]
-                self._allocate(plan, missing)
-                prepared = Prepared(self, plan, [self._buffers[buffer.name] for buffer in plan.buffers])
                 self._bind(prepared, pipelines)
             except BaseException:
-                self._drop([buffer.name for buffer in missing if buffer.name in self._buffers])
+                self._store.drop([buffer.name for buffer in missing])
                 raise
             self._prepared.append(prepared)
             return prepared
 
     def release(self, prepared: Prepared) -> None:
-        """Forgets a plan: its bind groups and its parameters. The graph's other buffers stay."""
-        with self._lock:
+        """Forgets a plan: its bind groups, its parameters, and the temporaries that only it has."""
+        with self._lock, self.device.lock:
             if prepared.session is not self:
                 return
+            prepared.end()
+            self.generation += 1
             self._prepared.remove(prepared)
-            prepared.session = None
-            prepared.groups, prepared.steps = [], []
             used = {buffer.name for other in self._prepared for buffer in other.plan.buffers}
-            self._drop([b.name for b in prepared.plan.buffers if b.role == "params" and b.name not in used])
+            own = [b.name for b in prepared.plan.buffers if b.role in ("params", "temp") and b.name not in used]
+            self._store.drop(own)
 
     def run(
         self,
@@ -108,19 +120,20 @@ class Session:
             self._check_open()
             if prepared.session is not self:
                 raise DeviceError(f"plan {prepared.plan.name} was prepared by another session, or released")
-            plan = prepared.plan
             given = self._accept(prepared, inputs)
-            places, staging = self._staging_for(plan, range(len(plan.outputs)) if read is None else read)
+            reading = self._reading(prepared.plan, read)
             with self.device.lock:
-                commands = self._record(prepared, given, syms, places, staging)
+                copies = self._write(prepared, given, syms)
+                commands = self._record(prepared, copies, reading)
+                self.generation += 1
                 submission = submit(self.device, commands)
                 self.device.counters.dispatches += len(prepared.steps)
-            arrays = self._read(plan, places, staging, submission)
+            arrays = self._read(prepared.plan, reading, submission)
             return [
                 arrays[number]
                 if number in arrays
                 else DeviceTensor(self, prepared.buffers[port.buffer], port.dtype, port.shape, self.generation)
-                for number, port in enumerate(plan.outputs)
+                for number, port in enumerate(prepared.plan.outputs)
             ]
 
     def reset(self) -> None:
@@ -129,64 +142,25 @@ class Session:
             self._check_open()
             self.device.check_alive()
             self.generation += 1
-            self.device.clear([self._buffers[name] for name in self._states])
-            for name in self._states:
-                self.device.write(self._buffers[name], self._first[name])
+            self._store.reset()
 
     def close(self) -> None:
         """Gives every buffer back; whatever uses the session afterwards raises Closed."""
-        with self._lock:
+        with self._lock, self.device.lock:
             if self._closed:
                 return
             self._closed = True
             for prepared in self._prepared:
-                prepared.groups, prepared.steps = [], []
+                prepared.end()
             self._prepared = []
             if self._staging is not None:
                 self.device.release(self._staging)
                 self._staging = None
-            self._drop(list(self._buffers))
+            self._store.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the session is closed")
-
-    def _missing(self, plan: Plan) -> list[Buffer]:
-        """The buffers that no earlier plan brought; those it did bring must agree."""
-        missing = []
-        for buffer in plan.buffers:
-            where, found = f"plan {plan.name}: buffer {buffer.name}", self._buffers.get(buffer.name)
-            if found is None:
-                missing.append(buffer)
-            elif found.nbytes != buffer.nbytes:
-                raise DeviceError(f"{where} has {buffer.nbytes} bytes, but {found.nbytes} in an earlier plan")
-            elif buffer.role == "params" and self._first[buffer.name] != plan.params:
-                raise DeviceError(f"{where} holds the parameters of another plan")
-        return missing
-
-    def _check_memory(self, plan: Plan, missing: Sequence[Buffer]) -> None:
-        needed = sum(buffer.nbytes for buffer in missing)
-        available = self.device.available_bytes()
-        if available is not None and needed > available + self.device.pool.nbytes:
-            where = f"plan {plan.name} on {self.device.target.name}"
-            raise OutOfMemory(f"{where} needs {needed} more bytes; {available} are available")
-
-    def _allocate(self, plan: Plan, missing: Sequence[Buffer]) -> None:
-        """Makes buffers and gives each its first bytes."""
-        for buffer in missing:
-            kind: Kind = "uniform" if buffer.role in ("params", "syms") else "storage"
-            self._buffers[buffer.name] = self.device.buffer(buffer.name, buffer.nbytes, kind)
-        made = [self._buffers[buffer.name] for buffer in missing]
-        self.device.clear([buffer for buffer in made if buffer.dirty])
-        for buffer, place in zip(missing, made, strict=True):
-            first = first_bytes(plan, buffer)
-            self.device.write(place, first)
-            if buffer.role in ("state", "params"):
-                self._first[buffer.name] = first
-            if buffer.role == "state":
-                self._states.append(buffer.name)
-            if buffer.role == "syms":
-                self._syms = None
 
     def _bind(self, prepared: Prepared, pipelines: Sequence[Pipeline]) -> None:
         groups: dict[tuple[object, ...], native.BindGroup] = {}
@@ -202,12 +176,6 @@ class Session:
             prepared.steps.append((None if pipeline is last else pipeline.handle, groups[key].handle, *dispatch.grid))
             last = pipeline
         prepared.groups = list(groups.values())
-
-    def _drop(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._first.pop(name, None)
-            self.device.release(self._buffers.pop(name))
-        self._states = [name for name in self._states if name in self._buffers]
 
     def _accept(self, prepared: Prepared, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Inputs that fit their ports; tensors that cannot be copied on this device become arrays."""
@@ -227,60 +195,39 @@ class Session:
             accepted.append(given)
         return accepted
 
-    def _staging_for(self, plan: Plan, read: Sequence[int]) -> tuple[dict[int, int], GpuBuffer | None]:
-        """Where in the staging buffer each output that is read goes, and the buffer; None when nothing is read."""
-        places: dict[int, int] = {}
-        total = 0
-        for number in read:
-            places[number] = total
+    def _reading(self, plan: Plan, read: Sequence[int] | None) -> Reading:
+        places, total = [], 0
+        for number in range(len(plan.outputs)) if read is None else read:
+            places.append((number, total))
             total += staging_bytes(plan.outputs[number].nbytes)
         if total and (self._staging is None or self._staging.nbytes < total):
             if self._staging is not None:
                 self.device.release(self._staging)
                 self._staging = None
             self._staging = self.device.buffer("outputs", max(total, _MIN_STAGING), "staging")
-        return places, self._staging if total else None
+        return Reading(tuple(places), total, self._staging if total else None)
 
-    def _record(
-        self,
-        prepared: Prepared,
-        given: Sequence[Tensor],
-        syms: Sequence[int] | None,
-        places: dict[int, int],
-        staging: GpuBuffer | None,
-    ) -> Commands:
-        plan, buffers = prepared.plan, prepared.buffers
-        touched = list(prepared.touched)
-        with native.Recorder(self.device.handle) as recorder:
-            for value, port in zip(given, plan.inputs, strict=True):
-                target = buffers[port.buffer]
-                if not isinstance(value, DeviceTensor):
-                    self.device.write(target, _bytes_of(value))
-                elif value.buffer is not target and port.nbytes:
-                    value.check_fresh()
-                    recorder.copy(value.buffer.handle, 0, target.handle, 0, _word_aligned(port.nbytes))
-                    touched.append(value.buffer)
-            self._write_syms(prepared, syms)
-            if prepared.steps:
-                recorder.compute(prepared.steps)
-            for copy in plan.copies:
-                recorder.copy(buffers[copy.source].handle, 0, buffers[copy.target].handle, 0, copy.nbytes)
-            for number, place in places.items():
-                port = plan.outputs[number]
-                if port.nbytes and staging is not None:
-                    nbytes = _word_aligned(port.nbytes)
-                    recorder.copy(buffers[port.buffer].handle, 0, staging.handle, place, nbytes)
-            if staging is not None:
-                touched.append(staging)
-            self.generation += 1
-            return Commands(recorder.finish(), touched)
+    def _write(
+        self, prepared: Prepared, given: Sequence[Tensor], syms: Sequence[int] | None
+    ) -> list[tuple[DeviceTensor, Port]]:
+        """Writes arrays and symbolic ints; returns the tensors that are still to be copied on the device."""
+        copies = []
+        self._write_syms(prepared, syms)
+        for value, port in zip(given, prepared.plan.inputs, strict=True):
+            target = prepared.buffers[port.buffer]
+            if not isinstance(value, DeviceTensor):
+                self.device.write(target, _bytes_of(value))
+            elif value.buffer is not target and port.nbytes:
+                value.check_fresh()
+                copies.append((value, port))
+        return copies
 
     def _write_syms(self, prepared: Prepared, syms: Sequence[int] | None) -> None:
         if prepared.syms is None:
             return
-        if syms is None:
-            raise InvalidInput(f"plan {prepared.plan.name} reads symbolic ints, none given")
         where, room = f"plan {prepared.plan.name}", prepared.syms.nbytes
+        if syms is None:
+            raise InvalidInput(f"{where} reads symbolic ints, none given")
         try:
             words = np.array(syms, dtype=np.int32).tobytes()
         except OverflowError:
@@ -288,20 +235,37 @@ class Session:
         if len(words) > room:
             raise InvalidInput(f"{where}: {len(syms)} symbolic ints do not fit {room} bytes")
         if words != self._syms:
-            self.device.write(self._buffers[prepared.syms.name], words)
+            self.device.write(self._store[prepared.syms.name], words)
             self._syms = words
 
-    def _read(
-        self, plan: Plan, places: dict[int, int], staging: GpuBuffer | None, submission: int
-    ) -> dict[int, np.ndarray]:
-        if staging is None:
-            return {number: _empty(plan.outputs[number]) for number in places}
-        last = max(places, key=lambda number: places[number])
-        view = staging.read(self.device.handle, places[last] + staging_bytes(plan.outputs[last].nbytes), submission)
+    def _record(self, prepared: Prepared, copies: Sequence[tuple[DeviceTensor, Port]], reading: Reading) -> Commands:
+        plan, buffers = prepared.plan, prepared.buffers
+        touched = [*buffers, *(tensor.buffer for tensor, _ in copies)]
+        with native.Recorder(self.device.handle) as recorder:
+            for tensor, port in copies:
+                nbytes = _word_aligned(port.nbytes)
+                recorder.copy(tensor.buffer.handle, 0, buffers[port.buffer].handle, 0, nbytes)
+            if prepared.steps:
+                recorder.compute(prepared.steps)
+            for copy in plan.copies:
+                recorder.copy(buffers[copy.source].handle, 0, buffers[copy.target].handle, 0, copy.nbytes)
+            if reading.staging is not None:
+                touched.append(reading.staging)
+                for number, place in reading.places:
+                    port = plan.outputs[number]
+                    if port.nbytes:
+                        nbytes = _word_aligned(port.nbytes)
+                        recorder.copy(buffers[port.buffer].handle, 0, reading.staging.handle, place, nbytes)
+            return Commands(recorder.finish(), touched)
+
+    def _read(self, plan: Plan, reading: Reading, submission: int) -> dict[int, np.ndarray]:
+        if reading.staging is None:
+            return {number: _empty(plan.outputs[number]) for number, _ in reading.places}
+        view = reading.staging.read(self.device.handle, reading.nbytes, submission)
         self.device.counters.readbacks += 1
-        arrays = {number: _array(view, place, plan.outputs[number]) for number, place in places.items()}
+        arrays = {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
         view.release()
-        staging.unmap()
+        reading.staging.unmap()
         return arrays
 
 
