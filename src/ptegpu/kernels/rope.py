@@ -51,7 +51,7 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
 
     With `symbolic`, the start of "halves" is a symbolic int.
     """
-    names = ["q", "k"][: len(xs)]
+    names = ["xq", "xk"][: len(xs)]
     params = [("dim", "u32"), ("seq", "u32"), ("table_row", "u32")]
     if style == "halves":
         params += [("table_rows", "i32"), ("start", "sym" if symbolic else "i32")]

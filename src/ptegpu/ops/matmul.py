@@ -151,8 +151,9 @@ def _in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatc
 
 
 def _fills(tile: Tile, p: Product, target: Target) -> bool:
+    """Whether there are enough such tiles to keep a GPU busy, and enough rows and columns to fill more than half of one."""
     enough = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size) >= BUSY
-    return enough and tile.threads <= target.max_invocations
+    return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
 
 
 @dataclass(frozen=True, slots=True)

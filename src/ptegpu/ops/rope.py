@@ -36,7 +36,7 @@ def _turn(
     symbolic = isinstance(params.get("start"), Sym)
     kernel = rope(style, tuple(x.dtype for x in xs), tuple(t.dtype for t in tables), symbolic, target)
     quads = [-(-x.numel // 4) for x in xs]
-    for name, x, n in zip("qk", xs, quads, strict=False):
+    for name, x, n in zip(("xq", "xk"), xs, quads, strict=False):
         params |= {f"{name}_quads": n, f"{name}_heads": x.shape[2] if x.rank == 4 else 1}
         if style == "halves":
             params[f"{name}_last"] = max(x.numel - 1, 0)
