@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -19,6 +19,7 @@ NamedData = Mapping[str, memoryview | ptd.NamedTensor]
 Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arguments written in place
 
 BACKENDS = ("VulkanBackend",)
+VIEW = "aten.view_copy.default"
 _PRIMS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")
 
 
@@ -32,6 +33,8 @@ class _Importer:
         self.method, self.named_data, self.mutates, self.path = method, named_data, mutates, path
         self.slots: dict[int, Var] = {}
         self.blobs: dict[int, BlobGraph] = {}
+        self.owners: dict[tuple[int, int], int] = {}  # place in planned memory → the value last written there
+        self.known: set[int] = set()  # values that have been written
         self.written = self._written_ids()
 
     def run(self) -> Linear:
@@ -44,8 +47,11 @@ class _Importer:
             elif operand is None and value_id in self._used_ids():
                 operand = self.slots[value_id] = Var(f"input {k}", None, kind="input")
             linear.inputs.append(operand)
+        for value_id in method.inputs:
+            self._write(value_id)
         for chain in method.chains:
             self._chain(chain, linear.code)
+        self._find_views(method.outputs, linear.code)
         linear.outputs = [self.operand(v) for v in method.outputs]
         self._mark_states(linear)
         return linear
@@ -55,10 +61,14 @@ class _Importer:
         jumps: list[tuple[int, int]] = []  # (position in code, instruction of the chain it goes to)
         for number, instruction in enumerate(chain):
             starts.append(len(code))
+            reads, writes = self._ids(instruction)
+            self._find_views(reads, code)
+            for value_id in writes:
+                self._write(value_id)
             if isinstance(instruction, pte.KernelCall):
                 code.append(self._kernel(instruction, number))
             elif isinstance(instruction, pte.DelegateCall):
-                code.extend(self._delegate(instruction, number))
+                code.extend(self._delegate(instruction))
             elif isinstance(instruction, pte.MoveCall):
                 code.append(Move(self.operand(instruction.source), self.slot(instruction.target)))
             elif isinstance(instruction, pte.JumpFalse):
@@ -70,18 +80,48 @@ class _Importer:
             assert isinstance(jump, Jump)
             code[position] = Jump(jump.condition, starts[destination])
 
+    def _ids(self, instruction: pte.Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Values that an instruction reads and writes."""
+        if isinstance(instruction, pte.KernelCall) and instruction.args:
+            return self._split(instruction)
+        if isinstance(instruction, pte.DelegateCall):
+            count = self._inputs_of(instruction)
+            return instruction.args[:count], instruction.args[count:]
+        if isinstance(instruction, pte.MoveCall):
+            return (instruction.source,), (instruction.target,)
+        if isinstance(instruction, pte.JumpFalse):
+            return (instruction.condition,), ()
+        return (), ()
+
+    def _write(self, value_id: int) -> None:
+        value = self.method.values[value_id]
+        if isinstance(value, pte.Tensor):
+            self.known.add(value_id)
+            if value.place is not None:
+                self.owners[value.place] = value_id
+
+    def _find_views(self, ids: Iterable[int | None], code: list[Instruction]) -> None:
+        """A tensor that nobody wrote, at a place that somebody wrote, is a view that the exporter left out."""
+        for value_id in ids:
+            value = None if value_id is None else self.method.values[value_id]
+            if isinstance(value, pte.TensorList):
+                self._find_views(value.items, code)
+            if value_id is None or not isinstance(value, pte.Tensor) or value_id in self.known or value.place is None:
+                continue
+            owner = self.owners.get(value.place)
+            source = None if owner is None else self.method.values[owner]
+            if owner is None or value.initial is not None or not isinstance(source, pte.Tensor):
+                continue
+            if (source.dtype, source.numel) != (value.dtype, value.numel) or source.dynamic or value.dynamic:
+                raise InvalidProgram(
+                    f"value {value_id} lies where value {owner} does, but is no view of it", path=self.path
+                )
+            code.append(Call(VIEW, (self.operand(owner), value.sizes), (self.slot(value_id),), f"view of v{owner}"))
+            self.known.add(value_id)
+
     def _written_ids(self) -> set[int]:
         """Values that an instruction gives another value: scalars among them are not literals."""
-        written: set[int] = set()
-        for chain in self.method.chains:
-            for instruction in chain:
-                if isinstance(instruction, pte.KernelCall) and instruction.args:
-                    written.update(self._split(instruction)[1])
-                elif isinstance(instruction, pte.DelegateCall):
-                    written.update(instruction.args[self._inputs_of(instruction) :])
-                elif isinstance(instruction, pte.MoveCall):
-                    written.add(instruction.target)
-        return written
+        return {v for chain in self.method.chains for i in chain for v in self._ids(i)[1]}
 
     def _inputs_of(self, call: pte.DelegateCall) -> int:
         blob = self._blob(call.delegate)
@@ -116,7 +156,7 @@ class _Importer:
         if isinstance(value, pte.FloatList | pte.BoolList):
             return tuple(value.items)
         if value_id in self.written:
-            return self.slots.setdefault(value_id, Var(f"value {value_id}", None))
+            return self.slots.setdefault(value_id, Var(f"v{value_id}", None))
         return value
 
     def slot(self, value_id: int) -> Var:
@@ -126,7 +166,7 @@ class _Importer:
         return operand
 
     def _tensor(self, value_id: int, t: pte.Tensor) -> Var:
-        name = f"value {value_id}"
+        name = f"v{value_id}"
         var = Var(name, t.dtype, t.sizes, t.dynamic)
         if t.key is not None:
             var.kind, var.data = "constant", self._external(name, t)
@@ -161,10 +201,10 @@ class _Importer:
         if isinstance(last, pte.TensorList):
             outs = tuple(i for i in last.items if i is not None)
             rest = args[:-1]
-            if rest[len(rest) - len(outs) :] == outs:
-                rest = rest[: len(rest) - len(outs)]
-            elif rest and rest[-1] == args[-1]:
+            if rest and self.method.values[rest[-1]] == last:  # out= takes the list
                 rest = rest[:-1]
+            elif rest[len(rest) - len(outs) :] == outs:  # or each output is an argument
+                rest = rest[: len(rest) - len(outs)]
             return rest, outs
         if len(args) > 1 and args[-2] == args[-1]:
             return args[:-2], args[-1:]
@@ -186,7 +226,7 @@ class _Importer:
             self.blobs[index] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
         return self.blobs[index]
 
-    def _delegate(self, call: pte.DelegateCall, number: int) -> list[Instruction]:
+    def _delegate(self, call: pte.DelegateCall) -> list[Instruction]:
         blob = self._blob(call.delegate)
         if blob is None:
             backend = self.method.delegates[call.delegate].id
@@ -201,7 +241,7 @@ class _Importer:
             )
         given = [self.operand(i) for i in ids[: len(blob.inputs)]]
         outs = [self.slot(i) for i in ids[len(blob.inputs) :]]
-        return inline(blob, given, outs, self.named_data, f"delegate {call.delegate} (#{number})", self.path)
+        return inline(blob, given, outs, self.named_data, f"delegate {call.delegate}", self.path)
 
     def _mark_states(self, linear: Linear) -> None:
         """Constants that get written, and planned tensors read before they are written, keep their value."""

@@ -37,6 +37,7 @@ class _Inliner:
         self, blob: BlobGraph, named_data: Mapping[str, memoryview | ptd.NamedTensor], where: str, path: str | None
     ) -> None:
         self.blob, self.named_data, self.where, self.path = blob, named_data, where, path
+        self.prefix = f"d{where.rsplit(' ', 1)[-1]}.v"  # of the names of its values
         self.slots: dict[int, Operand] = {}
         self.code: list[Instruction] = []
         self.sources: dict[Var, set[Var]] = {}  # constants that a value was computed from
@@ -77,7 +78,7 @@ class _Inliner:
             if not isinstance(operand, Var) or operand.dtype is None:
                 self._fail(f"its input {value_id} is a tensor, the call gives {operand!r}")
             if value.dtype.device is not operand.dtype.device:
-                inner = Var(f"{self.where} input {value_id}", value.dtype, value.dims, operand.dynamic)
+                inner = Var(f"{self.prefix}{value_id}", value.dtype, value.dims, operand.dynamic)
                 self.code.append(Call(COPY, (operand,), (inner,), f"input of {self.where}"))
                 return inner
         return operand
@@ -88,12 +89,12 @@ class _Inliner:
         value = self.blob.values[value_id]
         operand: Operand
         if isinstance(value, BlobTensor):
-            operand = Var(f"{self.where} value {value_id}", value.dtype, value.dims)
+            operand = Var(f"{self.prefix}{value_id}", value.dtype, value.dims)
             if value.constant >= 0:
                 operand.kind, operand.data = "constant", self._constant(value_id, value)
                 self.sources[operand] = {operand}
         elif isinstance(value, SymInt):
-            operand = Var(f"{self.where} value {value_id}", None)
+            operand = Var(f"{self.prefix}{value_id}", None)
         elif isinstance(value, ValueList):
             return tuple(self.operand(i) for i in value.items)
         elif isinstance(value, Ints | FloatList | BoolList):

@@ -7,7 +7,8 @@
 
 The parameters are the operator's schema in order, and their annotations say what the importer makes of the exporter's
 scalars (an index may arrive as `Double(1.0)`): `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `Number`,
-`SymInt` (an int that a kernel may read from the GPU: passed through as `Sym`), `list[...]` of these, each `| None`.
+`SymInt` (an int that a kernel may read from the GPU: passed through as `Sym`), `list[...]` of these, each `| None`, and
+`Any` for what the operator ignores.
 Keyword-only parameters are filled in by the lowering if present: `target` (what the adapter can do) and `outs` (the
 declared outputs: dtype and maximum shape). First come as many `Out`s as there are outputs, and running a rule for its
 shapes stops there; then `Dispatch` and `Scratch`.
@@ -227,6 +228,8 @@ def _converter(hint: Any) -> Convert:
         if isinstance(hint, type(int | None)) or typing.get_origin(hint) is typing.Union
         else (hint,)
     )
+    if hint is Any:
+        return lambda a: a
     optional = type(None) in options
     kinds = tuple(o for o in options if o is not type(None))
     convert = _list_converter(kinds[0]) if typing.get_origin(kinds[0]) is list else _SCALARS[frozenset(kinds)]

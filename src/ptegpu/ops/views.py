@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
-from .registry import Number, normalise_dim, view
+from .registry import normalise_dim, view
 
 
 @view("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default", "executorch_prim.et_view.default")
@@ -48,30 +49,25 @@ def unsqueeze(x: Tensor, dim: int) -> Shape:
     "aten.detach_copy.default",
     "aten.contiguous.default",
 )
-def clone(x: Tensor, memory_format: Number | None = None) -> Shape:
+def clone(x: Tensor, memory_format: Any = None) -> Shape:
     return x.shape
 
 
 @view(
+    "aten._to_copy.default",
+    "dim_order_ops._to_dim_order_copy.default",
     "dim_order_ops._clone_dim_order.default",
-    "dim_order_ops._clone_dim_order.out",
-    "dim_order_ops._to_dim_order_copy.out",
 )
-def clone_dim_order(x: Tensor, non_blocking: bool | None = False, dim_order: list[int] | None = None) -> Shape:
-    return x.shape
-
-
-@view("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
 def to_copy(
     x: Tensor,
-    dtype: int | None = None,
-    layout: int | None = None,
-    device: int | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool | None = False,
-    memory_format: list[int] | None = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: Any = None,
+    memory_format: Any = None,
 ) -> Shape:
-    """The dtype is that of the declared output; the exporter writes none."""
+    """The dtype is that of the declared output: the exporter writes none, and out variants have fewer arguments."""
     return x.shape
 
 

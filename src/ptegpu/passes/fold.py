@@ -13,6 +13,7 @@ from ..graph.live import evaluate
 from ..portable import PORTABLE, OutSpec, call
 
 LARGEST = 1 << 28  # bytes: a larger result is left to the GPU
+LARGEST_FILL = 1 << 16  # bytes: a larger tensor made of nothing but scalars is cheaper to make than to upload
 
 
 def fold_constants(graph: Graph) -> None:
@@ -43,9 +44,11 @@ def _foldable(node: Node, mutated: set[Tensor]) -> bool:
     values = list(flatten(node.args))
     if node.mutates or node.op.sym is not None or any(isinstance(v, Sym) or v.kind != "constant" for v in values):
         return False
-    if any(o in mutated or not isinstance(o, Tensor) or o.max_nbytes > LARGEST for o in node.outs):
+    limit = LARGEST if values else LARGEST_FILL
+    if any(o in mutated or not isinstance(o, Tensor) or o.max_nbytes > limit for o in node.outs):
         return False
-    return node.op.view is not None or node.op.name in PORTABLE
+    kernel = PORTABLE.get(node.op.name)
+    return node.op.view is not None or (kernel is not None and len(node.args) <= len(kernel.parameters))
 
 
 def _evaluate(node: Node) -> list[np.ndarray]:
