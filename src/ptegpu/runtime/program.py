@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..errors import Closed, InvalidProgram, UnsupportedProgram
+from ..errors import Closed, UnsupportedProgram
 from ..format import Program as File
-from ..format import read_data, read_program
+from ..format import read_program
 from ..gpu import Device, open_device
-from ..graph.importer import NamedData
 from ..passes.memory import ConstantKey
+from .data import Source, named_data
 from .method import Method
 
-Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 DEFAULT = "forward"
 
 
@@ -47,18 +45,6 @@ def load(
     if problems:
         raise UnsupportedProgram("\n".join(problems))
     return Program(file, compiled, device if isinstance(device, Device) else open_device(device))
-
-
-def named_data(file: File, data: Source | Sequence[Source] | None) -> NamedData:
-    """The program's named data and that of the `.ptd` files; a key in two places is an error."""
-    sources = [] if data is None else [data] if isinstance(data, str | os.PathLike | bytes | bytearray | memoryview) else list(data)
-    merged: dict[str, Any] = dict(file.named_data)
-    for source in sources:
-        for key, tensor in read_data(source).items():
-            if key in merged:
-                raise InvalidProgram(f"the named data {key!r} is in two files", path=file.path)
-            merged[key] = tensor
-    return merged
 
 
 class Program:
