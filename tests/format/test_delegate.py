@@ -171,7 +171,7 @@ REFUSED = [
     ),
     (of(value(9, ids(1))), "value 1 does not exist: there are 1"),
     (of(value(9, ids(0))), "a list of values holds another one"),
-    (of(value(6, Vector("q", [0] * 65537))), "a list of 65537 items is longer than 65536"),
+    (of(value(6, Vector("q", [0] * 4097))), "a list of 4097 items is longer than 4096"),
     (of(s1=Tables([table()])), "an operator's name is missing"),
     (of(value(1), s1=Tables([table(None, text("a"), ids(-1))])), "value -1 does not exist: there are 1"),
     (of(s3=Vector("I", [1 << 31])), "value 2147483648 does not exist: there are 0"),

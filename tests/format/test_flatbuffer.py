@@ -117,12 +117,19 @@ def test_a_long_string_is_refused() -> None:
 
 
 def test_tables_that_share_their_content_are_refused_beyond_measure() -> None:
-    shared = table(Vector("B", [0] * 100))
+    shared = table(Vector("q", [0] * 100))
     few, many = opened(table(Tables([shared] * 2))), opened(table(Tables([shared] * 50)))
-    assert [len(item.ints(0, "B")) for item in few.tables(0)] == [100, 100]
+    assert [len(item.ints(0, "q")) for item in few.tables(0)] == [100, 100]
     with pytest.raises(InvalidProgram) as caught:
-        [item.ints(0, "B") for item in many.tables(0)]
-    assert caught.value.reason == "tables and vectors overlap: they add up to more than 2 times the buffer"
+        [item.ints(0, "q") for item in many.tables(0)]
+    assert caught.value.reason == "the tables and lists add up to more than 2 times the buffer they are in"
+
+
+def test_items_are_counted_by_what_they_take_in_memory() -> None:
+    assert len(opened(table(Vector("i", [0] * 1000))).ints(0, "i")) == 1000
+    with pytest.raises(InvalidProgram) as caught:
+        opened(table(Vector("B", [0] * 1000))).ints(0, "B")
+    assert caught.value.reason == "the tables and lists add up to more than 2 times the buffer they are in"
 
 
 def test_the_number_of_tables_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from .flatbuffer import Table
 
 MAX_RANK = 16  # ExecuTorch's own limit
 MAX_BYTES = 1 << 62  # of one tensor
+MAX_IDS = 1 << 14  # in one list: the arguments of a call, the inputs of a method
 
 SCALAR_TYPES = {
     0: DType.U8,
@@ -28,6 +29,8 @@ SCALAR_TYPES = {
     28: DType.U32,
     29: DType.U64,
 }
+
+CONTIGUOUS = [tuple(range(rank)) for rank in range(MAX_RANK + 1)]  # shared by nearly all tensors
 
 
 class Layout(NamedTuple):
@@ -77,7 +80,10 @@ def read_layout(table: Table, dtype_slot: int, sizes_slot: int, dim_order_slot: 
     dim_order = table.ints(dim_order_slot, "B", MAX_RANK)
     if sizes and min(sizes) < 0:
         table.fail(f"tensor sizes {list(sizes)} are negative")
-    if sorted(dim_order) != list(range(len(sizes))):
+    contiguous = CONTIGUOUS[len(sizes)]
+    if dim_order == contiguous:
+        dim_order = contiguous
+    elif tuple(sorted(dim_order)) != contiguous:
         table.fail(f"dimension order {list(dim_order)} does not fit the sizes {list(sizes)}")
     return Layout(dtype, sizes, dim_order, checked_nbytes(table, dtype, sizes))
 
@@ -91,7 +97,7 @@ def checked_nbytes(table: Table, dtype: DType, sizes: tuple[int, ...]) -> int:
 
 def read_ids(table: Table, slot: int, code: str, count: int) -> tuple[int, ...]:
     """A vector of value ids, of which there are `count`."""
-    ids = table.ints(slot, code)
+    ids = table.ints(slot, code, MAX_IDS)
     if ids and (min(ids) < 0 or max(ids) >= count):
         table.fail(f"value {min(ids) if min(ids) < 0 else max(ids)} does not exist: there are {count}")
     return ids

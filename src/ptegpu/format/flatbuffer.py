@@ -3,10 +3,10 @@
 A `Table` is opened at a position and asked for fields by slot number; an absent scalar is its default, an absent
 vector is empty, an absent string or table is `None`. A bad buffer raises `InvalidProgram` with the file offset.
 
-ExecuTorch stores every table and vector once, so what is read from an honest buffer adds up to less than its size;
-another writer might pool equal strings. `Buffer` counts, and refuses a buffer whose parts overlap more than that: the
-work and the memory that a file can cause stay in proportion to its size. Offsets only point forward, so tables cannot
-form a cycle.
+`Buffer` counts what is read: tables and strings by their size in the file, items of lists by what they take in memory.
+An honest buffer, where no two parts overlap, stays well below twice its size; one that goes beyond is refused. So the
+work and the memory that a file can cause are in proportion to its size, whatever its offsets and counts claim.
+Offsets only point forward, so tables cannot form a cycle.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import NoReturn
 
 from ..errors import InvalidProgram
 
-MAX_TABLES = 1 << 20
+MAX_TABLES = 1 << 19
 MAX_SLOTS = 16  # of a table; more than any schema here has
 MAX_STRING = 1 << 20  # bytes
-SHARING = 2  # how often the bytes of a buffer may be read, on average
+BUDGET = 2  # times the size of the buffer
+ITEM_BYTES, FLOAT_BYTES = 8, 32  # what an item of a tuple takes in memory; ids are small and mostly shared
 
 _One = Callable[[memoryview, int], tuple[int]]
 _u8: _One = struct.Struct("<B").unpack_from
@@ -43,7 +44,7 @@ class Buffer:
 
     def __init__(self, data: memoryview, *, base: int = 0, path: str | None = None) -> None:
         self.data, self.base, self.path, self.size = data, base, path, len(data)
-        self._bytes_left, self._tables_left = SHARING * self.size, MAX_TABLES
+        self._bytes_left, self._tables_left = BUDGET * self.size, MAX_TABLES
 
     def fail(self, reason: str, position: int) -> NoReturn:
         raise InvalidProgram(reason, offset=self.base + position, path=self.path)
@@ -56,7 +57,7 @@ class Buffer:
     def spend(self, nbytes: int, position: int) -> None:
         self._bytes_left -= nbytes
         if self._bytes_left < 0:
-            self.fail(f"tables and vectors overlap: they add up to more than {SHARING} times the buffer", position)
+            self.fail(f"the tables and lists add up to more than {BUDGET} times the buffer they are in", position)
 
     def spend_table(self, nbytes: int, position: int) -> None:
         self._tables_left -= 1
@@ -173,9 +174,11 @@ class Table:
         return kind, table
 
     def _numbers(self, slot: int, code: str, limit: int | None) -> tuple[int, ...]:
-        start, count = self._vector(slot, struct.calcsize(f"<{code}"))
+        item_bytes = struct.calcsize(f"<{code}")
+        start, count = self._vector(slot, item_bytes)
         if limit is not None and count > limit:
             self.buffer.fail(f"a list of {count} items is longer than {limit}", start)
+        self.buffer.spend(count * ((FLOAT_BYTES if code == "d" else ITEM_BYTES) - item_bytes), start)
         return struct.unpack_from(f"<{count}{code}", self._data, start)
 
     def _field(self, slot: int, nbytes: int) -> int:

@@ -14,11 +14,11 @@ from types import MappingProxyType
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .container import Segments, check_end, read_ids, read_layout
+from .container import MAX_IDS, Segments, check_end, read_ids, read_layout
 from .flatbuffer import Buffer, Table
 from .source import PROGRAM, Source, fail_foreign, open_source
 
-MAX_LITERALS = 1 << 16  # in one list of floats or bools
+MAX_LITERALS = 1 << 12  # in one list of numbers, not of ids
 MIN_HEADER_BYTES, FULL_HEADER_BYTES = 24, 32
 
 
@@ -33,6 +33,7 @@ class Tensor:
     initial: memoryview | None = None  # the first state of a mutable buffer: exactly `nbytes`
     planned: bool = False  # the exporter reserved memory for it
     key: str | None = None  # its bytes are named data under this key, mostly in a .ptd
+    place: tuple[int, int] | None = None  # (memory, offset) of planned memory: a view has the place of its source
 
     @property
     def numel(self) -> int:
@@ -236,7 +237,7 @@ class _Subsegments:
 class _MethodReader:
     def __init__(self, plan: Table, store: _Store) -> None:
         self._plan, self._store = plan, store
-        self._lists: list[tuple[Table, IntList | TensorList]] = []
+        self._lists: list[tuple[int, IntList | TensorList]] = []  # and where they are
         self._operators: tuple[str, ...] = ()
         self._delegates: tuple[Delegate, ...] = ()
         self._values: tuple[Value, ...] = ()
@@ -249,7 +250,7 @@ class _MethodReader:
         self._check_lists()
         self._operators = tuple([_read_operator(operator) for operator in plan.tables(6)])
         self._delegates = tuple([self._delegate(delegate) for delegate in plan.tables(7)])
-        buffer_sizes = plan.ints(8, "q")
+        buffer_sizes = plan.ints(8, "q", MAX_IDS)
         if buffer_sizes and min(buffer_sizes) < 0:
             plan.fail(f"method {name!r} plans a negative buffer size")
         chains = tuple([self._chain(chain) for chain in plan.tables(5)])
@@ -282,43 +283,44 @@ class _MethodReader:
             case 6:
                 return table.required_string(0, "a string")
             case 7:
-                return self._list(table, IntList(table.ints(0, "q")))
+                return self._list(table, IntList(table.ints(0, "q", MAX_IDS)))
             case 8:
                 return FloatList(table.floats(0, MAX_LITERALS))
             case 9:
                 return BoolList(tuple([item != 0 for item in table.ints(0, "B", MAX_LITERALS)]))
             case 10:
-                return self._list(table, TensorList(table.ints(0, "i")))
+                return self._list(table, TensorList(table.ints(0, "i", MAX_IDS)))
             case 11:
-                items = tuple([None if item == -1 else item for item in table.ints(0, "i")])
+                items = tuple([None if item == -1 else item for item in table.ints(0, "i", MAX_IDS)])
                 return self._list(table, TensorList(items, optional=True))
         table.fail(f"unknown kind of value {kind}")
 
     def _list(self, table: Table, items: IntList | TensorList) -> IntList | TensorList:
-        self._lists.append((table, items))
+        self._lists.append((table.position, items))
         return items
 
     def _check_lists(self) -> None:
         """Proves the items of lists, which may refer to values that come after them."""
-        values, count = self._values, len(self._values)
-        for table, found in self._lists:
+        values, count, fail = self._values, len(self._values), self._plan.buffer.fail
+        for position, found in self._lists:
             for item in found.items:
                 if item is None:
                     continue
                 if not 0 <= item < count:
-                    table.fail(f"value {item} does not exist: there are {count}")
+                    fail(f"value {item} does not exist: there are {count}", position)
                 value = values[item]
                 if isinstance(found, IntList):
                     if value is not None and type(value) is not int:
-                        table.fail(f"value {item} in a list of ints is not an int")
+                        fail(f"value {item} in a list of ints is not an int", position)
                 elif not isinstance(value, Tensor) and not (found.optional and value is None):
-                    table.fail(f"value {item} in a list of tensors is not a tensor")
+                    fail(f"value {item} in a list of tensors is not a tensor", position)
 
     def _tensor(self, table: Table) -> Tensor:
         dtype, sizes, dim_order, nbytes = read_layout(table, 0, 2, 3)
         if table.i32(1):
             table.fail(f"a tensor with storage offset {table.i32(1)}: only 0 is known")
-        dynamism, index, planned = table.i8(8), table.u32(5), table.table(6) is not None
+        dynamism, index, allocation = table.i8(8), table.u32(5), table.table(6)
+        planned = allocation is not None
         if not 0 <= dynamism <= 2:
             table.fail(f"unknown kind of dynamic shape {dynamism}")
         extra = table.table(9)
@@ -331,7 +333,8 @@ class _MethodReader:
             initial = self._store.state(extra.u64(0) if extra else 0, index, nbytes, table)
         elif index:
             data = self._store.constant(index, nbytes, table)
-        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, data, initial, planned, key)
+        place = None if allocation is None else (allocation.u32(0), allocation.u32(1) | allocation.u32(2) << 32)
+        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, data, initial, planned, key, place)
 
     def _delegate(self, table: Table) -> Delegate:
         reference = table.table(1)
