@@ -6,10 +6,10 @@ import executorch.backends.vulkan.custom_ops_lib  # noqa: F401  (defines et_vk.r
 import numpy as np
 import pytest
 import torch
+from tests.oracle import Case, T, check, device, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
-from tests.oracle import Case, T, check, device, graph_of, plan_of
 
 F16, F32 = DType.F16, DType.F32
 LAYER, RMS = "aten.native_layer_norm.default", "et_vk.rms_norm.default"
@@ -54,8 +54,8 @@ def batch_itself(shape: tuple[int, ...], dtype: DType = F32, *, weight: bool = T
 FAR = T((3, 64), low=1000, high=1001)
 CASES = [
     *(layer(shape) for shape in [
-        (3, 4, 5), (3, 16), (259, 16), (40, 17), (9, 128), (9, 129), (2, 512), (3, 515), (2, 1024), (2, 1027), (1, 4096),
-        (2, 4100), (1, 1, 2049), (7,), (8,), (3, 1), (0, 4), (2, 1, 2, 1, 2, 1, 2, 8),
+        (3, 4, 5), (3, 16), (259, 16), (40, 17), (9, 128), (9, 129), (2, 512), (3, 515), (2, 1024), (2, 1027),
+        (1, 4096), (2, 4100), (1, 1, 2049), (7,), (8,), (3, 1), (0, 4), (2, 1, 2, 1, 2, 1, 2, 8),
     ]),
     *(layer((2, 3, 4, 5), last) for last in (2, 3, 4)),
     *(layer((3, 12), weight=weight, bias=bias) for weight, bias in [(True, False), (False, True), (False, False)]),
@@ -64,7 +64,9 @@ CASES = [
     Case(LAYER, (T((3, 8), F16), [8], T((8,)), T((8,)), 1e-5), atol=1e-2, note=" mixed",
          reference=lambda x, s, w, b, e: torch.ops.aten.native_layer_norm(x, s, w.to(x.dtype), b.to(x.dtype), e)),
     Case(LAYER, (T((2, 0)), [0], None, None, 1e-5)),
-    *(rms(shape) for shape in [(5, 7), (5, 16), (2, 3, 64), (1, 1, 2048), (2, 2050), (1, 5000), (1, 8192), (300, 4), (0, 8)]),
+    *(rms(shape) for shape in [
+        (5, 7), (5, 16), (2, 3, 64), (1, 1, 2048), (2, 2050), (1, 5000), (1, 8192), (300, 4), (0, 8),
+    ]),
     *(rms(shape, F16) for shape in [(3, 7), (2, 64), (1, 1028)]),
     rms((3, 64), F16, F32),
     Case("aten.rms_norm.default", (T((2, 3, 8)), [3, 8], T((3, 8)), 1e-6)),
@@ -111,7 +113,7 @@ def test_batch_norm_gives_the_statistics_it_used_where_they_are_wanted() -> None
     [
         (Case(LAYER, (T((2, 3)), [4], None, None, 1e-5)), "[4] is not how [2, 3] ends"),
         (Case(LAYER, (T((2, 3)), [3], T((2,)), None, 1e-5)), "the weight [2] has not 3 elements"),
-        (Case(GROUP, (T((2, 3, 4)), None, None, 2, 3, 4, 2, 1e-5)), "the channels of [2, 3, 4] do not form 2 equal groups"),
+        (group((2, 3, 4), 2), "the channels of [2, 3, 4] do not form 2 equal groups"),
         (Case(BATCH_ITSELF, (T((3,)), None, None, True, 0.1, 1e-5)), "[3] has no channels"),
     ],
     ids=str,

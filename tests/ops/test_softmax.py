@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.oracle import Case, T, check
 
 from ptegpu.dtypes import DType
-from tests.oracle import Case, T, check
 
 F16 = DType.F16
 INF, NAN = math.inf, math.nan

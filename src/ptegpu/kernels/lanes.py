@@ -126,12 +126,8 @@ class Sweep:
         """`body` for every load of this lane: its index `j` and value `v`."""
         if not self.held:
             step = self.lanes.count
-            return (
-                f"  for (var j = lane; j < P.length; j += {step}u) {{\n    let v = {self.load};\n    {body}\n  }}"
-            )
-        return "\n".join(
-            f"  if (j{k} < P.length) {{ let j = j{k}; let v = v{k}; {body} }}" for k in range(self.held)
-        )
+            return f"  for (var j = lane; j < P.length; j += {step}u) {{\n    let v = {self.load};\n    {body}\n  }}"
+        return "\n".join(f"  if (j{k} < P.length) {{ let j = j{k}; let v = v{k}; {body} }}" for k in range(self.held))
 
 
 def held(lanes: Lanes, loads: int) -> int:

@@ -68,9 +68,7 @@ _BEFORE = {
         "  return j < i;\n}"
     ),
     "i32": (
-        "fn before(b: i32, j: u32, a: i32, i: u32) -> bool {\n"
-        "  if (a != b) { return b SIGN a; }\n"
-        "  return j < i;\n}"
+        "fn before(b: i32, j: u32, a: i32, i: u32) -> bool {\n  if (a != b) { return b SIGN a; }\n  return j < i;\n}"
     ),
 }
 
@@ -250,7 +248,9 @@ def scan(name: str, operator: str, x: DType, out: DType, serial: bool, target: T
             step *= 2
         lines += ["    var before = carry;", f"    if (lid > 0u) {{ before = carry {operator} totals[lid - 1u]; }}"]
         for k in range(SCAN_EACH):
-            lines.append(f"    if (j + {k}u < P.length) {{ y_put(base + (j + {k}u) * P.inner, before {operator} t{k}); }}")
+            lines.append(
+                f"    if (j + {k}u < P.length) {{ y_put(base + (j + {k}u) * P.inner, before {operator} t{k}); }}"
+            )
         lines += [f"    carry = carry {operator} totals[WG - 1u];", "    workgroupBarrier();", "  }"]
     return build(
         name,

@@ -200,12 +200,12 @@ def batch_norm(
         if t is not None:
             body = f"({body}) {apply} {'abcde'[len(operands)]}"
             operands.append(Strided(t, by_channel))
-    compute = DType.F32
-    yield pointwise("batch_norm", body, operands, out, target, scalars={"eps": eps}, compute=compute)
+    yield pointwise("batch_norm", body, operands, out, target, scalars={"eps": eps}, compute=DType.F32)
     if mean.numel:
-        yield pointwise("copy", "a", [running_mean], mean, target, compute=compute)
+        yield pointwise("copy", "a", [running_mean], mean, target, compute=DType.F32)
     if rstd.numel:
-        yield pointwise("rstd", "inverseSqrt(a + eps)", [running_var], rstd, target, scalars={"eps": eps}, compute=compute)
+        body = "inverseSqrt(a + eps)"
+        yield pointwise("batch_rstd", body, [running_var], rstd, target, scalars={"eps": eps}, compute=DType.F32)
 
 
 def channels_of(x: Tensor) -> int:

@@ -1,7 +1,7 @@
 """Reductions over any set of dimensions, and running totals along one.
 
-Floats accumulate in f32, everything else in i32. NaN propagates; of equal extremes the first index counts. A row so long
-that few workgroups would work on it is reduced in two steps, through partial results.
+Floats accumulate in f32, everything else in i32. NaN propagates; of equal extremes the first index counts. A row so
+long that few workgroups would work on it is reduced in two steps, through partial results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import reduce as kernels
 from ..kernels.lanes import ACROSS_ROWS, ALONG_ROWS, Lanes, choose
-from ..kernels.wgsl import COMPUTE, KernelSpec, store_type
+from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from .pointwise import cast, collapse, contiguous
 from .registry import Dispatch, Number, Out, Scratch, Step, Steps, define, normalise_dim, op
