@@ -1,6 +1,20 @@
 """The operators, one file per family. Importing this package fills the registry."""
 
-from . import elementwise, embedding, matmul, moves, norm, reduce, rope, softmax, symbols, views
+from . import (
+    elementwise,
+    embedding,
+    fill,
+    index,
+    joins,
+    matmul,
+    moves,
+    norm,
+    reduce,
+    rope,
+    softmax,
+    symbols,
+    views,
+)
 from .registry import REGISTRY, OpDef
 
 __all__ = [
@@ -8,6 +22,9 @@ __all__ = [
     "OpDef",
     "elementwise",
     "embedding",
+    "fill",
+    "index",
+    "joins",
     "matmul",
     "moves",
     "norm",

@@ -1,16 +1,263 @@
-"""Operators that only move elements: each reads its input through strides, so that one kernel serves them all."""
+"""Operators that only move elements of one tensor: each reads it through strides, and one kernel serves all."""
 
 from __future__ import annotations
 
-from ..graph.graph import Tensor
+import math
+from dataclasses import replace
+
+from ..errors import ShapeError
+from ..graph.graph import Shape, Sym, Tensor
 from ..plan.target import Target
 from .pointwise import Strided, contiguous, pointwise
-from .registry import Out, Steps, normalise_dim, op
+from .registry import Dispatch, Out, Steps, SymInt, broadcast, normalise_dim, op
 
 
 @op("aten.permute_copy.default", "aten.permute.default", wide=True)
 def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     order = [normalise_dim(d, x.rank) for d in dims]
+    if sorted(order) != list(range(x.rank)):
+        raise ShapeError(f"{dims} is no order of the {x.rank} dimensions of {list(x.shape)}")
     out = yield Out([x.shape[d] for d in order], x.dtype)
     own = contiguous(x.shape)
     yield pointwise("permute", "a", [Strided(x, tuple(own[d] for d in order))], out, target)
+
+
+@op("aten.transpose_copy.int", "aten.transpose.int", wide=True)
+def transpose(x: Tensor, dim0: int, dim1: int, *, target: Target) -> Steps:
+    order = list(range(x.rank))
+    j, k = normalise_dim(dim0, x.rank), normalise_dim(dim1, x.rank)
+    if order:
+        order[j], order[k] = k, j
+    yield from permute(x, order, target=target)
+
+
+@op("aten.t_copy.default", "aten.t.default", wide=True)
+def t(x: Tensor, *, target: Target) -> Steps:
+    if x.rank > 2:
+        raise ShapeError(f"t takes a matrix, not {list(x.shape)}")
+    yield from permute(x, list(reversed(range(x.rank))), target=target)
+
+
+@op("aten.expand_copy.default", "aten.expand.default", wide=True)
+def expand(x: Tensor, size: list[int], implicit: bool = False, *, target: Target) -> Steps:
+    """A size of -1 keeps the tensor's own."""
+    lead = len(size) - x.rank
+    if lead < 0 or -1 in size[:lead]:
+        raise ShapeError(f"{list(x.shape)} cannot be expanded to {size}")
+    shape = tuple(x.shape[k - lead] if n == -1 else n for k, n in enumerate(size))
+    if any(own not in (1, n) for own, n in zip(x.shape, shape[lead:], strict=True)):
+        raise ShapeError(f"{list(x.shape)} cannot be expanded to {size}")
+    out = yield Out(shape, x.dtype)
+    yield pointwise("expand", "a", [x], out, target)
+
+
+@op("aten.copy.default", wide=True)
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False, *, target: Target) -> Steps:
+    """The value of `source` in the shape and dtype of `x`."""
+    if broadcast(x.shape, source.shape) != x.shape:
+        raise ShapeError(f"{list(source.shape)} cannot be copied into {list(x.shape)}")
+    out = yield Out(x.shape, x.dtype)
+    yield pointwise("copy", "a", [source], out, target, compute=out.dtype)
+
+
+@op("aten.flip.default", wide=True)
+def flip(x: Tensor, dims: list[int], *, target: Target) -> Steps:
+    out = yield Out(x.shape, x.dtype)
+    strides, offset = list(contiguous(x.shape)), 0
+    for d in {normalise_dim(d, x.rank) for d in dims} if x.rank else ():
+        offset += (x.shape[d] - 1) * strides[d]
+        strides[d] = -strides[d]
+    yield pointwise("flip", "a", [Strided(x, tuple(strides), offset)], out, target)
+
+
+@op("aten.repeat.default", wide=True)
+def repeat(x: Tensor, repeats: list[int], *, target: Target) -> Steps:
+    lead = len(repeats) - x.rank
+    if lead < 0 or any(n < 0 for n in repeats):
+        raise ShapeError(f"{list(x.shape)} cannot be repeated {repeats} times")
+    own = (1,) * lead + x.shape
+    out = yield Out([r * n for r, n in zip(repeats, own, strict=True)], x.dtype)
+    walked = [(r, 0, n, s) for r, n, s in zip(repeats, own, contiguous(own), strict=True)]
+    shape = tuple(size for r, _, n, _ in walked for size in (r, n))
+    strides = tuple(stride for _, zero, _, s in walked for stride in (zero, s))
+    yield pointwise("repeat", "a", [Strided(x, strides)], out, target, shape=shape)
+
+
+@op("aten.unfold_copy.default", wide=True)
+def unfold(x: Tensor, dim: int, size: int, step: int, *, target: Target) -> Steps:
+    """Windows of `size` along `dim`, `step` apart, as a new last dimension."""
+    d = normalise_dim(dim, x.rank)
+    whole = x.shape[d] if x.rank else 1
+    if not 0 <= size <= whole or step < 1:
+        raise ShapeError(f"windows of {size}, {step} apart, do not fit dimension {dim} of {list(x.shape)}")
+    shape, strides = list(x.shape), list(contiguous(x.shape))
+    along = strides[d] if x.rank else 1
+    if x.rank:
+        shape[d], strides[d] = (whole - size) // step + 1, along * step
+    out = yield Out([*shape, size], x.dtype)
+    yield pointwise("unfold", "a", [Strided(x, (*strides, along))], out, target)
+
+
+@op("aten.as_strided_copy.default", wide=True)
+def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None, *, target: Target) -> Steps:
+    first = offset or 0
+    last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if 0 not in size and not (0 <= first <= last < x.numel and min(stride, default=0) >= 0):
+        raise ShapeError(f"strides {stride} over {size} from {first} leave {list(x.shape)}")
+    out = yield Out(size, x.dtype)
+    yield pointwise("as_strided", "a", [Strided(x, tuple(stride), first)], out, target)
+
+
+@op("aten.diagonal_copy.default", wide=True)
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, target: Target) -> Steps:
+    """The diagonal of two dimensions, `offset` above the main one, as a new last dimension."""
+    j, k = normalise_dim(dim1, x.rank), normalise_dim(dim2, x.rank)
+    if j == k:
+        raise ShapeError(f"a diagonal needs two dimensions, not {dim1} and {dim2}")
+    own = contiguous(x.shape)
+    down, right = max(-offset, 0), max(offset, 0)
+    length = max(min(x.shape[j] - down, x.shape[k] - right), 0)
+    rest = [d for d in range(x.rank) if d not in (j, k)]
+    out = yield Out([*(x.shape[d] for d in rest), length], x.dtype)
+    strides = (*(own[d] for d in rest), own[j] + own[k])
+    yield pointwise("diagonal", "a", [Strided(x, strides, down * own[j] + right * own[k])], out, target)
+
+
+@op("aten.pixel_shuffle.default", wide=True)
+def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
+    """(…, C·r², H, W) becomes (…, C, H·r, W·r)."""
+    *batch, channels, h, w = _image(x)
+    r = factor
+    if r < 1 or channels % (r * r):
+        raise ShapeError(f"{channels} channels are no multiple of {r}²")
+    c = channels // (r * r)
+    out = yield Out([*batch, c, h * r, w * r], x.dtype)
+    n = math.prod(batch)
+    source = contiguous((n, c, r, r, h, w))
+    strides = tuple(source[k] for k in (0, 1, 4, 2, 5, 3))
+    yield pointwise("pixel_shuffle", "a", [Strided(x, strides)], out, target, shape=(n, c, h, r, w, r))
+
+
+@op("aten.pixel_unshuffle.default", wide=True)
+def pixel_unshuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
+    """(…, C, H·r, W·r) becomes (…, C·r², H, W)."""
+    *batch, c, tall, broad = _image(x)
+    r = factor
+    if r < 1 or tall % r or broad % r:
+        raise ShapeError(f"an image of {tall} × {broad} has no blocks of {r} × {r}")
+    h, w = tall // r, broad // r
+    out = yield Out([*batch, c * r * r, h, w], x.dtype)
+    n = math.prod(batch)
+    source = contiguous((n, c, h, r, w, r))
+    strides = tuple(source[k] for k in (0, 1, 3, 5, 2, 4))
+    yield pointwise("pixel_unshuffle", "a", [Strided(x, strides)], out, target, shape=(n, c, r, r, h, w))
+
+
+def _image(x: Tensor) -> Shape:
+    if x.rank < 3:
+        raise ShapeError(f"an image has at least three dimensions, not {list(x.shape)}")
+    return x.shape
+
+
+def sliced(x: Tensor, dim: int, start: SymInt, step: int, out: Tensor, target: Target) -> Dispatch:
+    """Every `step`-th element along `dim` from `start` on; a symbolic start is read on the GPU."""
+    own = contiguous(x.shape)
+    strides = (*own[:dim], own[dim] * step, *own[dim + 1 :])
+    if isinstance(start, Sym):
+        view = Strided(x, strides, sym=start, factor=own[dim], size=x.shape[dim])
+    else:
+        view = Strided(x, strides, offset=start * own[dim])
+    if out.rank < x.rank:  # a selection has lost the dimension
+        view = replace(view, strides=(*strides[:dim], *strides[dim + 1 :]))
+    return pointwise("slice", "a", [view], out, target)
+
+
+def span(size: int, start: SymInt | None, end: SymInt | None, step: int) -> tuple[int, int]:
+    """Where a slice starts and how many elements it has: negative bounds count from the end, all are clamped."""
+    if step < 1:
+        raise ShapeError(f"a slice needs a positive step, not {step}")
+
+    def bound(value: SymInt | None, default: int) -> int:
+        at = default if value is None else int(value)
+        return min(max(at + size if at < 0 else at, 0), size)
+
+    first = bound(start, 0)
+    return first, max(-(-(bound(end, size) - first) // step), 0)
+
+
+def position(x: Tensor, dim: int, index: SymInt) -> int:
+    """An index into a dimension, counted from the front."""
+    at, size = int(index), x.shape[dim]
+    if not -size <= at < size:
+        raise ShapeError(f"index {at} is out of range for dimension {dim} of {list(x.shape)}")
+    return at % size
+
+
+@op("aten.slice_copy.Tensor", "aten.slice.Tensor", wide=True)
+def slice_copy(
+    x: Tensor,
+    dim: int = 0,
+    start: SymInt | None = None,
+    end: SymInt | None = None,
+    step: int = 1,
+    *,
+    target: Target,
+) -> Steps:
+    d = normalise_dim(dim, x.rank)
+    first, count = span(x.shape[d], start, end, step)
+    out = yield Out([*x.shape[:d], count, *x.shape[d + 1 :]], x.dtype)
+    yield sliced(x, d, start if isinstance(start, Sym) else first, step, out, target)
+
+
+@op("aten.narrow_copy.default", wide=True)
+def narrow(x: Tensor, dim: int, start: SymInt, length: int, *, target: Target) -> Steps:
+    d = normalise_dim(dim, x.rank)
+    first, count = span(x.shape[d], start, None, 1)
+    if not 0 <= length <= count:
+        raise ShapeError(f"{length} elements from {first} on leave dimension {dim} of {list(x.shape)}")
+    out = yield Out([*x.shape[:d], length, *x.shape[d + 1 :]], x.dtype)
+    yield sliced(x, d, start if isinstance(start, Sym) else first, 1, out, target)
+
+
+@op("aten.select_copy.int", "aten.select.int", wide=True)
+def select(x: Tensor, dim: int, index: SymInt, *, target: Target) -> Steps:
+    d = normalise_dim(dim, x.rank)
+    first = position(x, d, index)
+    out = yield Out([*x.shape[:d], *x.shape[d + 1 :]], x.dtype)
+    yield sliced(x, d, index if isinstance(index, Sym) else first, 1, out, target)
+
+
+@op("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default", wide=True)
+def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    d = normalise_dim(dim, x.rank)
+    if sum(sizes) != x.shape[d] or min(sizes, default=0) < 0 or len(sizes) != len(outs):
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} cannot be split into {len(outs)} parts of {sizes}")
+    pieces = []
+    for size in sizes:
+        pieces.append((yield Out([*x.shape[:d], size, *x.shape[d + 1 :]], x.dtype)))
+    start = 0
+    for piece, size in zip(pieces, sizes, strict=True):
+        yield sliced(x, d, start, 1, piece, target)
+        start += size
+
+
+@op("aten.split_copy.Tensor", "aten.split.Tensor", wide=True)
+def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    """Parts of `size`, the last of what is left."""
+    whole = x.shape[normalise_dim(dim, x.rank)]
+    if size < 1 and whole:
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} cannot be split into parts of {size}")
+    sizes = [min(size, whole - start) for start in range(0, whole, size or 1)] or [0]
+    yield from split_with_sizes(x, sizes, dim, outs=outs, target=target)
+
+
+@op("aten.unbind_copy.int", "aten.unbind.int", wide=True)
+def unbind(x: Tensor, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    d = normalise_dim(dim, x.rank)
+    if x.shape[d] != len(outs):
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} is not made of {len(outs)} parts")
+    pieces = []
+    for _ in outs:
+        pieces.append((yield Out([*x.shape[:d], *x.shape[d + 1 :]], x.dtype)))
+    for k, piece in enumerate(pieces):
+        yield sliced(x, d, k, 1, piece, target)

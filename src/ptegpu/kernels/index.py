@@ -1,0 +1,95 @@
+"""Reads and writes at positions that tensors of indices name.
+
+Both walk a shape whose coordinates address, by strides, the indices and the other side: `take` walks the output and
+reads the tensor, `put` walks the values and writes the output. An index counts from the end where it is negative; one
+outside of its dimension reads the nearest element, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .elementwise import WRAPPED, convert, decode
+from .wgsl import COMPUTE, KernelSpec, Storage, build
+
+
+def _walk(rank: int, indices: int) -> list[tuple[str, str]]:
+    """Parameters of both kernels: the shape walked, and for the tensor and each index its strides over it."""
+    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
+    params += [(f"x_s{k}", "i32") for k in range(rank)]
+    for j in range(indices):
+        params += [(f"i{j}_s{k}", "i32") for k in range(rank)]
+        params += [(f"i{j}_size", "i32"), (f"i{j}_stride", "i32")]
+    return params
+
+
+def _sum(name: str, prefix: str, rank: int) -> str:
+    return " + ".join(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank)) or "0"
+
+
+@lru_cache(maxsize=1024)
+def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> KernelSpec:
+    """Output element c is `x` at Σ c·x_s + Σⱼ index j (at Σ c·ij_s) · ij_stride.
+
+    With `rows`, four outputs at a time share their indices and are neighbours, aligned, in `x`; the innermost size is
+    then given in quads.
+    """
+    lanes = [""] if rows else [str(lane) for lane in range(4)]
+    lines = ["  let q = group * WG + lid;", "  if (q * 4u >= P.n) { return; }"]
+    for lane in lanes:
+        c = f"c{lane}_"
+        lines += decode(c, "q" if rows else f"min(q * 4u + {lane}u, P.n - 1u)", rank, inner=4 if rows else 1)
+        terms = [_sum("x", c, rank)]
+        for j in range(indices):
+            terms.append(f"wrapped(i{j}_at(u32({_sum(f'i{j}', c, rank)})), P.i{j}_size) * P.i{j}_stride")
+        lines.append(f"  let at{lane} = u32({' + '.join(terms)});")
+    if rows:
+        lines.append("  y_put4(q, x_at4(at >> 2u));")
+    else:
+        values = ", ".join(f"x_at(at{lane})" for lane in lanes)
+        lines.append(f"  y_put4(q, vec4<{COMPUTE[dtype]}>({values}));")
+    return build(
+        "take",
+        "\n".join(lines),
+        target=target,
+        reads={"x": Storage(dtype, 4 if rows else 1), **{f"i{j}": Storage(DType.I32) for j in range(indices)}},
+        writes={"y": Storage(dtype, 4)},
+        params=_walk(rank, indices),
+        workgroup=target.workgroup(256),
+        helpers=WRAPPED,
+    )
+
+
+@lru_cache(maxsize=1024)
+def put(values: DType | None, out: DType, indices: int, rank: int, target: Target) -> KernelSpec:
+    """Writes value c (at Σ c·v_s, or the number `P.value`) where `take` would read it. Of several values for one
+    place any may stay."""
+    kind = COMPUTE[out]
+    params = _walk(rank, indices)
+    reads = {f"i{j}": Storage(DType.I32) for j in range(indices)}
+    if values is None:
+        params.append(("value", kind))
+        value = "P.value"
+    else:
+        params += [(f"v_s{k}", "i32") for k in range(rank)]
+        reads["v"] = Storage(values)
+        value = convert(f"v_at(u32({_sum('v', 'c', rank)}))", COMPUTE[values], kind)
+    lines = ["  let e = group * WG + lid;", "  if (e >= P.n) { return; }", *decode("c", "e", rank)]
+    terms = [_sum("x", "c", rank)]
+    for j in range(indices):
+        lines.append(f"  var k{j} = i{j}_at(u32({_sum(f'i{j}', 'c', rank)}));")
+        lines.append(f"  k{j} = select(k{j}, k{j} + P.i{j}_size, k{j} < 0);")
+        lines.append(f"  if (k{j} < 0 || k{j} >= P.i{j}_size) {{ return; }}")
+        terms.append(f"k{j} * P.i{j}_stride")
+    lines.append(f"  y_put(u32({' + '.join(terms)}), {value});")
+    return build(
+        "put",
+        "\n".join(lines),
+        target=target,
+        reads=reads,
+        writes={"y": Storage(out)},
+        params=params,
+        workgroup=target.workgroup(256),
+    )

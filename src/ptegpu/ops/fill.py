@@ -1,0 +1,158 @@
+"""Tensors made from nothing but scalars.
+
+Their dtype is that of the declared output: the exporter leaves dtype, layout, device, pinning and memory format empty,
+and the rules ignore them.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..dtypes import DType
+from ..errors import InvalidProgram, ShapeError
+from ..graph.graph import Shape, Tensor
+from ..plan.target import Target
+from .pointwise import pointwise
+from .registry import Number, Out, Steps, define, op
+
+Ignored = int | None
+
+
+def filled(shape: Shape, value: Number, target: Target) -> Steps:
+    """The steps that give every element of the output the same value."""
+    if any(n < 0 for n in shape):
+        raise ShapeError(f"{list(shape)} is not a shape")
+    out = yield Out(shape)
+    yield pointwise("fill", "a", [value], out, target)
+
+
+@op("aten.full.default", wide=True)
+def full(
+    size: list[int],
+    value: Number,
+    dtype: Ignored = None,
+    layout: Ignored = None,
+    device: Ignored = None,
+    pinned: Ignored = None,
+    *,
+    target: Target,
+) -> Steps:
+    yield from filled(tuple(size), value, target)
+
+
+@op("aten.full_like.default", wide=True)
+def full_like(
+    x: Tensor,
+    value: Number,
+    dtype: Ignored = None,
+    layout: Ignored = None,
+    device: Ignored = None,
+    pinned: Ignored = None,
+    memory_format: Ignored = None,
+    *,
+    target: Target,
+) -> Steps:
+    yield from filled(x.shape, value, target)
+
+
+@op("aten.fill.Scalar", wide=True)
+def fill_scalar(x: Tensor, value: Number, *, target: Target) -> Steps:
+    yield from filled(x.shape, value, target)
+
+
+@op("aten.fill.Tensor", wide=True)
+def fill_tensor(x: Tensor, value: Tensor, *, target: Target) -> Steps:
+    if value.shape:
+        raise ShapeError(f"the value to fill with has shape {list(value.shape)}, and must have none")
+    out = yield Out(x.shape)
+    yield pointwise("fill", "a", [value], out, target, compute=out.dtype)
+
+
+@op("aten.scalar_tensor.default", wide=True)
+def scalar_tensor(
+    value: Number,
+    dtype: Ignored = None,
+    layout: Ignored = None,
+    device: Ignored = None,
+    pinned: Ignored = None,
+    *,
+    target: Target,
+) -> Steps:
+    yield from filled((), value, target)
+
+
+def constant(name: str, value: int) -> None:
+    """`name`, of a size, and `name_like`, of a tensor, filled with the value."""
+
+    def of_size(
+        size: list[int],
+        dtype: Ignored = None,
+        layout: Ignored = None,
+        device: Ignored = None,
+        pinned: Ignored = None,
+        memory_format: Ignored = None,
+        *,
+        target: Target,
+    ) -> Steps:
+        yield from filled(tuple(size), value, target)
+
+    def of_tensor(
+        x: Tensor,
+        dtype: Ignored = None,
+        layout: Ignored = None,
+        device: Ignored = None,
+        pinned: Ignored = None,
+        memory_format: Ignored = None,
+        *,
+        target: Target,
+    ) -> Steps:
+        yield from filled(x.shape, value, target)
+
+    define([f"{name}.{'memory_format' if name == 'aten.empty' else 'default'}"], of_size, "steps", wide=True)
+    define([f"{name}_like.default"], of_tensor, "steps", wide=True)
+
+
+constant("aten.zeros", 0)
+constant("aten.ones", 1)
+constant("aten.empty", 0)
+
+
+def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Target) -> Steps:
+    """The steps that count from `start` to before `end`, in ints where the output's dtype is one."""
+    if not dtype.is_float:
+        start, end, step = int(start), int(end), int(step)
+    if not step or (end - start) / step < 0:
+        raise InvalidProgram(f"arange cannot go from {start} to {end} in steps of {step}")
+    out = yield Out((math.ceil((end - start) / step),))
+    number = "f32(i)" if dtype.is_float else "i32(i)"
+    yield pointwise("arange", f"a + {number} * b", [start, step], out, target)
+
+
+@op("aten.arange.start_step", wide=True)
+def arange(
+    start: Number,
+    end: Number,
+    step: Number = 1,
+    dtype: Ignored = None,
+    layout: Ignored = None,
+    device: Ignored = None,
+    pinned: Ignored = None,
+    *,
+    outs: tuple[Tensor, ...],
+    target: Target,
+) -> Steps:
+    yield from stepped(start, end, step, outs[0].dtype, target)
+
+
+@op("aten.arange.default", wide=True)
+def arange_to(
+    end: Number,
+    dtype: Ignored = None,
+    layout: Ignored = None,
+    device: Ignored = None,
+    pinned: Ignored = None,
+    *,
+    outs: tuple[Tensor, ...],
+    target: Target,
+) -> Steps:
+    yield from stepped(0, end, 1, outs[0].dtype, target)

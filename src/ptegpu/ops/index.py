@@ -1,0 +1,189 @@
+"""Reads and writes at positions that tensors of indices name; the indices are int32 on the GPU.
+
+A negative index counts from the end. One that is out of range, an error in PyTorch, reads the nearest element and
+writes nothing, so no access leaves a buffer. Where several writes meet in one place, any of them may stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..dtypes import DType
+from ..errors import InvalidProgram, ShapeError
+from ..graph.graph import Shape, Sym, Tensor
+from ..kernels import index as kernels
+from ..kernels.wgsl import store_type
+from ..plan.target import Target
+from .pointwise import broadcast_strides, cast, collapse, contiguous, word
+from .registry import Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
+
+MOST = 6  # index tensors beside the tensor and the output, or the values and the output, in one dispatch
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The elements of a tensor that indices name: their shape, and how its coordinates address tensor and indices."""
+
+    shape: Shape
+    strides: tuple[int, ...]  # of the tensor; 0 where an index decides
+    indices: tuple[
+        tuple[Tensor, tuple[int, ...], int, int], ...
+    ]  # each with its strides, and its dimension's size, stride
+
+    def params(self, values: tuple[int, ...] | None = None) -> tuple[Shape, dict[str, int | float | Sym]]:
+        """The collapsed shape and the kernel's parameters, those of `values` (by strides) among them."""
+        walked = [self.strides, *(strides for _, strides, _, _ in self.indices), *([values] if values else [])]
+        sizes, merged = collapse(self.shape, walked)
+        names = ["x", *(f"i{j}" for j in range(len(self.indices))), "v"]
+        params: dict[str, int | float | Sym] = {"n": math.prod(self.shape)}
+        params |= {f"d{k}": n for k, n in enumerate(sizes)}
+        params |= {f"{name}_s{k}": s for name, strides in zip(names, merged) for k, s in enumerate(strides)}
+        for j, (_, _, size, stride) in enumerate(self.indices):
+            params |= {f"i{j}_size": size, f"i{j}_stride": stride}
+        return sizes, params
+
+
+def _checked(index: Tensor) -> Tensor:
+    if index.dtype is not DType.I32:
+        raise InvalidProgram(
+            f"an index of {index.dtype.value} is not supported: "
+            "a mask makes a shape that depends on the data; use where, or indices of int32 or int64"
+        )
+    return index
+
+
+def along(x: Tensor, dim: int, index: Tensor, shape: Shape, strides: tuple[int, ...]) -> Place:
+    """Coordinates of `shape` address `x` directly but for `dim`, where the index, through `strides`, decides."""
+    sizes = x.shape or (1,)
+    own = contiguous(sizes)
+    if not sizes[dim] and math.prod(shape):
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} has no elements to index")
+    direct = tuple(0 if k == dim else s for k, s in enumerate(own))
+    return Place(shape, direct[: len(shape)], ((_checked(index), strides, sizes[dim], own[dim]),))
+
+
+def aligned(x: Tensor, dim: int, index: Tensor) -> Place:
+    """`index` has the rank of `x` (a scalar counts as a vector of one), and says where along `dim`."""
+    sizes, named = x.shape or (1,), index.shape or (1,)
+    d = normalise_dim(dim, len(sizes))
+    if len(sizes) != len(named) or any(n > m and k != d for k, (n, m) in enumerate(zip(named, sizes, strict=True))):
+        raise ShapeError(f"an index of {list(index.shape)} does not fit dimension {dim} of {list(x.shape)}")
+    return along(x, d, index, index.shape, contiguous(index.shape))
+
+
+def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> Place:
+    """`x[i, j, …]`: dimensions with an index give way to the indices' common shape, at their place if they are
+    neighbours, else in front."""
+    given = {d: _checked(i) for d, i in enumerate(indices) if i is not None}
+    if len(indices) > x.rank or not given:
+        raise ShapeError(f"{len(indices)} indices do not fit {list(x.shape)}")
+    if len(given) > MOST:
+        raise InvalidProgram(f"{len(given)} index tensors are more than the {MOST} that one dispatch can bind")
+    common = broadcast(*(i.shape for i in given.values()))
+    if any(x.shape[d] == 0 for d in given) and math.prod(common):
+        raise ShapeError(f"a dimension of {list(x.shape)} has no elements to index")
+    dims = list(given)
+    at = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    rest = [d for d in range(x.rank) if d not in given]
+    before, after = rest[:at], rest[at:]
+    own = contiguous(x.shape)
+    shape = (*(x.shape[d] for d in before), *common, *(x.shape[d] for d in after))
+    strides = (*(own[d] for d in before), *(0 for _ in common), *(own[d] for d in after))
+    entries = [
+        (i, (*(0 for _ in before), *broadcast_strides(i.shape, common), *(0 for _ in after)), x.shape[d], own[d])
+        for d, i in given.items()
+    ]
+    return Place(shape, strides, tuple(entries))
+
+
+def taken(x: Tensor, place: Place, target: Target) -> Steps:
+    """The steps that read the elements."""
+    out = yield Out(place.shape, x.dtype)
+    sizes, params = place.params()
+    rank = len(sizes)
+    rows = rank > 0 and sizes[-1] % 4 == 0 and _in_rows(params, rank, len(place.indices))
+    if rows:
+        params[f"d{rank - 1}"] = sizes[-1] // 4
+    kernel = kernels.take(x.dtype, len(place.indices), rank, rows, target)
+    groups = -(-out.numel // (4 * kernel.kernel.workgroup))
+    yield Dispatch(kernel, [x, *(i for i, *_ in place.indices)], [out], groups, params)
+
+
+def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> bool:
+    """Whether four outputs in a row are neighbours, aligned, in the tensor."""
+    last = rank - 1
+    apart = [params[f"x_s{k}"] for k in range(last)] + [params[f"i{j}_stride"] for j in range(indices)]
+    return (
+        params[f"x_s{last}"] == 1
+        and all(int(s) % 4 == 0 for s in apart)
+        and all(params[f"i{j}_s{last}"] == 0 for j in range(indices))
+    )
+
+
+def put(x: Tensor, place: Place, values: Tensor | Number, strides: tuple[int, ...], target: Target) -> Steps:
+    """The steps that copy `x` and write the values, through `strides` over the place's shape, over its elements."""
+    out = yield Out(x.shape, x.dtype)
+    if not math.prod(place.shape):
+        yield cast(x, out, target)
+        return
+    store = store_type(x.dtype, target)
+    direct = store is x.dtype
+    words = out if direct else (yield Scratch(x.shape, store))
+    yield cast(x, words, target)
+    sizes, params = place.params(strides if isinstance(values, Tensor) else None)
+    if not isinstance(values, Tensor):
+        params["value"] = word(values, store)
+    kernel = kernels.put(
+        values.dtype if isinstance(values, Tensor) else None, store, len(place.indices), len(sizes), target
+    )
+    groups = -(-math.prod(place.shape) // kernel.kernel.workgroup)
+    reads = [i for i, *_ in place.indices] + ([values] if isinstance(values, Tensor) else [])
+    yield Dispatch(kernel, reads, [words], groups, params)
+    if not direct:
+        yield cast(words, out, target)
+
+
+@op("aten.gather.default", wide=True)
+def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, target: Target) -> Steps:
+    yield from taken(x, aligned(x, dim, index), target)
+
+
+@op("aten.index_select.default", wide=True)
+def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps:
+    d = normalise_dim(dim, x.rank)
+    if index.rank > 1:
+        raise ShapeError(f"index_select takes a vector of indices, not {list(index.shape)}")
+    shape = (*x.shape[:d], index.numel, *x.shape[d + 1 :]) if x.rank else ()
+    yield from taken(x, along(x, d, index, shape, tuple(int(k == d) for k in range(x.rank))), target)
+
+
+@op("aten.index.Tensor", wide=True)
+def index_tensor(x: Tensor, indices: list[Tensor | None], *, target: Target) -> Steps:
+    yield from taken(x, advanced(x, indices), target)
+
+
+@op("aten.index_put.default", wide=True)
+def index_put(
+    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *, target: Target
+) -> Steps:
+    if accumulate:
+        raise InvalidProgram("index_put cannot accumulate on the GPU")
+    place = advanced(x, indices)
+    if broadcast(place.shape, values.shape) != place.shape:
+        raise ShapeError(f"values of {list(values.shape)} do not fit the indexed {list(place.shape)}")
+    yield from put(x, place, values, broadcast_strides(values.shape, place.shape), target)
+
+
+@op("aten.scatter.src", wide=True)
+def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: Target) -> Steps:
+    place = aligned(x, dim, index)
+    if source.rank != index.rank or any(n > m for n, m in zip(index.shape, source.shape)):
+        raise ShapeError(f"an index of {list(index.shape)} takes more than a source of {list(source.shape)} has")
+    yield from put(x, place, source, contiguous(source.shape), target)
+
+
+@op("aten.scatter.value", wide=True)
+def scatter_value(x: Tensor, dim: int, index: Tensor, value: Number, *, target: Target) -> Steps:
+    yield from put(x, aligned(x, dim, index), value, (), target)
