@@ -144,6 +144,17 @@ def test_out_of_memory_empties_the_pool_and_tries_again(device, monkeypatch):
     assert calls[-1] == 0
 
 
+def test_out_of_memory_says_what_was_needed_and_what_there_is(device, monkeypatch):
+    def full(wrapped, name, nbytes, kind):
+        raise OutOfMemory("full")
+
+    monkeypatch.setattr("ptegpu.gpu.device.GpuBuffer", full)
+    monkeypatch.setattr(device, "available_bytes", lambda: 1000)
+    with pytest.raises(OutOfMemory) as caught:
+        device.buffer("new", 2048, "storage")
+    assert str(caught.value) == f"buffer new needs 2048 bytes on {device.target.name}; 1000 are available"
+
+
 def test_the_pool_reuses_by_size_and_forgets_the_oldest(device):
     pool = BufferPool(max_bytes=100, max_count=3)
     small = [GpuBuffer(device.wrapped, f"{n}", 16, "storage") for n in range(4)]

@@ -26,7 +26,7 @@ def subgroup_size(device: Device) -> int:
 
 
 def _sizes(device: Device, workgroup: int) -> set[int]:
-    pipeline = device.pipeline(_kernel(workgroup))
+    pipeline = device.pipeline(kernel(workgroup))
     nbytes = _GROUPS * workgroup * 4
     sizes = device.buffer("subgroup sizes", nbytes, "storage")
     group = device.bind_group(pipeline, [(sizes, 0, nbytes)])
@@ -39,7 +39,7 @@ def _sizes(device: Device, workgroup: int) -> set[int]:
     return found
 
 
-def _kernel(workgroup: int) -> Kernel:
+def kernel(workgroup: int) -> Kernel:
     wgsl = f"""
 @group(0) @binding(0) var<storage, read_write> sizes: array<u32>;
 @compute @workgroup_size({workgroup})

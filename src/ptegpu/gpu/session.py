@@ -55,7 +55,7 @@ class Prepared:
 
 
 class Session:
-    """One graph on a device; close it, or use it as a context manager. With the same `constants`, sessions share them."""
+    """One graph on a device; close it, or use it as a context manager. Sessions given one `constants` share those."""
 
     def __init__(self, device: Device, constants: SharedConstants | None = None) -> None:
         self.device = device

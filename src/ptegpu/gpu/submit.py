@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Commands:
-    """A finished command buffer and every GPU buffer it touches. Submit it: wgpu-native never frees one that was not."""
+    """A finished command buffer and every GPU buffer it touches. wgpu-native frees it only once it was submitted."""
 
     __slots__ = ("_buffers", "_handle")
 

@@ -1,0 +1,13 @@
+"""The kernels of these tests, and the one of the probe, are WGSL for browsers too."""
+
+from __future__ import annotations
+
+from ptegpu.gpu import probe
+from ptegpu.plan.dialect import source
+from tests import tint
+from tests.gpu import plans
+
+
+def test_they_compile_under_tint():
+    kernels = (plans.ADD, plans.SCALE, plans.FILL, probe.kernel(64))
+    assert tint.check([source(kernel, "tint") for kernel in kernels]) == []
