@@ -24,7 +24,7 @@ def test_the_prelude_of_naga_is_not_enough_for_subgroups():
     kernel = Kernel("both", BODY, ("write",), 64, needs=("f16", "subgroups"))
     (message,) = tint.check([source(kernel, "naga")])
     first = message.splitlines()[0]
-    assert "source 0: :6:16 error: cannot call built-in function 'subgroupAdd' without extension 'subgroups'" == first
+    assert first == "source 0: :6:16 error: cannot call built-in function 'subgroupAdd' without extension 'subgroups'"
 
 
 def test_every_refused_source_is_reported():

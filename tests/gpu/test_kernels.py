@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ptegpu.gpu import probe
-from ptegpu.plan.dialect import source
 from tests import tint
 from tests.gpu import plans
+
+from ptegpu.gpu import probe
+from ptegpu.plan.dialect import source
 
 
 def test_they_compile_under_tint():
