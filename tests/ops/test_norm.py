@@ -100,6 +100,11 @@ def test_without_features(case: Case) -> None:
     check(case, f16=False, subgroups=False, limits="browser")
 
 
+@pytest.mark.parametrize("case", CASES[:60:4], ids=str)
+def test_small_workgroups(case: Case) -> None:
+    check(case, max_invocations=128)
+
+
 def test_batch_norm_gives_the_statistics_it_used_where_they_are_wanted() -> None:
     def reference(x, w, b, mean, var, momentum, eps):  # type: ignore[no-untyped-def]
         out = torch.nn.functional.batch_norm(x, mean, var, w, b, False, momentum, eps)

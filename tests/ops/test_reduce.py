@@ -145,6 +145,11 @@ def test_without_features(case: Case) -> None:
     check(case, f16=False, subgroups=False, limits="browser")
 
 
+@pytest.mark.parametrize("case", LENGTHS[::2], ids=str)
+def test_small_workgroups(case: Case) -> None:
+    check(case, max_invocations=128)
+
+
 def refusal(case: Case) -> str:
     arrays = {id(a): a.make(np.random.default_rng(0)) for a in case.args if isinstance(a, T)}
     graph, _ = graph_of(case, arrays, [np.zeros((), np.float32)])

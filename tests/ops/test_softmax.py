@@ -48,3 +48,8 @@ def test_case(case: Case) -> None:
 @pytest.mark.parametrize("case", PLAIN, ids=str)
 def test_without_features(case: Case) -> None:
     check(case, f16=False, subgroups=False, limits="browser")
+
+
+@pytest.mark.parametrize("case", CASES[10:40:3], ids=str)
+def test_small_workgroups(case: Case) -> None:
+    check(case, max_invocations=128)
