@@ -6,11 +6,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, PtegpuError, ShapeError
 from ptegpu.plan.target import Target
-from tests.oracle import Case, T, check, graph_of, plan_of
 
 I32, F16 = DType.I32, DType.F16
 embedding = partial(Case, "aten.embedding.default")

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import executorch.backends.vulkan.custom_ops_lib  # noqa: F401  (defines et_vk)
 import numpy as np
 import pytest
 import torch
+from tests.oracle import Case, S, T, check, compare, graph_of, plan_of, torch_operator
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
-from ptegpu.gpu.session import Session
-from ptegpu.graph.graph import Graph, Node, Sym, Tensor
-from ptegpu.graph.live import Live
-from ptegpu.ops.registry import REGISTRY
-from ptegpu.passes.memory import plan_memory
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
-from tests.oracle import Case, T, check, compare, device, graph_of, plan_of, torch_operator
 
 F16 = DType.F16
 LENGTHS = (1, 2, 7, 16, 33)
@@ -118,57 +109,41 @@ def test_the_reference_agrees_with_the_exporter(case):
         compare(a.numpy(), b.numpy(), 1e-2 if a.dtype == torch.float16 else 1e-5, "the exporter's operator")
 
 
-def run_live(op: str, syms: tuple[int, ...], rows: int | None, tables: tuple[int, int]) -> None:
-    """One graph at lengths up to 33; with `rows` the tables are constants and the start is a symbolic int."""
-    rng = np.random.default_rng(2)
-    gpu = device()
-    q, k = Tensor("q", DType.F32, (1, 33, 4, 8), "input"), Tensor("k", DType.F32, (1, 33, 2, 8), "input")
-    full = [rng.standard_normal((rows or 33, tables[1])).astype(np.float32) for _ in range(2)]
-    cos, sin = (
-        Tensor(n, DType.F32, t.shape, "constant" if rows else "input", t) for n, t in zip(("cos", "sin"), full, strict=True)
-    )
-    start = Sym("start")
-    outs = Tensor("q_out", DType.F32, q.max_shape), Tensor("k_out", DType.F32, k.max_shape)
-    node = Node(REGISTRY[op], (q, k, cos, sin, start) if rows else (q, k, cos, sin), outs, op)
-    graph = Graph("live", [q, k, start] if rows else [q, k, cos, sin], list(outs), [node])
-    memory, symbols, live = plan_memory(graph, gpu.target), Symbols(graph), Live(graph)
-    with Session(gpu) as session:
-        for s in (33, *LENGTHS):
-            arrays = [rng.standard_normal((1, s, h, 8)).astype(np.float32) for h in (4, 2)]
-            given = arrays if rows else [*arrays, *(t[:s] for t in full)]
-            prepared = None
-            for position in syms:
-                shapes = {t: a.shape for t, a in zip((q, k) if rows else (q, k, cos, sin), given, strict=True)}
-                changed = live.update(shapes | {start: position} if rows else shapes, lambda t: t.data)
-                if prepared is None:
-                    prepared = session.prepare(lower(graph, memory, gpu.target, symbols, f".{s}"))
-                else:
-                    assert not changed, "a new start must not need a new plan"
-                got = session.run(prepared, given, symbols.words())
-                x = [torch.from_numpy(a) for a in (*arrays, *full)]
-                want = by_halves(*x, position) if rows else by_pairs(x[0], x[1], x[2][:s], x[3][:s])
-                for a, b in zip(got, want, strict=True):
-                    compare(a, b.numpy(), 1e-5, f"{s} from {position}")
+def live(s: int) -> tuple[T, T]:
+    return T((1, s, 4, 8), limit=(1, 33, 4, 8)), T((1, s, 2, 8), limit=(1, 33, 2, 8))
 
 
-def test_live_lengths():
-    run_live("et_vk.apply_rotary_emb.default", (0,), None, (33, 4))
+@pytest.mark.parametrize("s", [0, *LENGTHS])
+def test_live_lengths(s):
+    tables = T((s, 4), limit=(33, 4)), T((s, 4), limit=(33, 4))
+    check(Case("et_vk.apply_rotary_emb.default", (*live(s), *tables), by_pairs))
 
 
-def test_live_lengths_and_symbolic_start():
-    run_live("et_vk.apply_rotary_emb_hf.default", (0, 3, 7), 40, (40, 8))
+@pytest.mark.parametrize("start", [S(0), S(7), S(7, planned=0)], ids=["0", "7", "7 in the plan of 0"])
+@pytest.mark.parametrize("s", LENGTHS)
+def test_live_lengths_from_a_symbolic_start(s, start):
+    tables = T((40, 6), constant=True), T((40, 6), constant=True)
+    check(Case("et_vk.apply_rotary_emb_hf.default", (*live(s), *tables, start), by_halves))
+
+
+def pairing(q: str, k: str) -> str:
+    return f"query and key must be [B, S, H, D] of the same S and D, not {q} and {k}"
+
+
+def fitting(cos: str, sin: str) -> str:
+    return f"a table of cosines {cos} and one of sines {sin} do not fit [1, 3, 4, 8]"
 
 
 q, t = T((1, 3, 4, 8)), T((3, 4))
 REFUSED = [
-    ("", (T((3, 4, 8)), q, t, t), "query and key must be [B, S, H, D] of the same S and D, not [3, 4, 8] and [1, 3, 4, 8]"),
-    ("", (q, T((1, 3, 4, 6)), t, t), "query and key must be [B, S, H, D] of the same S and D, not [1, 3, 4, 8] and [1, 3, 4, 6]"),
-    ("", (q, q, T((2, 4)), T((2, 4))), "a table of cosines [2, 4] and one of sines [2, 4] do not fit [1, 3, 4, 8]"),
-    ("", (q, q, t, T((3, 5))), "a table of cosines [3, 4] and one of sines [3, 5] do not fit [1, 3, 4, 8]"),
-    ("_hf", (q, q, T((9, 8)), T((9, 8)), 7), "a table of cosines [9, 8] and one of sines [9, 8] do not fit [1, 3, 4, 8]"),
-    ("_hf", (q, q, T((9, 10)), T((9, 10)), 0), "a table of cosines [9, 10] and one of sines [9, 10] do not fit [1, 3, 4, 8]"),
+    ("", (T((3, 4, 8)), q, t, t), pairing("[3, 4, 8]", "[1, 3, 4, 8]")),
+    ("", (q, T((1, 3, 4, 6)), t, t), pairing("[1, 3, 4, 8]", "[1, 3, 4, 6]")),
+    ("", (q, q, T((2, 4)), T((2, 4))), fitting("[2, 4]", "[2, 4]")),
+    ("", (q, q, t, T((3, 5))), fitting("[3, 4]", "[3, 5]")),
+    ("_hf", (q, q, T((9, 8)), T((9, 8)), 7), fitting("[9, 8]", "[9, 8]")),
+    ("_hf", (q, q, T((9, 10)), T((9, 10)), 0), fitting("[9, 10]", "[9, 10]")),
     ("_interleaved", (T((1, 3, 8)), T((3, 4))), "a table of shape [3, 4] does not fit [1, 3, 8]"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("suffix, args, message", REFUSED, ids=str)

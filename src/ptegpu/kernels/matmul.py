@@ -9,7 +9,8 @@ Four kernels share one `Form` (what is constant per graph) and one block of para
 
 All are unrolled here, because naga emits plain loops: every accumulator has a name. Loads are clamped into the matrix
 rather than guarded, what lies beyond K is set to zero on its way into the tile, and what lies beyond M or N is never
-stored. `gemv_columns` and `gemm` can leave partial sums over parts of K to `add_parts`.
+stored. `gemv_columns` and `gemm` store quads if the form says so, and can leave partial sums over parts of K to
+`add_parts`; the others store single elements.
 """
 
 from __future__ import annotations
@@ -70,7 +71,6 @@ def _module(
     workgroup: int,
     helpers: list[str],
     params: list[tuple[str, str]],
-    y_quads: bool,
     shared: dict[str, tuple[str, int]] | None = None,
     subgroups: bool = False,
 ) -> KernelSpec:
@@ -82,23 +82,23 @@ def _module(
         text,
         target=target,
         reads=reads | bias,
-        writes={"y": Storage(form.y, 4 if y_quads else 1)},
+        writes={"y": Storage(form.y, 4 if form.y_quads else 1)},
         params=[*SIZES, *PLACES, *EPILOGUE, *(BIAS if form.bias else []), *params],
         workgroup=workgroup,
         shared=shared,
-        helpers="\n".join([*helpers, _epilogue(form, y_quads)]),
+        helpers="\n".join([*helpers, _epilogue(form)]),
         subgroups=subgroups,
     )
 
 
-def _epilogue(form: Form, quads: bool) -> str:
+def _epilogue(form: Form) -> str:
     bias = ""
     if form.bias:
         place = "P.bias_first + z * P.bias_batch + row * P.bias_row + column * P.bias_column"
         bias = f" + P.beta * bias_at({place})"
     finish = f"fn finish(z: u32, row: u32, column: u32, v: f32) -> f32 {{ return P.alpha * v{bias}; }}\n"
     place = "P.y_first + z * P.y_batch + row * P.y_row"
-    if quads:
+    if form.y_quads:
         lanes = ", ".join(f"finish(z, row, column + {j}u, v.{c})" for j, c in enumerate("xyzw"))
         return finish + (
             "fn put4(z: u32, row: u32, column: u32, v: vec4<f32>) {\n"
@@ -144,7 +144,6 @@ def outer(form: Form, target: Target) -> KernelSpec:
         workgroup=target.workgroup(256),
         helpers=[],
         params=[],
-        y_quads=False,
     )
 
 
@@ -180,7 +179,6 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
         workgroup=workgroup,
         helpers=[],
         params=[("blocks", "u32")],
-        y_quads=False,
         shared={"partial": ("f32", size)},
         subgroups=target.subgroups,
     )
@@ -272,7 +270,6 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         workgroup=workgroup,
         helpers=[_quad("b", "P.n", form.b_quads)],
         params=[("blocks", "u32"), ("k_part", "u32")],
-        y_quads=form.y_quads,
         shared={"partial": ("vec4<f32>", workgroup * rows)},
     )
 
@@ -365,7 +362,6 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
             _quad("b", "P.k" if form.transposed else "P.n", form.b_quads),
         ],
         params=[("row_tiles", "u32"), ("column_tiles", "u32"), ("k_part", "u32")],
-        y_quads=form.y_quads,
         shared={"tiles": ("vec4<f32>", 2 * DEPTH * quads)},
     )
 
@@ -390,5 +386,4 @@ def add_parts(form: Form, target: Target) -> KernelSpec:
         workgroup=target.workgroup(256),
         helpers=[],
         params=[("parts", "u32")],
-        y_quads=False,
     )

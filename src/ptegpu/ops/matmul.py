@@ -40,9 +40,10 @@ class Product:
     alpha: float = 1.0
     beta: float = 1.0
 
-    def form(self, target: Target) -> Form:
+    def form(self, target: Target, *, quads: bool) -> Form:
+        """What its kernel is generated for; `quads` if that kernel can store four elements at a time."""
         _, row, column = self.y_strides
-        quads = column == 1 and row % 4 == 0 and self.y_first % 4 == 0
+        quads = quads and column == 1 and row % 4 == 0 and self.y_first % 4 == 0
         return Form(
             self.a.dtype,
             self.b.dtype,
@@ -92,7 +93,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def _outer(p: Product, target: Target) -> Steps:
-    kernel = outer(p.form(target), target)
+    kernel = outer(p.form(target, quads=False), target)
     yield p.dispatch(kernel, _ceil(p.batch * p.m * p.n, kernel.kernel.workgroup))
 
 
@@ -103,7 +104,8 @@ def _gemv_rows(p: Product, target: Target) -> Steps:
     loads = p.k // 4 if p.k % 4 == 0 else p.k
     workgroup = min(1 << max(5, (loads // 4).bit_length() - 1), target.workgroup(256))
     blocks = _ceil(p.n, columns)
-    yield p.dispatch(gemv_rows(p.form(target), p.m, columns, workgroup, target), p.batch * blocks, blocks=blocks)
+    kernel = gemv_rows(p.form(target, quads=False), p.m, columns, workgroup, target)
+    yield p.dispatch(kernel, p.batch * blocks, blocks=blocks)
 
 
 def _gemv_rows_swapped(p: Product, target: Target) -> Steps:
@@ -115,7 +117,7 @@ def _gemv_columns(p: Product, target: Target) -> Steps:
     blocks = _ceil(p.n, 4 * lanes)
 
     def run(q: Product, parts: int, k_part: int) -> Dispatch:
-        kernel = gemv_columns(q.form(target), p.m, lanes, target)
+        kernel = gemv_columns(q.form(target, quads=True), p.m, lanes, target)
         return q.dispatch(kernel, parts * p.batch * blocks, blocks=blocks, k_part=k_part)
 
     yield from _in_parts(p, blocks, run, target)
@@ -126,7 +128,7 @@ def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
         rows, columns = _ceil(p.m, tile.size), _ceil(p.n, tile.size)
 
         def run(q: Product, parts: int, k_part: int) -> Dispatch:
-            kernel = gemm(q.form(target), tile, target)
+            kernel = gemm(q.form(target, quads=True), tile, target)
             groups = parts * p.batch * rows * columns
             return q.dispatch(kernel, groups, row_tiles=rows, column_tiles=columns, k_part=k_part)
 
@@ -145,13 +147,13 @@ def _in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatc
     parts = _ceil(p.k, k_part)
     sums = yield Scratch((parts, p.batch, p.m, p.n), DType.F32)
     yield run(p.partial(sums), parts, k_part)
-    kernel = add_parts(replace(p.form(target), y=store_type(p.y.dtype, target)), target)
+    kernel = add_parts(p.form(target, quads=False), target)
     groups = _ceil(p.batch * p.m * p.n, kernel.kernel.workgroup)
     yield Dispatch(kernel, [sums, p.bias] if p.bias else [sums], [p.y], groups, p.params(parts=parts))
 
 
 def _fills(tile: Tile, p: Product, target: Target) -> bool:
-    """Whether there are enough such tiles to keep a GPU busy, and enough rows and columns to fill more than half of one."""
+    """Whether there are enough such tiles to keep a GPU busy, and rows and columns for more than half of one."""
     enough = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size) >= BUSY
     return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
 
