@@ -1,10 +1,10 @@
 """What recording a plan costs per dispatch: by ptegpu's raw calls and by wgpu-py's own path, in the same run.
 
-    python benchmarks/record.py [--dispatches 500] [--repeats 30] [--device auto]
+    python benchmarks/record.py [--dispatches 500] [--repeats 100] [--device auto]
 
 Both record the same steps (pipeline when it changes, bind group, dispatch) into one compute pass. "record" is from
 the new encoder to the end of the pass; "finish" makes the command buffer of it, inside wgpu-native, and is the same
-work for both. The best of the repeats counts.
+work for both. The paths take turns, with the GPU idle, and the best of the repeats counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ptegpu.gpu import Device, Prepared, Session, native, open_device
-from ptegpu.gpu.submit import Commands, submit
+from ptegpu.gpu.submit import Commands, flush, submit
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan
 
 WGSL = """
@@ -27,6 +27,8 @@ fn main(@builtin(global_invocation_id) id: vec3u) {{
 }}
 """
 NBYTES = 256
+
+Path = Callable[[], tuple[float, float]]
 
 
 def chain(dispatches: int) -> Plan:
@@ -51,9 +53,9 @@ def raw_path(device: Device, prepared: Prepared) -> tuple[float, float]:
     return recorded - start, finished - recorded
 
 
-def wgpu_py_path(wrapped: Any, steps: list[tuple[Any, Any, int, int]]) -> tuple[float, float]:
+def wgpu_py_path(device: Device, steps: list[tuple[Any, Any, int, int]]) -> tuple[float, float]:
     start = time.perf_counter()
-    encoder = wrapped.create_command_encoder()
+    encoder = device.wrapped.create_command_encoder()
     compute_pass = encoder.begin_compute_pass()
     for pipeline, group, x, y in steps:
         if pipeline is not None:
@@ -64,7 +66,7 @@ def wgpu_py_path(wrapped: Any, steps: list[tuple[Any, Any, int, int]]) -> tuple[
     recorded = time.perf_counter()
     commands = encoder.finish()
     finished = time.perf_counter()
-    wrapped.queue.submit([commands])
+    device.wrapped.queue.submit([commands])
     return recorded - start, finished - recorded
 
 
@@ -84,23 +86,27 @@ def wgpu_py_steps(device: Device, prepared: Prepared) -> list[tuple[Any, Any, in
     return steps
 
 
-def best(measure: Callable[[], tuple[float, float]], repeats: int) -> tuple[float, float]:
-    times = [measure() for _ in range(repeats)]
-    return min(t[0] for t in times), min(t[1] for t in times)
+def best(device: Device, repeats: int, *paths: Path) -> list[tuple[float, float]]:
+    """Seconds of recording and of finishing, the least of each, for each path."""
+    times: list[list[tuple[float, float]]] = [[] for _ in paths]
+    for _ in range(repeats):
+        for path, seen in zip(paths, times):
+            native.wait(device.handle, flush(device))
+            seen.append(path())
+    return [(min(t[0] for t in seen), min(t[1] for t in seen)) for seen in times]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dispatches", type=int, default=500)
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device = open_device(options.device)
     with Session(device) as session:
         prepared = session.prepare(chain(options.dispatches))
         steps = wgpu_py_steps(device, prepared)
-        raw = best(lambda: raw_path(device, prepared), options.repeats)
-        py = best(lambda: wgpu_py_path(device.wrapped, steps), options.repeats)
+        raw, py = best(device, options.repeats, lambda: raw_path(device, prepared), lambda: wgpu_py_path(device, steps))
     each = 1e6 / options.dispatches
     rows = {"ptegpu": [*raw, sum(raw)], "wgpu-py": [*py, sum(py)]}
     print(f"{device.info}, {options.dispatches} dispatches, best of {options.repeats}; µs per dispatch")
