@@ -54,8 +54,13 @@ def expected_tensor(value: Any, program: Any, states: Any) -> ours.Tensor:
         data=memoryview(program.constant_buffer[index].storage)[:nbytes] if inside and not planned else None,
         initial=memoryview(states[index].storage)[:nbytes] if inside and planned else None,
         planned=planned,
+        place=expected_place(value.allocation_info),
         key=extra.fully_qualified_name if external else None,
     )
+
+
+def expected_place(info: Any) -> tuple[int, int] | None:
+    return None if info is None else (info.memory_id, info.memory_offset_low + (info.memory_offset_high << 32))
 
 
 def expected_instruction(call: Any, operators: list[str]) -> ours.Instruction:

@@ -63,8 +63,8 @@ def test_a_delegated_program() -> None:
     assert (found.nbytes, found.version, found.path) == ((DATA / "mlp.pte").stat().st_size, 0, str(DATA / "mlp.pte"))
     assert (method.name, method.inputs, method.outputs) == ("forward", (0,), (1,))
     assert method.values == (
-        Tensor(DType.F32, (2, 8), (0, 1), planned=True),
-        Tensor(DType.F32, (2, 4), (0, 1), planned=True),
+        Tensor(DType.F32, (2, 8), (0, 1), planned=True, place=(1, 0)),
+        Tensor(DType.F32, (2, 4), (0, 1), planned=True, place=(1, 64)),
     )
     assert method.chains == ((DelegateCall(0, (0, 1)),),)
     assert (method.delegates[0].id, method.delegates[0].specs) == ("VulkanBackend", ())
@@ -76,13 +76,15 @@ def test_a_delegated_program() -> None:
 
 def test_channels_last_is_an_order_of_dimensions() -> None:
     (method,) = read_program(DATA / "cnn.pte").methods
-    assert method.values[method.inputs[0]] == Tensor(DType.F32, (1, 3, 8, 8), (0, 2, 3, 1), planned=True)
+    assert method.values[method.inputs[0]] == Tensor(DType.F32, (1, 3, 8, 8), (0, 2, 3, 1), planned=True, place=(1, 0))
 
 
 def test_dynamic_shapes_and_external_constants() -> None:
     (method,) = read_program(DATA / "dynamic.pte").methods
     assert method.values[0] == Tensor(DType.F32, (8,), (0,), key="period")
-    assert method.values[method.inputs[0]] == Tensor(DType.I64, (1, 16), (0, 1), dynamic=True, planned=True)
+    assert method.values[method.inputs[0]] == Tensor(
+        DType.I64, (1, 16), (0, 1), dynamic=True, planned=True, place=(1, 0)
+    )
     assert method.delegates[0].specs == (("external_constants_max_data_bytes", struct.pack("<Q", 1 << 20)),)
 
 
@@ -301,12 +303,13 @@ TWELVE = bytes(range(12))
 
 
 def test_constants_and_states_in_segments() -> None:
-    state: dict[int, Field] = {5: u32(1), 6: table(), 9: table(u64(1), text("state"))}
-    method = read(of(plan(tensor([1], more={5: u32(1)}), tensor([1], more=state)), **SEGMENTS, **STATES), TWELVE)
+    state: dict[int, Field] = {5: u32(1), 6: table(u32(1), u32(4), u32(2)), 9: table(u64(1), text("state"))}
+    values, memory = (tensor([1], more={5: u32(1)}), tensor([1], more=state)), Vector("q", [0, 1 << 40])
+    method = read(of(plan(*values, more={8: memory}), **SEGMENTS, **STATES), TWELVE)
     constant, mutable = method.values
     assert isinstance(constant, Tensor) and constant.data == bytes([4, 5, 6, 7]) and constant.initial is None
     assert isinstance(mutable, Tensor) and mutable.initial == bytes([8, 9, 10, 11]) and mutable.data is None
-    assert mutable.planned and mutable.key is None
+    assert (mutable.planned, mutable.place, mutable.key) == (True, (1, (2 << 32) + 4), None)
 
 
 def test_an_empty_constant_has_no_bytes() -> None:
@@ -374,6 +377,11 @@ REFUSED: list[tuple[Table, str]] = [
     (of(table()), "a method's name is missing"),
     (of(table(text("f"))), "method 'f' has no instructions"),
     (of(plan(more={8: Vector("q", [0, -1])})), "method 'forward' plans a negative buffer size"),
+    (of(plan(tensor(more={6: table()}))), "planned memory 0 does not exist: there are 0"),
+    (
+        of(plan(tensor([2], more={6: table(u32(1), u32(8))}), more={8: Vector("q", [0, 15])})),
+        "a tensor of 8 bytes at 8 ends after its planned memory of 15 bytes",
+    ),
     (of(plan(more={3: ids(0)})), "value 0 does not exist: there are 0"),
     (of(plan(evalue(1), more={4: ids(0, -2)})), "value -2 does not exist: there are 1"),
     (of(plan(evalue(0))), "unknown kind of value 0"),

@@ -241,18 +241,18 @@ class _MethodReader:
         self._operators: tuple[str, ...] = ()
         self._delegates: tuple[Delegate, ...] = ()
         self._values: tuple[Value, ...] = ()
+        self._buffer_sizes = plan.ints(8, "q", MAX_IDS)
 
     def read(self) -> Method:
         plan = self._plan
         name = plan.required_string(0, "a method's name")
+        if self._buffer_sizes and min(self._buffer_sizes) < 0:
+            plan.fail(f"method {name!r} plans a negative buffer size")
         trees = plan.table(1)
         self._values = tuple([self._value(*value.union(0, "a value")) for value in plan.tables(2)])
         self._check_lists()
         self._operators = tuple([_read_operator(operator) for operator in plan.tables(6)])
         self._delegates = tuple([self._delegate(delegate) for delegate in plan.tables(7)])
-        buffer_sizes = plan.ints(8, "q", MAX_IDS)
-        if buffer_sizes and min(buffer_sizes) < 0:
-            plan.fail(f"method {name!r} plans a negative buffer size")
         chains = tuple([self._chain(chain) for chain in plan.tables(5)])
         if not chains:
             plan.fail(f"method {name!r} has no instructions")
@@ -265,7 +265,7 @@ class _MethodReader:
             self._delegates,
             (trees and trees.string(0)) or "",
             (trees and trees.string(1)) or "",
-            buffer_sizes,
+            self._buffer_sizes,
         )
 
     def _value(self, kind: int, table: Table) -> Value:
@@ -319,22 +319,28 @@ class _MethodReader:
         dtype, sizes, dim_order, nbytes = read_layout(table, 0, 2, 3)
         if table.i32(1):
             table.fail(f"a tensor with storage offset {table.i32(1)}: only 0 is known")
-        dynamism, index, allocation = table.i8(8), table.u32(5), table.table(6)
-        planned = allocation is not None
+        dynamism, index, allocation, extra = table.i8(8), table.u32(5), table.table(6), table.table(9)
         if not 0 <= dynamism <= 2:
             table.fail(f"unknown kind of dynamic shape {dynamism}")
-        extra = table.table(9)
         data = initial = key = None
         if extra and extra.i8(2) == 1:
             key = extra.required_string(1, "the name of a tensor outside of the file")
         elif extra and extra.i8(2):
             extra.fail(f"unknown place {extra.i8(2)} of a tensor")
-        elif index and planned:
+        elif index and allocation:
             initial = self._store.state(extra.u64(0) if extra else 0, index, nbytes, table)
         elif index:
             data = self._store.constant(index, nbytes, table)
-        place = None if allocation is None else (allocation.u32(0), allocation.u32(1) | allocation.u32(2) << 32)
-        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, data, initial, planned, key, place)
+        place = self._place(allocation, nbytes if dynamism < 2 else 0) if allocation else None
+        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, data, initial, place is not None, key, place)
+
+    def _place(self, table: Table, nbytes: int) -> tuple[int, int]:
+        memory, offset, sizes = table.u32(0), table.u32(1) | table.u32(2) << 32, self._buffer_sizes
+        if not 0 < memory < len(sizes):
+            table.fail(f"planned memory {memory} does not exist: there are {len(sizes)}")
+        if offset + nbytes > sizes[memory]:
+            table.fail(f"a tensor of {nbytes} bytes at {offset} ends after its planned memory of {sizes[memory]} bytes")
+        return memory, offset
 
     def _delegate(self, table: Table) -> Delegate:
         reference = table.table(1)
