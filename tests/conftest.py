@@ -1,0 +1,32 @@
+"""Every kernel that any test compiles under naga is compiled under Tint too, when the run ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ptegpu.errors import KernelError
+from ptegpu.gpu.pipelines import PipelineCache
+from ptegpu.plan.dialect import source
+from ptegpu.plan.plan import Kernel
+from tests.tint import check
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernels_compile_under_tint() -> Iterator[None]:
+    compiled: dict[str, str] = {}
+    original = PipelineCache.get
+
+    def record(self: PipelineCache, kernel: Kernel) -> object:
+        pipeline = original(self, kernel)  # what naga refuses is some test's point
+        compiled.setdefault(source(kernel, "tint"), kernel.name)
+        return pipeline
+
+    PipelineCache.get = record  # type: ignore[method-assign, assignment]
+    yield
+    PipelineCache.get = original  # type: ignore[method-assign]
+    texts = list(compiled)
+    refused = check(texts)
+    if refused:
+        raise KernelError(f"Tint refuses {len(refused)} of {len(texts)} kernels:\n" + "\n".join(refused[:5]))

@@ -1,0 +1,255 @@
+"""What a program may take and give: states, methods, branches, every kind of input and output."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ptegpu
+from tests.exporting import export
+
+
+def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, atol: float = 1e-5, **how: Any) -> Any:
+    """Calls the exported program and PyTorch side by side; returns the program, still open."""
+    eager = copy.deepcopy(module).eval()
+    program = ptegpu.load(export(module, args, **how))
+    for _ in range(calls):
+        got, want = program(*args), eager(*args)
+        got = got if isinstance(got, tuple) else (got,)
+        want = want if isinstance(want, tuple) else (want,)
+        assert len(got) == len(want)
+        for g, w in zip(got, want, strict=True):
+            if isinstance(w, torch.Tensor):
+                torch.testing.assert_close(torch.as_tensor(g), w.detach(), atol=atol, rtol=1e-5)
+            else:
+                assert g == w
+    return program
+
+
+class Add(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(6.0).reshape(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.w
+
+
+def test_a_constant_goes_straight_to_its_consumer() -> None:
+    program = run_both(Add(), (torch.ones(2, 3),))
+    (graph,) = program.method("forward").graphs
+    assert [n.op.name for n in graph.nodes] == ["aten.add.Tensor", "aten.alias_copy.default"]
+    (plan,) = program.method("forward").plans
+    assert len(plan.dispatches) == 1
+    assert [b.role for b in plan.buffers].count("constant") == 1
+
+
+class Counters(nn.Module):
+    """Two buffers with the same first bytes, changed differently by each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.zeros(4))
+        self.register_buffer("b", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.a.add_(x)
+        self.b.mul_(2.0)
+        self.b.add_(1.0)
+        return self.a * 100 + self.b
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"options": {"alias_buffer_mutations": True}}, {"delegate": False}], ids=["plain", "aliased", "undelegated"]
+)
+def test_state_persists_and_resets(how: dict[str, Any]) -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    program = run_both(Counters(), (x,), calls=3, **how)
+    program.reset()
+    np.testing.assert_array_equal(program(x.numpy()), x.numpy() * 100 + 1)
+    np.testing.assert_array_equal(program(x.numpy()), x.numpy() * 200 + 3)
+
+
+class AmbiguousState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.zeros(4))
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.h.copy_(torch.tanh(self.bias + self.h * x))
+        return self.h * 2
+
+
+def test_a_mutated_buffer_that_the_file_does_not_name_is_refused() -> None:
+    with pytest.raises(ptegpu.UnsupportedProgram) as error:
+        ptegpu.load(export(AmbiguousState(), (torch.ones(4),)))
+    assert str(error.value) == (
+        "delegate 0 changes a buffer, but the file does not say which of 2 constants it is; "
+        "export with the compile option alias_buffer_mutations=True"
+    )
+
+
+class ManyOutputs(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = x + y
+        return x, z, z, None, 3, y
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+def test_passthrough_duplicate_none_and_int_outputs(delegate: bool) -> None:
+    x, y = torch.randn(2, 4), torch.randn(2, 4)
+    program = run_both(ManyOutputs(), (x, y), delegate=delegate)
+    given = x.numpy().copy()
+    returned = program(given, y.numpy())[0]
+    returned[:] = 0
+    np.testing.assert_array_equal(given, x.numpy())  # the caller's array is not ours to hand out
+
+
+class MutatesInput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * 2
+
+
+def test_mutated_inputs_come_first_and_the_input_is_untouched() -> None:
+    x = torch.zeros(3)
+    program = ptegpu.load(export(MutatesInput(), (x.clone(),)))
+    given = np.zeros(3, np.float32)
+    mutated, doubled = program(given)
+    np.testing.assert_array_equal(mutated, [1, 1, 1])
+    np.testing.assert_array_equal(doubled, [2, 2, 2])
+    np.testing.assert_array_equal(given, [0, 0, 0])
+
+
+class Branch(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda a: a * 2, lambda a: a - 1, (x,))
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+def test_a_branch_on_a_computed_value(delegate: bool) -> None:
+    module = Branch()
+    x = torch.ones(2, 3)
+    program = run_both(module, (x,), delegate=delegate)
+    torch.testing.assert_close(program(-x), module(-x))
+
+
+class Nested(nn.Module):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor], named: dict[str, torch.Tensor]) -> torch.Tensor:
+        return pair[0] + pair[1] * named["k"]
+
+
+def test_nested_arguments_are_opened_as_exported() -> None:
+    x, y, z = torch.randn(3), torch.randn(3), torch.randn(3)
+    program = run_both(Nested(), ((x, y), {"k": z}))
+    np.testing.assert_allclose(program(x.numpy(), y.numpy(), z.numpy()), x + y * z, atol=1e-6)  # flat works too
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program((x,), {"k": z})
+    assert str(error.value) == "argument 0 of forward must be a tuple of 2 items, not 1 items"
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program((x, y), {"q": z})
+    assert str(error.value) == "argument 1 of forward must be a dict with the keys ['k']"
+
+
+class Scaled(nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        return x * n
+
+
+def test_a_scalar_input_takes_the_value_it_was_exported_with() -> None:
+    x = torch.ones(2)
+    program = run_both(Scaled(), (x, 3))
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program(x, 4)
+    assert str(error.value) == "input 1 of forward was exported with the value 3 and takes no other, not 4"
+
+
+class Twice(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+def test_channels_last_and_non_contiguous_inputs(delegate: bool) -> None:
+    x = torch.randn(1, 3, 4, 5).to(memory_format=torch.channels_last)
+    program = run_both(Twice(), (x,), delegate=delegate)
+    plain = np.random.default_rng(0).standard_normal((1, 5, 4, 3)).astype(np.float32).transpose(0, 3, 2, 1)
+    np.testing.assert_allclose(program(plain), plain * 2 + 1, atol=1e-6)
+
+
+class NoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("w", torch.arange(3.0))
+
+    def forward(self) -> torch.Tensor:
+        return self.w * 2
+
+
+def test_a_program_without_inputs() -> None:
+    run_both(NoInputs(), ())
+
+
+class Whole(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * x + 1, x // 3, torch.cumsum(x, 0)
+
+
+def test_int64_outside_a_delegate_is_exact() -> None:
+    x = torch.tensor([2**40, 5, -7, 2**31])
+    program = ptegpu.load(export(Whole(), (x,), delegate=False))
+    for got, want in zip(program(x), Whole()(x), strict=True):
+        assert got.dtype == torch.int64
+        assert torch.equal(got, want)
+
+
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.table(ids)
+
+
+def test_int64_inputs_narrow_with_a_range_check() -> None:
+    ids = torch.tensor([[1, 9, 0]])
+    program = run_both(Lookup(), (ids,))
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program(torch.tensor([[1, 2**31, 0]]))
+    expected = "input 0: the int64 value 2147483648 does not fit int32, which is what the GPU computes with"
+    assert str(error.value) == expected
+
+
+@pytest.mark.parametrize("how", [{}, {"options": {"force_fp16": True}}], ids=["half", "force_fp16"])
+def test_half_programs(how: dict[str, Any]) -> None:
+    x = torch.randn(3, 5)
+    run_both(Twice(), (x if how else x.half(),), atol=1e-2, **how)
+
+
+class Dynamic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x)).view(x.shape[0], 2, 3).sum(1)
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+def test_dynamic_batch_runs_at_every_size(delegate: bool) -> None:
+    module, batch = Dynamic(), torch.export.Dim("batch", min=1, max=8)
+    program = ptegpu.load(export(module, (torch.randn(4, 4),), dynamic_shapes=({0: batch},), delegate=delegate))
+    for n in (8, 1, 5, 2, 8, 7):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(program(x), module(x).detach(), atol=1e-5, rtol=1e-5)
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program(torch.randn(9, 4))
+    assert str(error.value) == "input 0 of forward must be float32 of at most [8, 4], not float32[9, 4]"
+    torch.testing.assert_close(program(x), module(x).detach(), atol=1e-5, rtol=1e-5)
