@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from .promotion import compute_type, to
 from .registry import Array, OutSpec, portable
 
 Sizes = Sequence[int]
+Subscript = tuple[Any, ...]
 
 
 def per_dimension(values: int | Sizes, rank: int) -> list[int]:
@@ -25,7 +27,8 @@ def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
     rank = len(kernel)
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation)]
     found = np.lib.stride_tricks.sliding_window_view(x, spans, tuple(range(x.ndim - rank, x.ndim)))
-    return found[(..., *(slice(None, None, s) for s in stride), *(slice(None, None, d) for d in dilation))]
+    steps: Subscript = (..., *(slice(None, None, s) for s in (*stride, *dilation)))
+    return found[steps]
 
 
 def padded(x: Array, padding: Sizes) -> Array:
@@ -36,25 +39,28 @@ def columns(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int
     """Windows over a padded (N, C, *sizes) as rows, (N, groups, positions, C / groups × kernel), and the positions."""
     rank = len(kernel)
     found = windows(x, kernel, stride, dilation)
-    positions = found.shape[2 : 2 + rank]
-    found = np.moveaxis(found.reshape(x.shape[0], groups, -1, *found.shape[2:]), 2, 2 + rank)
-    return found.reshape(*found.shape[:2], math.prod(positions), -1), positions
+    (n, channels), positions = x.shape[:2], found.shape[2 : 2 + rank]
+    found = np.moveaxis(found.reshape(n, groups, channels // groups, *found.shape[2:]), 2, 2 + rank)
+    return found.reshape(n, groups, math.prod(positions), channels // groups * math.prod(kernel)), positions
 
 
 def fold(rows: Array, sizes: Sizes, positions: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
     """The adjoint of `columns`: every window added where it came from, into (N, C, *sizes)."""
-    n = rows.shape[0]
-    taps = rows.reshape(*rows.shape[:2], *positions, -1, *kernel)
-    taps = np.moveaxis(taps, 2 + len(positions), 2).reshape(n, -1, *positions, *kernel)  # (N, C, *positions, *kernel)
-    total = np.zeros((*taps.shape[:2], *sizes), rows.dtype)
+    n, groups, _, width = rows.shape
+    channels = width // math.prod(kernel)  # of a group
+    taps = np.moveaxis(rows.reshape(n, groups, *positions, channels, *kernel), 2 + len(positions), 2)
+    taps = taps.reshape(n, groups * channels, *positions, *kernel)
+    total = np.zeros((n, groups * channels, *sizes), rows.dtype)
     for tap in np.ndindex(*kernel):
-        at = [slice(t * d, t * d + s * (n - 1) + 1, s) for t, d, s, n in zip(tap, dilation, stride, positions)]
-        total[(..., *at)] += taps[(..., *tap)]
+        starts = [t * d for t, d in zip(tap, dilation)]
+        at: Subscript = (..., *(slice(a, a + s * (c - 1) + 1, s) for a, s, c in zip(starts, stride, positions)))
+        total[at] += taps[(..., *tap)]
     return total
 
 
 def cropped(x: Array, padding: Sizes) -> Array:
-    return x[(..., *(slice(p, n - p) for p, n in zip(padding, x.shape[2:])))]
+    kept: Subscript = (..., *(slice(p, n - p) for p, n in zip(padding, x.shape[2:])))
+    return x[kept]
 
 
 def forward(x: Array, weight: Array, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Array:
@@ -74,7 +80,7 @@ def transpose(
     n, channels, *positions = x.shape
     if channels != weight.shape[0]:
         raise ShapeError(f"{channels} channels do not fit transposed weights {list(weight.shape)}")
-    pixels = x.reshape(n, groups, channels // groups, -1).swapaxes(2, 3)  # (N, g, positions, C / g)
+    pixels = x.reshape(n, groups, channels // groups, math.prod(positions)).swapaxes(2, 3)  # (N, g, positions, C / g)
     rows = pixels @ weight.reshape(groups, channels // groups, -1)
     full = [s + 2 * p for s, p in zip(sizes, padding)]
     return cropped(fold(rows, full, positions, weight.shape[2:], stride, dilation), padding)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import ExecutionError
 from .registry import Array, Number, OutSpec, cast, portable
 
@@ -54,17 +55,19 @@ def fill(x: Array, value: Array | Number) -> Array:
 
 
 @portable("aten.arange.start_step")
-def arange(start: Number, end: Number, step: Number = 1) -> Array:
+def arange(start: Number, end: Number, step: Number = 1, *, outs: Sequence[OutSpec]) -> Array:
+    if outs[0].dtype is DType.I64:
+        start, end, step = int(start), int(end), int(step)
     if step == 0 or (end - start) * step < 0:
         raise ExecutionError(f"no range goes from {start} to {end} by {step}")
     if all(isinstance(v, int) for v in (start, end, step)):
-        return np.arange(start, end, step, np.int64)
+        return np.arange(int(start), int(end), int(step), np.int64)
     return start + np.arange(math.ceil((end - start) / step)) * float(step)
 
 
 @portable("aten.arange.default")
-def arange_to(end: Number) -> Array:
-    return arange(0, end)
+def arange_to(end: Number, *, outs: Sequence[OutSpec]) -> Array:
+    return arange(0, end, outs=outs)
 
 
 @portable("aten.rand.default")

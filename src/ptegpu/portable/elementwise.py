@@ -44,7 +44,7 @@ def _float_unary(name: str, function: UnaryFunction) -> None:
         return function(*floats(x))
 
 
-for _name, _float_function in {
+_FLOAT: dict[str, UnaryFunction] = {
     "acos": np.arccos,
     "acosh": np.arccosh,
     "asin": np.arcsin,
@@ -68,8 +68,9 @@ for _name, _float_function in {
     "sqrt": np.sqrt,
     "tan": np.tan,
     "tanh": np.tanh,
-}.items():
-    _float_unary(_name, _float_function)
+}
+for _name, _function in _FLOAT.items():
+    _float_unary(_name, _function)
 
 
 def _own_unary(name: str, function: UnaryFunction) -> None:
@@ -80,7 +81,7 @@ def _own_unary(name: str, function: UnaryFunction) -> None:
         return function(x)
 
 
-for _name, _function in {
+_OWN: dict[str, UnaryFunction] = {
     "_conj_physical": np.conj,
     "abs": np.abs,
     "bitwise_not": np.invert,
@@ -90,7 +91,8 @@ for _name, _function in {
     "neg": np.negative,
     "relu": lambda x: np.maximum(x, np.zeros((), x.dtype)),
     "sign": lambda x: (x > 0).astype(np.int8) - (x < 0).astype(np.int8),  # 0 for NaN
-}.items():
+}
+for _name, _function in _OWN.items():
     _own_unary(_name, _function)
 
 
@@ -184,7 +186,7 @@ def power(base: Array, exponent: Array) -> Array:
     return np.where(exponent < 0, inverse.astype(base.dtype), powers)
 
 
-for _names, _binary_function in {
+_BINARY: dict[tuple[str, ...], BinaryFunction] = {
     ("maximum.default", "max.other"): np.maximum,
     ("minimum.default", "min.other"): np.minimum,
     ("floor_divide.default",): floor_divide,
@@ -195,8 +197,9 @@ for _names, _binary_function in {
     ("bitwise_and.Scalar", "bitwise_and.Tensor"): np.bitwise_and,
     ("bitwise_or.Scalar", "bitwise_or.Tensor"): np.bitwise_or,
     ("bitwise_xor.Scalar", "bitwise_xor.Tensor"): np.bitwise_xor,
-}.items():
-    _binary(_names, _binary_function)
+}
+for _names, _combine in _BINARY.items():
+    _binary(_names, _combine)
 
 _binary(("atan2.default",), np.arctan2, floats)
 _binary(("div.Scalar", "div.Tensor"), np.true_divide, floats)
@@ -254,7 +257,7 @@ def _comparison(name: str, function: BinaryFunction) -> None:
         return function(to(x, dtype), to(other, dtype))
 
 
-for _name, _function in {
+for _name, _combine in {
     "eq": np.equal,
     "ge": np.greater_equal,
     "gt": np.greater,
@@ -262,10 +265,10 @@ for _name, _function in {
     "lt": np.less,
     "ne": np.not_equal,
 }.items():
-    _comparison(_name, _function)
+    _comparison(_name, _combine)
 
-for _name, _function in {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.items():
-    _binary((f"logical_{_name}.default",), _function, lambda *operands: operands)
+for _name, _combine in {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}.items():
+    _binary((f"logical_{_name}.default",), _combine, lambda *operands: operands)
 
 
 @portable("aten.clamp.default", "aten.clamp.Tensor")

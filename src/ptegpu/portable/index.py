@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ..errors import ExecutionError
 from .promotion import at_least_1d, axis, to
 from .registry import Array, Number, portable
 
-Position = tuple[Array | slice, ...]
+Position = tuple[Any, ...]  # NumPy subscripts: arrays and slices
 
 
 def checked(index: Array, size: int) -> Array:

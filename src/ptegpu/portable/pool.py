@@ -44,7 +44,7 @@ def _pool_windows(
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,
-    fill: object,
+    fill: float,
 ) -> Array:
     """Windows over the last two dimensions: (…, H', W', kernel)."""
     counts = _counts(x.shape[-2:], kernel, stride, padding, dilation, ceil_mode)
@@ -63,7 +63,7 @@ def avg_pool2d(
     x: Array,
     kernel_size: Sizes,
     stride: Sizes = (),
-    padding: Sizes = 0,
+    padding: Sizes = (0, 0),
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
@@ -86,7 +86,12 @@ def avg_pool2d(
 
 @portable("aten.max_pool2d_with_indices.default")
 def max_pool2d_with_indices(
-    x: Array, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1, ceil_mode: bool = False
+    x: Array,
+    kernel_size: Sizes,
+    stride: Sizes = (),
+    padding: Sizes = (0, 0),
+    dilation: Sizes = (1, 1),
+    ceil_mode: bool = False,
 ) -> tuple[Array, Array]:
     """Maxima, and their flat positions in each plane."""
     kernel, padding, dilation = (per_dimension(v, 2) for v in (kernel_size, padding, dilation))

@@ -151,28 +151,28 @@ def min_along(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
 
 @portable("aten.any.default")
 def any_at_all(x: Array) -> Array:
-    return x.astype(bool).any()
+    return np.asarray(x.astype(bool).any())
 
 
 @portable("aten.any.dim")
 def any_along(x: Array, dim: int, keepdim: bool = False) -> Array:
-    return x.astype(bool).any(axis=axes(dim, x.ndim), keepdims=keepdim)
+    return np.asarray(x.astype(bool).any(axis=axes(dim, x.ndim), keepdims=keepdim))
 
 
 @portable("aten.any.dims")
 def any_along_several(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
     reduced = () if dim is not None and not dim else axes(dim, x.ndim)  # no dimensions: nothing is reduced
-    return x.astype(bool).any(axis=reduced, keepdims=keepdim)
+    return np.asarray(x.astype(bool).any(axis=reduced, keepdims=keepdim))
 
 
 @portable("aten.all.default")
 def all_at_all(x: Array) -> Array:
-    return x.astype(bool).all()
+    return np.asarray(x.astype(bool).all())
 
 
 @portable("aten.all.dim")
 def all_along(x: Array, dim: int, keepdim: bool = False) -> Array:
-    return x.astype(bool).all(axis=axes(dim, x.ndim), keepdims=keepdim)
+    return np.asarray(x.astype(bool).all(axis=axes(dim, x.ndim), keepdims=keepdim))
 
 
 @portable("aten.sort.stable")

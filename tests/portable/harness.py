@@ -1,0 +1,138 @@
+"""A case is an operator and its arguments; the oracle is the operator in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import executorch.exir.passes.dim_order_ops_registry
+import executorch.kernels.quantized  # noqa: F401  (both register operators)
+import numpy as np
+import torch
+
+from ptegpu.dtypes import DType
+from ptegpu.portable import PORTABLE, OutSpec, call
+
+DROPPED = ("dtype", "layout", "device", "pin_memory")
+EXACT = ("moves", "index")  # families that compute nothing
+TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
+
+NAN, INF = float("nan"), float("inf")
+BIG = 2**40 + 3  # an int64 that neither int32 nor float32 holds
+
+
+@dataclass(frozen=True)
+class Case:
+    """`args` as the out variant takes them; `dtype` is for operators that say it to the functional overload only."""
+
+    name: str
+    args: tuple[Any, ...]
+    dtype: torch.dtype | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name.removesuffix('.default')}({', '.join(map(_short, self.args))})"
+
+
+def case(name: str, *args: Any, dtype: torch.dtype | None = None) -> Case:
+    return Case(name if name.count(".") > 1 else f"aten.{name}", args, dtype)
+
+
+def f(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal values, the same for the same sizes."""
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes) + 1), dtype=torch.float64).to(dtype)
+
+
+def positive(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return f(*sizes, dtype=dtype).abs() + 0.125
+
+
+def i(*sizes: int, low: int = -9, high: int = 10, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.randint(low, high, sizes, generator=torch.Generator().manual_seed(sum(sizes) + 2)).to(dtype)
+
+
+def b(*sizes: int) -> torch.Tensor:
+    return i(*sizes, low=0, high=2).bool()
+
+
+def distinct(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A shuffled range: sorting it has one answer."""
+    count = int(np.prod(sizes))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    return (order - count // 2).reshape(sizes).to(dtype)
+
+
+def t(values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
+
+
+def schema(name: str) -> torch._C.FunctionSchema:
+    namespace, base, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload)._schema
+
+
+def parameters(name: str) -> list[torch._C.Argument]:
+    """What a kernel is given: the functional overload's arguments, less those that its out variant drops."""
+    arguments = schema(name).arguments
+    dropped = DROPPED if any(a.name == "pin_memory" for a in arguments) else ()
+    return [a for a in arguments if a.name not in dropped]
+
+
+def expected(case: Case) -> list[torch.Tensor]:
+    namespace, base, overload = case.name.split(".")
+    positional, named = [], {} if case.dtype is None else {"dtype": case.dtype}
+    for argument, value in zip(parameters(case.name), case.args):
+        if argument.kwarg_only:
+            named[argument.name] = value
+        else:
+            positional.append(value)
+    function = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    found = function(*positional, **named)
+    return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def to_numpy(value: Any) -> Any:
+    """An argument as the host gives it to a kernel; bfloat16 is float32, a dtype its number in the file."""
+    if isinstance(value, torch.Tensor):
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
+    if isinstance(value, list):
+        return [to_numpy(v) for v in value]
+    return 0 if isinstance(value, torch.dtype) else value
+
+
+def spec(value: torch.Tensor | None) -> OutSpec:
+    if value is None:
+        return OutSpec(DType.F32, (1,))
+    name = str(value.dtype).removeprefix("torch.")
+    dtype = {"complex64": DType.F32}.get(name) or DType(name)
+    return OutSpec(dtype, tuple(value.shape), tuple(range(value.dim())))
+
+
+def check(case: Case) -> None:
+    wanted = expected(case)
+    given = call(case.name, to_numpy(list(case.args)), [spec(w) for w in wanted])
+    assert len(wanted) == len(given)
+    family = PORTABLE[case.name].function.__module__.rpartition(".")[2]
+    for w, g in zip(wanted, given):
+        if w is not None:
+            compare(w, g, exact=family in EXACT)
+
+
+def compare(wanted: torch.Tensor, given: np.ndarray, *, exact: bool) -> None:
+    assert list(wanted.shape) == list(given.shape)
+    array = to_numpy(wanted)
+    assert array.dtype == given.dtype
+    assert given.flags.c_contiguous
+    if exact or array.dtype.kind != "f":
+        np.testing.assert_array_equal(given, array)
+    else:
+        tolerance = TOLERANCE.get(wanted.dtype, 1e-5)
+        np.testing.assert_allclose(given, array, rtol=tolerance, atol=tolerance)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_short, value))}]"
+    return str(value)

@@ -1,0 +1,178 @@
+"""The registry of host kernels: whom it serves, how it calls, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+
+import numpy as np
+import pytest
+from tests.graph.test_names import portable_operators
+from tests.portable.harness import NAN, parameters, schema
+
+from ptegpu.dtypes import DType
+from ptegpu.errors import ExecutionError, InvalidProgram, ShapeError, UnsupportedProgram
+from ptegpu.graph.names import functional
+from ptegpu.portable import PORTABLE, OutSpec, call
+
+FAMILIES = [
+    "elementwise",
+    "reduce",
+    "moves",
+    "index",
+    "nn",
+    "convolution",
+    "pool",
+    "resample",
+    "linalg",
+    "create",
+    "quantized",
+]
+BY_HAND = {  # no oracle that gives comparable numbers
+    "aten.rand.default",
+    "aten.randn.default",
+    "aten.native_dropout.default",
+    "aten.empty.memory_format",
+    "dim_order_ops._empty_dim_order.default",
+    "aten._fft_r2c.default",
+    "aten._fft_c2r.default",
+    "et_copy._h2d_copy.default",
+    "et_copy._d2h_copy.default",
+}
+F32, I64, BOOL = OutSpec(DType.F32), OutSpec(DType.I64), OutSpec(DType.BOOL)
+
+
+def message(text: str) -> str:
+    return f"^{re.escape(text)}$"
+
+
+def test_every_portable_operator_is_served() -> None:
+    assert [name for name in portable_operators() if functional(name) not in PORTABLE] == []
+
+
+def test_every_kernel_has_a_case() -> None:
+    cases = {c.name for family in FAMILIES for c in importlib.import_module(f"tests.portable.test_{family}").CASES}
+    assert set(PORTABLE) - BY_HAND == cases
+
+
+@pytest.mark.parametrize("name", [n for n in PORTABLE if not n.startswith("et_copy.")])
+def test_parameters_and_defaults_are_those_of_the_schema(name: str) -> None:
+    kernel, wanted = PORTABLE[name].parameters, parameters(name)
+    assert len(kernel) >= len(wanted)  # overloads that share a kernel may know fewer arguments
+    for (parameter, default), argument in zip(kernel, wanted):
+        if argument.has_default_value():
+            given = argument.default_value
+            assert (list(default) if isinstance(default, tuple) else default) == given, parameter
+        elif default is not inspect.Parameter.empty:
+            assert len(schema(name).arguments) > len(wanted) or default is None, parameter
+
+
+def test_results_are_cast_to_the_declared_dtype() -> None:
+    (found,) = call("aten.mul.Scalar", [np.array([1, 2, 3]), 1.5], [I64])
+    assert found.dtype == np.int64 and found.tolist() == [1, 3, 4]
+
+
+def test_bfloat16_is_float32_on_the_host() -> None:
+    (found,) = call("aten.ones.default", [[2]], [OutSpec(DType.BF16)])
+    assert found.dtype == np.float32
+
+
+def test_numpy_scalars_are_tensors() -> None:
+    (found,) = call("aten.add.Tensor", [np.ones(2, np.float32), np.float64(0.5)], [F32])
+    assert found.tolist() == [1.5, 1.5]
+
+
+def test_results_own_their_memory() -> None:
+    x = np.arange(6.0, dtype=np.float32)
+    for name, args in {
+        "aten.view_copy.default": [[2, 3]],
+        "aten.slice_copy.Tensor": [0, 1],
+        "aten.relu.default": [],
+    }.items():
+        (found,) = call(name, [x, *args], [F32])
+        assert not np.shares_memory(found, x)
+    (found,) = call("aten.cat.default", [[x]], [F32])
+    assert not np.shares_memory(found, x)
+
+
+def test_no_warning_escapes(recwarn: pytest.WarningsRecorder) -> None:
+    call("aten.log.default", [np.array([-1.0, 0.0])], [F32])
+    call("aten._to_copy.default", [np.array([NAN, 1e30])], [I64])
+    call("aten.mul.Tensor", [np.array(2**62), np.array(4)], [I64])
+    assert list(recwarn) == []
+
+
+def test_a_missing_kernel() -> None:
+    with pytest.raises(UnsupportedProgram, match=message("aten.nothing.default has no kernel on the host")):
+        call("aten.nothing.default", [], [F32])
+
+
+def test_a_missing_argument() -> None:
+    with pytest.raises(InvalidProgram, match=message("aten.mm.default: argument 'other' is missing")):
+        call("aten.mm.default", [np.ones((2, 2))], [F32])
+
+
+def test_too_many_arguments() -> None:
+    with pytest.raises(InvalidProgram, match=message("aten.relu.default takes 1 arguments, the program gives 3")):
+        call("aten.relu.default", [np.ones(2), 1, 2], [F32])
+
+
+def test_another_number_of_results() -> None:
+    text = "aten.topk.default: 2 results, but the program declares 1"
+    with pytest.raises(InvalidProgram, match=message(text)):
+        call("aten.topk.default", [np.ones(2), 1], [F32])
+
+
+def test_shapes_that_do_not_broadcast() -> None:
+    text = (
+        "aten.add.Tensor(float32[2], float32[3], 1) failed: "
+        "operands could not be broadcast together with shapes (2,) (3,) "
+    )
+    with pytest.raises(ExecutionError, match=message(text)):
+        call("aten.add.Tensor", [np.ones(2, np.float32), np.ones(3, np.float32)], [F32])
+
+
+@pytest.mark.parametrize("name", ["floor_divide.default", "fmod.Tensor", "remainder.Tensor"])
+def test_integer_division_by_zero(name: str) -> None:
+    with pytest.raises(ExecutionError, match=message(f"aten.{name}: integer division by zero")):
+        call(f"aten.{name}", [np.array([1]), np.array([0])], [I64])
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "error", "text"),
+    [
+        ("embedding.default", [np.ones((3, 2)), np.array([3])], ExecutionError, "an index is out of range for size 3"),
+        ("gather.default", [np.ones(3), 0, np.array([-1])], ExecutionError, "an index is out of range for size 3"),
+        (
+            "select_copy.int",
+            [np.ones((2, 3)), 1, 3],
+            ExecutionError,
+            "index 3 is out of range for dimension 1 of sizes [2, 3]",
+        ),
+        (
+            "amax.default",
+            [np.ones((0, 3)), [0]],
+            ExecutionError,
+            "a tensor of sizes [0, 3] has no largest or smallest element",
+        ),
+        ("sum.dim_IntList", [np.ones((2, 3)), [2]], ExecutionError, "dimension 2 is out of range for rank 2"),
+        ("sum.dim_IntList", [np.ones((2, 3)), [1, -1]], ExecutionError, "dimensions [1, -1] repeat"),
+        (
+            "view_copy.default",
+            [np.ones((2, 3)), [4, -1]],
+            ShapeError,
+            "a tensor of sizes [2, 3] cannot be viewed as [4, -1]",
+        ),
+        (
+            "reflection_pad1d.default",
+            [np.ones((1, 2)), [2, 0]],
+            ShapeError,
+            "padding 2 must be less than size 2 of dimension 1",
+        ),
+        ("arange.start_step", [0, 5, 0], ExecutionError, "no range goes from 0 to 5 by 0"),
+    ],
+)
+def test_errors(name: str, args: list[object], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=message(f"aten.{name}: {text}")):
+        call(f"aten.{name}", args, [F32])
