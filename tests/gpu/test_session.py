@@ -12,7 +12,7 @@ from tests.gpu import plans
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import Closed, DeviceError, InvalidInput, LimitExceeded, OutOfMemory
-from ptegpu.gpu import Counters, DeviceTensor, Session, SharedConstants, device_bytes
+from ptegpu.gpu import Counters, DeviceTensor, Session, SharedConstants, device_bytes, native
 from ptegpu.plan.plan import Buffer
 
 X = np.arange(plans.N, dtype=np.float32)
@@ -237,6 +237,17 @@ def test_nothing_read_is_no_read_back(session, device):
     before = device.counters.snapshot()
     session.run(prepared, [X, X], read=[])
     assert Counters(submits=1, dispatches=1, bytes_uploaded=160) == device.counters.since(before)
+
+
+def test_a_read_back_that_fails_does_not_spoil_the_next(session, monkeypatch):
+    def fail(*_: object) -> memoryview:
+        raise KeyboardInterrupt
+
+    prepared = session.prepare(plans.add())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(native, "map_for_reading", fail)
+        session.run(prepared, [X, X])
+    np.testing.assert_array_equal(X + 1, session.run(prepared, [X, ONES])[0])
 
 
 def test_a_device_tensor_feeds_another_session_without_the_host(session, device):

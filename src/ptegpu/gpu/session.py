@@ -200,10 +200,11 @@ class Session:
         for number in range(len(plan.outputs)) if read is None else read:
             places.append((number, total))
             total += staging_bytes(plan.outputs[number].nbytes)
-        if total and (self._staging is None or self._staging.nbytes < total):
-            if self._staging is not None:
-                self.device.release(self._staging)
-                self._staging = None
+        staging = self._staging
+        if total and (staging is None or staging.nbytes < total or staging.state != "ready"):
+            self._staging = None
+            if staging is not None:
+                self.device.release(staging)
             self._staging = self.device.buffer("outputs", max(total, _MIN_STAGING), "staging")
         return Reading(tuple(places), total, self._staging if total else None)
 
@@ -263,10 +264,10 @@ class Session:
             return {number: _empty(plan.outputs[number]) for number, _ in reading.places}
         view = reading.staging.read(self.device.handle, reading.nbytes, submission)
         self.device.counters.readbacks += 1
-        arrays = {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
-        view.release()
-        reading.staging.unmap()
-        return arrays
+        try:
+            return {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
+        finally:
+            reading.staging.unmap()
 
 
 def _check_fits(number: int, port: Port, given: np.ndarray | DeviceTensor) -> None:
