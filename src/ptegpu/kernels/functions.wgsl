@@ -1,0 +1,251 @@
+// Functions that WGSL lacks, or promises too loosely for PyTorch's results (sin to 2⁻¹¹, atan to 4096 ULP).
+// Each f32 result is within a few 1e-7, relative where it nears zero. Polynomials are minimax fits on the interval
+// named beside them. Blocks are separated by empty lines, one function each: a module gets those that it calls.
+
+fn nan() -> f32 { return bitcast<f32>(0x7fc00000u | (P.groups & 0u)); }
+
+fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+
+fn is_inf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }
+
+fn lesser(a: f32, b: f32) -> f32 { return select(b, a, is_nan(a) || a < b); }
+
+fn greater(a: f32, b: f32) -> f32 { return select(b, a, is_nan(a) || a > b); }
+
+fn within(x: f32, low: f32, high: f32) -> f32 { return lesser(greater(x, low), high); }
+
+// |x| ≤ π/4
+fn quarter_sin(x: f32) -> f32 {
+  let t = x * x;
+  let p = fma(fma(-0.00019585494, t, 0.00833273772), t, -0.166666642);
+  return fma(x * t, p, x);
+}
+
+// |x| ≤ π/4
+fn quarter_cos(x: f32) -> f32 {
+  let t = x * x;
+  let p = fma(fma(2.45455194e-05, t, -0.0013888292), t, 0.0416666642);
+  return fma(t * t, p, fma(-0.5, t, 1.0));
+}
+
+fn quarters(x: f32) -> f32 { return round(x * 0.63661977); }
+
+// x less `turns` quarter turns and `quadrant` more of them; π/2 is in three parts, the first two of so few bits that
+// their products with a count up to 2¹⁶ stay (nearly) exact
+fn turned(x: f32, turns: f32, quadrant: i32) -> f32 {
+  let r = ((x - turns * 1.5703125) - turns * 0.00048375129699707031) - turns * 7.5497899e-8;
+  let v = select(quarter_sin(r), quarter_cos(r), (quadrant & 1) == 1);
+  return select(v, -v, (quadrant & 2) == 2);
+}
+
+fn sine(x: f32) -> f32 {
+  if (abs(x) > 1e5 && !is_inf(x)) { return sin(x); }
+  let turns = quarters(x);
+  return turned(x, turns, i32(turns));
+}
+
+fn cosine(x: f32) -> f32 {
+  if (abs(x) > 1e5 && !is_inf(x)) { return cos(x); }
+  let turns = quarters(x);
+  return turned(x, turns, i32(turns) + 1);
+}
+
+fn tangent(x: f32) -> f32 { return sine(x) / cosine(x); }
+
+// |x| ≤ 1
+fn unit_atan(x: f32) -> f32 {
+  let t = x * x;
+  var p = fma(fma(-0.00250857649, t, 0.0139964838), t, -0.0366702862);
+  p = fma(fma(fma(p, t, 0.0631821975), t, -0.0868904442), t, 0.110420354);
+  p = fma(fma(fma(p, t, -0.142796159), t, 0.199997902), t, -0.333333313);
+  return fma(x * t, p, x);
+}
+
+fn arctan(x: f32) -> f32 {
+  if (abs(x) <= 1.0) { return unit_atan(x); }
+  return select(-1.57079633, 1.57079633, x > 0.0) - unit_atan(1.0 / x);
+}
+
+fn arctan2(y: f32, x: f32) -> f32 {
+  if (is_nan(x) || is_nan(y)) { return nan(); }
+  let low = min(abs(x), abs(y));
+  let high = max(abs(x), abs(y));
+  var r = 0.0;
+  if (high > 0.0) { r = unit_atan(select(low / high, 1.0, low == high)); }
+  if (abs(y) > abs(x)) { r = 1.57079633 - r; }
+  if ((bitcast<u32>(x) >> 31u) == 1u) { r = 3.14159265 - r; }
+  return select(r, -r, (bitcast<u32>(y) >> 31u) == 1u);
+}
+
+// |x| ≤ 1/2
+fn half_asin(x: f32) -> f32 {
+  let t = x * x;
+  let p = fma(fma(fma(fma(0.0383282378, t, 0.0264333952), t, 0.0450202115), t, 0.0749876201), t, 0.166666731);
+  return fma(x * t, p, x);
+}
+
+fn arcsin(x: f32) -> f32 {
+  let m = abs(x);
+  if (m <= 0.5) { return half_asin(x); }
+  if (!(m <= 1.0)) { return nan(); }
+  let r = 1.57079633 - 2.0 * half_asin(sqrt(0.5 * (1.0 - m)));
+  return select(r, -r, x < 0.0);
+}
+
+fn arccos(x: f32) -> f32 {
+  let m = abs(x);
+  if (m <= 0.5) { return 1.57079633 - half_asin(x); }
+  if (!(m <= 1.0)) { return nan(); }
+  let r = 2.0 * half_asin(sqrt(0.5 * (1.0 - m)));
+  return select(r, 3.14159265 - r, x < 0.0);
+}
+
+// the polynomial: |x| ≤ 1/2
+fn expm1(x: f32) -> f32 {
+  if (!(abs(x) <= 0.5)) { return exp(x) - 1.0; }
+  var p = fma(fma(0.000199794988, x, 0.00139821961), x, 0.00833312795);
+  p = fma(fma(fma(p, x, 0.0416657925), x, 0.166666672), x, 0.5);
+  return fma(x * x, p, x);
+}
+
+// log(1 + x) = 2 atanh(x / (2 + x)); the polynomial: atanh for |s| ≤ 1/3
+fn log1p(x: f32) -> f32 {
+  if (!(abs(x) <= 0.5)) { return log(1.0 + x); }
+  let s = x / (2.0 + x);
+  let t = s * s;
+  let p = fma(fma(fma(0.136590719, t, 0.140840888), t, 0.200049937), t, 0.333333135);
+  return 2.0 * fma(s * t, p, s);
+}
+
+// the polynomial: |x| ≤ 1; exp of a half, twice, where exp alone would overflow
+fn hyperbolic_sine(x: f32) -> f32 {
+  let m = abs(x);
+  if (m <= 1.0) {
+    let t = x * x;
+    return fma(x * t, fma(fma(0.000202592026, t, 0.00833175983), t, 0.166666761), x);
+  }
+  let e = exp(0.5 * m);
+  let r = 0.5 * e * e - 0.5 / e / e;
+  return select(r, -r, x < 0.0);
+}
+
+fn hyperbolic_cosine(x: f32) -> f32 {
+  let e = exp(0.5 * abs(x));
+  return 0.5 * e * e + 0.5 / e / e;
+}
+
+// the polynomial: |x| ≤ 0.6; beyond 15 the result is 1
+fn hyperbolic_tangent(x: f32) -> f32 {
+  let m = abs(x);
+  if (m <= 0.6) {
+    let t = x * x;
+    var p = fma(fma(-0.00628366508, t, 0.0211214535), t, -0.053876318);
+    p = fma(fma(p, t, 0.133329332), t, -0.333333313);
+    return fma(x * t, p, x);
+  }
+  let r = 1.0 - 2.0 / (exp(2.0 * select(m, 15.0, m > 15.0)) + 1.0);
+  return select(r, -r, x < 0.0);
+}
+
+fn arsinh(x: f32) -> f32 {
+  let m = abs(x);
+  var r = log(m) + 0.693147181;
+  if (m < 1e9) { r = log1p(m + m * m / (1.0 + sqrt(m * m + 1.0))); }
+  return select(r, -r, x < 0.0);
+}
+
+fn arcosh(x: f32) -> f32 {
+  if (!(x >= 1.0)) { return nan(); }
+  if (x > 1e9) { return log(x) + 0.693147181; }
+  let t = x - 1.0;
+  return log1p(t + sqrt(t * (t + 2.0)));
+}
+
+fn artanh(x: f32) -> f32 {
+  let m = abs(x);
+  if (!(m <= 1.0)) { return nan(); }
+  let r = 0.5 * log1p(2.0 * m / (1.0 - m));
+  return select(r, -r, x < 0.0);
+}
+
+// the polynomials: erf for |x| ≤ 1, the logarithm of erfc for 1 ≤ |x| ≤ 4; beyond 4 the result is 1
+fn erf(x: f32) -> f32 {
+  let m = select(abs(x), 4.0, abs(x) > 4.0);
+  if (m <= 1.0) {
+    let t = x * x;
+    var p = fma(fma(-0.000566015311, t, 0.00492478907), t, -0.0267177075);
+    p = fma(fma(fma(p, t, 0.112804115), t, -0.376123548), t, 1.12837911);
+    return x * p;
+  }
+  var p = fma(fma(fma(0.0001855749, m, -0.00293961586), m, 0.0218053516), m, -0.103037439);
+  p = fma(fma(fma(p, m, -0.638225615), m, -1.12704003), m, -0.000353708921);
+  let r = 1.0 - exp(p);
+  return select(r, -r, x < 0.0);
+}
+
+fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
+
+// WGSL's pow takes no negative base, and may take no zero
+fn power(x: f32, y: f32) -> f32 {
+  if (y == 0.0 || x == 1.0) { return 1.0; }
+  if (is_nan(x) || is_nan(y)) { return nan(); }
+  if (x == 0.0) { return select(0.0, 1.0 / abs(x), y < 0.0); }
+  let r = pow(abs(x), y);
+  if (x >= 0.0) { return r; }
+  if (floor(y) != y) { return nan(); }
+  return select(r, -r, abs(y) < 16777216.0 && floor(y * 0.5) * 2.0 != y);
+}
+
+fn whole_power(x: i32, y: i32) -> i32 {
+  if (y < 0) {
+    let one = select(1, x, (y & 1) == 1);
+    return select(0, one, x == 1 || x == -1);
+  }
+  var r = 1;
+  var b = x;
+  var e = y;
+  while (e > 0) {
+    r = select(r, r * b, (e & 1) == 1);
+    b = b * b;
+    e = e >> 1u;
+  }
+  return r;
+}
+
+// exact while the quotient is below 2²⁴: a division that is off by one unit is put right
+fn fmod(x: f32, y: f32) -> f32 {
+  if (is_inf(y) && !is_inf(x)) { return x; }
+  let m = abs(x);
+  let d = abs(y);
+  var r = fma(-trunc(m / d), d, m);
+  r = select(r, r + d, r < 0.0);
+  r = select(r, r - d, r >= d);
+  return select(r, -r, x < 0.0);
+}
+
+fn remainder(x: f32, y: f32) -> f32 {
+  let r = fmod(x, y);
+  return select(r, r + y, r != 0.0 && (r < 0.0) != (y < 0.0));
+}
+
+fn floor_quotient(x: f32, y: f32) -> f32 {
+  if (y == 0.0) { return x / y; }
+  let r = fmod(x, y);
+  return round((x - r) / y) - select(0.0, 1.0, r != 0.0 && (r < 0.0) != (y < 0.0));
+}
+
+// trunc of the correctly rounded quotient: a division may be off by two units
+fn trunc_quotient(x: f32, y: f32) -> f32 {
+  let q = x / y;
+  let error = fma(-q, y, x) / y;
+  return trunc(select(q, q + error, abs(error) < abs(q)));
+}
+
+fn whole_remainder(x: i32, y: i32) -> i32 {
+  let r = x % y;
+  return select(r, r + y, r != 0 && (r < 0) != (y < 0));
+}
+
+fn whole_floor_quotient(x: i32, y: i32) -> i32 {
+  return x / y - select(0, 1, x % y != 0 && (x < 0) != (y < 0));
+}
