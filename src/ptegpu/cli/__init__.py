@@ -1,0 +1,68 @@
+"""The command `ptegpu`. Errors are one line on stderr and exit code 1, usage errors exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import ptegpu
+
+from ..errors import PtegpuError
+from .console import print_error
+from .demo import demo
+from .doctor import doctor
+from .inspect import inspect
+from .run import run
+
+app = typer.Typer(
+    help="Run ExecuTorch programs (.pte) on any GPU, through WebGPU.",
+    epilog="--debug, with any command, shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _command in (run, inspect, doctor, demo):
+    app.command()(_command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"ptegpu {ptegpu.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; always ends in SystemExit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        app([a for a in given if a != "--debug"], prog_name="ptegpu")
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (PtegpuError, OSError, ModuleNotFoundError) as e:
+        if "--debug" in given:
+            raise
+        print_error(_message(e))
+        sys.exit(1)
+
+
+def _message(e: Exception) -> str:
+    if isinstance(e, OSError) and e.strerror:
+        return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
+    if isinstance(e, ModuleNotFoundError):
+        return f"{e.name} is not installed. Run: pip install ptegpu"
+    return str(e)

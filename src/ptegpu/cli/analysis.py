@@ -1,0 +1,168 @@
+"""A program looked at without running it: where each operator would run, what joins into plans, what it takes.
+
+Needs no GPU and no GPU library. What is unsupported or missing is noted, not fatal; a broken file is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InvalidInput, LimitExceeded, UnsupportedProgram
+from ..format import BlobGraph, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
+from ..graph.importer import BACKENDS, NamedData, import_method
+from ..graph.linear import Call, Linear, Var, variables
+from ..graph.live import settle
+from ..graph.names import functional
+from ..ops import REGISTRY
+from ..passes.memory import ConstantKey, plan_memory
+from ..passes.split import split_constants
+from ..plan.lower import lower
+from ..plan.plan import Plan
+from ..plan.symbols import Symbols
+from ..plan.target import Target
+from ..portable import PORTABLE, PRIMS
+from ..runtime.build import Joined
+from ..runtime.data import named_data
+from ..runtime.join import join
+from ..runtime.partition import Item, Stretch, cut, mutates, on_host
+
+GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
+BROWSER = Target()
+UNLIMITED = replace(BROWSER, name="a GPU without limits", max_binding_bytes=1 << 48, max_buffer_bytes=1 << 48)
+
+
+@dataclass(slots=True)
+class Analysis:
+    """One method. `linear` is None where a backend is unknown: then operators are judged by their names alone."""
+
+    method: Method
+    blobs: dict[int, BlobGraph] = field(default_factory=dict)  # of the delegates that can be read
+    linear: Linear | None = None
+    items: list[Item] = field(default_factory=list)
+    graphs: dict[int, Joined] = field(default_factory=dict)  # by the position of their stretch among the items
+    operators: Counter[tuple[str, str]] = field(default_factory=Counter)  # (name, where it runs)
+    unsupported: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    def stored(self, kind: str) -> list[Var]:
+        """The constants or states that the method's calls touch."""
+        code = self.linear.code if self.linear else []
+        touched = (v for c in code if isinstance(c, Call) for v in (*variables(c.args), *c.outs))
+        return list(dict.fromkeys(v for v in touched if v.kind == kind))
+
+
+def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
+    """Import, cut and join one method."""
+    found = Analysis(method)
+    for k, delegate in enumerate(method.delegates):
+        if delegate.id in BACKENDS:
+            found.blobs[k] = read_delegate(delegate.blob, base=delegate.offset, path=program.path)
+    given = named_data(program, data)
+    missing = _missing(found, given)
+    if missing:
+        shown = ", ".join(sorted(missing)[:3]) + (" …" if len(missing) > 3 else "")
+        found.notes.append(f"{len(missing)} constants are in no file given, and taken as zeros; pass --data ({shown})")
+    try:
+        found.linear = import_method(method, {**given, **missing}, mutates, program.path)
+    except UnsupportedProgram as e:
+        found.notes.append(str(e))
+        _judge_by_name(found)
+        return found
+    found.items, found.unsupported = cut(found.linear)
+    _judge(found)
+    try:
+        found.graphs = join(found.linear, found.items).graphs
+    except (UnsupportedProgram, InvalidInput) as e:
+        found.notes.append(str(e))
+    return found
+
+
+def _missing(found: Analysis, given: NamedData) -> dict[str, memoryview]:
+    """Zeros for the named data that no file brings; memory that nobody reads costs nothing."""
+    sizes: dict[str, int] = {}
+    for value in found.method.values:
+        if isinstance(value, Tensor) and value.key is not None:
+            sizes[value.key] = max(value.nbytes, sizes.get(value.key, 0))
+    for blob in found.blobs.values():
+        for constant in blob.constants:
+            if constant.key is not None:
+                sizes[constant.key] = max(constant.nbytes, sizes.get(constant.key, 0))
+    return {key: memoryview(np.zeros(nbytes, np.uint8)) for key, nbytes in sizes.items() if key not in given}
+
+
+def _judge(found: Analysis) -> None:
+    for item in found.items:
+        calls = item.calls if isinstance(item, Stretch) else [item.instruction]
+        for call in calls:
+            if isinstance(call, Call) and not call.where.startswith(
+                ("input of ", "output of ")
+            ):  # joints of a delegate
+                joined = isinstance(item, Stretch)
+                where = _where(call.op) if joined else HOST if on_host(call) else UNSUPPORTED
+                found.operators[call.op, where] += 1
+
+
+def _where(operator: str) -> str:
+    """Where an operator runs, by its name alone."""
+    if operator in REGISTRY:
+        return SHAPES if REGISTRY[operator].sym is not None else GPU
+    return HOST if operator in PORTABLE or operator in PRIMS else UNSUPPORTED
+
+
+def _judge_by_name(found: Analysis) -> None:
+    names: list[str] = []
+    for chain in found.method.chains:
+        for instruction in chain:
+            if isinstance(instruction, KernelCall):
+                names.append(functional(instruction.operator))
+            elif isinstance(instruction, DelegateCall):
+                blob = found.blobs.get(instruction.delegate)
+                backend = found.method.delegates[instruction.delegate].id
+                names += [c.operator for c in blob.calls] if blob else [f"backend {backend}"]
+    for name in names:
+        where = _where(name)
+        found.operators[name, where] += 1
+        if where is UNSUPPORTED:
+            found.unsupported[name] += 1
+
+
+def memory(found: Analysis) -> Mapping[str, int] | None:
+    """GPU bytes at the maximum shapes: constants, states, inputs, activations; None where no graph could be made."""
+    if not found.graphs:
+        return None
+    try:
+        return _memory(found, BROWSER)
+    except LimitExceeded as e:
+        found.notes.append(f"too large for a browser's limits: {e}")
+        return _memory(found, UNLIMITED)
+
+
+def _memory(found: Analysis, target: Target) -> Mapping[str, int]:
+    names: dict[ConstantKey, str] = {}
+    constants: dict[str, int] = {}
+    totals = dict.fromkeys(("constants", "states", "inputs", "activations"), 0)
+    for joined in found.graphs.values():
+        split_constants(joined.graph, target)
+        for buffer in plan_memory(joined.graph, target, names).buffers:
+            if buffer.role == "constant":
+                constants[buffer.name] = buffer.nbytes
+            else:
+                totals[{"state": "states", "input": "inputs"}.get(buffer.role, "activations")] += buffer.nbytes
+    totals["constants"] = sum(constants.values())
+    return totals | {"total": sum(totals.values())}
+
+
+def plans(found: Analysis) -> list[Plan]:
+    """The plans at the maximum shapes, for the limits that every browser grants."""
+    made = []
+    names: dict[ConstantKey, str] = {}
+    for joined in found.graphs.values():
+        split_constants(joined.graph, BROWSER)
+        settle(joined.graph)
+        made.append(lower(joined.graph, plan_memory(joined.graph, BROWSER, names), BROWSER, Symbols(joined.graph)))
+    return made

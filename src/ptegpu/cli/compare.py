@@ -1,0 +1,48 @@
+"""Results held against expected ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a result is from what was expected; `problem` where they cannot be compared at all."""
+
+    wrong: int
+    total: int
+    index: tuple[int, ...] = ()  # of the worst element
+    got: float = 0.0
+    expected: float = 0.0
+    problem: str = ""
+
+    @property
+    def error(self) -> float:
+        return 0.0 if self.got == self.expected else abs(self.got - self.expected)
+
+
+def compare(result: Any, expected: np.ndarray, atol: float, rtol: float) -> Difference:
+    """Element by element: floats within `atol + rtol × |expected|`, NaN equal to NaN; everything else exactly."""
+    got = np.asarray(result)
+    if got.dtype.kind not in "fiub":
+        return Difference(1, 1, problem=f"{result!r} cannot be compared with an array")
+    if got.shape != expected.shape:
+        return Difference(got.size, got.size, problem=f"shape {list(got.shape)}, expected {list(expected.shape)}")
+    if not got.size:
+        return Difference(0, 0)
+    if got.dtype.kind == "f" or expected.dtype.kind == "f":
+        a, b = got.astype(np.float64), expected.astype(np.float64)
+        good = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        with np.errstate(invalid="ignore"):
+            distance = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+        distance = np.where(np.isnan(distance), np.inf, distance)
+    else:
+        a, b = got, expected
+        good = np.asarray(a == b)
+        distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
+    ranked = distance if good.all() else np.where(good, -1.0, distance)
+    index = tuple(int(k) for k in np.unravel_index(int(np.argmax(ranked)), ranked.shape))
+    return Difference(int((~good).sum()), good.size, index, float(a[index]), float(b[index]))

@@ -1,0 +1,198 @@
+"""`ptegpu doctor`: what this machine has, what is missing and how to get it, and whether its adapter computes rightly."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+import ptegpu
+
+from ..errors import PtegpuError
+from .console import number, print_json, progress, say, show_table, size
+
+if TYPE_CHECKING:
+    from ..gpu import AdapterInfo
+
+FEATURES = {"f16": "shader-f16", "subgroups": "subgroup", "timestamps": "timestamp-query"}
+LIMITS = {  # shown as: wgpu's name
+    "binding": "max-storage-buffer-binding-size",
+    "buffer": "max-buffer-size",
+    "shared": "max-compute-workgroup-storage-size",
+    "invocations": "max-compute-invocations-per-workgroup",
+    "storage_buffers": "max-storage-buffers-per-shader-stage",
+}
+VARIABLES = ("PTEGPU_DEVICE", "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+NVIDIA_VERSION = Path("/proc/driver/nvidia/version")
+
+
+def doctor(
+    device: Annotated[str, typer.Option(help="The adapter to check: auto, an index, or part of a name.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show adapters and drivers, say what is missing, and check kernels against NumPy."""
+    with progress("Looking for adapters"):
+        report = examine(device)
+    if json:
+        print_json(report)
+    else:
+        _show(report)
+    if not report["healthy"]:
+        raise typer.Exit(1)
+
+
+def examine(device: str) -> dict[str, Any]:
+    """Everything that is known about GPUs here, with `healthy` as the verdict."""
+    report: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in ("ptegpu", "wgpu", "numpy")},
+        "variables": {},
+        "vulkan": None,
+        "adapters": [],
+        "auto": None,
+        "chosen": None,
+        "checks": [],
+        "problems": [],
+        "healthy": False,
+    }
+    try:
+        from .. import gpu
+        from ..gpu import loader
+        from .selfcheck import run_checks
+    except ImportError as e:
+        report["problems"].append(f"the GPU library cannot be imported ({e}). Run: pip install 'wgpu==0.32.*'")
+        return report
+    try:
+        infos = gpu.adapters()
+        if sys.platform == "linux":
+            report["vulkan"] = {
+                "loader": _loaded("libvulkan.so") if loader.load_loader() else None,
+                "drivers": [str(file) for file in loader.icd_files()],
+            }
+        report["variables"] = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+        report["adapters"] = [_adapter(info) for info in infos]
+        report["problems"] += nvidia_hints({info.vendor for info in infos})
+        report["auto"] = gpu.choose(infos).index
+        chosen = gpu.choose(infos, device)
+        report["chosen"] = chosen.index
+        opened = gpu.open_device(chosen.index)
+        report["subgroup_size"] = opened.target.subgroup_size
+        report["available_bytes"] = opened.available_bytes()
+        report["checks"] = [asdict(outcome) for outcome in run_checks(opened)]
+    except PtegpuError as e:
+        report["problems"].append(str(e))
+    report["healthy"] = bool(report["checks"]) and all(check["passed"] for check in report["checks"])
+    return report
+
+
+def nvidia_hints(vendors: set[str], version_file: Path = NVIDIA_VERSION) -> list[str]:
+    """What keeps an NVIDIA GPU whose driver is loaded from being an adapter."""
+    if "NVIDIA" in vendors or not version_file.exists():
+        return []
+    match = re.search(r"\b(\d{3})\.\d+", version_file.read_text(errors="replace"))
+    branch = match[1] if match else "…"
+    try:
+        ctypes.CDLL("libEGL_nvidia.so.0")
+    except OSError:
+        return [
+            f"an NVIDIA driver ({branch}) is loaded, but its Vulkan library libEGL_nvidia.so.0 is missing. Run: "
+            f"apt-get install libnvidia-gl-{branch} (Ubuntu) or nvidia-vulkan-icd (Debian); in a container, start it with "
+            "NVIDIA_DRIVER_CAPABILITIES=all"
+        ]
+    return [
+        f"an NVIDIA driver ({branch}) and its Vulkan library are there, but give no adapter: VK_DRIVER_FILES or "
+        "VK_ICD_FILENAMES may point elsewhere, or /dev/nvidia* may be out of reach"
+    ]
+
+
+def _version(package: str) -> str | None:
+    if package == "ptegpu":
+        return ptegpu.__version__
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _loaded(library: str) -> str:
+    """Where a library that this process has loaded is."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return library
+    found = re.search(rf"\S*/{re.escape(library)}\S*", maps)
+    return found[0] if found else library
+
+
+def _adapter(info: AdapterInfo) -> dict[str, Any]:
+    return {
+        "index": info.index,
+        "name": info.name,
+        "type": info.type,
+        "backend": info.backend,
+        "vendor": info.vendor,
+        "driver": info.driver,
+        "features": {name: feature in info.features for name, feature in FEATURES.items()},
+        "limits": {name: info.limits.get(limit) for name, limit in LIMITS.items()},
+    }
+
+
+def _show(report: Mapping[str, Any]) -> None:
+    packages = " · ".join(f"{name} {version or 'missing'}" for name, version in report["packages"].items())
+    say(("system    ", "bold"), f"{report['system']} · Python {report['python']} · {packages}")
+    if report["vulkan"]:
+        say(("Vulkan    ", "bold"), report["vulkan"]["loader"] or ("no loader (libvulkan.so.1)", "red"))
+        drivers = report["vulkan"]["drivers"]
+        say(("drivers   ", "bold"), "" if drivers else ("none registered", "red"), "\n          ".join(drivers))
+    for name, value in report["variables"].items():
+        say(("          ", ""), f"{name}={value}")
+    if report["adapters"]:
+        _show_adapters(report)
+    if report["checks"]:
+        _show_checks(report)
+    for problem in report["problems"]:
+        say(("problem: ", "bold red"), problem)
+    if report["healthy"]:
+        say(("healthy", "bold green"))
+
+
+def _show_adapters(report: Mapping[str, Any]) -> None:
+    rows = []
+    for adapter in report["adapters"]:
+        limits = adapter["limits"]
+        features = " ".join(name for name, there in adapter["features"].items() if there) or "none"
+        bounds = f"{size(limits['binding'])} / {size(limits['buffer'])}"
+        groups = f"{limits['invocations']} / {size(limits['shared'])} / {limits['storage_buffers']}"
+        mark = "auto" if adapter["index"] == report["auto"] else ""
+        name = f"{adapter['name']}\n{adapter['driver']}" if adapter["driver"] else adapter["name"]
+        rows.append(
+            [adapter["index"], mark, name, f"{adapter['type']}, {adapter['backend']}", features, bounds, groups]
+        )
+    titles = ["", "", "adapter", "type", "features", "binding / buffer", "invocations / shared / storage buffers"]
+    show_table("", titles, rows)
+    if report["chosen"] is not None:
+        free = report.get("available_bytes")
+        memory = f", {size(free)} free" if free else ""
+        lanes = f", subgroups of {report['subgroup_size']}" if report.get("subgroup_size") else ""
+        chosen = report["adapters"][report["chosen"]]
+        say(("checked   ", "bold"), f"{chosen['index']}: {chosen['name']}{memory}{lanes}")
+
+
+def _show_checks(report: Mapping[str, Any]) -> None:
+    rows = []
+    for check in report["checks"]:
+        verdict = Text("pass", "green") if check["passed"] else Text("FAIL", "bold red")
+        error = check["problem"] or ("exact" if check["error"] == 0 else number(check["error"]))
+        rows.append([check["name"], check["operator"], verdict, error])
+    show_table("", ["self-check", "operator", "", "error against NumPy"], rows)

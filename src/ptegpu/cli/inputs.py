@@ -1,0 +1,129 @@
+"""Arrays for a method's inputs, made of what the command line says: files, random numbers, one number everywhere."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from ..dtypes import DType
+from ..errors import InvalidInput
+from ..format import Tensor, Value
+from .values import writable
+
+GRAMMAR = "random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, FILE.npy or FILE.npz"
+
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RANDOM = re.compile(rf"random(?::(\d+))?(?::({_NUMBER})\.\.({_NUMBER}))?")
+_INTS = (0.0, 9.0)  # what random ints are between, unless a range is given
+
+
+@dataclass(frozen=True, slots=True)
+class Random:
+    """Floats are normal, or uniform in the range; ints are in the range, ends included."""
+
+    seed: int = 0
+    range: tuple[float, float] | None = None
+
+    def array(self, position: int, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([self.seed, position])
+        if dtype is DType.BOOL:
+            return rng.random(shape) < 0.5
+        if dtype.is_float:
+            found = rng.standard_normal(shape) if self.range is None else rng.uniform(*self.range, shape)
+            return found.astype(np.float32 if dtype is DType.BF16 else dtype.numpy)
+        low, high = self.range or _INTS
+        return rng.integers(int(low), int(high), shape, endpoint=True).astype(dtype.numpy)
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The same number everywhere."""
+
+    value: float
+
+    def array(self, position: int, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        return np.full(shape, self.value, np.float32 if dtype is DType.BF16 else dtype.numpy)
+
+
+Source = Random | Fill | Path
+
+
+def parse_source(text: str) -> Source:
+    """One `--input`; a usage error if it is nothing known."""
+    if text.lower().endswith((".npy", ".npz")):
+        return Path(text)
+    if text in ("ones", "zeros"):
+        return Fill(float(text == "ones"))
+    if re.fullmatch(_NUMBER, text):
+        return Fill(float(text))
+    match = re.fullmatch(_RANDOM, text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is none of {GRAMMAR}", param_hint="--input")
+    seed, low, high = match.groups()
+    if low is not None and float(low) > float(high):
+        raise typer.BadParameter(f"{text!r}: the range is empty", param_hint="--input")
+    return Random(int(seed or 0), None if low is None else (float(low), float(high)))
+
+
+def parse_shapes(texts: Sequence[str], count: int) -> dict[int, tuple[int, ...]]:
+    """`0=1x17` for each input given a shape."""
+    shapes = {}
+    for text in texts:
+        match = re.fullmatch(r"(\d+)=((?:\d+(?:[x,×]\d+)*)?)", text)
+        if match is None:
+            raise typer.BadParameter(f"{text!r} is not of the form 0=1x17", param_hint="--shape")
+        position = int(match[1])
+        if position >= count:
+            raise typer.BadParameter(f"{text!r}: the method has {count} inputs, counted from 0", param_hint="--shape")
+        shapes[position] = tuple(int(n) for n in re.split("[x,×]", match[2]) if n)
+    return shapes
+
+
+def make_inputs(wanted: Sequence[Value], texts: Sequence[str], shapes: Mapping[int, tuple[int, ...]]) -> list[Any]:
+    """An argument for each input. One source that is no file, or one `.npz`, serves all of them."""
+    sources = [parse_source(text) for text in texts] or [Random()]
+    if len(sources) == 1 and len(wanted) != 1:
+        (source,) = sources
+        if isinstance(source, Path):
+            sources = list(read_arrays(source, "input", len(wanted)))  # type: ignore[arg-type]
+        else:
+            sources = [source] * len(wanted)
+    if len(sources) != len(wanted):
+        raise InvalidInput(f"the method has {len(wanted)} inputs, {len(sources)} --input are given")
+    return [_input(k, value, source, shapes.get(k)) for k, (value, source) in enumerate(zip(wanted, sources))]
+
+
+def _input(position: int, value: Value, source: Source | np.ndarray, shape: tuple[int, ...] | None) -> Any:
+    if isinstance(source, Path):
+        (source,) = read_arrays(source, "input", 1)
+    if isinstance(source, np.ndarray):
+        return writable(source, value) if isinstance(value, Tensor) else source.item()
+    if not isinstance(value, Tensor):
+        if isinstance(source, Fill):
+            return int(source.value) if source.value.is_integer() else source.value
+        return int(source.array(position, DType.I64, ())) if value is None else value
+    if shape is None and not value.bounded:
+        raise InvalidInput(f"input {position} has no bounds: give its shape with --shape {position}=…")
+    return writable(source.array(position, value.dtype, value.sizes if shape is None else shape), value)
+
+
+def read_arrays(path: Path, prefix: str, count: int) -> list[np.ndarray]:
+    """`count` arrays of a NumPy file: by the names `prefix0`, `prefix1`, … or `arr_0`, …, else in the file's order."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {f"{prefix}0": loaded}
+    except (ValueError, EOFError, zipfile.BadZipFile) as e:
+        raise InvalidInput(f"{path} is not a NumPy file of plain arrays: {e}") from None
+    if len(arrays) != count:
+        raise InvalidInput(f"{path} holds {len(arrays)} arrays, the method has {count} {prefix}s")
+    for names in ([f"{prefix}{k}" for k in range(count)], [f"arr_{k}" for k in range(count)]):
+        if set(names) == set(arrays):
+            return [arrays[name] for name in names]
+    return list(arrays.values())

@@ -1,0 +1,180 @@
+"""`ptegpu inspect`: what is in a program and what would become of it here, without running it or having a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from ..errors import InvalidInput
+from ..format import Program, read_program
+from ..plan.serialize import to_json
+from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans
+from .console import counted, print_json, progress, say, show_table, size
+from .picture import draw, html_page
+from .values import declared, find_method, type_json, type_text
+
+_WHERE = {  # most urgent first
+    UNSUPPORTED: ("unsupported", "bold red"),
+    HOST: ("host (NumPy)", "yellow"),
+    GPU: ("GPU", "green"),
+    SHAPES: ("host, before the run", "dim"),
+}
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
+    data: Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")] = None,
+    method: Annotated[str | None, typer.Option(help="Only this method.", show_default="all")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    graph: Annotated[Path | None, typer.Option(help="Draw the method into FILE.svg or FILE.html.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Write the method's plans for a browser's limits to FILE.json and FILE.bin.")
+    ] = None,
+) -> None:
+    """Show methods, operators and where they run, memory, and what is unsupported. Needs no GPU."""
+    if graph and graph.suffix not in (".svg", ".html"):
+        raise typer.BadParameter(f"{graph} ends neither in .svg nor in .html", param_hint="--graph")
+    if plan and plan.suffix != ".json":
+        raise typer.BadParameter(f"{plan} does not end in .json", param_hint="--plan")
+    with progress(f"Reading {model.name}"):
+        program = read_program(model)
+        methods = [find_method(program, method)] if method else program.methods
+        found = [analyse(program, m, data or []) for m in methods]
+        reports = [method_report(a) for a in found]
+        drawn = found[0] if len(found) == 1 else next((a for a in found if a.method.name == "forward"), None)
+        written = _write_picture(drawn, graph) + _write_plans(drawn, plan)
+    if json:
+        print_json(_file_report(program) | {"methods": reports, "written": [str(path) for path in written]})
+        return
+    named = f" · named data {size(sum(map(len, program.named_data.values())))}" if program.named_data else ""
+    say((model.name, "bold"), f" · {size(program.nbytes)}{named}")
+    for report, analysis in zip(reports, found):
+        _show(report, analysis)
+    for path in written:
+        say(f"wrote {path}")
+
+
+def _file_report(program: Program) -> dict[str, Any]:
+    named = {"count": len(program.named_data), "nbytes": sum(map(len, program.named_data.values()))}
+    return {"file": program.path, "nbytes": program.nbytes, "version": program.version, "named_data": named}
+
+
+def method_report(found: Analysis) -> dict[str, Any]:
+    """Everything about a method, as plain data."""
+    takes, gives = declared(found.method)
+    used = memory(found)
+    return {
+        "name": found.method.name,
+        "inputs": [type_json(value) for value in takes],
+        "outputs": [type_json(value) for value in gives],
+        "delegates": [
+            {
+                "backend": delegate.id,
+                "nbytes": len(delegate.blob),
+                "calls": len(found.blobs[k].calls) if k in found.blobs else None,
+            }
+            for k, delegate in enumerate(found.method.delegates)
+        ],
+        "constants": {"count": len(found.stored("constant")), "nbytes": _nbytes(found, "constant")},
+        "states": {"count": len(found.stored("state")), "nbytes": _nbytes(found, "state")},
+        "operators": [{"name": n, "count": c, "where": w} for (n, w), c in sorted(found.operators.items(), key=_order)],
+        "plans": [len(joined.graph.nodes) for joined in found.graphs.values()],  # nodes of each, after the passes
+        "host_steps": len(found.items) - len(found.graphs),
+        "memory": used,
+        "unsupported": [{"call": call, "count": count} for call, count in sorted(found.unsupported.items())],
+        "notes": found.notes,
+    }
+
+
+def _nbytes(found: Analysis, kind: str) -> int:
+    arrays = {id(v.data) if v.data is not None else id(v): v for v in found.stored(kind)}
+    return sum(v.dtype.size * _numel(v.sizes) for v in arrays.values() if v.dtype)
+
+
+def _numel(sizes: Sequence[int]) -> int:
+    total = 1
+    for n in sizes:
+        total *= n
+    return total
+
+
+def _order(item: tuple[tuple[str, str], int]) -> tuple[int, int, str]:
+    (name, where), count = item
+    return list(_WHERE).index(where), -count, name
+
+
+def _show(report: Mapping[str, Any], found: Analysis) -> None:
+    say()
+    say((f"method {report['name']}", "bold cyan"))
+    takes, gives = declared(found.method)
+    for kind, values in (("input", takes), ("output", gives)):
+        for k, value in enumerate(values):
+            _line(f"{kind} {k}", type_text(value))
+    for k, delegate in enumerate(report["delegates"]):
+        calls = "unknown backend" if delegate["calls"] is None else counted(delegate["calls"], "operator")
+        _line(f"delegate {k}", f"{delegate['backend']}, {size(delegate['nbytes'])}, {calls}")
+    for kind in ("constants", "states"):
+        if report[kind]["count"]:
+            _line(kind, f"{report[kind]['count']}, {size(report[kind]['nbytes'])}")
+    if report["operators"] and found.linear is not None:
+        _line("runs as", _plans_text(report["plans"], report["host_steps"]))
+    if report["memory"]:
+        parts = [f"{name} {size(n)}" for name, n in report["memory"].items() if n and name != "total"]
+        _line("GPU memory", f"{size(report['memory']['total'])}: {', '.join(parts)}")
+    if report["operators"]:
+        rows = [[row["name"], row["count"], Text(*_WHERE[row["where"]])] for row in report["operators"]]
+        show_table("", ["operator", "count", "runs on"], rows, right=(1,))
+    for note in report["notes"]:
+        say(("note: ", "yellow"), note)
+    if report["unsupported"]:
+        say(("unsupported:", "bold red"))
+        for row in report["unsupported"]:
+            say(f"  {row['count']:4} × {row['call']}")
+
+
+def _line(name: str, text: str) -> None:
+    say(f"  {name:<12}", text)
+
+
+def _plans_text(nodes: Sequence[int], host_steps: int) -> str:
+    text = counted(len(nodes), "plan") if nodes else "no plan"
+    text += f" ({', '.join(map(str, nodes))} nodes)" if nodes else ""
+    return f"{text} and {counted(host_steps, 'host step')}" if host_steps else text
+
+
+def _write_picture(found: Analysis | None, path: Path | None) -> list[Path]:
+    if path is None:
+        return []
+    picture = draw(_one(found, "--graph"))
+    path.write_text(html_page(picture) if path.suffix == ".html" else picture.svg, "utf-8")
+    return [path]
+
+
+def _write_plans(found: Analysis | None, path: Path | None) -> list[Path]:
+    """FILE.json and FILE.bin; where there are several plans, FILE.0.json, FILE.0.bin, and so on."""
+    if path is None:
+        return []
+    chosen = _one(found, "--plan")
+    if chosen.unsupported or not chosen.graphs:
+        raise InvalidInput(f"method {chosen.method.name} has no plan: inspect it without --plan to see why")
+    written = []
+    made = plans(chosen)
+    for k, plan in enumerate(made):
+        text, binary = to_json(plan)
+        target = path if len(made) == 1 else path.with_suffix(f".{k}.json")
+        target.write_text(text, "utf-8")
+        target.with_suffix(".bin").write_bytes(binary)
+        written += [target, target.with_suffix(".bin")]
+    return written
+
+
+def _one(found: Analysis | None, option: str) -> Analysis:
+    if found is None:
+        raise InvalidInput(
+            f"the program has several methods and none is called forward: choose one for {option} with --method"
+        )
+    return found

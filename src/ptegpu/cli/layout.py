@@ -1,0 +1,184 @@
+"""Boxes and arrows in layers from top to bottom, after Sugiyama: ranks, order within a rank, coordinates.
+
+An arrow that crosses ranks passes through points, one per rank; all arrows out of one box share their points, so
+that a value used in many places is one line with branches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+GAP_X, GAP_Y = 22.0, 44.0  # between boxes of a rank, between ranks
+POINT = 10.0  # room for a line between boxes
+SWEEPS = 12
+STRAIGHT = 8.0  # how much more a line wants to be straight than a box wants to be centred
+
+
+@dataclass(slots=True)
+class Spot:
+    """A box, or a point of a line (`box` is None) of the box `owner`. (x, y) is its centre."""
+
+    owner: int
+    width: float
+    height: float
+    rank: int
+    box: int | None = None
+    x: float = 0.0
+    y: float = 0.0
+    above: list[Spot] = field(default_factory=list)
+    below: list[Spot] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Layout:
+    boxes: list[Spot]
+    segments: list[tuple[Spot, Spot]]  # between neighbouring ranks, from above to below
+    width: float
+    height: float
+
+
+def layout(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]], top: Sequence[int]) -> Layout:
+    """Places boxes of (width, height). Edges go from lower to higher numbers; `top` are boxes that stay in rank 0."""
+    edges = list(dict.fromkeys(edges))
+    ranks = _ranks(len(sizes), edges, set(top))
+    boxes = [Spot(k, w, h, ranks[k], k) for k, (w, h) in enumerate(sizes)]
+    rows: list[list[Spot]] = [[] for _ in range(max(ranks, default=-1) + 1)]
+    for spot in boxes:
+        rows[spot.rank].append(spot)
+    segments = _connect(boxes, edges, rows)
+    _order(rows)
+    _place_x(rows)
+    height = _place_y(rows)
+    return Layout(boxes, segments, _normalise(rows), height)
+
+
+def _ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int]) -> list[int]:
+    """The longest way from a source; sources that need not be on top move down to where they are used."""
+    ranks = [0] * count
+    fed = {target for _, target in edges}
+    for source, target in sorted(edges, key=lambda e: e[1]):
+        ranks[target] = max(ranks[target], ranks[source] + 1)
+    for k in range(count):
+        users = [ranks[target] for source, target in edges if source == k]
+        if k not in fed and k not in top and users:
+            ranks[k] = min(users) - 1
+    return ranks
+
+
+def _connect(boxes: list[Spot], edges: Sequence[tuple[int, int]], rows: list[list[Spot]]) -> list[tuple[Spot, Spot]]:
+    segments: list[tuple[Spot, Spot]] = []
+    points: dict[tuple[int, int], Spot] = {}  # (box, rank) → the point of its line there
+
+    def link(a: Spot, b: Spot) -> None:
+        a.below.append(b)
+        b.above.append(a)
+        segments.append((a, b))
+
+    for source, target in edges:
+        last = boxes[source]
+        for rank in range(boxes[source].rank + 1, boxes[target].rank):
+            if (source, rank) not in points:
+                points[source, rank] = Spot(source, POINT, 0.0, rank)
+                rows[rank].append(points[source, rank])
+                link(last, points[source, rank])
+            last = points[source, rank]
+        link(last, boxes[target])
+    return segments
+
+
+def _order(rows: list[list[Spot]]) -> None:
+    """Sorts each rank by the mean place of its neighbours, down and up again, and keeps the order with fewest crossings."""
+    best, fewest = [list(row) for row in rows], _crossings(rows)
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        for row in rows if down else reversed(rows):
+            _sort(row, rows, (lambda s: s.above) if down else (lambda s: s.below))
+        crossings = _crossings(rows)
+        if crossings < fewest:
+            best, fewest = [list(row) for row in rows], crossings
+        if fewest == 0:
+            break
+    for row, kept in zip(rows, best):
+        row[:] = kept
+
+
+def _sort(row: list[Spot], rows: list[list[Spot]], neighbours: Callable[[Spot], list[Spot]]) -> None:
+    ranks = {s.rank for spot in row for s in neighbours(spot)}
+    places = {id(s): k for rank in ranks for k, s in enumerate(rows[rank])}
+    keys = {}
+    for k, spot in enumerate(row):
+        around = [places[id(s)] for s in neighbours(spot)]
+        keys[id(spot)] = sum(around) / len(around) if around else float(k)
+    row.sort(key=lambda s: keys[id(s)])
+
+
+def _crossings(rows: list[list[Spot]]) -> int:
+    total = 0
+    for upper, lower in zip(rows, rows[1:]):
+        place = {id(s): k for k, s in enumerate(lower)}
+        seen: list[int] = []
+        for spot in upper:
+            ends = sorted(place[id(s)] for s in spot.below)
+            total += sum(len(seen) - bisect_right(seen, end) for end in ends)
+            for end in ends:
+                insort(seen, end)
+    return total
+
+
+def _place_x(rows: list[list[Spot]]) -> None:
+    for row in rows:
+        x = 0.0
+        for spot in row:
+            spot.x = x + spot.width / 2
+            x += spot.width + GAP_X
+    for sweep in range(SWEEPS):
+        down = sweep % 2 == 0
+        for row in rows if down else reversed(rows):
+            wishes = []
+            for spot in row:
+                around = (spot.above if down else spot.below) or (spot.below if down else spot.above)
+                wishes.append(sum(s.x for s in around) / len(around) if around else spot.x)
+            _settle(row, wishes)
+
+
+def _settle(row: list[Spot], wishes: Sequence[float]) -> None:
+    """The places nearest to the wishes (least squares) that keep order and distance: pool adjacent violators."""
+    blocks: list[list[float]] = []  # [sum of weight × wish, weight, spots]
+    offsets, offset = [], 0.0
+    for k, spot in enumerate(row):
+        if k:
+            offset += (row[k - 1].width + spot.width) / 2 + GAP_X
+        offsets.append(offset)
+        weight = STRAIGHT if spot.box is None else 1.0
+        blocks.append([weight * (wishes[k] - offset), weight, 1])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
+            tail = blocks.pop()
+            blocks[-1] = [a + b for a, b in zip(blocks[-1], tail)]
+    k = 0
+    for total, weight, count in blocks:
+        for _ in range(int(count)):
+            row[k].x = total / weight + offsets[k]
+            k += 1
+
+
+def _place_y(rows: list[list[Spot]]) -> float:
+    y = 0.0
+    for row in rows:
+        tallest = max((s.height for s in row), default=0.0)
+        for spot in row:
+            spot.y = y + tallest / 2
+            if spot.box is None:
+                spot.height = tallest
+        y += tallest + GAP_Y
+    return y - GAP_Y if rows else 0.0
+
+
+def _normalise(rows: list[list[Spot]]) -> float:
+    """Moves everything to the right of 0; returns the width."""
+    spots = [s for row in rows for s in row]
+    left = min((s.x - s.width / 2 for s in spots), default=0.0)
+    for spot in spots:
+        spot.x -= left
+    return max((s.x + s.width / 2 for s in spots), default=0.0)

@@ -1,0 +1,146 @@
+"""`ptegpu run`: one method on inputs from files or made up, its outputs printed, saved, or held against expected ones."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import ptegpu
+
+from ..errors import InvalidInput
+from ..format import read_program
+from .compare import Difference, compare
+from .console import dims, duration, number, print_json, progress, say, show_table
+from .inputs import make_inputs, parse_shapes, read_arrays
+from .values import declared, find_method, readable, summary, values_text
+
+MISMATCH = 3  # the exit code
+
+
+def run(
+    model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
+    method: Annotated[str | None, typer.Option(help="Which method.", show_default="forward, or the only one")] = None,
+    data: Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="In input order: FILE.npy, FILE.npz (all inputs, arr_0 … or input0 …), random, random:SEED, "
+            "random:LOW..HIGH, ones, zeros, or a number. One that is no .npy serves all inputs.",
+            show_default="random:0",
+        ),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Shape of a dynamic input, as 0=1x17; repeat for more.", show_default="the maximum"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")] = "auto",
+    save: Annotated[Path | None, typer.Option(help="Write the outputs to FILE.npz (output0 …) or FILE.npy.")] = None,
+    expect: Annotated[
+        Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit code 3 if unequal.")
+    ] = None,
+    atol: Annotated[float, typer.Option(help="Absolute tolerance of --expect.", min=0)] = 1e-4,
+    rtol: Annotated[float, typer.Option(help="Relative tolerance of --expect.", min=0)] = 1e-3,
+    repeat: Annotated[int, typer.Option(help="Runs to time; state is reset before each.", min=1)] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a method and print its outputs."""
+    chosen = find_method(read_program(model), method)
+    takes, gives = declared(chosen)
+    arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
+    expected = read_arrays(expect, "output", len(gives)) if expect else None
+    if save and save.suffix not in (".npz", ".npy"):
+        raise typer.BadParameter(f"{save} ends neither in .npz nor in .npy", param_hint="--save")
+    with progress(f"Loading {model.name}"):
+        started = time.perf_counter()
+        program = ptegpu.load(model, data or None, device, methods=[chosen.name])
+        load_s = time.perf_counter() - started
+    with program, progress(f"Running {chosen.name}"):
+        call = program.method(chosen.name)
+        results, runs_s = [], []
+        for _ in range(repeat):
+            program.reset()
+            started = time.perf_counter()
+            results = call.execute(arguments)
+            runs_s.append(time.perf_counter() - started)
+        adapter = program.device.info
+    shown_inputs = [readable(x, value) for x, value in zip(arguments, takes)]
+    outputs = [readable(y, value) for y, value in zip(results, gives)]
+    if save:
+        save_outputs(save, outputs)
+    found = expected and [compare(y, e, atol, rtol) for y, e in zip(outputs, expected)]
+    wrong = any(d.wrong for d in found or [])
+    if json:
+        report: dict[str, Any] = {
+            "model": str(model),
+            "method": chosen.name,
+            "adapter": {"index": adapter.index, "name": adapter.name, "type": adapter.type, "backend": adapter.backend},
+            "inputs": [summary(x) for x in shown_inputs],
+            "outputs": [summary(y) for y in outputs],
+            "load_s": load_s,
+            "run_s": runs_s,
+        }
+        if found is not None:
+            differences = [asdict(d) | {"error": d.error} for d in found]
+            report["expect"] = {"file": str(expect), "equal": not wrong, "outputs": differences}
+        print_json(report)
+    else:
+        say((model.name, "bold"), f" · {chosen.name} on {adapter.name} ({adapter.type}, {adapter.backend})")
+        _show_arrays(shown_inputs, outputs)
+        say(f"load {duration(load_s)} · run {_timings(runs_s)}")
+        if save:
+            say(f"saved {save}")
+        if found is not None:
+            _show_differences(found, str(expect), atol, rtol)
+    if wrong:
+        raise typer.Exit(MISMATCH)
+
+
+def save_outputs(path: Path, outputs: list[Any]) -> None:
+    """Outputs that are numbers or arrays: `output0`, `output1`, … of an .npz, or the only one as .npy."""
+    arrays = {
+        f"output{k}": np.asarray(y) for k, y in enumerate(outputs) if isinstance(y, np.ndarray | bool | int | float)
+    }
+    if path.suffix == ".npz":
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+    elif len(arrays) == 1:
+        np.save(path, *arrays.values())
+    else:
+        raise InvalidInput(f"{path} can hold one array, the method has {len(arrays)} outputs: save them as .npz")
+
+
+def _show_arrays(inputs: list[Any], outputs: list[Any]) -> None:
+    rows = []
+    for kind, values in (("input", inputs), ("output", outputs)):
+        for k, value in enumerate(values):
+            found = summary(value)
+            shape = "" if found["shape"] is None else dims(found["shape"])
+            figures = ["" if found.get(name) is None else number(found[name]) for name in ("min", "mean", "max")]
+            rows.append([f"{kind} {k}", found["dtype"], shape, *figures, values_text(value)])
+    show_table("", ["", "dtype", "shape", "min", "mean", "max", "first values"], rows, right=(3, 4, 5))
+
+
+def _timings(runs_s: list[float]) -> str:
+    first, rest = duration(runs_s[0]), runs_s[1:]
+    if not rest:
+        return first
+    return f"first {first}, then median {duration(statistics.median(rest))}, best {duration(min(rest))} of {len(rest)}"
+
+
+def _show_differences(found: list[Difference], expected: str, atol: float, rtol: float) -> None:
+    if not any(d.wrong for d in found):
+        worst = max((d.error for d in found), default=0.0)
+        say(("equal", "bold green"), f" to {expected} (worst difference {number(worst)}, atol {atol:g}, rtol {rtol:g})")
+        return
+    rows = []
+    for k, d in enumerate(found):
+        where = d.problem or (str(list(d.index)) if d.total else "")
+        values = ["", "", ""] if d.problem or not d.total else [f"{d.got:.7g}", f"{d.expected:.7g}", number(d.error)]
+        rows.append([f"output {k}", f"{d.wrong:,} of {d.total:,}", where, *values])
+    say(("unequal", "bold red"), f" to {expected} (atol {atol:g}, rtol {rtol:g})")
+    show_table("", ["", "wrong", "worst at", "got", "expected", "difference"], rows, right=(1, 3, 4, 5))
