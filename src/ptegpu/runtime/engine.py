@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ExecutionError, InvalidProgram, ShapeError
-from ..gpu import Device, DeviceTensor, Prepared, Session
+from ..gpu import Device, DeviceTensor, Prepared, Session, SharedConstants
 from ..graph.graph import Shape, Sym, Tensor, Value
 from ..graph.live import Live, settle
 from ..passes.memory import ConstantKey, plan_memory
@@ -29,17 +29,19 @@ Given = np.ndarray | DeviceTensor | int
 class Engine:
     """A graph on a device. Inputs arrive in the device's dtypes, in the order of `joined.inputs`."""
 
-    def __init__(self, joined: Joined, device: Device, constants: dict[ConstantKey, str]) -> None:
+    def __init__(
+        self, joined: Joined, device: Device, names: dict[ConstantKey, str], constants: SharedConstants
+    ) -> None:
         self.joined, self.device = joined, device
         graph = self.graph = joined.graph
         split_constants(graph, device.target)
-        self.memory = plan_memory(graph, device.target, constants)
+        self.memory = plan_memory(graph, device.target, names)
         self.symbols = Symbols(graph)
         self.live = Live(graph)
         self.baked = list(dict.fromkeys(s for n in graph.nodes if n.op.sym is None for s in n.op.baked(n.args)))
         self.plans: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self.planned = 0  # plans ever made
-        self.session = Session(device)
+        self.session = Session(device, constants)
         self.current: Prepared | None = None
         self.current_baked: tuple[int, ...] = ()
         if not joined.dynamic:

@@ -10,7 +10,7 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import Method as FileMethod
-from ..gpu import Device, DeviceTensor
+from ..gpu import Device, DeviceTensor, SharedConstants
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Move, Operand, Var, variables
 from ..graph.narrow import from_device, to_device
@@ -37,10 +37,10 @@ class Method:
         self._index = {item.start: k for k, item in enumerate(self.items)}
         self._joined, self._inner_states, self._read = join(self.linear, self.items)
 
-    def open(self, device: Device, constants: dict[ConstantKey, str]) -> None:
+    def open(self, device: Device, names: dict[ConstantKey, str], constants: SharedConstants) -> None:
         """Allocate, upload and compile."""
         for k, joined in self._joined.items():
-            self.engines[k] = Engine(joined, device, constants)
+            self.engines[k] = Engine(joined, device, names, constants)
         self.reset()
 
     def reset(self) -> None:

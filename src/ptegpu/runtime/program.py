@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import Closed, UnsupportedProgram
 from ..format import Program as File
 from ..format import read_program
-from ..gpu import Device, open_device
+from ..gpu import Device, SharedConstants, open_device
 from ..passes.memory import ConstantKey
 from .data import Source, named_data
 from .method import Method
@@ -58,10 +58,11 @@ class Program:
         self._methods = methods
         self._lock = threading.RLock()
         self._closed = False
-        constants: dict[ConstantKey, str] = {}
+        names: dict[ConstantKey, str] = {}
+        constants = SharedConstants()
         try:
             for method in methods.values():
-                method.open(device, constants)
+                method.open(device, names, constants)
         except BaseException:
             self.close()
             raise

@@ -16,7 +16,7 @@ def flatten_inputs(arguments: Sequence[Any], tree: str, count: int, method: str)
     program's container metadata says.
     """
     spec = _positional(tree)
-    if spec is None or _plain(spec) and len(arguments) == count:
+    if spec is None or _plain(spec):
         leaves = list(arguments)
     elif len(arguments) == count and not any(isinstance(a, list | tuple | dict) for a in arguments):
         leaves = list(arguments)
