@@ -1,4 +1,4 @@
-"""What `.pte` and `.ptd` share: segments behind the tables, named data, and the layout of a tensor."""
+"""What the formats share: segments behind the tables, the layout of a tensor, lists of value ids."""
 
 from __future__ import annotations
 
