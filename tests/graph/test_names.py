@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._C import FunctionSchema
 
-from ptegpu.graph.names import IRREGULAR, functional
+from ptegpu.graph.names import IRREGULAR, functional, in_place
 
 DROPPED = {"dtype", "layout", "device", "pin_memory"}  # the output says these
 
@@ -68,6 +68,12 @@ def test_twins_have_no_outputs_among_their_arguments(name: str) -> None:
     assert not any(a.is_out for a in twin.arguments)
     if "batch_norm_legit" not in name:  # writes running statistics in both forms
         assert not any(map(is_written, twin.arguments))
+
+
+@pytest.mark.parametrize("name", PORTABLE)
+def test_in_place_operators_write_their_first_argument(name: str) -> None:
+    first, *_ = called(name).arguments
+    assert in_place(name) == (is_written(first) and not first.is_out)
 
 
 @pytest.mark.parametrize("name", IRREGULAR)

@@ -145,6 +145,7 @@ CASES: list[Case] = [
         )
     ),
     *(case(f"bitwise_{n}_shift.Tensor_Scalar", i(4), 2) for n in ("left", "right")),
+    *(case(f"__{n}__.{o}", i(4), s) for n in ("lshift", "rshift") for o, s in (("Tensor", i(4, low=0)), ("Scalar", 2))),
     *(
         case(f"logical_{n}.default", x, y)
         for n in ("and", "or", "xor")

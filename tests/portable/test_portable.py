@@ -133,6 +133,12 @@ def test_shapes_that_do_not_broadcast() -> None:
         call("aten.add.Tensor", [np.ones(2, np.float32), np.ones(3, np.float32)], [F32])
 
 
+def test_an_argument_of_another_kind() -> None:
+    text = "aten.ceil.default(None) failed: 'NoneType' object has no attribute 'dtype'"
+    with pytest.raises(ExecutionError, match=message(text)):
+        call("aten.ceil.default", [None], [F32])
+
+
 @pytest.mark.parametrize("name", ["floor_divide.default", "fmod.Tensor", "remainder.Tensor"])
 def test_integer_division_by_zero(name: str) -> None:
     with pytest.raises(ExecutionError, match=message(f"aten.{name}: integer division by zero")):
@@ -169,6 +175,12 @@ def test_integer_division_by_zero(name: str) -> None:
             [np.ones((1, 2)), [2, 0]],
             ShapeError,
             "padding 2 must be less than size 2 of dimension 1",
+        ),
+        (
+            "upsample_nearest2d.vec",
+            [np.ones((1, 1, 2, 2)), None, None],
+            ShapeError,
+            "neither an output size nor scale factors are given",
         ),
         ("arange.start_step", [0, 5, 0], ExecutionError, "no range goes from 0 to 5 by 0"),
     ],

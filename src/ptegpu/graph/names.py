@@ -43,13 +43,19 @@ IRREGULAR = {
 }
 
 
+def in_place(name: str) -> bool:
+    """Whether a kernel call of this name writes its first argument and has no output of its own."""
+    base = name.partition(".")[0]
+    return base.endswith("_") and not base.endswith("__")
+
+
 def functional(name: str) -> str:
     """The registry name of an operator as a kernel call spells it: `aten::topk.values` is `aten.topk.default`."""
     if name in IRREGULAR:
         return IRREGULAR[name]
     qualified, _, overload = name.partition(".")
     namespace, _, base = qualified.rpartition("::")
-    if base.endswith("_") and not base.endswith("__"):
+    if in_place(name):
         base = base.removesuffix("_")
     overload = "default" if overload in OUT_ALONE else overload.removesuffix("_out")
     return f"{namespace}.{base}.{overload}" if namespace else f"{base}.{overload}"

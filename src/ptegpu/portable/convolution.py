@@ -68,9 +68,14 @@ def forward(x: Array, weight: Array, stride: Sizes, padding: Sizes, dilation: Si
     n, outputs, kernel = x.shape[0], weight.shape[0], weight.shape[2:]
     if x.shape[1] != weight.shape[1] * groups:
         raise ShapeError(f"{x.shape[1]} channels do not fit weights {list(weight.shape)} in {groups} groups")
-    rows, positions = columns(padded(x, padding), kernel, stride, dilation, groups)
-    product = rows @ weight.reshape(groups, outputs // groups, -1).swapaxes(1, 2)  # (N, g, positions, O / g)
-    return product.swapaxes(2, 3).reshape(n, outputs, *positions)
+    whole = padded(x, padding)
+    positions = windows(whole[:0], kernel, stride, dilation).shape[2 : 2 + len(kernel)]
+    taps = weight.reshape(groups, outputs // groups, -1)
+    found = np.empty((n, outputs, *positions), x.dtype)
+    for k in range(n):  # one at a time: columns take a kernel's size times the memory of the input
+        rows, _ = columns(whole[k : k + 1], kernel, stride, dilation, groups)
+        found[k] = (taps @ rows[0].swapaxes(1, 2)).reshape(outputs, *positions)
+    return found
 
 
 def transpose(

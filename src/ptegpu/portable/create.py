@@ -61,7 +61,7 @@ def arange(start: Number, end: Number, step: Number = 1, *, outs: Sequence[OutSp
     if step == 0 or (end - start) * step < 0:
         raise ExecutionError(f"no range goes from {start} to {end} by {step}")
     if all(isinstance(v, int) for v in (start, end, step)):
-        return np.arange(int(start), int(end), int(step), np.int64)
+        return np.arange(int(start), int(end), int(step), dtype=np.int64)
     return start + np.arange(math.ceil((end - start) / step)) * float(step)
 
 

@@ -239,11 +239,13 @@ def _shift(x: Array, other: Array | Number, function: BinaryFunction, beyond: Bi
 
 
 @portable("aten.bitwise_left_shift.Tensor", "aten.bitwise_left_shift.Tensor_Scalar")
+@portable("aten.__lshift__.Tensor", "aten.__lshift__.Scalar")
 def bitwise_left_shift(x: Array, other: Array | Number) -> Array:
     return _shift(x, other, np.left_shift, lambda a, b: np.zeros((), a.dtype))
 
 
 @portable("aten.bitwise_right_shift.Tensor", "aten.bitwise_right_shift.Tensor_Scalar")
+@portable("aten.__rshift__.Tensor", "aten.__rshift__.Scalar")
 def bitwise_right_shift(x: Array, other: Array | Number) -> Array:
     return _shift(x, other, np.right_shift, lambda a, b: np.where(a < 0, -1, 0).astype(a.dtype))
 

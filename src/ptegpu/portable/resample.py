@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..errors import ShapeError
 from .promotion import FLOAT64, float_type
 from .registry import Array, portable
 
@@ -17,7 +18,8 @@ def _target(
     """Height and width to make, and the factors they come from, if they do."""
     if output_size is not None and len(output_size):
         return list(output_size), [None, None]
-    assert factors is not None
+    if factors is None:
+        raise ShapeError("neither an output size nor scale factors are given")
     return [math.floor(n * f) for n, f in zip(x.shape[2:], factors)], list(factors)
 
 
