@@ -31,12 +31,18 @@ def squeeze(x: Tensor, dims: list[int]) -> Shape:
     return tuple(n for k, n in enumerate(x.shape) if not (k in drop and n == 1))
 
 
-@view("aten.squeeze_copy.dim")
+@view("aten.squeeze_copy.dim", "aten.squeeze.dim")
 def squeeze_dim(x: Tensor, dim: int) -> Shape:
-    return squeeze(x, [dim])
+    drop = normalise_dim(dim, x.rank)
+    return tuple(n for k, n in enumerate(x.shape) if k != drop or n != 1)
 
 
-@view("aten.unsqueeze_copy.default")
+@view("aten.squeeze_copy.default", "aten.squeeze.default")
+def squeeze_all(x: Tensor) -> Shape:
+    return tuple(n for n in x.shape if n != 1)
+
+
+@view("aten.unsqueeze_copy.default", "aten.unsqueeze.default")
 def unsqueeze(x: Tensor, dim: int) -> Shape:
     k = normalise_dim(dim, x.rank + 1)
     return (*x.shape[:k], 1, *x.shape[k:])
