@@ -54,15 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (PtegpuError, OSError, ModuleNotFoundError) as e:
-        if "--debug" in given:
+        if "--debug" in given or not (message := _message(e)):
             raise
-        print_error(_message(e))
+        print_error(message)
         sys.exit(1)
 
 
 def _message(e: Exception) -> str:
+    """What to tell; nothing for an error that is not the user's."""
     if isinstance(e, OSError) and e.strerror:
         return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
     if isinstance(e, ModuleNotFoundError):
-        return f"{e.name} is not installed. Run: pip install ptegpu"
+        return "wgpu is not installed. Run: pip install 'wgpu==0.32.*'" if e.name == "wgpu" else ""
     return str(e)

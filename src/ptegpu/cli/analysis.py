@@ -14,9 +14,11 @@ import numpy as np
 
 from ..errors import InvalidInput, LimitExceeded, UnsupportedProgram
 from ..format import BlobGraph, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
+from ..graph.graph import Graph
+from ..graph.graph import Tensor as GraphTensor
 from ..graph.importer import BACKENDS, NamedData, import_method
 from ..graph.linear import Call, Linear, Var, variables
-from ..graph.live import settle
+from ..graph.live import evaluate
 from ..graph.names import functional
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey, plan_memory
@@ -92,19 +94,22 @@ def _missing(found: Analysis, given: NamedData) -> dict[str, memoryview]:
         for constant in blob.constants:
             if constant.key is not None:
                 sizes[constant.key] = max(constant.nbytes, sizes.get(constant.key, 0))
-    return {key: memoryview(np.zeros(nbytes, np.uint8)) for key, nbytes in sizes.items() if key not in given}
+    return {key: np.zeros(nbytes, np.uint8).data for key, nbytes in sizes.items() if key not in given}
 
 
 def _judge(found: Analysis) -> None:
     for item in found.items:
         calls = item.calls if isinstance(item, Stretch) else [item.instruction]
         for call in calls:
-            if isinstance(call, Call) and not call.where.startswith(
-                ("input of ", "output of ")
-            ):  # joints of a delegate
+            if isinstance(call, Call) and not is_joint(call.where):
                 joined = isinstance(item, Stretch)
                 where = _where(call.op) if joined else HOST if on_host(call) else UNSUPPORTED
                 found.operators[call.op, where] += 1
+
+
+def is_joint(where: str) -> bool:
+    """Whether a call is not the program's, but joins a delegate to what is around it."""
+    return where.startswith(("input of ", "output of "))
 
 
 def _where(operator: str) -> str:
@@ -163,6 +168,20 @@ def plans(found: Analysis) -> list[Plan]:
     names: dict[ConstantKey, str] = {}
     for joined in found.graphs.values():
         split_constants(joined.graph, BROWSER)
-        settle(joined.graph)
+        _settle(joined.graph)
         made.append(lower(joined.graph, plan_memory(joined.graph, BROWSER, names), BROWSER, Symbols(joined.graph)))
     return made
+
+
+def _settle(graph: Graph) -> None:
+    """Live shapes for inputs at their maximum; ints that the inputs' elements decide are taken as 0."""
+    for node in graph.nodes:
+        for out, new in zip(node.outs, evaluate(node, _elements), strict=True):
+            if isinstance(out, GraphTensor):
+                out.shape = new  # type: ignore[assignment]
+            else:
+                out.value = new  # type: ignore[assignment]
+
+
+def _elements(tensor: GraphTensor) -> np.ndarray:
+    return np.zeros(tensor.shape, tensor.dtype.numpy) if tensor.data is None else tensor.data

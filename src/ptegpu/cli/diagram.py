@@ -15,7 +15,7 @@ from ..ops import REGISTRY
 from ..ops.registry import OpDef
 from ..runtime.build import Joined
 from ..runtime.partition import Stretch, on_host
-from .analysis import Analysis
+from .analysis import Analysis, is_joint
 from .console import dims
 
 Kind = Literal["input", "output", "state", "operator", "host", "unsupported", "branch"]
@@ -41,17 +41,17 @@ class Diagram:
     edges: list[tuple[int, int]] = field(default_factory=list)  # always to a later box
 
 
-def diagram(found: Analysis) -> Diagram:
+def diagram(found: Analysis, title: str) -> Diagram:
     """The graphs that would run, in the order of the method's instructions, with what the host does between them."""
     if found.linear is None:
         raise InvalidInput(f"there is no picture of method {found.method.name}: {found.notes[-1]}")
-    return _Builder(found, found.linear).build()
+    return _Builder(found, found.linear, title).build()
 
 
 class _Builder:
-    def __init__(self, found: Analysis, linear: Linear) -> None:
+    def __init__(self, found: Analysis, linear: Linear, title: str) -> None:
         self.found, self.linear = found, linear
-        self.diagram = Diagram(found.method.name)
+        self.diagram = Diagram(title)
         self.makers: dict[Key, list[int]] = {}  # the boxes a value may come from
 
     def build(self) -> Diagram:
@@ -73,9 +73,10 @@ class _Builder:
                 sources = [m for v in variables(item.instruction.source) for m in self.sources(v)]
                 self.bring(item.instruction.target, sources, maybe)
             elif isinstance(item.instruction, Jump):
-                box = self.add(Box("branch", "if", details=["the host looks at the condition"]))
-                self.arrows(variables(item.instruction.condition), box)
                 until = max(until, item.instruction.target)
+                condition = variables(item.instruction.condition)
+                if condition:
+                    self.arrows(condition, self.add(Box("branch", "if", details=["the host looks at the condition"])))
         for k, value in enumerate(self.linear.outputs):
             text = _var_text(value) if isinstance(value, Var) else repr(value)
             self.arrows(variables(value), self.add(Box("output", f"output {k}", details=[text])))
@@ -118,6 +119,9 @@ class _Builder:
             self.makers[value] = self.sources(var)
         for node in graph.nodes:
             values = list(node.values())
+            if is_joint(node.name) and node.op.view is not None:
+                self.makers[node.outs[0]] = self.sources(values[0])
+                continue
             flowing = [v for v in values if isinstance(v, Sym) or v.kind != "constant"]
             constants = [_tensor_text(v) for v in values if isinstance(v, GraphTensor) and v.kind == "constant"]
             gives = ", ".join(dict.fromkeys(_value_text(o) for o in node.outs))

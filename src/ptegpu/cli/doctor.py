@@ -1,4 +1,4 @@
-"""`ptegpu doctor`: what this machine has, what is missing and how to get it, and whether its adapter computes rightly."""
+"""`ptegpu doctor`: what this machine has, what is missing and how to get it, whether its adapter computes rightly."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def nvidia_hints(vendors: set[str], version_file: Path = NVIDIA_VERSION) -> list
     except OSError:
         return [
             f"an NVIDIA driver ({branch}) is loaded, but its Vulkan library libEGL_nvidia.so.0 is missing. Run: "
-            f"apt-get install libnvidia-gl-{branch} (Ubuntu) or nvidia-vulkan-icd (Debian); in a container, start it with "
+            f"apt-get install libnvidia-gl-{branch} (Ubuntu) or nvidia-vulkan-icd (Debian); start a container with "
             "NVIDIA_DRIVER_CAPABILITIES=all"
         ]
     return [

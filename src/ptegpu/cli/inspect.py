@@ -46,7 +46,7 @@ def inspect(
         found = [analyse(program, m, data or []) for m in methods]
         reports = [method_report(a) for a in found]
         drawn = found[0] if len(found) == 1 else next((a for a in found if a.method.name == "forward"), None)
-        written = _write_picture(drawn, graph) + _write_plans(drawn, plan)
+        written = _write_picture(drawn, graph, model) + _write_plans(drawn, plan)
     if json:
         print_json(_file_report(program) | {"methods": reports, "written": [str(path) for path in written]})
         return
@@ -146,10 +146,11 @@ def _plans_text(nodes: Sequence[int], host_steps: int) -> str:
     return f"{text} and {counted(host_steps, 'host step')}" if host_steps else text
 
 
-def _write_picture(found: Analysis | None, path: Path | None) -> list[Path]:
+def _write_picture(found: Analysis | None, path: Path | None, model: Path) -> list[Path]:
     if path is None:
         return []
-    picture = draw(_one(found, "--graph"))
+    chosen = _one(found, "--graph")
+    picture = draw(chosen, f"{model.name} · {chosen.method.name}")
     path.write_text(html_page(picture) if path.suffix == ".html" else picture.svg, "utf-8")
     return [path]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 GAP_X, GAP_Y = 22.0, 44.0  # between boxes of a rank, between ranks
 POINT = 10.0  # room for a line between boxes
@@ -40,18 +41,43 @@ class Layout:
 
 
 def layout(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]], top: Sequence[int]) -> Layout:
-    """Places boxes of (width, height). Edges go from lower to higher numbers; `top` are boxes that stay in rank 0."""
+    """Places boxes of (width, height), connected parts side by side.
+
+    Edges go from lower to higher numbers; `top` are boxes that stay in the first rank of their part.
+    """
     edges = list(dict.fromkeys(edges))
     ranks = _ranks(len(sizes), edges, set(top))
     boxes = [Spot(k, w, h, ranks[k], k) for k, (w, h) in enumerate(sizes)]
-    rows: list[list[Spot]] = [[] for _ in range(max(ranks, default=-1) + 1)]
-    for spot in boxes:
+    whole = Layout(boxes, [], 0.0, 0.0)
+    for part in _parts(len(sizes), edges):
+        _place([boxes[k] for k in part], [e for e in edges if e[0] in part], boxes, whole)
+    return whole
+
+
+def _parts(count: int, edges: Sequence[tuple[int, int]]) -> list[dict[int, None]]:
+    """The numbers of the boxes that hang together."""
+    part_of: list[dict[int, None]] = [{k: None} for k in range(count)]
+    for a, b in edges:
+        if part_of[a] is not part_of[b]:
+            part_of[a].update(part_of[b])
+            for k in list(part_of[b]):
+                part_of[k] = part_of[a]
+    return list({id(part): part for part in part_of}.values())
+
+
+def _place(part: list[Spot], edges: Sequence[tuple[int, int]], boxes: list[Spot], whole: Layout) -> None:
+    """Lays out one part to the right of those before it."""
+    first = min(spot.rank for spot in part)
+    rows: list[list[Spot]] = [[] for _ in range(max(spot.rank for spot in part) - first + 1)]
+    for spot in part:
+        spot.rank -= first
         rows[spot.rank].append(spot)
-    segments = _connect(boxes, edges, rows)
+    whole.segments += _connect(boxes, edges, rows)
     _order(rows)
     _place_x(rows)
-    height = _place_y(rows)
-    return Layout(boxes, segments, _normalise(rows), height)
+    whole.height = max(whole.height, _place_y(rows))
+    left = whole.width + (2 * GAP_X if whole.width else 0.0)
+    whole.width = left + _shift(rows, left)
 
 
 def _ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int]) -> list[int]:
@@ -89,7 +115,7 @@ def _connect(boxes: list[Spot], edges: Sequence[tuple[int, int]], rows: list[lis
 
 
 def _order(rows: list[list[Spot]]) -> None:
-    """Sorts each rank by the mean place of its neighbours, down and up again, and keeps the order with fewest crossings."""
+    """Sorts each rank by the mean place of its neighbours, down and up, and keeps the order with fewest crossings."""
     best, fewest = [list(row) for row in rows], _crossings(rows)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
@@ -116,7 +142,7 @@ def _sort(row: list[Spot], rows: list[list[Spot]], neighbours: Callable[[Spot], 
 
 def _crossings(rows: list[list[Spot]]) -> int:
     total = 0
-    for upper, lower in zip(rows, rows[1:]):
+    for upper, lower in pairwise(rows):
         place = {id(s): k for k, s in enumerate(lower)}
         seen: list[int] = []
         for spot in upper:
@@ -166,19 +192,19 @@ def _settle(row: list[Spot], wishes: Sequence[float]) -> None:
 def _place_y(rows: list[list[Spot]]) -> float:
     y = 0.0
     for row in rows:
-        tallest = max((s.height for s in row), default=0.0)
+        tallest = max(s.height for s in row)
         for spot in row:
             spot.y = y + tallest / 2
             if spot.box is None:
                 spot.height = tallest
         y += tallest + GAP_Y
-    return y - GAP_Y if rows else 0.0
+    return y - GAP_Y
 
 
-def _normalise(rows: list[list[Spot]]) -> float:
-    """Moves everything to the right of 0; returns the width."""
+def _shift(rows: list[list[Spot]], left: float) -> float:
+    """Moves everything to the right of `left`; returns the width."""
     spots = [s for row in rows for s in row]
-    left = min((s.x - s.width / 2 for s in spots), default=0.0)
+    start = min(s.x - s.width / 2 for s in spots)
     for spot in spots:
-        spot.x -= left
-    return max((s.x + s.width / 2 for s in spots), default=0.0)
+        spot.x += left - start
+    return max(s.x + s.width / 2 for s in spots) - left

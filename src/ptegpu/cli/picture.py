@@ -45,7 +45,6 @@ text { font: 11px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; 
 .box .name { font-weight: bold }
 .box .constant, .gives { fill: #57606a; font-size: 10px }
 .end rect { fill-opacity: .9 } .end .name { fill: #fff }
-.gives { paint-order: stroke; stroke: #fff; stroke-width: 3px }
 .line { fill: none; stroke: #8c959f; stroke-width: 1.3 }
 .box:hover rect { fill-opacity: .4 } .end:hover rect { fill-opacity: 1 }
 """
@@ -55,7 +54,8 @@ PAGE = """<!DOCTYPE html>
 html, body {{ margin: 0; height: 100%; overflow: hidden; background: #fff; font: 13px system-ui, sans-serif }}
 svg {{ width: 100vw; height: 100vh; cursor: grab; display: block }}
 #details {{ position: fixed; right: 12px; top: 12px; max-width: 34em; padding: 8px 12px; white-space: pre-wrap;
-  background: #fffe; border: 1px solid #d0d7de; border-radius: 8px; font: 12px ui-monospace, monospace; pointer-events: none }}
+  background: #fffe; border: 1px solid #d0d7de; border-radius: 8px; font: 12px ui-monospace, monospace;
+  pointer-events: none }}
 #details:empty {{ display: none }}
 </style></head><body>
 {svg}
@@ -77,16 +77,24 @@ svg.addEventListener("wheel", e => {{
 svg.addEventListener("pointerdown", e => {{ drag = [e.clientX, e.clientY]; svg.setPointerCapture(e.pointerId); }});
 svg.addEventListener("pointerup", () => drag = null);
 svg.addEventListener("pointermove", e => {{
-  if (drag) {{ x -= (e.clientX - drag[0]) / scale; y -= (e.clientY - drag[1]) / scale; drag = [e.clientX, e.clientY]; show(); }}
+  if (!drag) return;
+  x -= (e.clientX - drag[0]) / scale; y -= (e.clientY - drag[1]) / scale; drag = [e.clientX, e.clientY];
+  show();
 }});
-svg.addEventListener("dblclick", () => {{ [x, y] = full; scale = Math.min(innerWidth / full[2], innerHeight / full[3]); show(); }});
+svg.addEventListener("dblclick", () => {{
+  [x, y] = full; scale = Math.min(innerWidth / full[2], innerHeight / full[3]);
+  show();
+}});
 for (const box of svg.querySelectorAll(".box")) {{
   const id = box.dataset.id, lines = svg.querySelectorAll(`[data-from="${{id}}"], [data-to="${{id}}"]`);
   box.addEventListener("pointerenter", () => {{
     details.textContent = box.querySelector("title").textContent;
     for (const line of lines) line.style.cssText = "stroke: #d1242f; stroke-width: 2.2";
   }});
-  box.addEventListener("pointerleave", () => {{ details.textContent = ""; for (const line of lines) line.style.cssText = ""; }});
+  box.addEventListener("pointerleave", () => {{
+    details.textContent = "";
+    for (const line of lines) line.style.cssText = "";
+  }});
 }}
 addEventListener("resize", show); show();
 </script></body></html>
@@ -99,9 +107,9 @@ class Picture:
     svg: str
 
 
-def draw(found: Analysis) -> Picture:
+def draw(found: Analysis, title: str) -> Picture:
     """The picture of a method."""
-    drawn = diagram(found)
+    drawn = diagram(found, title)
     sizes = [_size(box) for box in drawn.boxes]
     placed = layout(sizes, drawn.edges, [k for k, box in enumerate(drawn.boxes) if box.kind == "input"])
     return Picture(drawn.title, _svg(drawn, placed))

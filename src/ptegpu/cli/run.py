@@ -1,4 +1,4 @@
-"""`ptegpu run`: one method on inputs from files or made up, its outputs printed, saved, or held against expected ones."""
+"""`ptegpu run`: one method on inputs from files or made up, its outputs printed, saved, held against expected ones."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(
     outputs = [readable(y, value) for y, value in zip(results, gives)]
     if save:
         save_outputs(save, outputs)
-    found = expected and [compare(y, e, atol, rtol) for y, e in zip(outputs, expected)]
+    found = None if expected is None else [compare(y, e, atol, rtol) for y, e in zip(outputs, expected)]
     wrong = any(d.wrong for d in found or [])
     if json:
         report: dict[str, Any] = {
@@ -109,7 +109,7 @@ def save_outputs(path: Path, outputs: list[Any]) -> None:
     if path.suffix == ".npz":
         np.savez(path, **arrays)  # type: ignore[arg-type]
     elif len(arrays) == 1:
-        np.save(path, *arrays.values())
+        np.save(path, next(iter(arrays.values())))
     else:
         raise InvalidInput(f"{path} can hold one array, the method has {len(arrays)} outputs: save them as .npz")
 

@@ -89,7 +89,8 @@ def run_check(check: Check, device: Device) -> Outcome:
 
 def _run(check: Check, device: Device) -> Sequence[Any]:
     """A graph of one node, planned and run."""
-    graph, inputs = Graph(check.name), []
+    graph = Graph(check.name)
+    inputs: list[np.ndarray] = []
 
     def argument(value: Any) -> Arg:
         if not isinstance(value, np.ndarray):
