@@ -20,9 +20,9 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tests.exporting import cache_patterns, quiet
 
 from ptegpu import PtegpuError, UnsupportedProgram, load
-from tests.exporting import cache_patterns, quiet
 
 DTYPES = {"float32": "<f4", "int32": "<i4", "int64": "<i8", "int8": "i1", "bool": "?"}
 
@@ -53,7 +53,7 @@ def read(folder: Path, entry: dict[str, Any]) -> np.ndarray:
 
 
 def run(folder: Path, entries: list[dict[str, Any]], device: str) -> str:
-    """"" if every output is right, else what is wrong."""
+    """ "" if every output is right, else what is wrong."""
     first = entries[0]
     with load(folder / first["pte"], device=device) as program:
         outputs = program.method("forward").execute([read(folder, i) for i in first["inputs"]])
@@ -83,7 +83,9 @@ def main(
     console = Console(stderr=True)
     registry = catalogue()
     cache.mkdir(parents=True, exist_ok=True)
-    chosen = [(op, registry[op], case) for op in (suite or registry) for case in registry[op].cases if heavy or not case.heavy]
+    chosen = [
+        (op, registry[op], case) for op in (suite or registry) for case in registry[op].cases if heavy or not case.heavy
+    ]
     results: dict[str, Counter[str]] = {}
     problems: list[tuple[str, str, str]] = []
     for op, definition, case in track(chosen, "cases", console=console, disable=not console.is_terminal):

@@ -1,8 +1,8 @@
 """Run PyTorch programs exported to ExecuTorch's `.pte` on any GPU, through WebGPU.
 
-    import ptegpu
-    model = ptegpu.load("model.pte")
-    y = model(x)                        # NumPy in, NumPy out; torch in, torch out
+import ptegpu
+model = ptegpu.load("model.pte")
+y = model(x)                        # NumPy in, NumPy out; torch in, torch out
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .runtime.program import Program, load
     from .runtime.executorch import Runtime, Verification
+    from .runtime.program import Program, load
 
 __version__ = "0.1.0"
 
-_LAZY = {"load": ".runtime.program", "Program": ".runtime.program", "Runtime": ".runtime.executorch", "Verification": ".runtime.executorch"}
+_LAZY = {
+    "load": ".runtime.program",
+    "Program": ".runtime.program",
+    "Runtime": ".runtime.executorch",
+    "Verification": ".runtime.executorch",
+}
 
 __all__ = [
     "Closed",

@@ -58,5 +58,11 @@ NUMBERS = (*FLOATS, *INTS)
 ON_GPU = (*NUMBERS, DType.BOOL)
 
 _SIZES = {d: 2 if d is DType.BF16 else np.dtype(d.value).itemsize for d in DType}
-_DEVICE = {DType.I64: DType.I32, DType.F64: DType.F32, DType.BF16: DType.F32, DType.I16: DType.I32, DType.U16: DType.I32}
+_DEVICE = {
+    DType.I64: DType.I32,
+    DType.F64: DType.F32,
+    DType.BF16: DType.F32,
+    DType.I16: DType.I32,
+    DType.U16: DType.I32,
+}
 _BY_NUMPY = {np.dtype(d.value): d for d in DType if d is not DType.BF16}

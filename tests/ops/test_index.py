@@ -82,6 +82,9 @@ WRITTEN = [
     aten("index_put.default", T((5, 3)), [listed()], T((0, 3))),
     aten("index_put.default", T((5, 3), BOOL), [listed()], T((0, 3), BOOL)),
     aten("index_put.default", T((4, 3), limit=(9, 3)), [listed(3)], T((1, 3))),
+    *(aten("index_put.default", of(d, 3, 4), [T((3, 4), BOOL)], T((), d, low=1)) for d in EVERY),
+    aten("index_put.default", T((3, 4, 5)), [T((3,), BOOL)], T((1,))),
+    aten("index_put.default", T((3, 4, 5)), [None, T((4, 5), BOOL)], T(())),
     *(aten("scatter.src", of(d, 3, 5), 1, T((2, 2), I32, values=(4, 0, 1, 3)), of(d, 2, 3)) for d in EVERY),
     aten("scatter.src", T((3, 5)), 0, T((1, 5), I32, values=(2, 0, 1, 2, 0)), T((2, 5))),
     aten("scatter.src", T((5,)), -1, listed(4, 2), T((3,))),
@@ -135,13 +138,11 @@ def test_without_features(case: Case) -> None:
         (aten("gather.default", T((2, 0)), 1, at(1, 2, 1)), "dimension 1 of [2, 0] has no elements to index"),
         (aten("index_select.default", T((2, 3)), 1, at(3, 1, 1)), "index_select takes a vector of indices, not [1, 1]"),
         (aten("index_put.default", T((3,)), [at(3, 2)], T((2,)), True), "index_put cannot accumulate on the GPU"),
+        (aten("index_put.default", T((3,)), [at(3, 2)], T((3,))), "shapes [2], [3] do not broadcast"),
+        (aten("index_put.default", T((3,)), [at(3, 1)], T((3,))), "values of [3] do not fit the indexed [1]"),
         (
-            aten("index_put.default", T((3,)), [at(3, 2)], T((3,))),
-            "shapes [2], [3] do not broadcast",
-        ),
-        (
-            aten("index_put.default", T((3,)), [at(3, 1)], T((3,))),
-            "values of [3] do not fit the indexed [1]",
+            aten("index_put.default", T((3,)), [T((2,), BOOL)], T(())),
+            "a mask of [2] does not fit [3] from dimension 0 on",
         ),
         (
             aten("scatter.src", T((3, 3)), 1, at(3, 2, 2), T((2, 1))),

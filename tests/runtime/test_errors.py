@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.exporting import export
 from torch import nn
 
 import ptegpu
 from ptegpu import portable
 from ptegpu.ops import REGISTRY
-from tests.exporting import export
 
 
 class Sum(nn.Module):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.exporting import export
+from tests.models import Encoder
 
 import ptegpu
 from ptegpu.format import DelegateCall, read_program
-from tests.exporting import export
-from tests.models import Encoder
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import gc
 from pathlib import Path
 
 import torch
+from tests.exporting import export
+from tests.models import Encoder
 
 import ptegpu
 from ptegpu.gpu.native import object_counts
-from tests.exporting import export
-from tests.models import Encoder
 
 
 def resident_bytes() -> int:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.exporting import export
 from torch import nn
 
 import ptegpu
-from tests.exporting import export
 
 
 def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, atol: float = 1e-5, **how: Any) -> Any:
@@ -65,7 +65,9 @@ class Counters(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"options": {"alias_buffer_mutations": True}}, {"delegate": False}], ids=["plain", "aliased", "undelegated"]
+    "how",
+    [{}, {"options": {"alias_buffer_mutations": True}}, {"delegate": False}],
+    ids=["plain", "aliased", "undelegated"],
 )
 def test_state_persists_and_resets(how: dict[str, Any]) -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])

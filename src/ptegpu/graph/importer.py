@@ -180,13 +180,13 @@ class _Importer:
         assert t.key is not None
         found = self.named_data.get(t.key)
         if found is None:
-            raise InvalidProgram(f"{name} needs the data '{t.key}', which no file given has; pass data=", path=self.path)
+            raise InvalidProgram(
+                f"{name} needs the data '{t.key}', which no file given has; pass data=", path=self.path
+            )
         if isinstance(found, ptd.NamedTensor):
             if found.dtype is not None and (found.dtype, found.sizes) != (t.dtype, t.sizes):
-                raise InvalidProgram(
-                    f"{name}: the data '{t.key}' is {found.dtype}{list(found.sizes or ())}, the program wants {t.dtype}{list(t.sizes)}",
-                    path=self.path,
-                )
+                given, wanted = f"{found.dtype}{list(found.sizes or ())}", f"{t.dtype}{list(t.sizes)}"
+                raise InvalidProgram(f"{name}: the data '{t.key}' is {given}, not {wanted}", path=self.path)
             found = found.data
         if len(found) < t.nbytes:
             raise InvalidProgram(f"{name}: the data '{t.key}' has {len(found)} bytes of {t.nbytes}", path=self.path)
@@ -231,13 +231,14 @@ class _Importer:
         if blob is None:
             backend = self.method.delegates[call.delegate].id
             raise UnsupportedProgram(
-                f"method {self.method.name} calls the backend {backend}; ptegpu runs {', '.join(BACKENDS)} and programs "
-                "without a delegate: export with VulkanPartitioner or WebGPUPartitioner"
+                f"method {self.method.name} calls the backend {backend}; ptegpu runs {', '.join(BACKENDS)} and "
+                "programs without a delegate: export with VulkanPartitioner or WebGPUPartitioner"
             )
         ids = call.args
         if len(ids) < len(blob.inputs):
             raise InvalidProgram(
-                f"delegate {call.delegate} takes {len(blob.inputs)} inputs, the call gives {len(ids)} values", path=self.path
+                f"delegate {call.delegate} takes {len(blob.inputs)} inputs, the call gives {len(ids)} values",
+                path=self.path,
             )
         given = [self.operand(i) for i in ids[: len(blob.inputs)]]
         outs = [self.slot(i) for i in ids[len(blob.inputs) :]]
@@ -255,7 +256,12 @@ class _Importer:
             for v in variables(instruction.args):
                 if v not in seen and v.kind == "temp" and v.dtype is not None:
                     v.kind = "state"
-            mutated = [v for k in self.mutates(instruction.op) if k < len(instruction.args) for v in variables(instruction.args[k])]
+            mutated = [
+                v
+                for k in self.mutates(instruction.op)
+                if k < len(instruction.args)
+                for v in variables(instruction.args[k])
+            ]
             for v in (*instruction.outs, *mutated):
                 if v.kind == "constant":
                     v.kind = "state"

@@ -153,8 +153,8 @@ class _Inliner:
             ]
             if len(candidates) != 1:
                 raise UnsupportedProgram(
-                    f"{self.where} changes a buffer, but the file does not say which of {len(candidates)} constants it is; "
-                    "export with the compile option alias_buffer_mutations=True"
+                    f"{self.where} changes a buffer, but the file does not say which of {len(candidates)} constants "
+                    "it is; export with the compile option alias_buffer_mutations=True"
                 )
             claimed.append(candidates[0])
         return claimed

@@ -7,7 +7,7 @@ refuses, leaves every shape and every symbolic int as it was.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def _set(value: Value, new: Shape | int) -> None:
         value.value = new
 
 
-def evaluate(node: Node, data: Data) -> list[Shape] | list[int]:
+def evaluate(node: Node, data: Data) -> Sequence[Shape | int]:
     """What a node's outputs are now: live shapes, or a symbolic int."""
     try:
         if node.op.sym is not None:
@@ -90,11 +90,14 @@ def evaluate(node: Node, data: Data) -> list[Shape] | list[int]:
     except (IndexError, ValueError, TypeError) as e:
         inputs = ", ".join(map(repr, node.values()))
         raise ShapeError(f"{node.name} cannot take {inputs or 'these arguments'}: {e}") from e
+    if len(outs) != len(shapes):
+        raise ShapeError(f"{node.name} has {len(shapes)} results, the program says {len(outs)}")
     for out, shape in zip(outs, shapes, strict=True):
         fits = len(shape) == len(out.max_shape) and all(0 <= n <= m for n, m in zip(shape, out.max_shape, strict=True))
         if not fits:
             raise ShapeError(
-                f"{node.name}: its result {out.name} would be {list(shape)}, but the program allows at most {list(out.max_shape)}"
+                f"{node.name}: its result {out.name} would be {list(shape)}, "
+                f"but the program allows at most {list(out.max_shape)}"
             )
     return shapes
 

@@ -29,7 +29,8 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
         finite = np.abs(array[np.isfinite(array)])
         if finite.size and float(finite.max()) > _F32_MAX:
             raise InvalidInput(
-                f"{what}: the float64 value {float(finite.max()):g} does not fit float32, which is what the GPU computes with"
+                f"{what}: the float64 value {float(finite.max()):g} does not fit float32, "
+                "which is what the GPU computes with"
             )
     return np.ascontiguousarray(array, dtype=device.numpy)
 

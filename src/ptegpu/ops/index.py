@@ -9,17 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import index as kernels
-from ..kernels.wgsl import store_type
+from ..kernels.wgsl import COMPUTE, store_type
 from ..plan.target import Target
-from .pointwise import broadcast_strides, cast, collapse, contiguous, word
+from .elementwise import WHERE
+from .pointwise import Strided, broadcast_strides, cast, collapse, contiguous, pointwise, word
 from .registry import Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
 
 MOST = 6  # index tensors beside the tensor and the output, or the values and the output, in one dispatch
+
+
+class Index(NamedTuple):
+    """A tensor of indices, its strides over the shape walked, and the dimension that it indexes."""
+
+    tensor: Tensor
+    strides: tuple[int, ...]
+    size: int
+    stride: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +39,18 @@ class Place:
 
     shape: Shape
     strides: tuple[int, ...]  # of the tensor; 0 where an index decides
-    indices: tuple[
-        tuple[Tensor, tuple[int, ...], int, int], ...
-    ]  # each with its strides, and its dimension's size, stride
+    indices: tuple[Index, ...]
 
     def params(self, values: tuple[int, ...] | None = None) -> tuple[Shape, dict[str, int | float | Sym]]:
         """The collapsed shape and the kernel's parameters, those of `values` (by strides) among them."""
-        walked = [self.strides, *(strides for _, strides, _, _ in self.indices), *([values] if values else [])]
-        sizes, merged = collapse(self.shape, walked)
-        names = ["x", *(f"i{j}" for j in range(len(self.indices))), "v"]
+        walked = {"x": self.strides, **{f"i{j}": i.strides for j, i in enumerate(self.indices)}}
+        walked |= {} if values is None else {"v": values}
+        sizes, merged = collapse(self.shape, list(walked.values()))
         params: dict[str, int | float | Sym] = {"n": math.prod(self.shape)}
         params |= {f"d{k}": n for k, n in enumerate(sizes)}
-        params |= {f"{name}_s{k}": s for name, strides in zip(names, merged) for k, s in enumerate(strides)}
-        for j, (_, _, size, stride) in enumerate(self.indices):
-            params |= {f"i{j}_size": size, f"i{j}_stride": stride}
+        params |= {f"{name}_s{k}": s for name, strides in zip(walked, merged) for k, s in enumerate(strides)}
+        for j, i in enumerate(self.indices):
+            params |= {f"i{j}_size": i.size, f"i{j}_stride": i.stride}
         return sizes, params
 
 
@@ -58,10 +67,10 @@ def along(x: Tensor, dim: int, index: Tensor, shape: Shape, strides: tuple[int, 
     """Coordinates of `shape` address `x` directly but for `dim`, where the index, through `strides`, decides."""
     sizes = x.shape or (1,)
     own = contiguous(sizes)
-    if not sizes[dim] and math.prod(shape):
+    if not sizes[dim] and 0 not in shape:
         raise ShapeError(f"dimension {dim} of {list(x.shape)} has no elements to index")
     direct = tuple(0 if k == dim else s for k, s in enumerate(own))
-    return Place(shape, direct[: len(shape)], ((_checked(index), strides, sizes[dim], own[dim]),))
+    return Place(shape, direct[: len(shape)], (Index(_checked(index), strides, sizes[dim], own[dim]),))
 
 
 def aligned(x: Tensor, dim: int, index: Tensor) -> Place:
@@ -82,7 +91,7 @@ def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> Place:
     if len(given) > MOST:
         raise InvalidProgram(f"{len(given)} index tensors are more than the {MOST} that one dispatch can bind")
     common = broadcast(*(i.shape for i in given.values()))
-    if any(x.shape[d] == 0 for d in given) and math.prod(common):
+    if any(x.shape[d] == 0 for d in given) and 0 not in common:
         raise ShapeError(f"a dimension of {list(x.shape)} has no elements to index")
     dims = list(given)
     at = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
@@ -91,10 +100,10 @@ def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> Place:
     own = contiguous(x.shape)
     shape = (*(x.shape[d] for d in before), *common, *(x.shape[d] for d in after))
     strides = (*(own[d] for d in before), *(0 for _ in common), *(own[d] for d in after))
-    entries = [
-        (i, (*(0 for _ in before), *broadcast_strides(i.shape, common), *(0 for _ in after)), x.shape[d], own[d])
-        for d, i in given.items()
-    ]
+    entries = []
+    for d, i in given.items():
+        over = (*(0 for _ in before), *broadcast_strides(i.shape, common), *(0 for _ in after))
+        entries.append(Index(i, over, x.shape[d], own[d]))
     return Place(shape, strides, tuple(entries))
 
 
@@ -108,7 +117,7 @@ def taken(x: Tensor, place: Place, target: Target) -> Steps:
         params[f"d{rank - 1}"] = sizes[-1] // 4
     kernel = kernels.take(x.dtype, len(place.indices), rank, rows, target)
     groups = -(-out.numel // (4 * kernel.kernel.workgroup))
-    yield Dispatch(kernel, [x, *(i for i, *_ in place.indices)], [out], groups, params)
+    yield Dispatch(kernel, [x, *(i.tensor for i in place.indices)], [out], groups, params)
 
 
 def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> bool:
@@ -125,7 +134,7 @@ def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> b
 def put(x: Tensor, place: Place, values: Tensor | Number, strides: tuple[int, ...], target: Target) -> Steps:
     """The steps that copy `x` and write the values, through `strides` over the place's shape, over its elements."""
     out = yield Out(x.shape, x.dtype)
-    if not math.prod(place.shape):
+    if 0 in place.shape:
         yield cast(x, out, target)
         return
     store = store_type(x.dtype, target)
@@ -139,10 +148,20 @@ def put(x: Tensor, place: Place, values: Tensor | Number, strides: tuple[int, ..
         values.dtype if isinstance(values, Tensor) else None, store, len(place.indices), len(sizes), target
     )
     groups = -(-math.prod(place.shape) // kernel.kernel.workgroup)
-    reads = [i for i, *_ in place.indices] + ([values] if isinstance(values, Tensor) else [])
+    reads = [i.tensor for i in place.indices] + ([values] if isinstance(values, Tensor) else [])
     yield Dispatch(kernel, reads, [words], groups, params)
     if not direct:
         yield cast(words, out, target)
+
+
+def masked(x: Tensor, dim: int, mask: Tensor, value: Tensor, target: Target) -> Steps:
+    """The steps that write one value wherever a mask over the dimensions from `dim` on is true."""
+    if mask.shape != x.shape[dim : dim + mask.rank]:
+        raise ShapeError(f"a mask of {list(mask.shape)} does not fit {list(x.shape)} from dimension {dim} on")
+    out = yield Out(x.shape, x.dtype)
+    strides = (*(0,) * dim, *contiguous(mask.shape), *(0,) * (x.rank - dim - mask.rank))
+    chosen = Strided(mask, strides), Strided(value, (0,) * x.rank), x
+    yield pointwise("where", WHERE[COMPUTE[out.dtype]], chosen, out, target, compute=out.dtype)
 
 
 @op("aten.gather.default", wide=True)
@@ -170,6 +189,11 @@ def index_put(
 ) -> Steps:
     if accumulate:
         raise InvalidProgram("index_put cannot accumulate on the GPU")
+    first = len(indices) - 1
+    mask = indices[first]
+    if mask is not None and mask.dtype is DType.BOOL and not any(indices[:first]) and values.numel == 1:
+        yield from masked(x, first, mask, values, target)
+        return
     place = advanced(x, indices)
     if broadcast(place.shape, values.shape) != place.shape:
         raise ShapeError(f"values of {list(values.shape)} do not fit the indexed {list(place.shape)}")

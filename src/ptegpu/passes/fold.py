@@ -6,10 +6,12 @@ evaluated by the NumPy kernels, and what is left is a constant.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from ..errors import PtegpuError
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, flatten
-from ..graph.live import evaluate
 from ..portable import PORTABLE, OutSpec, call
 
 LARGEST = 1 << 28  # bytes: a larger result is left to the GPU
@@ -23,12 +25,13 @@ def fold_constants(graph: Graph) -> None:
     kept = []
     for node in graph.nodes:
         node.args = tuple(_replace(a, known) for a in node.args)
-        if _foldable(node, mutated):
-            for out, value in zip(node.outs, _evaluate(node), strict=True):
-                assert isinstance(out, Tensor)
-                known[out] = Tensor(out.name, out.dtype, value.shape, "constant", value)
-        else:
+        results = _evaluate(node) if _foldable(node, mutated) else None
+        if results is None:
             kept.append(node)
+            continue
+        for out, value in zip(node.outs, results, strict=True):
+            assert isinstance(out, Tensor)
+            known[out] = Tensor(out.name, out.dtype, value.shape, "constant", value)
     graph.nodes = kept
     graph.outputs = [_replace(a, known) for a in graph.outputs]
     graph.writebacks = [(s, known.get(v, v)) for s, v in graph.writebacks]
@@ -51,15 +54,22 @@ def _foldable(node: Node, mutated: set[Tensor]) -> bool:
     return node.op.view is not None or (kernel is not None and len(node.args) <= len(kernel.parameters))
 
 
-def _evaluate(node: Node) -> list[np.ndarray]:
+def _evaluate(node: Node) -> list[np.ndarray] | None:
+    """The results; None if the arguments make no sense, which the shape rules then say better."""
     outs = [o for o in node.outs if isinstance(o, Tensor)]
     if node.op.view is not None:
         source = node.args[0]
-        assert isinstance(source, Tensor) and source.data is not None
-        (shape,) = evaluate(node, lambda t: t.data)  # type: ignore[arg-type, return-value]
-        return [source.data.reshape(shape).astype(outs[0].dtype.numpy, copy=False)]
+        data = source.data if isinstance(source, Tensor) else None
+        if data is None or len(outs) != 1 or data.size != math.prod(outs[0].max_shape):
+            return None
+        return [data.reshape(outs[0].max_shape).astype(outs[0].dtype.numpy, copy=False)]
     specs = tuple(OutSpec(o.dtype, o.max_shape, tuple(range(len(o.max_shape)))) for o in outs)
-    results = call(node.op.name, [_array(a) for a in node.args], specs)
+    try:
+        results = call(node.op.name, [_array(a) for a in node.args], specs)
+    except PtegpuError:
+        return None
+    if [r.shape for r in results] != [o.max_shape for o in outs]:
+        return None
     return [np.ascontiguousarray(r, dtype=o.dtype.numpy) for r, o in zip(results, outs, strict=True)]
 
 

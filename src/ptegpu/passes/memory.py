@@ -17,7 +17,6 @@ from ..graph.graph import Graph, Tensor, flatten
 from ..plan.plan import ALIGN, Buffer
 from ..plan.target import Target
 
-
 ConstantKey: TypeAlias = tuple[int, int, str]  # address, bytes, dtype
 
 
@@ -128,7 +127,7 @@ def _fixed(memory: Memory, t: Tensor, known: dict[ConstantKey, Buffer], names: d
     blob = None
     if t.data is not None:
         blob = len(memory.blobs)
-        memory.blobs.append(memoryview(np.ascontiguousarray(t.data).reshape(-1).view(np.uint8)))
+        memory.blobs.append(np.ascontiguousarray(t.data).reshape(-1).view(np.uint8).data)
     buffer = Buffer(name, _padded(t.max_nbytes), t.kind, blob)
     memory.buffers.append(buffer)
     memory.buffer_of[t] = buffer

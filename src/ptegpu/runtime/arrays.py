@@ -26,7 +26,9 @@ def as_array(value: Any, var: Var, what: str) -> np.ndarray:
     if array.dtype != var.dtype.numpy:
         raise InvalidInput(f"{what} must be {wanted}, not {given}: convert it to {var.dtype.value} first")
     if array.ndim != len(var.sizes):
-        raise InvalidInput(f"{what} must be {wanted}, not {given}: it has {array.ndim} dimensions, {len(var.sizes)} are needed")
+        raise InvalidInput(
+            f"{what} must be {wanted}, not {given}: it has {array.ndim} dimensions, {len(var.sizes)} are needed"
+        )
     if var.dynamic:
         fits = all(n <= m for n, m in zip(array.shape, var.sizes, strict=True))
     else:

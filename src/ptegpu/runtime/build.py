@@ -85,7 +85,9 @@ class _Builder:
             if var in self.states:
                 self.value(var)
             self.count += 1
-            fresh: Value = Sym(var.name) if var.dtype is None else Tensor(f"{var.name}.{self.count}", var.dtype.device, var.sizes)
+            fresh: Value = (
+                Sym(var.name) if var.dtype is None else Tensor(f"{var.name}.{self.count}", var.dtype.device, var.sizes)
+            )
             outs.append(fresh)
             self.env[var] = fresh
         self.graph.nodes.append(Node(definition, tuple(args), tuple(outs), call.where, tuple(mutated)))
@@ -103,7 +105,9 @@ class _Builder:
             if isinstance(value, Tensor) and value.kind in ("state", "input", "constant"):
                 value = self.copy(value, "output")
             graph.outputs.append(value)
-        graph.writebacks = [(old, new) for var, old in self.first.items() if isinstance(new := self.env[var], Tensor) and new is not old]
+        graph.writebacks = [
+            (old, new) for var, old in self.first.items() if isinstance(new := self.env[var], Tensor) and new is not old
+        ]
         fold_constants(graph)
         remove_dead(graph)
         dynamic = any(v.dynamic or v.dtype is None for v in self.inputs) or any(n.op.sym for n in graph.nodes)

@@ -15,8 +15,10 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 def named_data(file: Program, data: Source | Sequence[Source] | None) -> NamedData:
     """The program's named data and that of the `.ptd` files; a key in two places is an error."""
-    single = isinstance(data, str | os.PathLike | bytes | bytearray | memoryview)
-    sources: Sequence[Any] = [] if data is None else [data] if single else data
+    if data is None:
+        sources: Sequence[Source] = []
+    else:
+        sources = [data] if isinstance(data, str | os.PathLike | bytes | bytearray | memoryview) else data
     merged: dict[str, Any] = dict(file.named_data)
     for source in sources:
         for key, tensor in read_data(source).items():

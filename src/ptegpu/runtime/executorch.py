@@ -1,7 +1,7 @@
 """The names of `executorch.runtime`, for code written against it.
 
-    from ptegpu import Runtime
-    outputs = Runtime.get().load_program("model.pte").load_method("forward").execute([x])
+from ptegpu import Runtime
+outputs = Runtime.get().load_program("model.pte").load_method("forward").execute([x])
 """
 
 from __future__ import annotations

@@ -138,9 +138,8 @@ class Method:
             if var.dtype is not None:
                 result = np.asarray(result, dtype=_dtype(var).numpy if var.dtype is not DType.BF16 else np.float32)
                 if result.ndim != len(var.sizes) or any(n > m for n, m in zip(result.shape, var.sizes, strict=True)):
-                    raise ExecutionError(
-                        f"{instruction.where}: its result is {list(result.shape)}, the program allows at most {list(var.sizes)}"
-                    )
+                    limit = f"the program allows at most {list(var.sizes)}"
+                    raise ExecutionError(f"{instruction.where}: its result is {list(result.shape)}, {limit}")
                 if var.dtype is DType.BF16:
                     result = from_device(result, DType.BF16)
             env[var] = result

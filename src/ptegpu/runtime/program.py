@@ -27,7 +27,7 @@ def load(
     """Load a `.pte` and make it ready on a GPU.
 
     `data` is one or several `.ptd` files with constants that live outside the program. `device` is "auto", an adapter's
-    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready; by default all.
+    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready.
     """
     file = read_program(path)
     named = named_data(file, data)
@@ -105,7 +105,8 @@ class Program:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<ptegpu.Program {self.file.path or 'from memory'}: {', '.join(self._methods)} on {self.device.target.name}>"
+        where, methods = self.file.path or "from memory", ", ".join(self._methods)
+        return f"<ptegpu.Program {where}: {methods} on {self.device.target.name}>"
 
     def _check_open(self) -> None:
         if self._closed:

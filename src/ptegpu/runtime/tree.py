@@ -12,13 +12,12 @@ from ..errors import InvalidInput
 def flatten_inputs(arguments: Sequence[Any], tree: str, count: int, method: str) -> list[Any]:
     """The leaves of `arguments` in the program's order.
 
-    As many arguments as the method has inputs are taken as they are; otherwise tuples, lists and dicts are opened as the
-    program's container metadata says.
+    As many arguments as the method has inputs are taken as they are; otherwise tuples, lists and dicts are opened as
+    the program's container metadata says.
     """
     spec = _positional(tree)
-    if spec is None or _plain(spec):
-        leaves = list(arguments)
-    elif len(arguments) == count and not any(isinstance(a, list | tuple | dict) for a in arguments):
+    flat = len(arguments) == count and not any(isinstance(a, list | tuple | dict) for a in arguments)
+    if flat or spec is None or _plain(spec):
         leaves = list(arguments)
     else:
         leaves = []
