@@ -191,7 +191,7 @@ def index_put(
         raise InvalidProgram("index_put cannot accumulate on the GPU")
     first = len(indices) - 1
     mask = indices[first]
-    if mask is not None and mask.dtype is DType.BOOL and not any(indices[:first]) and values.numel == 1:
+    if mask is not None and mask.dtype is DType.BOOL and all(i is None for i in indices[:first]) and values.numel == 1:
         yield from masked(x, first, mask, values, target)
         return
     place = advanced(x, indices)
