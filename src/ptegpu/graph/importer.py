@@ -45,7 +45,7 @@ class _Importer:
             if isinstance(operand, Var):
                 operand.kind, operand.name = "input", f"input {k}"
             elif operand is None and value_id in self._used_ids():
-                operand = self.slots[value_id] = Var(f"input {k}", None, kind="input")
+                operand = self.slots[value_id] = Var(f"input {k}", None, dynamic=True, kind="input")
             linear.inputs.append(operand)
         for value_id in method.inputs:
             self._write(value_id)
@@ -245,7 +245,10 @@ class _Importer:
         return inline(blob, given, outs, self.named_data, f"delegate {call.delegate}", self.path)
 
     def _mark_states(self, linear: Linear) -> None:
-        """Constants that get written, and planned tensors read before they are written, keep their value."""
+        """Constants that get written, and planned tensors read before they are written, keep their value.
+
+        And what is computed from a value of changing size may change its own.
+        """
         seen: set[Var] = {v for v in linear.inputs if isinstance(v, Var)}
         for instruction in linear.code:
             if isinstance(instruction, Jump):
@@ -266,6 +269,9 @@ class _Importer:
                 if v.kind == "constant":
                     v.kind = "state"
                 seen.add(v)
+            if any(v.dynamic for v in variables(instruction.args)):
+                for v in instruction.outs:
+                    v.dynamic = True
 
 
 def array_of(data: memoryview, dtype: DType, sizes: Shape, dim_order: tuple[int, ...]) -> np.ndarray:

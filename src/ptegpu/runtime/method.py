@@ -65,8 +65,10 @@ class Method:
         env = dict(self.env)
         for k, (declared, given) in enumerate(zip(self.linear.inputs, leaves, strict=True)):
             self._set_input(env, declared, given, f"input {k} of {self.name}")
-        self._run(env)
-        self.env = {v: env[v] for v in self.env}
+        try:
+            self._run(env)
+        finally:  # what ran before an error did change the states
+            self.env = {v: env[v] for v in self.env}
         as_torch = any(is_torch(leaf) for leaf in leaves)
         return [self._result(env, o, as_torch) for o in self.linear.outputs]
 
