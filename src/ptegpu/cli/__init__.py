@@ -49,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app([a for a in given if a != "--debug"], prog_name="ptegpu")
+        try:
+            app([a for a in given if a != "--debug"], prog_name="ptegpu")
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import InvalidInput, LimitExceeded, UnsupportedProgram
-from ..format import BlobGraph, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
+from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
+from ..format import BlobGraph, BlobTensor, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
 from ..graph.graph import Graph
 from ..graph.graph import Tensor as GraphTensor
 from ..graph.importer import BACKENDS, NamedData, import_method
@@ -91,10 +91,19 @@ def _missing(found: Analysis, given: NamedData) -> dict[str, memoryview]:
         if isinstance(value, Tensor) and value.key is not None:
             sizes[value.key] = max(value.nbytes, sizes.get(value.key, 0))
     for blob in found.blobs.values():
-        for constant in blob.constants:
+        for constant in (
+            blob.constants[v.constant] for v in blob.values if isinstance(v, BlobTensor) and v.constant >= 0
+        ):
             if constant.key is not None:
                 sizes[constant.key] = max(constant.nbytes, sizes.get(constant.key, 0))
-    return {key: np.zeros(nbytes, np.uint8).data for key, nbytes in sizes.items() if key not in given}
+    return {key: _zeros(key, nbytes) for key, nbytes in sizes.items() if key not in given}
+
+
+def _zeros(key: str, nbytes: int) -> memoryview:
+    try:
+        return np.zeros(nbytes, np.uint8).data
+    except (MemoryError, ValueError):
+        raise InvalidProgram(f"the named data {key!r} would have {nbytes:,} bytes") from None
 
 
 def _judge(found: Analysis) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.text import Text
 
@@ -91,15 +93,15 @@ def method_report(found: Analysis) -> dict[str, Any]:
 
 
 def _nbytes(found: Analysis, kind: str) -> int:
-    arrays = {id(v.data) if v.data is not None else id(v): v for v in found.stored(kind)}
-    return sum(v.dtype.size * _numel(v.sizes) for v in arrays.values() if v.dtype)
+    """Bytes of the constants, each counted once however often the file uses it, or of the states."""
+    stored = found.stored(kind)
+    if kind == "state":
+        return sum(v.dtype.size * prod(v.sizes) for v in stored if v.dtype)
+    return sum({_address(v.data): v.data.nbytes for v in stored if v.data is not None}.values())
 
 
-def _numel(sizes: Sequence[int]) -> int:
-    total = 1
-    for n in sizes:
-        total *= n
-    return total
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _order(item: tuple[tuple[str, str], int]) -> tuple[int, int, str]:

@@ -1,0 +1,48 @@
+"""Results against expected ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptegpu.cli.compare import Difference, compare
+
+NAN, INF = float("nan"), float("inf")
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "wrong"),
+    [
+        (floats(1, 2), floats(1, 2.00005), 0),
+        (floats(1, 2), floats(1, 2.1), 1),
+        (floats(NAN, INF, -INF), floats(NAN, INF, -INF), 0),
+        (floats(NAN, INF), floats(0, -INF), 2),
+        (np.array([2**60]), np.array([2**60 + 1]), 1),
+        (np.array([True, False]), np.array([True, True]), 1),
+        (7, np.array(7), 0),
+        (np.zeros((0, 3)), np.zeros((0, 3)), 0),
+    ],
+)
+def test_how_many_are_wrong(got: object, expected: np.ndarray, wrong: int) -> None:
+    assert compare(got, expected, 1e-4, 0.0).wrong == wrong
+
+
+def test_the_worst_wrong_element_is_found() -> None:
+    got, expected = np.array([[1e6, 1.0], [0.0, 0.0]]), np.array([[1e6 + 5, 1.5], [0.0, 0.2]])
+    found = compare(got, expected, 0.01, 1e-4)
+    assert found == Difference(2, 4, (0, 1), 1.0, 1.5)
+    assert found.error == 0.5
+
+
+def test_the_worst_of_equal_ones() -> None:
+    found = compare(floats(1, 2, 3), floats(1, 2.25, 3), 1.0, 0.0)
+    assert (found.wrong, found.index, found.error) == (0, (1,), 0.25)
+
+
+def test_what_cannot_be_compared() -> None:
+    assert compare(floats(1, 2), floats(1), 1, 1).problem == "shape [2], expected [1]"
+    assert compare("text", floats(1), 1, 1).problem == "'text' cannot be compared with an array"

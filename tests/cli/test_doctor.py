@@ -1,0 +1,94 @@
+"""`ptegpu doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Invoke
+
+from ptegpu import gpu
+from ptegpu.cli import selfcheck
+from ptegpu.cli.doctor import nvidia_hints
+from ptegpu.ops import REGISTRY
+
+
+def test_this_machine_is_healthy(invoke: Invoke) -> None:
+    report = invoke("doctor", "--json").json()
+    assert report["healthy"]
+    assert report["problems"] == []
+    assert report["chosen"] == report["auto"]
+    assert set(report["packages"]) == {"ptegpu", "wgpu", "numpy"}
+    adapter = report["adapters"][report["chosen"]]
+    assert set(adapter["features"]) == {"f16", "subgroups", "timestamps"}
+    assert adapter["limits"]["invocations"] >= 256
+    assert [check["name"] for check in report["checks"]] == [check.name for check in selfcheck.checks()]
+
+
+def test_it_is_readable(invoke: Invoke) -> None:
+    ended = invoke("doctor", "--device", 0)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.startswith("system    ")
+    assert ended.out.endswith("healthy\n")
+    assert "self-check" in ended.out
+
+
+def test_every_family_is_checked() -> None:
+    assert {check.operator for check in selfcheck.checks()} <= set(REGISTRY)
+
+
+def test_a_wrong_kernel_is_found(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, *_ = selfcheck.checks()
+    bad = replace(good, name="bad", expected=good.expected + 1)
+    unknown = replace(good, name="impossible", args=(good.args[0], good.args[0].T.copy(), 1))
+    monkeypatch.setattr(selfcheck, "checks", lambda: [good, bad, unknown])
+    ended = invoke("doctor", "--json")
+    assert ended.code == 1
+    outcomes = selfcheck.run_checks(gpu.open_device())
+    assert [outcome.passed for outcome in outcomes] == [True, False, False]
+    assert outcomes[2].problem.startswith("impossible: shapes [7, 33], [33, 7] do not broadcast")
+    assert "FAIL" in invoke("doctor").out
+
+
+def test_no_adapter_names_the_package(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "adapters", lambda: [])
+    monkeypatch.setattr("ptegpu.gpu.loader.load_loader", lambda: False)
+    ended = invoke("doctor")
+    assert ended.code == 1
+    expected = (
+        "problem: No GPU adapter: the Vulkan loader (libvulkan.so.1) is missing. "
+        "Run: apt-get install libvulkan1 mesa-vulkan-drivers"
+    )
+    assert ended.out.splitlines()[-1] == expected
+    assert "no loader (libvulkan.so.1)" in ended.out
+
+
+def test_an_unknown_device_is_a_problem(invoke: Invoke) -> None:
+    ended = invoke("doctor", "--device", "no such GPU")
+    assert ended.code == 1
+    assert "problem: No adapter has 'no such GPU' in its name. There is 0: " in ended.out
+
+
+def test_nvidia_without_its_vulkan_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = tmp_path / "version"
+    assert nvidia_hints(set(), version) == []
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 2025\n")
+    assert nvidia_hints({"NVIDIA"}, version) == []
+
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    expected = (
+        "an NVIDIA driver (580) is loaded, but its Vulkan library libEGL_nvidia.so.0 is missing. "
+        "Run: apt-get install libnvidia-gl-580 (Ubuntu) or nvidia-vulkan-icd (Debian); "
+        "start a container with NVIDIA_DRIVER_CAPABILITIES=all"
+    )
+    assert nvidia_hints({"Intel"}, version) == [expected]
+    monkeypatch.setattr("ctypes.CDLL", lambda name: name)
+    expected = (
+        "an NVIDIA driver (580) and its Vulkan library are there, but give no adapter: VK_DRIVER_FILES or "
+        "VK_ICD_FILENAMES may point elsewhere, or /dev/nvidia* may be out of reach"
+    )
+    assert nvidia_hints(set(), version) == [expected]

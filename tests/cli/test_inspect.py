@@ -1,0 +1,167 @@
+"""`ptegpu inspect`, which needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from tests.cli.conftest import DATA, Invoke
+from tests.test_layers import BLOCKER, SRC
+
+from ptegpu.plan.serialize import from_json
+
+
+def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
+    report = invoke("inspect", mlp, "--json").json()
+    assert (report["file"], report["nbytes"]) == (str(mlp), mlp.stat().st_size)
+    (method,) = report["methods"]
+    assert method["name"] == "forward"
+    assert method["inputs"] == [{"dtype": "float32", "shape": [2, 8], "dynamic": False}]
+    assert method["outputs"] == [{"dtype": "float32", "shape": [2, 4], "dynamic": False}]
+    (delegate,) = method["delegates"]
+    assert (delegate["backend"], delegate["calls"]) == ("VulkanBackend", 3)
+    assert method["constants"] == {"count": 4, "nbytes": (8 * 16 + 16 + 16 * 4 + 4) * 4}
+    assert method["operators"] == [
+        {"name": "aten.linear.default", "count": 2, "where": "GPU"},
+        {"name": "aten.relu.default", "count": 1, "where": "GPU"},
+    ]
+    assert (len(method["plans"]), method["host_steps"], method["unsupported"], method["notes"]) == (1, 0, [], [])
+    memory = method["memory"]
+    assert memory["constants"] == method["constants"]["nbytes"]
+    assert memory["total"] == sum(n for name, n in memory.items() if name != "total")
+
+
+def test_a_method_for_people(invoke: Invoke, mlp: Path) -> None:
+    out = invoke("inspect", mlp).out
+    for line in (
+        "method forward",
+        "  input 0     float32[2, 8]",
+        "  output 0    float32[2, 4]",
+        "  constants   4, 848 bytes",
+    ):
+        assert line in out.splitlines()
+    assert "runs as     1 plan" in out
+
+
+def test_dynamic_bounds_and_missing_data(invoke: Invoke, data: Path) -> None:
+    ended = invoke("inspect", data / "dynamic.pte")
+    assert ended.code == 0
+    assert "  input 0     int64 ≤ [1, 16]" in ended.out.splitlines()
+    assert "note: 4 constants are in no file given, and taken as zeros; pass --data (" in ended.out
+    files = ["--data", data / "dynamic-0.ptd", "--data", data / "dynamic-1.ptd"]
+    (method,) = invoke("inspect", data / "dynamic.pte", *files, "--json").json()["methods"]
+    assert method["notes"] == []
+    assert {"name": "sym_size.int", "count": 1, "where": "shapes"} in method["operators"]
+
+
+def test_state_and_host_steps(invoke: Invoke, data: Path) -> None:
+    (method,) = invoke("inspect", data / "control.pte", "--json").json()["methods"]
+    assert method["states"] == {"count": 1, "nbytes": 4}
+    assert method["host_steps"] > 0
+    assert method["outputs"][4] == {"dtype": "int", "value": 7}
+
+
+def test_all_methods_or_one(invoke: Invoke, data: Path) -> None:
+    file = data / "methods.pte"
+    names = [m["name"] for m in invoke("inspect", file, "--json").json()["methods"]]
+    assert names == ["encode", "forward", "get_vocab_size", "get_name", "get_scale", "use_cache"]
+    (method,) = invoke("inspect", file, "--method", "get_scale", "--json").json()["methods"]
+    assert method["outputs"] == [{"dtype": "float", "value": 0.5}]
+    assert (method["plans"], method["memory"], method["operators"]) == ([], None, [])
+    assert invoke("inspect", file, "--method", "x").code == 1
+
+
+def test_unsupported_operators_are_listed_and_not_fatal(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    unknown = tmp_path / "unknown.pte"
+    unknown.write_bytes(mlp.read_bytes().replace(b"aten.linear.default", b"aten.banana.default"))
+    (method,) = invoke("inspect", unknown, "--json").json()["methods"]
+    assert {"name": "aten.banana.default", "count": 2, "where": "unsupported"} in method["operators"]
+    assert [row["call"].split("(")[0] for row in method["unsupported"]] == ["aten.banana.default"] * 2
+    lines = invoke("inspect", unknown).out.splitlines()
+    assert "unsupported:" in lines
+    assert lines[-1].startswith("     1 × aten.banana.default(float32[2, 8], ")
+    assert invoke("inspect", unknown, "--graph", tmp_path / "unknown.svg").code == 0
+    ended = invoke("inspect", unknown, "--plan", tmp_path / "plan.json")
+    expected = "error: method forward has no plan: inspect it without --plan to see why\n"
+    assert (ended.code, ended.err) == (1, expected)
+
+
+def test_an_unknown_backend_is_shown_and_not_fatal(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign.pte"
+    foreign.write_bytes(mlp.read_bytes().replace(b"VulkanBackend", b"BananaBackend"))
+    (method,) = invoke("inspect", foreign, "--json").json()["methods"]
+    (delegate,) = method["delegates"]
+    assert (delegate["backend"], delegate["calls"]) == ("BananaBackend", None)
+    assert method["unsupported"] == [{"call": "backend BananaBackend", "count": 1}]
+    note = (
+        "method forward calls the backend BananaBackend; ptegpu runs VulkanBackend and programs without a delegate: "
+        "export with VulkanPartitioner or WebGPUPartitioner"
+    )
+    assert method["notes"] == [note]
+    assert "BananaBackend, " in invoke("inspect", foreign).out
+    ended = invoke("inspect", foreign, "--graph", tmp_path / "x.svg")
+    assert (ended.code, ended.err) == (1, f"error: there is no picture of method forward: {note}\n")
+
+
+def test_plans_come_back(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    assert invoke("inspect", mlp, "--plan", target).out.endswith(f"wrote {target}\nwrote {tmp_path / 'plan.bin'}\n")
+    plan = from_json(target.read_text("utf-8"), (tmp_path / "plan.bin").read_bytes())
+    assert [port.shape for port in (*plan.inputs, *plan.outputs)] == [(2, 8), (2, 4)]
+
+
+def test_several_plans_are_numbered(invoke: Invoke, data: Path, tmp_path: Path) -> None:
+    written = invoke("inspect", data / "control.pte", "--plan", tmp_path / "plan.json", "--json").json()["written"]
+    assert written[:2] == [str(tmp_path / "plan.0.json"), str(tmp_path / "plan.0.bin")]
+    assert all(Path(path).stat().st_size >= 0 for path in written)
+
+
+def test_a_dynamic_plan_is_at_its_maximum(invoke: Invoke, data: Path, tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    assert invoke("inspect", data / "dynamic.pte", "--plan", target).code == 0
+    plan = from_json(target.read_text("utf-8"), target.with_suffix(".bin").read_bytes())
+    assert [port.shape for port in (*plan.inputs, *plan.outputs)] == [(1, 16), (2, 16, 4), (1, 15, 8)]
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "dynamic", "control"])
+def test_pictures(invoke: Invoke, data: Path, tmp_path: Path, name: str) -> None:
+    svg, html = tmp_path / "graph.svg", tmp_path / "graph.html"
+    assert invoke("inspect", data / f"{name}.pte", "--graph", svg).code == 0
+    root = ElementTree.fromstring(svg.read_text("utf-8"))
+    texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == f"{name}.pte · forward"
+    assert {"input 0", "output 0"} <= set(texts)
+    assert invoke("inspect", data / f"{name}.pte", "--graph", html).code == 0
+    page = html.read_text("utf-8")
+    assert svg.read_text("utf-8") in page
+    addresses = page.replace("http://www.w3.org/2000/svg", "")
+    assert not any(word in addresses for word in ("http:", "https:", "src=", "@import"))
+
+
+def test_a_picture_needs_one_method(invoke: Invoke, data: Path, tmp_path: Path) -> None:
+    assert invoke("inspect", data / "methods.pte", "--graph", tmp_path / "forward.svg").code == 0
+    assert "methods.pte · forward" in (tmp_path / "forward.svg").read_text("utf-8")
+    ended = invoke("inspect", data / "methods.pte", "--method", "encode", "--graph", tmp_path / "encode.svg")
+    assert ended.code == 0
+    assert invoke("inspect", data / "methods.pte", "--graph", "x.png").code == 2
+
+
+def test_it_works_without_wgpu_and_torch(tmp_path: Path) -> None:
+    arguments = ["inspect", str(DATA / "control.pte"), "--json", "--graph", str(tmp_path / "graph.html")]
+    arguments += ["--plan", str(tmp_path / "plan.json")]
+    code = f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\nfrom ptegpu.cli import main\nmain({arguments!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["methods"][0]["name"] == "forward"
+
+
+def test_run_without_wgpu_says_what_is_missing(mlp: Path) -> None:
+    start = f"import sys\nsys.path.insert(0, {str(SRC)!r})\nsys.modules['wgpu'] = None\n"
+    code = f"{start}from ptegpu.cli import main\nmain(['run', {str(mlp)!r}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    expected = "error: wgpu is not installed. Run: pip install 'wgpu==0.32.*'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
