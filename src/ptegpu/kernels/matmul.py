@@ -1,5 +1,7 @@
 """Matrix products: y[z, row, column] = alpha · Σₖ a[z, row, k] · b[z, k, column] + beta · bias, summed in f32.
 
+There may be fewer matrices of `a` and of the bias than of `b`: matrix z is then number z modulo `P.sets`.
+
 Four kernels share one `Form` (what is constant per graph) and one block of parameters (what is live):
 
 - `outer`: an invocation per element, for a K so short that nothing is worth sharing;
@@ -10,7 +12,7 @@ Four kernels share one `Form` (what is constant per graph) and one block of para
 All are unrolled here, because naga emits plain loops: every accumulator has a name. Loads are clamped into the matrix
 rather than guarded, what lies beyond K is set to zero on its way into the tile, and what lies beyond M or N is never
 stored. `gemv_columns` and `gemm` store quads if the form says so, and can leave partial sums over parts of K to
-`add_parts`; the others store single elements.
+`add_parts`; the others store single elements. These two can also take a `b` that is no stored matrix (`Gather`).
 """
 
 from __future__ import annotations
@@ -20,15 +22,29 @@ from functools import lru_cache
 
 from ..dtypes import DType
 from ..plan.target import Target
+from .functions import functions
 from .wgsl import KernelSpec, Storage, build
 
 DEPTH = 16  # elements of K in a tile
 MIN_SUBGROUP = 4  # the smallest size WebGPU allows
 
-SIZES = [("batch", "u32"), ("m", "u32"), ("n", "u32"), ("k", "u32")]
+SIZES = [("batch", "u32"), ("sets", "u32"), ("m", "u32"), ("n", "u32"), ("k", "u32")]
 PLACES = [("y_batch", "u32"), ("y_row", "u32"), ("y_column", "u32"), ("y_first", "u32")]  # strides of y, its start
 EPILOGUE = [("alpha", "f32")]
+CLAMP = [("low", "f32"), ("high", "f32")]
 BIAS = [("beta", "f32"), ("bias_batch", "u32"), ("bias_row", "u32"), ("bias_column", "u32"), ("bias_first", "u32")]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """WGSL that finds the elements of `b` with `b_at`, where it is no stored matrix.
+
+    `b_place(column) -> Place` is all that loads of four columns from there on have in common, `b_quad(row, Place)` is
+    one such load; rows count through all matrices of `b`.
+    """
+
+    wgsl: str
+    params: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,8 @@ class Form:
     a_quads: bool
     b_quads: bool
     y_quads: bool
+    clamped: bool = False  # y is kept within P.low and P.high
+    gather: Gather | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +101,7 @@ def _module(
         target=target,
         reads=reads | bias,
         writes={"y": Storage(form.y, 4 if form.y_quads else 1)},
-        params=[*SIZES, *PLACES, *EPILOGUE, *(BIAS if form.bias else []), *params],
+        params=[*SIZES, *PLACES, *EPILOGUE, *(BIAS if form.bias else []), *(CLAMP if form.clamped else []), *params],
         workgroup=workgroup,
         shared=shared,
         helpers="\n".join([*helpers, _epilogue(form)]),
@@ -94,9 +112,10 @@ def _module(
 def _epilogue(form: Form) -> str:
     bias = ""
     if form.bias:
-        place = "P.bias_first + z * P.bias_batch + row * P.bias_row + column * P.bias_column"
+        place = "P.bias_first + z % P.sets * P.bias_batch + row * P.bias_row + column * P.bias_column"
         bias = f" + P.beta * bias_at({place})"
-    finish = f"fn finish(z: u32, row: u32, column: u32, v: f32) -> f32 {{ return P.alpha * v{bias}; }}\n"
+    result = f"within(P.alpha * v{bias}, P.low, P.high)" if form.clamped else f"P.alpha * v{bias}"
+    finish = f"{functions(result)}\nfn finish(z: u32, row: u32, column: u32, v: f32) -> f32 {{ return {result}; }}\n"
     place = "P.y_first + z * P.y_batch + row * P.y_row"
     if form.y_quads:
         lanes = ", ".join(f"finish(z, row, column + {j}u, v.{c})" for j, c in enumerate("xyzw"))
@@ -123,6 +142,14 @@ def _quad(name: str, width: str, quads: bool) -> str:
     return f"fn {name}_quad(row: u32, i: u32) -> vec4<f32> {{ return {load}; }}"
 
 
+def _b_source(form: Form) -> tuple[Storage, str, str]:
+    """How `b` is bound, the helpers that define `b_quad`, and what that wants to know of a `column`."""
+    if form.gather:
+        return Storage(form.b), form.gather.wgsl, "b_place({column})"
+    width = "P.k" if form.transposed else "P.n"
+    return Storage(form.b, 4 if form.b_quads else 1), _quad("b", width, form.b_quads), "{column}"
+
+
 @lru_cache(maxsize=256)
 def outer(form: Form, target: Target) -> KernelSpec:
     """An invocation per element of y."""
@@ -131,8 +158,9 @@ def outer(form: Form, target: Target) -> KernelSpec:
         "let i = group * WG + lid;",
         "if (i >= P.batch * P.m * P.n) { return; }",
         "let column = i % P.n; let zr = i / P.n; let row = zr % P.m; let z = zr / P.m;",
+        "let first = (z % P.sets * P.m + row) * P.k;",
         "var sum = 0.0;",
-        f"for (var k = 0u; k < P.k; k++) {{ sum = fma(a_at(zr * P.k + k), b_at({b}), sum); }}",
+        f"for (var k = 0u; k < P.k; k++) {{ sum = fma(a_at(first + k), b_at({b}), sum); }}",
         "put(z, row, column, sum);",
     ]
     return _module(
@@ -157,7 +185,7 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
     body = [
         "let z = group / P.blocks;",
         f"let first = group % P.blocks * {columns}u;",
-        *(f"let a{i} = (z * {rows}u + {i}u) * {width};" for i in range(rows)),
+        *(f"let a{i} = (z % P.sets * {rows}u + {i}u) * {width};" for i in range(rows)),
         *(f"let b{j} = (z * P.n + min(first + {j}u, P.n - 1u)) * {width};" for j in range(columns)),
         *(f"var sum{i}_{j}: {kind} = {zero};" for i, j in sums),
         f"for (var k = lid; k < {width}; k += WG) {{",
@@ -223,11 +251,12 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
     """`rows` rows of a [M, K], all there are, against b [K, N]: a lane has four columns, a slice every so manieth k."""
     workgroup = target.workgroup(256)
     slices, unroll = workgroup // lanes, 4
+    storage, b_helpers, place = _b_source(form)
     steps = [f"k + {j * slices}u" for j in range(unroll)]
 
     def step(j: int, k: str) -> list[str]:
         return [
-            f"  let b{j} = b_quad(z * P.k + {k}, column);",
+            f"  let b{j} = b_quad(z * P.k + {k}, place);",
             *(f"  sum{i} = fma(vec4<f32>(a_at(a{i} + {k})), b{j}, sum{i});" for i in range(rows)),
         ]
 
@@ -235,7 +264,8 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         "let zs = group / P.blocks; let z = zs % P.batch; let part = zs / P.batch;",
         f"let lane = lid % {lanes}u;",
         f"let column = (group % P.blocks * {lanes}u + lane) * 4u;",
-        *(f"let a{i} = (z * {rows}u + {i}u) * P.k;" for i in range(rows)),
+        f"let place = {place.format(column='column')};",
+        *(f"let a{i} = (z % P.sets * {rows}u + {i}u) * P.k;" for i in range(rows)),
         *(f"var sum{i} = vec4<f32>();" for i in range(rows)),
         "let end = min(P.k, (part + 1u) * P.k_part);",
         f"var k = part * P.k_part + lid / {lanes}u;",
@@ -266,10 +296,10 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         body,
         form,
         target,
-        reads={"a": Storage(form.a), "b": Storage(form.b, 4 if form.b_quads else 1)},
+        reads={"a": Storage(form.a), "b": storage},
         workgroup=workgroup,
-        helpers=[_quad("b", "P.n", form.b_quads)],
-        params=[("blocks", "u32"), ("k_part", "u32")],
+        helpers=[b_helpers],
+        params=[("blocks", "u32"), ("k_part", "u32"), *(form.gather.params if form.gather else ())],
         shared={"partial": ("vec4<f32>", workgroup * rows)},
     )
 
@@ -291,14 +321,15 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
     along_k = f"(block % {DEPTH // 4}u) * 4u", f"block / {DEPTH // 4}u"  # (k, quad) of a block of four rows along K
     along_n = f"(block / {quads}u) * 4u", f"block % {quads}u"
     b_k, b_quad = along_k if form.transposed else along_n
+    storage, b_helpers, place = _b_source(form)
 
     load = [f"if (lid < {blocks}u) {{"]
-    load += [f"  s{i} = a_quad(z * P.m + min(line + {i}u, P.m - 1u), k);" for i in range(4)]
+    load += [f"  s{i} = a_quad(a_set * P.m + min(line + {i}u, P.m - 1u), k);" for i in range(4)]
     load.append("} else {")
     if form.transposed:
         load += [f"  s{i} = b_quad(z * P.n + min(line + {i}u, P.n - 1u), k);" for i in range(4)]
     else:
-        load += [f"  s{i} = b_quad(z * P.k + min(k + {i}u, P.k - 1u), line);" for i in range(4)]
+        load += [f"  s{i} = b_quad(z * P.k + min(k + {i}u, P.k - 1u), place);" for i in range(4)]
     load.append("}")
     turned = [f"vec4<f32>(s0.{c}, s1.{c}, s2.{c}, s3.{c})" for c in "xyzw"]
 
@@ -313,6 +344,7 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
     body = [
         "let tile = group % (P.row_tiles * P.column_tiles);",
         "let zs = group / (P.row_tiles * P.column_tiles); let z = zs % P.batch; let part = zs / P.batch;",
+        "let a_set = z % P.sets;",
         f"let first_row = tile % P.row_tiles * {tile.size}u;",
         f"let first_column = tile / P.row_tiles * {tile.size}u;",
         f"let x = lid % {across}u; let y_ = lid / {across}u;",
@@ -321,6 +353,7 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
         f"let block_k = select({along_k[0]}, {b_k}, stages_b);",
         f"let quad = select({along_k[1]}, {b_quad}, stages_b);",
         "let line = select(first_row, first_column, stages_b) + quad * 4u;",
+        f"let place = {place.format(column='line')};",
         f"let at = select(0u, {DEPTH * quads}u, stages_b) + block_k * {quads}u + (quad ^ (block_k >> 1u));",
         "let begin = part * P.k_part; let end = min(P.k, begin + P.k_part);",
         *(f"var sum{i}_{j} = vec4<f32>();" for i, j in sums),
@@ -355,13 +388,15 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
         body,
         form,
         target,
-        reads={"a": Storage(form.a, 4 if form.a_quads else 1), "b": Storage(form.b, 4 if form.b_quads else 1)},
+        reads={"a": Storage(form.a, 4 if form.a_quads else 1), "b": storage},
         workgroup=tile.threads,
-        helpers=[
-            _quad("a", "P.k", form.a_quads),
-            _quad("b", "P.k" if form.transposed else "P.n", form.b_quads),
+        helpers=[_quad("a", "P.k", form.a_quads), b_helpers],
+        params=[
+            ("row_tiles", "u32"),
+            ("column_tiles", "u32"),
+            ("k_part", "u32"),
+            *(form.gather.params if form.gather else ()),
         ],
-        params=[("row_tiles", "u32"), ("column_tiles", "u32"), ("k_part", "u32")],
         shared={"tiles": ("vec4<f32>", 2 * DEPTH * quads)},
     )
 

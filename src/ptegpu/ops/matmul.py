@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
-from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SMALL, Form, Tile, add_parts, gemm, gemv_columns, gemv_rows, outer
+from ..kernels.matmul import (
+    DEPTH,
+    LARGE,
+    MEDIUM,
+    SMALL,
+    Form,
+    Gather,
+    Tile,
+    add_parts,
+    gemm,
+    gemv_columns,
+    gemv_rows,
+    outer,
+)
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from .pointwise import broadcast_strides, cast
@@ -22,9 +35,13 @@ Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """y[z, row, column] = alpha · a[z, row, :] · b[z, :, column] + beta · bias[z, row, column]."""
+    """y[z, row, column] = alpha · a[z, row, :] · b[z, :, column] + beta · bias[z, row, column].
 
-    a: Tensor  # (batch, m, k)
+    With `sets`, a and bias have only so many matrices, and z takes number z modulo that. With `gather`, b is any
+    tensor, in which the gather finds the elements by the parameters `places`.
+    """
+
+    a: Tensor  # (batch or sets, m, k)
     b: Tensor  # (batch, k, n), or (batch, n, k) if transposed
     transposed: bool
     batch: int
@@ -39,6 +56,10 @@ class Product:
     bias_first: int = 0
     alpha: float = 1.0
     beta: float = 1.0
+    clamp: tuple[float, float] | None = None
+    sets: int | None = None
+    gather: Gather | None = None
+    places: Mapping[str, int] = field(default_factory=dict)
 
     def form(self, target: Target, *, quads: bool) -> Form:
         """What its kernel is generated for; `quads` if that kernel can store four elements at a time."""
@@ -53,20 +74,25 @@ class Product:
             self.k % 4 == 0,
             (self.k if self.transposed else self.n) % 4 == 0,
             quads,
+            self.clamp is not None,
+            self.gather,
         )
 
     def params(self, **extra: int) -> Mapping[str, int | float]:
-        words: dict[str, int | float] = {"batch": self.batch, "m": self.m, "n": self.n, "k": self.k}
+        words: dict[str, int | float] = {"batch": self.batch, "sets": self.sets or self.batch}
+        words |= {"m": self.m, "n": self.n, "k": self.k}
         words |= dict(zip(("y_batch", "y_row", "y_column"), self.y_strides, strict=True))
         words |= {"y_first": self.y_first, "alpha": self.alpha}
         if self.bias:
             words |= dict(zip(("bias_batch", "bias_row", "bias_column"), self.bias_strides, strict=True))
             words |= {"bias_first": self.bias_first, "beta": self.beta}
+        if self.clamp:
+            words |= dict(zip(("low", "high"), self.clamp, strict=True))
         return words | extra
 
     def dispatch(self, kernel: KernelSpec, groups: int, **extra: int) -> Dispatch:
         reads = [self.a, self.b, self.bias] if self.bias else [self.a, self.b]
-        return Dispatch(kernel, reads, [self.y], groups, self.params(**extra))
+        return Dispatch(kernel, reads, [self.y], groups, self.params(**extra, **self.places))
 
     def swapped(self) -> Product:
         """yᵀ = bᵀ · aᵀ, both operands being stored along K."""
@@ -85,7 +111,7 @@ class Product:
     def partial(self, sums: Tensor) -> Product:
         """The bare sums, those over each part of K behind each other, into [parts, batch, m, n]."""
         strides = (self.m * self.n, self.n, 1)
-        return replace(self, y=sums, y_strides=strides, y_first=0, bias=None, alpha=1.0)
+        return replace(self, y=sums, y_strides=strides, y_first=0, bias=None, alpha=1.0, clamp=None)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -166,7 +192,7 @@ class Variant:
 
 
 VARIANTS = (  # the first that fits is taken; the last one always does
-    Variant("outer", _outer, lambda p, _: p.k <= 8),
+    Variant("outer", _outer, lambda p, _: p.k <= 8 and not p.gather),
     Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= MAX_GEMV_ROWS),
     Variant("gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= MAX_GEMV_ROWS),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_GEMV_ROWS),
@@ -184,7 +210,7 @@ def multiply(p: Product, target: Target) -> Steps:
     """The steps of a product; none if it has no elements."""
     if p.batch * p.m * p.n == 0:
         return
-    if p.n == 1 and not p.transposed:
+    if p.n == 1 and not (p.transposed or p.sets or p.gather):
         p = replace(p, transposed=True)
     yield from choose(p, target).steps(p, target)
 
