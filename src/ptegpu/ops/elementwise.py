@@ -103,7 +103,7 @@ def compare(base: str, body: str) -> None:
     define([f"{base}.Scalar"], with_scalar, "steps", wide=True)
 
 
-def test(name: str, bodies: Bodies) -> None:
+def predicate(name: str, bodies: Bodies) -> None:
     """An operator that asks something of each element: bools from the operand's own type."""
 
     def rule(x: Tensor, *, target: Target) -> Steps:
@@ -162,9 +162,9 @@ unary("aten.hardsigmoid.default", floats("within(a + 3.0, 0.0, 6.0) / 6.0"))
 unary("aten.hardswish.default", floats("a * within(a + 3.0, 0.0, 6.0) / 6.0"))
 unary("aten.bitwise_not.default", {"i32": "~a", "bool": "!a"}, wide=True)
 
-test("aten.isnan.default", {"f32": "is_nan(a)", "i32": "false", "bool": "false"})
-test("aten.isinf.default", {"f32": "is_inf(a)", "i32": "false", "bool": "false"})
-test("aten.logical_not.default", {"f32": "a == 0.0", "i32": "a == 0", "bool": "!a"})
+predicate("aten.isnan.default", {"f32": "is_nan(a)", "i32": "false", "bool": "false"})
+predicate("aten.isinf.default", {"f32": "is_inf(a)", "i32": "false", "bool": "false"})
+predicate("aten.logical_not.default", {"f32": "a == 0.0", "i32": "a == 0", "bool": "!a"})
 
 scaled("aten.add", {**numbers("a + alpha * b"), "bool": "a || (alpha && b)"})
 scaled("aten.sub", numbers("a - alpha * b"))
