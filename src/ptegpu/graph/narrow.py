@@ -15,9 +15,9 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
     """The contiguous elements of `array` (of host type `dtype`) as `dtype.device`; InvalidInput if one does not fit."""
     device = dtype.device
     if dtype is DType.BF16:
-        return (np.ascontiguousarray(array).astype(np.uint32) << 16).view(np.float32)
+        return (array.astype(np.uint32, order="C") << np.uint32(16)).view(np.float32)
     if device is dtype:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
     if dtype is DType.I64 and array.size:
         low, high = int(array.min()), int(array.max())
         if low < _I32.min or high > _I32.max:
@@ -32,12 +32,13 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
                 f"{what}: the float64 value {float(finite.max()):g} does not fit float32, "
                 "which is what the GPU computes with"
             )
-    return np.ascontiguousarray(array, dtype=device.numpy)
+    return np.asarray(array, dtype=device.numpy, order="C")
 
 
 def from_device(array: np.ndarray, dtype: DType) -> np.ndarray:
     """The inverse for results: widened to the host type the program declares."""
     if dtype is DType.BF16:
-        bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        bits = np.asarray(array, dtype=np.float32, order="C").view(np.uint32)
+        nearest = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16  # ties to even
+        return np.asarray(np.where(np.isnan(array), 0x7FC0, nearest), dtype=np.uint16)  # rounding could end a NaN
     return array.astype(dtype.numpy, copy=False)
