@@ -72,9 +72,9 @@ def test_an_unknown_device_is_a_problem(invoke: Invoke) -> None:
 
 def test_nvidia_without_its_vulkan_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = tmp_path / "version"
-    assert nvidia_hints(set(), version) == []
+    assert nvidia_hints(set(), True, version) == []
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27 2025\n")
-    assert nvidia_hints({"NVIDIA"}, version) == []
+    assert nvidia_hints({"NVIDIA"}, True, version) == []
 
     def missing(name: str) -> None:
         raise OSError(name)
@@ -85,10 +85,15 @@ def test_nvidia_without_its_vulkan_library(tmp_path: Path, monkeypatch: pytest.M
         "Run: apt-get install libnvidia-gl-580 (Ubuntu) or nvidia-vulkan-icd (Debian); "
         "start a container with NVIDIA_DRIVER_CAPABILITIES=all"
     )
-    assert nvidia_hints({"Intel"}, version) == [expected]
+    assert nvidia_hints({"Intel"}, True, version) == [expected]
     monkeypatch.setattr("ctypes.CDLL", lambda name: name)
     expected = (
         "an NVIDIA driver (580) and its Vulkan library are there, but give no adapter: VK_DRIVER_FILES or "
         "VK_ICD_FILENAMES may point elsewhere, or /dev/nvidia* may be out of reach"
     )
-    assert nvidia_hints(set(), version) == [expected]
+    assert nvidia_hints(set(), True, version) == [expected]
+    expected = (
+        "an NVIDIA driver (580) and its Vulkan library are there; only the loader is missing. "
+        "Run: apt-get install libvulkan1"
+    )
+    assert nvidia_hints(set(), False, version) == [expected]

@@ -34,6 +34,7 @@ LIMITS = {  # shown as: wgpu's name
 }
 VARIABLES = ("PTEGPU_DEVICE", "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
 NVIDIA_VERSION = Path("/proc/driver/nvidia/version")
+LOADER = "apt-get install libvulkan1"
 
 
 def doctor(
@@ -73,16 +74,20 @@ def examine(device: str) -> dict[str, Any]:
     except ImportError as e:
         report["problems"].append(f"the GPU library cannot be imported ({e}). Run: pip install 'wgpu==0.32.*'")
         return report
+    before = dict(os.environ)
     try:
         infos = gpu.adapters()
         if sys.platform == "linux":
-            report["vulkan"] = {
-                "loader": _loaded("libvulkan.so") if loader.load_loader() else None,
-                "drivers": [str(file) for file in loader.icd_files()],
-            }
-        report["variables"] = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+            found = loader.load_loader()
+            drivers = [str(file) for file in loader.icd_files()]
+            report["vulkan"] = {"loader": _loaded("libvulkan.so") if found else None, "drivers": drivers}
+            report["problems"] += nvidia_hints({info.vendor for info in infos}, found)
+        report["variables"] = {
+            name: {"value": os.environ[name], "set_by_ptegpu": before.get(name) != os.environ[name]}
+            for name in VARIABLES
+            if os.environ.get(name)
+        }
         report["adapters"] = [_adapter(info) for info in infos]
-        report["problems"] += nvidia_hints({info.vendor for info in infos})
         report["auto"] = gpu.choose(infos).index
         chosen = gpu.choose(infos, device)
         report["chosen"] = chosen.index
@@ -96,7 +101,7 @@ def examine(device: str) -> dict[str, Any]:
     return report
 
 
-def nvidia_hints(vendors: set[str], version_file: Path = NVIDIA_VERSION) -> list[str]:
+def nvidia_hints(vendors: set[str], loader: bool, version_file: Path = NVIDIA_VERSION) -> list[str]:
     """What keeps an NVIDIA GPU whose driver is loaded from being an adapter."""
     if "NVIDIA" in vendors or not version_file.exists():
         return []
@@ -109,6 +114,10 @@ def nvidia_hints(vendors: set[str], version_file: Path = NVIDIA_VERSION) -> list
             f"an NVIDIA driver ({branch}) is loaded, but its Vulkan library libEGL_nvidia.so.0 is missing. Run: "
             f"apt-get install libnvidia-gl-{branch} (Ubuntu) or nvidia-vulkan-icd (Debian); start a container with "
             "NVIDIA_DRIVER_CAPABILITIES=all"
+        ]
+    if not loader:
+        return [
+            f"an NVIDIA driver ({branch}) and its Vulkan library are there; only the loader is missing. Run: {LOADER}"
         ]
     return [
         f"an NVIDIA driver ({branch}) and its Vulkan library are there, but give no adapter: VK_DRIVER_FILES or "
@@ -155,8 +164,8 @@ def _show(report: Mapping[str, Any]) -> None:
         say(("Vulkan    ", "bold"), report["vulkan"]["loader"] or ("no loader (libvulkan.so.1)", "red"))
         drivers = report["vulkan"]["drivers"]
         say(("drivers   ", "bold"), "" if drivers else ("none registered", "red"), "\n          ".join(drivers))
-    for name, value in report["variables"].items():
-        say(("          ", ""), f"{name}={value}")
+    for name, variable in report["variables"].items():
+        say(f"          {name}={variable['value']}", " (set by ptegpu)" if variable["set_by_ptegpu"] else "")
     if report["adapters"]:
         _show_adapters(report)
     if report["checks"]:
