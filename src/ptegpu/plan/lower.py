@@ -73,11 +73,15 @@ class _Lowering:
         shape = tuple(step.shape)
         tensor = Tensor(f"{node.name} scratch {len(scratch)}", step.dtype, shape)
         nbytes = max(ALIGN, -(-tensor.nbytes // ALIGN) * ALIGN)
-        if nbytes > min(self.target.max_binding_bytes, self.target.max_buffer_bytes):
+        limit = min(self.target.max_binding_bytes, self.target.max_buffer_bytes)
+        if nbytes > limit:
             raise LimitExceeded(f"its scratch of {nbytes:,} bytes is more than {self.target.name} binds")
         taken = {b.name for b in scratch.values()}
         buffer = self.memory.scratch(k, nbytes, taken)
-        scratch[tensor] = buffer or Buffer(f"scratch{len(scratch)}.{nbytes}", nbytes, "temp")
+        if buffer is None:  # of a rounded size, so that plans of other shapes can use it too
+            room = min(1 << (nbytes - 1).bit_length(), limit)
+            buffer = Buffer(f"scratch{len(scratch)}.{room}", room, "temp")
+        scratch[tensor] = buffer
         return tensor
 
     def launch(self, k: int, node: Node, step: Launch, scratch: dict[Tensor, Buffer]) -> None:

@@ -38,6 +38,7 @@ class Engine:
         self.memory = plan_memory(graph, device.target, names)
         self.symbols = Symbols(graph)
         self.live = Live(graph)
+        self.tensors = graph.tensors()
         self.baked = list(dict.fromkeys(s for n in graph.nodes if n.op.sym is None for s in n.op.baked(n.args)))
         self.plans: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self.planned = 0  # plans ever made
@@ -103,7 +104,7 @@ class Engine:
         reshaped = self.live.update(changes, data)
         baked = tuple(s.value for s in self.baked)
         if reshaped or self.current is None or baked != self.current_baked:
-            key = (tuple(t.shape for t in self.graph.tensors()), baked)
+            key = (tuple(t.shape for t in self.tensors), baked)
             found = self.plans.get(key)
             self.current = None
             if found is None:

@@ -1,0 +1,138 @@
+"""One graph at every live size: models against PyTorch, growing and shrinking, also after an error in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import ptegpu
+from tests.exporting import export
+from tests.models import Encoder
+
+
+class Perceptron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 6) → (B, 3)
+        return torch.log_softmax(self.b(torch.relu(self.a(x))), dim=-1)
+
+
+class Convolutional(nn.Module):
+    """Padding, strides and pooling over a height and a width that both change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3, padding=1)
+        self.b = nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8)
+        self.c = nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (1, 3, H, W)
+        x = torch.relu(self.a(x))
+        x = nn.functional.max_pool2d(x, 2)
+        x = torch.relu(self.c(self.b(nn.functional.pad(x, (1, 0, 1, 0)))))
+        return x.mean((2, 3))
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 50, shape)
+
+
+MODELS: dict[str, tuple[nn.Module, Callable[..., torch.Tensor], dict[int, tuple[int, int]]]] = {
+    "batch": (Perceptron(), lambda b: torch.randn(b, 6), {0: (1, 9)}),
+    "sequence": (Encoder(), lambda t: ids(1, t), {1: (2, 24)}),
+    "batch and sequence": (Encoder(layers=1), ids, {0: (1, 4), 1: (2, 12)}),
+    "height and width": (Convolutional(), lambda h, w: torch.randn(1, 3, h, w), {2: (6, 20), 3: (6, 18)}),
+}
+
+
+@pytest.mark.parametrize("delegate", [True, False], ids=["delegated", "undelegated"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_at_every_size(name: str, delegate: bool) -> None:
+    module, make, bounds = MODELS[name]
+    module.eval()
+    ranges = list(bounds.values())
+    dims = {d: Dim(f"d{d}", min=low, max=high) for d, (low, high) in bounds.items()}
+    example = make(*(high - 1 for _, high in ranges))
+    with ptegpu.load(export(module, (example,), dynamic_shapes=(dims,), delegate=delegate)) as program:
+        rng = random.Random(name)
+        sizes = [tuple(low for low, _ in ranges), tuple(high for _, high in ranges)]
+        sizes += [tuple(rng.randint(low, high) for low, high in ranges) for _ in range(10)]
+        rng.shuffle(sizes)
+        for k, size in enumerate(sizes):
+            x = make(*size)
+            torch.testing.assert_close(program(x), module(x).detach(), atol=1e-4, rtol=1e-4)
+            if k % 4 == 3:
+                with pytest.raises(ptegpu.InvalidInput):
+                    program(make(*(high + 1 for _, high in ranges)))
+                torch.testing.assert_close(program(x), module(x).detach(), atol=1e-4, rtol=1e-4)
+
+
+def counters(program: Any) -> Any:
+    return program.device.counters.snapshot()
+
+
+def test_two_shapes_in_turn_allocate_nothing_after_the_first_two() -> None:
+    module = Perceptron().eval()
+    dims = {0: Dim("batch", min=1, max=9)}
+    with ptegpu.load(export(module, (torch.randn(4, 6),), dynamic_shapes=(dims,))) as program:
+        small, large = torch.randn(2, 6), torch.randn(9, 6)
+        program(large), program(small)
+        before, engine = counters(program), program._methods["forward"].engines[0]
+        planned = engine.planned
+        for _ in range(500):
+            program(large), program(small)
+        after = counters(program)
+        assert engine.planned == planned == 2
+        assert after.buffers_created == before.buffers_created
+        assert after.bind_groups_created == before.bind_groups_created
+
+
+def test_a_static_plan_is_byte_identical_before_and_after() -> None:
+    module, x = Perceptron().eval(), torch.randn(4, 6)
+    with ptegpu.load(export(module, (x,))) as program:
+        (plan,) = program.method("forward").plans
+        first = plan.to_json()
+        for _ in range(3):
+            program(x)
+        (plan,) = program.method("forward").plans
+        assert plan.to_json() == first
+        assert program._methods["forward"].engines[0].planned == 1
+
+
+def test_replays_are_bit_identical() -> None:
+    module, x = Encoder().eval(), ids(1, 9)
+    with ptegpu.load(export(module, (x,))) as program:
+        first = program(x)
+        for _ in range(100):
+            assert torch.equal(program(x), first)
+
+
+class Shapes(nn.Module):
+    """Symbolic ints in views, slices, expansions, ranges and fills; one is also a result."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        b, t, d = x.shape
+        y = x.view(b * t, d)[: b * t - 1]
+        z = torch.arange(t, dtype=x.dtype).view(1, t, 1).expand(b, t, d) + torch.full((b, 1, 1), 2.0)
+        return torch.cat([y, z.reshape(-1, d)]), b * t + 1
+
+
+@pytest.mark.parametrize("delegate", [True, False], ids=["delegated", "undelegated"])
+def test_symbolic_ints_everywhere(delegate: bool) -> None:
+    module = Shapes()
+    dims = {0: Dim("b", min=1, max=4), 1: Dim("t", min=2, max=7)}
+    with ptegpu.load(export(module, (torch.randn(3, 5, 4),), dynamic_shapes=(dims,), delegate=delegate)) as program:
+        for b, t in ((4, 7), (1, 2), (2, 7), (3, 3), (1, 7), (4, 2)):
+            x = torch.randn(b, t, 4)
+            got, count = program(x)
+            want, expected = module(x)
+            torch.testing.assert_close(got, want)
+            assert expected == count
