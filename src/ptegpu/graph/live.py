@@ -22,6 +22,7 @@ class Live:
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = graph.nodes
+        self.settled = False  # until every rule has run once
         self.users: dict[Value, list[int]] = {}
         self.readers: list[int] = []  # nodes that read data of an input, so that they run for every call
         for k, node in enumerate(self.nodes):
@@ -33,7 +34,7 @@ class Live:
     def update(self, changes: Mapping[Value, Shape | int], data: Data) -> bool:
         """Apply new input shapes and symbolic ints; returns whether any tensor's shape changed."""
         undo: list[tuple[Value, Shape | int]] = []
-        queue = list(self.readers)
+        queue = list(self.readers) if self.settled else list(range(len(self.nodes)))
         queued = set(queue)
         reshaped = False
 
@@ -60,6 +61,7 @@ class Live:
             for value, old in reversed(undo):
                 _set(value, old)
             raise
+        self.settled = True
         return reshaped
 
 
