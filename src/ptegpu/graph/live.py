@@ -1,7 +1,8 @@
 """Live shapes: when an input's shape or a symbolic int changes, the rules downstream of it rerun, once each, in order.
 
-A graph that never changes never comes here after it was built. An update either settles completely or, if a rule
-refuses, leaves every shape and every symbolic int as it was.
+A graph that never changes never comes here after it was built. The first update runs every rule, as a symbolic int has
+no value before. An update either settles completely or, if a rule refuses, leaves every shape and every symbolic int
+as it was.
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""Graphs written by hand, one call per node: what the tests of `graph`, `passes` and `plan` work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ptegpu import ops  # noqa: F401  (fills the registry)
+from ptegpu.dtypes import DType
+from ptegpu.graph.graph import Arg, Graph, Sym, Tensor, Value, flatten
+from ptegpu.graph.graph import Node as GraphNode
+from ptegpu.ops.registry import REGISTRY
+from ptegpu.passes.memory import Memory, plan_memory
+from ptegpu.plan.lower import lower
+from ptegpu.plan.plan import Plan
+from ptegpu.plan.symbols import Symbols
+from ptegpu.plan.target import Target
+
+
+class Sketch:
+    """A graph that grows by its nodes; outputs get the shapes that the operators' rules say."""
+
+    def __init__(self, name: str = "g") -> None:
+        self.graph = Graph(name)
+        self.count = 0
+
+    def _name(self, prefix: str) -> str:
+        self.count += 1
+        return f"{prefix}{self.count}"
+
+    def input(self, *shape: int, dtype: DType = DType.F32) -> Tensor:
+        tensor = Tensor(self._name("x"), dtype, shape, "input")
+        self.graph.inputs.append(tensor)
+        return tensor
+
+    def sym(self, value: int = 0) -> Sym:
+        """A symbolic int among the inputs."""
+        sym = Sym(self._name("s"), value)
+        self.graph.inputs.append(sym)
+        return sym
+
+    def constant(self, array: np.ndarray) -> Tensor:
+        return Tensor(self._name("c"), DType.of(array.dtype), array.shape, "constant", array)
+
+    def state(self, *shape: int, data: np.ndarray | None = None, dtype: DType = DType.F32) -> Tensor:
+        return Tensor(self._name("state"), dtype, shape, "state", data)
+
+    def node(self, op: str, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Value:
+        """Apply an operator; its (first) result. `dtype` is the result's, without it that of the first tensor."""
+        definition = REGISTRY[op]
+        outs: tuple[Value, ...]
+        if definition.sym is not None:
+            outs = (Sym(self._name("s")),)
+        else:
+            first = next((v.dtype for v in flatten(args) if isinstance(v, Tensor)), DType.F32)
+            dtypes = (dtype or first,) if isinstance(dtype, DType | None) else tuple(dtype)
+            tensors = [Tensor(self._name("t"), d, ()) for d in dtypes]
+            for t, shape in zip(tensors, definition.infer(args, tensors), strict=True):
+                t.max_shape = t.shape = shape
+            outs = tuple(tensors)
+        mutated = tuple(t for k in definition.mutates if isinstance(t := args[k], Tensor))
+        self.graph.nodes.append(GraphNode(definition, args, outs, f"{op} #{len(self.graph.nodes)}", mutated))
+        return outs[0]
+
+    def tensor(self, op: str, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Tensor:
+        """`node` for an operator whose result is a tensor."""
+        out = self.node(op, *args, dtype=dtype)
+        assert isinstance(out, Tensor)
+        return out
+
+    def returns(self, *values: Arg) -> Graph:
+        self.graph.outputs.extend(values)
+        return self.graph
+
+
+def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:
+    """The graph's plan at its live shapes, and the memory that it is laid out in."""
+    target = target or Target()
+    memory = plan_memory(graph, target)
+    return lower(graph, memory, target, Symbols(graph)), memory
