@@ -1,6 +1,7 @@
 """The operators, one file per family. Importing this package fills the registry."""
 
 from . import (
+    convolution,
     elementwise,
     embedding,
     fill,
@@ -20,6 +21,7 @@ from .registry import REGISTRY, OpDef
 __all__ = [
     "REGISTRY",
     "OpDef",
+    "convolution",
     "elementwise",
     "embedding",
     "fill",

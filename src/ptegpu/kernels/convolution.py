@@ -1,0 +1,239 @@
+"""Convolutions over one to three spatial axes, summed in f32; axis `rank - 1` is the innermost.
+
+- `window` finds the matrix that a product with the weights wants: row (channel, tap), column a position of the output;
+- `direct`: four neighbouring outputs per invocation, for groups so narrow that a product would be mostly idle;
+- `transposed`: four output channels of a position per invocation, from the inputs that reach it.
+
+Parameters by axis k: `i` sizes of the input, `o` of the output, `k` of the kernel, `s` stride, `p` padding, `d` dilation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .functions import functions
+from .matmul import Gather
+from .wgsl import KernelSpec, Storage, build
+
+
+@dataclass(frozen=True, slots=True)
+class Storages:
+    """The dtypes of the tensors of a kernel, and whether the result is clamped."""
+
+    x: DType
+    weight: DType
+    bias: DType | None
+    y: DType
+    clamped: bool
+
+    def reads(self, *, x_lanes: int = 1) -> dict[str, Storage]:
+        bias = {"bias": Storage(self.bias)} if self.bias else {}
+        return {"x": Storage(self.x, x_lanes), "weight": Storage(self.weight), **bias}
+
+    def params(self) -> list[tuple[str, str]]:
+        return [("low", "f32"), ("high", "f32")] if self.clamped else []
+
+    def finish(self) -> str:
+        """`finish(channel, v)`: the sum of an output channel with its bias, clamped."""
+        result = "v + bias_at(channel)" if self.bias else "v"
+        if self.clamped:
+            result = f"within({result}, P.low, P.high)"
+        return f"{functions(result)}\nfn finish(channel: u32, v: f32) -> f32 {{ return {result}; }}"
+
+
+def _axes(kind: str, names: str, axes: Iterable[int]) -> list[tuple[str, str]]:
+    return [(f"{n}{k}", kind) for k in axes for n in names]
+
+
+@lru_cache(maxsize=256)
+def window(kernel: tuple[int, ...]) -> Gather:
+    """The input as the matrix b [channels · taps, positions] of `kernels.matmul`, zero where the window overhangs.
+
+    A load of four columns has their first taps in common: coordinates `c`, and `at`, relative to the channel.
+    """
+    axes = range(len(kernel))
+    taps = math.prod(kernel)
+    fields = ", ".join([*(f"c{k}: vec4<i32>" for k in axes), "at: vec4<i32>"])
+    place = ["  var rest = vec4<u32>(column) + vec4<u32>(0u, 1u, 2u, 3u);"]
+    split = [f"  var tap = row % {taps}u;"]
+    for k in reversed(axes):
+        if k:
+            place += [f"  let c{k} = vec4<i32>(rest % P.o{k}) * P.s{k} - P.p{k};", f"  rest = rest / P.o{k};"]
+            split += [f"  let t{k} = i32(tap % {kernel[k]}u) * P.d{k};", f"  tap = tap / {kernel[k]}u;"]
+        else:
+            place.append("  let c0 = vec4<i32>(rest) * P.s0 - P.p0;")
+            split.append("  let t0 = i32(tap) * P.d0;")
+    inside = " & ".join(f"(bitcast<vec4<u32>>(place.c{k} + t{k}) < vec4<u32>(u32(P.i{k})))" for k in axes)
+    lanes = ", ".join(f"b_at(u32(at.{c}))" for c in "xyzw")
+    wgsl = [
+        f"struct Place {{ {fields} }}",
+        "fn b_place(column: u32) -> Place {",
+        *place,
+        f"  return Place({', '.join(f'c{k}' for k in axes)}, {_flat('c', axes)});",
+        "}",
+        "fn b_quad(row: u32, place: Place) -> vec4<f32> {",
+        *split,
+        f"  let inside = {inside};",
+        f"  let at = select(vec4<i32>(), place.at + (i32(row / {taps}u) * P.plane + {_flat('t', axes)}), inside);",
+        f"  return select(vec4<f32>(), vec4<f32>({lanes}), inside);",
+        "}",
+    ]
+    params = [("plane", "i32"), *_axes("i32", "ispd", axes), *_axes("u32", "o", axes)]
+    return Gather("\n".join(wgsl), tuple(params))
+
+
+def _flat(name: str, axes: Iterable[int]) -> str:
+    """The position of coordinates in a plane of the input."""
+    flat = ""
+    for k in axes:
+        flat = f"({flat}) * P.i{k} + {name}{k}" if flat else f"{name}{k}"
+    return flat
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A window along the innermost axis, which is unrolled."""
+
+    taps: int
+    stride: int
+    dilation: int
+    padding: int
+
+    def offset(self, output: int, tap: int) -> int:
+        """Where a tap of the output is, relative to the first output's first tap without padding."""
+        return output * self.stride + tap * self.dilation - self.padding
+
+
+@lru_cache(maxsize=512)
+def direct(s: Storages, line: Line, rank: int, x_quads: bool, y_quads: bool, target: Target) -> KernelSpec:
+    """Four neighbouring outputs per invocation; the inputs that they share are loaded once per row of the window."""
+    last, outer = rank - 1, range(rank - 1)
+    offsets = sorted({line.offset(j, t) for j in range(4) for t in range(line.taps)})
+    if x_quads:
+        names = {e: f"v{e // 4 - offsets[0] // 4}.{'xyzw'[e % 4]}" for e in offsets}
+        loads = [(f"v{n}", f"x_tap(row, first + {q})") for n, q in _quads(offsets)]
+        step, width = line.stride, f"P.i{last} / 4"
+    else:
+        names = {e: f"v{n}" for n, e in enumerate(offsets)}
+        loads = [(names[e], f"x_tap(row, first + {e})") for e in offsets]
+        step, width = 4 * line.stride, f"P.i{last}"
+    kind, at = ("vec4<f32>", "x_at4") if x_quads else ("f32", "x_at")
+    tap = (
+        f"fn x_tap(row: i32, i: i32) -> {kind} {{\n"
+        f"  let inside = bitcast<u32>(i) < u32({width});\n"
+        f"  return select({kind}(), {at}(u32(select(0, row * ({width}) + i, inside))), inside);\n}}"
+    )
+    body = ["let i = group * WG + lid;", "if (i >= P.count) { return; }", "let block = i % P.blocks;"]
+    body.append("var rest = i / P.blocks;")
+    for k in reversed(outer):
+        body += [f"let c{k} = i32(rest % P.o{k}) * P.s{k} - P.p{k};", f"rest = rest / P.o{k};"]
+    body += [
+        "let channel = rest % P.channels; let image = rest / P.channels;",
+        "let start = (image * P.sets + channel / P.per_group) * P.depth;",
+        f"let first = i32(block) * {step};",
+        *(f"var sum{j} = 0.0;" for j in range(4)),
+        "for (var c = 0u; c < P.depth; c++) {",
+    ]
+    row, taps = "i32(start + c)", "i32(channel * P.depth + c)"
+    for k in outer:
+        body += [
+            f"for (var k{k} = 0; k{k} < P.k{k}; k{k}++) {{",
+            f"let r{k} = c{k} + k{k} * P.d{k};",
+            f"if (r{k} < 0 || r{k} >= P.i{k}) {{ continue; }}",
+        ]
+        row, taps = f"({row}) * P.i{k} + r{k}", f"({taps}) * P.k{k} + k{k}"
+    body += [f"let row = {row};", f"let taps = u32({taps}) * {line.taps}u;"]
+    body += [f"let {name} = {load};" for name, load in loads]
+    for t in range(line.taps):
+        body.append(f"let w{t} = weight_at(taps + {t}u);")
+        body += [f"sum{j} = fma({names[line.offset(j, t)]}, w{t}, sum{j});" for j in range(4)]
+    body += ["}"] * rank
+    sums = [f"finish(channel, sum{j})" for j in range(4)]
+    if y_quads:
+        body.append(f"y_put4(i, vec4<f32>({', '.join(sums)}));")
+    else:
+        body.append(f"let column = block * 4u; let y_row = i / P.blocks * P.o{last};")
+        body += [f"if (column + {j}u < P.o{last}) {{ y_put(y_row + column + {j}u, {v}); }}" for j, v in enumerate(sums)]
+    return build(
+        "convolution_direct",
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads=s.reads(x_lanes=4 if x_quads else 1),
+        writes={"y": Storage(s.y, 4 if y_quads else 1)},
+        params=[
+            *((n, "u32") for n in ("count", "blocks", "channels", "sets", "per_group", "depth")),
+            (f"i{last}", "i32"),
+            *_axes("i32", "ikspd", outer),
+            *_axes("u32", "o", range(rank)),
+            *s.params(),
+        ],
+        workgroup=target.workgroup(256),
+        helpers=f"{s.finish()}\n{tap}",
+    )
+
+
+def _quads(offsets: list[int]) -> list[tuple[int, int]]:
+    """The quads that hold the offsets, numbered from the first."""
+    return [(q - offsets[0] // 4, q) for q in sorted({e // 4 for e in offsets})]
+
+
+@lru_cache(maxsize=64)
+def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
+    """Output o takes input i through tap k where o = i · stride - padding + k · dilation, along every axis."""
+    axes = range(rank)
+    body = [
+        "let i = group * WG + lid;",
+        "if (i >= P.count) { return; }",
+        "let position = i % P.positions;",
+        "let block = i / P.positions;",
+        "let channel = block % P.blocks * 4u;",
+        "let matrix = block / P.blocks; let group_ = matrix % P.sets;",
+        "var rest = position;",
+    ]
+    for k in reversed(axes):
+        body += [f"let c{k} = i32(rest % P.o{k}) + P.p{k};", f"rest = rest / P.o{k};"]
+    body += [f"let o{j} = min(channel + {j}u, P.per_group - 1u) * P.taps;" for j in range(4)]
+    body += [f"var sum{j} = 0.0;" for j in range(4)]
+    tap = ""
+    for k in axes:
+        body += [
+            f"for (var k{k} = 0; k{k} < P.k{k}; k{k}++) {{",
+            f"let t{k} = c{k} - k{k} * P.d{k};",
+            f"if (t{k} < 0 || t{k} % P.s{k} != 0 || t{k} / P.s{k} >= P.i{k}) {{ continue; }}",
+            f"let r{k} = t{k} / P.s{k};",
+        ]
+        tap = f"({tap}) * P.k{k} + k{k}" if tap else f"k{k}"
+    body += [
+        f"var x_next = matrix * P.depth * P.plane + u32({_flat('r', axes)});",
+        f"var w_next = group_ * P.depth * P.per_group * P.taps + u32({tap});",
+        "for (var c = 0u; c < P.depth; c++) {",
+        "  let v = x_at(x_next);",
+        *(f"  sum{j} = fma(v, weight_at(w_next + o{j}), sum{j});" for j in range(4)),
+        "  x_next += P.plane; w_next += P.per_group * P.taps;",
+        "}",
+        *["}"] * rank,
+    ]
+    for j in range(4):
+        store = f"y_put((matrix * P.per_group + channel + {j}u) * P.positions + position, "
+        store += f"finish(group_ * P.per_group + channel + {j}u, sum{j}));"
+        body.append(f"if (channel + {j}u < P.per_group) {{ {store} }}")
+    return build(
+        "convolution_transposed",
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads=s.reads(),
+        writes={"y": Storage(s.y)},
+        params=[
+            *((n, "u32") for n in ("count", "positions", "blocks", "sets", "per_group", "depth", "plane", "taps")),
+            *_axes("i32", "ikspd", axes),
+            *_axes("u32", "o", axes),
+            *s.params(),
+        ],
+        workgroup=target.workgroup(256),
+        helpers=s.finish(),
+    )
