@@ -181,7 +181,7 @@ class _Importer:
         found = self.named_data.get(t.key)
         if found is None:
             raise InvalidProgram(
-                f"{name} needs the data '{t.key}', which no file given has; pass data=", path=self.path
+                f"{name} needs the data '{t.key}', which no file given has; give its .ptd file", path=self.path
             )
         if isinstance(found, ptd.NamedTensor):
             if found.dtype is not None and (found.dtype, found.sizes) != (t.dtype, t.sizes):

@@ -126,7 +126,7 @@ class _Inliner:
             assert constant.key is not None
             found = self.named_data.get(constant.key)
             if found is None:
-                self._fail(f"constant {value.constant} ('{constant.key}') is in no file given; pass data=")
+                self._fail(f"constant {value.constant} ('{constant.key}') is in no file given; give its .ptd file")
             data = found.data if isinstance(found, ptd.NamedTensor) else found
         if len(data) < value.nbytes:
             self._fail(f"constant {value.constant} has {len(data)} bytes, value {value_id} needs {value.nbytes}")

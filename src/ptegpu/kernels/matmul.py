@@ -76,10 +76,22 @@ class Tile:
         return self.size // self.rows * (self.size // self.columns)
 
 
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A `b` stored [N, K] in some other form: what it reads, and `b_quad(row, k)`, four elements of a row from k on.
+
+    k is a multiple of four and may lie beyond K, where the elements do not matter.
+    """
+
+    reads: tuple[tuple[str, Storage], ...]
+    params: tuple[tuple[str, str], ...]
+    quad: str  # WGSL
+
+
 LARGE, MEDIUM, SMALL = Tile(128, 8, 8), Tile(64, 8, 4), Tile(32, 4, 4)
 
 
-def _module(
+def module(
     name: str,
     body: list[str],
     form: Form,
@@ -163,7 +175,7 @@ def outer(form: Form, target: Target) -> KernelSpec:
         f"for (var k = 0u; k < P.k; k++) {{ sum = fma(a_at(first + k), b_at({b}), sum); }}",
         "put(z, row, column, sum);",
     ]
-    return _module(
+    return module(
         "matmul_outer",
         body,
         form,
@@ -198,7 +210,7 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
     reduce, size = _reduce_subgroups(totals, workgroup) if target.subgroups else _reduce_tree(totals, workgroup)
     body += reduce
     body.append(f"if (lid < {len(sums)}u) {{ put(z, lid / {columns}u, first + lid % {columns}u, total); }}")
-    return _module(
+    return module(
         "matmul_gemv_rows",
         body,
         form,
@@ -291,7 +303,7 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         *(f"  put4(zs, {i}u, column, partial[{i * workgroup}u + lid]);" for i in range(rows)),
         "}",
     ]
-    return _module(
+    return module(
         "matmul_gemv_columns",
         body,
         form,
@@ -305,14 +317,16 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
 
 
 @lru_cache(maxsize=256)
-def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
-    """A tile of y per workgroup.
+def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -> KernelSpec:
+    """A tile of y per workgroup; `b` is a matrix as the form says, or what `loader` makes of other storage.
 
     Both tiles lie in workgroup memory as [k][quad of rows or columns], so that an invocation reads vec4s. Quad q of
     step k is kept at q ^ (k / 4 · 2), which spreads the stores of neighbouring invocations over the banks. While one
     step is computed, the loads of the next are under way. Invocation (x, y) has row quads y, y + down, … and column
     quads x, x + across, …: neighbours read, and store, neighbouring quads.
     """
+    width = "P.k" if form.transposed else "P.n"
+    loader = loader or Loader((("b", Storage(form.b, 4 if form.b_quads else 1)),), (), _quad("b", width, form.b_quads))
     quads, across, down = tile.size // 4, tile.size // tile.columns, tile.size // tile.rows
     row_quads, column_quads = tile.rows // 4, tile.columns // 4
     blocks = quads * DEPTH // 4  # 4 × 4 blocks in each of the two tiles; the first half of the invocations stages a
@@ -383,7 +397,7 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
             f"  put4(zs, row{i}, first_column + (x + {j * across}u) * 4u, sum{i}_{j});" for j in range(column_quads)
         ]
         body.append("}")
-    return _module(
+    return module(
         f"matmul_gemm{tile.size}",
         body,
         form,
@@ -412,7 +426,7 @@ def add_parts(form: Form, target: Target) -> KernelSpec:
         "for (var part = 0u; part < P.parts; part++) { sum += a_at(part * size + i); }",
         "put(i / (P.m * P.n), i / P.n % P.m, i % P.n, sum);",
     ]
-    return _module(
+    return module(
         "matmul_add_parts",
         body,
         form,

@@ -146,7 +146,7 @@ def _gemv_columns(p: Product, target: Target) -> Steps:
         kernel = gemv_columns(q.form(target, quads=True), p.m, lanes, target)
         return q.dispatch(kernel, parts * p.batch * blocks, blocks=blocks, k_part=k_part)
 
-    yield from _in_parts(p, blocks, run, target)
+    yield from in_parts(p, blocks, run, target)
 
 
 def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
@@ -158,12 +158,12 @@ def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
             groups = parts * p.batch * rows * columns
             return q.dispatch(kernel, groups, row_tiles=rows, column_tiles=columns, k_part=k_part)
 
-        yield from _in_parts(p, rows * columns, run, target)
+        yield from in_parts(p, rows * columns, run, target)
 
     return steps
 
 
-def _in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatch], target: Target) -> Steps:
+def in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatch], target: Target) -> Steps:
     """One dispatch, or, where it would leave the GPU idle, one over parts of K and one that adds them up."""
     wanted = min(2 * BUSY // (tiles * p.batch), p.k // (16 * DEPTH))
     if wanted < 2:
@@ -178,7 +178,7 @@ def _in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatc
     yield Dispatch(kernel, [sums, p.bias] if p.bias else [sums], [p.y], groups, p.params(parts=parts))
 
 
-def _fills(tile: Tile, p: Product, target: Target) -> bool:
+def fills(tile: Tile, p: Product, target: Target) -> bool:
     """Whether there are enough such tiles to keep a GPU busy, and rows and columns for more than half of one."""
     enough = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size) >= BUSY
     return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
@@ -196,8 +196,8 @@ VARIANTS = (  # the first that fits is taken; the last one always does
     Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= MAX_GEMV_ROWS),
     Variant("gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= MAX_GEMV_ROWS),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_GEMV_ROWS),
-    Variant("gemm 128", _gemm(LARGE), lambda p, target: _fills(LARGE, p, target)),
-    Variant("gemm 64", _gemm(MEDIUM), lambda p, target: _fills(MEDIUM, p, target)),
+    Variant("gemm 128", _gemm(LARGE), lambda p, target: fills(LARGE, p, target)),
+    Variant("gemm 64", _gemm(MEDIUM), lambda p, target: fills(MEDIUM, p, target)),
     Variant("gemm 32", _gemm(SMALL)),
 )
 

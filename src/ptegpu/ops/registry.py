@@ -83,6 +83,7 @@ class OpDef:
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
     dtypes: tuple[DType, ...] = ()  # of the first tensor; empty: any that a GPU holds
     wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
+    numbers: tuple[int, ...] = ()  # parameters that are scalars of the tensors' kind
     doc: str = ""
 
     def bind(self, args: Sequence[Arg]) -> list[Any]:
@@ -211,6 +212,7 @@ def define(
             splits=tuple(index[m] for m in splits),
             dtypes=tuple(dtypes),
             wide=wide,
+            numbers=tuple(k for k, (n, *_) in enumerate(positional) if _is_number(hints[n])),
             doc=inspect.getdoc(rule) or "",
             **{kind: rule},
         )
@@ -219,6 +221,10 @@ def define(
 def _keeps_sym(hint: Any) -> bool:
     """Whether a parameter of this annotation is handed a Sym itself rather than its value."""
     return hint is Sym or any(_keeps_sym(a) for a in typing.get_args(hint))
+
+
+def _is_number(hint: Any) -> bool:
+    return {int, float} == {a for a in typing.get_args(hint) if a is not type(None)}
 
 
 def _converter(hint: Any) -> Convert:

@@ -79,7 +79,7 @@ class _Lowering:
         taken = {b.name for b in scratch.values()}
         buffer = self.memory.scratch(k, nbytes, taken)
         if buffer is None:  # of a rounded size, so that plans of other shapes can use it too
-            room = min(1 << (nbytes - 1).bit_length(), limit)
+            room = min(1 << (nbytes - 1).bit_length(), limit // ALIGN * ALIGN)
             buffer = Buffer(f"scratch{len(scratch)}.{room}", room, "temp")
         scratch[tensor] = buffer
         return tensor

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..dtypes import ON_GPU, DType
 from ..errors import UnsupportedProgram
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
-from ..ops import REGISTRY
+from ..ops import REGISTRY, OpDef
 from ..portable import PORTABLE, PRIMS
 
 _INT_RESULTS = ("sym_size.int", "aten.sym_size.int", "aten.sym_numel.default", "et_vk.select_as_symint.default")
@@ -91,17 +91,19 @@ def joins(call: Call, ints: set[Var]) -> bool:
         return False
     if any(v.dtype is None and v not in ints for v in variables(call.args)):
         return False
-    if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition.wide):
+    if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition):
         return False
     first = next((v.dtype.device for v in tensors if v.dtype), None)
     return not definition.dtypes or first in definition.dtypes
 
 
-def _exact_in_32_bits(call: Call, wide: bool) -> bool:
-    """int64 values that came in range stay in range if they are only moved; a cast from float may leave it."""
+def _exact_in_32_bits(call: Call, definition: OpDef) -> bool:
+    """int64 values that came in range stay in range if they are only moved; a scalar or a float may be out of it."""
     source = _dtype(call.args[0]) if call.args else None
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
-    return wide and not (from_float and REGISTRY[call.op].view is not None)
+    scalars = [call.args[k] for k in definition.numbers if k < len(call.args)]
+    too_wide = any(isinstance(n, int) and not -(2**31) <= n < 2**31 for n in scalars)
+    return definition.wide and not too_wide and not (from_float and definition.view is not None)
 
 
 def _dtype(operand: Operand) -> DType | None:
