@@ -325,8 +325,6 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
     step is computed, the loads of the next are under way. Invocation (x, y) has row quads y, y + down, … and column
     quads x, x + across, …: neighbours read, and store, neighbouring quads.
     """
-    width = "P.k" if form.transposed else "P.n"
-    loader = loader or Loader((("b", Storage(form.b, 4 if form.b_quads else 1)),), (), _quad("b", width, form.b_quads))
     quads, across, down = tile.size // 4, tile.size // tile.columns, tile.size // tile.rows
     row_quads, column_quads = tile.rows // 4, tile.columns // 4
     blocks = quads * DEPTH // 4  # 4 × 4 blocks in each of the two tiles; the first half of the invocations stages a
@@ -336,6 +334,9 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
     along_n = f"(block / {quads}u) * 4u", f"block % {quads}u"
     b_k, b_quad = along_k if form.transposed else along_n
     storage, b_helpers, place = _b_source(form)
+    b_reads, b_params = {"b": storage}, form.gather.params if form.gather else ()
+    if loader:
+        b_reads, b_helpers, b_params = dict(loader.reads), loader.quad, loader.params
 
     load = [f"if (lid < {blocks}u) {{"]
     load += [f"  s{i} = a_quad(a_set * P.m + min(line + {i}u, P.m - 1u), k);" for i in range(4)]
@@ -402,15 +403,10 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
         body,
         form,
         target,
-        reads={"a": Storage(form.a, 4 if form.a_quads else 1), "b": storage},
+        reads={"a": Storage(form.a, 4 if form.a_quads else 1), **b_reads},
         workgroup=tile.threads,
         helpers=[_quad("a", "P.k", form.a_quads), b_helpers],
-        params=[
-            ("row_tiles", "u32"),
-            ("column_tiles", "u32"),
-            ("k_part", "u32"),
-            *(form.gather.params if form.gather else ()),
-        ],
+        params=[("row_tiles", "u32"), ("column_tiles", "u32"), ("k_part", "u32"), *b_params],
         shared={"tiles": ("vec4<f32>", 2 * DEPTH * quads)},
     )
 
