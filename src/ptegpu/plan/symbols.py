@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import UnsupportedProgram
-from ..graph.graph import Graph, Sym, Tensor
+from ..graph.graph import Graph, Node, Sym, Tensor
 from ..kernels.wgsl import SYM_VECTORS
 from .plan import SymStep
 
@@ -39,41 +39,30 @@ class Symbols:
 
     def steps(self) -> tuple[SymStep, ...]:
         """How a runner without a shape engine makes the words for its inputs at this plan's shapes."""
-        if not self.table:
-            return ()
-        steps = []
+        made = [self._step(n, out) for n in self.graph.nodes for out in n.outs if isinstance(out, Sym)]
         scalars = [v for v in self.graph.inputs if isinstance(v, Sym)]
-        steps += [SymStep(self.table[v], "input", (k,)) for k, v in enumerate(scalars)]
-        steps += [SymStep(word, "const", (v,)) for v, word in self.table.items() if isinstance(v, int)]
-        tensors = [v for v in self.graph.inputs if isinstance(v, Tensor)]
-        for node in self.graph.nodes:
-            if node.op.sym is None:
-                continue
-            (out,) = node.outs
-            assert isinstance(out, Sym)
-            first = node.args[0]
-            if "data" in node.op.wants:
-                assert isinstance(first, Tensor)
-                element = node.op.sym(*node.op.bind(node.args), data=None)
-                steps.append(SymStep(self.table[out], "item", (tensors.index(first), element)))
-            elif isinstance(first, Tensor):
-                steps.append(SymStep(self.table[out], "const", (out.value,)))
-            else:
-                words = [self.word(a) for a in node.args if isinstance(a, Sym | int | float)]
-                known = len(words) == len(node.args)
-                op = node.op.name.split(".")[0].split("::")[-1]
-                steps.append(
-                    SymStep(self.table[out], op, tuple(words))
-                    if known
-                    else SymStep(self.table[out], "const", (out.value,))
-                )
-        constants = {s.target for s in steps if s.op == "const"}
-        late = [
-            SymStep(word, "const", (v,))
-            for v, word in self.table.items()
-            if isinstance(v, int) and word not in constants
-        ]
-        return (*late, *steps)
+        given = [SymStep(self.table[v], "input", (k,)) for k, v in enumerate(scalars)]
+        literals = [SymStep(word, "const", (v,)) for v, word in self.table.items() if isinstance(v, int)]
+        return (*given, *literals, *made)
+
+    def _step(self, node: Node, out: Sym) -> SymStep:
+        first = node.args[0]
+        target = self.table[out]
+        if isinstance(first, Tensor):
+            if "data" not in node.op.wants or first.kind == "constant":  # known with the plan's shapes
+                return SymStep(target, "const", (out.value,))
+            assert node.op.sym is not None
+            element = node.op.sym(*node.op.bind(node.args), data=None)
+            tensors = [v for v in self.graph.inputs if isinstance(v, Tensor)]
+            return SymStep(target, "item", (tensors.index(first), element))
+        words = tuple(self.word(a) for a in node.args if isinstance(a, Sym | int | float))
+        return SymStep(target, _verb(node.op.name), words)
 
     def outputs(self) -> tuple[int, ...]:
         return tuple(self.table[v] for v in self.graph.outputs if isinstance(v, Sym))
+
+
+def _verb(name: str) -> str:
+    """What a step calls an operator: `executorch_prim.sym_min.Scalar` and `sym_min` are "min"."""
+    base = name.removeprefix("executorch_prim.").partition(".")[0]
+    return base.removeprefix("sym_")
