@@ -143,7 +143,7 @@ fn hyperbolic_tangent(x: f32) -> f32 {
     p = fma(fma(p, t, 0.133329332), t, -0.333333313);
     return fma(x * t, p, x);
   }
-  let r = 1.0 - 2.0 / (exp(2.0 * select(m, 15.0, m > 15.0)) + 1.0);
+  let r = 1.0 - 2.0 / (exp(2.0 * lesser(m, 15.0)) + 1.0);
   return select(r, -r, x < 0.0);
 }
 
@@ -170,7 +170,7 @@ fn artanh(x: f32) -> f32 {
 
 // the polynomials: erf for |x| ≤ 1, the logarithm of erfc for 1 ≤ |x| ≤ 4; beyond 4 the result is 1
 fn erf(x: f32) -> f32 {
-  let m = select(abs(x), 4.0, abs(x) > 4.0);
+  let m = lesser(abs(x), 4.0);
   if (m <= 1.0) {
     let t = x * x;
     var p = fma(fma(-0.000566015311, t, 0.00492478907), t, -0.0267177075);
@@ -241,11 +241,14 @@ fn trunc_quotient(x: f32, y: f32) -> f32 {
   return trunc(select(q, q + error, abs(error) < abs(q)));
 }
 
+// `%` of negative ints is wrong on some GPUs (Vulkan leaves it undefined); `/` is right on all
+fn whole_fmod(x: i32, y: i32) -> i32 { return x - x / y * y; }
+
 fn whole_remainder(x: i32, y: i32) -> i32 {
-  let r = x % y;
+  let r = whole_fmod(x, y);
   return select(r, r + y, r != 0 && (r < 0) != (y < 0));
 }
 
 fn whole_floor_quotient(x: i32, y: i32) -> i32 {
-  return x / y - select(0, 1, x % y != 0 && (x < 0) != (y < 0));
+  return x / y - select(0, 1, whole_fmod(x, y) != 0 && (x < 0) != (y < 0));
 }
