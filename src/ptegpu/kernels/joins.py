@@ -32,7 +32,7 @@ def join(sources: tuple[DType, ...], out: DType, quads: bool, target: Target) ->
         last = k == len(sources) - 1
         lines.append(f"return {value};" if last else f"if (column < P.{x}_end) {{ return {value}; }}")
         before = f" - P.{x}_end"
-    return _chosen(
+    return chosen(
         "join",
         ["let row = i / P.width;", "let column = i % P.width;", *lines],
         dict(zip(NAMES, sources)),
@@ -60,7 +60,7 @@ def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target
         f"return {_taken('a', 'i', x, x, quads)};",
     ]
     helpers = WRAPPED if symbolic else ""
-    return _chosen("overlay", lines, {"a": x, "b": source}, x, params, quads, target, helpers)
+    return chosen("overlay", lines, {"a": x, "b": source}, x, params, quads, target, helpers)
 
 
 @lru_cache(maxsize=1024)
@@ -86,7 +86,7 @@ def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
         terms.append(f"m{k} * P.s{k}")
     fill = "P.fill != 0u" if COMPUTE[dtype] == "bool" else "P.fill"
     lines += [f"if ({' && '.join(inside)}) {{ return a_at(u32({' + '.join(terms)})); }}", f"return {fill};"]
-    return _chosen("remap", lines, {"a": dtype}, dtype, params, False, target)
+    return chosen("remap", lines, {"a": dtype}, dtype, params, False, target)
 
 
 def _taken(x: str, at: str, dtype: DType, out: DType, quads: bool) -> str:
@@ -99,7 +99,7 @@ def _taken(x: str, at: str, dtype: DType, out: DType, quads: bool) -> str:
     return value if own == to else f"vec4<{to}>({value})"
 
 
-def _chosen(
+def chosen(
     name: str,
     lines: list[str],
     sources: dict[str, DType],
