@@ -1,23 +1,26 @@
 """A plan as JSON and one binary, and back: what a browser or a later process runs.
 
 The JSON holds everything but bytes; `blobs` there are (offset, length) in the binary, 16-byte aligned, and the
-parameters are in it too. Equal plans give equal bytes.
+parameters are in it too. Equal plans give equal bytes. Reading proves the kind of every field, and that every index
+is one of something; what a device cannot do is found when the plan is prepared.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .plan import Binding, Buffer, Copy, Dispatch, Kernel, Plan, Port, SymStep
+from .plan import Plan
 
 FORMAT = "ptegpu-plan"
 VERSION = 1
 _ALIGN = 16
+_BYTES = ("params", "blobs")  # fields whose contents are in the binary
 
 
 def to_json(plan: Plan) -> tuple[str, bytes]:
@@ -33,7 +36,7 @@ def to_json(plan: Plan) -> tuple[str, bytes]:
     document = {
         "format": FORMAT,
         "version": VERSION,
-        **{f.name: _plain(getattr(plan, f.name)) for f in fields(plan) if f.name not in ("params", "blobs")},
+        **{f.name: _plain(getattr(plan, f.name)) for f in fields(plan) if f.name not in _BYTES},
         "params": place(plan.params),
         "blobs": [place(b) for b in plan.blobs],
     }
@@ -44,33 +47,29 @@ def from_json(text: str, binary: bytes | memoryview) -> Plan:
     """The plan that `to_json` saved; InvalidProgram if it is not one."""
     try:
         document = json.loads(text)
-        if document.get("format") != FORMAT or document.get("version") != VERSION:
-            raise InvalidProgram(f"not a ptegpu plan of version {VERSION}")
-        view = memoryview(binary)
+    except (ValueError, RecursionError) as e:
+        _damaged(f"no JSON: {e}")
+    if not isinstance(document, dict) or (document.get("format"), document.get("version")) != (FORMAT, VERSION):
+        raise InvalidProgram(f"not a ptegpu plan of version {VERSION}")
+    view = memoryview(binary)
 
-        def take(place: list[int]) -> memoryview:
-            start, length = place
-            if not 0 <= start <= start + length <= len(view):
-                raise InvalidProgram(f"the plan's bytes {start}…{start + length} are not in its binary of {len(view)}")
-            return view[start : start + length]
+    def take(place: tuple[int, int]) -> memoryview:
+        start, length = place
+        if not 0 <= start <= start + length <= len(view):
+            raise InvalidProgram(f"the plan's bytes {start}…{start + length} are not in its binary of {len(view)}")
+        return view[start : start + length]
 
-        return Plan(
-            name=document["name"],
-            buffers=tuple(Buffer(**b) for b in document["buffers"]),
-            kernels=tuple(Kernel(**_tuples(k)) for k in document["kernels"]),
-            dispatches=tuple(_dispatch(d) for d in document["dispatches"]),
-            copies=tuple(Copy(**c) for c in document["copies"]),
-            inputs=tuple(_port(p) for p in document["inputs"]),
-            outputs=tuple(_port(p) for p in document["outputs"]),
-            params=bytes(take(document["params"])),
-            syms=tuple(SymStep(**_tuples(s)) for s in document["syms"]),
-            sym_outputs=tuple(document["sym_outputs"]),
-            blobs=tuple(take(b) for b in document["blobs"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        if isinstance(e, InvalidProgram):
-            raise
-        raise InvalidProgram(f"the plan is damaged: {e!r}") from None
+    hints = get_type_hints(Plan) | {"params": tuple[int, int], "blobs": tuple[tuple[int, int], ...]}
+    missing = [name for name in hints if name not in document]
+    if missing:
+        _damaged(f"{', '.join(missing)} missing")
+    read = {name: _read(hint, document[name], name) for name, hint in hints.items()}
+    read["params"], read["blobs"] = bytes(take(read["params"])), tuple(map(take, read["blobs"]))
+    plan = Plan(**read)
+    for what, index, count in _indices(plan):
+        if not 0 <= index < count:
+            _damaged(f"{what} is {index}, there are {count}")
+    return plan
 
 
 def _plain(value: Any) -> Any:
@@ -83,13 +82,48 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _tuples(fields_: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields_.items()}
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """The value that `_plain` made this of, where a field is annotated with `kind`."""
+    parts = get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        if not isinstance(value, dict) or set(value) != set(hints):
+            _damaged(f"{where} does not have the fields {', '.join(hints)}")
+        return kind(**{name: _read(hint, value[name], f"{where}.{name}") for name, hint in hints.items()})
+    if get_origin(kind) is tuple:
+        repeated = parts[-1] is Ellipsis
+        if not isinstance(value, list) or not (repeated or len(value) == len(parts)):
+            _damaged(f"{where} is no list{'' if repeated else f' of {len(parts)}'}")
+        return tuple(_read(parts[0], v, f"{where}[{k}]") for k, v in enumerate(value))
+    if get_origin(kind) is UnionType:  # int | None
+        return None if value is None else _read(parts[0], value, where)
+    allowed = parts if get_origin(kind) is Literal else [d.value for d in DType] if kind is DType else None
+    if allowed is not None:
+        if value not in allowed:
+            _damaged(f"{where} is {value!r}, not one of {', '.join(allowed)}")
+        return DType(value) if kind is DType else value
+    if type(value) is not kind:
+        _damaged(f"{where} is {value!r}, no {kind.__name__}")
+    return value
 
 
-def _dispatch(d: Mapping[str, Any]) -> Dispatch:
-    return Dispatch(d["kernel"], tuple(Binding(**b) for b in d["bindings"]), tuple(d["grid"]), d["label"])
+def _indices(plan: Plan) -> Iterator[tuple[str, int, int]]:
+    """Everything that counts in a list of the plan: what, the index, the list's length."""
+    buffers = len(plan.buffers)
+    for k, buffer in enumerate(plan.buffers):
+        if buffer.blob is not None:
+            yield f"buffers[{k}].blob", buffer.blob, len(plan.blobs)
+    for k, dispatch in enumerate(plan.dispatches):
+        yield f"dispatches[{k}].kernel", dispatch.kernel, len(plan.kernels)
+        for j, binding in enumerate(dispatch.bindings):
+            yield f"dispatches[{k}].bindings[{j}].buffer", binding.buffer, buffers
+    for k, copy in enumerate(plan.copies):
+        yield f"copies[{k}].source", copy.source, buffers
+        yield f"copies[{k}].target", copy.target, buffers
+    for name, ports in (("inputs", plan.inputs), ("outputs", plan.outputs)):
+        for k, port in enumerate(ports):
+            yield f"{name}[{k}].buffer", port.buffer, buffers
 
 
-def _port(p: Mapping[str, Any]) -> Port:
-    return Port(p["name"], p["buffer"], DType(p["dtype"]), tuple(p["shape"]))
+def _damaged(how: str) -> NoReturn:
+    raise InvalidProgram(f"the plan is damaged: {how}")
