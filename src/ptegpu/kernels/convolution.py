@@ -4,7 +4,7 @@
 - `direct`: four neighbouring outputs per invocation, for groups so narrow that a product would be mostly idle;
 - `transposed`: four output channels of a position per invocation, from the inputs that reach it.
 
-Parameters by axis k: `i` sizes of the input, `o` of the output, `k` of the kernel, `s` stride, `p` padding, `d` dilation.
+Parameters by axis: sizes of input `i`, output `o` and kernel `k`, stride `s`, padding `p`, dilation `d`.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ def window(kernel: tuple[int, ...]) -> Gather:
         f"struct Place {{ {fields} }}",
         "fn b_place(column: u32) -> Place {",
         *place,
-        f"  return Place({', '.join(f'c{k}' for k in axes)}, {_flat('c', axes)});",
+        f"  return Place({', '.join(f'c{k}' for k in axes)}, {flat('c', axes)});",
         "}",
         "fn b_quad(row: u32, place: Place) -> vec4<f32> {",
         *split,
         f"  let inside = {inside};",
-        f"  let at = select(vec4<i32>(), place.at + (i32(row / {taps}u) * P.plane + {_flat('t', axes)}), inside);",
+        f"  let at = select(vec4<i32>(), place.at + (i32(row / {taps}u) * P.plane + {flat('t', axes)}), inside);",
         f"  return select(vec4<f32>(), vec4<f32>({lanes}), inside);",
         "}",
     ]
@@ -87,7 +87,7 @@ def window(kernel: tuple[int, ...]) -> Gather:
     return Gather("\n".join(wgsl), tuple(params))
 
 
-def _flat(name: str, axes: Iterable[int]) -> str:
+def flat(name: str, axes: Iterable[int]) -> str:
     """The position of coordinates in a plane of the input."""
     flat = ""
     for k in axes:
@@ -209,7 +209,7 @@ def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
         ]
         tap = f"({tap}) * P.k{k} + k{k}" if tap else f"k{k}"
     body += [
-        f"var x_next = matrix * P.depth * P.plane + u32({_flat('r', axes)});",
+        f"var x_next = matrix * P.depth * P.plane + u32({flat('r', axes)});",
         f"var w_next = group_ * P.depth * P.per_group * P.taps + u32({tap});",
         "for (var c = 0u; c < P.depth; c++) {",
         "  let v = x_at(x_next);",

@@ -126,9 +126,7 @@ def _whole(c: Convolution, target: Target) -> Steps:
     m, n, k = c.x.shape[0], c.y.shape[1], c.weight.numel // c.weight.shape[0]
     strides = (m * n, n, 1)
     yield from multiply(
-        Product(
-            c.x, c.weight, True, 1, m, n, k, c.y, strides, bias=c.bias, bias_strides=(0, 0, 1), clamp=c.clamp
-        ),
+        Product(c.x, c.weight, True, 1, m, n, k, c.y, strides, bias=c.bias, bias_strides=(0, 0, 1), clamp=c.clamp),
         target,
     )
 
@@ -151,7 +149,8 @@ def _direct(c: Convolution, target: Target) -> Steps:
     *outer, last = g.axes
     y_quads = g.out[last] % 4 == 0
     line = kernels.Line(g.kernel[last], g.stride[last], g.dilation[last], g.padding[last])
-    kernel = kernels.direct(c.storages(target, quads=y_quads), line, len(g.axes), g.size[last] % 4 == 0, y_quads, target)
+    storages = c.storages(target, quads=y_quads)
+    kernel = kernels.direct(storages, line, len(g.axes), g.size[last] % 4 == 0, y_quads, target)
     blocks = -(-g.out[last] // 4)
     count = c.y.numel // g.out[last] * blocks
     sizes = {"blocks": blocks, "channels": c.y.shape[1], f"i{last}": g.size[last], f"o{last}": g.out[last]}
@@ -190,11 +189,11 @@ def choose(c: Convolution) -> Variant:
     return next(v for v in VARIANTS if v.when(c))
 
 
-def _per_axis(name: str, values: list[int], rank: int, least: int) -> Shape:
-    """One number for each spatial axis; a single one counts for all."""
+def per_axis(name: str, values: list[int], rank: int, least: int) -> Shape:
+    """One number for each axis; a single one counts for all."""
     found = tuple(values) * rank if len(values) == 1 else tuple(values)
     if len(found) != rank or min(found) < least:
-        raise ShapeError(f"{name} {values} does not fit {rank} spatial dimensions")
+        raise ShapeError(f"{name} {values} does not fit {rank} dimensions")
     return found
 
 
@@ -208,10 +207,10 @@ def _geometry(
     output_padding: list[int],
 ) -> Geometry:
     rank = weight.rank - 2
-    steps = _per_axis("stride", stride, rank, 1)
-    pads = _per_axis("padding", padding, rank, 0)
-    spread = _per_axis("dilation", dilation, rank, 1)
-    more = _per_axis("output_padding", output_padding, rank, 0)
+    steps = per_axis("stride", stride, rank, 1)
+    pads = per_axis("padding", padding, rank, 0)
+    spread = per_axis("dilation", dilation, rank, 1)
+    more = per_axis("output_padding", output_padding, rank, 0)
     size, kernel = x.shape[2:], weight.shape[2:]
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, spread, strict=True)]
     if transposed:

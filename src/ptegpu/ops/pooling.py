@@ -1,0 +1,184 @@
+"""The largest or the mean of windows over the last one to three dimensions, which slide or divide the input evenly."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..dtypes import FLOATS, NUMBERS, DType
+from ..errors import ShapeError
+from ..graph.graph import Shape, Tensor
+from ..kernels import pooling as kernels
+from ..kernels.wgsl import COMPUTE, KernelSpec
+from ..plan.target import Target
+from .convolution import per_axis
+from .reduce import reduce
+from .registry import Dispatch, Out, Steps, define
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Sizes along the pooled axes. Without a kernel, the windows divide the input evenly."""
+
+    size: Shape
+    out: Shape
+    kernel: Shape = ()
+    stride: Shape = ()
+    padding: Shape = ()
+    dilation: Shape = ()
+
+    @property
+    def extent(self) -> kernels.Extent:
+        return "sliding" if self.kernel else "even"
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is one window, and it is the whole plane."""
+        return math.prod(self.out) == 1 and (not self.kernel or (self.kernel == self.size and not any(self.padding)))
+
+    def params(self, names: str) -> dict[str, int]:
+        """The kernels' parameters of these names: i (size), o (out), k, s, p, d."""
+        values = {"i": self.size, "o": self.out, "k": self.kernel}
+        values |= {"s": self.stride, "p": self.padding, "d": self.dilation}
+        return {f"{n}{k}": v for n in names for k, v in enumerate(values[n])}
+
+
+def _planes(x: Tensor, rank: int) -> Shape:
+    """The sizes of the axes that are pooled: the last ones, after channels and perhaps a batch."""
+    if x.rank not in (rank + 1, rank + 2) or not all(x.shape[-rank:]):
+        raise ShapeError(f"{list(x.shape)} cannot be pooled over {rank} dimensions")
+    return x.shape[-rank:]
+
+
+def sliding(
+    x: Tensor,
+    rank: int,
+    kernel_size: list[int],
+    stride: list[int] | None,
+    padding: list[int] | None,
+    dilation: list[int] | None,
+    ceil_mode: bool,
+) -> Windows:
+    """Windows of a kernel; in ceil mode the last one may overhang the padding, but starts before it ends."""
+    size = _planes(x, rank)
+    kernel = per_axis("kernel_size", kernel_size, rank, 1)
+    steps = per_axis("stride", stride, rank, 1) if stride else kernel
+    pads = per_axis("padding", padding or [0], rank, 0)
+    spread = per_axis("dilation", dilation or [1], rank, 1)
+    out = []
+    for n, k, s, p, d in zip(size, kernel, steps, pads, spread, strict=True):
+        reach = d * (k - 1) + 1
+        if 2 * p > reach:
+            raise ShapeError(f"a padding of {p} is more than half of a kernel that reaches over {reach}")
+        count = (n + 2 * p - reach + (s - 1 if ceil_mode else 0)) // s + 1
+        if ceil_mode and (count - 1) * s >= n + p:
+            count -= 1
+        if count < 1:
+            raise ShapeError(f"a kernel of {list(kernel)} does not fit {list(x.shape)} with padding {list(pads)}")
+        out.append(count)
+    return Windows(size, tuple(out), kernel, steps, pads, spread)
+
+
+def even(x: Tensor, rank: int, output_size: list[int]) -> Windows:
+    """As many windows as asked for, which divide the input evenly, if need be overlapping by one."""
+    return Windows(_planes(x, rank), per_axis("output_size", output_size, rank, 0))
+
+
+def _pooled(x: Tensor, w: Windows) -> Shape:
+    return (*x.shape[: x.rank - len(w.size)], *w.out)
+
+
+def _launch(
+    kernel: KernelSpec, x: Tensor, write: list[Tensor], params: dict[str, int], more: dict[str, int | float]
+) -> Dispatch:
+    n = write[0].numel
+    return Dispatch(kernel, [x], write, -(-n // (4 * kernel.kernel.workgroup)), {"n": n, **params, **more})
+
+
+def _largest(x: Tensor, w: Windows, indices: bool, target: Target) -> Steps:
+    shape = _pooled(x, w)
+    write = [(yield Out(shape, x.dtype))]
+    if indices:
+        write.append((yield Out(shape, DType.I32)))
+    kernel = kernels.largest(x.dtype, x.dtype, indices, w.extent, len(w.size), target)
+    lowest = -math.inf if COMPUTE[x.dtype] == "f32" else -(2**31)
+    yield _launch(kernel, x, write, w.params("iokspd"), {"lowest": lowest})
+
+
+def _mean(x: Tensor, w: Windows, count_include_pad: bool, divisor: int | None, target: Target) -> Steps:
+    if divisor == 0:
+        raise ShapeError("the divisor of a mean is zero")
+    out = yield Out(_pooled(x, w), x.dtype)
+    if w.whole:
+        axes = range(x.rank - len(w.size), x.rank)
+        yield from reduce("mean", x, axes, out, target, kind="f32", divisor=float(divisor or math.prod(w.size)))
+        return
+    by: kernels.Divisor = "number" if divisor else "window" if count_include_pad and w.kernel else "inside"
+    kernel = kernels.mean(x.dtype, x.dtype, by, w.extent, len(w.size), target)
+    yield _launch(kernel, x, [out], w.params("ioksp"), {"divisor": float(divisor)} if divisor else {})
+
+
+def _define(rank: int) -> None:
+    """The operators that pool `rank` dimensions."""
+
+    def max_pool_with_indices(
+        x: Tensor,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: list[int] | None = None,
+        dilation: list[int] | None = None,
+        ceil_mode: bool = False,
+        *,
+        target: Target,
+    ) -> Steps:
+        """The largest of each window, and where it is in its plane."""
+        windows = sliding(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
+        yield from _largest(x, windows, True, target)
+
+    def max_pool(
+        x: Tensor,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: list[int] | None = None,
+        dilation: list[int] | None = None,
+        ceil_mode: bool = False,
+        *,
+        target: Target,
+    ) -> Steps:
+        """The largest of each window."""
+        windows = sliding(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
+        yield from _largest(x, windows, False, target)
+
+    def avg_pool(
+        x: Tensor,
+        kernel_size: list[int],
+        stride: list[int] | None = None,
+        padding: list[int] | None = None,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+        *,
+        target: Target,
+    ) -> Steps:
+        """The mean of each window."""
+        windows = sliding(x, rank, kernel_size, stride, padding, None, ceil_mode)
+        yield from _mean(x, windows, count_include_pad, divisor_override, target)
+
+    def adaptive_avg_pool(x: Tensor, output_size: list[int], *, target: Target) -> Steps:
+        """The means of even stretches."""
+        yield from _mean(x, even(x, rank, output_size), False, None, target)
+
+    def adaptive_max_pool(x: Tensor, output_size: list[int], *, target: Target) -> Steps:
+        """The largest of even stretches, and where they are in their plane."""
+        yield from _largest(x, even(x, rank, output_size), True, target)
+
+    plain = "aten.adaptive_avg_pool1d" if rank == 1 else f"aten._adaptive_avg_pool{rank}d"
+    define([f"aten.max_pool{rank}d_with_indices.default"], max_pool_with_indices, "steps", dtypes=NUMBERS, wide=True)
+    define([f"aten.max_pool{rank}d.default"], max_pool, "steps", dtypes=NUMBERS, wide=True)
+    define([f"aten.avg_pool{rank}d.default"], avg_pool, "steps", dtypes=FLOATS)
+    define([f"{plain}.default"], adaptive_avg_pool, "steps", dtypes=FLOATS)
+    define([f"aten.adaptive_max_pool{rank}d.default"], adaptive_max_pool, "steps", dtypes=NUMBERS, wide=True)
+
+
+for _rank in (1, 2, 3):
+    _define(_rank)
