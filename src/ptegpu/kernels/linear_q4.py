@@ -1,0 +1,267 @@
+"""Products with packed weights: y[row, column] = Σₖ a[row, k] · scale[k / group, column] · w[column, k], summed in f32.
+
+Weights are integers of 4 or 8 bits, stored [N, bytes of K]. An element becomes f32 in two instructions: its bits are
+shifted to the top of the mantissa of a number between 1 and 2, which is then 1 + u / 2ᵇ for the unsigned u = w + 2ᵇ⁻¹,
+and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is the same for all columns.
+
+- `gemv`: one to a few rows of `a`, all there are: sets of lanes walk K together for a few rows of the weight;
+- `loader`: what `matmul.gemm` needs to take such a weight as its right matrix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .matmul import Form, Loader, module
+from .wgsl import KernelSpec, Storage
+
+WHOLE = 0  # as `Packing.run`: one scale for all of a row
+PARAMS = (("row_bytes", "u32"), ("group", "u32"), ("scale_stride", "u32"), ("scale_first", "u32"))
+RAW = {1: "u32", 2: "vec2<u32>", 4: "vec4<u32>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a weight is stored. 4-bit elements are offset by 8, those of 8 bits are two's complement."""
+
+    bits: int
+    high_first: bool  # the even one of two elements in a byte is its high half
+    aligned: bool  # rows are whole words
+    run: int  # elements, a power of two, that share a scale wherever they begin at a multiple of it; or WHOLE
+    dtype: DType
+    scales: DType
+
+    @property
+    def elements(self) -> int:
+        """Of one word."""
+        return 32 // self.bits
+
+    @property
+    def unit(self) -> float:
+        """What the sums of fractions are multiplied with."""
+        return float(1 << self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """How the work is shared out. A workgroup has `slots` sets of `lanes`, a set has `rows` rows of the weight."""
+
+    rows: int
+    lanes: int  # over K
+    words: int = 4  # per load: 1, 2 or 4
+    slots: int = 1
+    staged: bool = False  # `a` is read from workgroup memory
+
+
+def _fraction(word: str, place: int, bits: int) -> str:
+    """The element at bit `place` of a word as 1 + u / 2^bits."""
+    left = 23 - bits - place
+    moved = f"({word} << {left}u)" if left > 0 else f"({word} >> {-left}u)"
+    return f"bitcast<f32>(({moved} & {((1 << bits) - 1) << (23 - bits):#x}u) | 0x3f800000u)"
+
+
+def _quad(word: str, first: int, packing: Packing) -> str:
+    """Four elements of a word, from number `first` on, as fractions."""
+    places = [(j ^ packing.high_first) * packing.bits for j in range(first, first + 4)]
+    return f"vec4<f32>({', '.join(_fraction(word, p, packing.bits) for p in places)})"
+
+
+def _unsigned(word: str, packing: Packing) -> str:
+    return f"({word} ^ 0x80808080u)" if packing.bits == 8 else word
+
+
+def _scale_at(k: str, column: str) -> str:
+    return f"scales_at(P.scale_first + {k} / P.group * P.scale_stride + {column})"
+
+
+def _word(packing: Packing) -> str:
+    """`b_word(row, i)`: word i of a row. Beyond the row it is some word."""
+    if packing.aligned:
+        load = "return b[row * (P.row_bytes >> 2u) + i];"
+    else:
+        load = (
+            "let at = row * P.row_bytes + i * 4u; let shift = (at & 3u) * 8u; let last = arrayLength(&b) - 1u;\n"
+            "  let low = b[min(at >> 2u, last)]; let high = b[min((at >> 2u) + 1u, last)];\n"
+            "  return (low >> shift) | ((high << 1u) << (31u - shift));"
+        )
+    return f"fn b_word(row: u32, i: u32) -> u32 {{\n  {load}\n}}"
+
+
+def loader(packing: Packing) -> Loader:
+    """The weight as the right matrix of `matmul.gemm`: `b_quad` dequantises."""
+    per_word, unit = packing.elements, packing.unit
+    if packing.run == WHOLE or packing.run >= 4:
+        scale = f"vec4<f32>({unit} * {_scale_at('min(k, P.k - 1u)', 'row')})"
+    else:
+        scales = (_scale_at(f"min(k + {j}u, P.k - 1u)", "row") for j in range(4))
+        scale = f"{unit} * vec4<f32>({', '.join(scales)})"
+    quads = [_quad("word", first, packing) for first in range(0, per_word, 4)]
+    value = quads[0] if len(quads) == 1 else f"select({quads[1]}, {quads[0]}, (k & 4u) == 0u)"
+    quad = (
+        f"{_word(packing)}\n"
+        "fn b_quad(row: u32, k: u32) -> vec4<f32> {\n"
+        f"  let word = {_unsigned(f'b_word(row, min(k, P.k - 1u) / {per_word}u)', packing)};\n"
+        f"  return ({value} - vec4<f32>(1.5)) * {scale};\n"
+        "}"
+    )
+    return Loader((("b", Storage(packing.dtype, raw="u32")), ("scales", Storage(packing.scales))), PARAMS, quad)
+
+
+@lru_cache(maxsize=256)
+def gemv(
+    form: Form, packing: Packing, how: Gemv, count: int, tail: bool, blocks: int, scale_quads: bool, target: Target
+) -> KernelSpec:
+    """`count` rows of a against a weight. A block is one load of a row of the weight; a part of K has `blocks` of them.
+
+    `tail`: K is no multiple of a block's elements. `scale_quads`: the scales of four columns can be loaded together.
+    """
+    rows, lanes = range(how.rows), how.lanes
+    elements = how.words * packing.elements
+    quads = elements // 4
+    sums = [(m, r) for m in range(count) for r in rows]
+    body = [
+        "let part = group / P.blocks;",
+        f"let first = (group % P.blocks * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
+        f"let lane = lid % {lanes}u;",
+        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
+        *(f"let column{r} = min(first + {r}u, P.n - 1u);" for r in rows),
+        *(f"var sum{m}_{r} = vec4<f32>();" for m, r in sums),
+    ]
+    if how.staged:
+        body += [
+            f"for (var i = lid; i < {count * quads * blocks}u; i += WG) {{",
+            f"  let m = i / {quads * blocks}u; let q = i % {quads * blocks}u;",
+            f"  let at = (m * {quads}u + q % {quads}u) * {blocks}u + q / {quads}u;",
+            f"  xs[at] = x_quad(m, begin * {elements}u + q * 4u);",
+            "}",
+            "workgroupBarrier();",
+        ]
+    body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+    for r in rows:
+        load = f"b_word(column{r}, t)" if how.words == 1 else f"b[column{r} * (P.row_bytes / {4 * how.words}u) + t]"
+        words = [f"loaded{r}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [f"loaded{r}"]
+        body.append(f"  let loaded{r} = {load};")
+        body += [f"  let w{r}_{i} = {_unsigned(w, packing)};" for i, w in enumerate(words)]
+    for m in range(count):
+        for q in range(quads):
+            value = f"xs[{(m * quads + q) * blocks}u + t - begin]" if how.staged else f"x_quad({m}u, k + {4 * q}u)"
+            body.append(f"  let x{m}_{q} = {value};")
+    body += [f"  {line}" for line in _accumulate(packing, count, how.rows, quads, scale_quads)]
+    body.append("}")
+    reduced, totals, partial = _reduce([f"dot(sum{m}_{r}, vec4<f32>(1.0))" for m, r in sums], how, target)
+    body += reduced
+    for i, (m, r) in enumerate(sums):
+        total = f"{totals[i]} * {_scale_at('0u', f'column{r}')}" if packing.run == WHOLE else totals[i]
+        body.append(f"if (lane == {i % lanes}u) {{ put(part, {m}u, first + {r}u, {total}); }}")
+    shared = {"partial": ("f32", partial)} if partial else {}
+    if how.staged:
+        shared["xs"] = ("vec4<f32>", count * quads * blocks)
+    return module(
+        "linear_q4_gemv",
+        body,
+        form,
+        target,
+        reads={
+            "a": Storage(form.a, 4 if form.a_quads else 1),
+            "b": Storage(packing.dtype, raw=RAW[how.words]),
+            "scales": Storage(packing.scales, 4 if scale_quads else 1),
+        },
+        workgroup=lanes * how.slots,
+        helpers=[_word(packing) if how.words == 1 else "", _activations(form.a_quads, tail)],
+        params=[*PARAMS, ("blocks", "u32"), ("row_blocks", "u32")],
+        shared=shared,
+        subgroups=_by_subgroups(how, target),
+    )
+
+
+def _activations(quads: bool, tail: bool) -> str:
+    """`x_quad(row, k)`: four elements of a row of `a`, zero beyond K."""
+    if not quads:
+        lanes = (f"select(0.0, a_at(row * P.k + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
+        value = f"vec4<f32>({', '.join(lanes)})"
+    elif tail:
+        value = "select(vec4<f32>(), a_at4((row * P.k + min(k, P.k - 4u)) >> 2u), k < P.k)"
+    else:
+        value = "a_at4((row * P.k + k) >> 2u)"
+    return f"fn x_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
+
+
+def _accumulate(packing: Packing, count: int, rows: int, quads: int, scale_quads: bool) -> list[str]:
+    """A block of each of `rows` rows of the weight times its elements of each of `count` rows of a, into the sums."""
+
+    def fractions(r: int, q: int) -> str:
+        per_word = packing.elements // 4
+        return _quad(f"w{r}_{q // per_word}", q % per_word * 4, packing)
+
+    lines: list[str] = []
+    if packing.run in (1, 2):  # a scale of its own for every element
+        for r in range(rows):
+            for q in range(quads):
+                ks = (f"min(k + {4 * q + j}u, P.k - 1u)" for j in range(4))
+                scale = f"vec4<f32>({', '.join(_scale_at(k, f'column{r}') for k in ks)})"
+                lines.append(f"let d{r}_{q} = ({fractions(r, q)} - vec4<f32>(1.5)) * {scale};")
+                lines += [f"sum{m}_{r} = fma(d{r}_{q}, x{m}_{q}, sum{m}_{r});" for m in range(count)]
+        return lines
+    chunk = quads if packing.run == WHOLE else min(packing.run // 4, quads)
+    for c in range(0, quads, chunk):
+        inside = range(c, c + chunk)
+        for m in range(count):
+            lines.append(f"let lift{m}_{c} = -1.5 * ({' + '.join(f'x{m}_{q}' for q in inside)});")
+        if packing.run != WHOLE:
+            lines += _scales(f"min(k + {4 * c}u, P.k - 1u)", c, rows, scale_quads)
+        for r in range(rows):
+            lines += [f"var p{m}_{r}_{c} = lift{m}_{c};" for m in range(count)]
+            for q in inside:
+                lines.append(f"let d{r}_{q} = {fractions(r, q)};")
+                lines += [f"p{m}_{r}_{c} = fma(d{r}_{q}, x{m}_{q}, p{m}_{r}_{c});" for m in range(count)]
+            for m in range(count):
+                scaled = f"vec4<f32>(scale{c}_{r}) * p{m}_{r}_{c}" if packing.run != WHOLE else f"p{m}_{r}_{c}"
+                lines.append(f"sum{m}_{r} += {scaled};")
+    return lines
+
+
+def _scales(k: str, c: int, rows: int, scale_quads: bool) -> list[str]:
+    """Declares `scale<c>_<r>`, the scale of element k in each row."""
+    if not scale_quads:
+        return [f"let scale{c}_{r} = {_scale_at(k, f'column{r}')};" for r in range(rows)]
+    lines = [f"let scales{c} = {k} / P.group * P.scale_stride;"]
+    for r in range(0, rows, 4):
+        column = f"min(P.scale_first + first + {r}u, P.scale_stride - 4u)"
+        lines.append(f"let quad{c}_{r} = scales_at4((scales{c} + {column}) >> 2u);")
+        lines += [f"let scale{c}_{r + j} = quad{c}_{r}.{'xyzw'[j]};" for j in range(4)]
+    return lines
+
+
+def _by_subgroups(how: Gemv, target: Target) -> bool:
+    return target.subgroups and target.subgroup_size > 0 and how.lanes % target.subgroup_size == 0
+
+
+def _reduce(values: list[str], how: Gemv, target: Target) -> tuple[list[str], list[str], int]:
+    """Adds each value up over a set of lanes: statements, the totals as expressions, and words of workgroup memory."""
+    count, workgroup = len(values), how.lanes * how.slots
+    if _by_subgroups(how, target):
+        size = target.subgroup_size
+        each = how.lanes // size
+        lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]
+        if each == 1:
+            return lines, [f"added{i}" for i in range(count)], 0
+        lines += [f"let subgroup = lid / {size}u;", "if (sg_lane == 0u) {"]
+        lines += [f"  partial[subgroup * {count}u + {i}u] = added{i};" for i in range(count)]
+        lines += ["}", "workgroupBarrier();", f"let own = lid / {how.lanes}u * {each * count}u;"]
+        totals = [" + ".join(f"partial[own + {j * count + i}u]" for j in range(each)) for i in range(count)]
+        return lines, [f"({t})" for t in totals], workgroup // size * count
+    lines = [f"partial[{i * workgroup}u + lid] = {v};" for i, v in enumerate(values)]
+    stride = how.lanes // 2
+    while stride:
+        lines += [
+            "workgroupBarrier();",
+            f"if (lane < {stride}u) {{",
+            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(count)),
+            "}",
+        ]
+        stride //= 2
+    lines.append("workgroupBarrier();")
+    return lines, [f"partial[{i * workgroup}u + lid - lane]" for i in range(count)], workgroup * count

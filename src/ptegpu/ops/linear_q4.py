@@ -1,0 +1,178 @@
+"""Linear layers whose weights are packed integers of 4 or 8 bits: dequantised on the way into a product in floats.
+
+For a few rows of x, `GEMVS` says how the work is shared out; for more, the weight goes through tiles of `matmul`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..dtypes import FLOATS, DType
+from ..errors import ShapeError
+from ..graph.graph import Tensor
+from ..kernels.linear_q4 import WHOLE, Gemv, Packing, gemv, loader
+from ..kernels.matmul import LARGE, MEDIUM, SMALL, add_parts, gemm
+from ..kernels.wgsl import KernelSpec, store_type
+from ..plan.target import Target
+from .matmul import Product, fills, in_parts
+from .pointwise import cast
+from .registry import Dispatch, Out, Scratch, Steps, op
+
+MAX_GEMV_ROWS = 4
+FEWEST_LANES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A packed weight with its scales, one for each `group` elements of a row."""
+
+    packed: Tensor  # (N, bytes)
+    scales: Tensor  # (groups, at least N), or (at least N)
+    bits: int
+    group: int
+    high_first: bool = False
+    first: int = 0  # column of the scales where this part of a weight begins
+
+    def packing(self, k: int) -> Packing:
+        aligned = self.packed.shape[1] % 4 == 0
+        run = WHOLE if self.group >= k else self.group & -self.group
+        return Packing(self.bits, self.high_first, aligned, run, self.packed.dtype, self.scales.dtype)
+
+    def params(self) -> dict[str, int]:
+        stride = self.scales.shape[-1]
+        row_bytes = self.packed.shape[1]
+        return {"row_bytes": row_bytes, "group": self.group, "scale_stride": stride, "scale_first": self.first}
+
+    def dispatch(self, p: Product, kernel: KernelSpec, groups: int, **extra: int) -> Dispatch:
+        reads = [p.a, self.packed, self.scales, *([p.bias] if p.bias else [])]
+        return Dispatch(kernel, reads, [p.y], groups, p.params(**self.params(), **extra))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A way to share out a product of few rows, and into how many parts K is cut."""
+
+    gemv: Gemv
+    parts: int = 1
+    when: Callable[[int, int], bool] = lambda n, k: True
+
+
+GEMVS = (  # by the size (N, K) of the weight; the first that fits is taken, the last one always does
+    Choice(Gemv(rows=8, lanes=32, slots=4), when=lambda n, k: n >= 65536),
+    Choice(Gemv(rows=4, lanes=32, slots=4), when=lambda n, k: n >= 8192),
+    Choice(Gemv(rows=2, lanes=64, slots=2), when=lambda n, k: k >= 4096),
+    Choice(Gemv(rows=2, lanes=32, slots=2)),
+)
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def fitted(how: Gemv, count: int, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
+    """The choice within what the weight's rows, K, and the adapter allow. `blocks` counts loads of so many words."""
+    words = math.gcd(row_bytes, 4 * how.words) // 4 if row_bytes % 4 == 0 else 1
+    needed = 1 << (blocks(words) - 1).bit_length()
+    lanes = min(how.lanes, max(needed, FEWEST_LANES), target.workgroup(256))
+    slots = max(1, min(how.slots, target.workgroup(256) // lanes))
+    return replace(how, rows=max(1, how.rows // count), lanes=lanes, words=words, slots=slots)
+
+
+def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
+    packing = weight.packing(p.k)
+
+    def blocks(words: int) -> int:
+        return _ceil(p.k, words * packing.elements)
+
+    choice = next(c for c in GEMVS if c.when(p.n, p.k))
+    how = fitted(choice.gemv, p.m, blocks, weight.packed.shape[1], target)
+    row_blocks = blocks(how.words)
+    part_blocks = _ceil(row_blocks, choice.parts)
+    parts = _ceil(row_blocks, part_blocks)
+    quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
+    quads = quads and weight.scales.shape[-1] % 4 == 0 and weight.first % 4 == 0
+    tail = p.k % (how.words * packing.elements) != 0
+    column_blocks = _ceil(p.n, how.rows * how.slots)
+    p = replace(p, alpha=packing.unit)
+    sums = p.y if parts == 1 else (yield Scratch((parts, p.m, p.n), DType.F32))
+    q = p if parts == 1 else p.partial(sums)
+    kernel = gemv(q.form(target, quads=False), packing, how, p.m, tail, part_blocks, quads, target)
+    yield weight.dispatch(q, kernel, parts * column_blocks, blocks=column_blocks, row_blocks=row_blocks)
+    if parts > 1:
+        adding = add_parts(p.form(target, quads=False), target)
+        groups = _ceil(p.m * p.n, adding.kernel.workgroup)
+        yield Dispatch(adding, [sums, *([p.bias] if p.bias else [])], [p.y], groups, p.params(parts=parts))
+
+
+def _gemm(p: Product, weight: Weight, target: Target) -> Steps:
+    tile = next(t for t in (LARGE, MEDIUM, SMALL) if t is SMALL or fills(t, p, target))
+    rows, columns = _ceil(p.m, tile.size), _ceil(p.n, tile.size)
+    load = loader(weight.packing(p.k))
+
+    def run(q: Product, parts: int, k_part: int) -> Dispatch:
+        kernel = gemm(q.form(target, quads=True), tile, target, load)
+        groups = parts * rows * columns
+        return weight.dispatch(q, kernel, groups, row_tiles=rows, column_tiles=columns, k_part=k_part)
+
+    yield from in_parts(p, rows * columns, run, target)
+
+
+def multiply(p: Product, weight: Weight, target: Target) -> Steps:
+    """The steps of a product with a packed weight; none if it has no elements."""
+    if p.m * p.n == 0:
+        return
+    yield from (_gemv if p.m <= MAX_GEMV_ROWS and p.k else _gemm)(p, weight, target)
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None, target: Target) -> Steps:
+    """x (…, K) times the weight's N rows. One in parts is one product per part, each for its columns of the result."""
+    packed, scales = weight.packed, weight.scales
+    if not x.rank:
+        raise ShapeError("x must have at least one dimension")
+    if packed.rank != 2:
+        raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(packed.shape)}")
+    k, n = x.shape[-1], packed.shape[0]
+    if packed.shape[1] * 8 < k * weight.bits:
+        raise ShapeError(f"rows of {packed.shape[1]} bytes do not hold {k} elements of {weight.bits} bits")
+    if weight.group < 1 or scales.shape[-1] < n or scales.numel // scales.shape[-1] * weight.group < k:
+        raise ShapeError(
+            f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {weight.group}"
+        )
+    if bias is not None and bias.numel < n:
+        raise ShapeError(f"a bias of shape {list(bias.shape)} does not serve {n} columns")
+    out = yield Out((*x.shape[:-1], n))
+    m = math.prod(x.shape[:-1])
+    whole = Product(x, packed, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, (0, 0, 1))
+    if not packed.parts:
+        yield from multiply(whole, weight, target)
+        return
+    # Parts share the result, so the cast that a packed dtype may need comes once, after all of them.
+    written = store_type(out.dtype, target)
+    y = out if written is out.dtype else (yield Scratch(out.shape, written))
+    for first, part in packed.parts:
+        columns = replace(whole, b=part, n=part.shape[0], y=y, y_first=first, bias_first=first)
+        yield from multiply(columns, replace(weight, packed=part, first=first), target)
+    if y is not out:
+        yield cast(y, out, target)
+
+
+@op("et_vk.linear_q4gsw.default", splits=("weights",), dtypes=FLOATS)
+def linear_q4gsw(
+    x: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, bias: Tensor | None = None, *, target: Target
+) -> Steps:
+    """weights (N, K / 2), even elements in the low half, offset by 8; scales (K / group, N). All may be padded."""
+    yield from linear(x, Weight(weights, weight_scales, 4, group_size), bias, target)
+
+
+@op("et_vk.linear_qcs4w.default", splits=("weight",), dtypes=FLOATS)
+def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor, *, target: Target) -> Steps:
+    """weight (N, K / 2), even elements in the high half, offset by 8; scales (N)."""
+    yield from linear(x, Weight(weight, scales, 4, max(1, 2 * weight.shape[-1]), high_first=True), None, target)
+
+
+@op("aten._weight_int8pack_mm.default", splits=("weight",), dtypes=FLOATS)
+def weight_int8pack_mm(x: Tensor, weight: Tensor, scales: Tensor, *, target: Target) -> Steps:
+    """weight (N, K), int8; scales (N)."""
+    yield from linear(x, Weight(weight, scales, 8, max(1, weight.shape[-1])), None, target)

@@ -1,0 +1,226 @@
+"""Linear layers with packed weights: every packing the exporter makes, every way to share out the work, live rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from tests.oracle import Case, T, check, graph_of, plan_of
+
+from ptegpu.dtypes import DType
+from ptegpu.errors import ShapeError
+from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.ops import linear_q4, matmul
+from ptegpu.plan.target import Target
+
+F16, U8, I8 = DType.F16, DType.U8, DType.I8
+
+
+def up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def unpacked(weight: torch.Tensor, high_first: bool = False) -> torch.Tensor:
+    """(N, K / 2) bytes as (N, K) integers from -8 to 7."""
+    halves = (weight >> 4, weight & 15) if high_first else (weight & 15, weight >> 4)
+    return torch.stack(halves, -1).reshape(len(weight), -1).to(torch.int32) - 8
+
+
+def q4gsw(x, weight, scales, group, bias=None):
+    n, k = len(weight), x.shape[-1]
+    each = scales.T[:n].repeat_interleave(group, 1)[:, :k].to(x.dtype)
+    y = x @ (unpacked(weight)[:, :k].to(x.dtype) * each).T
+    return y if bias is None else y + bias[:n].to(x.dtype)
+
+
+def qcs4w(x, weight, scales):
+    """The wheel's own reference forgets the offset of 8."""
+    return x @ (unpacked(weight, high_first=True)[:, : x.shape[-1]].to(x.dtype) * scales[:, None].to(x.dtype)).T
+
+
+def int8pack(x, weight, scales):
+    return x @ (weight.to(x.dtype) * scales[:, None].to(x.dtype)).T
+
+
+def q4(lead, k, n, group, *, bias=False, dtype=DType.F32, packed=None, limit=None, scales=None):
+    """Padded as the packer pads: K to 8, scales and bias to 4 columns."""
+    columns = up(n, 4)
+    return Case(
+        "et_vk.linear_q4gsw.default",
+        (
+            T((*lead, k), dtype, limit=limit),
+            T((n, packed or up(k, 8) // 2), U8, 0, 256, constant=True),
+            T((-(-k // group), columns), scales or dtype, 0.01, 0.1, constant=True),
+            group,
+            T((columns,), dtype, constant=True) if bias else None,
+        ),
+        q4gsw,
+    )
+
+
+def c4(lead, k, n, dtype=DType.F32):
+    weight = T((n, -(-k // 2)), U8, 0, 256, constant=True)
+    return Case(
+        "et_vk.linear_qcs4w.default", (T((*lead, k), dtype), weight, T((n,), dtype, 0.01, 0.1, constant=True)), qcs4w
+    )
+
+
+def c8(lead, k, n, dtype=DType.F32):
+    weight, scales = T((n, k), I8, -128, 128, constant=True), T((n,), dtype, 0.001, 0.01, constant=True)
+    return Case("aten._weight_int8pack_mm.default", (T((*lead, k), dtype), weight, scales), int8pack)
+
+
+GEMV = [
+    q4((1,), 32, 8, 32),
+    q4((), 64, 5, 32, bias=True),
+    q4((1, 1), 256, 33, 64),
+    q4((1,), 512, 20, 128, bias=True),
+    q4((1,), 2048, 6, 32),
+    q4((1,), 4128, 7, 32, bias=True),  # several subgroups to a row
+    q4((1,), 64, 8195, 32),  # four rows of the weight per lane
+    q4((1,), 40, 9, 8),
+    q4((1,), 36, 12, 36),  # K % 8 == 4: the packer pads it
+    q4((1,), 36, 10, 12, bias=True),
+    q4((1,), 36, 6, 4),
+    q4((1,), 4, 3, 4),
+    q4((1,), 60, 6, 20),
+    q4((1,), 60, 6, 6),
+    q4((1,), 63, 6, 9),
+    q4((1,), 96, 6, 96),
+    q4((1,), 96, 7, 48),
+    q4((2,), 64, 9, 32, bias=True),
+    q4((3,), 68, 9, 4),
+    q4((2, 2), 160, 17, 32, bias=True),
+    q4((1,), 64, 1, 32),
+    q4((1,), 30, 5, 10, packed=15),  # rows that are no whole words
+    q4((1,), 64, 20, 32, dtype=F16, bias=True),
+    q4((3,), 36, 9, 12, dtype=F16),
+    q4((1,), 64, 8, 32, scales=F16),
+]
+
+GEMM = [
+    q4((5,), 32, 8, 32),
+    q4((7,), 64, 36, 32, bias=True),
+    q4((33,), 40, 35, 8),
+    q4((2, 17), 96, 33, 96),
+    q4((6,), 36, 9, 12, bias=True),
+    q4((6,), 60, 6, 6),
+    q4((6,), 63, 6, 9),
+    q4((9,), 1024, 12, 32),  # in parts of K
+    q4((9,), 30, 5, 10, packed=15),
+    q4((6,), 64, 20, 32, dtype=F16, bias=True),
+    q4((6,), 36, 9, 12, dtype=F16),
+]
+
+PER_CHANNEL = [
+    *(c4((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (32, 33), (37, 7), (2, 3), (70, 10)]),
+    c4((2, 1, 2), 64, 5),
+    c4((1,), 40, 6, F16),
+    c4((6,), 40, 8, F16),
+    *(c8((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (32, 33), (37, 7), (1, 3), (70, 10)]),
+    c8((2, 3), 64, 5),
+    c8((1,), 40, 6, F16),
+    c8((6,), 40, 8, F16),
+]
+
+EMPTY = [q4((0,), 32, 8, 32), q4((2, 0), 32, 8, 32, bias=True), c8((0,), 8, 4), c4((3, 0), 8, 4)]
+
+CASES = [*GEMV, *GEMM, *PER_CHANNEL, *EMPTY]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_case(case):
+    check(case)
+
+
+@pytest.mark.parametrize("case", [*GEMV[::2], GEMV[-3], *GEMM[::3], GEMM[-2], *PER_CHANNEL[::4]], ids=str)
+def test_in_a_browser_without_features(case):
+    check(case, f16=False, subgroups=False, limits="browser")
+
+
+@pytest.mark.parametrize("case", [GEMV[5], GEMV[6], GEMV[19], GEMM[1]], ids=str)
+def test_workgroups_of_128(case):
+    check(case, subgroups=False, max_invocations=128)
+
+
+WAYS = [
+    Gemv(rows=1, lanes=8),
+    Gemv(rows=1, lanes=8, words=1, slots=4),
+    Gemv(rows=2, lanes=16, words=2, slots=2),
+    Gemv(rows=4, lanes=32, words=4, slots=8),
+    Gemv(rows=8, lanes=8, words=4, slots=2, staged=True),
+    Gemv(rows=1, lanes=256, words=1, staged=True),
+    Gemv(rows=3, lanes=4, words=1, slots=5),
+]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("subgroups", [True, False])
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_way_to_share_out(way, subgroups, parts, monkeypatch):
+    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(way, parts),))
+    check(q4((1,), 256, 21, 32, bias=True), subgroups=subgroups)
+    check(q4((2,), 100, 12, 20, bias=True), subgroups=subgroups)
+    check(c8((1,), 200, 9), subgroups=subgroups)
+
+
+@pytest.mark.parametrize("limits", [{"max_invocations": 128}, {}], ids=["64", "128"])
+@pytest.mark.parametrize("case", [q4((70,), 40, 130, 8, bias=True), c8((129,), 20, 70)], ids=str)
+def test_larger_tiles(case, limits, monkeypatch):
+    monkeypatch.setattr(matmul, "BUSY", 1)
+    check(case, **limits)
+
+
+@pytest.mark.parametrize("m", [1, 2, 6])
+def test_infinities_stay_where_they_belong(m):
+    """What lies beyond K, in x or in the padding of the weight, must not reach a sum, not even times zero."""
+    x = np.ones((m, 36))
+    x[-1, :] = math.inf
+    case = q4((m,), 36, 6, 36)
+    check(Case(case.op, (T(x.shape, values=tuple(x.ravel())), *case.args[1:]), q4gsw))
+
+
+@pytest.mark.parametrize("f16", [True, False])
+@pytest.mark.parametrize("dtype", [DType.F32, F16])
+@pytest.mark.parametrize("m, k, n", [(1, 64, 40), (7, 64, 140), (2, 36, 55)])
+def test_weight_in_parts(m, k, n, dtype, f16):
+    case = q4((m,), k, n, 32 if k == 64 else 12, dtype=dtype, bias=True)
+    limit = max(up(k, 8) // 2 * 12, m * n * 4, m * k * 4, case.args[2].shape[0] * up(n, 4) * 4) + 16
+    assert limit < up(k, 8) // 2 * n
+    check(case, f16=f16, max_binding_bytes=limit)
+
+
+@pytest.mark.parametrize("s", [0, 1, 2, 4, 5, 33])
+def test_live_rows(s):
+    check(q4((1, s), 64, 20, 32, bias=True, limit=(1, 33, 64)))
+
+
+def test_the_reference_is_that_of_the_wheel():
+    import executorch.backends.vulkan.custom_ops_lib  # noqa: F401
+
+    x, weight = torch.randn(3, 36), torch.randint(0, 256, (5, 20), dtype=torch.uint8)
+    scales, bias = torch.rand(3, 5), torch.randn(5)
+    theirs = torch.ops.et_vk.linear_q4gsw(x, weight, scales, 12, bias)
+    torch.testing.assert_close(q4gsw(x, weight, scales, 12, bias), theirs)
+
+
+REFUSED = [
+    (q4((), 8, 4, 4).args, 0, T(()), "x must have at least one dimension"),
+    (q4((), 8, 4, 4).args, 1, T((8,), U8), "the weight must have 2 dimensions, not the shape [8]"),
+    (q4((), 8, 4, 4).args, 1, T((4, 3), U8), "rows of 3 bytes do not hold 8 elements of 4 bits"),
+    (q4((), 8, 4, 4).args, 2, T((1, 4)), "scales of shape [1, 4] do not serve 4 rows of 8 in groups of 4"),
+    (q4((), 8, 4, 4).args, 4, T((3,)), "a bias of shape [3] does not serve 4 columns"),
+]
+
+
+@pytest.mark.parametrize("args, position, wrong, message", REFUSED, ids=str)
+def test_refused(args, position, wrong, message):
+    args = (*args[:position], wrong, *args[position + 1 :])
+    case = Case("et_vk.linear_q4gsw.default", args)
+    arrays = {id(a): np.zeros(a.shape, a.dtype.numpy) for a in args if isinstance(a, T)}
+    graph, _ = graph_of(case, arrays, [np.zeros((4,), np.float32)])
+    with pytest.raises(ShapeError) as error:
+        plan_of(graph, Target())
+    assert str(error.value) == f"{case.op}: {message}"
