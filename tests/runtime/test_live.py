@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.exporting import export
+from tests.models import Encoder
 from torch import nn
 from torch.export import Dim
 
 import ptegpu
-from tests.exporting import export
-from tests.models import Encoder
 
 
 class Perceptron(nn.Module):

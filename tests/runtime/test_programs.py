@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from tests.exporting import export
 from torch import nn
 
 import ptegpu
+
+
+DATA = Path(__file__).parents[1] / "data"
 
 
 def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, atol: float = 1e-5, **how: Any) -> Any:
@@ -255,3 +259,51 @@ def test_dynamic_batch_runs_at_every_size(delegate: bool) -> None:
         program(torch.randn(9, 4))
     assert str(error.value) == "input 0 of forward must be float32 of at most [8, 4], not float32[9, 4]"
     torch.testing.assert_close(program(x), module(x).detach(), atol=1e-5, rtol=1e-5)
+
+
+class Sliced(nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, int]:
+        return x[:n] * 2, n + 1
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+def test_an_int_input_that_changes(delegate: bool) -> None:
+    x = torch.randn(8, 3)
+    shapes = (None, torch.export.Dim.DYNAMIC)
+    program = ptegpu.load(export(Sliced(), (x, 5), dynamic_shapes=shapes, delegate=delegate))
+    for n in (5, 3, 8, 0):
+        got, following = program(x, n)
+        torch.testing.assert_close(got, x[:n] * 2)
+        assert following == n + 1
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program(x, "five")
+    assert str(error.value) == "input 1 of forward must be an int, not str"
+
+
+class Optional(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor:
+        return x + 1 if y is None else x + y
+
+
+def test_an_input_exported_as_none_takes_only_none() -> None:
+    x = torch.ones(2)
+    program = run_both(Optional(), (x, None))
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program(x, 2.5)
+    assert str(error.value) == "input 1 of forward was exported with the value None and takes no other, not 2.5"
+
+
+def test_every_method_and_constant_methods() -> None:
+    with ptegpu.load(DATA / "methods.pte") as program:
+        assert set(program.methods) == {"encode", "forward", "get_vocab_size", "get_name", "get_scale", "use_cache"}
+        assert program.method("get_vocab_size")() == 11
+        assert program.method("get_name")() == "mlp"
+        assert program.method("get_scale")() == 0.5
+        assert program.method("use_cache")() is True
+
+
+def test_constants_outside_the_program() -> None:
+    with pytest.raises(ptegpu.InvalidProgram, match="is in no file given; give its .ptd file"):
+        ptegpu.load(DATA / "dynamic.pte")
+    with ptegpu.load(DATA / "dynamic.pte", data=[DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]) as program:
+        assert program.methods == ("forward",)

@@ -155,7 +155,7 @@ def linear(k: Builder, v: Value) -> None:
         return
     n = k.rng.randint(1, 6)
     (w, wt), (b, bt) = k.constant(n, int(v.dims[-1])), k.constant(n)
-    compute = lambda e: torch.nn.functional.linear(e[v], wt, bt)  # noqa: E731
+    compute = lambda e: torch.nn.functional.linear(e[v], wt, bt)
     k.apply("aten.linear.default", (v.tensor, w, b), (*v.dims[:-1], str(n)), compute)
 
 
@@ -164,7 +164,7 @@ def norm(k: Builder, v: Value) -> None:
         return
     n = int(v.dims[-1])
     w, wt = k.constant(n)
-    rms = lambda e: torch.nn.functional.rms_norm(e[v], [n], wt, 1e-5)  # noqa: E731
+    rms = lambda e: torch.nn.functional.rms_norm(e[v], [n], wt, 1e-5)
     k.apply("et_vk.rms_norm.default", (v.tensor, w, 1e-5), v.dims, rms)
 
 
@@ -194,7 +194,7 @@ def flip(k: Builder, v: Value) -> None:
 def pad(k: Builder, v: Value) -> None:
     n = v.dims[-1]
     dims = (*v.dims[:-1], str(int(n) + 3) if n.isdigit() else f"({n}+3)")
-    compute = lambda e: torch.nn.functional.pad(e[v], (1, 2), value=0.5)  # noqa: E731
+    compute = lambda e: torch.nn.functional.pad(e[v], (1, 2), value=0.5)
     k.apply("aten.constant_pad_nd.default", (v.tensor, (1, 2), 0.5), dims, compute)
 
 
@@ -206,7 +206,7 @@ def expand(k: Builder, v: Value) -> None:
     d = k.rng.choice(ones)
     size = tuple(k.size(source, 0) if j == d else -1 for j in range(len(v.dims)))
     dims = tuple(source.dims[0] if j == d else n for j, n in enumerate(v.dims))
-    compute = lambda e: e[v].expand([e[source].shape[0] if j == d else -1 for j in range(len(v.dims))])  # noqa: E731
+    compute = lambda e: e[v].expand([e[source].shape[0] if j == d else -1 for j in range(len(v.dims))])
     k.apply("aten.expand_copy.default", (v.tensor, size), dims, compute)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import LimitExceeded, PtegpuError
+from ..errors import InvalidProgram, LimitExceeded, PtegpuError
 from ..graph.graph import Graph, Node, Sym, Tensor
 from ..kernels.wgsl import SYM_VECTORS, KernelSpec
 from ..ops.pointwise import cast
@@ -58,7 +58,9 @@ class _Lowering:
                 step = steps.send(reply)
                 reply = None
                 if isinstance(step, Out):
-                    reply = next(produced)
+                    reply = next(produced, None)
+                    if reply is None:
+                        raise InvalidProgram(f"it has more results than the {len(outs)} that the program takes")
                 elif isinstance(step, Scratch):
                     reply = self.scratch(k, node, step, scratch)
                 else:
