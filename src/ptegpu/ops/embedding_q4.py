@@ -1,0 +1,106 @@
+"""Lookup of rows in a table of 4-bit integers. Table and scales may come in parts: a dispatch serves what two share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..dtypes import INTS
+from ..errors import InvalidProgram, ShapeError
+from ..graph.graph import Tensor
+from ..kernels.embedding_q4 import embedding_q4 as kernel_of
+from ..kernels.wgsl import store_type
+from ..plan.target import Target
+from .pointwise import cast
+from .registry import Dispatch, Out, Scratch, Steps, op
+
+
+def lookup(
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    group: int,
+    indices: Tensor,
+    high_first: bool,
+    target: Target,
+) -> Steps:
+    """weight (V, D / 2); scales and zeros (V, D / group), or (V), or one for all; indices of any shape."""
+    if weight.rank != 2:
+        raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weight.shape)}")
+    if indices.dtype not in INTS:
+        raise InvalidProgram(f"the indices must be integers, not {indices.dtype.value}")
+    total, width = weight.shape[0], 2 * weight.shape[1]
+    if not total and indices.numel:
+        raise ShapeError("there is no row to look up")
+    scale_row, scale_group = _strides(scales, total, width, group)
+    if zeros is not None and zeros.shape != scales.shape:
+        raise ShapeError(f"zero points of shape {list(zeros.shape)} for scales of shape {list(scales.shape)}")
+    out = yield Out((*indices.shape, width))
+    if not out.numel:
+        return
+    lanes = 4 if width % 4 == 0 else 1
+    written = out.dtype if lanes == 4 else store_type(out.dtype, target)
+    y = out if written is out.dtype else (yield Scratch(out.shape, written))
+    dtypes = (weight.dtype, scales.dtype, zeros.dtype if zeros else None, indices.dtype, written)
+    kernel = kernel_of(*dtypes, lanes, high_first, target)
+    groups = -(-out.numel // (lanes * kernel.kernel.workgroup))
+    common = {"n": out.numel, "width": width, "total": total, "group": group}
+    common |= {"scale_row": scale_row, "scale_group": scale_group}
+    for w_first, w in weight.parts or ((0, weight),):
+        for s_first, s in scales.parts or ((0, scales),):
+            first = max(w_first, s_first)
+            end = min(w_first + w.shape[0], s_first + s.shape[0] if scales.parts else total)
+            if first < end:
+                reads = [w, s, indices, *([zeros] if zeros else [])]
+                params = {"first": first, "rows": end - first, "w_first": w_first, "s_first": s_first}
+                yield Dispatch(kernel, reads, [y], groups, common | params)
+    if y is not out:
+        yield cast(y, out, target)
+
+
+def _strides(scales: Tensor, total: int, width: int, group: int) -> tuple[int, int]:
+    """Of the scales, over rows and groups. A linear layer that shares them has them transposed and maybe padded."""
+    shape = scales.shape
+    if scales.numel == 1 and group >= width:
+        return 0, 0
+    if shape == (total,) and group >= width:
+        return 1, 0
+    if group > 0 and len(shape) == 2 and not scales.parts:
+        if shape[0] * group == width and shape[1] >= total and shape[0] != total:
+            return 1, shape[1]
+    if group > 0 and len(shape) == 2 and shape[0] == total and shape[1] * group >= width:
+        return shape[1], 1
+    raise ShapeError(f"scales of shape {list(shape)} do not serve {total} rows of {width} in groups of {group}")
+
+
+@op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"))
+def embedding_q4gsw(
+    weight: Tensor,
+    weight_scales: Tensor,
+    group_size: int,
+    indices: Tensor,
+    is_linear_weight: bool = False,
+    *,
+    target: Target,
+) -> Steps:
+    """Even elements are in the low half of a byte if the weight is one of a linear layer, else in the high half."""
+    yield from lookup(weight, weight_scales, None, group_size, indices, not is_linear_weight, target)
+
+
+@op("quantized_decomposed.embedding_4bit.default", "quantized_decomposed.embedding_4bit.dtype", splits=("weight",))
+def embedding_4bit(
+    weight: Tensor,
+    weight_scales: Tensor,
+    weight_zero_points: Tensor | None,
+    weight_quant_min: int,
+    weight_quant_max: int,
+    indices: Tensor,
+    dtype: Any = None,
+    *,
+    target: Target,
+) -> Steps:
+    """Scales and zero points are one per row, or (V, groups)."""
+    width = 2 * weight.shape[-1]
+    groups = weight_scales.shape[1] if weight_scales.rank == 2 else 1
+    if not groups or width % groups:
+        raise ShapeError(f"{groups} groups do not divide {width} columns")
+    yield from lookup(weight, weight_scales, weight_zero_points, width // groups or 1, indices, True, target)
