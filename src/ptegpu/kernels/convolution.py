@@ -2,7 +2,9 @@
 
 - `window` finds the matrix that a product with the weights wants: row (channel, tap), column a position of the output;
 - `direct`: four neighbouring outputs per invocation, for groups so narrow that a product would be mostly idle;
-- `transposed`: four output channels of a position per invocation, from the inputs that reach it.
+- `transposed`: four output channels of a position per invocation, from the inputs that reach it;
+- `phases` and `interleave` make a transposed convolution an ordinary one: with a stride of s, outputs s apart take the
+  same taps, so each of the s phases is a convolution of its own, and all of them see the same windows of the input.
 
 Parameters by axis: sizes of input `i`, output `o` and kernel `k`, stride `s`, padding `p`, dilation `d`.
 """
@@ -17,6 +19,7 @@ from functools import lru_cache
 from ..dtypes import DType
 from ..plan.target import Target
 from .functions import functions
+from .joins import chosen
 from .matmul import Gather
 from .wgsl import KernelSpec, Storage, build
 
@@ -237,3 +240,48 @@ def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
         workgroup=target.workgroup(256),
         helpers=s.finish(),
     )
+
+
+@lru_cache(maxsize=64)
+def phases(weight: DType, rank: int, target: Target) -> KernelSpec:
+    """Weights [group, channel, out channel, taps] as [group, phase, out channel, channel, taps of a phase, reversed].
+
+    Along an axis, phase r has `P.t` taps, every s-th from r on; those beyond the kernel are zero.
+    """
+    axes = range(rank)
+    lines = ["var rest = i;"]
+    lines += [f"let t{k} = rest % P.t{k}; rest = rest / P.t{k};" for k in reversed(axes)]
+    lines += [
+        "let c = rest % P.depth; rest = rest / P.depth;",
+        "let channel = rest % P.per_group; rest = rest / P.per_group;",
+    ]
+    for k in reversed(axes):
+        lines.append(f"let k{k} = rest % P.s{k} + (P.t{k} - 1u - t{k}) * P.s{k}; rest = rest / P.s{k};")
+    lines.append(f"if ({' || '.join(f'k{k} >= P.k{k}' for k in axes)}) {{ return 0.0; }}")
+    at = "(rest * P.depth + c) * P.per_group + channel"
+    for k in axes:
+        at = f"({at}) * P.k{k} + k{k}"
+    lines.append(f"return a_at({at});")
+    params = [("n", "u32"), ("depth", "u32"), ("per_group", "u32"), *_axes("u32", "tsk", axes)]
+    return chosen("convolution_phases", lines, {"a": weight}, weight, params, False, target)
+
+
+@lru_cache(maxsize=64)
+def interleave(s: Storages, rank: int, target: Target) -> KernelSpec:
+    """The phases [image, group, phase, out channel, `P.q` positions] as outputs, with bias and clamped."""
+    axes = range(rank)
+    lines = ["var rest = i;"]
+    lines += [f"let o{k} = rest % P.o{k} + P.p{k}; rest = rest / P.o{k};" for k in reversed(axes)]
+    phase, position = "rest / P.per_group", "0u"
+    for k in axes:
+        phase = f"({phase}) * P.s{k} + o{k} % P.s{k}"
+        position = f"({position}) * P.q{k} + o{k} / P.s{k} - P.first{k}"
+    size = " * ".join(f"P.q{k}" for k in axes)
+    lines += [
+        f"let row = ({phase}) * P.per_group + rest % P.per_group;",
+        f"return finish(rest % P.channels, x_at(row * ({size}) + {position}));",
+    ]
+    params = [*((n, "u32") for n in ("n", "channels", "per_group")), *_axes("u32", "ospq", axes)]
+    params += [*((f"first{k}", "u32") for k in axes), *s.params()]
+    reads = {"x": s.x} | ({"bias": s.bias} if s.bias else {})
+    return chosen("convolution_interleave", lines, reads, s.y, params, False, target, s.finish())

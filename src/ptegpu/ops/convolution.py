@@ -7,18 +7,19 @@ Wherever the work is a matrix product, of the weights (out channels, channels ·
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from ..dtypes import FLOATS
+from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import convolution as kernels
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from .matmul import Product, multiply
-from .registry import Dispatch, Out, Steps, op
+from .registry import Dispatch, Out, Scratch, Steps, op
 
+FEW = 64  # weights per tap and group for which a transposed convolution is not worth three dispatches
 NARROW = 16  # output channels of a group below which tiles of a product would be mostly idle
 LONGEST_LINE = 32  # taps along the innermost axis that are worth unrolling
 
@@ -37,6 +38,20 @@ class Geometry:
     @property
     def axes(self) -> range:
         return range(len(self.size))
+
+    def phases(self) -> Geometry:
+        """Of the ordinary convolution by which all phases of this transposed one are found."""
+        kernel = tuple(-(-k // s) for k, s in zip(self.kernel, self.stride, strict=True))
+        first = tuple(p // s for p, s in zip(self.padding, self.stride, strict=True))
+        ends = ((o - 1 + p) // s for o, p, s in zip(self.out, self.padding, self.stride, strict=True))
+        return Geometry(
+            self.size,
+            kernel,
+            (1,) * len(kernel),
+            tuple(d * (k - 1) - f for d, k, f in zip(self.dilation, kernel, first, strict=True)),
+            self.dilation,
+            tuple(end - f + 1 for end, f in zip(ends, first, strict=True)),
+        )
 
     def params(self, names: str, axes: Iterable[int]) -> dict[str, int]:
         """The kernels' parameters of these names: i (size), o (out), k, s, p, d."""
@@ -121,6 +136,44 @@ def _transposed(c: Convolution, target: Target) -> Steps:
     yield _launch(c, kernel, count, sizes | g.params("ikspdo", g.axes))
 
 
+def _phases(c: Convolution, target: Target) -> Steps:
+    """An ordinary convolution to `stride` times as many channels along each axis, and its phases side by side."""
+    g, inner = c.geometry, c.geometry.phases()
+    count = math.prod(g.stride)
+    weight = yield Scratch((c.groups * count * c.per_group, c.depth, *inner.kernel), c.weight.dtype)
+    kernel = kernels.phases(c.weight.dtype, len(g.axes), target)
+    params = {"depth": c.depth, "per_group": c.per_group, **g.params("sk", g.axes)}
+    params |= {f"t{k}": inner.kernel[k] for k in g.axes}
+    yield _quads(kernel, [c.weight], weight, params)
+    if count == 1:
+        ordinary = replace(c, weight=weight, geometry=inner, transposed=False)
+        yield from choose(ordinary, target).steps(ordinary, target)
+        return
+    sums = yield Scratch((c.x.shape[0], c.y.shape[1] * count, *inner.out), DType.F32)
+    ordinary = Convolution(c.x, weight, None, sums, inner, False, c.groups, None)
+    yield from choose(ordinary, target).steps(ordinary, target)
+    storages = replace(c.storages(target, quads=True), x=DType.F32)
+    kernel = kernels.interleave(storages, len(g.axes), target)
+    params = {"channels": c.y.shape[1], "per_group": c.per_group, **g.params("osp", g.axes)}
+    params |= {f"q{k}": inner.out[k] for k in g.axes}
+    params |= {f"first{k}": g.padding[k] // g.stride[k] for k in g.axes}
+    yield _quads(kernel, [sums, c.bias] if c.bias else [sums], c.y, {**params, **c.bounds})
+
+
+def _has_phases(c: Convolution, target: Target) -> bool:
+    """Whether outputs a stride apart take the same taps, enough of them, and scratch for all phases can be bound."""
+    g = c.geometry
+    apart = all(1 in (s, d) for s, d in zip(g.stride, g.dilation, strict=True))
+    nbytes = 4 * c.x.shape[0] * c.y.shape[1] * math.prod((*g.stride, *g.phases().out))
+    return c.transposed and apart and c.depth * c.per_group > FEW and nbytes <= target.max_binding_bytes
+
+
+def _quads(kernel: KernelSpec, read: list[Tensor], write: Tensor, params: Mapping[str, int | float]) -> Dispatch:
+    """One invocation for every four elements of the output."""
+    groups = -(-write.numel // (4 * kernel.kernel.workgroup))
+    return Dispatch(kernel, read, [write], groups, {"n": write.numel, **params})
+
+
 def _whole(c: Convolution, target: Target) -> Steps:
     """The window is the whole image, so that each image is a row of a matrix."""
     m, n, k = c.x.shape[0], c.y.shape[1], c.weight.numel // c.weight.shape[0]
@@ -131,17 +184,18 @@ def _whole(c: Convolution, target: Target) -> Steps:
     )
 
 
-def _is_whole(c: Convolution) -> bool:
-    return c.groups == 1 and c.geometry.kernel == c.geometry.size and not any(c.geometry.padding)
+def _is_whole(c: Convolution, target: Target) -> bool:
+    g = c.geometry
+    return c.groups == 1 and g.kernel == g.size and c.positions == 1 and not any(g.padding)
 
 
 def _pointwise(c: Convolution, target: Target) -> Steps:
     yield from multiply(c.product(c.depth), target)
 
 
-def _is_pointwise(c: Convolution) -> bool:
+def _is_pointwise(c: Convolution, target: Target) -> bool:
     g = c.geometry
-    return max(g.kernel) == max(g.stride) == 1 and not any(g.padding)
+    return max(g.kernel) == max(g.stride) == 1 and g.out == g.size and not any(g.padding)
 
 
 def _direct(c: Convolution, target: Target) -> Steps:
@@ -157,6 +211,10 @@ def _direct(c: Convolution, target: Target) -> Steps:
     yield _launch(c, kernel, count, sizes | g.params("ikspdo", outer))
 
 
+def _is_narrow(c: Convolution, target: Target) -> bool:
+    return c.groups > 1 and c.per_group < NARROW and c.geometry.kernel[-1] <= LONGEST_LINE
+
+
 def _windows(c: Convolution, target: Target) -> Steps:
     """Through the matrix of windows, which is never stored."""
     g = c.geometry
@@ -169,24 +227,21 @@ def _windows(c: Convolution, target: Target) -> Steps:
 class Variant:
     name: str
     steps: Callable[[Convolution, Target], Steps]
-    when: Callable[[Convolution], bool] = lambda c: True
+    when: Callable[[Convolution, Target], bool] = lambda c, target: True
 
 
 VARIANTS = (  # the first that fits is taken; the last one always does
-    Variant("transposed", _transposed, lambda c: c.transposed),
+    Variant("transposed, by phases", _phases, _has_phases),
+    Variant("transposed", _transposed, lambda c, _: c.transposed),
     Variant("whole image", _whole, _is_whole),
     Variant("pointwise", _pointwise, _is_pointwise),
-    Variant(
-        "direct",
-        _direct,
-        lambda c: c.groups > 1 and c.per_group < NARROW and c.geometry.kernel[-1] <= LONGEST_LINE,
-    ),
+    Variant("direct", _direct, _is_narrow),
     Variant("windows", _windows),
 )
 
 
-def choose(c: Convolution) -> Variant:
-    return next(v for v in VARIANTS if v.when(c))
+def choose(c: Convolution, target: Target) -> Variant:
+    return next(v for v in VARIANTS if v.when(c, target))
 
 
 def per_axis(name: str, values: list[int], rank: int, least: int) -> Shape:
@@ -197,7 +252,7 @@ def per_axis(name: str, values: list[int], rank: int, least: int) -> Shape:
     return found
 
 
-def _geometry(
+def geometry_of(
     x: Tensor,
     weight: Tensor,
     stride: list[int],
@@ -244,11 +299,11 @@ def _convolve(
         raise ShapeError(f"{text}, transposed" if transposed else text)
     if bias is not None and bias.shape != (made,):
         raise ShapeError(f"a bias of {list(bias.shape)} does not fit {made} output channels")
-    geometry = _geometry(x, weight, stride, padding, dilation, transposed, output_padding)
+    geometry = geometry_of(x, weight, stride, padding, dilation, transposed, output_padding)
     out = yield Out((x.shape[0], made, *geometry.out), x.dtype)
     if out.numel:
         c = Convolution(x, weight, bias, out, geometry, transposed, groups, clamp)
-        yield from choose(c).steps(c, target)
+        yield from choose(c, target).steps(c, target)
 
 
 @op("aten.convolution.default", dtypes=FLOATS)
