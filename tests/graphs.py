@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import Parameter
 
 import numpy as np
 
@@ -10,12 +11,28 @@ from ptegpu import ops  # noqa: F401  (fills the registry)
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg, Graph, Sym, Tensor, Value, flatten
 from ptegpu.graph.graph import Node as GraphNode
-from ptegpu.ops.registry import REGISTRY
+from ptegpu.ops.pointwise import pointwise
+from ptegpu.ops.registry import REGISTRY, OpDef, Out, Steps
 from ptegpu.passes.memory import Memory, plan_memory
 from ptegpu.plan.lower import lower
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
+
+
+def _overwrite(cache: Tensor, x: Tensor, *, target: Target) -> Steps:
+    yield Out((1,))
+    yield pointwise("copy", "a", [x], cache, target)
+
+
+# Writes its second argument over its first, in place. Like `update_cache` it has a result that says nothing.
+OVERWRITE = OpDef(
+    "test.overwrite",
+    tuple((name, lambda a: a, False, Parameter.empty) for name in ("cache", "x")),
+    frozenset({"target"}),
+    steps=_overwrite,
+    mutates=(0,),
+)
 
 
 class Sketch:
@@ -46,9 +63,9 @@ class Sketch:
     def state(self, *shape: int, data: np.ndarray | None = None, dtype: DType = DType.F32) -> Tensor:
         return Tensor(self._name("state"), dtype, shape, "state", data)
 
-    def node(self, op: str, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Value:
+    def node(self, op: str | OpDef, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Value:
         """Apply an operator; its (first) result. `dtype` is the result's, without it that of the first tensor."""
-        definition = REGISTRY[op]
+        definition = REGISTRY[op] if isinstance(op, str) else op
         outs: tuple[Value, ...]
         if definition.sym is not None:
             outs = (Sym(self._name("s")),)
@@ -60,10 +77,12 @@ class Sketch:
                 t.max_shape = t.shape = shape
             outs = tuple(tensors)
         mutated = tuple(t for k in definition.mutates if isinstance(t := args[k], Tensor))
-        self.graph.nodes.append(GraphNode(definition, args, outs, f"{op} #{len(self.graph.nodes)}", mutated))
+        self.graph.nodes.append(
+            GraphNode(definition, args, outs, f"{definition.name} #{len(self.graph.nodes)}", mutated)
+        )
         return outs[0]
 
-    def tensor(self, op: str, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Tensor:
+    def tensor(self, op: str | OpDef, *args: Arg, dtype: DType | Sequence[DType] | None = None) -> Tensor:
         """`node` for an operator whose result is a tensor."""
         out = self.node(op, *args, dtype=dtype)
         assert isinstance(out, Tensor)
