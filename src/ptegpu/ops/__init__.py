@@ -1,6 +1,8 @@
 """The operators, one file per family. Importing this package fills the registry."""
 
 from . import (
+    attention,
+    cache,
     convolution,
     elementwise,
     embedding,
@@ -13,6 +15,7 @@ from . import (
     moves,
     norm,
     pooling,
+    quantize,
     reduce,
     resampling,
     rope,
@@ -25,6 +28,8 @@ from .registry import REGISTRY, OpDef
 __all__ = [
     "REGISTRY",
     "OpDef",
+    "attention",
+    "cache",
     "convolution",
     "elementwise",
     "embedding",
@@ -37,6 +42,7 @@ __all__ = [
     "moves",
     "norm",
     "pooling",
+    "quantize",
     "reduce",
     "resampling",
     "rope",

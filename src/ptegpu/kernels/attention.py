@@ -1,0 +1,314 @@
+"""Attention: y[row] = Σₜ softmaxₜ(scale · q[row] · k[t] + mask[row, t]) · v[t], with scores that never leave the chip.
+
+A *row* is one query of one of the `sharing` query heads that share a key-value head: row = query · sharing + head.
+The rows of a key-value head are computed together, so that its keys and values are read once for all of them.
+
+- `rows`: a few rows: the workgroup takes keys, then slices of it take values, each with a softmax of its own;
+- `tiles`: 64 rows against 32 keys at a time, both products from workgroup memory;
+- `merge`: joins the parts of rows whose keys were split over workgroups (flash decoding).
+
+Positions are read on the GPU: how many keys a row sees, and with it every loop's bound, follows from the symbolic
+start, and nothing of a dispatch does. What lies beyond is not loaded: addresses are clamped to the last key seen.
+A running softmax is (top, sum, Σ): the highest score, the sum of exponentials below it, and the weighted values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .wgsl import KernelSpec, Storage, build
+
+LOWEST = "-3.4028234663852886e38"  # finite, so that -inf - top is -inf and never NaN
+TILE_ROWS, TILE_KEYS, TILE_THREADS, TILE_DIM = 64, 32, 128, 256  # TILE_DIM: the most elements of a value
+ACROSS = TILE_KEYS // 4  # invocations side by side
+DEPTH = 16  # elements of queries and keys in workgroup memory at a time
+HALF = 512  # quads: a tile of exponentials, and as much for values
+HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # where highest scores lie
+UNROLLED = 8  # values whose products are written out
+
+SIZES = [("rows", "u32"), ("keys", "u32"), ("sharing", "u32"), ("heads", "u32"), ("blocks", "u32"), ("splits", "u32")]
+FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: where nothing is seen
+
+
+def strides(name: str, last: str = "row") -> list[tuple[str, str]]:
+    return [(f"{name}_batch", "u32"), (f"{name}_head", "u32"), (f"{name}_{last}", "u32")]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kernel is generated for."""
+
+    q: DType
+    k: DType
+    v: DType
+    y: DType
+    mask: DType | None
+    dim: int  # elements of a query and of a key
+    value_dim: int  # elements of a value
+    cached: bool  # keys end where the queries do, at a symbolic start + queries
+    causal: bool  # a query sees keys up to its own position
+    split: bool  # leaves parts to `merge`
+
+    @property
+    def quads(self) -> bool:
+        """Whether vectors are loaded and stored four elements at a time."""
+        return self.dim % 4 == 0 and self.value_dim % 4 == 0
+
+    @property
+    def key_quads(self) -> int:
+        return -(-self.dim // 4)
+
+    @property
+    def value_quads(self) -> int:
+        return -(-self.value_dim // 4)
+
+
+def module(
+    name: str, body: list[str], form: Form, target: Target, workgroup: int, shared: dict[str, tuple[str, int]]
+) -> KernelSpec:
+    """A kernel with what all share: who sees which keys, where vectors are, and where results go."""
+    lanes = 4 if form.quads else 1
+    reads = {"xq": Storage(form.q, lanes), "xk": Storage(form.k, lanes), "xv": Storage(form.v, lanes)}
+    params = [*SIZES, *FACTORS, *strides("q"), *strides("k"), *strides("v")]
+    if form.mask:
+        reads["mask"] = Storage(form.mask)
+        params += [*strides("mask"), ("mask_key", "u32")]
+    if not form.split:
+        params += strides("y")
+    if form.cached:
+        params.append(("start", "sym"))
+    helpers = [
+        _SIGHT.format(
+            start="min(u32(max(sym(P.start), 0)), P.keys)" if form.cached else "0u",
+            length="min(start() + P.rows / P.sharing, P.keys)" if form.cached else "P.keys",
+            seen="min(start() + row / P.sharing + 1u, length())" if form.causal else "length()",
+        ),
+        _row_place("q"),
+        _key_place("k"),
+        _key_place("v"),
+        _quad("q", form.dim, form.quads),
+        _quad("k", form.dim, form.quads),
+        _quad("v", form.value_dim, form.quads),
+        "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
+        "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
+        _mask(form.mask) if form.mask else "",
+        _leave_part(form) if form.split else leave(form),
+    ]
+    return build(
+        name,
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads=reads,
+        writes={"parts": Storage(DType.F32, 4)} if form.split else {"y": Storage(form.y, lanes)},
+        params=params,
+        workgroup=workgroup,
+        shared=shared,
+        helpers="\n".join(h for h in helpers if h),
+    )
+
+
+_SIGHT = """fn start() -> u32 {{ return {start}; }}
+fn length() -> u32 {{ return {length}; }}
+fn seen(row: u32) -> u32 {{ return {seen}; }}"""
+
+
+def _row_place(name: str) -> str:
+    return (
+        f"fn {name}_place(z: u32, head: u32, row: u32) -> u32 {{\n"
+        f"  let h = head * P.sharing + row % P.sharing;\n"
+        f"  return z * P.{name}_batch + h * P.{name}_head + row / P.sharing * P.{name}_row;\n}}"
+    )
+
+
+def _key_place(name: str) -> str:
+    place = f"z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row"
+    return f"fn {name}_place(z: u32, head: u32, t: u32) -> u32 {{ return {place}; }}"
+
+
+def _quad(name: str, dim: int, quads: bool) -> str:
+    """`name_quad(place, d)`: elements 4d … 4d+3 of the vector there, zero beyond its end."""
+    if quads:
+        load = f"x{name}_at4((place >> 2u) + d)"
+    else:
+        each = (
+            f"select(0.0, x{name}_at(place + min(4u * d + {j}u, {dim - 1}u)), 4u * d + {j}u < {dim}u)" for j in range(4)
+        )
+        load = f"vec4<f32>({', '.join(each)})"
+    return f"fn {name}_quad(place: u32, d: u32) -> vec4<f32> {{ return {load}; }}"
+
+
+def _mask(dtype: DType) -> str:
+    value = "select(P.hidden, 0.0, mask_at(at))" if dtype is DType.BOOL else "mask_at(at)"
+    return (
+        "fn mask_of(z: u32, head: u32, row: u32, t: u32) -> f32 {\n"
+        "  let h = head * P.sharing + row % P.sharing; let key = min(t, P.keys - 1u);\n"
+        "  let at = z * P.mask_batch + h * P.mask_head + row / P.sharing * P.mask_row + key * P.mask_key;\n"
+        f"  return {value};\n}}"
+    )
+
+
+def leave(form: Form) -> str:
+    """`leave`: quad d of a row's result from its running softmax."""
+    if form.quads:
+        store = "y_put4((place >> 2u) + d, v);"
+    else:
+        store = "".join(
+            f"\n  if (4u * d + {j}u < {form.value_dim}u) {{ y_put(place + 4u * d + {j}u, v.{c}); }}"
+            for j, c in enumerate("xyzw")
+        )
+    return (
+        _row_place("y") + "\n"
+        "fn leave(z: u32, head: u32, row: u32, split: u32, d: u32, weighted: vec4<f32>, top: f32, sum: f32) {\n"
+        "  let v = select(weighted / sum, vec4<f32>(P.empty), sum == 0.0);\n"
+        f"  let place = y_place(z, head, row);\n  {store}\n}}"
+    )
+
+
+def _leave_part(form: Form) -> str:
+    """`leave` and `leave_nothing`: parts are [split, batch, head, row] of value quads and (top, sum, 0, 0)."""
+    width = form.value_quads + 1
+    return (
+        "fn part_place(z: u32, head: u32, row: u32, split: u32) -> u32 {\n"
+        "  let heads = P.groups / (P.blocks * P.splits);\n"
+        f"  return ((split * heads + z * P.heads + head) * P.rows + row) * {width}u;\n}}\n"
+        "fn leave_nothing(z: u32, head: u32, row: u32, split: u32) {\n"
+        f"  parts_put4(part_place(z, head, row, split) + {width - 1}u, vec4<f32>({LOWEST}, 0.0, 0.0, 0.0));\n}}\n"
+        "fn leave(z: u32, head: u32, row: u32, split: u32, d: u32, weighted: vec4<f32>, top: f32, sum: f32) {\n"
+        "  let place = part_place(z, head, row, split);\n"
+        "  parts_put4(place + d, weighted);\n"
+        f"  if (d == 0u) {{ parts_put4(place + {width - 1}u, vec4<f32>(top, sum, 0.0, 0.0)); }}\n}}"
+    )
+
+
+def workgroup_range(rows: int, keys: int, split: bool, block: str) -> list[str]:
+    """This workgroup's rows from `first` on, and its steps `from_` … `to` over the keys before `end`."""
+    lines = [
+        f"let block = {block}; let split = group / P.blocks % P.splits;",
+        "let zh = group / (P.blocks * P.splits); let z = zh / P.heads; let head = zh % P.heads;",
+        f"let first = block * {rows}u; let last = P.rows - 1u;",
+        f"let end = seen(min(first + {rows - 1}u, last));",
+        f"let steps = (end + {keys - 1}u) / {keys}u; let each = (steps + P.splits - 1u) / P.splits;",
+        "let from_ = split * each; let to = min(steps, from_ + each);",
+    ]
+    if split:
+        lines += [
+            "if (from_ >= to) {",
+            f"  if (lid < {rows}u && first + lid <= last) {{ leave_nothing(z, head, first + lid, split); }}",
+            "  return;",
+            "}",
+        ]
+    return lines
+
+
+@lru_cache(maxsize=256)
+def tiles(form: Form, target: Target) -> KernelSpec:
+    """64 rows per workgroup against 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
+
+    Of the scores it has keys 4x … 4x+3, of the result quads x, x + 8, …. One array holds in turn: queries and keys,
+    sixteen elements deep, as [element][quad of rows or keys], where quad i of element d is kept at i ^ (d / 4 · 2),
+    which spreads stores over the banks; highest scores; exponentials as [key][quad of rows]; values.
+    """
+    n, m = form.key_quads, form.value_quads
+    held = -(-m // ACROSS)  # quads of an invocation
+    chunk = 1 << (min(TILE_KEYS, HALF // m).bit_length() - 1)  # values in workgroup memory at a time
+    q_quads, k_quads, d_quads = TILE_ROWS // 4, TILE_KEYS // 4, DEPTH // 4
+    q_blocks, k_blocks = q_quads * d_quads, k_quads * d_quads  # of 4 × 4 elements, one for an invocation
+    cells = [(i, j) for i in range(4) for j in range(held)]
+    inside = "d" if n % d_quads == 0 else f"min(d, {n - 1}u)"
+    k_row = "k_place(z, head, min(base + quad * 4u + {i}u, end - 1u))"
+
+    def staged(offset: int, quads: int) -> list[str]:
+        lines = []
+        for c, e in enumerate("xyzw"):
+            v = f"vec4<f32>(s0.{e}, s1.{e}, s2.{e}, s3.{e})"
+            v = v if n % d_quads == 0 else f"select(vec4<f32>(), {v}, d < {n}u)"
+            lines.append(f"tile[{offset + c * quads}u + d_quad * {4 * quads}u + (quad ^ (d_quad * 2u))] = {v};")
+        return lines
+
+    body = [
+        *workgroup_range(TILE_ROWS, TILE_KEYS, form.split, "P.blocks - 1u - group % P.blocks"),
+        f"let x = lid % {ACROSS}u; let y_ = lid / {ACROSS}u;",
+        f"let d_quad = lid % {d_quads}u; let quad = lid % {q_blocks}u / {d_quads}u;",
+        *(f"let q_row{i} = q_place(z, head, min(first + quad * 4u + {i}u, last));" for i in range(4)),
+        *(f"let row{i} = first + y_ * 4u + {i}u; let seen{i} = seen(min(row{i}, last));" for i in range(4)),
+        f"var top = vec4<f32>({LOWEST}); var sum = vec4<f32>();",
+        *(f"var acc{i}_{j} = vec4<f32>();" for i, j in cells),
+        "for (var step = from_; step < to; step++) {",
+        f"  let base = step * {TILE_KEYS}u; let t = base + x * 4u;",
+        "  let t4 = vec4<u32>(t, t + 1u, t + 2u, t + 3u);",
+        *(f"  var score{i} = vec4<f32>();" for i in range(4)),
+        f"  for (var d0 = 0u; d0 < {n}u; d0 += {d_quads}u) {{",
+        "    let d = d0 + d_quad;",
+        f"    if (lid < {q_blocks}u) {{",
+        *(f"      let s{i} = q_quad(q_row{i}, {inside});" for i in range(4)),
+        *(f"      {line}" for line in staged(0, q_quads)),
+        f"    }} else if (lid < {q_blocks + k_blocks}u) {{",
+        *(f"      let s{i} = k_quad({k_row.format(i=i)}, {inside});" for i in range(4)),
+        *(f"      {line}" for line in staged(HALF, k_quads)),
+        "    }",
+        "    workgroupBarrier();",
+    ]
+    for d in range(DEPTH):
+        flip = d // 4 * 2
+        body += [
+            "    {",
+            f"      let a = tile[{d * q_quads}u + (y_ ^ {flip}u)];",
+            f"      let b = tile[{HALF + d * k_quads}u + (x ^ {flip}u)];",
+            *(f"      score{i} = fma(vec4<f32>(a.{e}), b, score{i});" for i, e in enumerate("xyzw")),
+            "    }",
+        ]
+    body += ["    workgroupBarrier();", "  }"]
+    for i in range(4):
+        masked = ", ".join(f"mask_of(z, head, min(row{i}, last), t + {c}u)" for c in range(4))
+        added = f" + vec4<f32>({masked})" if form.mask else ""
+        body += [
+            f"  score{i} = score{i} * P.scale{added};",
+            f"  score{i} = select(vec4<f32>(P.hidden), score{i}, t4 < vec4<u32>(seen{i}));",
+        ]
+    body += [
+        f"  tile[{HIGHEST}u + x * {q_quads}u + y_] = vec4<f32>({', '.join(f'largest(score{i})' for i in range(4))});",
+        "  workgroupBarrier();",
+        "  var high = top;",
+        *(f"  high = max(high, tile[{HIGHEST + k * q_quads}u + y_]);" for k in range(ACROSS)),
+        "  let fade = exp(top - high); top = high;",
+        *(f"  let p{i} = exp(score{i} - vec4<f32>(high.{e}));" for i, e in enumerate("xyzw")),
+        f"  sum = sum * fade + vec4<f32>({', '.join(f'across(p{i})' for i in range(4))});",
+        *(f"  acc{i}_{j} *= fade.{'xyzw'[i]};" for i, j in cells),
+        *(
+            f"  tile[(x * 4u + {c}u) * {q_quads}u + y_] = vec4<f32>(p0.{e}, p1.{e}, p2.{e}, p3.{e});"
+            for c, e in enumerate("xyzw")
+        ),
+        f"  for (var done = 0u; done < {TILE_KEYS}u; done += {chunk}u) {{",
+        "    workgroupBarrier();",
+        f"    for (var i = lid; i < {chunk * m}u; i += WG) {{",
+        f"      tile[{HALF}u + i] = v_quad(v_place(z, head, min(base + done + i / {m}u, end - 1u)), i % {m}u);",
+        "    }",
+        "    workgroupBarrier();",
+        f"    for (var i = 0u; i < {chunk}u; i += {UNROLLED}u) {{",
+    ]
+    for u in range(UNROLLED):
+        body += [
+            "      {",
+            f"        let p = tile[(done + i + {u}u) * {q_quads}u + y_]; let v_row = {HALF}u + (i + {u}u) * {m}u;",
+            *(f"        let v{j} = tile[v_row + {_column(j, m)}];" for j in range(held)),
+            *(f"        acc{i}_{j} = fma(vec4<f32>(p.{'xyzw'[i]}), v{j}, acc{i}_{j});" for i, j in cells),
+            "      }",
+        ]
+    body += ["    }", "  }", "  workgroupBarrier();", "}"]
+    body += [f"tile[x * {q_quads}u + y_] = sum;", "workgroupBarrier();", "var all_ = vec4<f32>();"]
+    body += [f"all_ += tile[{k * q_quads}u + y_];" for k in range(ACROSS)]
+    for i, e in enumerate("xyzw"):
+        body.append(f"if (row{i} <= last) {{")
+        for j in range(held):
+            put = f"leave(z, head, row{i}, split, x + {j * ACROSS}u, acc{i}_{j}, top.{e}, all_.{e});"
+            body.append(f"  {put}" if (j + 1) * ACROSS <= m else f"  if (x + {j * ACROSS}u < {m}u) {{ {put} }}")
+        body.append("}")
+    return module("attention_tiles", body, form, target, TILE_THREADS, {"tile": ("vec4<f32>", 2 * HALF)})
+
+
+def _column(j: int, quads: int) -> str:
+    """The quad of a value that invocation x takes as its j-th, the last one instead of those beyond the end."""
+    return f"x + {j * ACROSS}u" if (j + 1) * ACROSS <= quads else f"min(x + {j * ACROSS}u, {quads - 1}u)"

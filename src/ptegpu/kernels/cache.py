@@ -1,0 +1,72 @@
+"""Rows [batch, queries, width] written in place into caches [batch, positions, width] from a symbolic position on.
+
+A negative position counts as 0, and rows that would lie beyond the last position are dropped, so that no write leaves
+the cache. One dispatch writes any number of caches of one shape. How is the style:
+
+- "quads": the width is a multiple of four, an invocation moves four elements;
+- "elements": an invocation moves one;
+- "words": elements share words that nobody may write in part: an invocation owns a quad of the cache and puts into it
+  what falls there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .wgsl import KernelSpec, Storage, build
+
+_MOVE = """
+  let i = group * WG + lid;
+  let row = i / P.width;
+  let position = start() + row % P.queries;
+  if (row >= P.batch * P.queries || position >= P.positions) {{ return; }}
+  let to = (row / P.queries * P.positions + position) * P.width + i % P.width;
+{moves}"""
+
+_MERGE = """
+  let i = group * WG + lid;
+  let first = start(); let end = min(first + P.queries, P.positions);
+  let total = P.batch * P.positions * P.width;
+  var any_inside = false;
+{places}
+  if (!any_inside) {{ return; }}
+{merges}"""
+
+_PLACE = """  let e{j} = i * 4u + {j}u; let row{j} = e{j} / P.width; let position{j} = row{j} % P.positions;
+  let inside{j} = e{j} < total && position{j} >= first && position{j} < end;
+  let from{j} = ((row{j} / P.positions) * P.queries + position{j} - first) * P.width + e{j} % P.width;
+  any_inside = any_inside || inside{j};"""
+
+
+@lru_cache(maxsize=64)
+def write_cache(
+    style: str, values: tuple[DType, ...], caches: tuple[DType, ...], dummy: DType | None, target: Target
+) -> KernelSpec:
+    """`width` is in quads for the style "quads". With `dummy`, a quad of zeros is written there."""
+    names = [f"{k}" for k in range(len(values))]
+    if style == "words":
+        places = "\n".join(_PLACE.format(j=j) for j in range(4))
+        merges = []
+        for n in names:
+            merges.append(f"  var v{n} = cache{n}_at4(i);")
+            merges += [f"  if (inside{j}) {{ v{n}.{c} = value{n}_at(from{j}); }}" for j, c in enumerate("xyzw")]
+            merges.append(f"  cache{n}_put4(i, v{n});")
+        body = _MERGE.format(places=places, merges="\n".join(merges))
+    else:
+        four = "4" if style == "quads" else ""
+        body = _MOVE.format(moves="\n".join(f"  cache{n}_put{four}(to, value{n}_at{four}(i));" for n in names))
+    if dummy:
+        body = "  if (group == 0u && lid == 0u) { dummy_put4(0u, vec4<f32>()); }" + body
+    writes = {f"cache{n}": Storage(d, 1 if style == "elements" else 4) for n, d in zip(names, caches, strict=True)}
+    return build(
+        "write_cache",
+        body,
+        target=target,
+        reads={f"value{n}": Storage(d, 4 if style == "quads" else 1) for n, d in zip(names, values, strict=True)},
+        writes=writes | ({"dummy": Storage(dummy, 4)} if dummy else {}),
+        params=[("batch", "u32"), ("queries", "u32"), ("positions", "u32"), ("width", "u32"), ("start", "sym")],
+        workgroup=target.workgroup(256),
+        helpers="fn start() -> u32 { return min(u32(max(sym(P.start), 0)), P.positions); }",
+    )

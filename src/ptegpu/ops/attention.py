@@ -1,0 +1,253 @@
+"""Attention with any head counts, with and without a key-value cache.
+
+The cached operators take [B, S, H, D] and see keys up to the position of their queries, which the GPU reads, so that
+one plan serves every position. A position that is out of range, an error in ExecuTorch, is clamped: a negative one
+counts as 0, and beyond the cache's end nothing is written or read, so that queries there see the whole cache.
+The others take [B, H, S, D]. Where a mask hides everything, the result is 0, for `et_vk.sdpa` NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..dtypes import FLOATS, DType
+from ..errors import InvalidProgram, ShapeError
+from ..graph.graph import Sym, Tensor
+from ..kernels import attention as kernels
+from ..kernels import attention_rows as few
+from ..kernels.attention import Form
+from ..kernels.wgsl import store_type
+from ..plan.target import Target
+from .cache import check_cache, written
+from .pointwise import broadcast_strides
+from .registry import Dispatch, Out, Scratch, Steps, SymInt, broadcast, op
+
+FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empty
+KEYS_OF_A_SPLIT = 128  # at least
+GROUPS_OF_ROWS, GROUPS_OF_TILES = 1024, 256  # workgroups below which keys are split
+
+
+class Sizes(NamedTuple):
+    """What [B, S, H, D] or [B, H, S, D] stand for, and their strides."""
+
+    batch: int
+    length: int
+    heads: int
+    dim: int
+    by_batch: int
+    by_row: int
+    by_head: int
+
+    def strides(self, name: str) -> dict[str, int]:
+        return {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
+
+
+def sizes(x: Tensor, heads_first: bool) -> Sizes:
+    """Dimensions that are missing in front count as one."""
+    if x.rank > 4 or x.rank < 2 or (x.rank < 4 and not heads_first):
+        raise ShapeError(f"attention takes tensors of rank 4, not {list(x.shape)}")
+    b, *middle, d = (1,) * (4 - x.rank) + x.shape
+    if heads_first:
+        h, s = middle
+        return Sizes(b, s, h, d, h * s * d, d, s * d)
+    s, h = middle
+    return Sizes(b, s, h, d, s * h * d, h * d, d)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    mask: Tensor | None,
+    scale: float | None,
+    target: Target,
+    *,
+    heads_first: bool,
+    causal: bool,
+    start: SymInt | None = None,
+    empty: float = 0.0,
+) -> Steps:
+    """The steps that compute attention. With a `start`, keys end with the queries that begin there."""
+    qs, ks, vs, ys = (sizes(x, heads_first) for x in (q, k, v, out))
+    if not out.numel:
+        return
+    sharing = qs.heads // ks.heads
+    rows = qs.length * sharing
+    tiled = rows > FEW_ROWS and vs.dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
+    blocks = -(-rows // (kernels.TILE_ROWS if tiled else few.most_rows(qs.dim)))
+    splits = splits_of(ks.length, ks.batch * ks.heads * blocks, GROUPS_OF_TILES if tiled else GROUPS_OF_ROWS)
+    quads = qs.dim % 4 == 0 and vs.dim % 4 == 0
+    form = Form(
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        out.dtype if quads else store_type(out.dtype, target),
+        mask.dtype if mask else None,
+        qs.dim,
+        vs.dim,
+        cached=start is not None,
+        causal=causal,
+        split=splits > 1,
+    )
+    kernel = kernels.tiles(form, target) if tiled else few.rows(form, -(-rows // blocks), target)
+    shape: dict[str, int | float | Sym] = {"rows": rows, "sharing": sharing, "heads": ks.heads, "splits": splits}
+    shape["empty"] = empty if ks.length else 0.0
+    params = shape | {
+        "keys": ks.length,
+        "blocks": blocks,
+        "scale": 1.0 / math.sqrt(qs.dim) if scale is None else scale,
+        "hidden": -math.inf,
+        **qs.strides("q"),
+        **ks.strides("k"),
+        **vs.strides("v"),
+    }
+    reads = [q, k, v]
+    if mask is not None:
+        reads.append(mask)
+        by = broadcast_strides(mask.shape, (qs.batch, qs.heads, qs.length, ks.length))
+        params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), by, strict=True))
+    if start is not None:
+        params["start"] = start
+    groups = ks.batch * ks.heads * blocks * splits
+    if splits == 1:
+        yield Dispatch(kernel, reads, [out], groups, params | ys.strides("y"))
+        return
+    parts = yield Scratch((splits, ks.batch, ks.heads, rows, form.value_quads + 1, 4), DType.F32)
+    yield Dispatch(kernel, reads, [parts], groups, params)
+    yield Dispatch(few.merge(form, target), [parts], [out], ks.batch * ks.heads * rows, shape | ys.strides("y"))
+
+
+def splits_of(keys: int, groups: int, wanted: int) -> int:
+    """Over how many workgroups to split the keys, where there are `groups` without that. The cache's length counts,
+    not the position."""
+    return max(1, min(-(-keys // KEYS_OF_A_SPLIT), wanted // groups))
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, heads_first: bool) -> None:
+    """Raises unless these go together."""
+    qs, ks, vs = (sizes(x, heads_first) for x in (q, k, v))
+    shapes = f"query {list(q.shape)}, key {list(k.shape)} and value {list(v.shape)}"
+    if not qs.batch == ks.batch == vs.batch or ks[1:3] != vs[1:3] or qs.dim != ks.dim:
+        raise ShapeError(f"{shapes} do not go together in attention")
+    if ks.heads == 0 or qs.heads % ks.heads:
+        raise ShapeError(f"{shapes}: {qs.heads} query heads cannot share {ks.heads} key heads")
+    if qs.dim == 0:
+        raise ShapeError(f"{shapes}: the heads have no elements")
+    if dropout:
+        raise InvalidProgram(f"attention drops {dropout} of its weights: export the model after eval()")
+    if mask is None:
+        return
+    scores = (qs.batch, qs.heads, qs.length, ks.length)
+    if mask.rank > 4 or broadcast(mask.shape, scores) != scores:
+        raise ShapeError(f"a mask of {list(mask.shape)} does not fit scores of {list(scores)}")
+    if mask.dtype not in (*FLOATS, DType.BOOL):
+        raise InvalidProgram(f"a mask of {mask.dtype.value} is not supported: use bool or a float to add")
+
+
+def attend_cached(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    start: SymInt,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    target: Target,
+) -> Steps:
+    """As ExecuTorch has it, a mask is over the whole cache, and the position counts only without one."""
+    first = start if mask is None or causal else None
+    yield from attend(q, keys, values, out, mask, scale, target, heads_first=False, causal=causal, start=first)
+
+
+@op("custom_sdpa.default", "llama.custom_sdpa.default", dtypes=FLOATS)
+def custom_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    start_pos: SymInt,
+    attn_mask: Tensor | None = None,
+    drpout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    target: Target,
+) -> Steps:
+    """query [B, S, H, D] from `start_pos` on over caches [B, C, H', D] up to start_pos + S, or all C with a mask."""
+    check(query, key, value, attn_mask, drpout_p, heads_first=False)
+    out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
+    yield from attend_cached(query, key, value, out, start_pos, attn_mask, is_causal, scale, target)
+
+
+@op(
+    "sdpa_with_kv_cache.default",
+    "llama.sdpa_with_kv_cache.default",
+    mutates=["key_cache", "value_cache"],
+    dtypes=FLOATS,
+)
+def sdpa_with_kv_cache(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    start_pos: SymInt,
+    seq_len: SymInt,
+    attn_mask: Tensor | None = None,
+    drpout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    *,
+    target: Target,
+) -> Steps:
+    """Keys and values [B, S, H', D] go into their caches first; S is the query's, whatever `seq_len` says."""
+    check(query, key_cache, value_cache, attn_mask, drpout_p, heads_first=False)
+    check_cache(key, key_cache)
+    check_cache(value, value_cache)
+    if not query.shape[1] == key.shape[1] == value.shape[1]:
+        lengths = f"{query.shape[1]}, {key.shape[1]} and {value.shape[1]}"
+        raise ShapeError(f"query, key and value must have one length, not {lengths}")
+    out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
+    if key.shape == value.shape:
+        yield written([key, value], [key_cache, value_cache], start_pos, target)
+    else:
+        yield written([key], [key_cache], start_pos, target)
+        yield written([value], [value_cache], start_pos, target)
+    yield from attend_cached(query, key_cache, value_cache, out, start_pos, attn_mask, is_causal, scale, target)
+
+
+@op("et_vk.sdpa.default", dtypes=FLOATS)
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    target: Target,
+) -> Steps:
+    """q [B, H, S, D], k and v [B, H', T, D]."""
+    check(q, k, v, attn_mask, 0.0, heads_first=True)
+    out = yield Out((*q.shape[:-1], v.shape[-1]), q.dtype)
+    yield from attend(q, k, v, out, attn_mask, scale, target, heads_first=True, causal=False, empty=math.nan)
+
+
+@op("aten.scaled_dot_product_attention.default", dtypes=FLOATS)
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    target: Target,
+) -> Steps:
+    """The same; causal is query i seeing keys 0 … i."""
+    check(query, key, value, attn_mask, dropout_p, heads_first=True)
+    out = yield Out((*query.shape[:-1], value.shape[-1]), query.dtype)
+    yield from attend(query, key, value, out, attn_mask, scale, target, heads_first=True, causal=is_causal)

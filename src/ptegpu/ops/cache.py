@@ -1,0 +1,53 @@
+"""Key-value caches [B, C, H, D] that are written in place from a position on, which the GPU reads.
+
+A position that is out of range, an error in ExecuTorch, is clamped: a negative one counts as 0, and what would lie
+beyond the end is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..dtypes import FLOATS
+from ..errors import ShapeError
+from ..graph.graph import Sym, Tensor
+from ..kernels.cache import write_cache
+from ..kernels.wgsl import writable
+from ..plan.target import Target
+from .registry import Dispatch, Out, Steps, SymInt, op
+
+
+def check_cache(value: Tensor, cache: Tensor) -> None:
+    """Both are [B, positions, H, D], the value of no more positions."""
+    same = value.rank == cache.rank == 4 and value.shape[0] == cache.shape[0] and value.shape[2:] == cache.shape[2:]
+    if not same or value.shape[1] > cache.shape[1]:
+        raise ShapeError(f"{list(value.shape)} does not fit a cache of {list(cache.shape)}; both are [B, S, H, D]")
+
+
+def written(
+    values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, target: Target, dummy: Tensor | None = None
+) -> Dispatch:
+    """The dispatch that puts values into caches of one shape; `dummy` gets zeros."""
+    batch, queries, heads, dim = values[0].shape
+    positions, width = caches[0].shape[1], heads * dim
+    if width % 4 == 0:
+        style, width = "quads", width // 4
+        units = batch * queries * width
+    elif all(writable(c.dtype, target) for c in caches):
+        style, units = "elements", batch * queries * width
+    else:
+        style, units = "words", -(-batch * positions * width // 4) if queries else 0
+    kernel = write_cache(
+        style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), dummy.dtype if dummy else None, target
+    )
+    params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions, "width": width}
+    groups = -(-units // kernel.kernel.workgroup)
+    return Dispatch(kernel, values, [*caches, *([dummy] if dummy else [])], groups, params | {"start": start})
+
+
+@op("update_cache.default", "llama.update_cache.default", mutates=["cache"], dtypes=FLOATS)
+def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt, *, target: Target) -> Steps:
+    """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is a dummy of one element."""
+    check_cache(value, cache)
+    dummy = yield Out((1,))
+    yield written([value], [cache], start_pos, target, dummy)
