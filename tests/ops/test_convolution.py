@@ -80,7 +80,6 @@ POINTWISE = [
     conv((2, 24, 1, 1), (12, 12, 1, 1), groups=2),
     conv((2, 8, 3, 3), (8, 1, 1, 1), groups=8),
     conv((2, 12, 3, 4, 5), (6, 12, 1, 1, 1)),
-    conv((1, 300, 4, 4), (20, 300, 1, 1)),
     conv((2, 520, 4, 4), (6, 260, 1, 1), groups=2),  # in parts of K
     conv((2, 20, 6, 6), (9, 20, 1, 1), dtype=F16),
     conv((2, 20, 5, 5), (9, 20, 1, 1), dtype=F16),
@@ -111,8 +110,8 @@ WINDOWS = [
     conv((1, 3, 8, 8), (5, 3, 3, 3), padding=[1, 1]),
     conv((2, 3, 9, 7), (6, 3, 3, 3), [2, 2], [1, 1]),
     conv((1, 3, 16, 16), (40, 3, 4, 4), [4, 4]),
-    conv((2, 8, 6, 6), (9, 8, 1, 1), [2, 2]),
-    conv((1, 8, 6, 6), (9, 8, 1, 1), [1, 1], [1, 1]),
+    conv((2, 8, 5, 5), (9, 8, 1, 1), [2, 2]),
+    conv((1, 8, 5, 5), (9, 8, 1, 1), [1, 1], [1, 1]),
     conv((1, 4, 12, 11), (33, 4, 3, 2), [1, 2], [2, 1], [2, 3]),
     conv((1, 9, 7, 7), (3, 9, 3, 3), padding=[1, 1]),
     conv((1, 1, 5, 6), (4, 1, 2, 2), bias=False),
@@ -121,7 +120,7 @@ WINDOWS = [
     conv((2, 32, 5, 5), (32, 16, 3, 3), padding=[1, 1], groups=2),
     conv((2, 8, 30), (12, 8, 3), [2], [1]),
     conv((1, 8, 30), (33, 8, 5), [1], [0], [2], bias=False),
-    conv((1, 3, 4, 5, 6), (5, 3, 2, 3, 3), [1, 1, 2], [0, 1, 1]),
+    conv((1, 4, 4, 5, 6), (5, 4, 2, 3, 2), [1, 1, 2], [0, 1, 0]),
     conv((2, 3, 8, 8), (6, 3, 3, 3), padding=[1, 1], dtype=F16),
     conv((2, 3, 7, 7), (6, 3, 3, 3), padding=[1, 1], dtype=F16),
     conv((2, 3, 8, 8), (6, 3, 3, 3), [2, 2], [1, 1], clamp=(0.0, RELU)),
@@ -174,7 +173,7 @@ def test_case(case):
 HALVES = [c for c in CASES if c.args[0].dtype is F16]
 
 
-@pytest.mark.parametrize("case", [*WHOLE[3:], *POINTWISE[5::8], *DIRECT[2::8], *WINDOWS[1::9], *HALVES], ids=str)
+@pytest.mark.parametrize("case", [*WHOLE[3:], *POINTWISE[5::8], *DIRECT[2::8], *WINDOWS[1::9], *HALVES[::2]], ids=str)
 def test_in_a_browser_without_features(case):
     check(case, f16=False, subgroups=False, limits="browser")
 
@@ -184,17 +183,9 @@ def test_workgroups_of_128(case):
     check(case, max_invocations=128)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        conv((1, 5, 9, 9), (70, 5, 3, 3), padding=[1, 1]),
-        conv((2, 70, 12, 12), (130, 70, 1, 1), bias=False),
-    ],
-    ids=str,
-)
-def test_larger_tiles(case, monkeypatch):
+def test_larger_tiles(monkeypatch):
     monkeypatch.setattr(matmul, "BUSY", 1)
-    check(case)
+    check(conv((1, 5, 9, 9), (70, 5, 3, 3), padding=[1, 1]))
 
 
 LIVE = [
