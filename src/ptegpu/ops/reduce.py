@@ -57,11 +57,11 @@ class Rows:
         return self.kept[1][-1:] == (1,) and self.reduced[1][-1:] != (1,)
 
 
-def rows_of(x: Tensor, dims: Sequence[int]) -> Rows:
-    """`x` with the dimensions `dims` reduced, in as few strided dimensions as that takes."""
-    strides = contiguous(x.shape)
-    kept = [k for k in range(x.rank) if k not in dims]
-    kept_shape, reduced_shape = tuple(x.shape[k] for k in kept), tuple(x.shape[k] for k in dims)
+def rows_of(shape: Shape, dims: Sequence[int]) -> Rows:
+    """A tensor of that shape with the dimensions `dims` reduced, in as few strided dimensions as that takes."""
+    strides = contiguous(shape)
+    kept = [k for k in range(len(shape)) if k not in dims]
+    kept_shape, reduced_shape = tuple(shape[k] for k in kept), tuple(shape[k] for k in dims)
     kept_sizes, [kept_strides] = collapse(kept_shape, [tuple(strides[k] for k in kept)])
     sizes, [reduced_strides] = collapse(reduced_shape, [tuple(strides[k] for k in dims)])
     count, length = math.prod(kept_shape), math.prod(reduced_shape)
@@ -117,9 +117,10 @@ def reduce(
     kind: str,
     divisor: float | None = None,
     centre: Tensor | None = None,
+    shape: Shape | None = None,
 ) -> Steps:
-    """Steps that reduce `dims` of `x` into `out`, accumulating in `kind`."""
-    rows = rows_of(x, dims)
+    """Reduce `dims` of `x`, or of its elements in another `shape`, into `out`, accumulating in `kind`."""
+    rows = rows_of(x.shape if shape is None else shape, dims)
     lanes, parts, span = lanes_for(rows, target)
     start: dict[str, int | float] = {"start": START[fold, kind]}
     last = start if divisor is None else {**start, "divisor": divisor}
@@ -144,7 +145,7 @@ def find_extreme(
     largest: bool, x: Tensor, dims: Sequence[int], values: Tensor | None, indices: Tensor, target: Target
 ) -> Steps:
     """Steps that write the first index of each row's extreme, and the extreme itself where it is wanted."""
-    rows = rows_of(x, dims)
+    rows = rows_of(x.shape, dims)
     lanes, parts, span = lanes_for(rows, target)
     kind = accumulator_of(x.dtype)
     sign = ">" if largest else "<"
