@@ -185,7 +185,7 @@ class _Importer:
             )
         if isinstance(found, ptd.NamedTensor):
             if found.dtype is not None and (found.dtype, found.sizes) != (t.dtype, t.sizes):
-                given, wanted = f"{found.dtype}{list(found.sizes or ())}", f"{t.dtype}{list(t.sizes)}"
+                given, wanted = f"{found.dtype.value}{list(found.sizes or ())}", f"{t.dtype.value}{list(t.sizes)}"
                 raise InvalidProgram(f"{name}: the data '{t.key}' is {given}, not {wanted}", path=self.path)
             found = found.data
         if len(found) < t.nbytes:

@@ -1,0 +1,299 @@
+"""From a method of a file to calls on slots: real files for what exporters write, methods by hand for the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ptegpu.dtypes import DType
+from ptegpu.errors import InvalidProgram, UnsupportedProgram
+from ptegpu.format import pte, read_program
+from ptegpu.format.ptd import NamedTensor
+from ptegpu.graph.importer import NamedData, array_of, import_method
+from ptegpu.graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
+from ptegpu.runtime.data import named_data
+from ptegpu.runtime.partition import mutates
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+def imported(name: str, method: str = "forward", *data: str) -> Linear:
+    file = read_program(DATA / f"{name}.pte")
+    (found,) = [m for m in file.methods if m.name == method]
+    return import_method(found, named_data(file, [DATA / d for d in data]), mutates)
+
+
+def calls(linear: Linear) -> list[Call]:
+    return [i for i in linear.code if isinstance(i, Call)]
+
+
+def call(linear: Linear, op: str) -> Call:
+    (found,) = [c for c in calls(linear) if c.op == op]
+    return found
+
+
+def slots(linear: Linear) -> dict[str, Var]:
+    """Every slot by its name."""
+    operands = [*linear.inputs, *linear.outputs, *(a for c in calls(linear) for a in (*c.args, *c.outs))]
+    return {v.name: v for v in variables(tuple(operands))}
+
+
+def test_a_delegate_is_inlined() -> None:
+    linear = imported("mlp")
+    expected = ["aten.linear.default", "aten.relu.default", "aten.linear.default", "aten.alias_copy.default"]
+    assert expected == [c.op for c in calls(linear)]
+    assert "aten.linear.default #0 of delegate 0" == calls(linear)[0].where
+    assert "output of delegate 0" == calls(linear)[-1].where
+
+
+def test_inputs_and_outputs_of_a_delegate_are_those_of_the_call() -> None:
+    linear = imported("mlp")
+    assert linear.inputs == [calls(linear)[0].args[0]]
+    assert linear.outputs == list(calls(linear)[-1].outs)
+    (x,) = linear.inputs
+    assert isinstance(x, Var)
+    assert ("input", "input 0", DType.F32, (2, 8)) == (x.kind, x.name, x.dtype, x.sizes)
+
+
+def test_a_prepacked_constant_is_the_constant() -> None:
+    linear = imported("mlp")
+    weight = calls(linear)[0].args[1]
+    assert isinstance(weight, Var) and weight.data is not None
+    assert ("constant", (16, 8)) == (weight.kind, weight.data.shape)
+    assert "et_vk.prepack.default" not in [c.op for c in calls(linear)]
+
+
+def test_constants_are_views_on_the_file() -> None:
+    raw = memoryview((DATA / "mlp.pte").read_bytes())
+    file = read_program(raw)
+    linear = import_method(file.methods[0], named_data(file, None), mutates)
+    whole = np.frombuffer(raw, np.uint8)
+    constants = [v for v in slots(linear).values() if v.kind == "constant"]
+    assert 4 == len(constants)
+    assert all(v.data is not None and np.shares_memory(v.data, whole) for v in constants)
+
+
+def test_several_delegates_and_the_calls_between_them_are_one_list() -> None:
+    linear = imported("cnn")
+    ends = ["of delegate 0"] * 4 + ["_to_dim_order_copy.out #1", "mean.out #2"] + ["of delegate 1"] * 2
+    assert len(ends) == len(calls(linear))
+    assert all(c.where.endswith(end) for c, end in zip(calls(linear), ends, strict=True))
+    mean = call(linear, "aten.mean.dim")
+    last = [c for c in calls(linear) if c.where.endswith("of delegate 1")]
+    assert last[0].args[0] is mean.outs[0]
+
+
+def test_kernel_calls_have_their_functional_names() -> None:
+    where = {c.where.split(" #")[0]: c.op for c in calls(imported("control"))}
+    assert "aten.add.Tensor" == where["aten::add.out"]
+    assert "aten.sum.dim_IntList" == where["aten::sum.IntList_out"]
+    assert "aten.copy.default" == where["aten::copy_"]
+
+
+def test_literals_and_lists_are_resolved() -> None:
+    control = imported("control")
+    assert (1, 0, 2, 1) == call(control, "aten.slice_copy.Tensor").args[1:]
+    assert (None, False, (2.0, 2.0)) == call(control, "aten.upsample_bilinear2d.vec").args[1:]
+    assert "tanh" == call(control, "aten.gelu.default").args[1]
+    assert ((1, 1), 1) == call(control, "aten.split_with_sizes_copy.default").args[1:]
+    assert (None, control.inputs[1]) == call(control, "aten.index.Tensor").args[1]
+    pool = call(imported("cnn"), "aten.max_pool2d_with_indices.default")
+    assert ((2, 2), (), (0, 0), (1, 1), False) == pool.args[1:]
+
+
+def test_every_result_of_a_call_has_a_slot() -> None:
+    control = imported("control")
+    assert [(3, 1), (3, 1)] == [o.sizes for o in call(control, "aten.split_with_sizes_copy.default").outs]
+    pool = call(imported("cnn"), "aten.max_pool2d_with_indices.default")
+    assert [DType.F32, DType.I32] == [o.dtype for o in pool.outs]
+
+
+def test_outputs_may_be_literals() -> None:
+    assert 7 == imported("control").outputs[-1]
+    scalars = {m: imported("methods", m).outputs for m in ("get_vocab_size", "get_name", "get_scale", "use_cache")}
+    assert {"get_vocab_size": [11], "get_name": ["mlp"], "get_scale": [0.5], "use_cache": [True]} == scalars
+
+
+def test_jumps_go_to_instructions_of_the_list() -> None:
+    linear = imported("control")
+    to_else, to_end = [i for i in linear.code if isinstance(i, Jump)]
+    first_of_else = linear.code[to_else.target]
+    assert isinstance(first_of_else, Call) and first_of_else.where.endswith("#9")
+    assert False is to_end.condition
+    assert isinstance(linear.code[to_end.target - 1], Move)
+
+
+def test_a_buffer_that_is_written_is_a_state_with_its_first_value() -> None:
+    found = slots(imported("control"))
+    states = [v for v in found.values() if v.kind == "state"]
+    assert [("v0", [3.0])] == [(v.name, v.data.tolist()) for v in states if v.data is not None]
+    assert "constant" == found["v1"].kind
+
+
+def test_dynamic_values_and_symbolic_ints() -> None:
+    linear = imported("dynamic", "forward", "dynamic-0.ptd", "dynamic-1.ptd")
+    found = slots(linear)
+    assert found["input 0"].dynamic and (1, 16) == found["input 0"].sizes
+    assert found["v8"].dynamic and not found["v0"].dynamic
+    view = next(c for c in calls(linear) if c.op == "aten.view_copy.default")
+    size = view.args[1]
+    assert isinstance(size, tuple) and isinstance(size[0], Var)
+    assert (None, 8) == (size[0].dtype, size[1])
+
+
+def test_a_missing_data_file_is_asked_for() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        imported("dynamic", "forward", "dynamic-1.ptd")
+    assert str(error.value).endswith("; give its .ptd file")
+
+
+def tensor(*sizes: int, **more: Any) -> pte.Tensor:
+    return pte.Tensor(DType.F32, sizes, tuple(range(len(sizes))), **more)
+
+
+def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> pte.Method:
+    return pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "", ())
+
+
+def by_hand(found: pte.Method, data: NamedData | None = None) -> Linear:
+    return import_method(found, data or {}, mutates, "model.pte")
+
+
+def kernel(name: str, *args: int) -> pte.KernelCall:
+    return pte.KernelCall(name, args)
+
+
+def refused(found: pte.Method, data: NamedData | None = None) -> str:
+    with pytest.raises(InvalidProgram) as error:
+        by_hand(found, data)
+    return str(error.value)
+
+
+def test_a_view_that_the_exporter_left_out_is_found_by_its_place() -> None:
+    """Value 2 is never written, but lies where value 1 does."""
+    values = [tensor(2, 6), tensor(2, 6, place=(1, 64)), tensor(3, 4, place=(1, 64)), tensor(3, 4, place=(1, 256))]
+    linear = by_hand(method(values, [0], [3], kernel("aten::relu.out", 0, 1, 1), kernel("aten::abs.out", 2, 3, 3)))
+    relu, view, absolute = calls(linear)
+    assert ("aten.view_copy.default", "view of v1") == (view.op, view.where)
+    assert (relu.outs[0], (3, 4)) == view.args
+    assert view.outs[0] is absolute.args[0]
+
+
+def test_an_output_may_be_such_a_view_and_an_input_its_source() -> None:
+    values = [tensor(2, 6, place=(1, 0)), tensor(12, place=(1, 0))]
+    (view,) = calls(by_hand(method(values, [0], [1])))
+    assert ("aten.view_copy.default", (12,)) == (view.op, view.args[1])
+
+
+def test_a_view_is_of_what_was_written_last_at_its_place() -> None:
+    values = [tensor(4), tensor(4, place=(1, 0)), tensor(4, place=(1, 0)), tensor(2, 2, place=(1, 0)), tensor(2, 2)]
+    steps = [kernel("aten::abs.out", 0, 1, 1), kernel("aten::neg.out", 1, 2, 2), kernel("aten::relu.out", 3, 4, 4)]
+    view = call(by_hand(method(values, [0], [4], *steps)), "aten.view_copy.default")
+    assert "view of v2" == view.where
+
+
+def test_a_place_shared_by_tensors_of_other_sizes_is_no_view() -> None:
+    values = [tensor(4), tensor(4, place=(1, 0)), tensor(3, place=(1, 0)), tensor(3)]
+    steps = [kernel("aten::abs.out", 0, 1, 1), kernel("aten::neg.out", 2, 3, 3)]
+    expected = "model.pte: value 2 lies where value 1 does, but is no view of it"
+    assert expected == refused(method(values, [0], [3], *steps))
+
+
+def test_planned_memory_that_is_read_before_it_is_written_is_a_state() -> None:
+    values = [tensor(4), tensor(4, place=(1, 0)), 1, tensor(4)]
+    steps = [kernel("aten::add.out", 0, 1, 2, 3, 3), kernel("aten::copy_", 1, 3, 1)]
+    found = slots(by_hand(method(values, [0], [3], *steps)))
+    assert ("state", None) == (found["v1"].kind, found["v1"].data)
+
+
+def test_constants_that_are_written_are_states() -> None:
+    one = memoryview(np.ones(4, np.float32).tobytes())
+    values = [tensor(4), tensor(4, data=one), tensor(4, data=one), 1, tensor(4)]
+    steps = [kernel("aten::add.out", 0, 1, 3, 4, 4), kernel("aten::add.out", 4, 2, 3, 1, 1)]
+    found = slots(by_hand(method(values, [0], [4], *steps)))
+    assert ("state", "constant") == (found["v1"].kind, found["v2"].kind)
+
+
+def test_scalars_that_are_written_are_no_literals() -> None:
+    values = [tensor(4), 0, 5, tensor(4)]
+    steps = [kernel("aten::sym_size.int", 0, 2, 1), kernel("executorch_prim::add.Scalar", 1, 2, 1)]
+    size, total = calls(by_hand(method(values, [0], [1], *steps)))
+    assert size.outs == total.outs == (total.args[0],)
+    assert 5 == total.args[1]
+
+
+def test_outputs_in_a_list_are_told_from_arguments() -> None:
+    values = [tensor(4), pte.IntList((3, 3)), 0, 2, tensor(2), tensor(2), pte.TensorList((4, 5))]
+    (split,) = calls(by_hand(method(values, [0], [4, 5], kernel("aten::split_with_sizes_copy.out", 0, 1, 2, 6, 6))))
+    assert ((2, 2), 0) == split.args[1:]
+    assert ["v4", "v5"] == [o.name for o in split.outs]
+
+
+def test_an_optional_scalar_input_that_is_used_is_an_input() -> None:
+    values = [tensor(4), None, tensor(4)]
+    linear = by_hand(method(values, [0, 1], [2], kernel("aten::add.Scalar_out", 0, 1, 2, 2)))
+    n = linear.inputs[1]
+    assert isinstance(n, Var)
+    assert (None, "input", "input 1") == (n.dtype, n.kind, n.name)
+
+
+def test_a_scalar_input_is_the_value_it_was_traced_with() -> None:
+    linear = by_hand(method([tensor(4), 3, tensor(4)], [0, 1], [2], kernel("aten::add.Scalar_out", 0, 1, 2, 2)))
+    assert 3 == linear.inputs[1]
+
+
+def test_a_literal_cannot_be_written() -> None:
+    expected = "model.pte: method forward: value 1 cannot be written"
+    lists = [tensor(4), pte.IntList((2,)), 1]
+    assert expected == refused(method(lists, [0], [0], kernel("aten::abs.out", 0, 1, 1)))
+
+
+def test_a_call_without_arguments_is_refused() -> None:
+    assert "model.pte: aten::abs.out has no arguments" == refused(method([], [], [], kernel("aten::abs.out")))
+
+
+def named(data: bytes, dtype: DType | None = DType.F32, sizes: tuple[int, ...] | None = (4,)) -> NamedTensor:
+    return NamedTensor(data=memoryview(data), dtype=dtype, sizes=sizes, dim_order=None)
+
+
+@pytest.mark.parametrize(
+    "data, expected",
+    [
+        ({}, "model.pte: v0 needs the data 'w', which no file given has; give its .ptd file"),
+        ({"w": memoryview(bytes(8))}, "model.pte: v0: the data 'w' has 8 bytes of 16"),
+        ({"w": named(bytes(16), DType.I32)}, "model.pte: v0: the data 'w' is int32[4], not float32[4]"),
+        ({"w": named(bytes(16), sizes=(2, 2))}, "model.pte: v0: the data 'w' is float32[2, 2], not float32[4]"),
+    ],
+)
+def test_external_data_must_be_what_the_program_says(data: NamedData, expected: str) -> None:
+    assert expected == refused(method([tensor(4, key="w")], [], [0]), data)
+
+
+def test_another_backend_is_named() -> None:
+    found = method([tensor(4)], [0], [0], pte.DelegateCall(0, (0,)))
+    delegate = pte.Delegate("XnnpackBackend", memoryview(b""), ())
+    found = pte.Method(**{f: getattr(found, f) for f in found.__slots__} | {"delegates": (delegate,)})
+    with pytest.raises(UnsupportedProgram) as error:
+        by_hand(found)
+    expected = (
+        "method forward calls the backend XnnpackBackend; ptegpu runs VulkanBackend and programs without a delegate: "
+        "export with VulkanPartitioner or WebGPUPartitioner"
+    )
+    assert expected == str(error.value)
+
+
+def test_bytes_in_another_dimension_order_are_read_logically() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4)
+    stored = np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    found = array_of(memoryview(stored.tobytes()), DType.F32, (1, 2, 3, 4), (0, 2, 3, 1))
+    np.testing.assert_array_equal(x, found)
+
+
+def test_variables_of_an_operand() -> None:
+    a, b = Var("a", DType.F32), Var("b", None)
+    operand: Operand = (a, 1, (None, b, (a,)), "x")
+    assert [a, b, a] == variables(operand)
+    assert ["a:float32[]", "b"] == [repr(a), repr(b)]
