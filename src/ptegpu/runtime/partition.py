@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..dtypes import ON_GPU, DType
 from ..errors import UnsupportedProgram
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
@@ -98,12 +100,20 @@ def joins(call: Call, ints: set[Var]) -> bool:
 
 
 def _exact_in_32_bits(call: Call, definition: OpDef) -> bool:
-    """int64 values that came in range stay in range if they are only moved; a scalar or a float may be out of it."""
+    """int64 values that came in range stay in range if they are only moved; what a float becomes may be out of it."""
     source = _dtype(call.args[0]) if call.args else None
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
     scalars = [call.args[k] for k in definition.numbers if k < len(call.args)]
-    too_wide = any(isinstance(n, int) and not -(2**31) <= n < 2**31 for n in scalars)
+    too_wide = any(map(_beyond_int32, (*scalars, *variables(call.args))))
     return definition.wide and not too_wide and not (from_float and definition.view is not None)
+
+
+def _beyond_int32(operand: Operand) -> bool:
+    """Whether a literal or a constant has a value that int32 has not."""
+    known = operand.data if isinstance(operand, Var) and operand.dtype is DType.I64 else operand
+    if isinstance(known, np.ndarray):
+        return bool(known.size) and not (known.min() >= -(2**31) and known.max() < 2**31)
+    return isinstance(known, int) and not -(2**31) <= known < 2**31
 
 
 def _dtype(operand: Operand) -> DType | None:
