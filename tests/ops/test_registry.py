@@ -1,0 +1,278 @@
+"""The registry: what every operator must have, and what scalars become on their way to a rule."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ptegpu import ops
+from ptegpu.dtypes import ON_GPU, DType
+from ptegpu.errors import InvalidProgram, ShapeError
+from ptegpu.graph.graph import Arg, Sym, Tensor
+from ptegpu.kernels.wgsl import COMPUTE
+from ptegpu.ops.registry import (
+    REGISTRY,
+    Number,
+    OpDef,
+    Out,
+    Steps,
+    SymInt,
+    broadcast,
+    define,
+    normalise_dim,
+    op,
+)
+
+EMPTY = inspect.Parameter.empty
+KINDS = (Tensor, int, float, bool, str, Number, SymInt)
+KNOWN = {Any, *KINDS, *(k | None for k in KINDS)}
+KNOWN |= {lists for k in (*KINDS, Tensor | None) for lists in (list[k], list[k] | None)}  # type: ignore[valid-type]
+
+
+def rule_of(definition: OpDef) -> Callable[..., Any]:
+    (rule,) = [r for r in (definition.steps, definition.view, definition.sym) if r is not None]
+    return rule
+
+
+def offenders(breaks: Callable[[OpDef], bool]) -> list[str]:
+    """The operators for which `breaks` holds."""
+    return [name for name, definition in REGISTRY.items() if breaks(definition)]
+
+
+def test_an_operator_is_steps_a_view_or_symbolic() -> None:
+    assert [] == offenders(lambda d: sum(r is not None for r in (d.steps, d.view, d.sym)) != 1)
+    assert [] == [name for name, definition in REGISTRY.items() if name != definition.name]
+
+
+def test_every_operator_takes_something() -> None:
+    assert [] == offenders(lambda d: not d.parameters and "outs" not in d.wants)
+
+
+def test_parameters_are_annotated_with_what_the_importer_knows() -> None:
+    def breaks(d: OpDef) -> bool:
+        hints = typing.get_type_hints(rule_of(d))
+        return any(hints[parameter] not in KNOWN for parameter, *_ in d.parameters)
+
+    assert [] == offenders(breaks)
+
+
+def test_parameters_are_those_of_the_rule_in_order() -> None:
+    def breaks(d: OpDef) -> bool:
+        parameters = inspect.signature(rule_of(d)).parameters.values()
+        positional = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        return positional != [parameter for parameter, *_ in d.parameters]
+
+    assert [] == offenders(breaks)
+
+
+def test_a_default_is_what_its_annotation_allows() -> None:
+    def breaks(d: OpDef) -> bool:
+        given = [(convert, default) for _, convert, _, default in d.parameters if default is not EMPTY]
+        return any(default != convert(default) for convert, default in given if not isinstance(default, list | tuple))
+
+    assert [] == offenders(breaks)
+
+
+def test_parameters_without_a_default_come_first() -> None:
+    def breaks(d: OpDef) -> bool:
+        optional = [default is not EMPTY for *_, default in d.parameters]
+        return sorted(optional) != optional
+
+    assert [] == offenders(breaks)
+
+
+def test_keyword_only_parameters_are_those_that_are_filled_in() -> None:
+    assert [] == offenders(lambda d: d.sym is not None and not d.wants <= {"data"})
+    assert [] == offenders(lambda d: d.view is not None and bool(d.wants))
+    assert [] == offenders(lambda d: d.steps is not None and not d.wants <= {"target", "outs"})
+
+
+def test_positions_are_of_parameters_and_dtypes_are_those_of_a_gpu() -> None:
+    assert [] == offenders(lambda d: any(k >= len(d.parameters) for k in (*d.mutates, *d.splits, *d.numbers)))
+    assert [] == offenders(lambda d: not set(d.dtypes) <= set(ON_GPU))
+    assert set(ON_GPU) == set(COMPUTE)
+
+
+def test_every_file_of_operators_is_imported() -> None:
+    files = {f.stem for f in Path(ops.__file__).parent.glob("*.py")} - {"__init__", "registry"}
+    assert files <= set(vars(ops))
+
+
+def taking(hint: Any) -> OpDef:
+    """An operator with one parameter `p` of this annotation, registered nowhere."""
+
+    def rule(p: Any) -> Steps:
+        yield Out(())
+
+    rule.__annotations__["p"] = hint
+    define(["test.taking"], rule, "steps")
+    return REGISTRY.pop("test.taking")
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool(a is b or (type(a) is type(b) and a == b))
+
+
+T = Tensor("t", DType.F32, (2,))
+S = Sym("s", 3)
+COERCED: list[tuple[Any, Arg, Any]] = [
+    (int, 1, 1),
+    (int, 1.0, 1),
+    (int, True, 1),
+    (int, -2.0, -2),
+    (int, S, 3),
+    (int | None, None, None),
+    (float, 1, 1.0),
+    (float, True, 1.0),
+    (float, 0.5, 0.5),
+    (float, S, 3.0),
+    (float | None, 2, 2.0),
+    (bool, 1, True),
+    (bool, 0.0, False),
+    (bool, 1.0, True),
+    (bool, False, False),
+    (Number, 1, 1),
+    (Number, 1.5, 1.5),
+    (Number, S, 3),
+    (SymInt, S, S),
+    (SymInt, 4.0, 4),
+    (str, "floor", "floor"),
+    (str | None, None, None),
+    (Tensor, T, T),
+    (Tensor | None, None, None),
+    (list[int], (1.0, 2, True), [1, 2, 1]),
+    (list[int], 3.0, [3]),
+    (list[int], (1, S), [1, 3]),
+    (list[int] | None, None, None),
+    (list[Tensor], (T, T), [T, T]),
+    (list[Tensor | None], (T, None), [T, None]),
+    (list[float], (1, 2), [1.0, 2.0]),
+    (Any, None, None),
+    (Any, (1, "x"), (1, "x")),
+]
+
+
+@pytest.mark.parametrize("hint, given, expected", COERCED, ids=[f"{h}-{g!r}" for h, g, _ in COERCED])
+def test_scalars_become_what_the_rule_wants(hint: Any, given: Arg, expected: Any) -> None:
+    (value,) = taking(hint).bind([given])
+    assert same(expected, value) or [same(e, v) for e, v in zip(expected, value, strict=True)] == [True] * len(value)
+
+
+REFUSED: list[tuple[Any, Arg, str]] = [
+    (int, 1.5, "argument 'p' cannot be 1.5 (an integer is required)"),
+    (int, float("inf"), "argument 'p' cannot be inf (an integer is required)"),
+    (int, "1", "argument 'p' cannot be '1' (a scalar is required)"),
+    (int, None, "argument 'p' cannot be None (a value is required)"),
+    (int, T, "argument 'p' cannot be t:float32[2] (a scalar is required)"),
+    (int, (1,), "argument 'p' cannot be (1,) (a scalar is required)"),
+    (float, "x", "argument 'p' cannot be 'x' (a scalar is required)"),
+    (Tensor, 1, "argument 'p' cannot be 1 (a tensor is required)"),
+    (Tensor, None, "argument 'p' cannot be None (a value is required)"),
+    (str, 1, "argument 'p' cannot be 1 (a string is required)"),
+    (list[int], (1, 2.5), "argument 'p' cannot be (1, 2.5) (an integer is required)"),
+    (list[Tensor], (T, None), "argument 'p' cannot be (t:float32[2], None) (a value is required)"),
+    (SymInt, 1.5, "argument 'p' cannot be 1.5 (an integer is required)"),
+]
+
+
+@pytest.mark.parametrize("hint, given, expected", REFUSED, ids=[e for *_, e in REFUSED])
+def test_what_cannot_be_coerced_is_named(hint: Any, given: Arg, expected: str) -> None:
+    with pytest.raises(InvalidProgram) as error:
+        taking(hint).bind([given])
+    assert f"test.taking: {expected}" == str(error.value)
+
+
+def test_an_index_may_arrive_as_a_float() -> None:
+    """The exporter merges equal scalars of different kinds."""
+    x = Tensor("x", DType.F32, (2, 3, 4))
+    (shape,) = REGISTRY["aten.select_copy.int"].infer([x, 1.0, 2.0], [Tensor("y", DType.F32, (2, 4))])
+    assert (2, 4) == shape
+
+
+def test_a_missing_argument_is_named() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        REGISTRY["aten.select_copy.int"].bind([T, 0])
+    assert "aten.select_copy.int: argument 'index' is missing" == str(error.value)
+
+
+def test_too_many_arguments_are_counted() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        REGISTRY["aten.relu.default"].bind([T, 1, 2])
+    assert "aten.relu.default takes 1 arguments, the program gives 3" == str(error.value)
+
+
+def test_trailing_arguments_have_their_defaults() -> None:
+    assert [T, T, 1] == REGISTRY["aten.add.Tensor"].bind([T, T])
+
+
+def test_symbolic_ints_that_a_rule_sees_by_value_only_are_known() -> None:
+    view, select = REGISTRY["aten.view_copy.default"], REGISTRY["aten.select_copy.int"]
+    assert [S] == view.baked((T, (2, S)))
+    assert [] == select.baked((T, 0, S))
+    assert [S] == select.baked((T, S, 0))
+
+
+def test_a_result_of_another_dtype_than_declared_is_refused() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        REGISTRY["aten.gt.Scalar"].infer([T, 0], [Tensor("y", DType.F32, (2,))])
+    assert "aten.gt.Scalar: the result is bool, the program says float32" == str(error.value)
+
+
+def test_a_rule_stops_at_its_last_out() -> None:
+    """Shapes are inferred without making a kernel."""
+    reached = []
+
+    def rule(x: Tensor) -> Steps:
+        yield Out(x.shape)
+        yield Out((len(x.shape),))
+        reached.append("kernel")
+
+    define(["test.two"], rule, "steps")
+    definition = REGISTRY.pop("test.two")
+    outs = [Tensor("a", DType.F32, (2,)), Tensor("b", DType.F32, (1,))]
+    assert [(2,), (1,)] == definition.infer([T], outs)
+    assert [] == reached
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError) as error:
+        op("aten.relu.default")(rule_of(REGISTRY["aten.relu.default"]))
+    assert "operator aten.relu.default is registered twice" == str(error.value)
+
+
+@pytest.mark.parametrize("dim, rank, expected", [(0, 3, 0), (-1, 3, 2), (2, 3, 2), (0, 0, 0), (-1, 0, 0)])
+def test_dimensions_count_from_the_end_too(dim: int, rank: int, expected: int) -> None:
+    assert expected == normalise_dim(dim, rank)
+
+
+@pytest.mark.parametrize("dim, rank", [(3, 3), (-4, 3), (1, 0)])
+def test_a_dimension_out_of_range_is_named(dim: int, rank: int) -> None:
+    with pytest.raises(ShapeError) as error:
+        normalise_dim(dim, rank)
+    assert f"dimension {dim} is out of range for rank {rank}" == str(error.value)
+
+
+@pytest.mark.parametrize(
+    "shapes, expected",
+    [
+        (((3, 1), (1, 4)), (3, 4)),
+        (((), (2,)), (2,)),
+        (((0, 3), (3,)), (0, 3)),
+        (((0,), (1,)), (0,)),
+        ((), ()),
+        (((2, 1), (5, 1, 3), (1,)), (5, 2, 3)),
+    ],
+)
+def test_shapes_broadcast_as_in_pytorch(shapes: tuple[tuple[int, ...], ...], expected: tuple[int, ...]) -> None:
+    assert expected == broadcast(*shapes)
+
+
+def test_shapes_that_do_not_broadcast_are_named() -> None:
+    with pytest.raises(ShapeError) as error:
+        broadcast((2, 3), (4,))
+    assert "shapes [2, 3], [4] do not broadcast" == str(error.value)
