@@ -77,9 +77,9 @@ def _scale_at(k: str, column: str) -> str:
     return f"scales_at(P.scale_first + {k} / P.group * P.scale_stride + {column})"
 
 
-def _word(packing: Packing) -> str:
+def word_loader(aligned: bool) -> str:
     """`b_word(row, i)`: word i of a row. Beyond the row it is some word."""
-    if packing.aligned:
+    if aligned:
         load = "return b[row * (P.row_bytes >> 2u) + i];"
     else:
         load = (
@@ -101,7 +101,7 @@ def loader(packing: Packing) -> Loader:
     quads = [_quad("word", first, packing) for first in range(0, per_word, 4)]
     value = quads[0] if len(quads) == 1 else f"select({quads[1]}, {quads[0]}, (k & 4u) == 0u)"
     quad = (
-        f"{_word(packing)}\n"
+        f"{word_loader(packing.aligned)}\n"
         "fn b_quad(row: u32, k: u32) -> vec4<f32> {\n"
         f"  let word = {_unsigned(f'b_word(row, min(k, P.k - 1u) / {per_word}u)', packing)};\n"
         f"  return ({value} - vec4<f32>(1.5)) * {scale};\n"
@@ -151,7 +151,7 @@ def gemv(
             body.append(f"  let x{m}_{q} = {value};")
     body += [f"  {line}" for line in _accumulate(packing, count, how.rows, quads, scale_quads)]
     body.append("}")
-    reduced, totals, partial = _reduce([f"dot(sum{m}_{r}, vec4<f32>(1.0))" for m, r in sums], how, target)
+    reduced, totals, partial = reduce_lanes([f"dot(sum{m}_{r}, vec4<f32>(1.0))" for m, r in sums], how, target)
     body += reduced
     for i, (m, r) in enumerate(sums):
         total = f"{totals[i]} * {_scale_at('0u', f'column{r}')}" if packing.run == WHOLE else totals[i]
@@ -170,10 +170,10 @@ def gemv(
             "scales": Storage(packing.scales, 4 if scale_quads else 1),
         },
         workgroup=lanes * how.slots,
-        helpers=[_word(packing) if how.words == 1 else "", _activations(form.a_quads, tail)],
+        helpers=[word_loader(packing.aligned) if how.words == 1 else "", _activations(form.a_quads, tail)],
         params=[*PARAMS, ("blocks", "u32"), ("row_blocks", "u32")],
         shared=shared,
-        subgroups=_by_subgroups(how, target),
+        subgroups=by_subgroups(how, target),
     )
 
 
@@ -235,14 +235,14 @@ def _scales(k: str, c: int, rows: int, scale_quads: bool) -> list[str]:
     return lines
 
 
-def _by_subgroups(how: Gemv, target: Target) -> bool:
+def by_subgroups(how: Gemv, target: Target) -> bool:
     return target.subgroups and target.subgroup_size > 0 and how.lanes % target.subgroup_size == 0
 
 
-def _reduce(values: list[str], how: Gemv, target: Target) -> tuple[list[str], list[str], int]:
+def reduce_lanes(values: list[str], how: Gemv, target: Target) -> tuple[list[str], list[str], int]:
     """Adds each value up over a set of lanes: statements, the totals as expressions, and words of workgroup memory."""
     count, workgroup = len(values), how.lanes * how.slots
-    if _by_subgroups(how, target):
+    if by_subgroups(how, target):
         size = target.subgroup_size
         each = how.lanes // size
         lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]

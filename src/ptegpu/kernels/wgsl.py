@@ -154,7 +154,17 @@ def build(
     return KernelSpec(kernel, tuple(reads.values()), tuple(writes.values()), tuple(params))
 
 
-_ELEMENT_BYTES = {"f32": 4, "i32": 4, "u32": 4, "vec4<f32>": 16, "vec2<f32>": 8, "f16": 2, "vec4<f16>": 8}
+_ELEMENT_BYTES = {
+    "f32": 4,
+    "i32": 4,
+    "u32": 4,
+    "atomic<u32>": 4,
+    "vec4<f32>": 16,
+    "vec4<u32>": 16,
+    "vec2<f32>": 8,
+    "f16": 2,
+    "vec4<f16>": 8,
+}
 
 
 def _accessors(n: str, s: Storage, target: Target, *, write: bool) -> tuple[str, list[str]]:

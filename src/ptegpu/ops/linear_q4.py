@@ -126,36 +126,43 @@ def multiply(p: Product, weight: Weight, target: Target) -> Steps:
     yield from (_gemv if p.m <= MAX_GEMV_ROWS and p.k else _gemm)(p, weight, target)
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None, target: Target) -> Steps:
-    """x (…, K) times the weight's N rows. One in parts is one product per part, each for its columns of the result."""
+def check(x: Tensor, weight: Weight, bias: Tensor | None) -> None:
+    """ShapeError unless x (…, K), the weight's N rows, its scales and the bias belong together."""
     packed, scales = weight.packed, weight.scales
     if not x.rank:
         raise ShapeError("x must have at least one dimension")
     if packed.rank != 2:
         raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(packed.shape)}")
-    k, n = x.shape[-1], packed.shape[0]
+    k, n, group = x.shape[-1], packed.shape[0], weight.group
     if packed.shape[1] * 8 < k * weight.bits:
         raise ShapeError(f"rows of {packed.shape[1]} bytes do not hold {k} elements of {weight.bits} bits")
-    if weight.group < 1 or scales.shape[-1] < n or scales.numel // scales.shape[-1] * weight.group < k:
-        raise ShapeError(
-            f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {weight.group}"
-        )
+    if group < 1 or scales.shape[-1] < n or math.prod(scales.shape[:-1]) * group < k:
+        raise ShapeError(f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {group}")
     if bias is not None and bias.numel < n:
         raise ShapeError(f"a bias of shape {list(bias.shape)} does not serve {n} columns")
-    out = yield Out((*x.shape[:-1], n))
-    m = math.prod(x.shape[:-1])
-    whole = Product(x, packed, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, (0, 0, 1))
-    if not packed.parts:
+
+
+def products(x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, target: Target) -> Steps:
+    """out = x · weightᵀ + bias. A weight in parts is one product per part, each for its columns of the result."""
+    k, n, m = x.shape[-1], weight.packed.shape[0], math.prod(x.shape[:-1])
+    whole = Product(x, weight.packed, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, (0, 0, 1))
+    if not weight.packed.parts:
         yield from multiply(whole, weight, target)
         return
     # Parts share the result, so the cast that a packed dtype may need comes once, after all of them.
     written = store_type(out.dtype, target)
     y = out if written is out.dtype else (yield Scratch(out.shape, written))
-    for first, part in packed.parts:
+    for first, part in weight.packed.parts:
         columns = replace(whole, b=part, n=part.shape[0], y=y, y_first=first, bias_first=first)
         yield from multiply(columns, replace(weight, packed=part, first=first), target)
     if y is not out:
         yield cast(y, out, target)
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None, target: Target) -> Steps:
+    check(x, weight, bias)
+    out = yield Out((*x.shape[:-1], weight.packed.shape[0]))
+    yield from products(x, weight, bias, out, target)
 
 
 @op("et_vk.linear_q4gsw.default", splits=("weights",), dtypes=FLOATS)
