@@ -1,0 +1,151 @@
+"""The next token, chosen where the logits are: the host reads a token and its log-probability, not the vocabulary.
+
+These operators are ptegpu's own: no exporter writes them, `ptegpu.llm` appends them to a model's `forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..dtypes import FLOATS, DType
+from ..errors import ShapeError
+from ..graph.graph import Tensor
+from ..kernels import sample as kernels
+from ..kernels.sample import BINS, DIGITS, PART_WORDS, SETTINGS, STATE_WORDS, Pick
+from ..plan.target import Target
+from .registry import Dispatch, Out, Scratch, Steps, op
+
+GREEDY, DRAW, TOP_K, TOP_P, PENALTY = 1, 2, 4, 8, 16  # of `how`; 0: choose nothing
+
+EACH = 8  # elements per invocation that make a part worth a workgroup
+MOST_PARTS = 256
+
+
+@op("ptegpu.sample.default", dtypes=FLOATS)
+def sample(logits: Tensor, settings: Tensor, seen: Tensor, how: int, *, target: Target) -> Steps:
+    """A token and its log-probability from the last row of logits: (1,) int32, (1,) float32.
+
+    `settings` int32[8] are `kernels.sample.SETTINGS`; `seen` has a bit per token, read if `how` has PENALTY. In this
+    order: penalty, temperature, the `top_k` largest, the fewest of these with `top_p` of their probability, those
+    within `floor` of the largest. Ties at a threshold are kept. `how` is a constant of the plan.
+    """
+    _check(logits)
+    token = yield Out((1,), DType.I32)
+    logprob = yield Out((1,), DType.F32)
+    if not how:
+        return
+    length = logits.shape[-1]
+    if settings.shape != (len(SETTINGS),) or (how & PENALTY and seen.numel * 32 < length):
+        raise ShapeError(f"settings of {list(settings.shape)}, seen of {list(seen.shape)} for {length} tokens")
+    history = [seen] if how & PENALTY else []
+    if how & DRAW:
+        yield from _draw(logits, settings, history, list(_rounds(how)), token, logprob, target)
+    else:
+        yield from _greedy(logits, [settings, *history] if history else [], token, logprob, target)
+
+
+def _greedy(logits: Tensor, more: list[Tensor], token: Tensor, logprob: Tensor, target: Target) -> Steps:
+    row = _row(logits, 1, target)
+    statistics = yield Scratch((row["parts"] * PART_WORDS,), DType.I32)
+    kernel = kernels.statistics(logits.dtype, False, bool(more), target)
+    yield Dispatch(kernel, [logits, *more], [statistics], row["parts"], row)
+    kernel = kernels.choose(logits.dtype, False, target)
+    yield Dispatch(kernel, [statistics, logits], [token, logprob], 1, _only(row, "parts", "length", "base"))
+
+
+def _draw(
+    logits: Tensor,
+    settings: Tensor,
+    history: list[Tensor],
+    rounds: list[Round],
+    token: Tensor,
+    logprob: Tensor,
+    target: Target,
+) -> Steps:
+    row = _row(logits, 1, target)
+    parts, part = row["parts"], _only(row, "length", "span")
+    statistics = yield Scratch((parts * PART_WORDS,), DType.I32)
+    changed = yield Scratch((row["length"],), DType.F32)
+    kernel = kernels.statistics(logits.dtype, True, bool(history), target)
+    yield Dispatch(kernel, [logits, settings, *history], [changed, statistics], parts, row)
+    states = len(rounds) * BINS  # where they begin in `work`, after the bins
+    work = yield Scratch((states + max(1, len(rounds)) * STATE_WORDS,), DType.I32)
+    summary = yield Scratch((4,), DType.F32)
+    kernel = kernels.choose(logits.dtype, True, target)
+    params = {"parts": parts, "words": work.numel, "wanted": states + 1}
+    yield Dispatch(kernel, [statistics, settings], [work, summary], 1, params)
+    for k, (pick, fresh, mass, digit) in enumerate(rounds):
+        read = [changed, *([summary] if mass else []), *([settings] if pick == "share" else [])]
+        shift, mask, settled = DIGITS[digit]
+        now = {"bins": k * BINS, "state": states + k * STATE_WORDS, "shift": shift, "mask": mask}
+        params = part | _before(k, rounds, states) | now | {"settled_bits": settled}
+        yield Dispatch(kernels.select(pick, fresh, mass, target), read, [work], parts, params)
+    best = yield Scratch((parts * 2,), DType.I32)
+    kernel = kernels.draw(bool(rounds), target)
+    params = part | (_before(len(rounds), rounds, states) if rounds else {})
+    yield Dispatch(kernel, [changed, summary, settings], [*([work] if rounds else []), best], parts, params)
+    kernel = kernels.finish(logits.dtype, target)
+    yield Dispatch(kernel, [best, logits, summary], [token, logprob], 1, _only(row, "parts", "length", "base"))
+
+
+class Round(NamedTuple):
+    """One digit of a selection."""
+
+    pick: Pick  # how the one before ends
+    fresh: bool  # whether another selection begins
+    mass: bool  # by probability
+    digit: int
+
+
+def _rounds(how: int) -> Iterator[Round]:
+    if how & TOP_K:
+        yield Round("none", False, False, 0)
+        yield Round("given", False, False, 1)
+        yield Round("given", False, False, 2)
+    if how & TOP_P:
+        yield Round("given" if how & TOP_K else "none", True, True, 0)
+        yield Round("share", False, True, 1)
+        yield Round("given", False, True, 2)
+
+
+def _before(k: int, rounds: list[Round], states: int) -> dict[str, int]:
+    """Where round `k` finds the bins and the state of the one before."""
+    old = max(0, k - 1)
+    return {"old_bins": old * BINS, "old_state": states + old * STATE_WORDS, "old_shift": DIGITS[rounds[old].digit][0]}
+
+
+@op("ptegpu.score.default", dtypes=FLOATS)
+def score(logits: Tensor, tokens: Tensor, *, target: Target) -> Steps:
+    """The log-probability of a given token per row of logits: (1, T) float32. Without tokens nothing is computed."""
+    _check(logits)
+    length = logits.shape[-1]
+    rows = logits.numel // length
+    if tokens.rank != 2 or tokens.numel not in (0, rows):
+        raise ShapeError(f"{rows} rows of logits cannot score tokens of {list(tokens.shape)}")
+    out = yield Out(tokens.shape, DType.F32)
+    if not tokens.numel:
+        return
+    row = _row(logits, rows, target)
+    parts = row["parts"]
+    statistics = yield Scratch((rows * parts * PART_WORDS,), DType.I32)
+    kernel = kernels.statistics(logits.dtype, False, False, target)
+    yield Dispatch(kernel, [logits], [statistics], rows * parts, row)
+    kernel = kernels.likelihood(logits.dtype, target)
+    yield Dispatch(kernel, [statistics, logits, tokens], [out], rows, _only(row, "parts", "length"))
+
+
+def _check(logits: Tensor) -> None:
+    if logits.rank not in (2, 3) or logits.shape[0] != 1 or not logits.numel:
+        raise ShapeError(f"logits of {list(logits.shape)} are not [1, V] or [1, S, V]")
+
+
+def _row(logits: Tensor, rows: int, target: Target) -> dict[str, int]:
+    """The length of a row, the parts that it is cut into, the elements of one, and where the last `rows` rows begin."""
+    length = logits.shape[-1]
+    span = max(EACH * target.workgroup(256), -(-length // max(1, MOST_PARTS // rows)))
+    return {"length": length, "span": span, "parts": -(-length // span), "base": logits.numel - rows * length}
+
+
+def _only(row: dict[str, int], *names: str) -> dict[str, int]:
+    return {name: row[name] for name in names}
