@@ -16,6 +16,7 @@ from ..graph.linear import Call, Jump, Move, Operand, Var, variables
 from ..graph.narrow import from_device, to_device
 from ..passes.memory import ConstantKey
 from ..portable import PRIMS, OutSpec, call
+from .append import Append, append_calls
 from .arrays import as_array, is_torch, to_torch
 from .engine import Engine
 from .join import join
@@ -28,9 +29,13 @@ MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that neve
 class Method:
     """A method ready to run. Make it through `Program.method`."""
 
-    def __init__(self, method: FileMethod, named_data: NamedData, path: str | None) -> None:
+    def __init__(
+        self, method: FileMethod, named_data: NamedData, path: str | None, append: Append | None = None
+    ) -> None:
         self.name = method.name
         self.linear = import_method(method, named_data, mutates, path)
+        if append is not None:
+            append_calls(self.linear, append)
         self.items = partition(self.linear)
         self.env: dict[Var, Any] = {}
         self.engines: dict[int, Engine] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import Closed, UnsupportedProgram
@@ -11,6 +11,7 @@ from ..format import Program as File
 from ..format import read_program
 from ..gpu import Device, SharedConstants, open_device
 from ..passes.memory import ConstantKey
+from .append import Append
 from .data import Source, named_data
 from .method import Method
 
@@ -23,23 +24,26 @@ def load(
     device: str | int | Device = "auto",
     *,
     methods: Iterable[str] | None = None,
+    append: Mapping[str, Append] | None = None,
 ) -> Program:
     """Load a `.pte` and make it ready on a GPU.
 
     `data` is one or several `.ptd` files with constants that live outside the program. `device` is "auto", an adapter's
     index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready.
+    `append` adds operator calls to the end of methods: see `runtime/append.py`.
     """
     file = read_program(path)
     named = named_data(file, data)
     wanted = list(methods) if methods is not None else [m.name for m in file.methods]
-    unknown = [m for m in wanted if m not in {f.name for f in file.methods}]
+    tails = append or {}
+    unknown = [m for m in (*wanted, *tails) if m not in {f.name for f in file.methods}]
     if unknown:
         raise KeyError(f"no method {unknown[0]!r}; the program has {', '.join(m.name for m in file.methods)}")
     compiled, problems = {}, []
     for method in file.methods:
         if method.name in wanted:
             try:
-                compiled[method.name] = Method(method, named, file.path)
+                compiled[method.name] = Method(method, named, file.path, tails.get(method.name))
             except UnsupportedProgram as e:
                 problems.append(str(e))
     if problems:
