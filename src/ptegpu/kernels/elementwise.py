@@ -54,6 +54,7 @@ def elementwise(
     rows: bool,  # the innermost size is a multiple of four, and given in quads
     compute: DType | None,  # the type operands are converted to; None: each its own
     target: Target,
+    helpers: str = "",  # functions that the body calls
 ) -> KernelSpec:
     params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
     reads: dict[str, Storage] = {}
@@ -85,9 +86,9 @@ def elementwise(
 
     arguments = ", ".join(["i: u32", *(f"{o.name}: {COMPUTE[compute or o.dtype]}" for o in operands)])
     statements = body if "return" in body else f"return {body};"
-    helpers = [functions(body), f"fn apply({arguments}) -> {COMPUTE[out]} {{ {statements} }}"]
+    library = [functions(body + helpers), helpers, f"fn apply({arguments}) -> {COMPUTE[out]} {{ {statements} }}"]
     if any(o.symbolic for o in operands):
-        helpers.append(WRAPPED)
+        library.append(WRAPPED)
     return build(
         name,
         "\n".join(lines),
@@ -96,7 +97,7 @@ def elementwise(
         writes={"y": Storage(out, 4)},
         params=params,
         workgroup=target.workgroup(256),
-        helpers="\n".join(h for h in helpers if h),
+        helpers="\n".join(h for h in library if h),
     )
 
 

@@ -13,7 +13,7 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels.elementwise import BY_STRIDES, Mode, Operand, elementwise
 from ..kernels.wgsl import COMPUTE
 from ..plan.target import Target
-from .registry import Dispatch, Number
+from .registry import Dispatch, Formula, Number
 
 NAMES = "abcdefgh"  # of operands, in their order
 
@@ -81,13 +81,14 @@ def pointwise(
     shape: Shape | None = None,
     scalars: Mapping[str, Number] | None = None,
     compute: DType | None = None,
+    helpers: str = "",
 ) -> Dispatch:
     """A dispatch that computes `body` for every element of `out`.
 
     The body calls the operands `a`, `b`, `c`, …, and the scalars by their names. Tensors broadcast to the output;
     `shape` is another factorisation of the output's elements for the strides of `Strided` operands (a repeat walks
     twice as many dimensions). `compute` is the dtype that operands are converted to and that numbers have, without
-    it that of the output.
+    it that of the output. `helpers` are functions that the body calls.
     """
     shape = out.shape if shape is None else shape
     n = math.prod(shape)
@@ -125,9 +126,13 @@ def pointwise(
         rows,
         compute,
         target,
+        helpers,
     )
     groups = -(-n // (4 * kernel.kernel.workgroup))
-    return Dispatch(kernel, [v.tensor for v in views.values()], [out], groups, params)
+    plain = tuple(x for x in operands if not isinstance(x, Strided))
+    whole = len(plain) == len(operands) and shape == out.shape
+    formula = Formula(body, plain, scalars or {}, compute) if whole else None
+    return Dispatch(kernel, [v.tensor for v in views.values()], [out], groups, params, formula)
 
 
 def _mode(view: Strided, strides: tuple[int, ...], sizes: Shape) -> Mode:

@@ -51,6 +51,16 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
+class Formula:
+    """What an elementwise dispatch computes, for the pass that joins several into one."""
+
+    body: str  # over `a`, `b`, `c`, … and the scalars' names
+    operands: tuple[Tensor | int | float, ...]
+    scalars: Mapping[str, int | float]
+    compute: DType | None
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """One kernel launch over `groups` workgroups. `params` may hold Syms for parameters of type `sym`."""
 
@@ -59,6 +69,7 @@ class Dispatch:
     write: Sequence[Tensor]
     groups: int
     params: Mapping[str, int | float | Sym] = field(default_factory=dict)
+    formula: Formula | None = None
 
 
 Step: TypeAlias = Out | Scratch | Dispatch

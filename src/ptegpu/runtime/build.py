@@ -11,6 +11,7 @@ from ..graph.narrow import to_device
 from ..ops import REGISTRY
 from ..passes.dead import remove_dead
 from ..passes.fold import fold_constants
+from ..passes.fuse import fuse_elementwise
 
 CLONE = "aten.clone.default"
 
@@ -110,5 +111,6 @@ class _Builder:
         ]
         fold_constants(graph)
         remove_dead(graph)
+        fuse_elementwise(graph)
         dynamic = any(v.dynamic or v.dtype is None for v in self.inputs) or any(n.op.sym for n in graph.nodes)
         return Joined(graph, self.inputs, needed, dynamic)

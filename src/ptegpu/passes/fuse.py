@@ -1,0 +1,146 @@
+"""Join chains of elementwise operators into one kernel each: `silu(gate) * up` reads twice and writes once.
+
+A node joins the only node that uses its result. The joined node reads the operands of both, broadcast to its own
+shape, and computes their formulas one after the other, in f32. Its shape rule runs theirs, so it is right at every
+live size. Only float arithmetic is joined: there, a wider intermediate result is only more exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from ..dtypes import FLOATS, DType
+from ..errors import PtegpuError
+from ..graph.graph import Arg, Graph, Node, Tensor, Value, flatten
+from ..ops.pointwise import NAMES, pointwise
+from ..ops.registry import Dispatch, Formula, Out, Steps
+from ..plan.target import Target
+
+MAX_OPERANDS = 6  # of a joined node: with its result it stays below a browser's 8 storage buffers
+MAX_NODES = 12
+
+
+def fuse_elementwise(graph: Graph) -> None:
+    """Replace chains by joined nodes, in place."""
+    users = Counter(v for n in graph.nodes for v in dict.fromkeys(n.values()))
+    kept = set(flatten(tuple(graph.outputs))) | {v for pair in graph.writebacks for v in pair}
+    mutated = {t for n in graph.nodes for t in n.mutates}
+    chains: dict[Value, list[Node]] = {}  # result → the chain that ends in it
+    absorbed: set[int] = set()
+    for node in graph.nodes:
+        if not _joinable(node):
+            continue
+        chain = [node]
+        for source in dict.fromkeys(node.values()):
+            if source not in chains or source in kept or users[source] != 1:
+                continue
+            longer = [*chains[source], *chain]
+            leaves = _leaves(longer)
+            same = isinstance(source, Tensor) and source.max_shape == _result(node).max_shape
+            if same and len(longer) <= MAX_NODES and len(leaves) <= MAX_OPERANDS and not mutated & set(leaves):
+                chain = longer
+        chains[node.outs[0]] = chain
+        absorbed.update(id(n) for n in chain[:-1])
+    graph.nodes = [
+        _join(chains[n.outs[0]]) if len(chains.get(n.outs[0], ())) > 1 else n
+        for n in graph.nodes
+        if id(n) not in absorbed
+    ]
+
+
+def _result(node: Node) -> Tensor:
+    (out,) = node.outs
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _leaves(chain: list[Node]) -> list[Tensor]:
+    """Tensors that the chain reads and does not make."""
+    made = {o for n in chain for o in n.outs}
+    found = dict.fromkeys(v for n in chain for v in n.values() if v not in made)
+    return [v for v in found if isinstance(v, Tensor)]
+
+
+def _joinable(node: Node) -> bool:
+    if node.op.steps is None or node.mutates or len(node.outs) != 1:
+        return False
+    tensors = [v for v in (*node.values(), *node.outs) if isinstance(v, Tensor)]
+    if len(tensors) != len([*node.values(), *node.outs]) or any(t.dtype not in FLOATS or t.parts for t in tensors):
+        return False
+    try:
+        return _formula(node, Target()) is not None
+    except (PtegpuError, ValueError, TypeError, IndexError):
+        return False
+
+
+def _formula(node: Node, target: Target) -> Formula | None:
+    """What the node computes at its live shapes, if that is one elementwise dispatch."""
+    assert node.op.steps is not None
+    outs = [_result(node)]
+    steps = node.op.steps(*node.op.bind(node.args), **node.op.extras(target, outs))
+    found: list[Dispatch] = []
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Out):
+                step = steps.send(outs[0])
+            elif isinstance(step, Dispatch):
+                found.append(step)
+                step = steps.send(None)
+            else:
+                return None
+    except StopIteration:
+        pass
+    return found[0].formula if len(found) == 1 else None
+
+
+def _join(chain: list[Node]) -> Node:
+    """One node that computes the chain."""
+    leaves, last = _leaves(chain), chain[-1]
+
+    def rule(*tensors: Tensor, target: Target, outs: tuple[Tensor, ...]) -> Steps:
+        for node in chain:
+            made = _result(node)
+            (made.shape,) = node.op.infer(node.args, [made])
+        out = yield Out(outs[0].shape)
+        yield _dispatch(chain, leaves, out, target)
+
+    parameters = tuple((f"x{k}", _itself, False, None) for k in range(len(leaves)))
+    short = "+".join(n.op.name.split(".")[1] for n in chain)
+    op = replace(
+        last.op, name=f"fused({short})", parameters=parameters, wants=frozenset({"target", "outs"}), steps=rule
+    )
+    return Node(op, tuple(leaves), last.outs, f"{last.name} and {len(chain) - 1} before it")
+
+
+def _itself(a: Arg) -> Arg:
+    return a
+
+
+def _dispatch(chain: list[Node], leaves: list[Tensor], out: Tensor, target: Target) -> Dispatch:
+    names = dict(zip(leaves, NAMES, strict=False))
+    values: dict[Tensor, str] = dict(names)
+    scalars: dict[str, int | float] = {}
+    helpers, body = [], []
+    for k, node in enumerate(chain):
+        formula = _formula(node, target)
+        assert formula is not None
+        parameters, given = ["i: u32"], ["i"]
+        for letter, operand in zip(NAMES, formula.operands, strict=False):
+            parameters.append(f"{letter}: f32")
+            if isinstance(operand, Tensor):
+                given.append(values[operand])
+            else:
+                scalars[f"n{k}{letter}"] = operand
+                given.append(f"n{k}{letter}")
+        for name, number in formula.scalars.items():
+            parameters.append(f"{name}: f32")
+            scalars[f"n{k}{name}"] = number
+            given.append(f"n{k}{name}")
+        statements = formula.body if "return" in formula.body else f"return {formula.body};"
+        helpers.append(f"fn step{k}({', '.join(parameters)}) -> f32 {{ {statements} }}")
+        body.append(f"let t{k} = step{k}({', '.join(given)});")
+        values[_result(node)] = f"t{k}"
+    text = " ".join([*body, f"return t{len(chain) - 1};"])
+    return pointwise("fused", text, leaves, out, target, scalars=scalars, compute=DType.F32, helpers="\n".join(helpers))
