@@ -225,6 +225,20 @@ def test_scalars_that_are_written_are_no_literals() -> None:
     assert 5 == total.args[1]
 
 
+def test_a_scalar_that_is_written_has_its_value_until_then() -> None:
+    (total,) = calls(by_hand(method([0, 1], [], [0], kernel("executorch_prim::add.Scalar", 0, 1, 0))))
+    assert total.outs[0] is total.args[0]
+    assert (None, 0) == (total.outs[0].dtype, total.outs[0].initial)
+
+
+def test_copy_index_writes_its_first_argument() -> None:
+    values = [tensor(3, 2), tensor(2), 1]
+    copy = kernel("executorch_prim::et_copy_index.tensor", 0, 1, 2)
+    (found,) = calls(by_hand(method(values, [1], [0], copy)))
+    assert found.outs == found.args[:1]
+    assert 1 == found.args[2]
+
+
 def test_outputs_in_a_list_are_told_from_arguments() -> None:
     values = [tensor(4), pte.IntList((3, 3)), 0, 2, tensor(2), tensor(2), pte.TensorList((4, 5))]
     (split,) = calls(by_hand(method(values, [0], [4, 5], kernel("aten::split_with_sizes_copy.out", 0, 1, 2, 6, 6))))

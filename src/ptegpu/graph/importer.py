@@ -20,6 +20,7 @@ Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arg
 
 BACKENDS = ("VulkanBackend",)
 VIEW = "aten.view_copy.default"
+_COPY_INDEX = "executorch_prim::et_copy_index.tensor"  # writes its first argument, and has no other result
 _PRIMS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")
 
 
@@ -156,7 +157,7 @@ class _Importer:
         if isinstance(value, pte.FloatList | pte.BoolList):
             return tuple(value.items)
         if value_id in self.written:
-            return self.slots.setdefault(value_id, Var(f"v{value_id}", None))
+            return self.slots.setdefault(value_id, Var(f"v{value_id}", None, initial=value))
         return value
 
     def slot(self, value_id: int) -> Var:
@@ -196,6 +197,8 @@ class _Importer:
         """Value ids of a kernel call's arguments and of its results."""
         args = call.args
         last = self.method.values[args[-1]]
+        if call.operator == _COPY_INDEX:
+            return args, args[:1]
         if call.operator.startswith(_PRIMS):
             return args[:-1], args[-1:]
         if isinstance(last, pte.TensorList):

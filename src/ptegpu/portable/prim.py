@@ -46,12 +46,12 @@ def et_view(x: Array, size: Sequence[int]) -> Array:
 
 
 def et_copy_index(copy_to: Array, copy_from: Array, index: int) -> Array:
-    """`copy_to` with `copy_from` as its row `index`, and as many rows as that takes."""
+    """The first `index` rows of `copy_to`, and `copy_from` as the last one."""
     if index < 0 or (index > 0 and copy_to.shape[1:] != copy_from.shape):
         raise ShapeError(f"sizes {list(copy_from.shape)} cannot be row {index} of sizes {list(copy_to.shape)}")
-    found = np.zeros((max(len(copy_to), index + 1), *copy_from.shape), copy_to.dtype)
-    if copy_to.shape[1:] == copy_from.shape:
-        found[: len(copy_to)] = copy_to
+    found = np.zeros((index + 1, *copy_from.shape), copy_to.dtype)
+    if index:
+        found[: min(index, len(copy_to))] = copy_to[:index]
     found[index] = copy_from
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
+from ..errors import ExecutionError, InvalidInput, PtegpuError, UnsupportedProgram
 from ..format import Method as FileMethod
 from ..gpu import Device, DeviceTensor, SharedConstants
 from ..graph.importer import NamedData, import_method
@@ -141,8 +141,10 @@ class Method:
             else:
                 specs = tuple(OutSpec(_dtype(o), o.sizes, tuple(range(len(o.sizes)))) for o in instruction.outs)
                 results = call(instruction.op, args, specs)
-        except ZeroDivisionError:
-            raise ExecutionError(f"{instruction.where}: division by zero") from None
+        except PtegpuError as e:
+            raise type(e)(f"{instruction.where}: {e}") from e
+        except (AttributeError, LookupError, TypeError, ValueError) as e:  # a primitive that got what it cannot take
+            raise ExecutionError(f"{instruction.where} failed: {e}") from e
         for var, result in zip(instruction.outs, results, strict=True):
             if var.dtype is not None:
                 result = np.asarray(result, dtype=_dtype(var).numpy if var.dtype is not DType.BF16 else np.float32)
@@ -163,6 +165,8 @@ class Method:
             value = env[operand]
         elif operand.data is not None:
             value = operand.data
+        elif operand.initial is not None:
+            value = operand.initial
         else:
             raise ExecutionError(f"{self.name}: {operand!r} is read before it has a value")
         if isinstance(value, DeviceTensor):

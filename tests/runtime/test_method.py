@@ -1,0 +1,102 @@
+"""What the host runs by itself, without a GPU: methods by hand, and where an error says it happened."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptegpu.dtypes import DType
+from ptegpu.errors import ExecutionError
+from ptegpu.format import pte
+from ptegpu.runtime import method as module
+from ptegpu.runtime.method import Method
+
+
+def i64(*sizes: int) -> pte.Tensor:
+    return pte.Tensor(DType.I64, sizes, tuple(range(len(sizes))))
+
+
+def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> Method:
+    made = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "", ())
+    return Method(made, {}, "model.pte")
+
+
+def kernel(name: str, *args: int) -> pte.KernelCall:
+    return pte.KernelCall(name, args)
+
+
+def refused(found: Method, *inputs: object) -> str:
+    with pytest.raises(ExecutionError) as error:
+        found(*inputs)
+    return str(error.value)
+
+
+def quotient() -> Method:
+    """7 // the item of a tensor."""
+    item = kernel("aten::_local_scalar_dense", 0, 1)
+    return method([i64(), 0, 7, 0], [0], [3], item, kernel("executorch_prim::floordiv.Scalar", 2, 1, 3))
+
+
+def test_scalars_are_computed_on_the_host() -> None:
+    assert 3 == quotient()(np.array(2))
+
+
+def test_division_by_zero_says_where() -> None:
+    expected = "executorch_prim::floordiv.Scalar #1: division of 7 by zero"
+    assert expected == refused(quotient(), np.array(0))
+
+
+def test_a_kernel_that_fails_says_where() -> None:
+    found = method([i64(2), i64(3), 1, i64(3)], [0, 1], [3], kernel("aten::add.out", 0, 1, 2, 3, 3))
+    said = refused(found, np.zeros(2, np.int64), np.zeros(3, np.int64))
+    assert said.startswith("aten::add.out #0: aten.add.Tensor(int64[2], int64[3], 1) failed: ")
+
+
+def test_a_primitive_that_gets_what_it_cannot_take_says_where() -> None:
+    found = method([None, 0.5, 0], [], [2], kernel("executorch_prim::add.Scalar", 0, 1, 2))
+    expected = "executorch_prim::add.Scalar #0 failed: unsupported operand type(s) for +: 'NoneType' and 'float'"
+    assert expected == refused(found)
+
+
+def test_a_result_above_its_bound_says_where() -> None:
+    found = method([i64(2), 1, i64(1)], [0], [2], kernel("aten::add.out", 0, 0, 1, 2, 2))
+    expected = "aten::add.out #0: its result is [2], the program allows at most [1]"
+    assert expected == refused(found, np.zeros(2, np.int64))
+
+
+def test_a_loop_without_an_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_INSTRUCTIONS", 1000)
+    found = method([False, 1, 2], [], [2], pte.MoveCall(1, 2), pte.JumpFalse(0, 0))
+    assert "forward ran 1,000 instructions without an end" == refused(found)
+
+
+def test_a_tensor_that_is_read_before_it_is_written_is_named() -> None:
+    """The branch that would write value 1 is not taken."""
+    steps = pte.JumpFalse(2, 2), kernel("aten::add.out", 0, 0, 3, 1, 1)
+    found = method([i64(2), i64(2), False, 1], [0], [1], *steps)
+    assert "forward: v1:int64[2] is read before it has a value" == refused(found, np.zeros(2, np.int64))
+
+
+def repeated() -> Method:
+    """What `map` is exported as: a counter that begins at 0, and rows (here input 0, doubled) collected in a tensor."""
+    row, times, rows, double, counter, one, length, done = range(8)
+    return method(
+        [i64(2), i64(), i64(4, 2), i64(2), 0, 1, 0, False],
+        [row, times],
+        [rows, counter],
+        kernel("aten::_local_scalar_dense", times, length),
+        kernel("aten::add.out", row, row, one, double, double),
+        kernel("executorch_prim::et_copy_index.tensor", rows, double, counter),
+        kernel("executorch_prim::add.Scalar", counter, one, counter),
+        kernel("executorch_prim::eq.Scalar", counter, length, done),
+        pte.JumpFalse(done, 1),
+    )
+
+
+def test_a_loop_collects_rows_and_begins_anew_in_every_call() -> None:
+    found = repeated()
+    found.reset()
+    for times in (4, 2, 3):
+        rows, count = found(np.array([times, 5]), np.array(times))
+        assert [[2 * times, 10]] * times == rows.tolist()
+        assert times == count
