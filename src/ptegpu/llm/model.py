@@ -1,0 +1,322 @@
+"""A language model: prompts in, text out. The KV cache and the choice of the next token stay on the GPU.
+
+What the cache holds is known token by token, so a prompt that begins with what is there already only runs the rest:
+the next turn of a chat, or the same prompt again. The result is the same as from an empty cache.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+
+import ptegpu
+
+from ..dtypes import DType
+from ..errors import ExecutionError, InvalidInput
+from ..format import read_program
+from ..graph.linear import Var
+from ..kernels.sample import SETTINGS
+from ..runtime.append import Tail
+from .generation import Generation, Stream
+from .sampling import Sampling
+from .signature import METHOD, Signature, read_signature
+from .text import Detokenizer, StopStrings, Tokenizer, find_tokenizer
+
+MAX_TOKENS = 256
+CHUNK = 512  # tokens of a prompt in one call, where the model takes so many
+
+Prompt = str | Sequence[int]
+
+
+class Options(TypedDict, total=False):
+    """How to generate; see `Sampling` for the settings that choose tokens."""
+
+    max_tokens: int  # 256
+    temperature: float  # 0: greedy
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int | None
+    stop: str | Iterable[str]  # strings that end the text; not part of it
+    stop_tokens: Iterable[int]  # instead of the model's own
+
+
+class LanguageModel:
+    """A language model on a GPU. Close it, or use it as a context manager.
+
+    `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
+    (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
+    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | bytes,
+        device: str | int = "auto",
+        tokenizer: str | os.PathLike[str] | None = None,
+        *,
+        data: Any = None,
+        chunk: int = CHUNK,
+    ) -> None:
+        self.signature: Signature = read_signature(read_program(path))
+        self.chunk = min(chunk, self.signature.chunk)
+        if self.chunk < 1:
+            raise InvalidInput(f"chunk must be at least 1, not {chunk}")
+        self._path = None if isinstance(path, bytes) else Path(path)
+        self._tokenizer_path = tokenizer
+        self._tokenizer: Tokenizer | None = None
+        if tokenizer is not None:
+            self._tokenizer = find_tokenizer(self._path, tokenizer)
+        self.program = ptegpu.load(path, data, device, methods=[METHOD], append={METHOD: self._append})
+        self._forward = self.program.method(METHOD)
+        self._lock = threading.RLock()
+        self._cached: list[int] = []  # the tokens whose keys and values are in the cache
+        self._owner: object = None  # whose tokens they are
+
+    def _append(self, tail: Tail) -> None:
+        """The last logits become a token; the logits of given tokens become their log-probabilities."""
+        logits = tail.outputs[-1]
+        assert isinstance(logits, Var)
+        settings = tail.input("settings", DType.I32, (len(SETTINGS),))
+        seen = tail.input("seen", DType.I32, (_words(self.signature.vocabulary),), dynamic=True)
+        how = tail.input("how")
+        sampled = [(DType.I32, (1,)), (DType.F32, (1,))]
+        token, logprob = tail.call("ptegpu.sample.default", logits, settings, seen, how, gives=sampled)
+        rows = (1, self.signature.chunk if self.signature.every else 1)
+        targets = tail.input("targets", DType.I32, rows, dynamic=True)
+        (scores,) = tail.call("ptegpu.score.default", logits, targets, gives=[(DType.F32, rows)])
+        tail.outputs = [token, logprob, scores]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """What turns text into tokens; InvalidInput, with the files looked for, if there is none."""
+        if self._tokenizer is None:
+            self._tokenizer = find_tokenizer(self._path, self._tokenizer_path)
+        return self._tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        try:
+            return self.tokenizer is not None
+        except InvalidInput:
+            return False
+
+    @property
+    def cached(self) -> tuple[int, ...]:
+        """The tokens that the cache holds."""
+        return tuple(self._cached)
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """The tokens that end a text: those of the program and the tokenizer's end of sequence."""
+        eos = self._tokenizer.eos if self._tokenizer is not None else None
+        return frozenset((*self.signature.eos, *(() if eos is None else (eos,))))
+
+    def generate(
+        self, prompt: Prompt, *, stream: Callable[[str], object] | None = None, **options: Unpack[Options]
+    ) -> Generation:
+        """The continuation of a prompt. `stream` is called with each piece of text as it comes."""
+        pieces = self.stream(prompt, **options)
+        for text in pieces:
+            if stream is not None:
+                stream(text)
+        return pieces.generation
+
+    def generate_batch(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[Generation]:
+        """The continuations of several prompts, one after another."""
+        return [self.generate(prompt, **options) for prompt in prompts]
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """An iterator over the text of the continuation; its `generation` tells the rest."""
+        return self._stream(self.encode(prompt), **options)
+
+    def chat(self, system: str | None = None, **options: Unpack[Options]) -> Any:
+        """A conversation with the model; see `Conversation`."""
+        from .chat import Conversation
+
+        return Conversation(self, system, **options)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The tokens of a prompt, checked: there are some, the model knows them, and they fit its context."""
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        return self._checked(tokens)
+
+    def score(self, prompt: Prompt, first: int = 1) -> np.ndarray:
+        """The log-probability of each token of `prompt`, from number `first` on, given those before it."""
+        tokens = self.encode(prompt)
+        if not 1 <= first <= len(tokens):
+            raise InvalidInput(f"first must be from 1 to {len(tokens)}, not {first}")
+        with self._lock:
+            self._owner = None
+            self._keep(tokens[: first - 1])
+            self._prefill(tokens[: first - 1], 0)
+            step = self.chunk if self.signature.every else 1
+            found = [np.empty(0, np.float32)]
+            for k in range(first, len(tokens), step):
+                targets = np.array([tokens[k : k + step]], np.int32)
+                found.append(self._run(tokens[k - 1 : k - 1 + targets.shape[1]], targets=targets)[2][0])
+            return np.concatenate(found)
+
+    def reset(self) -> None:
+        """Empty the cache: everything as when the model was loaded."""
+        with self._lock:
+            self.program.reset()
+            self._cached, self._owner = [], None
+
+    def close(self) -> None:
+        """Give the GPU memory back."""
+        self.program.close()
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _checked(self, tokens: list[int]) -> list[int]:
+        vocabulary, context = self.signature.vocabulary, self.signature.context
+        if not tokens:
+            raise InvalidInput("the prompt is empty: give at least one token")
+        unknown = next((t for t in tokens if not 0 <= t < vocabulary), None)
+        if unknown is not None:
+            raise InvalidInput(f"token {unknown} is not in the model's vocabulary of {vocabulary}")
+        if len(tokens) > context:
+            raise InvalidInput(f"the prompt has {len(tokens)} tokens, the model's context holds {context}")
+        return tokens
+
+    def _stream(
+        self,
+        prompt: list[int],
+        *,
+        max_tokens: int = MAX_TOKENS,
+        stop: str | Iterable[str] = (),
+        stop_tokens: Iterable[int] | None = None,
+        **sampling: Any,
+    ) -> Stream:
+        if max_tokens < 0:
+            raise InvalidInput(f"max_tokens must be at least 0, not {max_tokens}")
+        chosen = Sampling(**sampling)
+        assert chosen.seed is not None
+        stream = Stream(Generation(prompt, chosen.seed))
+        detokenizer = Detokenizer(self.tokenizer, prompt) if self.has_tokenizer else None
+        stops = StopStrings([stop] if isinstance(stop, str) else stop)
+        ends = self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
+        return stream.start(self._pieces(stream, chosen, max_tokens, ends, detokenizer, stops))
+
+    def _pieces(
+        self,
+        stream: Stream,
+        sampling: Sampling,
+        max_tokens: int,
+        ends: frozenset[int],
+        detokenizer: Detokenizer | None,
+        stops: StopStrings,
+    ) -> Iterator[str]:
+        """The pieces of a stream, whose generation is filled on the way."""
+        made = stream.generation
+        tokens, seen = list(made.prompt_tokens), _Seen(self.signature.vocabulary, sampling.penalises)
+        seen.add(tokens)
+        while made.finish_reason is None:
+            if len(made.tokens) >= max_tokens:
+                made.finish_reason = "length"
+                break
+            if len(tokens) > self.signature.context:
+                made.finish_reason = "context"
+                break
+            token, logprob = self._next(stream, tokens, sampling, seen)
+            if stream.cancelled:
+                made.finish_reason = "cancelled"
+                break
+            if token in ends:
+                made.finish_reason = "stop"
+                break
+            tokens.append(token)
+            seen.add([token])
+            made.tokens.append(token)
+            made.logprobs.append(logprob)
+            text = stops.push(detokenizer.push(token)) if detokenizer else ""
+            if stops.stopped:
+                made.finish_reason = "stop"
+            if text:
+                made.text += text
+                yield text
+        rest = stops.push(detokenizer.finish()) + stops.finish() if detokenizer else ""
+        if rest:
+            made.text += rest
+            yield rest
+
+    def _next(self, stream: Stream, tokens: list[int], sampling: Sampling, seen: _Seen) -> tuple[int, float]:
+        """The token after `tokens`, of which the cache may hold some; nothing of worth if cancelled on the way."""
+        timings, step = stream.generation.timings, len(stream.generation.tokens)
+        started = time.perf_counter()
+        with self._lock:
+            if self._owner is not stream:
+                self._keep(tokens[:-1])
+                self._owner = stream
+            reused = len(self._cached)
+            self._prefill(tokens, self.chunk, stream)
+            if stream.cancelled:
+                return 0, 0.0
+            token, logprob, _ = self._run(tokens[len(self._cached) :], sampling, step, seen)
+        elapsed = time.perf_counter() - started
+        if step == 0:
+            timings.reused_tokens, timings.prefill_tokens, timings.prefill_s = reused, len(tokens) - reused, elapsed
+        else:
+            timings.decode_tokens, timings.decode_s = step, timings.decode_s + elapsed
+        if not np.isfinite(logprob[0]):
+            raise ExecutionError(f"the model's logits at position {len(tokens) - 1} are not finite numbers")
+        return int(token[0]), float(logprob[0])
+
+    def _keep(self, tokens: Sequence[int]) -> None:
+        """Forget what the cache holds from the first token on that is not in `tokens`."""
+        pairs = zip(self._cached, tokens)
+        same = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(self._cached), len(tokens)))
+        del self._cached[same:]
+
+    def _prefill(self, tokens: Sequence[int], leave: int, stream: Stream | None = None) -> None:
+        """Run those of `tokens` that the cache lacks, in chunks, until at most `leave` are left, or cancelled."""
+        while len(tokens) - len(self._cached) > leave and not (stream and stream.cancelled):
+            first = len(self._cached)
+            self._run(tokens[first : first + self.chunk])
+
+    def _run(
+        self,
+        tokens: Sequence[int],
+        sampling: Sampling | None = None,
+        step: int = 0,
+        seen: _Seen | None = None,
+        targets: np.ndarray = np.zeros((1, 0), np.int32),  # noqa: B008
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One call of the model, after what is in the cache: the next token, its log-probability, scores of targets."""
+        position = np.array([len(self._cached)], self.signature.position.numpy)
+        words = sampling.words(step) if sampling else np.zeros(len(SETTINGS), np.int32)
+        bits = seen.bits if seen else np.zeros(1, np.int32)
+        given = np.array([tokens], self.signature.tokens.numpy)
+        result = self._forward(given, position, words, bits, sampling.how if sampling else 0, targets)
+        self._cached.extend(tokens)
+        return result  # type: ignore[no-any-return]
+
+
+class _Seen:
+    """A bit per token of the vocabulary, for the repetition penalty; a single word where there is none."""
+
+    def __init__(self, vocabulary: int, needed: bool) -> None:
+        self._needed = needed
+        self.bits = np.zeros(_words(vocabulary) if needed else 1, np.int32)
+
+    def add(self, tokens: Iterable[int]) -> None:
+        if self._needed:
+            view = self.bits.view(np.uint32)
+            for t in tokens:
+                view[t >> 5] |= np.uint32(1 << (t & 31))
+
+
+def _words(vocabulary: int) -> int:
+    return -(-vocabulary // 32)

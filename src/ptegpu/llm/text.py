@@ -1,0 +1,175 @@
+"""Between text and tokens: the tokenizer beside a model, text piece by piece as tokens come, stop strings.
+
+Nothing here knows of a GPU. `Detokenizer` gives out whole characters only; `StopStrings` gives out nothing that may
+still turn out to be the beginning of a stop string.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidInput
+from .template import ChatTemplate, Message
+
+FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+CONTEXT = 8  # tokens of the prompt that decide how the first new ones are written: with a space before, say
+INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
+
+
+class Tokenizer:
+    """A `tokenizer.json` with what `tokenizer_config.json` says about special tokens and chats."""
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        """`prefix` is what the names of the files beside `path` begin with."""
+        import tokenizers
+
+        self.path = path
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as e:  # the library raises nothing narrower
+            raise InvalidInput(f"{path} is no tokenizer: {e}") from None
+        self.config_path = path.with_name(prefix + CONFIG)
+        config = _read_config(self.config_path)
+        template = path.with_name(prefix + TEMPLATE)
+        chat = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
+        special = {name: text for name, value in config.items() if (text := _token_text(name, value)) is not None}
+        self._chat = ChatTemplate(chat, special) if chat else None
+        self._adds_bos = bool(config.get("add_bos_token"))
+        self.bos = self.id_of(special.get("bos_token"))
+        self.eos = self.id_of(special.get("eos_token"))
+
+    @property
+    def chats(self) -> bool:
+        """Whether there is a chat template."""
+        return self._chat is not None
+
+    def id_of(self, token: str | None) -> int | None:
+        """The id of a token by its text."""
+        return None if token is None else self._tokenizer.token_to_id(token)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, with the special ones that the tokenizer puts around it."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return [self.bos, *ids] if self._adds_bos and self.bos is not None and ids[:1] != [self.bos] else ids
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens of a conversation, up to where the model's next message begins."""
+        if self._chat is None:
+            raise InvalidInput(
+                f"this model cannot chat: there is no chat_template in {self.config_path} and no {TEMPLATE} beside it; "
+                "use generate"
+            )
+        ids: list[int] = self._tokenizer.encode(self._chat.render(messages), add_special_tokens=False).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones; an incomplete character is U+FFFD."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+def find_tokenizer(model: Path | None, given: str | os.PathLike[str] | None) -> Tokenizer:
+    """The tokenizer that is given, a file or a folder, or the one beside the model."""
+    if given is not None:
+        path = Path(given)
+        path = path / FILE if path.is_dir() else path
+        if not path.is_file():
+            raise InvalidInput(f"no tokenizer: {path} does not exist")
+        return Tokenizer(path, path.name.removesuffix(FILE) if path.name.endswith(FILE) else "")
+    if model is None:
+        raise InvalidInput("no tokenizer: a model that is not a file needs one to be given")
+    prefix = f"{model.stem}."
+    candidates = [(model.with_name(prefix + FILE), prefix), (model.with_name(FILE), "")]
+    for path, start in candidates:
+        if path.is_file():
+            return Tokenizer(path, start)
+    looked = " and ".join(str(path) for path, _ in candidates)
+    raise InvalidInput(f"no tokenizer: looked for {looked}; give one (--tokenizer, tokenizer=)")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError as e:
+        raise InvalidInput(f"{path} is no JSON: {e}") from None
+    if not isinstance(config, dict):
+        raise InvalidInput(f"{path} holds no JSON object")
+    return config
+
+
+def _token_text(name: str, value: object) -> str | None:
+    """A special token's text: `"<s>"`, or `{"content": "<s>", …}`."""
+    if not name.endswith("_token"):
+        return None
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else None
+
+
+class Detokenizer:
+    """Text from tokens that come one by one. What `push` returns, joined, is what decoding them all at once gives."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._decode = tokenizer.decode
+        self._tokens = list(prompt[-CONTEXT:])
+        if self._decode(self._tokens).endswith(INCOMPLETE):
+            self._tokens = []
+        self._known = len(self._tokens)  # tokens whose text was given out
+        self._shown = self._decode(self._tokens)
+
+    def push(self, token: int) -> str:
+        """The characters that this token completes."""
+        self._tokens.append(token)
+        text = self._decode(self._tokens)
+        if text.endswith(INCOMPLETE):
+            return ""
+        return self._give(text)
+
+    def finish(self) -> str:
+        """What is left, complete or not."""
+        return self._give(self._decode(self._tokens))
+
+    def _give(self, text: str) -> str:
+        new = text[len(self._shown) :]
+        self._tokens = self._tokens[self._known :] if new else self._tokens  # enough to write the next one rightly
+        self._known, self._shown = len(self._tokens), self._decode(self._tokens)
+        return new
+
+
+class StopStrings:
+    """Text passes through until one of the stop strings comes; neither it nor a part of it does."""
+
+    def __init__(self, stops: Iterable[str]) -> None:
+        self._stops = [s for s in stops if s]
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """The text that is certainly before any stop string."""
+        if self.stopped:
+            return ""
+        self._held += text
+        found = [k for s in self._stops if (k := self._held.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            return self._take(min(found))
+        kept = max((_overlap(self._held, s) for s in self._stops), default=0)
+        return self._take(len(self._held) - kept)
+
+    def finish(self) -> str:
+        """What was held back, as nothing comes any more."""
+        return "" if self.stopped else self._take(len(self._held))
+
+    def _take(self, count: int) -> str:
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
