@@ -13,7 +13,7 @@ from .wgsl import KernelSpec, Storage, build
 
 MOST_ROWS = 8  # of one workgroup
 MOST_QUERY_QUADS = 256  # that it keeps of them; longer ones are loaded again for every key
-MOST_SLICES = 32
+MOST_SLICES = 16
 KEY_LANES = 4  # invocations that share a key
 UNROLLED = 16  # loads in a row that are written out; more are a loop
 
@@ -62,14 +62,19 @@ class Slices:
         for r in range(rows):
             at = f"[{r * self.count}u + slice]"
             lines.append(f"  tops{at} = top{r}; sums{at} = sum{r};")
-        lines += ["}", "workgroupBarrier();"]
-        for r in range(rows):
-            each = f"for (var i = {r * self.count}u; i < {(r + 1) * self.count}u; i++)"
-            lines += [
-                f"var high{r} = {LOWEST}; var all{r} = 0.0;",
-                f"{each} {{ high{r} = max(high{r}, tops[i]); }}",
-                f"{each} {{ all{r} += sums[i] * exp(tops[i] - high{r}); }}",
-            ]
+        lines += [
+            "}",
+            "workgroupBarrier();",
+            f"if (lid < {rows}u) {{",
+            f"  let begin = lid * {self.count}u;",
+            "  var high = tops[begin]; var all_ = 0.0;",
+            f"  for (var i = begin + 1u; i < begin + {self.count}u; i++) {{ high = max(high, tops[i]); }}",
+            f"  for (var i = begin; i < begin + {self.count}u; i++) {{ all_ += sums[i] * exp(tops[i] - high); }}",
+            "  tops[begin] = high; sums[begin] = all_;",
+            "}",
+            "workgroupBarrier();",
+            *(f"let high{r} = tops[{r * self.count}]; let all{r} = sums[{r * self.count}];" for r in range(rows)),
+        ]
         half = 0  # of the spare memory: while one is read, the other is written
         for r in range(rows):
             for j in range(self.held):

@@ -41,11 +41,9 @@ _PLACE = """  let e{j} = i * 4u + {j}u; let row{j} = e{j} / P.width; let positio
 
 
 @lru_cache(maxsize=64)
-def write_cache(
-    style: str, values: tuple[DType, ...], caches: tuple[DType, ...], dummy: DType | None, target: Target
-) -> KernelSpec:
-    """`width` is in quads for the style "quads". With `dummy`, a quad of zeros is written there."""
-    names = [f"{k}" for k in range(len(values))]
+def write_cache(style: str, values: tuple[DType, ...], caches: tuple[DType, ...], target: Target) -> KernelSpec:
+    """`width` is in quads for the style "quads"."""
+    names = range(len(values))
     if style == "words":
         places = "\n".join(_PLACE.format(j=j) for j in range(4))
         merges = []
@@ -57,15 +55,12 @@ def write_cache(
     else:
         four = "4" if style == "quads" else ""
         body = _MOVE.format(moves="\n".join(f"  cache{n}_put{four}(to, value{n}_at{four}(i));" for n in names))
-    if dummy:
-        body = "  if (group == 0u && lid == 0u) { dummy_put4(0u, vec4<f32>()); }" + body
-    writes = {f"cache{n}": Storage(d, 1 if style == "elements" else 4) for n, d in zip(names, caches, strict=True)}
     return build(
         "write_cache",
         body,
         target=target,
         reads={f"value{n}": Storage(d, 4 if style == "quads" else 1) for n, d in zip(names, values, strict=True)},
-        writes=writes | ({"dummy": Storage(dummy, 4)} if dummy else {}),
+        writes={f"cache{n}": Storage(d, 1 if style == "elements" else 4) for n, d in zip(names, caches, strict=True)},
         params=[("batch", "u32"), ("queries", "u32"), ("positions", "u32"), ("width", "u32"), ("start", "sym")],
         workgroup=target.workgroup(256),
         helpers="fn start() -> u32 { return min(u32(max(sym(P.start), 0)), P.positions); }",

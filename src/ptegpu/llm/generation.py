@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -58,6 +58,11 @@ class Stream(Iterator[str]):
     def start(self, pieces: Iterator[str]) -> Stream:
         """Where the pieces come from."""
         self._pieces = pieces
+        return self
+
+    def follow(self, wrap: Callable[[Iterator[str]], Iterator[str]]) -> Stream:
+        """Let the pieces pass through something that watches them."""
+        self._pieces = wrap(self._pieces)
         return self
 
     def __next__(self) -> str:

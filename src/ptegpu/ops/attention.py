@@ -21,7 +21,7 @@ from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from .cache import check_cache, written
 from .pointwise import broadcast_strides
-from .registry import Dispatch, Out, Scratch, Steps, SymInt, broadcast, op
+from .registry import Dispatch, Out, Scratch, Steps, SymInt, op
 
 FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empty
 KEYS_OF_A_SPLIT = 128  # at least
@@ -140,7 +140,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
     if mask is None:
         return
     scores = (qs.batch, qs.heads, qs.length, ks.length)
-    if mask.rank > 4 or broadcast(mask.shape, scores) != scores:
+    if mask.rank > 4 or any(n not in (1, m) for n, m in zip(mask.shape[::-1], scores[::-1])):
         raise ShapeError(f"a mask of {list(mask.shape)} does not fit scores of {list(scores)}")
     if mask.dtype not in (*FLOATS, DType.BOOL):
         raise InvalidProgram(f"a mask of {mask.dtype.value} is not supported: use bool or a float to add")

@@ -24,10 +24,8 @@ def check_cache(value: Tensor, cache: Tensor) -> None:
         raise ShapeError(f"{list(value.shape)} does not fit a cache of {list(cache.shape)}; both are [B, S, H, D]")
 
 
-def written(
-    values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, target: Target, dummy: Tensor | None = None
-) -> Dispatch:
-    """The dispatch that puts values into caches of one shape; `dummy` gets zeros."""
+def written(values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, target: Target) -> Dispatch:
+    """The dispatch that puts values into caches of one shape."""
     batch, queries, heads, dim = values[0].shape
     positions, width = caches[0].shape[1], heads * dim
     if width % 4 == 0:
@@ -37,17 +35,14 @@ def written(
         style, units = "elements", batch * queries * width
     else:
         style, units = "words", -(-batch * positions * width // 4) if queries else 0
-    kernel = write_cache(
-        style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), dummy.dtype if dummy else None, target
-    )
+    kernel = write_cache(style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), target)
     params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions, "width": width}
-    groups = -(-units // kernel.kernel.workgroup)
-    return Dispatch(kernel, values, [*caches, *([dummy] if dummy else [])], groups, params | {"start": start})
+    return Dispatch(kernel, values, caches, -(-units // kernel.kernel.workgroup), params | {"start": start})
 
 
 @op("update_cache.default", "llama.update_cache.default", mutates=["cache"], dtypes=FLOATS)
 def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt, *, target: Target) -> Steps:
-    """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is a dummy of one element."""
+    """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is one element that means nothing."""
     check_cache(value, cache)
-    dummy = yield Out((1,))
-    yield written([value], [cache], start_pos, target, dummy)
+    yield Out((1,))
+    yield written([value], [cache], start_pos, target)

@@ -100,10 +100,11 @@ def _join(chain: list[Node]) -> Node:
     leaves, last = _leaves(chain), chain[-1]
 
     def rule(*tensors: Tensor, target: Target, outs: tuple[Tensor, ...]) -> Steps:
-        for node in chain:
+        for node in chain[:-1]:  # their results are nobody else's
             made = _result(node)
             (made.shape,) = node.op.infer(node.args, [made])
-        out = yield Out(outs[0].shape)
+        (shape,) = last.op.infer(last.args, list(outs))
+        out = yield Out(shape)
         yield _dispatch(chain, leaves, out, target)
 
     parameters = tuple((f"x{k}", _itself, False, None) for k in range(len(leaves)))

@@ -1,0 +1,350 @@
+"""Products of int8 rows with packed weights, summed in integers four elements at a time.
+
+    y[row, column] = x_scale[row] · Σ_groups scale[group, column] · Σₖ (x[row, k] − x_zero[row]) · w[column, k] + bias
+
+The inner sum is exact. x is given in words of four elements; beyond K they are zero. For weights of 4 bits, word 2i has
+the elements 8i + 0, 2, 4, 6, and word 2i + 1 the others: what one mask makes of a word of the weight. `pack_rows` puts
+float or int8 rows into that order. A result is float, or int8 again: rounded to its own scale and zero point.
+
+- `gemv`: one to a few rows of x, all there are: sets of lanes walk K together for a few rows of the weight;
+- `gemm`: tiles of both in workgroup memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .linear_q4 import RAW, WHOLE, Gemv, by_subgroups, reduce_lanes, word_loader
+from .matmul import Tile
+from .wgsl import COMPUTE, KernelSpec, Storage, build
+
+DEPTH = 8  # words of K in a tile
+ONES = "0x01010101u"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kernel is generated for."""
+
+    bits: int  # of the weight: 4, offset by 8, or 8, two's complement
+    run: int  # elements, a power of two from 8 on, that share a scale; or WHOLE
+    weight: DType
+    scales: DType
+    bias: DType | None
+    y: DType  # float, or int8 (single elements of which are written as int32)
+    relu: bool
+    x_scale: DType | None  # one for each row; or, if None, a parameter for all
+    x_zero: DType | None
+    y_quads: bool  # y is stored four elements at a time
+    aligned: bool = True  # rows of the weight are whole words
+
+    @property
+    def elements(self) -> int:
+        """Of a word of the weight."""
+        return 32 // self.bits
+
+    @property
+    def requantises(self) -> bool:
+        return not self.y.is_float
+
+
+PARAMS = ("m", "n", "x_words", "row_bytes", "group", "scale_stride", "scale_groups", "first", "y_row", "y_first")
+
+
+def _kernel(
+    name: str,
+    body: list[str],
+    form: Form,
+    target: Target,
+    *,
+    words: tuple[str, str],  # element types of x and b
+    sums: bool,
+    workgroup: int,
+    shared: dict[str, tuple[str, int]],
+    helpers: str,
+    params: tuple[str, ...],
+    subgroups: bool = False,
+) -> KernelSpec:
+    """A kernel with the epilogue that all share: `put` and `put4` of sums in units of the weight's scales."""
+    reads = {"x": Storage(DType.I8, raw=words[0]), "b": Storage(form.weight, raw=words[1])}
+    reads["scales"] = Storage(form.scales)
+    optional = {
+        "sums": DType.I32 if sums else None,
+        "bias": form.bias,
+        "x_scales": form.x_scale,
+        "x_zeros": form.x_zero,
+    }
+    reads |= {n: Storage(d) for n, d in optional.items() if d}
+    names = [(p, "u32") for p in (*PARAMS, *params)]
+    names += [] if form.x_scale else [("x_scale", "f32")]
+    names += [] if form.x_zero else [("x_zero", "i32")]
+    names += [("y_inverse", "f32"), ("y_zero", "f32")] if form.requantises else []
+    return build(
+        name,
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads=reads,
+        writes={"y": Storage(form.y, 4 if form.y_quads else 1)},
+        params=names,
+        workgroup=workgroup,
+        shared=shared,
+        helpers=f"{helpers}\n{_epilogue(form)}",
+        subgroups=subgroups,
+    )
+
+
+def _epilogue(form: Form) -> str:
+    kind = COMPUTE[form.y]
+    scale = "x_scales_at(row)" if form.x_scale else "P.x_scale"
+    zero = "i32(x_zeros_at(row))" if form.x_zero else "P.x_zero"
+    value = f"v * {scale}" + (" + bias_at(P.first + column)" if form.bias else "")
+    value = f"max({value}, 0.0)" if form.relu else value
+    if form.requantises:
+        value = f"i32(clamp(round(({value}) * P.y_inverse) + P.y_zero, -128.0, 127.0))"
+    lines = [
+        f"fn zero_of(row: u32) -> i32 {{ return {zero}; }}",
+        "fn scale_at(group: u32, column: u32) -> f32 { return scales_at(group * P.scale_stride + P.first + column); }",
+        f"fn finish(row: u32, column: u32, v: f32) -> {kind} {{ return {value}; }}",
+        "fn put4(row: u32, column: u32, v: vec4<f32>) {",
+    ]
+    lanes = [f"finish(row, column + {j}u, v.{c})" for j, c in enumerate("xyzw")]
+    if form.y_quads:
+        place = "(P.y_first + row * P.y_row + column) >> 2u"
+        lines.append(f"  if (column < P.n) {{ y_put4({place}, vec4<{kind}>({', '.join(lanes)})); }}")
+    else:
+        place = "P.y_first + row * P.y_row + column"
+        lines += [f"  if (column + {j}u < P.n) {{ y_put({place} + {j}u, {v}); }}" for j, v in enumerate(lanes)]
+    return "\n".join([*lines, "}"])
+
+
+@lru_cache(maxsize=64)
+def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bool, target: Target) -> KernelSpec:
+    """Rows of x [rows, k] as words, `words` to a row: floats are quantised, int8 is only put in order."""
+    if scale and zero:
+        factor = "let inverse = 1.0 / x_scales_at(row); let zero = f32(x_zeros_at(row));"
+        element = "i32(clamp(round(x_at(at) * inverse) + zero, -128.0, 127.0))"
+    elif x.is_float:
+        factor = ""
+        element = "i32(clamp(round(x_at(at) * P.x_inverse) + P.x_zero, -128.0, 127.0))"
+    else:
+        factor, element = "", "x_at(at)"
+    first = "word / 2u * 8u + word % 2u" if interleaved else "word * 4u"
+    step = 2 if interleaved else 1
+    body = [
+        "  let i = group * WG + lid;",
+        "  if (i >= P.rows * P.words) { return; }",
+        f"  let row = i / P.words; let word = i % P.words; let first = {first}; {factor}",
+        "  var v = vec4<i32>();",
+    ]
+    for j, c in enumerate("xyzw"):
+        k = f"first + {j * step}u"
+        body.append(f"  if ({k} < P.k) {{ let at = row * P.k + {k}; v.{c} = {element}; }}")
+    body.append("  y_put4(i, v);")
+    reads = {"x": Storage(x)}
+    if scale and zero:
+        reads |= {"x_scales": Storage(scale), "x_zeros": Storage(zero)}
+    numbers = [("x_inverse", "f32"), ("x_zero", "f32")] if x.is_float and not scale else []
+    return build(
+        "linear_q8_pack_rows",
+        "\n".join(body),
+        target=target,
+        reads=reads,
+        writes={"y": Storage(DType.I8, 4)},
+        params=[("rows", "u32"), ("k", "u32"), ("words", "u32"), *numbers],
+        workgroup=target.workgroup(256),
+    )
+
+
+@lru_cache(maxsize=256)
+def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
+    """`count` rows of x against a weight; sets of lanes have quads of its rows. A block is one load of such a row."""
+    assert how.rows % 4 == 0
+    rows, lanes = range(how.rows), how.lanes
+    per_block = how.words * form.elements // 4  # words of x
+    width = min(per_block, 4)
+    whole = form.run == WHOLE
+    sums = [(m, r) for m in range(count) for r in rows]
+    body = [
+        f"let first = (group * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
+        f"let lane = lid % {lanes}u;",
+        *(f"let column{r} = min(first + {r}u, P.n - 1u);" for r in rows),
+        *(f"let zero{m} = zero_of({m}u);" for m in range(count)),
+        *(f"var sum{m}_{r} = {'0' if whole else '0.0'};" for m, r in sums),
+        f"for (var t = lane; t < P.row_blocks; t += {lanes}u) {{",
+    ]
+    for r in rows:
+        load = f"b_word(column{r}, t)" if how.words == 1 else f"b[column{r} * (P.row_bytes / {4 * how.words}u) + t]"
+        body.append(f"  let loaded{r} = {load};")
+    for m in range(count):
+        for j in range(per_block // width):
+            at = f"({m}u * P.x_words + t * {per_block}u) / {width}u + {j}u"
+            body.append(f"  let x{m}_{j} = x[{at}];")
+
+    def x(m: int, word: int) -> str:
+        return _component(f"x{m}_{word // width}", word % width, width)
+
+    def w(r: int, word: int) -> str:
+        return _component(f"loaded{r}", word, how.words)
+
+    if form.bits == 8:
+        for m, r in sums:
+            products = " + ".join(f"dot4I8Packed({x(m, i)}, {w(r, i)})" for i in range(how.words))
+            body.append(f"  sum{m}_{r} += {products};")
+    else:
+        body += [f"  {line}" for line in _nibbles(form, how, count, x, w)]
+    body.append("}")
+    reduced, totals, partial = reduce_lanes([f"sum{m}_{r}" for m, r in sums], how, target)
+    body += reduced
+
+    def total(i: int) -> str:
+        m, r = sums[i]
+        if not whole:
+            return totals[i]
+        given = f"({totals[i]} - zero{m} * sums_at(P.first + column{r}))" if form.bits == 8 else totals[i]
+        return f"f32({given}) * scale_at(0u, column{r})"
+
+    for m in range(count):
+        for r in range(0, how.rows, 4):
+            i = m * how.rows + r
+            quad = ", ".join(total(i + j) for j in range(4))
+            body.append(f"if (lane == {i % lanes}u) {{ put4({m}u, first + {r}u, vec4<f32>({quad})); }}")
+    return _kernel(
+        "linear_q8_gemv",
+        body,
+        form,
+        target,
+        words=(RAW[width], RAW[how.words]),
+        sums=form.bits == 8,
+        workgroup=lanes * how.slots,
+        shared={"partial": ("i32" if whole else "f32", partial)} if partial else {},
+        helpers=word_loader(form.aligned) if how.words == 1 else "",
+        params=("row_blocks",),
+        subgroups=by_subgroups(how, target),
+    )
+
+
+def _component(vector: str, i: int, width: int) -> str:
+    return f"{vector}.{'xyzw'[i]}" if width > 1 else vector
+
+
+def _nibbles(
+    form: Form, how: Gemv, count: int, x: Callable[[int, int], str], w: Callable[[int, int], str]
+) -> list[str]:
+    """A block of 4-bit weights into the sums: Σ (n − 8)·(x − zero) = Σ n·x − zero · Σ n − 8 · Σ (x − zero)."""
+    chunk = how.words if form.run == WHOLE else min(form.run // 8, how.words)  # words that share a scale
+    lines: list[str] = []
+    for c in range(0, how.words, chunk):
+        inside = range(c, c + chunk)
+        for m in range(count):
+            added = " + ".join(f"dot4I8Packed({x(m, 2 * i + h)}, {ONES})" for i in inside for h in (0, 1))
+            lines.append(f"let x_sum{m}_{c} = 8 * ({added} - zero{m} * {8 * chunk});")
+        if form.run != WHOLE:
+            lines.append(f"let group{c} = min((t * {how.words}u + {c}u) * 8u / P.group, P.scale_groups - 1u);")
+        for r in range(how.rows):
+            for i in inside:
+                lines.append(f"let even{r}_{i} = {w(r, i)} & 0x0f0f0f0fu;")
+                lines.append(f"let odd{r}_{i} = ({w(r, i)} >> 4u) & 0x0f0f0f0fu;")
+            all_bytes = " + ".join(f"even{r}_{i} + odd{r}_{i}" for i in inside)  # at most 4 · 30 in each
+            lines.append(f"let w_sum{r}_{c} = i32(dot4U8Packed({all_bytes}, {ONES}));")
+            for m in range(count):
+                products = " + ".join(
+                    f"dot4I8Packed({x(m, 2 * i)}, even{r}_{i}) + dot4I8Packed({x(m, 2 * i + 1)}, odd{r}_{i})"
+                    for i in inside
+                )
+                exact = f"{products} - zero{m} * w_sum{r}_{c} - x_sum{m}_{c}"
+                if form.run == WHOLE:
+                    lines.append(f"sum{m}_{r} += {exact};")
+                else:
+                    lines.append(f"sum{m}_{r} += f32({exact}) * scale_at(group{c}, column{r});")
+    return lines
+
+
+@lru_cache(maxsize=256)
+def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
+    """A tile of y per workgroup, group by group of K.
+
+    Both tiles lie in workgroup memory as [word][quad of rows or columns]. Invocation (x, y) has row quads y,
+    y + down, … and column quads x, x + across, …
+    """
+    quads, across, down = tile.size // 4, tile.size // tile.columns, tile.size // tile.rows
+    row_quads, column_quads = tile.rows // 4, tile.columns // 4
+    depth = DEPTH if form.run == WHOLE else min(DEPTH, form.run // 4)
+    staged = depth * quads  # quads of words in each tile
+    assert staged <= tile.threads
+    sums = [(i, j) for i in range(tile.rows) for j in range(column_quads)]
+    b_word = "b_word(column, word)"
+    if form.bits == 4:
+        b_word = "signed(b_word(column, word >> 1u) >> ((word & 1u) * 4u))"
+    a_word = "select(0u, x[min(row, P.m - 1u) * P.x_words + word], inside)"
+    helpers = [
+        word_loader(form.aligned),
+        # Bytes from 0 to 15 become -8 to 7; no carry leaves its byte.
+        "fn signed(word: u32) -> u32 { return ((word & 0x0f0f0f0fu) + 0x78787878u) ^ 0x80808080u; }",
+        f"fn x_word(row: u32, word: u32, inside: bool) -> u32 {{ return {a_word}; }}",
+        f"fn w_word(c: u32, word: u32) -> u32 {{ let column = min(c, P.n - 1u); return {b_word}; }}",
+    ]
+    body = [
+        f"let first_row = group % P.row_tiles * {tile.size}u;",
+        f"let first_column = group / P.row_tiles * {tile.size}u;",
+        f"let x_ = lid % {across}u; let y_ = lid / {across}u;",
+        f"let place = lid % {depth}u; let line = lid / {depth}u * 4u;",
+        f"let at = place * {quads}u + lid / {depth}u;",
+        *(f"let row{i} = first_row + (y_ + {i // 4 * down}u) * 4u + {i % 4}u;" for i in range(tile.rows)),
+        *(f"let zero{i} = zero_of(min(row{i}, P.m - 1u));" for i in range(tile.rows)),
+        *(f"let column{j} = first_column + (x_ + {j * across}u) * 4u;" for j in range(column_quads)),
+        *(f"var sum{i}_{j} = vec4<f32>();" for i, j in sums),
+        "for (var g = 0u; g < P.scale_groups; g++) {",
+    ]
+    for j in range(column_quads):
+        columns = [f"min(column{j} + {c}u, P.n - 1u)" for c in range(4)]
+        of_sums = ", ".join(f"sums_at(g * P.sums_stride + P.first + {c})" for c in columns)
+        of_scales = ", ".join(f"scale_at(g, {c})" for c in columns)
+        body += [f"  let w_sum{j} = vec4<i32>({of_sums});", f"  let scale{j} = vec4<f32>({of_scales});"]
+    body += [f"  var exact{i}_{j} = w_sum{j} * -zero{i};" for i, j in sums]
+    body += [
+        "  let end = min((g + 1u) * P.group_words, P.x_words);",
+        f"  for (var word0 = g * P.group_words; word0 < end; word0 += {depth}u) {{",
+        f"    if (lid < {staged}u) {{",
+        "      let inside = word0 + place < P.x_words; let word = min(word0 + place, P.x_words - 1u);",
+    ]
+    a_words = ", ".join(f"x_word(first_row + line + {c}u, word, inside)" for c in range(4))
+    b_words = ", ".join(f"w_word(first_column + line + {c}u, word)" for c in range(4))
+    body += [
+        f"      tiles[at] = vec4<u32>({a_words});",
+        f"      tiles[{staged}u + at] = vec4<u32>({b_words});",
+        "    }",
+        "    workgroupBarrier();",
+    ]
+    for d in range(depth):
+        body.append("    {")
+        body += [f"      let a{i} = tiles[{d * quads + down * i}u + y_];" for i in range(row_quads)]
+        body += [f"      let b{j} = tiles[{staged + d * quads + across * j}u + x_];" for j in range(column_quads)]
+        for i, j in sums:
+            a = f"a{i // 4}.{'xyzw'[i % 4]}"
+            body.append(
+                f"      exact{i}_{j} += vec4<i32>({', '.join(f'dot4I8Packed({a}, b{j}.{c})' for c in 'xyzw')});"
+            )
+        body.append("    }")
+    body += ["    workgroupBarrier();", "  }"]
+    body += [f"  sum{i}_{j} += scale{j} * vec4<f32>(exact{i}_{j});" for i, j in sums]
+    body.append("}")
+    for i in range(tile.rows):
+        body.append(f"if (row{i} < P.m) {{")
+        body += [f"  put4(row{i}, column{j}, sum{i}_{j});" for j in range(column_quads)]
+        body.append("}")
+    return _kernel(
+        f"linear_q8_gemm{tile.size}",
+        body,
+        form,
+        target,
+        words=("u32", "u32"),
+        sums=True,
+        workgroup=tile.threads,
+        shared={"tiles": ("vec4<u32>", 2 * staged)},
+        helpers="\n".join(helpers),
+        params=("row_tiles", "group_words", "sums_stride"),
+    )
