@@ -12,9 +12,12 @@ import typer
 import ptegpu
 
 from ..errors import PtegpuError
+from .chat import chat
 from .console import print_error
 from .demo import demo
 from .doctor import doctor
+from .evaluate import evaluate
+from .generate import generate
 from .inspect import inspect
 from .run import run
 
@@ -26,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, doctor, demo):
+for _command in (run, inspect, doctor, demo, generate, chat, evaluate):
     app.command()(_command)
 
 
@@ -63,10 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
+_PACKAGES = {"wgpu": "wgpu==0.32.*", "tokenizers": "ptegpu[llm]", "torch": "ptegpu[export]"}
+
+
 def _message(e: Exception) -> str:
     """What to tell; nothing for an error that is not the user's."""
     if isinstance(e, OSError) and e.strerror:
         return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
     if isinstance(e, ModuleNotFoundError):
-        return "wgpu is not installed. Run: pip install 'wgpu==0.32.*'" if e.name == "wgpu" else ""
+        missing = _PACKAGES.get(e.name or "")
+        return f"{e.name} is not installed. Run: pip install '{missing}'" if missing else ""
     return str(e)

@@ -8,7 +8,7 @@ KV cache inside. `executorch.examples.models.llama` and `ptegpu.export` write su
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from ..dtypes import DType
 from ..errors import UnsupportedProgram
@@ -75,7 +75,7 @@ def _constant(methods: dict[str, Method], name: str) -> list[int]:
     return [int(v) for k in method.outputs if isinstance(v := method.values[k], int)]
 
 
-def _ints(value: object) -> bool:
+def _ints(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dtype in (DType.I32, DType.I64)
 
 

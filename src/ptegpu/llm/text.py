@@ -43,9 +43,12 @@ class Tokenizer:
         self.eos = self.id_of(special.get("eos_token"))
 
     @property
-    def chats(self) -> bool:
-        """Whether there is a chat template."""
-        return self._chat is not None
+    def chat(self) -> ChatTemplate:
+        """The chat template; InvalidInput if there is none."""
+        if self._chat is None:
+            looked = f"no chat_template in {self.config_path} and no {TEMPLATE} beside it"
+            raise InvalidInput(f"this model cannot chat: there is {looked}; generate continues a text")
+        return self._chat
 
     def id_of(self, token: str | None) -> int | None:
         """The id of a token by its text."""
@@ -58,12 +61,7 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
-        if self._chat is None:
-            raise InvalidInput(
-                f"this model cannot chat: there is no chat_template in {self.config_path} and no {TEMPLATE} beside it; "
-                "use generate"
-            )
-        ids: list[int] = self._tokenizer.encode(self._chat.render(messages), add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(self.chat.render(messages), add_special_tokens=False).ids
         return ids
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -1,0 +1,115 @@
+"""`ptegpu chat`: a conversation, line by line. Ctrl-C stops the sentence, not the chat."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from ..errors import InvalidInput
+from .console import console, print_error
+from .generate import (
+    Device,
+    MaxTokens,
+    MinP,
+    Model,
+    RepeatPenalty,
+    Seed,
+    Stats,
+    System,
+    Temperature,
+    TokenizerPath,
+    TopK,
+    TopP,
+    interruptible,
+    open_model,
+    show_stats,
+    write,
+)
+
+if TYPE_CHECKING:
+    from ..llm import Conversation
+
+HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+
+
+def chat(
+    model: Model,
+    system: System = None,
+    max_tokens: MaxTokens = 1024,
+    temperature: Temperature = 0.7,
+    top_k: TopK = 0,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.0,
+    repeat_penalty: RepeatPenalty = 1.0,
+    seed: Seed = None,
+    tokenizer: TokenizerPath = None,
+    device: Device = "auto",
+    stats: Stats = False,
+) -> None:
+    """Talk with a model; from a pipe, each line is a message."""
+    options: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repeat_penalty": repeat_penalty,
+        "seed": seed,
+    }
+    loaded, _ = open_model(model, device, tokenizer)
+    with loaded:
+        conversation = loaded.chat(system, **options)
+        _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")
+        while (line := _ask()) is not None:
+            if line in ("/exit", "/quit"):
+                return
+            if line == "/reset":
+                conversation.reset()
+                _note("a new conversation")
+            elif line.startswith("/"):
+                _note(HELP)
+            elif line:
+                _turn(conversation, line, stats)
+
+
+def _turn(conversation: Conversation, line: str, stats: bool) -> None:
+    try:
+        stream = conversation.stream(line)
+    except InvalidInput as e:
+        print_error(f"{e}; /reset begins anew")
+        return
+    with interruptible(stream):
+        for piece in stream:
+            write(piece)
+    write("\n")
+    if stream.generation.finish_reason == "context":
+        print_error("the model's context is full; /reset begins anew")
+    if stats:
+        show_stats(stream.generation)
+
+
+def _ask() -> str | None:
+    """The next line; None at the end."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.strip() if line else None
+    with suppress(ImportError):  # not on every system: input with history and editing
+        import readline  # noqa: F401
+    try:
+        return console().input(Text("› ", "bold cyan")).strip()
+    except EOFError:
+        write("\n")
+        return None
+    except KeyboardInterrupt:
+        write("\n")
+        _note(HELP)
+        return ""
+
+
+def _note(text: str) -> None:
+    """For a person at the terminal, not for a pipe."""
+    if sys.stdin.isatty():
+        console(stderr=True).print(Text(text, "dim"), soft_wrap=True)

@@ -1,0 +1,94 @@
+"""`ptegpu evaluate`: the perplexity of a text, and, where the checkpoint is at hand, PyTorch's beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..errors import InvalidInput
+from .console import console, counted, duration, print_json, say
+from .generate import Device, Model, TokenizerPath, open_model
+
+if TYPE_CHECKING:
+    from ..llm import Evaluation
+
+
+def evaluate(
+    model: Model,
+    text: Annotated[Path, typer.Argument(help="A text file.", show_default=False)],
+    window: Annotated[
+        int | None,
+        typer.Option(help="Tokens of context and text in one go.", show_default="512, or the model's context"),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens from one window to the next.", show_default="half a window")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many tokens.", min=2, show_default="all")] = None,
+    tokenizer: TokenizerPath = None,
+    device: Device = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compute the perplexity of a text."""
+    from ..llm import evaluate as perplexity
+    from ..llm.evaluate import WINDOW
+
+    content = text.read_bytes()
+    try:
+        decoded = content.decode()
+    except UnicodeDecodeError as e:
+        raise InvalidInput(f"{text} is no UTF-8: {e}") from None
+    loaded, _ = open_model(model, device, tokenizer)
+    with loaded:
+        tokens = loaded.tokenizer.encode(decoded)
+        nbytes = len(content)
+        if limit is not None and limit < len(tokens):
+            tokens = tokens[:limit]
+            nbytes = len(loaded.tokenizer.decode(tokens).encode())
+        size = min(window or WINDOW, loaded.signature.context)
+        with _bar("Scoring") as update:
+            found = perplexity(loaded, tokens, nbytes, size, stride, update)
+        adapter = loaded.program.device.info
+    if json:
+        print_json(
+            {
+                "model": str(model),
+                "text": str(text),
+                "adapter": {
+                    "index": adapter.index,
+                    "name": adapter.name,
+                    "type": adapter.type,
+                    "backend": adapter.backend,
+                },
+                "window": size,
+                **_figures(found),
+            }
+        )
+    else:
+        say((f"perplexity {found.perplexity:.4g}", "bold"), f" · {_details(found)}")
+
+
+def _figures(found: Evaluation) -> dict[str, Any]:
+    return asdict(found) | {"perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+
+
+def _details(found: Evaluation) -> str:
+    rate = found.scored / found.seconds
+    scored = f"{counted(found.scored, 'token')} in {counted(found.windows, 'window')}"
+    each = f"{found.nats:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte"
+    return f"{each} · {scored}, {duration(found.seconds)}, {rate:.3g} tokens/s"
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where a person is watching."""
+    terminal = console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
