@@ -73,27 +73,21 @@ def c8(lead, k, n, dtype=DType.F32):
 
 
 GEMV = [
-    q4((1,), 32, 8, 32),
     q4((), 64, 5, 32, bias=True),
     q4((1, 1), 256, 33, 64),
     q4((1,), 512, 20, 128, bias=True),
-    q4((1,), 2048, 6, 32),
-    q4((1,), 4128, 7, 32, bias=True),  # several subgroups to a row
+    q4((1,), 4128, 7, 32),  # several subgroups to a row
     q4((1,), 64, 8195, 32),  # four rows of the weight per lane
     q4((1,), 40, 9, 8),
-    q4((1,), 36, 12, 36),  # K % 8 == 4: the packer pads it
-    q4((1,), 36, 10, 12, bias=True),
-    q4((1,), 36, 6, 4),
+    q4((1,), 36, 10, 12, bias=True),  # K % 8 == 4: the packer pads it
     q4((1,), 4, 3, 4),
-    q4((1,), 60, 6, 20),
     q4((1,), 60, 6, 6),
     q4((1,), 63, 6, 9),
     q4((1,), 96, 6, 96),
     q4((1,), 96, 7, 48),
     q4((2,), 64, 9, 32, bias=True),
     q4((3,), 68, 9, 4),
-    q4((2, 2), 160, 17, 32, bias=True),
-    q4((1,), 64, 1, 32),
+    q4((2, 2), 160, 1, 32),
     q4((1,), 30, 5, 10, packed=15),  # rows that are no whole words
     q4((1,), 64, 20, 32, dtype=F16, bias=True),
     q4((3,), 36, 9, 12, dtype=F16),
@@ -101,28 +95,25 @@ GEMV = [
 ]
 
 GEMM = [
-    q4((5,), 32, 8, 32),
     q4((7,), 64, 36, 32, bias=True),
     q4((33,), 40, 35, 8),
     q4((2, 17), 96, 33, 96),
-    q4((6,), 36, 9, 12, bias=True),
-    q4((6,), 60, 6, 6),
+    q4((6,), 36, 9, 12),
     q4((6,), 63, 6, 9),
     q4((9,), 1024, 12, 32),  # in parts of K
     q4((9,), 30, 5, 10, packed=15),
     q4((6,), 64, 20, 32, dtype=F16, bias=True),
-    q4((6,), 36, 9, 12, dtype=F16),
 ]
 
 PER_CHANNEL = [
-    *(c4((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (32, 33), (37, 7), (2, 3), (70, 10)]),
-    c4((2, 1, 2), 64, 5),
-    c4((1,), 40, 6, F16),
+    *(c4((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (37, 7)]),
+    c4((1,), 2, 3),
+    c4((2, 1, 2), 70, 5),
     c4((6,), 40, 8, F16),
-    *(c8((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (32, 33), (37, 7), (1, 3), (70, 10)]),
-    c8((2, 3), 64, 5),
+    *(c8((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (37, 7)]),
+    c8((1,), 1, 3),
+    c8((2, 3), 70, 5),
     c8((1,), 40, 6, F16),
-    c8((6,), 40, 8, F16),
 ]
 
 EMPTY = [q4((0,), 32, 8, 32), q4((2, 0), 32, 8, 32, bias=True), c8((0,), 8, 4), c4((3, 0), 8, 4)]
@@ -135,45 +126,41 @@ def test_case(case):
     check(case)
 
 
-@pytest.mark.parametrize("case", [*GEMV[::2], GEMV[-3], *GEMM[::3], GEMM[-2], *PER_CHANNEL[::4]], ids=str)
+@pytest.mark.parametrize("case", [*GEMV[::3], GEMV[-3], GEMM[0], GEMM[3], GEMM[-1], *PER_CHANNEL[::5]], ids=str)
 def test_in_a_browser_without_features(case):
     check(case, f16=False, subgroups=False, limits="browser")
 
 
-@pytest.mark.parametrize("case", [GEMV[5], GEMV[6], GEMV[19], GEMM[1]], ids=str)
+@pytest.mark.parametrize("case", [GEMV[3], GEMV[4], GEMM[0]], ids=str)
 def test_workgroups_of_128(case):
     check(case, subgroups=False, max_invocations=128)
 
 
 WAYS = [
-    Gemv(rows=1, lanes=8),
-    Gemv(rows=1, lanes=8, words=1, slots=4),
-    Gemv(rows=2, lanes=16, words=2, slots=2),
-    Gemv(rows=4, lanes=32, words=4, slots=8),
-    Gemv(rows=8, lanes=8, words=4, slots=2, staged=True),
-    Gemv(rows=1, lanes=256, words=1, staged=True),
-    Gemv(rows=3, lanes=4, words=1, slots=5),
+    (Gemv(rows=1, lanes=8, words=1, slots=4), 1),
+    (Gemv(rows=2, lanes=16, words=2, slots=2), 3),
+    (Gemv(rows=4, lanes=32, words=4, slots=8), 1),
+    (Gemv(rows=8, lanes=8, words=4, slots=2, staged=True), 3),
+    (Gemv(rows=1, lanes=256, words=1, staged=True), 1),
+    (Gemv(rows=3, lanes=4, words=1, slots=5), 3),
 ]
 
 
-@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("subgroups", [True, False])
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_every_way_to_share_out(way, subgroups, parts, monkeypatch):
+@pytest.mark.parametrize("way, parts", WAYS, ids=str)
+def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
     monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(way, parts),))
     check(q4((1,), 256, 21, 32, bias=True), subgroups=subgroups)
-    check(q4((2,), 100, 12, 20, bias=True), subgroups=subgroups)
-    check(c8((1,), 200, 9), subgroups=subgroups)
+    check(q4((2,), 100, 12, 20), subgroups=subgroups)
 
 
-@pytest.mark.parametrize("limits", [{"max_invocations": 128}, {}], ids=["64", "128"])
-@pytest.mark.parametrize("case", [q4((70,), 40, 130, 8, bias=True), c8((129,), 20, 70)], ids=str)
+@pytest.mark.parametrize("case, limits", [(q4((70,), 40, 130, 8), {}), (c8((70,), 20, 70), {"max_invocations": 128})])
 def test_larger_tiles(case, limits, monkeypatch):
     monkeypatch.setattr(matmul, "BUSY", 1)
     check(case, **limits)
 
 
-@pytest.mark.parametrize("m", [1, 2, 6])
+@pytest.mark.parametrize("m", [2, 6])
 def test_infinities_stay_where_they_belong(m):
     """What lies beyond K, in x or in the padding of the weight, must not reach a sum, not even times zero."""
     x = np.ones((m, 36))
@@ -182,9 +169,8 @@ def test_infinities_stay_where_they_belong(m):
     check(Case(case.op, (T(x.shape, values=tuple(x.ravel())), *case.args[1:]), q4gsw))
 
 
-@pytest.mark.parametrize("f16", [True, False])
-@pytest.mark.parametrize("dtype", [DType.F32, F16])
-@pytest.mark.parametrize("m, k, n", [(1, 64, 40), (7, 64, 140), (2, 36, 55)])
+@pytest.mark.parametrize("dtype, f16", [(DType.F32, True), (F16, True), (F16, False)])
+@pytest.mark.parametrize("m, k, n", [(7, 64, 140), (1, 36, 55)])
 def test_weight_in_parts(m, k, n, dtype, f16):
     case = q4((m,), k, n, 32 if k == 64 else 12, dtype=dtype, bias=True)
     limit = max(up(k, 8) // 2 * 12, m * n * 4, m * k * 4, case.args[2].shape[0] * up(n, 4) * 4) + 16

@@ -98,13 +98,13 @@ def loader(packing: Packing) -> Loader:
     else:
         scales = (_scale_at(f"min(k + {j}u, P.k - 1u)", "row") for j in range(4))
         scale = f"{unit} * vec4<f32>({', '.join(scales)})"
-    quads = [_quad("word", first, packing) for first in range(0, per_word, 4)]
-    value = quads[0] if len(quads) == 1 else f"select({quads[1]}, {quads[0]}, (k & 4u) == 0u)"
+    word = _unsigned(f"b_word(row, min(k, P.k - 1u) / {per_word}u)", packing)
+    half = f"({word}) >> ((k & 4u) * 4u)" if per_word == 8 else word
     quad = (
         f"{word_loader(packing.aligned)}\n"
         "fn b_quad(row: u32, k: u32) -> vec4<f32> {\n"
-        f"  let word = {_unsigned(f'b_word(row, min(k, P.k - 1u) / {per_word}u)', packing)};\n"
-        f"  return ({value} - vec4<f32>(1.5)) * {scale};\n"
+        f"  let word = {half};\n"
+        f"  return ({_quad('word', 0, packing)} - vec4<f32>(1.5)) * {scale};\n"
         "}"
     )
     return Loader((("b", Storage(packing.dtype, raw="u32")), ("scales", Storage(packing.scales))), PARAMS, quad)
