@@ -24,6 +24,10 @@ class UnsupportedProgram(PtegpuError, NotImplementedError):
     """A valid program asks for something ptegpu does not do; all such things are listed at once, at load."""
 
 
+class ExportError(PtegpuError, ValueError):
+    """A checkpoint or a module cannot be exported; the message says what is missing, unknown or of the wrong kind."""
+
+
 class InvalidInput(PtegpuError, ValueError):
     """An argument of a call has the wrong count, dtype, rank, shape or range."""
 
