@@ -1,0 +1,106 @@
+"""The documentation is true: links lead somewhere, generated pages are current, names in it exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tools import operators
+
+from ptegpu import errors
+from ptegpu.format import read_program
+from ptegpu.graph.importer import import_method
+from ptegpu.runtime.data import named_data
+from ptegpu.runtime.join import join
+from ptegpu.runtime.partition import mutates, partition
+from tests.exporting import export
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def broken(page: Path) -> list[str]:
+    """Links of a page to files or headings that do not exist."""
+    found = []
+    for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert [] == broken(page)
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `b`: c\n[x](page.md#a-b-c) [y](no.md) [z](#no) [w](https://example.org)\n```\n[v](no.md)\n```\n"
+    )
+    assert ["no.md", "#no"] == broken(page)
+
+
+def test_the_page_of_operators_is_current() -> None:
+    current = (ROOT / "docs" / "operators.md").read_text("utf-8")
+    assert operators.page() == current, "run: python -m tools.operators > docs/operators.md"
+
+
+def test_the_exporter_has_153_operators_in_delegates() -> None:
+    assert 153 == len(operators.DELEGATE) == len(set(operators.DELEGATE))
+
+
+def test_every_error_is_explained() -> None:
+    classes = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    assert classes - {"PtegpuError"} == set(re.findall(r"^### (\w+)$", page, re.MULTILINE))
+    tree = re.findall(r"^(?:│   |    )?[├└]── (\w+)|^(PtegpuError)$", page, re.MULTILINE)
+    assert classes == {a or b for a, b in tree}
+
+
+class Worked(torch.nn.Module):
+    """The module of the worked example in docs/architecture.md."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.arange(3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x + self.w)
+
+
+def test_the_worked_example_is_what_the_code_prints() -> None:
+    file = read_program(export(Worked(), (torch.ones(2, 3),)))
+    linear = import_method(file.methods[0], named_data(file, None), mutates)
+    (joined,) = join(linear, partition(linear)).graphs.values()
+    assert repr(joined.graph) in (ROOT / "docs" / "architecture.md").read_text("utf-8")
+
+
+def test_what_the_tree_in_the_readme_names_exists() -> None:
+    (tree,) = re.findall(r"## The tree\n.*?```\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    folder, inner, missing = ROOT, ROOT, []
+    for line in tree.splitlines():
+        name = re.split(r"\s", line.lstrip("├└│─ "))[0]
+        depth = len(line) - len(line.lstrip("├└│─ "))
+        place = (ROOT, folder, inner)[min(depth // 4, 2)] / name
+        if depth == 0:
+            folder = place
+        elif depth == 4:
+            inner = place
+        if not place.exists():
+            missing.append(str(place.relative_to(ROOT)))
+    assert [] == missing
