@@ -1,0 +1,69 @@
+"""ExecuTorch and torchao, imported without their noise, and everything that this package takes from them.
+
+Importing this registers the operators `et_vk::*`, `llama::*` and `torchao::*`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+from ..errors import ExportError
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without log lines, warnings and prints; the root logger keeps its level."""
+    root = logging.getLogger()
+    disabled, level = root.manager.disable, root.level
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        root.setLevel(level)
+
+
+try:
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):
+        import torch
+        from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+        from executorch.backends.vulkan.patterns import pattern_registry
+        from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+        from executorch.extension.llm.custom_ops import custom_ops
+        from torchao.quantization.quant_primitives import (
+            MappingType,
+            choose_qparams_affine,
+            dequantize_affine,
+            quantize_affine,
+        )
+except ImportError as e:
+    raise ExportError(f"{e}. To export, run: pip install 'ptegpu[export]'") from e
+
+__all__ = [
+    "EdgeCompileConfig",
+    "MappingType",
+    "VulkanPartitioner",
+    "cache_patterns",
+    "choose_qparams_affine",
+    "custom_ops",
+    "dequantize_affine",
+    "quantize_affine",
+    "quiet",
+    "to_edge_transform_and_lower",
+    "torch",
+]
+
+
+@functools.lru_cache(maxsize=1)
+def cache_patterns() -> None:
+    """The exporter traces its rotary patterns anew for every lowering; once is enough, and gives the same bytes."""
+    for entry in pattern_registry.fusable_patterns.values():
+        if entry.get_graphs_fn is not None:
+            entry.get_graphs_fn = functools.lru_cache(maxsize=1)(entry.get_graphs_fn)

@@ -1,0 +1,215 @@
+"""One decoder-only transformer for all families: plain PyTorch that exports into one partition.
+
+`forward(tokens (1, S), position (1))` reads S tokens of which the first is at `position`, keeps their keys and values,
+and gives the logits of the last token, (1, V), or of all, (1, S, V). Called as it is, all of it is plain PyTorch, so
+that it is a reference; exported, attention is ExecuTorch's `update_cache` and `custom_sdpa`, which become one operator
+on the GPU. Rotary embedding and norms are written the way the exporter recognises. Modules have the names that
+checkpoints use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import Config, Layer, Rope
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim, device="meta"))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            return torch.ops.et_vk.rms_norm(x, self.weight, self.eps)
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class RotaryTable(nn.Module):
+    """Cosines and sines of every position, (context, D)."""
+
+    def __init__(self, rope: Rope, context: int) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(context, dtype=torch.float32), rope.frequencies())
+        angles = torch.cat((angles, angles), dim=-1)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """q (1, S, H, D) and k (1, S, H', D) turned by the angles of their positions."""
+        if torch.compiler.is_exporting():
+            return torch.ops.et_vk.apply_rotary_emb_hf(q, k, self.cos, self.sin, start)
+        cos = self.cos.narrow(0, start, q.shape[1]).unsqueeze(1)  # (S, 1, D)
+        sin = self.sin.narrow(0, start, q.shape[1]).unsqueeze(1)
+        return _turn(q, cos, sin), _turn(k, cos, sin)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    x = x[..., : cos.shape[-1]]  # all of it; this line and the last `cat` make it the exporter's pattern
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return torch.cat([x * cos + turned * sin], dim=-1)
+
+
+class Window(nn.Module):
+    """What a query sees, as a mask to add: (S, context), 0 or -inf."""
+
+    def __init__(self, size: int | None, context: int) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("positions", torch.arange(context, dtype=torch.int32), persistent=False)
+        self.register_buffer("hidden", torch.tensor(float("-inf")), persistent=False)
+        self.register_buffer("seen", torch.tensor(0.0), persistent=False)
+
+    def forward(self, start: int, length: int) -> Tensor:
+        distance = self.positions.narrow(0, start, length).unsqueeze(1) - self.positions.unsqueeze(0)
+        hidden = distance < 0
+        if self.size is not None:
+            hidden = hidden | (distance >= self.size)
+        return torch.where(hidden, self.hidden, self.seen)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: Config, context: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.scale = config.attention_scale or config.head_dim**-0.5
+        self.cap = config.attention_cap
+        wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.dim, wide, bias=config.qkv_bias, device="meta")
+        self.k_proj = nn.Linear(config.dim, narrow, bias=config.qkv_bias, device="meta")
+        self.v_proj = nn.Linear(config.dim, narrow, bias=config.qkv_bias, device="meta")
+        self.o_proj = nn.Linear(wide, config.dim, bias=config.output_bias, device="meta")
+        self.q_norm = RMSNorm(config.head_dim, config.eps) if config.head_norms else None
+        self.k_norm = RMSNorm(config.head_dim, config.eps) if config.head_norms else None
+        cache = (1, context, config.kv_heads, config.head_dim)
+        self.register_buffer("keys", torch.zeros(cache), persistent=False)
+        self.register_buffer("values", torch.zeros(cache), persistent=False)
+
+    def forward(self, x: Tensor, start: int, rotary: RotaryTable, mask: Tensor | None) -> Tensor:
+        length = x.shape[1]
+        q = self.q_proj(x).view(1, length, self.heads, self.head_dim)
+        k = self.k_proj(x).view(1, length, self.kv_heads, self.head_dim)
+        v = self.v_proj(x).view(1, length, self.kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotary(q, k, start)
+        if torch.compiler.is_exporting():
+            torch.ops.llama.update_cache(k, self.keys, start)
+            torch.ops.llama.update_cache(v, self.values, start)
+        else:
+            self.keys[:, start : start + length] = k
+            self.values[:, start : start + length] = v
+        if torch.compiler.is_exporting() and self.cap is None:
+            causal = mask is None
+            y = torch.ops.llama.custom_sdpa(q, self.keys, self.values, start, mask, 0.0, causal, self.scale)
+        else:
+            assert mask is not None
+            y = self.plain(q, mask)
+        return self.o_proj(y.view(1, length, self.heads * self.head_dim))
+
+    def plain(self, q: Tensor, mask: Tensor) -> Tensor:
+        """Attention over the whole cache, step by step: (1, S, H, D)."""
+        sharing = self.heads // self.kv_heads
+        keys, values = self.keys[0].permute(1, 2, 0), self.values[0].transpose(0, 1)  # (H', D, context), (H', context, D)
+        results = []
+        for each in q.view(q.shape[1], self.kv_heads, sharing, self.head_dim).unbind(2):
+            scores = torch.bmm(each.transpose(0, 1), keys) * self.scale  # (H', S, context)
+            if self.cap is not None:
+                scores = torch.tanh(scores / self.cap) * self.cap
+            results.append(torch.bmm(torch.softmax(scores + mask, dim=-1), values).transpose(0, 1))
+        return torch.stack(results, dim=2)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias, device="meta")
+        self.up_proj = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias, device="meta")
+        self.down_proj = nn.Linear(config.hidden, config.dim, bias=config.mlp_bias, device="meta")
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: Config, context: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(config, context)
+        self.mlp = FeedForward(config)
+        self.input_layernorm = RMSNorm(config.dim, config.eps)
+        self.post_attention_layernorm = RMSNorm(config.dim, config.eps)
+        self.outer_norms = config.outer_norms
+        if config.outer_norms:
+            self.pre_feedforward_layernorm = RMSNorm(config.dim, config.eps)
+            self.post_feedforward_layernorm = RMSNorm(config.dim, config.eps)
+
+    def forward(self, x: Tensor, start: int, rotary: RotaryTable, mask: Tensor | None) -> Tensor:
+        y = self.self_attn(self.input_layernorm(x), start, rotary, mask)
+        if self.outer_norms:
+            x = x + self.post_attention_layernorm(y)
+            return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+        x = x + y
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Weights are on the device "meta" until a checkpoint is loaded into it."""
+
+    def __init__(self, config: Config, context: int, *, all_logits: bool = False) -> None:
+        super().__init__()
+        self.config, self.context, self.all_logits = config, context, all_logits
+        self.embed_tokens = nn.Embedding(config.vocab, config.dim, device="meta")
+        self.layers = nn.ModuleList(Block(config, context) for _ in config.layers)
+        self.norm = RMSNorm(config.dim, config.eps)
+        self.lm_head = nn.Linear(config.dim, config.vocab, bias=False, device="meta")
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        self.rotaries = nn.ModuleList(RotaryTable(rope, context) for rope in ropes)
+        self.rotary_of = [ropes.index(layer.rope) for layer in config.layers]
+        windows = list(dict.fromkeys(self._window(layer) for layer in config.layers))
+        self.windows = nn.ModuleList(Window(size, context) for size in windows)
+        self.window_of = [windows.index(self._window(layer)) for layer in config.layers]
+
+    def _window(self, layer: Layer) -> int | None:
+        return layer.window if layer.window is not None and layer.window < self.context else None
+
+    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+        length, start = tokens.shape[1], position[0].item()
+        if torch.compiler.is_exporting():
+            torch._check(start >= 0)
+            torch._check(start + length <= self.context)
+        masks = [self._mask(window, start, length) for window in self.windows]
+        x = self.embed_tokens(tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        for block, rotary, window in zip(self.layers, self.rotary_of, self.window_of):
+            x = block(x, start, self.rotaries[rotary], masks[window])
+        x = self.norm(x if self.all_logits else x[:, -1])
+        logits = self.lm_head(x)
+        if self.config.logit_cap is not None:
+            logits = torch.tanh(logits / self.config.logit_cap) * self.config.logit_cap
+        return logits
+
+    def _mask(self, window: Window, start: int, length: int) -> Tensor | None:
+        """None where the operator for attention knows by itself what a query sees."""
+        if torch.compiler.is_exporting() and window.size is None and self.config.attention_cap is None:
+            return None
+        return window(start, length)
+
+    def reset(self) -> None:
+        """Forgets all tokens."""
+        for block in self.layers:
+            block.self_attn.keys.zero_()
+            block.self_attn.values.zero_()

@@ -1,0 +1,128 @@
+"""Linear layers and embeddings with weights of 8 and 4 bits, each exported as one operator of the GPU.
+
+| weights | linear layer | embedding |
+|---|---|---|
+| 4 bits in groups | `linear_q4gsw` | `embedding_q4gsw` |
+| 4 bits in groups, activations in 8 bits | `choose_qparams_affine`, `linear_dq8ca_q4gsw` | |
+| 8 bits per row | `_weight_int8pack_mm` | |
+
+Called as they are, they compute in plain PyTorch with the dequantized weights, so that each is its own reference.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .backend import MappingType, choose_qparams_affine, dequantize_affine, quantize_affine
+
+LOWEST, HIGHEST = -8, 7  # of 4 bits
+SHRINKS = tuple(1.0 - 0.05 * k for k in range(8))  # how far a group's largest weight may be cut off
+ELEMENTS_AT_ONCE = 1 << 22  # that are quantized together, to bound memory
+
+
+def quantize_groups(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Integers from -8 to 7, int8 (N, K), and the scale of each group of `size` along K, float32 (N, K / size).
+
+    A scale is the one, of a few, with the least squared error. A group's largest weight goes to the end of the range
+    with the most room, so a scale can be negative.
+    """
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty((weight.shape[0], weight.shape[1] // size), dtype=torch.float32)
+    step = max(1, ELEMENTS_AT_ONCE // weight.shape[1])
+    for first in range(0, weight.shape[0], step):
+        groups = weight[first : first + step].float().unflatten(1, (-1, size))  # (rows, K / size, size)
+        rounded, scale = _best_of_few(groups)
+        values[first : first + step] = rounded.flatten(1).to(torch.int8)
+        scales[first : first + step] = scale.squeeze(-1)
+    return values, scales
+
+
+def _best_of_few(groups: Tensor) -> tuple[Tensor, Tensor]:
+    peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    full = torch.where(peak == 0, 1.0, peak / LOWEST)
+    best, scale, least = groups, full, torch.full_like(full, torch.inf)
+    for shrink in SHRINKS:
+        tried = full * shrink
+        rounded = (groups / tried).round().clamp(LOWEST, HIGHEST)
+        error = (rounded * tried - groups).square().sum(-1, keepdim=True)
+        better = error < least
+        best, scale, least = (
+            torch.where(better, new, old) for new, old in ((rounded, best), (tried, scale), (error, least))
+        )
+    return best, scale
+
+
+class GroupedWeight(nn.Module):
+    """A weight (N, K) in 4 bits. An embedding and a linear layer can share one: then the file holds it once."""
+
+    def __init__(self, weight: Tensor, size: int) -> None:
+        super().__init__()
+        values, scales = quantize_groups(weight, size)
+        raised = (values - LOWEST).to(torch.uint8)
+        sums = values.unflatten(1, (-1, size)).sum(-1, dtype=torch.int32)
+        self.size = size
+        self.register_buffer("packed", raised[:, ::2] | raised[:, 1::2] << 4)  # (N, K / 2)
+        self.register_buffer("scales", scales.t().contiguous())  # (K / size, N)
+        self.register_buffer("sums", sums.t().contiguous())  # of each group's integers
+
+    def dequantized(self) -> Tensor:
+        """float32 (N, K)."""
+        values = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1).float() + LOWEST
+        return (values.unflatten(1, (-1, self.size)) * self.scales.t().unsqueeze(-1)).flatten(1)
+
+
+class GroupedLinear(nn.Module):
+    """`dynamic`: activations are quantized to 8 bits, each row on its own."""
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None = None, *, dynamic: bool = False) -> None:
+        super().__init__()
+        self.weight, self.dynamic = weight, dynamic
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w, bias = self.weight, self.bias
+        if not self.dynamic:
+            if torch.compiler.is_exporting():
+                return torch.ops.et_vk.linear_q4gsw(x, w.packed, w.scales, w.size, bias)
+            return F.linear(x, w.dequantized(), bias)
+        block, limits = [1] * (x.dim() - 1) + [x.shape[-1]], {"quant_min": -128, "quant_max": 127}
+        scale, zero = choose_qparams_affine(
+            x, MappingType.ASYMMETRIC, block, target_dtype=torch.int8, zero_point_dtype=torch.int8, **limits
+        )
+        if torch.compiler.is_exporting():
+            return torch.ops.et_vk.linear_dq8ca_q4gsw(x, scale, zero, w.packed, w.sums, w.scales, w.size, bias)
+        rounded = quantize_affine(x, block, scale, zero, output_dtype=torch.int8, **limits)
+        x = dequantize_affine(rounded, block, scale, zero, torch.int8, output_dtype=x.dtype, **limits)
+        return F.linear(x, w.dequantized(), bias)
+
+
+class GroupedEmbedding(nn.Module):
+    def __init__(self, weight: GroupedWeight) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        w = self.weight
+        if torch.compiler.is_exporting():
+            return torch.ops.et_vk.embedding_q4gsw(w.packed, w.scales.t(), w.size, tokens, True)
+        return F.embedding(tokens, w.dequantized())
+
+
+class ByteLinear(nn.Module):
+    """Weights in 8 bits with a scale for each row."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        scales = weight.float().abs().amax(1).clamp_min(1e-12) / 127
+        self.register_buffer("values", (weight.float() / scales.unsqueeze(1)).round().to(torch.int8))  # (N, K)
+        self.register_buffer("scales", scales)
+        self.register_buffer("zeros", torch.zeros(scales.shape, dtype=torch.int64))
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.ops.quantized_decomposed.dequantize_per_channel(
+            self.values, self.scales, self.zeros, 0, -128, 127, torch.int8
+        )
+        return F.linear(x, weight, self.bias)

@@ -1,0 +1,215 @@
+"""A language model from a Hugging Face checkpoint folder to one `.pte` for prefill and decode.
+
+The program's method `forward(tokens int64 (1, S), position int64 (1))` keeps keys and values on the GPU and gives the
+logits of the last token. Methods that take nothing tell what a runner must know; see `metadata`. The tokenizer is
+written beside the program: MODEL.tokenizer.json and MODEL.tokenizer_config.json, with the chat template in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ptegpu
+
+from ..errors import ExportError, NoAdapter
+from .backend import quiet, torch
+from .checkpoint import Progress, Weights, load
+from .config import Config, read_config
+from .decoder import Decoder
+from .lowering import Lowered, lower, trace
+
+VERSION = 1  # of what the methods and files mean
+DTYPES = ("float32", "float16")
+QUANTIZATIONS = ("none", "4bit", "8da4w", "8bit")
+EMBEDDINGS = ("float", "4bit")
+GROUPS = (32, 64, 128)
+CONTEXT, CHUNK = 2048, 512  # at most, unless asked for more
+CHECKED = 8  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to export a language model. None: what the checkpoint suggests."""
+
+    dtype: str = "float32"  # of everything that is not quantized
+    quantize: str = "none"  # 4bit; 8da4w: that and activations in 8 bits; 8bit
+    group: int = 32  # weights that share a scale
+    embedding: str | None = None  # 4bit if the linear layers have 4 bits, else float
+    max_seq: int | None = None  # tokens in one call
+    max_context: int | None = None  # tokens that are remembered
+    all_logits: bool = False  # of every token, not of the last
+
+    def checked(self, config: Config) -> Options:
+        """With every choice made."""
+        for name, value, choices in (
+            ("dtype", self.dtype, DTYPES),
+            ("quantize", self.quantize, QUANTIZATIONS),
+            ("group", self.group, GROUPS),
+            ("embedding", self.embedding, (None, *EMBEDDINGS)),
+        ):
+            if value not in choices:
+                raise ExportError(f"{name} is {value!r}; choose from {', '.join(str(c) for c in choices if c)}")
+        context = min(config.context, CONTEXT) if self.max_context is None else self.max_context
+        chunk = min(context, CHUNK) if self.max_seq is None else self.max_seq
+        if context > config.context:
+            raise ExportError(f"max_context is {context}, but the model was made for {config.context} positions")
+        if not 2 <= chunk <= context:
+            raise ExportError(f"max_seq is {chunk}; it must be from 2 to max_context, {context}")
+        embedding = self.embedding or ("4bit" if self.quantize in ("4bit", "8da4w") else "float")
+        return Options(self.dtype, self.quantize, self.group, embedding, chunk, context, self.all_logits)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The program against eager PyTorch: a prompt, then one token."""
+
+    tokens: int
+    difference: float  # the largest, of any logit
+    largest: float  # logit
+    same_choice: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    config: Config
+    options: Options
+    lowered: Lowered
+    parameters: int
+    stored: dict[str, int]  # matrices, by the way they are stored
+    notes: list[str]
+    files: list[Path]  # written
+    check: Check | None
+    seconds: dict[str, float] = field(default_factory=dict)  # of each phase
+
+
+def export_llm(
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    options: Options | None = None,
+    *,
+    check: bool = True,
+    progress: Progress = lambda phase, done, of: None,
+) -> ExportedModel:
+    """Writes the program to `path` and the tokenizer beside it.
+
+    With `check`, a few tokens are run by ptegpu and by PyTorch.
+    """
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        progress(name, 0, 1)
+        started = time.perf_counter()
+        yield
+        seconds[name] = time.perf_counter() - started
+        progress(name, 1, 1)
+
+    source, target = Path(folder), Path(path)
+    config = read_config(source)
+    chosen = (options or Options()).checked(config)
+    with phase("Reading weights"):
+        decoder, weights, parameters = load_decoder(source, chosen, progress)
+    with phase("Tracing"):
+        program = trace(decoder, *example(chosen))
+    with phase("Lowering"):
+        fp16 = {"force_fp16": True} if chosen.dtype == "float16" else {}
+        lowered = lower(program, options=fp16, constants=metadata(config, chosen))
+        del program
+    with phase("Writing"):
+        target.write_bytes(lowered.data)
+        files, notes = [target], list(weights.notes)
+        tokenizer = write_tokenizer(source, target)
+        files += tokenizer
+        if not tokenizer:
+            notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
+    found = None
+    if check:
+        with phase("Checking"):
+            try:
+                found = compare(decoder, lowered.data)
+            except NoAdapter as e:
+                notes.append(f"not checked, for lack of a GPU: {e}")
+    return ExportedModel(config, chosen, lowered, parameters, weights.stored, notes, files, found, seconds)
+
+
+def load_decoder(
+    folder: str | os.PathLike[str],
+    options: Options | None = None,
+    progress: Progress = lambda phase, done, of: None,
+) -> tuple[Decoder, Weights, int]:
+    """The model as eager PyTorch with the weights as they will be stored, and how many parameters it has."""
+    source = Path(folder)
+    config = read_config(source)
+    chosen = (options or Options()).checked(config)
+    assert chosen.max_context is not None and chosen.embedding is not None
+    decoder = Decoder(config, chosen.max_context, all_logits=chosen.all_logits)
+    weights = Weights(chosen.quantize, chosen.embedding, chosen.group)
+    parameters = load(decoder, source, weights, progress)
+    return decoder, weights, parameters
+
+
+def example(options: Options) -> tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any]]:
+    """Inputs to trace with, and which dimensions change."""
+    assert options.max_seq is not None
+    tokens = torch.zeros((1, min(4, options.max_seq)), dtype=torch.int64)
+    length = torch.export.Dim("length", min=1, max=options.max_seq)
+    return (tokens, torch.zeros(1, dtype=torch.int64)), {"tokens": {1: length}, "position": None}
+
+
+def metadata(config: Config, options: Options) -> dict[str, Any]:
+    """What methods of the program return; the first seven are ExecuTorch's own names."""
+    found: dict[str, Any] = {
+        "get_max_seq_len": options.max_seq,
+        "get_max_context_len": options.max_context,
+        "get_vocab_size": config.vocab,
+        "get_n_layers": len(config.layers),
+        "use_kv_cache": True,
+        "use_sdpa_with_kv_cache": True,
+        "enable_dynamic_shape": True,
+        "get_bos_id": config.bos,  # -1: there is none
+        "ptegpu_llm_version": VERSION,
+        "ptegpu_all_logits": options.all_logits,
+    }
+    return found | ({"get_eos_ids": list(config.eos)} if config.eos else {})
+
+
+def write_tokenizer(folder: Path, model: Path) -> list[Path]:
+    """Beside the model; nothing if the folder has no tokenizer."""
+    if not (folder / "tokenizer.json").is_file():
+        return []
+    written = model.with_suffix(".tokenizer.json")
+    written.write_bytes((folder / "tokenizer.json").read_bytes())
+    settings = model.with_suffix(".tokenizer_config.json")
+    given = folder / "tokenizer_config.json"
+    values = json.loads(given.read_text("utf-8")) if given.is_file() else {}
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        values["chat_template"] = template.read_text("utf-8")
+    settings.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    return [written, settings]
+
+
+def compare(decoder: Decoder, data: bytes) -> Check:
+    """A prompt and one more token through both."""
+    count = min(CHECKED, decoder.context)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, decoder.config.vocab, (1, count), generator=generator)
+    decoder.reset()
+    differences, largest, same = [], 0.0, True
+    with ptegpu.load(data, methods=["forward"]) as program, torch.no_grad(), quiet():
+        for first, end in ((0, count - 1), (count - 1, count)):
+            given, position = tokens[:, first:end], torch.tensor([first])
+            expected = decoder(given, position)
+            found = torch.as_tensor(program(given, position)).to(expected.dtype)
+            differences.append(float((found - expected).abs().max()))
+            largest = max(largest, float(expected.abs().max()))
+            same = same and bool((found.argmax(-1) == expected.argmax(-1)).all())
+    decoder.reset()
+    return Check(count, max(differences), largest, same)

@@ -1,0 +1,126 @@
+"""A traced program to `.pte` bytes through the Vulkan/WebGPU partitioner, and an account of what became of it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ExportError
+from ..format import KernelCall, read_delegate, read_program
+from ..graph.names import functional
+from .backend import EdgeCompileConfig, VulkanPartitioner, cache_patterns, quiet, to_edge_transform_and_lower, torch
+
+SKIPPED = re.compile(r"Due to \[(.*)\], skipping .*? = ([\w:.]+)\(")
+REASONS = {"no operator implementation": "the partitioner has no such operator"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """An operator that no partition took. ptegpu runs it all the same, on the GPU where it can."""
+
+    operator: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    data: bytes  # the `.pte`
+    partitions: int
+    delegated: Counter[str] = field(default_factory=Counter)  # operators in partitions
+    outside: tuple[Outside, ...] = ()
+
+
+def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None) -> torch.export.ExportedProgram:
+    """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's own words."""
+    with quiet():
+        try:
+            return torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
+        except Exception as e:
+            raise ExportError(f"PyTorch cannot trace this module: {_root_cause(e)}") from e
+
+
+def lower(
+    program: torch.export.ExportedProgram,
+    *,
+    delegate: bool = True,
+    options: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> Lowered:
+    """The `.pte` of a traced program, without any partition if not `delegate`.
+
+    `options` are the partitioner's, `constants` become methods that return them.
+    """
+    cache_patterns()
+    partitioner = [VulkanPartitioner(dict(options or {}))] if delegate else []
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    with quiet(), _skipped() as reasons:
+        try:
+            edge = to_edge_transform_and_lower(
+                program,
+                partitioner=partitioner,
+                compile_config=config,
+                constant_methods=dict(constants) if constants else None,
+            )
+            data = bytes(edge.to_executorch().buffer)
+        except Exception as e:
+            raise ExportError(f"ExecuTorch cannot lower this program: {_root_cause(e)}") from e
+    return _account(data, reasons if delegate else {})
+
+
+@contextmanager
+def _skipped() -> Iterator[dict[str, str]]:
+    """Operators that the partitioner leaves out, with its reason, taken from the log lines it writes."""
+    found: dict[str, str] = {}
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            match = SKIPPED.search(record.getMessage())
+            if match:
+                found[_plain(match[2])] = REASONS.get(match[1], match[1])
+
+    root = logging.getLogger()
+    handlers, level, disabled = root.handlers, root.level, root.manager.disable
+    root.handlers = [Collector()]
+    root.setLevel(logging.INFO)
+    logging.disable(logging.NOTSET)
+    try:
+        yield found
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)
+        logging.disable(disabled)
+
+
+def _account(data: bytes, reasons: Mapping[str, str]) -> Lowered:
+    delegated: Counter[str] = Counter()
+    outside: Counter[str] = Counter()
+    partitions = 0
+    for method in read_program(data).methods:
+        partitions += len(method.delegates)
+        for part in method.delegates:
+            delegated.update(call.operator for call in read_delegate(part.blob, base=part.offset).calls)
+        for chain in method.chains:
+            outside.update(functional(i.operator) for i in chain if isinstance(i, KernelCall))
+    others = (Outside(name, count, reasons.get(_plain(name), "")) for name, count in outside.most_common())
+    return Lowered(data, partitions, delegated, tuple(others))
+
+
+def _plain(name: str) -> str:
+    """aten.mul.Tensor, for aten::mul.Tensor; the copies that the exporter makes of views count as the views."""
+    namespace, _, rest = name.replace("::", ".").partition(".")
+    base, _, overload = rest.partition(".")
+    return f"{namespace}.{base.removesuffix('_copy')}.{overload or 'default'}"
+
+
+def _root_cause(e: BaseException) -> str:
+    """The exporter wraps what went wrong in the name of a pass; the innermost error says it."""
+    while inner := e.__cause__ or e.__context__:
+        e = inner
+    text = str(e).strip()
+    return text.splitlines()[0] if text else type(e).__name__

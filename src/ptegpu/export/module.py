@@ -1,0 +1,127 @@
+"""Any `nn.Module` with example inputs to a `.pte`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ExportError
+from .backend import torch
+from .lowering import Lowered, lower, trace
+
+DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a function to export gives: the module, inputs to trace it with, and which dimensions may change."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    dynamic_shapes: Any = None
+
+
+def export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    delegate: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> bytes:
+    """A `.pte` for `module`, also written to `path` if given.
+
+    `args` are inputs to trace it with and `dynamic_shapes` what `torch.export` takes. `options` are those of the
+    Vulkan/WebGPU partitioner, which is left out if not `delegate`: ptegpu runs such programs on the GPU as well.
+    """
+    lowered = lower(trace(module, args, dynamic_shapes), delegate=delegate, options=options)
+    if path is not None:
+        Path(path).write_bytes(lowered.data)
+    return lowered.data
+
+
+def export_with_account(
+    source: Source, ranges: Sequence[str] = (), *, delegate: bool = True
+) -> tuple[Lowered, list[str]]:
+    """The program and notes on it; `ranges` as `dynamic_shapes` takes them, in place of the source's own.
+
+    Where partitioning fails, the program has no partitions, which ptegpu runs on the GPU as well.
+    """
+
+    def traced() -> torch.export.ExportedProgram:
+        shapes = dynamic_shapes(ranges, source.args) if ranges else source.dynamic_shapes
+        program = trace(source.module, source.args, shapes)
+        if ranges:
+            _check_dynamic(program, shapes)
+        return program
+
+    if not delegate:
+        return lower(traced(), delegate=False), []
+    try:
+        return lower(program := traced()), []
+    except ExportError as e:
+        if "lower" not in str(e):
+            raise
+        return lower(traced(), delegate=False), [f"there are no partitions, since {e}"]
+
+
+def find_source(name: str) -> Source:
+    """Calls `package.module:function`; modules are found in the current folder too."""
+    module_name, colon, function_name = name.partition(":")
+    if not colon or not module_name or not function_name:
+        raise ExportError(f"{name!r} is not of the form package.module:function")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
+            raise ExportError(f"{module_name} cannot be imported: {e}") from e
+        raise ExportError(f"there is no module {e.name!r} here or among the installed packages") from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ExportError(f"{module_name} has no function {function_name!r}")
+    found = function()
+    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
+        raise ExportError(f"{name} must return (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes)")
+    inputs = found[1] if isinstance(found[1], tuple) else tuple(found[1]) if isinstance(found[1], list) else (found[1],)
+    return Source(found[0], inputs, found[2] if len(found) == 3 else None)
+
+
+def dynamic_shapes(texts: Sequence[str], args: Sequence[Any]) -> tuple[dict[int, Any] | None, ...]:
+    """For `torch.export`, from texts such as 0:1=1..64: dimension 1 of input 0 is between 1 and 64."""
+    found: list[dict[int, Any]] = [{} for _ in args]
+    for text in texts:
+        match = DYNAMIC.fullmatch(text.strip())
+        if not match:
+            raise ExportError(f"{text!r} is not of the form INPUT:DIMENSION=LOW..HIGH, as in 0:1=1..64")
+        k, dim, low, high = map(int, match.groups())
+        if k >= len(args) or not isinstance(args[k], torch.Tensor):
+            raise ExportError(f"{text}: there is no tensor input {k}; there are {len(args)} inputs")
+        shape = list(args[k].shape)
+        if dim >= len(shape):
+            raise ExportError(f"{text}: input {k} of shape {shape} has no dimension {dim}")
+        if not low <= shape[dim] <= high:
+            raise ExportError(f"{text}: the example input {k} has {shape[dim]} there, outside of the range")
+        if shape[dim] <= 1 < high:
+            raise ExportError(f"{text}: trace with another size than {shape[dim]}, which PyTorch takes as fixed")
+        found[k][dim] = torch.export.Dim.AUTO(min=low, max=high)
+    return tuple(dims or None for dims in found)
+
+
+def _check_dynamic(program: torch.export.ExportedProgram, wanted: Sequence[dict[int, Any] | None]) -> None:
+    """Raises where PyTorch found that a dimension asked to be dynamic cannot change."""
+    names = program.graph_signature.user_inputs
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    for k, dims in enumerate(wanted):
+        for dim in dims or {}:
+            size = values[names[k]].shape[dim]
+            if isinstance(size, int):
+                raise ExportError(f"dimension {dim} of input {k} cannot change: the module fixes it at {size}")
