@@ -1,0 +1,52 @@
+"""The tiny model, exported once: with logits of the last position, and of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tests.llm import tiny
+
+from ptegpu.llm import LanguageModel
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("llm")
+    tiny.export(tiny.TinyLM(), made / "tiny.pte", get_eos_ids=[1, 3])
+    tiny.export(tiny.TinyLM(every=True), made / "every.pte", chunk=40)
+    tiny.write_tokenizer(made / "tiny.pte")
+    tiny.write_tokenizer(made / "every.pte")
+    return made
+
+
+@pytest.fixture(scope="session")
+def eager() -> tiny.TinyLM:
+    return tiny.TinyLM()
+
+
+@pytest.fixture(scope="session")
+def text(folder: Path) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_file(str(folder / "tiny.tokenizer.json"))
+
+
+@pytest.fixture(scope="session")
+def loaded(folder: Path) -> Iterator[LanguageModel]:
+    with LanguageModel(folder / "tiny.pte") as model:
+        yield model
+
+
+@pytest.fixture
+def model(loaded: LanguageModel) -> LanguageModel:
+    """With an empty cache."""
+    loaded.reset()
+    loaded.chunk = loaded.signature.chunk
+    return loaded
+
+
+@pytest.fixture(scope="session")
+def every(folder: Path) -> Iterator[LanguageModel]:
+    with LanguageModel(folder / "every.pte") as model:
+        yield model

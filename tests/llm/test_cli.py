@@ -1,0 +1,165 @@
+"""`generate`, `chat` and `evaluate` on the command line: streams, pipes, JSON, Ctrl-C, errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ptegpu.cli import main
+from ptegpu.cli.generate import interruptible
+from ptegpu.llm import LanguageModel
+from ptegpu.llm.generation import Stream
+
+Run = Callable[..., tuple[object, str, str]]
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The exit code, stdout and stderr of a command."""
+
+    def call(*arguments: object, stdin: str = "") -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        return (ended.value.code, *capsys.readouterr())
+
+    return call
+
+
+def test_a_pipe_gets_the_text_alone(folder: Path, model: LanguageModel) -> None:
+    command = [sys.executable, "-c", "from ptegpu.cli import main; main()", "generate", str(folder / "tiny.pte"), "-"]
+    options = ["--max-tokens", "30", "--temperature", "1", "--seed", "5"]
+    done = subprocess.run(
+        [*command, *options],
+        input=f"{PROMPT}\n".encode(),
+        capture_output=True,
+        env={"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8", "PATH": ""},
+    )
+    assert 0 == done.returncode, done.stderr
+    expected = model.generate(PROMPT, max_tokens=30, temperature=1.0, seed=5)
+    assert expected.text + "\n" == done.stdout.decode()
+    stats = done.stderr.decode()
+    assert "\x1b" not in stats
+    assert (
+        stats.startswith("prefill 9 tokens, ")
+        and " · decode " in stats
+        and stats.endswith(f" · {expected.finish_reason}\n")
+    )
+
+
+def test_generate_prints_json(run: Run, folder: Path, model: LanguageModel) -> None:
+    code, out, err = run("generate", folder / "tiny.pte", PROMPT, "--max-tokens", 6, "--top-k", 3, "--json")
+    found = json.loads(out)
+    expected = model.generate(PROMPT, max_tokens=6)
+    assert (0, "") == (code, err)
+    assert (expected.text, expected.tokens, "length") == (found["text"], found["tokens"], found["finish_reason"])
+    assert expected.prompt_tokens == found["prompt_tokens"] and 6 == len(found["logprobs"])
+    assert {"prefill_tokens_per_s", "decode_tokens_per_s", "reused_tokens"} < set(found["timings"])
+    assert {"index", "name", "type", "backend"} == set(found["adapter"])
+
+
+def test_generate_stops_before_a_string(run: Run, folder: Path, model: LanguageModel) -> None:
+    text = model.generate(PROMPT, max_tokens=20).text
+    stop = text[4:8]
+    arguments = ("generate", folder / "tiny.pte", PROMPT, "--max-tokens", 20, "--no-stats")
+    assert (0, text[: text.index(stop)] + "\n", "") == run(*arguments, "--stop", "nowhere", "--stop", stop)
+
+
+def test_generate_can_ask_a_question(run: Run, folder: Path, model: LanguageModel) -> None:
+    answer = model.chat("Be brief.").say("Hi", max_tokens=5).text
+    arguments = ("generate", folder / "tiny.pte", "Hi", "--max-tokens", 5, "--no-stats")
+    assert (0, answer + "\n", "") == run(*arguments, "--system", "Be brief.")
+    answer = model.chat().say("Hi", max_tokens=5).text
+    assert (0, answer + "\n", "") == run(*arguments, "--chat")
+
+
+def test_errors_are_one_line(run: Run, folder: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare.pte"
+    bare.write_bytes((folder / "tiny.pte").read_bytes())
+    looked = f"{tmp_path / 'bare.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
+    expected = f"error: no tokenizer: looked for {looked}; give one (--tokenizer, tokenizer=)\n"
+    assert (1, "", expected) == run("generate", bare, PROMPT)
+    assert (1, "", "error: the prompt is empty: give at least one token\n") == run("generate", folder / "tiny.pte", "")
+    code, out, err = run("chat", bare, "--tokenizer", folder / "tiny.tokenizer.json", stdin="")
+    assert (0, "", "") == (code, out, err)
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tiny.tokenizer.json").read_bytes())
+    code, out, err = run("chat", bare, stdin="Hi\n")
+    assert (1, "") == (code, out) and err.startswith("error: this model cannot chat: there is no chat_template in ")
+
+
+def test_chat_answers_line_by_line(run: Run, folder: Path, model: LanguageModel) -> None:
+    options = {"max_tokens": 6, "temperature": 0.7, "top_p": 0.95, "seed": 2}
+    conversation = model.chat(**options)  # type: ignore[arg-type]
+    answers = [conversation.say(text).text for text in ("Hi", "And?")]
+    conversation.reset()
+    answers.append(conversation.say("Hi").text)
+    lines = "Hi\n\nAnd?\n/reset\nHi\n/exit\nnever\n"
+    code, out, err = run("chat", folder / "tiny.pte", "--max-tokens", 6, "--seed", 2, stdin=lines)
+    assert (0, "".join(f"{a}\n" for a in answers), "") == (code, out, err)
+
+
+def test_chat_goes_on_after_a_message_that_is_too_long(run: Run, folder: Path) -> None:
+    lines = f"{'x ' * 200}\nHi\n"
+    code, out, err = run("chat", folder / "tiny.pte", "--max-tokens", 3, "--seed", 2, stdin=lines)
+    assert 0 == code and 1 == out.count("\n")
+    assert err.endswith("tokens, the model's context holds 96; /reset begins anew\n") and 1 == err.count("\n")
+
+
+def test_the_first_interrupt_stops_the_sentence_the_second_all(model: LanguageModel) -> None:
+    stream = model.stream(PROMPT, max_tokens=50, stop_tokens=())
+    with interruptible(stream):
+        next(stream)
+        signal.raise_signal(signal.SIGINT)
+        list(stream)
+        assert "cancelled" == stream.generation.finish_reason
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
+
+
+def test_an_interrupted_generation_has_the_exit_code_of_shells(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Stream.__next__
+
+    def interrupting(stream: Stream) -> str:
+        piece = original(stream)
+        signal.raise_signal(signal.SIGINT)
+        return piece
+
+    monkeypatch.setattr(Stream, "__next__", interrupting)
+    code, out, err = run("generate", folder / "tiny.pte", PROMPT)
+    assert 130 == code and out.endswith("\n") and err.endswith(" · cancelled\n")
+
+
+def test_evaluate(run: Run, folder: Path, tmp_path: Path, model: LanguageModel) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The fox said: the wood was quiet, and the fox was happy. " * 3, "utf-8")
+    code, out, err = run("evaluate", folder / "every.pte", text, "--window", 32, "--json")
+    found = json.loads(out)
+    tokens = model.tokenizer.encode(text.read_text("utf-8"))
+    assert (0, "") == (code, err)
+    assert (len(tokens), len(tokens) - 1, 32) == (found["tokens"], found["scored"], found["window"])
+    code, out, err = run("evaluate", folder / "every.pte", text, "--window", 32)
+    assert (0, "") == (code, err)
+    assert out.startswith(f"perplexity {found['perplexity']:.4g} · {found['nats']:.4f} nats per token, ")
+    code, out, err = run("evaluate", folder / "tiny.pte", text, "--limit", 20, "--json")
+    assert (20, 19) == (json.loads(out)["tokens"], json.loads(out)["scored"])
+
+
+def test_evaluate_takes_text_only(run: Run, folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"\xff\xfe")
+    code, out, err = run("evaluate", folder / "tiny.pte", text)
+    assert (1, "") == (code, out) and err.startswith(f"error: {text} is no UTF-8: ")
+    missing = tmp_path / "missing.txt"
+    assert (1, "", f"error: {missing}: No such file or directory\n") == run("evaluate", folder / "tiny.pte", missing)

@@ -1,0 +1,53 @@
+"""Perplexity: windows that score every token once, and the figure against PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import tokenizers
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.llm.tiny import TEXT, TinyLM
+
+from ptegpu.errors import InvalidInput
+from ptegpu.llm import LanguageModel, evaluate
+from ptegpu.llm.evaluate import windows
+
+
+@given(st.integers(2, 200), st.integers(2, 50), st.data())
+def test_every_token_but_the_first_is_scored_once(count: int, size: int, data: st.DataObject) -> None:
+    stride = data.draw(st.integers(1, size - 1))
+    found = list(windows(count, size, stride))
+    assert list(range(1, count)) == [k for w in found for k in range(w.first, w.end)]
+    assert all(w.end - w.begin <= size and w.begin < w.first for w in found)
+
+
+@pytest.mark.parametrize("which", ["model", "every"])
+@pytest.mark.parametrize(("size", "stride"), [(32, None), (24, 23), (64, 5)])
+def test_perplexity_is_that_of_pytorch(
+    which: str, size: int, stride: int | None, eager: TinyLM, text: tokenizers.Tokenizer,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    tokens = text.encode(" ".join(TEXT)).ids[:130]
+    nats = 0.0
+    for w in windows(len(tokens), size, stride or size // 2):
+        logits = torch.log_softmax(eager.logits(tokens[w.begin : w.end]).double(), -1)
+        nats -= sum(float(logits[k - 1 - w.begin, tokens[k]]) for k in range(w.first, w.end))
+    told: list[tuple[int, int]] = []
+    found = evaluate(request.getfixturevalue(which), tokens, 400, size, stride, lambda *at: told.append(at))
+    assert math.isclose(math.exp(nats / 129), found.perplexity, rel_tol=1e-5)
+    assert math.isclose(nats / math.log(2) / 400, found.bits_per_byte, rel_tol=1e-5)
+    assert (130, 129) == (found.tokens, found.scored)
+    assert (129, 129) == told[-1] and len(told) == found.windows
+
+
+def test_what_cannot_be_evaluated(model: LanguageModel) -> None:
+    for size, stride, said in ((1, 1, "1 tokens with a stride of 1"), (8, 8, "8 tokens with a stride of 8")):
+        with pytest.raises(InvalidInput) as error:
+            evaluate(model, [5, 6, 7], 3, size, stride)
+        assert f"windows of {said}: 2 ≤ window, 1 ≤ stride < window" == str(error.value)
+    with pytest.raises(InvalidInput) as error:
+        evaluate(model, [5], 3)
+    assert "the text has 1 tokens, at least 2 are needed" == str(error.value)

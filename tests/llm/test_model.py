@@ -1,0 +1,330 @@
+"""Generation against PyTorch; the cache, chunks, limits, streams, and every error by its text."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tests.llm.tiny import CONTEXT, TEXT, VOCABULARY, TinyLM
+
+from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
+from ptegpu.llm import LanguageModel
+
+PROMPT = "Once upon a time there was a small fox who lived in a wood."
+DATA = Path(__file__).resolve().parent.parent / "data"
+FREE = {"stop_tokens": ()}
+
+
+def refused(kind: type[Exception], call: object, *args: object, **options: object) -> str:
+    with pytest.raises(kind) as error:
+        call(*args, **options)  # type: ignore[operator]
+    return str(error.value)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 32, CONTEXT])
+def test_prefill_in_chunks_gives_what_pytorch_gives(
+    model: LanguageModel, eager: TinyLM, text: tokenizers.Tokenizer, chunk: int
+) -> None:
+    ids = text.encode(PROMPT).ids
+    assert len(ids) > 20
+    model.chunk = min(chunk, model.signature.chunk)
+    made = model.generate(PROMPT, max_tokens=25, **FREE)
+    assert eager.greedy(ids, 25) == made.tokens
+    assert "length" == made.finish_reason
+    assert (0, len(ids), 24) == (
+        made.timings.reused_tokens,
+        made.timings.prefill_tokens,
+        made.timings.decode_tokens,
+    )
+    all_logits = torch.log_softmax(eager.logits([*ids, *made.tokens]).double(), -1)
+    want = [float(all_logits[len(ids) - 1 + k, t]) for k, t in enumerate(made.tokens)]
+    np.testing.assert_allclose(made.logprobs, want, atol=1e-4)
+
+
+def test_only_new_tokens_run_and_the_result_is_the_same(model: LanguageModel, text: tokenizers.Tokenizer) -> None:
+    ids = text.encode(PROMPT).ids
+    first = model.generate(ids, max_tokens=6, **FREE)
+    longer = [*ids, *first.tokens, 50, 60, 70]
+    again = model.generate(longer, max_tokens=8, **FREE)
+    assert (len(ids) + 5, 4) == (again.timings.reused_tokens, again.timings.prefill_tokens)
+    other = [*ids[:10], 99, 98]
+    branched = model.generate(other, max_tokens=8, **FREE)
+    assert (10, 2) == (branched.timings.reused_tokens, branched.timings.prefill_tokens)
+    same = model.generate(ids, max_tokens=6, **FREE)
+    for prompt, made in ((longer, again), (other, branched), (ids, first), (ids, same)):
+        model.reset()
+        fresh = model.generate(prompt, max_tokens=len(made.tokens), **FREE)
+        assert fresh.timings.reused_tokens == 0
+        assert fresh.tokens == made.tokens
+        np.testing.assert_allclose(fresh.logprobs, made.logprobs, atol=1e-5)
+
+
+def test_the_same_prompt_runs_one_token(model: LanguageModel) -> None:
+    first = model.generate([5, 6, 7], max_tokens=1)
+    second = model.generate([5, 6, 7], max_tokens=1)
+    assert (2, 1) == (second.timings.reused_tokens, second.timings.prefill_tokens)
+    assert first.tokens == second.tokens
+
+
+def test_interleaved_streams_do_not_disturb_each_other(model: LanguageModel) -> None:
+    prompts = ([5, 6, 7], [5, 9, 10, 11])
+    alone = [model.generate(p, max_tokens=6, **FREE).tokens for p in prompts]
+    streams = [model.stream(p, max_tokens=6, **FREE) for p in prompts]
+    for _ in range(7):
+        for stream in streams:
+            next(stream, None)
+    for stream in streams:
+        list(stream)
+    assert alone == [stream.generation.tokens for stream in streams]
+
+
+def test_sampling_is_reproducible_by_seed(model: LanguageModel) -> None:
+    def made(seed: int | None, **options: object) -> list[int]:
+        return model.generate(PROMPT, max_tokens=12, temperature=1.0, seed=seed, **FREE, **options).tokens  # type: ignore[arg-type]
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)
+    assert made(3, top_k=20, top_p=0.9) == made(3, top_k=20, top_p=0.9)
+    assert made(4, top_k=1) == model.generate(PROMPT, max_tokens=12, **FREE).tokens
+    unseeded = model.generate(PROMPT, max_tokens=12, temperature=1.0, **FREE)
+    assert unseeded.tokens == made(unseeded.seed)
+
+
+def test_the_penalty_counts_all_tokens_of_the_context(model: LanguageModel, eager: TinyLM) -> None:
+    prompt = [20, 30, 40]
+    made = model.generate(prompt, max_tokens=15, repeat_penalty=1.3, **FREE)
+    tokens = list(prompt)
+    for token in made.tokens:
+        row = eager.logits(tokens)[-1].double()
+        seen = sorted(set(tokens))
+        row[seen] = torch.where(row[seen] < 0, row[seen] * 1.3, row[seen] / 1.3)
+        assert int(row.argmax()) == token
+        tokens.append(token)
+
+
+@pytest.mark.parametrize("which", ["model", "every"])
+def test_scores_are_those_of_pytorch(
+    which: str, eager: TinyLM, text: tokenizers.Tokenizer, request: pytest.FixtureRequest
+) -> None:
+    scorer = request.getfixturevalue(which)
+    ids = text.encode(TEXT[0] + TEXT[3]).ids
+    logits = torch.log_softmax(eager.logits(ids), -1)
+    want = logits[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+    np.testing.assert_allclose(scorer.score(ids), want, atol=1e-4)
+    np.testing.assert_allclose(scorer.score(ids, 30), want[29:], atol=1e-4)
+    assert 0 == len(scorer.score([5, 6], 2))
+
+
+def test_logits_of_every_position_serve_generation(every: LanguageModel, eager: TinyLM) -> None:
+    ids = list(range(10, 70))
+    assert every.signature.every and every.chunk == 40
+    assert eager.greedy(ids, 10) == every.generate(ids, max_tokens=10, **FREE).tokens
+
+
+def test_a_step_reads_a_token_and_its_probability_only(model: LanguageModel) -> None:
+    model.generate([5, 6, 7], max_tokens=3, **FREE)
+    method = model.program.method("forward")
+    (plan,) = method.plans
+    assert 8 == sum(port.nbytes for port in plan.outputs)
+    before = model.program.device.counters.readbacks
+    model.generate([5, 6, 7], max_tokens=3, **FREE)
+    assert 3 == model.program.device.counters.readbacks - before
+    kernels = {plan.kernels[d.kernel].name for d in plan.dispatches}
+    assert {"sample_statistics", "sample_greedy"} == {k for k in kernels if k.startswith("sample")}
+
+
+def test_a_full_context_ends_the_text(model: LanguageModel, eager: TinyLM) -> None:
+    ids = list(range(20, 20 + CONTEXT - 4))
+    made = model.generate(ids, max_tokens=50, **FREE)
+    assert ("context", 5) == (made.finish_reason, len(made.tokens))
+    assert CONTEXT == len(model.cached)
+    assert eager.greedy(ids, 4) == made.tokens[:4]
+    full = model.generate([*ids, 1, 2, 3, 4], max_tokens=50, **FREE)
+    assert ("context", 1) == (full.finish_reason, len(full.tokens))
+
+
+def test_stop_tokens_end_the_text_and_are_not_part_of_it(model: LanguageModel) -> None:
+    free = model.generate(PROMPT, max_tokens=20, **FREE)
+    end = free.tokens[7]
+    first = free.tokens.index(end)
+    made = model.generate(PROMPT, max_tokens=20, stop_tokens=[end])
+    assert ("stop", free.tokens[:first]) == (made.finish_reason, made.tokens)
+    assert {1, 3} == model.stop_tokens
+
+
+def test_a_stop_string_over_several_tokens(model: LanguageModel) -> None:
+    free = model.generate(PROMPT, max_tokens=40, **FREE)
+    for begin in range(2, len(free.text) - 4, 3):
+        stop = free.text[begin : begin + 4]
+        pieces: list[str] = []
+        made = model.generate(PROMPT, max_tokens=40, stop=stop, stream=pieces.append, **FREE)
+        assert free.text[: free.text.index(stop)] == made.text == "".join(pieces)
+        assert "stop" == made.finish_reason
+    assert "length" == model.generate(PROMPT, max_tokens=5, stop=["never", "ever"], **FREE).finish_reason
+
+
+def test_pieces_are_whole_characters_and_the_text(model: LanguageModel, text: tokenizers.Tokenizer) -> None:
+    for seed in range(4):
+        stream = model.stream(PROMPT, max_tokens=50, temperature=1.0, seed=seed, **FREE)
+        pieces = list(stream)
+        made = stream.generation
+        whole = text.decode([*text.encode(PROMPT).ids, *made.tokens])
+        assert whole == PROMPT + "".join(pieces)
+        assert made.text == "".join(pieces)
+        assert all(pieces)
+
+
+def test_a_batch_is_one_prompt_after_another(model: LanguageModel) -> None:
+    prompts = [PROMPT, "The fox", [9, 8, 7]]
+    batch = model.generate_batch(prompts, max_tokens=4, **FREE)
+    assert [model.generate(p, max_tokens=4, **FREE).tokens for p in prompts] == [made.tokens for made in batch]
+
+
+def test_cancelling_between_tokens_and_within_a_prompt(model: LanguageModel) -> None:
+    whole = model.generate(PROMPT, max_tokens=20, **FREE)
+    stream = model.stream(PROMPT, max_tokens=20, **FREE)
+    first = next(stream)
+    threading.Thread(target=stream.cancel).start()
+    while not stream.cancelled:
+        pass
+    rest = list(stream)
+    assert "cancelled" == stream.generation.finish_reason
+    assert whole.text.startswith(first + "".join(rest))
+    assert len(stream.generation.tokens) < 20
+    model.reset()
+    model.chunk = 4
+    runs = 0
+
+    def counted(*args: object) -> object:
+        nonlocal runs
+        runs += 1
+        if runs == 3:
+            early.cancel()
+        return forward(*args)
+
+    forward, early = model._forward, model.stream(PROMPT, max_tokens=5)
+    model._forward = counted  # type: ignore[assignment]
+    try:
+        assert [] == list(early)
+    finally:
+        model._forward = forward
+    assert ("cancelled", 12) == (early.generation.finish_reason, len(model.cached))
+    assert whole.tokens == model.generate(PROMPT, max_tokens=20, **FREE).tokens
+
+
+def test_nothing_is_generated_where_nothing_is_asked(model: LanguageModel) -> None:
+    made = model.generate(PROMPT, max_tokens=0)
+    assert ("", [], "length") == (made.text, made.tokens, made.finish_reason)
+
+
+def test_tokens_need_no_tokenizer(folder: Path, tmp_path: Path, model: LanguageModel) -> None:
+    alone = tmp_path / "alone.pte"
+    alone.write_bytes((folder / "tiny.pte").read_bytes())
+    with LanguageModel(alone) as bare, LanguageModel(alone.read_bytes()) as unnamed:
+        made = bare.generate([5, 6, 7], max_tokens=5, **FREE)
+        assert model.generate([5, 6, 7], max_tokens=5, **FREE).tokens == made.tokens
+        assert "" == made.text
+        looked = f"{tmp_path / 'alone.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
+        expected = f"no tokenizer: looked for {looked}; give one (--tokenizer, tokenizer=)"
+        assert expected == refused(InvalidInput, bare.generate, "text")
+        expected = "no tokenizer: a model that is not a file needs one to be given"
+        assert expected == refused(InvalidInput, unnamed.generate, "text")
+
+
+def test_a_tokenizer_can_be_given(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((folder / "tiny.tokenizer.json").read_bytes())
+    for given in (tmp_path, tmp_path / "tokenizer.json", folder / "tiny.tokenizer.json"):
+        with LanguageModel((folder / "tiny.pte").read_bytes(), tokenizer=given) as model:
+            assert TEXT[1] == model.tokenizer.decode(model.encode(TEXT[1]))
+
+
+def test_prompts_that_cannot_be(model: LanguageModel) -> None:
+    assert "the prompt is empty: give at least one token" == refused(InvalidInput, model.generate, "")
+    assert "the prompt is empty: give at least one token" == refused(InvalidInput, model.generate, [])
+    expected = f"token {VOCABULARY} is not in the model's vocabulary of {VOCABULARY}"
+    assert expected == refused(InvalidInput, model.generate, [5, VOCABULARY])
+    assert f"token -1 is not in the model's vocabulary of {VOCABULARY}" == refused(InvalidInput, model.stream, [-1])
+    expected = f"the prompt has {CONTEXT + 1} tokens, the model's context holds {CONTEXT}"
+    assert expected == refused(InvalidInput, model.generate, [5] * (CONTEXT + 1))
+    assert "first must be from 1 to 2, not 3" == refused(InvalidInput, model.score, [5, 6], 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"temperature": -1}, "temperature must be at least 0, not -1"),
+        ({"temperature": math.nan}, "temperature must be at least 0, not nan"),
+        ({"top_k": 1.5}, "top_k must be an int of at least 0, not 1.5"),
+        ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0"),
+        ({"min_p": 2}, "min_p must be at least 0 and at most 1, not 2"),
+        ({"repeat_penalty": 0}, "repeat_penalty must be above 0, not 0"),
+        ({"seed": -5}, "seed must be an int from 0 to 4294967295, not -5"),
+        ({"max_tokens": -1}, "max_tokens must be at least 0, not -1"),
+    ],
+)
+def test_settings_that_cannot_be(model: LanguageModel, options: dict[str, float], expected: str) -> None:
+    assert expected == refused(InvalidInput, model.generate, PROMPT, **options)
+
+
+def test_logits_that_are_no_numbers(model: LanguageModel) -> None:
+    forward = model._forward
+    model._forward = lambda *args: (np.zeros(1, np.int32), np.full(1, np.nan, np.float32), None)  # type: ignore[assignment]
+    try:
+        said = refused(ExecutionError, model.generate, [5, 6])
+    finally:
+        model._forward = forward
+    assert "the model's logits at position 1 are not finite numbers" == said
+
+
+def test_a_program_that_is_no_language_model() -> None:
+    path = DATA / "mlp.pte"
+    needed = "what is needed is forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]"
+    expected = f"{path} is no language model: its forward takes 1 inputs; {needed}"
+    assert expected == refused(UnsupportedProgram, LanguageModel, path)
+
+
+def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path) -> None:
+    path = folder / "tiny.pte"
+    missing = tmp_path / "nothing.json"
+    assert f"no tokenizer: {missing} does not exist" == refused(InvalidInput, LanguageModel, path, tokenizer=missing)
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text("{")
+    said = refused(InvalidInput, LanguageModel, path, tokenizer=broken)
+    assert said.startswith(f"{broken} is no tokenizer: ")
+
+
+def test_signatures_that_are_refused(folder: Path) -> None:
+    from ptegpu.dtypes import DType
+    from ptegpu.format import Tensor, read_program
+    from ptegpu.llm.signature import SHAPE, read_signature
+
+    file = read_program(folder / "tiny.pte")
+    forward = next(m for m in file.methods if m.name == "forward")
+
+    def reason(**changes: object) -> str:
+        methods = tuple(replace(m, **changes) if m is forward else m for m in file.methods)  # type: ignore[arg-type]
+        said = refused(UnsupportedProgram, read_signature, replace(file, methods=methods, path="x.pte"))
+        assert said.startswith("x.pte is no language model: ") and said.endswith(f"; what is needed is {SHAPE}")
+        return said.removeprefix("x.pte is no language model: ").removesuffix(f"; what is needed is {SHAPE}")
+
+    def with_value(k: int, *, output: bool = False, **changes: object) -> dict[str, object]:
+        number = (forward.outputs if output else forward.inputs)[k]
+        old = forward.values[number]
+        assert isinstance(old, Tensor)
+        values = list(forward.values)
+        values[number] = replace(old, **changes)  # type: ignore[arg-type]
+        return {"values": tuple(values)}
+
+    assert "it has no method 'forward'" == reason(name="other")
+    assert "input 0 of its forward is float32[1, 95]" == reason(**with_value(0, dtype=DType.F32))
+    fixed = "input 0 of its forward is always int64[1, 95]; export it with a dynamic length"
+    assert fixed == reason(**with_value(0, dynamic=False))
+    assert "input 1 of its forward is int64[2]" == reason(**with_value(1, sizes=(2,)))
+    assert "the output of its forward is int64[1, 320]" == reason(**with_value(0, output=True, dtype=DType.I64))
+    assert "the output of its forward is float32[2, 320]" == reason(**with_value(0, output=True, sizes=(2, 320)))

@@ -1,0 +1,183 @@
+"""Text as tokens come: whole characters, stop strings that never show, special tokens, chat templates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.llm.tiny import TEMPLATE, TEXT
+from tests.llm.tiny import tokenizer as make_tokenizer
+
+from ptegpu.errors import InvalidInput
+from ptegpu.llm.template import ChatTemplate
+from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer
+
+BYTE_LEVEL = make_tokenizer()
+
+
+def byte_fallback() -> tokenizers.Tokenizer:
+    """As SentencePiece has it: ▁ for spaces, bytes for what is unknown, no space before the first word."""
+    vocabulary = {"<unk>": 0, **{f"<0x{b:02X}>": b + 1 for b in range(256)}}
+    for token in ("▁", "H", "e", "l", "o", "▁w", "w", "or", "r", "d", "▁wor"):
+        vocabulary[token] = len(vocabulary)
+    merges = [("▁", "w"), ("o", "r"), ("▁w", "or")]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
+    normalizers, decoders = tokenizers.normalizers, tokenizers.decoders
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return made
+
+
+def saved(folder: Path, made: tokenizers.Tokenizer, **config: object) -> Tokenizer:
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer(folder / "tokenizer.json")
+
+
+class Plain:
+    """A tokenizer of the library as `Detokenizer` wants one."""
+
+    def __init__(self, made: tokenizers.Tokenizer) -> None:
+        self.made = made
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.made.decode(list(tokens), skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("made", [BYTE_LEVEL, byte_fallback()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("text", [*TEXT, "Hello wor wörld 🦊🏽 e\u0301 \n\t  x", "日", " lead", "\ufffd!", "👩‍👩‍👧"])
+def test_characters_come_whole_and_as_soon_as_they_can(made: tokenizers.Tokenizer, text: str) -> None:
+    tokens = made.encode(text).ids
+    detokenizer = Detokenizer(Plain(made))  # type: ignore[arg-type]
+    shown = ""
+    for k, token in enumerate(tokens):
+        piece = detokenizer.push(token)
+        assert "\ufffd" not in piece or "\ufffd" in text
+        shown += piece
+        whole = made.decode(tokens[: k + 1])
+        assert shown == whole or whole.endswith("\ufffd")
+    assert text == made.decode(tokens) == shown + detokenizer.finish()
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_text_after_any_prompt(prompt: str, text: str) -> None:
+    before, tokens = BYTE_LEVEL.encode(prompt).ids, BYTE_LEVEL.encode(text).ids
+    detokenizer = Detokenizer(Plain(BYTE_LEVEL), before)  # type: ignore[arg-type]
+    pieces = [detokenizer.push(t) for t in tokens] + [detokenizer.finish()]
+    assert text == "".join(pieces)
+
+
+@given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() - 1), max_size=40))
+def test_any_tokens_give_what_decoding_them_together_gives(tokens: list[int]) -> None:
+    detokenizer = Detokenizer(Plain(BYTE_LEVEL))  # type: ignore[arg-type]
+    pieces = [detokenizer.push(t) for t in tokens] + [detokenizer.finish()]
+    assert BYTE_LEVEL.decode(tokens, skip_special_tokens=True) == "".join(pieces)
+
+
+def test_a_word_after_a_prompt_keeps_its_space() -> None:
+    made = byte_fallback()
+    prompt, word = made.encode("Hello").ids, made.token_to_id("▁wor")
+    assert " wor" == Detokenizer(Plain(made), prompt).push(word)  # type: ignore[arg-type]
+    assert "wor" == Detokenizer(Plain(made)).push(word)  # type: ignore[arg-type]
+
+
+@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
+def test_stop_strings_end_the_text_wherever_it_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    found = [k for s in stops if (k := text.find(s)) >= 0]
+    expected = text[: min(found)] if found else text
+    passing, shown = StopStrings(stops), ""
+    for begin, end in zip([0, *cuts], [*cuts, len(text)]):
+        shown += passing.push(text[begin:end])
+        assert expected.startswith(shown)
+    assert bool(found) == passing.stopped
+    assert expected == shown + passing.finish()
+
+
+def test_text_that_cannot_begin_a_stop_string_passes_at_once() -> None:
+    passing = StopStrings(["<end>", "\n\n"])
+    assert ["Hello", "<ex", "\n!"] == [passing.push(text) for text in ("Hello<e", "x\n", "!")]
+    assert not passing.stopped
+
+
+def test_special_tokens(tmp_path: Path) -> None:
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "add_bos_token": True}
+    made = saved(tmp_path, BYTE_LEVEL, **config)
+    assert (0, 1) == (made.bos, made.eos)
+    assert 0 == made.encode("fox")[0]
+    assert [0] == made.encode("")
+    assert "fox" == made.decode([*made.encode("fox"), 1])
+    assert 0 != saved(tmp_path, BYTE_LEVEL, bos_token="<s>").encode("fox")[0]
+
+
+def test_a_conversation_in_the_format_of_the_model(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    made = saved(tmp_path, BYTE_LEVEL, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
+    expected = "<s><|system|>Be brief.</s><|user|>Hi</s><|assistant|>"
+    assert expected == made.chat.render(messages)
+    assert BYTE_LEVEL.encode(expected, add_special_tokens=False).ids == made.encode_chat(messages)
+    named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "{{ messages[0].content }}!"}]
+    assert "Be brief.!" == saved(tmp_path, BYTE_LEVEL, chat_template=named).chat.render(messages)
+    (tmp_path / "chat_template.jinja").write_text("from a file: {{ messages | length }}")
+    assert "from a file: 2" == saved(tmp_path, BYTE_LEVEL, chat_template="no").chat.render(messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.role }}{% endfor %}", "assistant"),
+        ("{{ messages[1] | tojson }}", '{"role": "assistant", "content": "ü"}'),
+        ("{%- generation %}\n{{ messages[1].content }}{% endgeneration -%}\n", "ü"),
+        ("{{ strftime_now('%Y') | int > 2000 }}", "True"),
+        ("  {% if tools is none %}\nnone\n  {% endif %}\n", "none\n"),
+        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+        ("{{ messages[0].content.strip().upper() }}", "HI"),
+    ],
+)
+def test_what_templates_use(template: str, expected: str) -> None:
+    messages = [{"role": "user", "content": " hi "}, {"role": "assistant", "content": "ü"}]
+    assert expected == ChatTemplate(template, {}).render(messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.mro() }}", "access to attribute '__class__' of 'str' object is unsafe."),
+        ("{{ messages.append(1) }}", "access to attribute 'append' of 'list' object is unsafe."),
+        ("{{ messages[5].role }}", "list object has no element 5"),
+    ],
+)
+def test_what_templates_may_not(template: str, expected: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        ChatTemplate(template, {}).render([{"role": "user", "content": "x"}])
+    assert str(error.value).startswith(f"the chat template refuses this conversation: {expected}")
+
+
+def test_a_template_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput) as error:
+        ChatTemplate("{% if %}", {})
+    assert str(error.value).startswith("the chat template is invalid: ")
+    with pytest.raises(InvalidInput) as error:
+        ChatTemplate({"a": 1}, {})
+    assert "the chat template is neither a text nor a list of named texts" == str(error.value)
+    made = saved(tmp_path, BYTE_LEVEL)
+    with pytest.raises(InvalidInput) as error:
+        made.encode_chat([])
+    looked = f"no chat_template in {tmp_path / 'tokenizer_config.json'} and no chat_template.jinja beside it"
+    assert f"this model cannot chat: there is {looked}; generate continues a text" == str(error.value)
+
+
+@pytest.mark.parametrize(("content", "reason"), [("{", " is no JSON: "), ("[]", " holds no JSON object")])
+def test_a_config_that_is_none(tmp_path: Path, content: str, reason: str) -> None:
+    BYTE_LEVEL.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(InvalidInput) as error:
+        Tokenizer(tmp_path / "tokenizer.json")
+    assert str(error.value).startswith(f"{tmp_path / 'tokenizer_config.json'}{reason}")
