@@ -1,0 +1,5 @@
+"""`python -m ptegpu` is the command `ptegpu`."""
+
+from .cli import main
+
+main()
