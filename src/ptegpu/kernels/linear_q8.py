@@ -27,6 +27,19 @@ ONES = "0x01010101u"
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """WGSL of `x_word(row, word, inside)`, for rows that are not stored as words, in `gemm` only.
+
+    There are then several products, `P.sets` of which differ in their weights; this one's number is `product`, and its
+    weights begin at row `base`. y is stored [product][column][row]. With `shared_scales` all sets have the same scales.
+    """
+
+    wgsl: str
+    params: tuple[tuple[str, str], ...]
+    shared_scales: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """What a kernel is generated for."""
 
@@ -41,6 +54,7 @@ class Form:
     x_zero: DType | None
     y_quads: bool  # y is stored four elements at a time
     aligned: bool = True  # rows of the weight are whole words
+    gather: Gather | None = None
 
     @property
     def elements(self) -> int:
@@ -70,7 +84,8 @@ def _kernel(
     subgroups: bool = False,
 ) -> KernelSpec:
     """A kernel with the epilogue that all share: `put` and `put4` of sums in units of the weight's scales."""
-    reads = {"x": Storage(DType.I8, raw=words[0]), "b": Storage(form.weight, raw=words[1])}
+    x = Storage(DType.I8) if form.gather else Storage(DType.I8, raw=words[0])
+    reads = {"x": x, "b": Storage(form.weight, raw=words[1])}
     reads["scales"] = Storage(form.scales)
     optional = {
         "sums": DType.I32 if sums else None,
@@ -80,6 +95,7 @@ def _kernel(
     }
     reads |= {n: Storage(d) for n, d in optional.items() if d}
     names = [(p, "u32") for p in (*PARAMS, *params)]
+    names += form.gather.params if form.gather else ()
     names += [] if form.x_scale else [("x_scale", "f32")]
     names += [] if form.x_zero else [("x_zero", "i32")]
     names += [("y_inverse", "f32"), ("y_zero", "f32")] if form.requantises else []
@@ -101,24 +117,30 @@ def _epilogue(form: Form) -> str:
     kind = COMPUTE[form.y]
     scale = "x_scales_at(row)" if form.x_scale else "P.x_scale"
     zero = "i32(x_zeros_at(row))" if form.x_zero else "P.x_zero"
-    value = f"v * {scale}" + (" + bias_at(P.first + column)" if form.bias else "")
+    base = "base" if form.gather else "P.first"
+    scales = "0u" if form.gather and form.gather.shared_scales else base
+    value = f"v * {scale}" + (f" + bias_at({base} + column)" if form.bias else "")
     value = f"max({value}, 0.0)" if form.relu else value
     if form.requantises:
         value = f"i32(clamp(round(({value}) * P.y_inverse) + P.y_zero, -128.0, 127.0))"
-    lines = [
+    lines = ["var<private> product: u32;", "var<private> base: u32;", form.gather.wgsl] if form.gather else []
+    lines += [
         f"fn zero_of(row: u32) -> i32 {{ return {zero}; }}",
-        "fn scale_at(group: u32, column: u32) -> f32 { return scales_at(group * P.scale_stride + P.first + column); }",
+        f"fn scale_at(g: u32, column: u32) -> f32 {{ return scales_at(g * P.scale_stride + {scales} + column); }}",
         f"fn finish(row: u32, column: u32, v: f32) -> {kind} {{ return {value}; }}",
-        "fn put4(row: u32, column: u32, v: vec4<f32>) {",
     ]
-    lanes = [f"finish(row, column + {j}u, v.{c})" for j, c in enumerate("xyzw")]
+    if form.gather:  # four rows of a column
+        place, along, bound, other = "(product * P.n + column) * P.m + row", "row", "P.m", "column < P.n"
+        lanes = [f"finish(row + {j}u, column, v.{c})" for j, c in enumerate("xyzw")]
+    else:  # four columns of a row
+        place, along, bound, other = "P.y_first + row * P.y_row + column", "column", "P.n", "row < P.m"
+        lanes = [f"finish(row, column + {j}u, v.{c})" for j, c in enumerate("xyzw")]
+    lines += ["fn put4(row: u32, column: u32, v: vec4<f32>) {", f"  if ({other} && {along} < {bound}) {{"]
     if form.y_quads:
-        place = "(P.y_first + row * P.y_row + column) >> 2u"
-        lines.append(f"  if (column < P.n) {{ y_put4({place}, vec4<{kind}>({', '.join(lanes)})); }}")
+        lines.append(f"    y_put4(({place}) >> 2u, vec4<{kind}>({', '.join(lanes)}));")
     else:
-        place = "P.y_first + row * P.y_row + column"
-        lines += [f"  if (column + {j}u < P.n) {{ y_put({place} + {j}u, {v}); }}" for j, v in enumerate(lanes)]
-    return "\n".join([*lines, "}"])
+        lines += [f"    if ({along} + {j}u < {bound}) {{ y_put({place} + {j}u, {v}); }}" for j, v in enumerate(lanes)]
+    return "\n".join([*lines, "  }", "}"])
 
 
 @lru_cache(maxsize=64)
@@ -276,6 +298,7 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
     staged = depth * quads  # quads of words in each tile
     assert staged <= tile.threads
     sums = [(i, j) for i in range(tile.rows) for j in range(column_quads)]
+    base, own = ("base", " + base") if form.gather else ("P.first", "")
     b_word = "b_word(column, word)"
     if form.bits == 4:
         b_word = "signed(b_word(column, word >> 1u) >> ((word & 1u) * 4u))"
@@ -284,12 +307,14 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
         word_loader(form.aligned),
         # Bytes from 0 to 15 become -8 to 7; no carry leaves its byte.
         "fn signed(word: u32) -> u32 { return ((word & 0x0f0f0f0fu) + 0x78787878u) ^ 0x80808080u; }",
-        f"fn x_word(row: u32, word: u32, inside: bool) -> u32 {{ return {a_word}; }}",
-        f"fn w_word(c: u32, word: u32) -> u32 {{ let column = min(c, P.n - 1u); return {b_word}; }}",
+        f"fn w_word(c: u32, word: u32) -> u32 {{ let column = min(c, P.n - 1u){own}; return {b_word}; }}",
     ]
+    if not form.gather:
+        helpers.append(f"fn x_word(row: u32, word: u32, inside: bool) -> u32 {{ return {a_word}; }}")
     body = [
-        f"let first_row = group % P.row_tiles * {tile.size}u;",
-        f"let first_column = group / P.row_tiles * {tile.size}u;",
+        "let tile = group % (P.row_tiles * P.column_tiles);",
+        f"let first_row = tile % P.row_tiles * {tile.size}u;",
+        f"let first_column = tile / P.row_tiles * {tile.size}u;",
         f"let x_ = lid % {across}u; let y_ = lid / {across}u;",
         f"let place = lid % {depth}u; let line = lid / {depth}u * 4u;",
         f"let at = place * {quads}u + lid / {depth}u;",
@@ -301,7 +326,7 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
     ]
     for j in range(column_quads):
         columns = [f"min(column{j} + {c}u, P.n - 1u)" for c in range(4)]
-        of_sums = ", ".join(f"sums_at(g * P.sums_stride + P.first + {c})" for c in columns)
+        of_sums = ", ".join(f"sums_at(g * P.sums_stride + {base} + {c})" for c in columns)
         of_scales = ", ".join(f"scale_at(g, {c})" for c in columns)
         body += [f"  let w_sum{j} = vec4<i32>({of_sums});", f"  let scale{j} = vec4<f32>({of_scales});"]
     body += [f"  var exact{i}_{j} = w_sum{j} * -zero{i};" for i, j in sums]
@@ -332,10 +357,17 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
     body += ["    workgroupBarrier();", "  }"]
     body += [f"  sum{i}_{j} += scale{j} * vec4<f32>(exact{i}_{j});" for i, j in sums]
     body.append("}")
-    for i in range(tile.rows):
-        body.append(f"if (row{i} < P.m) {{")
-        body += [f"  put4(row{i}, column{j}, sum{i}_{j});" for j in range(column_quads)]
-        body.append("}")
+    if form.gather:
+        body[:0] = [
+            "product = group / (P.row_tiles * P.column_tiles);",
+            "base = product % P.sets * P.n;",
+        ]
+        for i in range(0, tile.rows, 4):
+            for j, c in ((j, c) for j in range(column_quads) for c in range(4)):
+                four = ", ".join(f"sum{i + r}_{j}.{'xyzw'[c]}" for r in range(4))
+                body.append(f"put4(row{i}, column{j} + {c}u, vec4<f32>({four}));")
+    else:
+        body += [f"put4(row{i}, column{j}, sum{i}_{j});" for i, j in sums]
     return _kernel(
         f"linear_q8_gemm{tile.size}",
         body,
@@ -346,5 +378,5 @@ def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
         workgroup=tile.threads,
         shared={"tiles": ("vec4<u32>", 2 * staged)},
         helpers="\n".join(helpers),
-        params=("row_tiles", "group_words", "sums_stride"),
+        params=("row_tiles", "column_tiles", "group_words", "sums_stride"),
     )

@@ -165,7 +165,7 @@ class Product:
         form = self.form(target)
         whole = form.run == WHOLE
         extra = {"group_words": self.x.words.shape[-1] // 4 if whole else self.weight.group // 4}
-        extra |= {"sums_stride": self.sums.shape[-1], "row_tiles": rows}
+        extra |= {"sums_stride": self.sums.shape[-1], "row_tiles": rows, "column_tiles": columns}
         return self.dispatch(gemm(form, tile, target), rows * columns, sums=True, **extra)
 
 
@@ -185,6 +185,12 @@ def products(product: Product, target: Target) -> Steps:
         yield from replace(product, weight=weight, y=y).steps(target)
     if y is not out:
         yield cast(y, out, target)
+
+
+def is_relu(activation: str) -> bool:
+    if activation not in ACTIVATIONS:
+        raise InvalidProgram(f"the activation '{activation}' is not one of {', '.join(ACTIVATIONS)}")
+    return activation == "relu"
 
 
 def check_sums(sums: Tensor, n: int, groups: int) -> None:
@@ -284,8 +290,7 @@ def q8ta_linear(
     target: Target,
 ) -> Steps:
     """The same with a result in int8."""
-    if activation not in ACTIVATIONS:
-        raise InvalidProgram(f"the activation '{activation}' is not one of {', '.join(ACTIVATIONS)}")
+    relu = is_relu(activation)
     weight = Weight(weights, weight_scales, 8, max(1, weights.shape[-1]))
-    output = Output(output_scale, output_zero_point, activation == "relu")
+    output = Output(output_scale, output_zero_point, relu)
     yield from linear_q8(x, input_scale, input_zero_point, weight, weight_sums, bias, target, output)
