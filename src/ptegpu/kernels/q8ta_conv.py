@@ -46,15 +46,24 @@ def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> Gather:
         "fn value(at: i32) -> i32 { return select(x_at(u32(max(at, 0))), P.x_zero, at < 0); }",
         "fn x_word(row: u32, word: u32, inside: bool) -> u32 {",
         "  let position = i32(min(row, P.m - 1u)); let o = vec2<i32>(position / P.o1, position % P.o1);",
-        "  let k = i32(word) * 4; var v = vec4<i32>();",
+        "  let k = i32(word) * 4;",
     ]
     if depth_quads:
-        lines.append("  let at = pixel(o, k); let step = select(P.i0 * P.i1, 0, at < 0);")
-        lines += [f"  v.{c} = value(at + {j} * step);" for j, c in enumerate("xyzw")]
+        values = ", ".join(f"value(at + {j} * step)" for j in range(4))
+        lines += [
+            "  let at = pixel(o, k); let step = select(P.i0 * P.i1, 0, at < 0);",
+            f"  return select(0u, pack4xI8(vec4<i32>({values})), inside);",
+        ]
     else:
-        size = "P.k0 * P.k1 * P.depth"
-        lines += [f"  if (k + {j} < {size}) {{ v.{c} = value(pixel(o, k + {j})); }}" for j, c in enumerate("xyzw")]
-    lines += ["  return select(0u, pack4xI8(v), inside);", "}"]
+        lines += [
+            "  let count = select(0, min(4, P.k0 * P.k1 * P.depth - k), inside);",
+            "  var packed = 0u;",
+            "  for (var j = 0; j < count; j++) {",
+            "    packed |= (bitcast<u32>(value(pixel(o, k + j))) & 255u) << u32(8 * j);",
+            "  }",
+            "  return packed;",
+        ]
+    lines.append("}")
     return Gather("\n".join(lines), (("sets", "u32"), ("depth", "i32"), *AXES), shared_scales)
 
 

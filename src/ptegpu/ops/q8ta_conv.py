@@ -57,8 +57,8 @@ def _geometry(
     else:
         more = output_padding * 2 if len(output_padding) == 1 else output_padding
         out = tuple((size[a] - 1) * s[a] - 2 * p[a] + d[a] * (k[a] - 1) + more[a] + 1 for a in (0, 1))
-    if min(out) < 0:
-        raise ShapeError(f"a kernel of {list(k)} is larger than the padded input of {list(size)}")
+    if min(out) < 1:
+        raise ShapeError(f"a kernel of {list(k)} is larger than the input of {list(size)} with its padding")
     return Geometry(size, out, k, s, p, d)
 
 
