@@ -1,9 +1,9 @@
-"""The named data of a program: its own, and that of `.ptd` files given with it."""
+"""The named data of a program: its own, and that of `.ptd` files or mappings from key to bytes given with it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidProgram
@@ -11,17 +11,20 @@ from ..format import Program, read_data
 from ..graph.importer import NamedData
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
+Data = Source | Mapping[str, memoryview] | Sequence[Source | Mapping[str, memoryview]] | None
 
 
-def named_data(file: Program, data: Source | Sequence[Source] | None) -> NamedData:
-    """The program's named data and that of the `.ptd` files; a key in two places is an error."""
+def named_data(file: Program, data: Data) -> NamedData:
+    """The program's named data and that given with it; a key in two places is an error."""
     if data is None:
-        sources: Sequence[Source] = []
+        sources: Sequence[Source | Mapping[str, Any]] = []
     else:
-        sources = [data] if isinstance(data, str | os.PathLike | bytes | bytearray | memoryview) else data
+        one = isinstance(data, str | os.PathLike | bytes | bytearray | memoryview | Mapping)
+        sources = [data] if one else data  # type: ignore[list-item, assignment]
     merged: dict[str, Any] = dict(file.named_data)
     for source in sources:
-        for key, tensor in read_data(source).items():
+        found = source if isinstance(source, Mapping) else read_data(source)
+        for key, tensor in found.items():
             if key in merged:
                 raise InvalidProgram(f"the named data {key!r} is in two files", path=file.path)
             merged[key] = tensor

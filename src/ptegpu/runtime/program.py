@@ -12,7 +12,7 @@ from ..format import read_program
 from ..gpu import Device, SharedConstants, open_device
 from ..passes.memory import ConstantKey
 from .append import Append
-from .data import Source, named_data
+from .data import Data, Source, named_data
 from .method import Method
 
 DEFAULT = "forward"
@@ -20,7 +20,7 @@ DEFAULT = "forward"
 
 def load(
     path: Source,
-    data: Source | Sequence[Source] | None = None,
+    data: Data = None,
     device: str | int | Device = "auto",
     *,
     methods: Iterable[str] | None = None,
@@ -28,9 +28,9 @@ def load(
 ) -> Program:
     """Load a `.pte` and make it ready on a GPU.
 
-    `data` is one or several `.ptd` files with constants that live outside the program. `device` is "auto", an adapter's
-    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready.
-    `append` adds operator calls to the end of methods: see `runtime/append.py`.
+    `data` is one or several `.ptd` files, or mappings from key to bytes, with constants that live outside the program.
+    `device` is "auto", an adapter's index, or part of its name (`ptegpu doctor` lists them). `methods` limits which
+    methods are made ready. `append` adds operator calls to methods, by name: see `append.py`.
     """
     file = read_program(path)
     named = named_data(file, data)
