@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import InvalidInput
-from .console import console, counted, duration, print_json, say
+from .console import console, counted, duration, print_json, progress, say
 from .generate import Device, Model, TokenizerPath, open_model
 
 if TYPE_CHECKING:
@@ -30,13 +30,22 @@ def evaluate(
         int | None, typer.Option(help="Tokens from one window to the next.", show_default="half a window")
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after so many tokens.", min=2, show_default="all")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Compare with eager PyTorch of this checkpoint folder.", show_default=False)
+    ] = None,
+    quantize: Annotated[str, typer.Option(help="The checkpoint's weights, as in `export llm`.")] = "none",
+    group: Annotated[int, typer.Option(help="Weights that share a scale, as in `export llm`.")] = 32,
+    embedding: Annotated[
+        str | None, typer.Option(help="The checkpoint's embedding, as in `export llm`.", show_default="as there")
+    ] = None,
     tokenizer: TokenizerPath = None,
     device: Device = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compute the perplexity of a text."""
+    """Compute the perplexity of a text; --checkpoint compares it with PyTorch's."""
     from ..llm import evaluate as perplexity
     from ..llm.evaluate import WINDOW
+    from ..llm.reference import Reference
 
     content = text.read_bytes()
     try:
@@ -51,26 +60,32 @@ def evaluate(
             tokens = tokens[:limit]
             nbytes = len(loaded.tokenizer.decode(tokens).encode())
         size = min(window or WINDOW, loaded.signature.context)
-        with _bar("Scoring") as update:
+        with _bar(model.name) as update:
             found = perplexity(loaded, tokens, nbytes, size, stride, update)
         adapter = loaded.program.device.info
+    expected = None
+    if checkpoint is not None:
+        with progress(f"Loading {checkpoint}"):
+            reference = Reference(checkpoint, size, quantize=quantize, group=group, embedding=embedding)
+        with _bar("PyTorch") as update:
+            expected = perplexity(reference, tokens, nbytes, size, stride, update)
     if json:
-        print_json(
-            {
-                "model": str(model),
-                "text": str(text),
-                "adapter": {
-                    "index": adapter.index,
-                    "name": adapter.name,
-                    "type": adapter.type,
-                    "backend": adapter.backend,
-                },
-                "window": size,
-                **_figures(found),
-            }
-        )
-    else:
-        say((f"perplexity {found.perplexity:.4g}", "bold"), f" · {_details(found)}")
+        report = {"model": str(model), "text": str(text), "adapter": _adapter(adapter), "window": size}
+        report |= _figures(found)
+        if expected is not None:
+            difference = found.perplexity / expected.perplexity - 1
+            report |= {"reference": {"checkpoint": str(checkpoint), **_figures(expected)}, "difference": difference}
+        print_json(report)
+        return
+    say((f"perplexity {found.perplexity:.5g}", "bold"), f" · {_details(found)}")
+    if expected is not None:
+        difference = found.perplexity / expected.perplexity - 1
+        say(f"PyTorch    {expected.perplexity:.5g} · {_details(expected)}")
+        say(f"difference {difference:+.3%}")
+
+
+def _adapter(found: Any) -> dict[str, Any]:
+    return {"index": found.index, "name": found.name, "type": found.type, "backend": found.backend}
 
 
 def _figures(found: Evaluation) -> dict[str, Any]:
