@@ -72,7 +72,7 @@ def _strides(scales: Tensor, total: int, width: int, group: int) -> tuple[int, i
     raise ShapeError(f"scales of shape {list(shape)} do not serve {total} rows of {width} in groups of {group}")
 
 
-@op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"))
+@op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"), wide=True)
 def embedding_q4gsw(
     weight: Tensor,
     weight_scales: Tensor,
@@ -86,7 +86,12 @@ def embedding_q4gsw(
     yield from lookup(weight, weight_scales, None, group_size, indices, not is_linear_weight, target)
 
 
-@op("quantized_decomposed.embedding_4bit.default", "quantized_decomposed.embedding_4bit.dtype", splits=("weight",))
+@op(
+    "quantized_decomposed.embedding_4bit.default",
+    "quantized_decomposed.embedding_4bit.dtype",
+    splits=("weight",),
+    wide=True,
+)
 def embedding_4bit(
     weight: Tensor,
     weight_scales: Tensor,
