@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ptegpu.cli import main
@@ -151,9 +152,36 @@ def test_evaluate(run: Run, folder: Path, tmp_path: Path, model: LanguageModel) 
     assert (len(tokens), len(tokens) - 1, 32) == (found["tokens"], found["scored"], found["window"])
     code, out, err = run("evaluate", folder / "every.pte", text, "--window", 32)
     assert (0, "") == (code, err)
-    assert out.startswith(f"perplexity {found['perplexity']:.4g} · {found['nats']:.4f} nats per token, ")
+    assert out.startswith(f"perplexity {found['perplexity']:.5g} · {found['nats']:.4f} nats per token, ")
     code, out, err = run("evaluate", folder / "tiny.pte", text, "--limit", 20, "--json")
     assert (20, 19) == (json.loads(out)["tokens"], json.loads(out)["scored"])
+
+
+def test_evaluate_compares_with_a_checkpoint(
+    run: Run, folder: Path, tmp_path: Path, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    class Halved:
+        """A reference of twice the perplexity."""
+
+        def __init__(self, *given: object, **how: object) -> None:
+            asked.extend((given, how))
+
+        def score(self, prompt: list[int], first: int = 1) -> np.ndarray:
+            return model.score(prompt, first) - np.log(2)
+
+    monkeypatch.setattr("ptegpu.llm.reference.Reference", Halved)
+    text = tmp_path / "text.txt"
+    text.write_text("The fox said: the wood was quiet, and the fox was happy.", "utf-8")
+    arguments = ("evaluate", folder / "every.pte", text, "--window", 16, "--checkpoint", tmp_path, "--quantize", "4bit")
+    code, out, _ = run(*arguments, "--json")
+    found = json.loads(out)
+    assert (0, -0.5) == (code, round(found["difference"], 5))
+    assert found["scored"] == found["reference"]["scored"]
+    assert [(tmp_path, 16), {"quantize": "4bit", "group": 32, "embedding": None}] == asked
+    code, out, _ = run(*arguments)
+    assert (0, "difference -50.000%") == (code, out.splitlines()[2])
 
 
 def test_evaluate_takes_text_only(run: Run, folder: Path, tmp_path: Path) -> None:

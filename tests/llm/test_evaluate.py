@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.export import checkpoints
 from tests.llm.tiny import TEXT, TinyLM
 
 from ptegpu.errors import InvalidInput
 from ptegpu.llm import LanguageModel, evaluate
 from ptegpu.llm.evaluate import windows
+from ptegpu.llm.reference import Reference
 
 
 @given(st.integers(2, 200), st.integers(2, 50), st.data())
@@ -51,3 +55,13 @@ def test_what_cannot_be_evaluated(model: LanguageModel) -> None:
     with pytest.raises(InvalidInput) as error:
         evaluate(model, [5], 3)
     assert "the text has 1 tokens, at least 2 are needed" == str(error.value)
+
+
+def test_the_reference_scores_as_transformers_does(tmp_path: Path) -> None:
+    folder = checkpoints.write(tmp_path, "qwen3")
+    logits = torch.log_softmax(torch.from_numpy(checkpoints.golden("qwen3")).double(), -1)
+    want = [float(logits[k, t]) for k, t in enumerate(checkpoints.TOKENS[1:])]
+    reference = Reference(folder, 32)
+    np.testing.assert_allclose(reference.score(checkpoints.TOKENS), want, atol=1e-4)
+    np.testing.assert_allclose(reference.score(checkpoints.TOKENS, 5), want[4:], atol=1e-4)
+    assert 0.01 < np.abs(Reference(folder, 32, quantize="4bit").score(checkpoints.TOKENS) - want).max() < 3
