@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -98,7 +99,7 @@ def writes(b: int, s: int, c: int, h: int, d: int, start: int, dtype: DType = F3
 SWEEP = {
     4: [(1, 2), (2, 1), (7, 8), (33, 1), (33, 4)],
     16: [(1, 4), (2, 2), (7, 4), (33, 1), (33, 8)],
-    20: [(1, 2), (2, 1), (7, 1), (7, 2), (7, 4), (33, 8)],
+    20: [(1, 2), (2, 1), (7, 1), (7, 4), (33, 8)],
     64: [(1, 1), (1, 8), (2, 4), (7, 8), (33, 2)],
     80: [(1, 2), (2, 1), (7, 4), (33, 8)],
     128: [(1, 4), (2, 2), (7, 8), (33, 1)],
@@ -127,11 +128,11 @@ CACHED = [
     cached(33, 3, 2, 7, heads=1, batch=2),
     cached(1, 5, 4, 16, scale=0.3),
     cached(2, 5, 2, 16, causal=False),
-    cached(1, 299, 4, 16, cache=300),  # in parts
-    cached(1, 3, 4, 16, cache=300),  # of which all but one are empty
-    cached(2, 290, 2, 16, cache=300),
-    cached(33, 200, 4, 16, cache=300),
-    cached(33, 0, 4, 16, cache=300),
+    cached(1, 599, 4, 16, cache=600),  # in parts
+    cached(1, 3, 4, 16, cache=600),  # of which all but one are empty
+    cached(2, 511, 2, 16, cache=600),
+    cached(33, 500, 4, 16, cache=600),
+    cached(33, 0, 4, 16, cache=600),
     cached(20, 9, 1, 300, heads=1),  # wider than tiles
     cached(1, 9, 1, 1100, heads=1),  # wider than a workgroup
     cached(0, 9, 2, 16),
@@ -142,7 +143,6 @@ CACHED = [
 HALVES = [
     cached(1, 9, 4, 16, dtype=F16),
     cached(33, 3, 2, 16, dtype=F16),
-    cached(1, 9, 4, 16, dtype=F16, cache=300),
     cached(2, 9, 1, 7, dtype=F16, heads=1, batch=2),
     cached(33, 7, 2, 7, dtype=F16, heads=1, batch=2),
 ]
@@ -203,8 +203,6 @@ PLAIN = [
     plain((2, 2, 33, 16), 5, scale=0.5),
     plain((2, 33, 16), 40),
     plain((33, 16), 40),
-    plain((1, 8, 1, 16), 300),
-    plain((1, 2, 70, 16), 600),
     plain((1, 2, 33, 6), 40, width=5),
     plain((1, 2, 4, 4), 40, width=132),
     plain((1, 2, 0, 16), 40),
@@ -218,7 +216,7 @@ PLAIN = [
     plain((1, 4, 2, 16), 40, mask=hides(2, 40)),
     plain((1, 2, 33, 16), 40, mask=hides(2, 33, 40)),
     plain((1, 4, 2, 16), 40, mask=blind(2, 40)),
-    plain((1, 4, 2, 16), 300, mask=blind(2, 300)),
+    plain((1, 4, 2, 16), 600, mask=blind(2, 600)),
 ]
 
 aten = partial(Case, "aten.scaled_dot_product_attention.default")
@@ -247,7 +245,7 @@ def test_case(case):
     check(case)
 
 
-BROWSER = [*POSITIONS[10::30], *CACHED[2:4], CACHED[6], CACHED[9], HALVES[1], *HALVES[3:], *WRITES[6::2], *PLAIN[4::6]]
+BROWSER = [*POSITIONS[10::30], *CACHED[2:4], CACHED[6], CACHED[9], *HALVES[1:], *WRITES[6::2], *PLAIN[4::6]]
 
 
 @pytest.mark.parametrize("case", BROWSER, ids=str)
@@ -255,8 +253,9 @@ def test_in_a_browser_without_features(case):
     check(case, f16=False, subgroups=False, limits="browser")
 
 
-@pytest.mark.parametrize("invocations", [64, 128])
-@pytest.mark.parametrize("case", [CACHED[0], CACHED[1], CACHED[6]], ids=str)
+@pytest.mark.parametrize(
+    "case, invocations", [(CACHED[0], 64), (CACHED[0], 128), (CACHED[1], 128), (CACHED[6], 128)], ids=str
+)
 def test_in_small_workgroups(case, invocations):
     check(case, max_invocations=invocations)
 
@@ -265,6 +264,16 @@ def test_in_small_workgroups(case, invocations):
 @pytest.mark.parametrize("start", [0, 7])
 def test_live_lengths(s, start):
     check(cached(s, start, 4, 16, longest=33))
+
+
+@pytest.mark.parametrize("s, start", [(1, 9), (33, 3)])
+def test_what_lies_beyond_the_queries_does_not_matter(s, start):
+    case = cached(s, start, 4, 16)
+    rng = np.random.default_rng(5)
+    stale = rng.standard_normal((1, CACHE, 2, 16))
+    stale[:, start:] = np.nan
+    cache = T(stale.shape, values=tuple(stale.reshape(-1)))
+    check(replace(case, args=(*case.args[:3], cache, replace(cache), *case.args[5:])))
 
 
 @pytest.mark.parametrize(
@@ -364,7 +373,12 @@ REFUSED = [
         "a mask of int32 is not supported: use bool or a float to add",
     ),
     (custom_sdpa, (q, c, c, 0, None, 0.1), "attention drops 0.1 of its weights: export the model after eval()"),
-    (sdpa, (q, T((1, 2, 2, 8)), k, c, c, 0, 1), "query, key and value must have one length, not 3, 2 and 3"),
+    (
+        sdpa,
+        (q, T((1, 2, 2, 8)), k, c, c, 0, 1),
+        "query [1, 3, 4, 8], key [1, 2, 2, 8] and value [1, 3, 2, 8] "
+        "must have one length, and keys and values one shape",
+    ),
     (
         sdpa,
         (q, T((1, 3, 1, 8)), k, c, c, 0, 1),

@@ -51,6 +51,7 @@ class Form:
     cached: bool  # keys end where the queries do, at a symbolic start + queries
     causal: bool  # a query sees keys up to its own position
     split: bool  # leaves parts to `merge`
+    new: DType | None = None  # keys and values from the start on are given apart, and go into the caches first
 
     @property
     def quads(self) -> bool:
@@ -71,7 +72,13 @@ def module(
 ) -> KernelSpec:
     """A kernel with what all share: who sees which keys, where vectors are, and where results go."""
     lanes = 4 if form.quads else 1
-    reads = {"xq": Storage(form.q, lanes), "xk": Storage(form.k, lanes), "xv": Storage(form.v, lanes)}
+    caches = {"xk": Storage(form.k, lanes), "xv": Storage(form.v, lanes)}
+    new = {"nk": Storage(form.new, lanes), "nv": Storage(form.new, lanes)} if form.new else {}
+    reads = {"xq": Storage(form.q, lanes), **(new or caches)}
+    writes = {**(caches if form.new else {}), "y": Storage(form.y, lanes)}
+    if form.split:
+        writes["parts"] = Storage(DType.F32, 4)
+        del writes["y"]
     params = [*SIZES, *FACTORS, *strides("q"), *strides("k"), *strides("v")]
     if form.mask:
         reads["mask"] = Storage(form.mask)
@@ -80,6 +87,8 @@ def module(
         params += strides("y")
     if form.cached:
         params.append(("start", "sym"))
+    if form.new:
+        params.append(("new_batch", "u32"))
     helpers = [
         _SIGHT.format(
             start="min(u32(max(sym(P.start), 0)), P.keys)" if form.cached else "0u",
@@ -87,14 +96,14 @@ def module(
             seen="min(start() + row / P.sharing + 1u, length())" if form.causal else "length()",
         ),
         _row_place("q"),
-        _key_place("k"),
-        _key_place("v"),
-        _quad("q", form.dim, form.quads),
-        _quad("k", form.dim, form.quads),
-        _quad("v", form.value_dim, form.quads),
+        f"fn q_quad(place: u32, d: u32) -> vec4<f32> {{ return {_quad('xq', form.dim, form.quads)}; }}",
+        _key_quad("k", form.dim, form),
+        _key_quad("v", form.value_dim, form),
+        _KEEP_NEW.format(n=form.key_quads) if form.new else "",
         "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
         "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
         _mask(form.mask) if form.mask else "",
+        _SCORE.format(added=" + mask_of(z, head, row, t)" if form.mask else ""),
         _leave_part(form) if form.split else leave(form),
     ]
     return build(
@@ -102,7 +111,7 @@ def module(
         "\n".join(f"  {line}" for line in body),
         target=target,
         reads=reads,
-        writes={"parts": Storage(DType.F32, 4)} if form.split else {"y": Storage(form.y, lanes)},
+        writes=writes,
         params=params,
         workgroup=workgroup,
         shared=shared,
@@ -123,21 +132,34 @@ def _row_place(name: str) -> str:
     )
 
 
-def _key_place(name: str) -> str:
-    place = f"z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row"
-    return f"fn {name}_place(z: u32, head: u32, t: u32) -> u32 {{ return {place}; }}"
-
-
-def _quad(name: str, dim: int, quads: bool) -> str:
-    """`name_quad(place, d)`: elements 4d … 4d+3 of the vector there, zero beyond its end."""
+def _quad(array: str, dim: int, quads: bool) -> str:
+    """Elements 4d … 4d+3 of the vector at `place`, zero beyond its end."""
     if quads:
-        load = f"x{name}_at4((place >> 2u) + d)"
-    else:
-        each = (
-            f"select(0.0, x{name}_at(place + min(4u * d + {j}u, {dim - 1}u)), 4u * d + {j}u < {dim}u)" for j in range(4)
-        )
-        load = f"vec4<f32>({', '.join(each)})"
-    return f"fn {name}_quad(place: u32, d: u32) -> vec4<f32> {{ return {load}; }}"
+        return f"{array}_at4((place >> 2u) + d)"
+    i = [f"4u * d + {j}u" for j in range(4)]
+    return f"vec4<f32>({', '.join(f'select(0.0, {array}_at(place + min({e}, {dim - 1}u)), {e} < {dim}u)' for e in i)})"
+
+
+def _key_quad(name: str, dim: int, form: Form) -> str:
+    """`k_quad` and `v_quad`: quad d of key or value t."""
+    return (
+        f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
+        f"  let place = z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;\n"
+        f"  return {_quad(f'x{name}', dim, form.quads)};\n}}"
+    )
+
+
+_KEEP_NEW = """fn keep_new(z: u32, head: u32, t_from: u32, t_to: u32, lid: u32) {{
+  for (var i = lid; i < P.rows / P.sharing * {n}u; i += WG) {{
+    let s = i / {n}u; let t = start() + s;
+    if (t >= t_from && t < t_to) {{
+      let from_ = ((z * P.new_batch + head * P.k_head + s * P.k_row) >> 2u) + i % {n}u;
+      let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;
+      xk_put4(to, nk_at4(from_));
+      xv_put4(to, nv_at4(from_));
+    }}
+  }}
+}}"""
 
 
 def _mask(dtype: DType) -> str:
@@ -148,6 +170,12 @@ def _mask(dtype: DType) -> str:
         "  let at = z * P.mask_batch + h * P.mask_head + row / P.sharing * P.mask_row + key * P.mask_key;\n"
         f"  return {value};\n}}"
     )
+
+
+_SCORE = """fn score(z: u32, head: u32, some_row: u32, t: u32, product: f32) -> f32 {{
+  let row = min(some_row, P.rows - 1u);
+  return select(P.hidden, product * P.scale{added}, t < seen(row));
+}}"""
 
 
 def leave(form: Form) -> str:
@@ -218,7 +246,6 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     q_blocks, k_blocks = q_quads * d_quads, k_quads * d_quads  # of 4 × 4 elements, one for an invocation
     cells = [(i, j) for i in range(4) for j in range(held)]
     inside = "d" if n % d_quads == 0 else f"min(d, {n - 1}u)"
-    k_row = "k_place(z, head, min(base + quad * 4u + {i}u, end - 1u))"
 
     def staged(offset: int, quads: int) -> list[str]:
         lines = []
@@ -246,7 +273,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         *(f"      let s{i} = q_quad(q_row{i}, {inside});" for i in range(4)),
         *(f"      {line}" for line in staged(0, q_quads)),
         f"    }} else if (lid < {q_blocks + k_blocks}u) {{",
-        *(f"      let s{i} = k_quad({k_row.format(i=i)}, {inside});" for i in range(4)),
+        *(f"      let s{i} = k_quad(z, head, min(base + quad * 4u + {i}u, end - 1u), {inside});" for i in range(4)),
         *(f"      {line}" for line in staged(HALF, k_quads)),
         "    }",
         "    workgroupBarrier();",
@@ -264,10 +291,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     for i in range(4):
         masked = ", ".join(f"mask_of(z, head, min(row{i}, last), t + {c}u)" for c in range(4))
         added = f" + vec4<f32>({masked})" if form.mask else ""
-        body += [
-            f"  score{i} = score{i} * P.scale{added};",
-            f"  score{i} = select(vec4<f32>(P.hidden), score{i}, t4 < vec4<u32>(seen{i}));",
-        ]
+        body.append(f"  score{i} = select(vec4<f32>(P.hidden), score{i} * P.scale{added}, t4 < vec4<u32>(seen{i}));")
     body += [
         f"  tile[{HIGHEST}u + x * {q_quads}u + y_] = vec4<f32>({', '.join(f'largest(score{i})' for i in range(4))});",
         "  workgroupBarrier();",
@@ -284,7 +308,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         f"  for (var done = 0u; done < {TILE_KEYS}u; done += {chunk}u) {{",
         "    workgroupBarrier();",
         f"    for (var i = lid; i < {chunk * m}u; i += WG) {{",
-        f"      tile[{HALF}u + i] = v_quad(v_place(z, head, min(base + done + i / {m}u, end - 1u)), i % {m}u);",
+        f"      tile[{HALF}u + i] = v_quad(z, head, min(base + done + i / {m}u, end - 1u), i % {m}u);",
         "    }",
         "    workgroupBarrier();",
         f"    for (var i = 0u; i < {chunk}u; i += {UNROLLED}u) {{",

@@ -24,8 +24,8 @@ from .pointwise import broadcast_strides
 from .registry import Dispatch, Out, Scratch, Steps, SymInt, op
 
 FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empty
-KEYS_OF_A_SPLIT = 128  # at least
-GROUPS_OF_ROWS, GROUPS_OF_TILES = 1024, 256  # workgroups below which keys are split
+KEYS_OF_A_SPLIT = 256  # at least
+GROUPS_OF_ROWS, GROUPS_OF_TILES = 512, 256  # workgroups below which keys are split
 
 
 class Sizes(NamedTuple):
@@ -67,16 +67,21 @@ def attend(
     heads_first: bool,
     causal: bool,
     start: SymInt | None = None,
+    new: tuple[Tensor, Tensor] | None = None,
     empty: float = 0.0,
 ) -> Steps:
-    """The steps that compute attention. With a `start`, keys end with the queries that begin there."""
+    """The steps that compute attention. With a `start`, keys end with the queries that begin there.
+
+    `new` are keys and values that belong into k and v from the start on, and are written there, for rows of one block.
+    """
     qs, ks, vs, ys = (sizes(x, heads_first) for x in (q, k, v, out))
     if not out.numel:
         return
     sharing = qs.heads // ks.heads
     rows = qs.length * sharing
-    tiled = rows > FEW_ROWS and vs.dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
-    blocks = -(-rows // (kernels.TILE_ROWS if tiled else few.most_rows(qs.dim)))
+    tiled = takes_tiles(rows, vs.dim, target)
+    most = kernels.TILE_ROWS if tiled else few.most_rows(qs.dim)
+    blocks = -(-rows // most)
     splits = splits_of(ks.length, ks.batch * ks.heads * blocks, GROUPS_OF_TILES if tiled else GROUPS_OF_ROWS)
     quads = qs.dim % 4 == 0 and vs.dim % 4 == 0
     form = Form(
@@ -90,8 +95,9 @@ def attend(
         cached=start is not None,
         causal=causal,
         split=splits > 1,
+        new=new[0].dtype if new else None,
     )
-    kernel = kernels.tiles(form, target) if tiled else few.rows(form, -(-rows // blocks), target)
+    kernel = kernels.tiles(form, target) if tiled else few.rows(form, few.rows_of_block(most, rows), target)
     shape: dict[str, int | float | Sym] = {"rows": rows, "sharing": sharing, "heads": ks.heads, "splits": splits}
     shape["empty"] = empty if ks.length else 0.0
     params = shape | {
@@ -103,7 +109,9 @@ def attend(
         **ks.strides("k"),
         **vs.strides("v"),
     }
-    reads = [q, k, v]
+    reads, writes = ([q, *new], [k, v]) if new else ([q, k, v], [])
+    if new:
+        params["new_batch"] = new[0].numel // qs.batch
     if mask is not None:
         reads.append(mask)
         by = broadcast_strides(mask.shape, (qs.batch, qs.heads, qs.length, ks.length))
@@ -112,11 +120,16 @@ def attend(
         params["start"] = start
     groups = ks.batch * ks.heads * blocks * splits
     if splits == 1:
-        yield Dispatch(kernel, reads, [out], groups, params | ys.strides("y"))
+        yield Dispatch(kernel, reads, [*writes, out], groups, params | ys.strides("y"))
         return
     parts = yield Scratch((splits, ks.batch, ks.heads, rows, form.value_quads + 1, 4), DType.F32)
-    yield Dispatch(kernel, reads, [parts], groups, params)
+    yield Dispatch(kernel, reads, [*writes, parts], groups, params)
     yield Dispatch(few.merge(form, target), [parts], [out], ks.batch * ks.heads * rows, shape | ys.strides("y"))
+
+
+def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
+    """Whether this many rows of a key-value head are computed in tiles."""
+    return rows > FEW_ROWS and value_dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
 
 
 def splits_of(keys: int, groups: int, wanted: int) -> int:
@@ -146,22 +159,6 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
         raise InvalidProgram(f"a mask of {mask.dtype.value} is not supported: use bool or a float to add")
 
 
-def attend_cached(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    out: Tensor,
-    start: SymInt,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    target: Target,
-) -> Steps:
-    """As ExecuTorch has it, a mask is over the whole cache, and the position counts only without one."""
-    first = start if mask is None or causal else None
-    yield from attend(q, keys, values, out, mask, scale, target, heads_first=False, causal=causal, start=first)
-
-
 @op("custom_sdpa.default", "llama.custom_sdpa.default", dtypes=FLOATS)
 def custom_sdpa(
     query: Tensor,
@@ -178,7 +175,15 @@ def custom_sdpa(
     """query [B, S, H, D] from `start_pos` on over caches [B, C, H', D] up to start_pos + S, or all C with a mask."""
     check(query, key, value, attn_mask, drpout_p, heads_first=False)
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
-    yield from attend_cached(query, key, value, out, start_pos, attn_mask, is_causal, scale, target)
+    start = start_pos if by_position(attn_mask, is_causal) else None
+    yield from attend(
+        query, key, value, out, attn_mask, scale, target, heads_first=False, causal=is_causal, start=start
+    )
+
+
+def by_position(mask: Tensor | None, causal: bool) -> bool:
+    """Whether what is seen of a cache ends at the queries: as ExecuTorch has it, a mask is over the whole cache."""
+    return mask is None or causal
 
 
 @op(
@@ -205,17 +210,30 @@ def sdpa_with_kv_cache(
     """Keys and values [B, S, H', D] go into their caches first; S is the query's, whatever `seq_len` says."""
     check(query, key_cache, value_cache, attn_mask, drpout_p, heads_first=False)
     check_cache(key, key_cache)
-    check_cache(value, value_cache)
-    if not query.shape[1] == key.shape[1] == value.shape[1]:
-        lengths = f"{query.shape[1]}, {key.shape[1]} and {value.shape[1]}"
-        raise ShapeError(f"query, key and value must have one length, not {lengths}")
+    if key.shape != value.shape or key_cache.shape != value_cache.shape or key.shape[1] != query.shape[1]:
+        shapes = f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)}"
+        raise ShapeError(f"{shapes} must have one length, and keys and values one shape")
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
-    if key.shape == value.shape:
-        yield written([key, value], [key_cache, value_cache], start_pos, target)
-    else:
-        yield written([key], [key_cache], start_pos, target)
-        yield written([value], [value_cache], start_pos, target)
-    yield from attend_cached(query, key_cache, value_cache, out, start_pos, attn_mask, is_causal, scale, target)
+    bounded = by_position(attn_mask, is_causal)
+    rows = query.numel // max(1, query.shape[0] * key.shape[2] * query.shape[3])
+    together = (
+        bounded and key.dtype is value.dtype and key.shape[3] % 4 == 0 and 0 < rows <= few.most_rows(key.shape[3])
+    )
+    if not together:
+        yield written((key, value), (key_cache, value_cache), start_pos, target)
+    yield from attend(
+        query,
+        key_cache,
+        value_cache,
+        out,
+        attn_mask,
+        scale,
+        target,
+        heads_first=False,
+        causal=is_causal,
+        start=start_pos if bounded else None,
+        new=(key, value) if together else None,
+    )
 
 
 @op("et_vk.sdpa.default", dtypes=FLOATS)

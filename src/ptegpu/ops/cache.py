@@ -37,7 +37,9 @@ def written(values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, t
         style, units = "words", -(-batch * positions * width // 4) if queries else 0
     kernel = write_cache(style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), target)
     params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions, "width": width}
-    return Dispatch(kernel, values, caches, -(-units // kernel.kernel.workgroup), params | {"start": start})
+    changed = sum(v.numel * c.dtype.size for v, c in zip(values, caches, strict=True))
+    groups = -(-units // kernel.kernel.workgroup)
+    return Dispatch(kernel, values, caches, groups, params | {"start": start}, write_bytes=changed)
 
 
 @op("update_cache.default", "llama.update_cache.default", mutates=["cache"], dtypes=FLOATS)
