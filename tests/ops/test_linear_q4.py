@@ -154,6 +154,11 @@ def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
     check(q4((2,), 100, 12, 20), subgroups=subgroups)
 
 
+def test_rows_too_long_for_workgroup_memory_are_not_staged(monkeypatch):
+    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(Gemv(rows=1, lanes=32, staged=True)),))
+    check(q4((1,), 4096, 3, 32), limits="browser", subgroups=False, f16=False)
+
+
 @pytest.mark.parametrize("case, limits", [(q4((70,), 40, 130, 8), {}), (c8((70,), 20, 70), {"max_invocations": 128})])
 def test_larger_tiles(case, limits, monkeypatch):
     monkeypatch.setattr(matmul, "BUSY", 1)

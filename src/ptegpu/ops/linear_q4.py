@@ -47,7 +47,8 @@ class Weight:
 
     def dispatch(self, p: Product, kernel: KernelSpec, groups: int, **extra: int) -> Dispatch:
         reads = [p.a, self.packed, self.scales, *([p.bias] if p.bias else [])]
-        return Dispatch(kernel, reads, [p.y], groups, p.params(**self.params(), **extra))
+        params = p.params(**self.params(), **extra)
+        return Dispatch(kernel, reads, [p.y], groups, params, flops=2 * p.m * p.n * p.k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,10 @@ def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
     how = fitted(choice.gemv, p.m, blocks, weight.packed.shape[1], target)
     row_blocks = blocks(how.words)
     part_blocks = _ceil(row_blocks, choice.parts)
+    staged_bytes = p.m * part_blocks * how.words * packing.elements * 4
+    reduced_bytes = p.m * how.rows * how.lanes * how.slots * 4
+    if staged_bytes + reduced_bytes > target.max_shared_bytes:
+        how = replace(how, staged=False)
     parts = _ceil(row_blocks, part_blocks)
     quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
     quads = quads and weight.scales.shape[-1] % 4 == 0 and weight.first % 4 == 0
