@@ -22,7 +22,7 @@ from ..plan.target import Target
 from . import linear_q4
 from .linear_q4 import Weight
 from .matmul import BUSY
-from .pointwise import Strided, broadcast_strides, cast, pointwise
+from .pointwise import Source, Strided, broadcast_strides, cast, pointwise
 from .registry import Dispatch, Out, Scratch, Step, Steps, op
 
 MAX_GEMV_ROWS = 4
@@ -60,6 +60,10 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _dtype(given: Tensor | float) -> DType | None:
+    return given.dtype if isinstance(given, Tensor) else None
+
+
 def packed_rows(
     x: Tensor, scale: Tensor | float, zero: Tensor | int, bits: int, target: Target
 ) -> Generator[Step, Any, Tensor]:
@@ -71,12 +75,10 @@ def packed_rows(
     words = _ceil(k, 32 // bits) * (8 // bits)
     packed = yield Scratch((m, 4 * words), DType.I8)
     params: dict[str, int | float] = {"rows": m, "k": k, "words": words}
-    reads, dtypes = [x], (None, None)
-    if isinstance(scale, Tensor) and isinstance(zero, Tensor):
-        reads, dtypes = [x, scale, zero], (scale.dtype, zero.dtype)
-    elif x.dtype.is_float:
-        params |= {"x_inverse": 1.0 / float(scale), "x_zero": float(zero)}
-    kernel = pack_rows(x.dtype, *dtypes, bits == 4, target)
+    reads = [x, *(t for t in (scale, zero) if isinstance(t, Tensor))]
+    if x.dtype.is_float and not isinstance(scale, Tensor) and not isinstance(zero, Tensor):
+        params |= {"x_inverse": 1.0 / scale, "x_zero": float(zero)}
+    kernel = pack_rows(x.dtype, _dtype(scale), _dtype(zero), bits == 4, target)
     yield Dispatch(kernel, reads, [packed], _ceil(m * words, kernel.kernel.workgroup), params)
     return packed
 
@@ -106,8 +108,8 @@ class Product:
             self.bias.dtype if self.bias else None,
             stored,
             self.output.relu,
-            x.scale.dtype if isinstance(x.scale, Tensor) else None,
-            x.zero.dtype if isinstance(x.zero, Tensor) else None,
+            _dtype(x.scale),
+            _dtype(x.zero),
             quads,
             w.packed.shape[1] % 4 == 0,
         )
@@ -116,7 +118,7 @@ class Product:
     def groups(self) -> int:
         return _ceil(self.x.k, self.weight.group)
 
-    def dispatch(self, kernel: KernelSpec, groups: int, *, sums: bool, **extra: int) -> Dispatch:
+    def dispatch(self, kernel: KernelSpec, groups: int, *, sums: bool, **extra: int | float) -> Dispatch:
         x, w, y = self.x, self.weight, self.y
         given = (self.sums if sums else None, self.bias, x.scale, x.zero)
         reads = [x.words, w.packed, w.scales, *(t for t in given if isinstance(t, Tensor))]
@@ -230,7 +232,7 @@ def linear_dq8ca_q4gsw(
         return
     rounded = yield Scratch(x.shape, DType.F32)
     strides = broadcast_strides((*x.shape[:-1], 1), x.shape)
-    sources = [x, Strided(input_scales, strides), Strided(input_zero_points, strides)]
+    sources: list[Source] = [x, Strided(input_scales, strides), Strided(input_zero_points, strides)]
     body = "(clamp(round(a * (1.0 / b)) + c, -128.0, 127.0) - c) * b"
     yield pointwise("linear_dq8ca_round", body, sources, rounded, target, compute=DType.F32)
     yield from linear_q4.products(rounded, weight, bias, out, target)
