@@ -17,8 +17,10 @@ from .console import print_error
 from .demo import demo
 from .doctor import doctor
 from .evaluate import evaluate
+from .export import export
 from .generate import generate
 from .inspect import inspect
+from .profile import profile
 from .run import run
 
 app = typer.Typer(
@@ -29,8 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, doctor, demo, generate, chat, evaluate):
+for _command in (run, inspect, profile, doctor, demo, generate, chat, evaluate):
     app.command()(_command)
+app.add_typer(export)
 
 
 def _version(asked: bool) -> None:

@@ -33,9 +33,15 @@ def quiet() -> Iterator[None]:
 try:
     with quiet(), contextlib.redirect_stderr(io.StringIO()):
         import torch
-        from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+        from executorch.backends.vulkan import utils
+        from executorch.backends.vulkan.op_registry import vulkan_supported_ops
+        from executorch.backends.vulkan.partitioner.vulkan_partitioner import (
+            VulkanPartitioner,
+            VulkanSupportedOperators,
+        )
         from executorch.backends.vulkan.patterns import pattern_registry
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+        from executorch.exir.dialects._ops import ops
         from executorch.extension.llm.custom_ops import custom_ops
         from torchao.quantization.quant_primitives import (
             MappingType,
@@ -50,6 +56,8 @@ __all__ = [
     "EdgeCompileConfig",
     "MappingType",
     "VulkanPartitioner",
+    "VulkanSupportedOperators",
+    "admit_packed_weights",
     "cache_patterns",
     "choose_qparams_affine",
     "custom_ops",
@@ -67,3 +75,11 @@ def cache_patterns() -> None:
     for entry in pattern_registry.fusable_patterns.values():
         if entry.get_graphs_fn is not None:
             entry.get_graphs_fn = functools.lru_cache(maxsize=1)(entry.get_graphs_fn)
+
+
+@functools.lru_cache(maxsize=1)
+def admit_packed_weights() -> None:
+    """The partitioner makes these operators out of patterns only: found in a program, their packed weights are no
+    floats to it and it leaves them out."""
+    for op in (ops.edge.et_vk.linear_q4gsw.default, ops.edge.et_vk.linear_dq8ca_q4gsw.default):
+        vulkan_supported_ops[op].inputs_dtypes = utils.DtypeSetList(utils.ALL_T)

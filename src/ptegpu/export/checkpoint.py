@@ -16,7 +16,7 @@ from .decoder import Decoder, RMSNorm
 from .layers import ByteLinear, GroupedEmbedding, GroupedLinear, GroupedWeight
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-PREFIX = "model."
+PREFIX, OUTPUT = "model.", "lm_head.weight"
 COMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # what old files hold and every loader makes anew
 SHOWN = 5  # names in a message
 STEP = 32  # elements that the GPU's kernels for 4-bit embeddings take at a time
@@ -41,20 +41,20 @@ class Weights:
 def load(decoder: Decoder, folder: Path, weights: Weights, progress: Progress) -> int:
     """Loads all weights; how many parameters they are."""
     store = Store(folder)
-    tied = decoder.config.tied or "lm_head.weight" not in store.files
-    _check_names(decoder, store, tied)
+    tied = decoder.config.tied
+    _check_names(decoder, store, {OUTPUT} if tied else set())
     modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, nn.Linear | nn.Embedding | RMSNorm)]
     parameters = 0
     for done, (name, module) in enumerate(modules):
         progress("Reading weights", done, len(modules))
-        if name == "lm_head" and tied:
-            new = _tied_output(decoder, weights, lambda: store.read("embed_tokens.weight", (decoder.config.vocab, decoder.config.dim)))
+        if f"{name}.weight" == OUTPUT and tied:
+            new = _tied_output(decoder, store, weights)
         else:
             tensors = {n: store.read(f"{name}.{n}", p.shape) for n, p in module.named_parameters()}
             parameters += sum(t.numel() for t in tensors.values())
             new = _loaded(name, module, tensors["weight"], tensors.get("bias"), decoder, weights)
-        parent = decoder.get_submodule(name.rpartition(".")[0])
-        setattr(parent, name.rpartition(".")[2], new)
+        parent, _, last = name.rpartition(".")
+        setattr(decoder.get_submodule(parent), last, new)
     decoder.requires_grad_(False).eval()
     return parameters
 
@@ -89,15 +89,15 @@ def _fits(name: str, weight: Tensor, weights: Weights, step: int = 1) -> bool:
     return False
 
 
-def _tied_output(decoder: Decoder, weights: Weights, read: Callable[[], Tensor]) -> nn.Module:
+def _tied_output(decoder: Decoder, store: Store, weights: Weights) -> nn.Module:
     """The output layer that is the embedding: the same tensor where both are stored alike."""
-    embedding = decoder.embed_tokens
+    embedding, output = decoder.embed_tokens, decoder.lm_head
     if isinstance(embedding, GroupedEmbedding) and weights.linear in ("4bit", "8da4w"):
         return GroupedLinear(embedding.weight, dynamic=weights.linear == "8da4w")
     if isinstance(embedding, nn.Embedding) and weights.linear == "none":
-        return _with(decoder.lm_head, embedding.weight, None)
+        return _with(output, embedding.weight, None)
     weights.notes.append("embedding and output layer are one matrix in the checkpoint, stored in two ways here")
-    return _loaded("lm_head", decoder.lm_head, read(), None, decoder, weights)
+    return _loaded("lm_head", output, store.read("embed_tokens.weight", output.weight.shape), None, decoder, weights)
 
 
 def _with(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -156,9 +156,9 @@ def _weight_files(folder: Path) -> list[Path]:
     return found
 
 
-def _check_names(decoder: Decoder, store: Store, tied: bool) -> None:
-    wanted = {name for name, _ in decoder.named_parameters(remove_duplicate=False)} - ({"lm_head.weight"} if tied else set())
-    found = set(store.files) - ({"lm_head.weight"} if tied else set())
+def _check_names(decoder: Decoder, store: Store, ignored: set[str]) -> None:
+    wanted = {name for name, _ in decoder.named_parameters()} - ignored
+    found = set(store.files) - ignored
     problems = [
         f"{kind} {', '.join(sorted(names)[:SHOWN])}{f' and {len(names) - SHOWN} more' * (len(names) > SHOWN)}"
         for kind, names in (("missing are", wanted - found), ("unexpected are", found - wanted))

@@ -1,10 +1,9 @@
-"""One decoder-only transformer for all families: plain PyTorch that exports into one partition.
+"""One decoder-only transformer for all families, which exports into one partition.
 
 `forward(tokens (1, S), position (1))` reads S tokens of which the first is at `position`, keeps their keys and values,
 and gives the logits of the last token, (1, V), or of all, (1, S, V). Called as it is, all of it is plain PyTorch, so
-that it is a reference; exported, attention is ExecuTorch's `update_cache` and `custom_sdpa`, which become one operator
-on the GPU. Rotary embedding and norms are written the way the exporter recognises. Modules have the names that
-checkpoints use.
+that it is a reference; exported, norms, rotary embedding and attention are the operators that the GPU has for them.
+Modules have the names that checkpoints use.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import Config, Layer, Rope
+from .layers import apply_all
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -56,10 +56,8 @@ class RotaryTable(nn.Module):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    x = x[..., : cos.shape[-1]]  # all of it; this line and the last `cat` make it the exporter's pattern
     half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return torch.cat([x * cos + turned * sin], dim=-1)
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
 class Window(nn.Module):
@@ -99,9 +97,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, start: int, rotary: RotaryTable, mask: Tensor | None) -> Tensor:
         length = x.shape[1]
-        q = self.q_proj(x).view(1, length, self.heads, self.head_dim)
-        k = self.k_proj(x).view(1, length, self.kv_heads, self.head_dim)
-        v = self.v_proj(x).view(1, length, self.kv_heads, self.head_dim)
+        q, k, v = apply_all([self.q_proj, self.k_proj, self.v_proj], x)
+        q = q.view(1, length, self.heads, self.head_dim)
+        k = k.view(1, length, self.kv_heads, self.head_dim)
+        v = v.view(1, length, self.kv_heads, self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotary(q, k, start)
@@ -122,7 +121,10 @@ class Attention(nn.Module):
     def plain(self, q: Tensor, mask: Tensor) -> Tensor:
         """Attention over the whole cache, step by step: (1, S, H, D)."""
         sharing = self.heads // self.kv_heads
-        keys, values = self.keys[0].permute(1, 2, 0), self.values[0].transpose(0, 1)  # (H', D, context), (H', context, D)
+        keys, values = (
+            self.keys[0].permute(1, 2, 0),
+            self.values[0].transpose(0, 1),
+        )  # (H', D, context), (H', context, D)
         results = []
         for each in q.view(q.shape[1], self.kv_heads, sharing, self.head_dim).unbind(2):
             scores = torch.bmm(each.transpose(0, 1), keys) * self.scale  # (H', S, context)
@@ -141,7 +143,8 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = apply_all([self.gate_proj, self.up_proj], x)
+        return self.down_proj(self.activation(gate) * up)
 
 
 class Block(nn.Module):

@@ -11,6 +11,9 @@ Called as they are, they compute in plain PyTorch with the dequantized weights, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,6 +21,7 @@ from torch.nn import functional as F
 from .backend import MappingType, choose_qparams_affine, dequantize_affine, quantize_affine
 
 LOWEST, HIGHEST = -8, 7  # of 4 bits
+BYTE = {"quant_min": -128, "quant_max": 127}
 SHRINKS = tuple(1.0 - 0.05 * k for k in range(8))  # how far a group's largest weight may be cut off
 ELEMENTS_AT_ONCE = 1 << 22  # that are quantized together, to bound memory
 
@@ -73,29 +77,53 @@ class GroupedWeight(nn.Module):
         return (values.unflatten(1, (-1, self.size)) * self.scales.t().unsqueeze(-1)).flatten(1)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How the rows of an activation go into 8 bits."""
+
+    scale: Tensor
+    zero: Tensor
+
+    @classmethod
+    def of(cls, x: Tensor) -> Rounding:
+        kind = {"target_dtype": torch.int8, "zero_point_dtype": torch.int8}
+        return cls(*choose_qparams_affine(x, MappingType.ASYMMETRIC, _rows(x), **kind, **BYTE))
+
+    def applied(self, x: Tensor) -> Tensor:
+        """x in 8 bits and back."""
+        values = quantize_affine(x, _rows(x), self.scale, self.zero, output_dtype=torch.int8, **BYTE)
+        return dequantize_affine(values, _rows(x), self.scale, self.zero, torch.int8, output_dtype=x.dtype, **BYTE)
+
+
+def _rows(x: Tensor) -> list[int]:
+    return [1] * (x.dim() - 1) + [x.shape[-1]]
+
+
 class GroupedLinear(nn.Module):
-    """`dynamic`: activations are quantized to 8 bits, each row on its own."""
+    """`dynamic`: activations are rounded to 8 bits, each row on its own."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None = None, *, dynamic: bool = False) -> None:
         super().__init__()
         self.weight, self.dynamic = weight, dynamic
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, rounding: Rounding | None = None) -> Tensor:
         w, bias = self.weight, self.bias
         if not self.dynamic:
             if torch.compiler.is_exporting():
                 return torch.ops.et_vk.linear_q4gsw(x, w.packed, w.scales, w.size, bias)
             return F.linear(x, w.dequantized(), bias)
-        block, limits = [1] * (x.dim() - 1) + [x.shape[-1]], {"quant_min": -128, "quant_max": 127}
-        scale, zero = choose_qparams_affine(
-            x, MappingType.ASYMMETRIC, block, target_dtype=torch.int8, zero_point_dtype=torch.int8, **limits
-        )
+        r = rounding or Rounding.of(x)
         if torch.compiler.is_exporting():
-            return torch.ops.et_vk.linear_dq8ca_q4gsw(x, scale, zero, w.packed, w.sums, w.scales, w.size, bias)
-        rounded = quantize_affine(x, block, scale, zero, output_dtype=torch.int8, **limits)
-        x = dequantize_affine(rounded, block, scale, zero, torch.int8, output_dtype=x.dtype, **limits)
-        return F.linear(x, w.dequantized(), bias)
+            return torch.ops.et_vk.linear_dq8ca_q4gsw(x, r.scale, r.zero, w.packed, w.sums, w.scales, w.size, bias)
+        return F.linear(r.applied(x), w.dequantized(), bias)
+
+
+def apply_all(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
+    """What each layer makes of x, which is rounded once for all that need it."""
+    dynamic = [isinstance(layer, GroupedLinear) and layer.dynamic for layer in layers]
+    rounding = Rounding.of(x) if any(dynamic) else None
+    return [layer(x, rounding) if rounds else layer(x) for layer, rounds in zip(layers, dynamic)]
 
 
 class GroupedEmbedding(nn.Module):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,9 +11,17 @@ from typing import Any
 from ..errors import ExportError
 from ..format import KernelCall, read_delegate, read_program
 from ..graph.names import functional
-from .backend import EdgeCompileConfig, VulkanPartitioner, cache_patterns, quiet, to_edge_transform_and_lower, torch
+from .backend import (
+    EdgeCompileConfig,
+    VulkanPartitioner,
+    VulkanSupportedOperators,
+    admit_packed_weights,
+    cache_patterns,
+    quiet,
+    to_edge_transform_and_lower,
+    torch,
+)
 
-SKIPPED = re.compile(r"Due to \[(.*)\], skipping .*? = ([\w:.]+)\(")
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
@@ -57,6 +63,7 @@ def lower(
     `options` are the partitioner's, `constants` become methods that return them.
     """
     cache_patterns()
+    admit_packed_weights()
     partitioner = [VulkanPartitioner(dict(options or {}))] if delegate else []
     config = EdgeCompileConfig(_check_ir_validity=False)
     with quiet(), _skipped() as reasons:
@@ -75,26 +82,20 @@ def lower(
 
 @contextmanager
 def _skipped() -> Iterator[dict[str, str]]:
-    """Operators that the partitioner leaves out, with its reason, taken from the log lines it writes."""
+    """Operators that the partitioner leaves out, with its reason."""
     found: dict[str, str] = {}
 
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            match = SKIPPED.search(record.getMessage())
-            if match:
-                found[_plain(match[2])] = REASONS.get(match[1], match[1])
+    def note(self: VulkanSupportedOperators, node: torch.fx.Node, reason: str) -> None:
+        if node.op == "call_function":
+            name = getattr(node.target, "__name__", str(node.target))
+            found[_plain(name)] = REASONS.get(reason, reason)
 
-    root = logging.getLogger()
-    handlers, level, disabled = root.handlers, root.level, root.manager.disable
-    root.handlers = [Collector()]
-    root.setLevel(logging.INFO)
-    logging.disable(logging.NOTSET)
+    original = VulkanSupportedOperators.log_skip
+    VulkanSupportedOperators.log_skip = note
     try:
         yield found
     finally:
-        root.handlers = handlers
-        root.setLevel(level)
-        logging.disable(disabled)
+        VulkanSupportedOperators.log_skip = original
 
 
 def _account(data: bytes, reasons: Mapping[str, str]) -> Lowered:

@@ -1,0 +1,211 @@
+"""`ptegpu export`: language models and any PyTorch module to `.pte`. PyTorch is imported when a command runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..errors import NoAdapter
+from .console import console, counted, duration, number, print_json, progress, say, show_table, size
+
+if TYPE_CHECKING:
+    from ..export import ExportedModel, Lowered
+    from ..export.checkpoint import Progress as Report
+
+export = typer.Typer(name="export", help="Make a .pte from a checkpoint or a PyTorch module.", no_args_is_help=True)
+
+
+class DType(StrEnum):
+    float32 = "float32"
+    float16 = "float16"
+
+
+class Quantize(StrEnum):
+    none = "none"
+    bits4 = "4bit"
+    bits4_dynamic = "8da4w"
+    bits8 = "8bit"
+
+
+class Embedding(StrEnum):
+    float = "float"
+    bits4 = "4bit"
+
+
+@export.command()
+def llm(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A Hugging Face checkpoint folder.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    dtype: Annotated[DType, typer.Option(help="Of everything that is not quantized.")] = DType.float32,
+    quantize: Annotated[
+        Quantize, typer.Option(help="Weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
+    ] = Quantize.none,
+    group: Annotated[int, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = 32,
+    embedding: Annotated[
+        Embedding | None, typer.Option(help="The table of tokens.", show_default="4bit if the weights are in 4 bits")
+    ] = None,
+    max_seq: Annotated[int | None, typer.Option(help="Tokens in one call.", show_default="up to 512")] = None,
+    max_context: Annotated[int | None, typer.Option(help="Tokens it remembers.", show_default="up to 2048")] = None,
+    all_logits: Annotated[bool, typer.Option("--all-logits", help="Of every token, not of the last.")] = False,
+    check: Annotated[bool, typer.Option(help="Compare a few tokens with eager PyTorch.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Export a language model of the Llama, Qwen or Gemma family, with its tokenizer beside it."""
+    with progress("Starting PyTorch"):
+        from ..export import Options, export_llm
+    chosen = embedding.value if embedding else None
+    options = Options(dtype.value, quantize.value, group, chosen, max_seq, max_context, all_logits)
+    with _bars() as report:
+        made = export_llm(folder, output, options, check=check, progress=report)
+    if json:
+        print_json(_model_json(made))
+    else:
+        _show_model(made, output)
+
+
+@export.command()
+def torch(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="Returns (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes).",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    dynamic: Annotated[
+        list[str] | None,
+        typer.Option(help="INPUT:DIMENSION=LOW..HIGH, as 0:1=1..64; repeat for more.", show_default=False),
+    ] = None,
+    delegate: Annotated[bool, typer.Option(help="Use the Vulkan/WebGPU partitioner.")] = True,
+    check: Annotated[bool, typer.Option(help="Compare with eager PyTorch on the example inputs.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Export any module, with example inputs and dimensions that may change."""
+    with progress("Starting PyTorch"):
+        from ..export import difference, export_with_account, find_source
+    started = time.perf_counter()
+    notes: list[str]
+    with progress(f"Exporting {function}"):
+        source = find_source(function)
+        lowered, notes = export_with_account(source, dynamic or (), delegate=delegate)
+        output.write_bytes(lowered.data)
+        found = None
+        if check:
+            try:
+                found = difference(source, lowered.data)
+            except NoAdapter as e:
+                notes.append(f"not checked, for lack of a GPU: {e}")
+    seconds = time.perf_counter() - started
+    if json:
+        account = _lowered_json(lowered) | {"notes": notes, "difference": found, "seconds": seconds}
+        print_json({"files": [str(output)], "nbytes": len(lowered.data)} | account)
+        return
+    say((output.name, "bold"), f" · {size(len(lowered.data))} · {duration(seconds)}")
+    _show_lowered(lowered)
+    if found is not None:
+        _line("check", f"at most {number(found)} from eager PyTorch")
+    _show_notes(notes)
+
+
+@contextmanager
+def _bars() -> Iterator[Report]:
+    """A bar for each phase on stderr, where a person is watching."""
+    terminal = console(stderr=True)
+    columns = (TextColumn("{task.description:<16}"), BarColumn(30), TimeElapsedColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(phase: str, done: int, of: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=None)
+            if of > 1 or done == of:
+                bars.update(tasks[phase], completed=done, total=of)
+
+        yield report
+
+
+def _show_model(made: ExportedModel, output: Path) -> None:
+    c, o = made.config, made.options
+    say((output.name, "bold"), f" · {size(len(made.lowered.data))}")
+    heads = f"{c.heads} heads of {c.head_dim}" + (f", {c.kv_heads} for keys" if c.kv_heads != c.heads else "")
+    shape = f"{counted(len(c.layers), 'layer')} of {c.dim:,}, {heads}, vocabulary {c.vocab:,}"
+    _line("model", f"{c.family}, {made.parameters:,} parameters: {shape}")
+    _line("matrices", ", ".join(f"{count} in {how}" for how, count in _stored(made).items()))
+    _line("tokens", f"{o.max_seq:,} in one call, {o.max_context:,} remembered")
+    _show_lowered(made.lowered)
+    if made.check:
+        far = f"logits at most {number(made.check.difference)} from eager PyTorch's, of which the largest is"
+        choice = "the same choice" if made.check.same_choice else "another choice"
+        _line("check", f"{far} {number(made.check.largest)}; {choice} after {made.check.tokens} tokens")
+    _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
+    _line("files", ", ".join(path.name for path in made.files))
+    _show_notes(made.notes)
+
+
+def _stored(made: ExportedModel) -> dict[str, int]:
+    return {made.options.dtype if how == "float" else how: count for how, count in made.stored.items()}
+
+
+def _show_lowered(lowered: Lowered) -> None:
+    inside = f"{counted(sum(lowered.delegated.values()), 'operator')} in {counted(lowered.partitions, 'partition')}"
+    _line("delegated", inside + (", nothing outside" if not lowered.outside else ""))
+    if lowered.outside:
+        rows = [[o.operator, o.count, o.reason] for o in lowered.outside]
+        show_table("", ["outside, run by ptegpu all the same", "count", "why"], rows, right=(1,))
+
+
+def _show_notes(notes: list[str]) -> None:
+    for note in notes:
+        say(("note: ", "yellow"), note)
+
+
+def _line(name: str, text: str) -> None:
+    say(f"  {name:<12}", text)
+
+
+def _lowered_json(lowered: Lowered) -> dict[str, Any]:
+    return {
+        "partitions": lowered.partitions,
+        "delegated": dict(lowered.delegated),
+        "outside": [{"operator": o.operator, "count": o.count, "reason": o.reason} for o in lowered.outside],
+    }
+
+
+def _model_json(made: ExportedModel) -> dict[str, Any]:
+    c, o = made.config, made.options
+    check = made.check and {
+        "tokens": made.check.tokens,
+        "difference": made.check.difference,
+        "largest": made.check.largest,
+        "same_choice": made.check.same_choice,
+    }
+    return {
+        "files": [str(path) for path in made.files],
+        "nbytes": len(made.lowered.data),
+        "family": c.family,
+        "parameters": made.parameters,
+        "layers": len(c.layers),
+        "vocab_size": c.vocab,
+        "dtype": o.dtype,
+        "quantize": o.quantize,
+        "group": o.group,
+        "embedding": o.embedding,
+        "max_seq": o.max_seq,
+        "max_context": o.max_context,
+        "matrices": _stored(made),
+        **_lowered_json(made.lowered),
+        "check": check,
+        "notes": made.notes,
+        "seconds": made.seconds,
+    }
