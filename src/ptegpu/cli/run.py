@@ -18,28 +18,19 @@ from ..format import read_program
 from .compare import Difference, compare
 from .console import dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
+from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
 from .values import declared, find_method, readable, summary, values_text
 
 MISMATCH = 3  # the exit code
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
-    method: Annotated[str | None, typer.Option(help="Which method.", show_default="forward, or the only one")] = None,
-    data: Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")] = None,
-    input: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="In input order: FILE.npy, FILE.npz (all inputs, arr_0 … or input0 …), random, random:SEED, "
-            "random:LOW..HIGH, ones, zeros, or a number. One that is no .npy serves all inputs.",
-            show_default="random:0",
-        ),
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(help="Shape of a dynamic input, as 0=1x17; repeat for more.", show_default="the maximum"),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")] = "auto",
+    model: Model,
+    method: MethodName = None,
+    data: Data = None,
+    input: Inputs = None,
+    shape: Shapes = None,
+    device: DeviceName = "auto",
     save: Annotated[Path | None, typer.Option(help="Write the outputs to FILE.npz (output0 …) or FILE.npy.")] = None,
     expect: Annotated[
         Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit code 3 if unequal.")
@@ -47,7 +38,7 @@ def run(
     atol: Annotated[float, typer.Option(help="Absolute tolerance of --expect.", min=0)] = 1e-4,
     rtol: Annotated[float, typer.Option(help="Relative tolerance of --expect.", min=0)] = 1e-3,
     repeat: Annotated[int, typer.Option(help="Runs to time; state is reset before each.", min=1)] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Run a method and print its outputs."""
     chosen = find_method(read_program(model), method)

@@ -8,7 +8,7 @@ import wgpu
 
 from . import native
 
-Kind = Literal["storage", "uniform", "staging"]
+Kind = Literal["storage", "uniform", "staging", "queries"]
 State = Literal["ready", "mapped", "destroyed"]
 
 _STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
@@ -16,6 +16,7 @@ _USAGE: dict[Kind, int] = {
     "storage": _STORAGE,
     "uniform": _STORAGE | wgpu.BufferUsage.UNIFORM,
     "staging": wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST,
+    "queries": wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC,
 }
 
 

@@ -64,7 +64,8 @@ class Device:
 
     def __init__(self, info: AdapterInfo, adapter: Any, *, limits: Limits, f16: bool, subgroups: bool) -> None:
         f16, subgroups = f16 and "shader-f16" in info.features, subgroups and "subgroup" in info.features
-        features = ["shader-f16"] * f16 + ["subgroup"] * subgroups
+        self.timestamps = "timestamp-query" in info.features  # whether GPU time can be measured
+        features = ["shader-f16"] * f16 + ["subgroup"] * subgroups + ["timestamp-query"] * self.timestamps
         required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else None
         with native.checked():
             self.wrapped = adapter.request_device_sync(
@@ -173,6 +174,10 @@ class Device:
         self.release(staging)
         return data
 
+    def wait(self) -> None:
+        """Blocks until everything written and submitted so far is done."""
+        native.wait(self.handle, flush(self))
+
     def destroy(self) -> None:
         """Ends the device; what still uses it raises DeviceLost from then on."""
         with self.lock:
@@ -186,7 +191,7 @@ class Device:
             buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
         except OutOfMemory:
             self.pool.clear()
-            native.wait(self.handle, flush(self))
+            self.wait()
             try:
                 buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
             except OutOfMemory:
@@ -200,7 +205,7 @@ class Device:
         native.write(self.queue, buffer.handle, offset, data)
         self.pending_bytes += len(data)
         if self.pending_bytes >= _WRITE_PENDING:
-            native.wait(self.handle, flush(self))
+            self.wait()
 
 
 _devices: dict[tuple[int, Limits, bool, bool], Device] = {}

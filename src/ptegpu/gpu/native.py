@@ -21,6 +21,7 @@ from ..errors import DeviceError, DeviceLost, OutOfMemory
 
 Handle = Any  # a C pointer to a wgpu-native object
 Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
+Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
 
 _LOST = ("device is lost", "device lost")
 _FULL = ("not enough memory", "out of memory")
@@ -84,9 +85,15 @@ class Recorder:
         # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
         lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
 
-    def compute(self, steps: Iterable[Step]) -> None:
-        """One compute pass."""
-        null = ffi.NULL
+    def compute(self, steps: Iterable[Step], stamps: Stamps | None = None) -> None:
+        """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
+        null = descriptor = ffi.NULL
+        if stamps is not None:
+            queries, begin, end = stamps
+            writes = ffi.new("WGPUPassTimestampWrites *")
+            writes.querySet, writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = queries.handle, begin, end
+            descriptor = ffi.new("WGPUComputePassDescriptor *")
+            descriptor.timestampWrites = writes
         # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
         # void wgpuComputePassEncoderSetBindGroup(WGPUComputePassEncoder, uint32_t groupIndex, WGPUBindGroup,
@@ -96,7 +103,7 @@ class Recorder:
         dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
         # WGPUComputePassEncoder wgpuCommandEncoderBeginComputePass(WGPUCommandEncoder,
         #     WGPUComputePassDescriptor const *)
-        compute_pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, null)
+        compute_pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, descriptor)
         for pipeline, group, x, y in steps:
             if pipeline is not None:
                 set_pipeline(compute_pass, pipeline)
@@ -106,6 +113,12 @@ class Recorder:
         lib.wgpuComputePassEncoderEnd(compute_pass)
         # void wgpuComputePassEncoderRelease(WGPUComputePassEncoder)
         lib.wgpuComputePassEncoderRelease(compute_pass)
+
+    def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
+        """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
+        # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
+        #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
+        lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
 
     def finish(self) -> Handle:
         """The command buffer; whatever was recorded wrongly is raised here."""
@@ -124,6 +137,31 @@ class Recorder:
 def release_commands(commands: Handle) -> None:
     # void wgpuCommandBufferRelease(WGPUCommandBuffer)
     lib.wgpuCommandBufferRelease(commands)
+
+
+class QuerySet:
+    """Room for timestamps; released with its last reference."""
+
+    __slots__ = ("count", "handle")
+
+    def __init__(self, device: Handle, count: int) -> None:
+        descriptor = ffi.new("WGPUQuerySetDescriptor *")
+        descriptor.type, descriptor.count = lib.WGPUQueryType_Timestamp, count
+        self.count, self.handle = count, ffi.NULL
+        with checked():
+            # WGPUQuerySet wgpuDeviceCreateQuerySet(WGPUDevice, WGPUQuerySetDescriptor const *)
+            self.handle = lib.wgpuDeviceCreateQuerySet(device, descriptor)
+
+    def __del__(self) -> None:
+        if lib is not None and self.handle != ffi.NULL:
+            # void wgpuQuerySetRelease(WGPUQuerySet)
+            lib.wgpuQuerySetRelease(self.handle)
+
+
+def timestamp_period(queue: Handle) -> float:
+    """Nanoseconds of one tick of the timestamps."""
+    # float wgpuQueueGetTimestampPeriod(WGPUQueue)
+    return float(lib.wgpuQueueGetTimestampPeriod(queue))
 
 
 class BindGroup:

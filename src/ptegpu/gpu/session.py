@@ -23,6 +23,7 @@ from .pipelines import Pipeline
 from .store import BufferStore, SharedConstants
 from .submit import Commands, submit
 from .tensor import DeviceTensor
+from .timer import Timer
 
 Tensor: TypeAlias = np.ndarray | DeviceTensor
 
@@ -60,6 +61,7 @@ class Session:
     def __init__(self, device: Device, constants: SharedConstants | None = None) -> None:
         self.device = device
         self.generation = 0  # of the outputs that stay on the device
+        self.timer: Timer | None = None  # that measures the runs
         self._lock = threading.RLock()
         self._store = BufferStore(device, SharedConstants() if constants is None else constants)
         self._prepared: list[Prepared] = []
@@ -129,6 +131,8 @@ class Session:
                 submission = submit(self.device, commands)
                 self.device.counters.dispatches += len(prepared.steps)
             arrays = self._read(prepared.plan, reading, submission)
+            if self.timer is not None:
+                self.timer.collect(prepared)
             return [
                 arrays[number]
                 if number in arrays
@@ -246,7 +250,9 @@ class Session:
             for tensor, port in copies:
                 nbytes = _word_aligned(port.nbytes)
                 recorder.copy(tensor.buffer.handle, 0, buffers[port.buffer].handle, 0, nbytes)
-            if prepared.steps:
+            if prepared.steps and self.timer is not None:
+                touched.append(self.timer.record(recorder, prepared.steps))
+            elif prepared.steps:
                 recorder.compute(prepared.steps)
             for copy in plan.copies:
                 recorder.copy(buffers[copy.source].handle, 0, buffers[copy.target].handle, 0, copy.nbytes)

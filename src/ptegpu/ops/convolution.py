@@ -90,6 +90,11 @@ class Convolution:
         return [self.x, self.weight, self.bias] if self.bias else [self.x, self.weight]
 
     @property
+    def flops(self) -> int:
+        taps = math.prod(self.geometry.kernel)
+        return 2 * taps * (self.x.numel * self.per_group if self.transposed else self.y.numel * self.depth)
+
+    @property
     def bounds(self) -> dict[str, float]:
         return dict(zip(("low", "high"), self.clamp, strict=True)) if self.clamp else {}
 
@@ -124,7 +129,7 @@ def _launch(c: Convolution, kernel: KernelSpec, count: int, params: dict[str, in
     """One invocation for each of `count` pieces of the output."""
     shared = {"count": count, "sets": c.groups, "per_group": c.per_group, "depth": c.depth}
     groups = -(-count // kernel.kernel.workgroup)
-    return Dispatch(kernel, c.reads, [c.y], groups, {**shared, **params, **c.bounds})
+    return Dispatch(kernel, c.reads, [c.y], groups, {**shared, **params, **c.bounds}, flops=c.flops)
 
 
 def _transposed(c: Convolution, target: Target) -> Steps:

@@ -38,6 +38,7 @@ def embedding(
     n = out.numel // lanes
     for first, part in weight.parts or ((0, weight),):
         params = {"n": n, "width": width // lanes, "total": total, "first": first, "rows": part.shape[0]}
-        yield Dispatch(kernel, [part, indices], [y], -(-n // kernel.kernel.workgroup), params)
+        needed = min(part.nbytes, out.nbytes) + indices.nbytes
+        yield Dispatch(kernel, [part, indices], [y], -(-n // kernel.kernel.workgroup), params, read_bytes=needed)
     if y is not out:
         yield cast(y, out, target)

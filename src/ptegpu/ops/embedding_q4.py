@@ -45,6 +45,7 @@ def lookup(
     groups = -(-out.numel // (lanes * kernel.kernel.workgroup))
     common = {"n": out.numel, "width": width, "total": total, "group": group}
     common |= {"scale_row": scale_row, "scale_group": scale_group}
+    rows_needed = min(indices.numel, total) / max(total, 1)  # the part of the tables that can be needed
     for w_first, w in weight.parts or ((0, weight),):
         for s_first, s in scales.parts or ((0, scales),):
             first = max(w_first, s_first)
@@ -52,7 +53,8 @@ def lookup(
             if first < end:
                 reads = [w, s, indices, *([zeros] if zeros else [])]
                 params = {"first": first, "rows": end - first, "w_first": w_first, "s_first": s_first}
-                yield Dispatch(kernel, reads, [y], groups, common | params)
+                needed = indices.nbytes + int(rows_needed * sum(t.nbytes for t in reads if t is not indices))
+                yield Dispatch(kernel, reads, [y], groups, common | params, read_bytes=needed)
     if y is not out:
         yield cast(y, out, target)
 

@@ -117,7 +117,8 @@ def taken(x: Tensor, place: Place, target: Target) -> Steps:
         params[f"d{rank - 1}"] = sizes[-1] // 4
     kernel = kernels.take(x.dtype, len(place.indices), rank, rows, target)
     groups = -(-out.numel // (4 * kernel.kernel.workgroup))
-    yield Dispatch(kernel, [x, *(i.tensor for i in place.indices)], [out], groups, params)
+    needed = min(x.nbytes, out.nbytes) + sum(i.tensor.nbytes for i in place.indices)
+    yield Dispatch(kernel, [x, *(i.tensor for i in place.indices)], [out], groups, params, read_bytes=needed)
 
 
 def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> bool:
@@ -149,7 +150,8 @@ def put(x: Tensor, place: Place, values: Tensor | Number, strides: tuple[int, ..
     )
     groups = -(-math.prod(place.shape) // kernel.kernel.workgroup)
     reads = [i.tensor for i in place.indices] + ([values] if isinstance(values, Tensor) else [])
-    yield Dispatch(kernel, reads, [words], groups, params)
+    changed = math.prod(place.shape) * store.size
+    yield Dispatch(kernel, reads, [words], groups, params, write_bytes=min(words.nbytes, changed))
     if not direct:
         yield cast(words, out, target)
 

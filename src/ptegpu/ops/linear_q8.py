@@ -138,7 +138,7 @@ class Product:
         params |= {} if isinstance(x.scale, Tensor) else {"x_scale": x.scale}
         params |= {} if isinstance(x.zero, Tensor) else {"x_zero": x.zero}
         params |= {} if y.dtype.is_float else {"y_inverse": 1.0 / self.output.scale, "y_zero": float(self.output.zero)}
-        return Dispatch(kernel, reads, [y], groups, params | extra)
+        return Dispatch(kernel, reads, [y], groups, params | extra, flops=2 * x.count * w.packed.shape[0] * x.k)
 
     def steps(self, target: Target) -> Steps:
         m, n = self.x.count, self.weight.packed.shape[0]

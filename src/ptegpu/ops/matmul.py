@@ -92,7 +92,8 @@ class Product:
 
     def dispatch(self, kernel: KernelSpec, groups: int, **extra: int) -> Dispatch:
         reads = [self.a, self.b, self.bias] if self.bias else [self.a, self.b]
-        return Dispatch(kernel, reads, [self.y], groups, self.params(**extra, **self.places))
+        flops = 2 * self.batch * self.m * self.n * self.k
+        return Dispatch(kernel, reads, [self.y], groups, self.params(**extra, **self.places), flops=flops)
 
     def swapped(self) -> Product:
         """yᵀ = bᵀ · aᵀ, both operands being stored along K."""

@@ -132,7 +132,14 @@ def pointwise(
     plain = tuple(x for x in operands if not isinstance(x, Strided))
     whole = len(plain) == len(operands) and shape == out.shape
     formula = Formula(body, plain, scalars or {}, compute) if whole else None
-    return Dispatch(kernel, [v.tensor for v in views.values()], [out], groups, params, formula)
+    needed = sum({v.tensor: _bytes_walked(v, shape) for v in views.values()}.values())
+    return Dispatch(kernel, [v.tensor for v in views.values()], [out], groups, params, formula, read_bytes=needed)
+
+
+def _bytes_walked(view: Strided, shape: Shape) -> int:
+    """What a view over this shape reads of its tensor."""
+    elements = math.prod(n for n, stride in zip(shape, view.strides, strict=True) if stride)
+    return min(elements * view.tensor.dtype.size, view.tensor.nbytes)
 
 
 def _mode(view: Strided, strides: tuple[int, ...], sizes: Shape) -> Mode:

@@ -132,7 +132,8 @@ def _products(
     params |= {"row_tiles": rows, "column_tiles": columns, "group_words": words, "sums_stride": 0}
     params |= {"sets": groups, "depth": depth, **geometry.params(), **numbers.params()}
     reads = [x, weights, scales, sums, *([bias] if bias else [])]
-    yield Dispatch(gemm(form, tile, target), reads, [y], products * rows * columns, params)
+    flops = 2 * math.prod(geometry.kernel) * (x.numel * per_group if transposed else y.numel * depth)
+    yield Dispatch(gemm(form, tile, target), reads, [y], products * rows * columns, params, flops=flops)
 
 
 @op("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default", dtypes=(DType.I8,))
@@ -226,4 +227,5 @@ def q8ta_conv2d_dw(
     kernel = depthwise(weights.dtype, weight_scales.dtype, bias.dtype if bias else None, numbers.relu, target)
     params = {"count": out.numel, "channels": channels, **geometry.params(), **numbers.params()}
     reads = [x, weights, weight_scales, *([bias] if bias else [])]
-    yield Dispatch(kernel, reads, [out], -(-out.numel // (4 * kernel.kernel.workgroup)), params)
+    flops = 2 * math.prod(geometry.kernel) * out.numel
+    yield Dispatch(kernel, reads, [out], -(-out.numel // (4 * kernel.kernel.workgroup)), params, flops=flops)

@@ -62,7 +62,11 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """One kernel launch over `groups` workgroups. `params` may hold Syms for parameters of type `sym`."""
+    """One kernel launch over `groups` workgroups. `params` may hold Syms for parameters of type `sym`.
+
+    For profiles: `flops` of products, convolutions and attention; `read_bytes` and `write_bytes` where a launch needs
+    less than its operands hold.
+    """
 
     kernel: KernelSpec
     read: Sequence[Tensor]
@@ -70,6 +74,9 @@ class Dispatch:
     groups: int
     params: Mapping[str, int | float | Sym] = field(default_factory=dict)
     formula: Formula | None = None
+    flops: int = 0
+    read_bytes: int | None = None
+    write_bytes: int | None = None
 
 
 Step: TypeAlias = Out | Scratch | Dispatch

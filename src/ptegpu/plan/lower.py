@@ -5,7 +5,7 @@ Here, and only here, tensors turn into bindings, parameters into bytes, and work
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import InvalidProgram, LimitExceeded, PtegpuError
 from ..graph.graph import Graph, Node, Sym, Tensor
@@ -116,7 +116,9 @@ class _Lowering:
             bindings.append(Binding(syms, 0, SYM_VECTORS * 16))
         kernel = self.kernels.setdefault(spec.kernel, len(self.kernels))
         grid = fold(step.groups, self.target.max_groups, spec.kernel.name)
-        self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, node.name))
+        read = sum(t.nbytes for t in dict.fromkeys(step.read)) if step.read_bytes is None else step.read_bytes
+        write = sum(t.nbytes for t in writes) if step.write_bytes is None else step.write_bytes
+        self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, node.name, read, write, step.flops))
         for source, to in casts:
             self.launch(k, node, cast(source, to, self.target), scratch)
 
@@ -135,8 +137,7 @@ class _Lowering:
             for d, j, _ in self.pending:
                 bindings = list(self.dispatches[d].bindings)
                 bindings[j] = Binding(params, bindings[j].offset, bindings[j].nbytes)
-                old = self.dispatches[d]
-                self.dispatches[d] = Dispatch(old.kernel, tuple(bindings), old.grid, old.label)
+                self.dispatches[d] = replace(self.dispatches[d], bindings=tuple(bindings))
         copies = [
             Copy(
                 self.index(self.memory.buffer_of[value]),

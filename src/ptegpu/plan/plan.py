@@ -61,6 +61,13 @@ class Dispatch:
     bindings: tuple[Binding, ...]
     grid: tuple[int, int]  # workgroups in x and y, each within the adapter's limit
     label: str  # the node it serves, for profiles and errors
+    read_bytes: int = 0  # what it needs of its operands at their live sizes, for profiles
+    write_bytes: int = 0
+    flops: int = 0  # operations of matrix products, convolutions and attention; 0 for others
+
+    @property
+    def nbytes(self) -> int:
+        return self.read_bytes + self.write_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,10 @@ class Engine:
         """The plan of the last run, or of a static graph."""
         return self.current.plan if self.current else None
 
+    def plan_now(self) -> Plan:
+        """The plan of the last run made anew: its bytes and flops are those at the symbolic ints of that run."""
+        return lower(self.graph, self.memory, self.device.target, self.symbols)
+
     def run(self, inputs: Sequence[Given], read: Sequence[int]) -> list[np.ndarray | DeviceTensor | int]:
         """Results in the order of `joined.outputs`; tensors whose position is not in `read` stay on the device."""
         if self.joined.dynamic:
