@@ -119,12 +119,27 @@ def attend(
     if start is not None:
         params["start"] = start
     groups = ks.batch * ks.heads * blocks * splits
+    pairs, seen = visible(qs.length, ks.length, causal, None if start is None else int(start))
+    read = q.nbytes + (k.nbytes + v.nbytes) * seen // max(ks.length, 1) + (mask.nbytes if mask else 0)
+    work = {"flops": 2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim), "read_bytes": read}
+    kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
     if splits == 1:
-        yield Dispatch(kernel, reads, [*writes, out], groups, params | ys.strides("y"))
+        params |= ys.strides("y")
+        yield Dispatch(kernel, reads, [*writes, out], groups, params, **work, write_bytes=kept + out.nbytes)
         return
     parts = yield Scratch((splits, ks.batch, ks.heads, rows, form.value_quads + 1, 4), DType.F32)
-    yield Dispatch(kernel, reads, [*writes, parts], groups, params)
+    yield Dispatch(kernel, reads, [*writes, parts], groups, params, **work, write_bytes=kept + parts.nbytes)
     yield Dispatch(few.merge(form, target), [parts], [out], ks.batch * ks.heads * rows, shape | ys.strides("y"))
+
+
+def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[int, int]:
+    """How many pairs of query and key count, and up to which key; `start` is the position now."""
+    first = max(start or 0, 0)
+    if causal:
+        ends = [min(first + query + 1, keys) for query in range(queries)]
+        return sum(ends), ends[-1]
+    seen = keys if start is None else min(first + queries, keys)
+    return queries * seen, seen
 
 
 def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
