@@ -119,17 +119,25 @@ def attend(
     if start is not None:
         params["start"] = start
     groups = ks.batch * ks.heads * blocks * splits
-    pairs, seen = visible(qs.length, ks.length, causal, None if start is None else int(start))
-    read = q.nbytes + (k.nbytes + v.nbytes) * seen // max(ks.length, 1) + (mask.nbytes if mask else 0)
-    work = {"flops": 2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim), "read_bytes": read}
-    kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
+    result = out
     if splits == 1:
         params |= ys.strides("y")
-        yield Dispatch(kernel, reads, [*writes, out], groups, params, **work, write_bytes=kept + out.nbytes)
-        return
-    parts = yield Scratch((splits, ks.batch, ks.heads, rows, form.value_quads + 1, 4), DType.F32)
-    yield Dispatch(kernel, reads, [*writes, parts], groups, params, **work, write_bytes=kept + parts.nbytes)
-    yield Dispatch(few.merge(form, target), [parts], [out], ks.batch * ks.heads * rows, shape | ys.strides("y"))
+    else:
+        result = yield Scratch((splits, ks.batch, ks.heads, rows, form.value_quads + 1, 4), DType.F32)
+    pairs, seen = visible(qs.length, ks.length, causal, None if start is None else int(start))
+    kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
+    yield Dispatch(
+        kernel,
+        reads,
+        [*writes, result],
+        groups,
+        params,
+        flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
+        read_bytes=q.nbytes + (k.nbytes + v.nbytes) * seen // max(ks.length, 1) + (mask.nbytes if mask else 0),
+        write_bytes=kept + result.nbytes,
+    )
+    if splits > 1:
+        yield Dispatch(few.merge(form, target), [result], [out], ks.batch * ks.heads * rows, shape | ys.strides("y"))
 
 
 def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[int, int]:
