@@ -3,9 +3,9 @@
 A *row* is one query of one of the `sharing` query heads that share a key-value head: row = query · sharing + head.
 The rows of a key-value head are computed together, so that its keys and values are read once for all of them.
 
-- `rows`: a few rows: the workgroup takes keys, then slices of it take values, each with a softmax of its own;
 - `tiles`: 64 rows against 32 keys at a time, both products from workgroup memory;
-- `merge`: joins the parts of rows whose keys were split over workgroups (flash decoding).
+- `attention_rows.rows`: a few rows, where a workgroup's slices take values with softmaxes of their own;
+- `attention_rows.merge`: joins the parts of rows whose keys were split over workgroups (flash decoding).
 
 Positions are read on the GPU: how many keys a row sees, and with it every loop's bound, follows from the symbolic
 start, and nothing of a dispatch does. What lies beyond is not loaded: addresses are clamped to the last key seen.
@@ -33,8 +33,8 @@ SIZES = [("rows", "u32"), ("keys", "u32"), ("sharing", "u32"), ("heads", "u32"),
 FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: where nothing is seen
 
 
-def strides(name: str, last: str = "row") -> list[tuple[str, str]]:
-    return [(f"{name}_batch", "u32"), (f"{name}_head", "u32"), (f"{name}_{last}", "u32")]
+def strides(name: str) -> list[tuple[str, str]]:
+    return [(f"{name}_batch", "u32"), (f"{name}_head", "u32"), (f"{name}_row", "u32")]
 
 
 @dataclass(frozen=True, slots=True)
