@@ -14,7 +14,6 @@ from torch import nn
 
 import ptegpu
 
-
 DATA = Path(__file__).parents[1] / "data"
 
 
@@ -303,7 +302,7 @@ def test_every_method_and_constant_methods() -> None:
 
 
 def test_constants_outside_the_program() -> None:
-    with pytest.raises(ptegpu.InvalidProgram, match="is in no file given; give its .ptd file"):
+    with pytest.raises(ptegpu.InvalidProgram, match=r"is in no file given; give its \.ptd file"):
         ptegpu.load(DATA / "dynamic.pte")
     with ptegpu.load(DATA / "dynamic.pte", data=[DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]) as program:
         assert program.methods == ("forward",)

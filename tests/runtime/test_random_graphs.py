@@ -1,7 +1,8 @@
 """Random small graphs of the registry's operators, with two dynamic dimensions, at every live size against PyTorch.
 
-Half of them go through the pass that joins elementwise operators. A dimension is a Python expression over the dynamic sizes `b` and `t`; a step of a graph is an operator with its
-arguments, the same computation in PyTorch, and the shape of the result. The graph is made once at the maximum.
+Half of them go through the pass that joins elementwise operators. A dimension is a Python expression over the dynamic
+sizes `b` and `t`; a step of a graph is an operator with its arguments, the same computation in PyTorch, and the shape
+of the result. The graph is made once at the maximum.
 """
 
 from __future__ import annotations

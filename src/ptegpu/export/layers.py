@@ -65,15 +65,21 @@ class GroupedWeight(nn.Module):
         super().__init__()
         values, scales = quantize_groups(weight, size)
         raised = (values - LOWEST).to(torch.uint8)
-        sums = values.unflatten(1, (-1, size)).sum(-1, dtype=torch.int32)
         self.size = size
         self.register_buffer("packed", raised[:, ::2] | raised[:, 1::2] << 4)  # (N, K / 2)
         self.register_buffer("scales", scales.t().contiguous())  # (K / size, N)
-        self.register_buffer("sums", sums.t().contiguous())  # of each group's integers
+
+    def integers(self) -> Tensor:
+        """From -8 to 7, int32 (N, K)."""
+        return torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1).int() + LOWEST
+
+    def sums(self) -> Tensor:
+        """Of each group's integers, int32 (K / size, N): what 8-bit activations need beside the weight."""
+        return self.integers().unflatten(1, (-1, self.size)).sum(-1, dtype=torch.int32).t().contiguous()
 
     def dequantized(self) -> Tensor:
         """float32 (N, K)."""
-        values = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1).float() + LOWEST
+        values = self.integers().float()
         return (values.unflatten(1, (-1, self.size)) * self.scales.t().unsqueeze(-1)).flatten(1)
 
 
@@ -106,6 +112,7 @@ class GroupedLinear(nn.Module):
         super().__init__()
         self.weight, self.dynamic = weight, dynamic
         self.register_buffer("bias", bias)
+        self.register_buffer("sums", weight.sums() if dynamic else None)
 
     def forward(self, x: Tensor, rounding: Rounding | None = None) -> Tensor:
         w, bias = self.weight, self.bias
@@ -115,7 +122,7 @@ class GroupedLinear(nn.Module):
             return F.linear(x, w.dequantized(), bias)
         r = rounding or Rounding.of(x)
         if torch.compiler.is_exporting():
-            return torch.ops.et_vk.linear_dq8ca_q4gsw(x, r.scale, r.zero, w.packed, w.sums, w.scales, w.size, bias)
+            return torch.ops.et_vk.linear_dq8ca_q4gsw(x, r.scale, r.zero, w.packed, self.sums, w.scales, w.size, bias)
         return F.linear(r.applied(x), w.dequantized(), bias)
 
 

@@ -1,0 +1,92 @@
+"""A decoder with a KV cache: every length and position on one loaded program, and decode steps that plan nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401  (llama::update_cache, llama::custom_sdpa)
+import pytest
+import torch
+from tests.exporting import export
+from tests.models import Decoder
+from torch.export import Dim
+
+import ptegpu
+
+CONTEXT, LONGEST = 520, 24
+
+
+@pytest.fixture(scope="module")
+def module() -> Decoder:
+    return Decoder(CONTEXT).eval()
+
+
+@pytest.fixture(scope="module")
+def loaded(module: Decoder) -> Iterator[ptegpu.Program]:
+    example = (torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    with ptegpu.load(export(module, example, dynamic_shapes=({1: Dim("s", min=1, max=LONGEST)}, None))) as program:
+        yield program
+
+
+@pytest.fixture
+def program(loaded: ptegpu.Program) -> ptegpu.Program:
+    loaded.reset()
+    return loaded
+
+
+def call(program: ptegpu.Program, tokens: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    return program(tokens[:, first:end], torch.tensor([first]))
+
+
+def test_the_whole_decoder_is_one_plan(program: ptegpu.Program) -> None:
+    assert len(program.method("forward").graphs) == 1
+
+
+def test_every_prompt_length_in_any_order(module: Decoder, program: ptegpu.Program) -> None:
+    rng = random.Random(0)
+    lengths = [1, LONGEST, *(rng.randint(2, LONGEST - 1) for _ in range(10))]
+    rng.shuffle(lengths)
+    for length in lengths:
+        tokens = torch.randint(0, 64, (1, length + 2))
+        got = call(program, tokens, 0, length)
+        torch.testing.assert_close(got, module.logits(tokens[:, :length]), atol=1e-4, rtol=1e-4)
+        for end in (length + 1, length + 2):  # decode goes on from there
+            got = call(program, tokens, end - 1, end)
+            torch.testing.assert_close(got, module.logits(tokens[:, :end]), atol=1e-4, rtol=1e-4)
+        with pytest.raises(ptegpu.InvalidInput):
+            call(program, torch.zeros(1, LONGEST + 1, dtype=torch.int64), 0, LONGEST + 1)
+
+
+def test_chunks_of_a_prompt_give_what_the_whole_gives(module: Decoder, program: ptegpu.Program) -> None:
+    tokens = torch.randint(0, 64, (1, 60))
+    want = module.logits(tokens)
+    for chunk in (1, 7, LONGEST):
+        for first in range(0, 60, chunk):
+            got = call(program, tokens, first, min(first + chunk, 60))
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_500_decode_steps_plan_create_and_allocate_nothing(module: Decoder, program: ptegpu.Program) -> None:
+    tokens = torch.randint(0, 64, (1, 512))
+    call(program, tokens, 0, 8)
+    call(program, tokens, 8, 9)
+    (engine,) = program._methods["forward"].engines.values()
+    planned, before = engine.planned, program.device.counters.snapshot()
+    for position in range(9, 509):
+        got = call(program, tokens, position, position + 1)
+    done = program.device.counters.snapshot().since(before)
+    assert engine.planned == planned
+    assert (done.buffers_created, done.bind_groups_created, done.pipelines_created) == (0, 0, 0)
+    assert (done.submits, done.readbacks) == (500, 500)
+    torch.testing.assert_close(got, module.logits(tokens[:, :509]), atol=1e-4, rtol=1e-4)
+
+
+def test_a_reset_forgets(program: ptegpu.Program) -> None:
+    tokens = torch.randint(0, 64, (1, 9))
+    over_nothing = call(program, tokens, 4, 5)
+    program.reset()
+    call(program, tokens, 0, 9)
+    assert not torch.equal(call(program, tokens, 4, 5), over_nothing)
+    program.reset()
+    assert torch.equal(call(program, tokens, 4, 5), over_nothing)
