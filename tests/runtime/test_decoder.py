@@ -2,30 +2,65 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 
-import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401  (llama::update_cache, llama::custom_sdpa)
 import pytest
 import torch
-from tests.exporting import export
-from tests.models import Decoder
 from torch.export import Dim
 
 import ptegpu
+from ptegpu.export import lower, trace
+from ptegpu.export.config import read_config
+from ptegpu.export.decoder import Decoder
 
 CONTEXT, LONGEST = 520, 24
 
 
-@pytest.fixture(scope="module")
-def module() -> Decoder:
-    return Decoder(CONTEXT).eval()
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+}
+
+
+class Reference:
+    """The decoder in plain PyTorch: the logits after all of `tokens`."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.decoder.reset()
+        with torch.no_grad():
+            return self.decoder(tokens, torch.tensor([0]))
 
 
 @pytest.fixture(scope="module")
-def loaded(module: Decoder) -> Iterator[ptegpu.Program]:
+def module(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    folder = tmp_path_factory.mktemp("decoder")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    decoder = Decoder(read_config(folder), CONTEXT)
+    torch.manual_seed(3)
+    for owner in list(decoder.modules()):
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            value = torch.ones(parameter.shape) if parameter.ndim == 1 else torch.randn(parameter.shape) * 0.2
+            setattr(owner, name, torch.nn.Parameter(value))
+    return Reference(decoder.eval())
+
+
+@pytest.fixture(scope="module")
+def loaded(module: Reference) -> Iterator[ptegpu.Program]:
     example = (torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    with ptegpu.load(export(module, example, dynamic_shapes=({1: Dim("s", min=1, max=LONGEST)}, None))) as program:
+    lowered = lower(trace(module.decoder, example, ({1: Dim("length", min=1, max=LONGEST)}, None)))
+    assert lowered.partitions == 1
+    with ptegpu.load(lowered.data) as program:
         yield program
 
 
@@ -43,7 +78,7 @@ def test_the_whole_decoder_is_one_plan(program: ptegpu.Program) -> None:
     assert len(program.method("forward").graphs) == 1
 
 
-def test_every_prompt_length_in_any_order(module: Decoder, program: ptegpu.Program) -> None:
+def test_every_prompt_length_in_any_order(module: Reference, program: ptegpu.Program) -> None:
     rng = random.Random(0)
     lengths = [1, LONGEST, *(rng.randint(2, LONGEST - 1) for _ in range(10))]
     rng.shuffle(lengths)
@@ -58,7 +93,7 @@ def test_every_prompt_length_in_any_order(module: Decoder, program: ptegpu.Progr
             call(program, torch.zeros(1, LONGEST + 1, dtype=torch.int64), 0, LONGEST + 1)
 
 
-def test_chunks_of_a_prompt_give_what_the_whole_gives(module: Decoder, program: ptegpu.Program) -> None:
+def test_chunks_of_a_prompt_give_what_the_whole_gives(module: Reference, program: ptegpu.Program) -> None:
     tokens = torch.randint(0, 64, (1, 60))
     want = module.logits(tokens)
     for chunk in (1, 7, LONGEST):
@@ -67,7 +102,7 @@ def test_chunks_of_a_prompt_give_what_the_whole_gives(module: Decoder, program: 
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-def test_500_decode_steps_plan_create_and_allocate_nothing(module: Decoder, program: ptegpu.Program) -> None:
+def test_500_decode_steps_plan_create_and_allocate_nothing(module: Reference, program: ptegpu.Program) -> None:
     tokens = torch.randint(0, 64, (1, 512))
     call(program, tokens, 0, 8)
     call(program, tokens, 8, 9)

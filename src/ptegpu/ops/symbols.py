@@ -33,6 +33,14 @@ def select_as_symint(x: Tensor, dim: int, index: int, *, data: Callable[[Tensor]
     return element if data is None else int(data(x).reshape(-1)[element])
 
 
+@sym("aten._local_scalar_dense.default")
+def local_scalar_dense(x: Tensor, *, data: Callable[[Tensor], Any] | None) -> int:
+    """The only element of an int tensor."""
+    if x.numel != 1:
+        raise ExecutionError(f"{x!r} has {x.numel} elements, one is needed")
+    return 0 if data is None else int(data(x).reshape(-1)[0])
+
+
 def _binary(name: str, function: Callable[[int, int], int]) -> None:
     def rule(a: int, b: int) -> int:
         return int(function(a, b))

@@ -1,0 +1,89 @@
+"""Profiles of whole methods: with branches and host operators, with state, at live shapes and positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.exporting import export
+
+import ptegpu
+from ptegpu.errors import Closed, InvalidInput
+from ptegpu.gpu import open_device
+from ptegpu.runtime.profile import operator_of
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+def test_kernels_come_in_the_order_in_which_they_run() -> None:
+    with ptegpu.load(DATA / "mlp.pte") as program:
+        method = program.method("forward")
+        found = method.profile(np.ones((2, 8), np.float32), repeats=2)
+        (plan,) = method.plans
+    assert list(plan.dispatches) == [k.dispatch for k in found.kernels]
+    assert ("forward", 2, program.device.info) == (found.method, found.repeats, found.adapter)
+    assert [2 * 2 * 8 * 16, 0, 2 * 2 * 16 * 4] == [k.dispatch.flops for k in found.kernels]
+    assert found.pass_seconds >= 0.0
+    assert found.wall_seconds > 0.0
+    assert found.split_seconds == found.kernel_seconds - found.pass_seconds
+    assert found.host_seconds == found.wall_seconds - found.pass_seconds
+
+
+def test_a_method_with_branches_runs_one_of_them_and_is_left_as_new() -> None:
+    inputs = np.full((3, 4), 2.0, np.float32), np.array([0, 2])
+    with ptegpu.load(DATA / "control.pte") as program:
+        first = program(*inputs)
+        found = program.method("forward").profile(*inputs, repeats=3)
+        again = program(*inputs)  # counts its calls
+    for a, b in zip(first, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    operators = [operator_of(k.dispatch) for k in found.kernels]
+    assert ["aten::add.out", "aten::sum.IntList_out", "aten::gt.Scalar_out", "aten::mul.out"] == operators[:4]
+    assert "aten::sub.out" not in operators
+    begins = [k.begin for k in found.kernels]
+    assert sorted(begins) == begins
+
+
+class Cached(torch.nn.Module):
+    """Attention over a cache [1, 16, 2, 8] up to a position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 16, 2, 8))
+        self.register_buffer("values", torch.zeros(1, 16, 2, 8))
+
+    def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:  # x (1, 1, 2, 8)
+        start = position[0].item()
+        torch._check_is_size(start)
+        torch._check(start + 1 <= 16)
+        torch.ops.llama.update_cache(x, self.keys, start)
+        torch.ops.llama.update_cache(x, self.values, start)
+        return torch.ops.llama.custom_sdpa(x, self.keys, self.values, start, None, 0.0, True)
+
+
+def test_one_plan_has_the_figures_of_each_position() -> None:
+    with ptegpu.load(export(Cached(), (torch.ones(1, 1, 2, 8), torch.tensor([0])))) as program:
+        method = program.method("forward")
+        found = [method.profile(np.ones((1, 1, 2, 8), np.float32), np.array([p]), repeats=1) for p in (2, 7)]
+        assert 1 == method._method.engines[0].planned
+    attention = [max((k.dispatch for k in f.kernels), key=lambda d: d.flops) for f in found]
+    assert [2 * 2 * (p + 1) * 16 for p in (2, 7)] == [d.flops for d in attention]  # 2 heads, sizes 8 + 8
+    assert [64 + 2 * (p + 1) * 64 for p in (2, 7)] == [d.read_bytes for d in attention]
+
+
+def test_bad_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((2, 8), np.float32)
+    with ptegpu.load(DATA / "mlp.pte") as program:
+        method = program.method("forward")
+        with pytest.raises(InvalidInput) as caught:
+            method.profile(x, repeats=0)
+        assert "a profile takes at least 1 call, not 0" == str(caught.value)
+        with pytest.raises(InvalidInput):
+            method.profile(x[0])
+        monkeypatch.setattr(open_device(), "timestamps", False)
+        with pytest.raises(ptegpu.LimitExceeded, match="which .* does not have$"):
+            method.profile(x)
+    with pytest.raises(Closed):
+        method.profile(x)
