@@ -10,7 +10,7 @@ import torch
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.errors import Closed, InvalidInput
+from ptegpu.errors import Closed, InvalidInput, LimitExceeded
 from ptegpu.gpu import open_device
 from ptegpu.runtime.profile import operator_of
 
@@ -83,7 +83,7 @@ def test_bad_calls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(InvalidInput):
             method.profile(x[0])
         monkeypatch.setattr(open_device(), "timestamps", False)
-        with pytest.raises(ptegpu.LimitExceeded, match="which .* does not have$"):
+        with pytest.raises(LimitExceeded):
             method.profile(x)
     with pytest.raises(Closed):
         method.profile(x)

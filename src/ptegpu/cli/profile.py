@@ -5,18 +5,20 @@ from __future__ import annotations
 import json as json_text
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import ptegpu
 
 from ..format import read_program
-from ..runtime.profile import Profile, Row
 from .console import duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
 from .values import declared, find_method
+
+if TYPE_CHECKING:  # needs wgpu, which only running takes
+    from ..runtime.profile import Profile, Row
 
 
 class By(StrEnum):

@@ -63,7 +63,7 @@ def arithmetic(target: Target, groups: int, turns: int) -> Plan:
 @compute @workgroup_size({workgroup})
 fn main(@builtin(global_invocation_id) id: vec3u) {{
     let factor = zeros + 0.5;
-    let start = vec4f(f32(id.x), 1.0, 2.0, 3.0);
+    let start = vec4f(f32(id.x), 0.0, 1.0, 2.0) + 1.0;
     {" ".join(f"var {a} = start + {n}.0;" for n, a in enumerate(chains))}
     for (var turn = 0u; turn < {turns}u; turn++) {{
         {" ".join(f"{a} = fma({a}, factor, start);" for _ in range(_LINKS) for a in chains)}
