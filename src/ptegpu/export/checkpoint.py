@@ -94,7 +94,8 @@ def _tied_output(decoder: Decoder, store: Store, weights: Weights) -> nn.Module:
     embedding, output = decoder.embed_tokens, decoder.lm_head
     if isinstance(embedding, GroupedEmbedding) and weights.linear in ("4bit", "8da4w"):
         return GroupedLinear(embedding.weight, dynamic=weights.linear == "8da4w")
-    if isinstance(embedding, nn.Embedding) and weights.linear == "none":
+    stays = weights.linear == "none" or (weights.linear != "8bit" and decoder.config.dim % weights.group)
+    if isinstance(embedding, nn.Embedding) and stays:
         return _with(output, embedding.weight, None)
     weights.notes.append("embedding and output layer are one matrix in the checkpoint, stored in two ways here")
     return _loaded("lm_head", output, store.read("embed_tokens.weight", output.weight.shape), None, decoder, weights)

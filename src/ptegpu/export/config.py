@@ -202,9 +202,7 @@ def _rope(path: Path, given: Mapping[str, Any], kind: str, family: str, head_dim
     found |= {} if local else given.get("rope_scaling") or {}
     rope = str(found.get("rope_type") or found.get("type") or "default")
     if rope not in ROPES:
-        raise ExportError(
-            f"{path}: rotary embeddings of type {rope!r} are not supported; supported are {', '.join(ROPES)}"
-        )
+        raise ExportError(f"{path}: rope_type {rope!r} is not supported; supported are {', '.join(ROPES)}")
     if found.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ExportError(f"{path}: a partial_rotary_factor is not supported for {family}")
     return Rope(

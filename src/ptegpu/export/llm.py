@@ -23,7 +23,7 @@ from .backend import quiet, torch
 from .checkpoint import Progress, Weights, load
 from .config import Config, read_config
 from .decoder import Decoder
-from .lowering import Lowered, lower, trace
+from .lowering import NO_LIMITS, Lowered, lower, trace
 
 VERSION = 1  # of what the methods and files mean
 DTYPES = ("float32", "float16")
@@ -32,6 +32,7 @@ EMBEDDINGS = ("float", "4bit")
 GROUPS = (32, 64, 128)
 CONTEXT, CHUNK = 2048, 512  # at most, unless asked for more
 CHECKED = 8  # tokens
+TEXTURE_DEPTH = 2048  # beyond it, the partitioner would cut max_seq down to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,7 @@ def export_llm(
     with phase("Tracing"):
         program = trace(decoder, *example(chosen))
     with phase("Lowering"):
-        fp16 = {"force_fp16": True} if chosen.dtype == "float16" else {}
-        lowered = lower(program, options=fp16, constants=metadata(config, chosen))
+        lowered = lower(program, options=_partitioner_options(chosen), constants=metadata(config, chosen))
         del program
     with phase("Writing"):
         target.write_bytes(lowered.data)
@@ -161,6 +161,13 @@ def example(options: Options) -> tuple[tuple[torch.Tensor, torch.Tensor], dict[s
     tokens = torch.zeros((1, min(4, options.max_seq)), dtype=torch.int64)
     length = torch.export.Dim("length", min=1, max=options.max_seq)
     return (tokens, torch.zeros(1, dtype=torch.int64)), {"tokens": {1: length}, "position": None}
+
+
+def _partitioner_options(options: Options) -> dict[str, Any]:
+    found: dict[str, Any] = {"force_fp16": True} if options.dtype == "float16" else {}
+    if options.max_seq and options.max_seq > TEXTURE_DEPTH:
+        found["texture_limits"] = NO_LIMITS
+    return found
 
 
 def metadata(config: Config, options: Options) -> dict[str, Any]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils._sympy.value_ranges import bound_sympy
+
 from ..errors import ExportError
-from ..format import KernelCall, read_delegate, read_program
+from ..format import KernelCall, Tensor, read_delegate, read_program
 from ..graph.names import functional
 from .backend import (
     EdgeCompileConfig,
@@ -22,6 +28,8 @@ from .backend import (
     torch,
 )
 
+ADDRESS = re.compile(r" \(<[^>]* at 0x\w+>\)")
+NO_LIMITS = (2**31 - 1,) * 3
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
@@ -40,19 +48,60 @@ class Lowered:
     partitions: int
     delegated: Counter[str] = field(default_factory=Counter)  # operators in partitions
     outside: tuple[Outside, ...] = ()
+    bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
 
 
-def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None) -> torch.export.ExportedProgram:
+def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's own words."""
     with quiet():
         try:
-            return torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
+            program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
         except Exception as e:
             raise ExportError(f"PyTorch cannot trace this module: {_root_cause(e)}") from e
+    _drop_unused_buffers(program)
+    return program
+
+
+def _drop_unused_buffers(program: ExportedProgram) -> None:
+    """ExecuTorch leaves out unused parameters, but would store these; a shared one counts as unused too."""
+    signature = program.graph_signature
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    written = set(signature.buffers_to_mutate.values())
+    for spec in list(signature.input_specs):
+        if spec.kind == InputKind.BUFFER and spec.target not in written and not places[spec.arg.name].users:
+            signature.input_specs.remove(spec)
+            program.state_dict.pop(spec.target, None)
+            program.constants.pop(spec.target, None)
+            program.graph.erase_node(places[spec.arg.name])
+    program.graph_module.recompile()
+
+
+def ranges(program: ExportedProgram) -> list[list[tuple[int, int]]]:
+    """The smallest and the largest size of each dimension of each tensor input."""
+    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
+    inputs = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    return [[_range(d, program) for d in v.shape] for v in inputs if isinstance(v, torch.Tensor)]
+
+
+def _range(size: int | torch.SymInt, program: ExportedProgram) -> tuple[int, int]:
+    if isinstance(size, int):
+        return size, size
+    found = bound_sympy(size.node.expr, program.range_constraints)
+    return int(found.lower), int(found.upper) if found.upper.is_Integer else sys.maxsize
+
+
+def lower_untightened(program: ExportedProgram, again: Callable[[], ExportedProgram], **how: Any) -> Lowered:
+    """`lower`, so that inputs keep their bounds: checking the sizes of textures, which ptegpu does not use, the
+    partitioner may tighten them silently. `again` traces anew, since lowering uses a program up."""
+    wanted = ranges(program)
+    lowered = lower(program, **how)
+    if all(high <= found for dims, shape in zip(wanted, lowered.bounds) for (_, high), found in zip(dims, shape)):
+        return lowered
+    return lower(again(), **how | {"options": {**how.get("options", {}), "texture_limits": NO_LIMITS}})
 
 
 def lower(
-    program: torch.export.ExportedProgram,
+    program: ExportedProgram,
     *,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
@@ -102,14 +151,17 @@ def _account(data: bytes, reasons: Mapping[str, str]) -> Lowered:
     delegated: Counter[str] = Counter()
     outside: Counter[str] = Counter()
     partitions = 0
-    for method in read_program(data).methods:
+    program = read_program(data)
+    for method in program.methods:
         partitions += len(method.delegates)
         for part in method.delegates:
             delegated.update(call.operator for call in read_delegate(part.blob, base=part.offset).calls)
         for chain in method.chains:
             outside.update(functional(i.operator) for i in chain if isinstance(i, KernelCall))
     others = (Outside(name, count, reasons.get(_plain(name), "")) for name, count in outside.most_common())
-    return Lowered(data, partitions, delegated, tuple(others))
+    forward = next(m for m in program.methods if m.name == "forward")
+    tensors = tuple(v.sizes for k in forward.inputs if isinstance(v := forward.values[k], Tensor))
+    return Lowered(data, partitions, delegated, tuple(others), tensors)
 
 
 def _plain(name: str) -> str:
@@ -123,5 +175,5 @@ def _root_cause(e: BaseException) -> str:
     """The exporter wraps what went wrong in the name of a pass; the innermost error says it."""
     while inner := e.__cause__ or e.__context__:
         e = inner
-    text = str(e).strip()
+    text = ADDRESS.sub("", str(e).strip())
     return text.splitlines()[0] if text else type(e).__name__

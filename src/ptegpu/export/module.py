@@ -18,9 +18,10 @@ import ptegpu
 
 from ..errors import ExportError
 from .backend import torch
-from .lowering import Lowered, lower, trace
+from .lowering import Lowered, lower, lower_untightened, ranges, trace
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
+MOST_SPECIAL = 2  # PyTorch may say from 2 on, and the program takes 1 as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +47,36 @@ def export(
     `args` are inputs to trace it with and `dynamic_shapes` what `torch.export` takes. `options` are those of the
     Vulkan/WebGPU partitioner, which is left out if not `delegate`: ptegpu runs such programs on the GPU as well.
     """
-    lowered = lower(trace(module, args, dynamic_shapes), delegate=delegate, options=options)
+
+    def traced() -> torch.export.ExportedProgram:
+        return trace(module, args, dynamic_shapes)
+
+    lowered = lower_untightened(traced(), traced, delegate=delegate, options=dict(options or {}))
     if path is not None:
         Path(path).write_bytes(lowered.data)
     return lowered.data
 
 
 def export_with_account(
-    source: Source, ranges: Sequence[str] = (), *, delegate: bool = True
+    source: Source, dynamic: Sequence[str] = (), *, delegate: bool = True
 ) -> tuple[Lowered, list[str]]:
-    """The program and notes on it; `ranges` as `dynamic_shapes` takes them, in place of the source's own.
+    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own.
 
     Where partitioning fails, the program has no partitions, which ptegpu runs on the GPU as well.
     """
+    wanted = parse_dynamic(dynamic, source.args)
 
     def traced() -> torch.export.ExportedProgram:
-        shapes = dynamic_shapes(ranges, source.args) if ranges else source.dynamic_shapes
+        shapes = _shapes(wanted, source.args) if wanted else source.dynamic_shapes
         program = trace(source.module, source.args, shapes)
-        if ranges:
-            _check_dynamic(program, shapes)
+        _check_dynamic(program, wanted, source.args)
         return program
 
     program = traced()
     if not delegate:
         return lower(program, delegate=False), []
     try:
-        return lower(program), []
+        return lower_untightened(program, traced), []
     except ExportError as e:
         return lower(traced(), delegate=False), [f"there are no partitions: {e}"]
 
@@ -110,33 +115,55 @@ def find_source(name: str) -> Source:
     return Source(found[0], inputs, found[2] if len(found) == 3 else None)
 
 
-def dynamic_shapes(texts: Sequence[str], args: Sequence[Any]) -> tuple[dict[int, Any] | None, ...]:
-    """For `torch.export`, from texts such as 0:1=1..64: dimension 1 of input 0 is between 1 and 64."""
+@dataclass(frozen=True, slots=True)
+class Dynamic:
+    """A dimension that may change."""
+
+    text: str  # as it was asked for
+    input: int
+    dim: int
+    low: int
+    high: int
+
+
+def parse_dynamic(texts: Sequence[str], args: Sequence[Any]) -> list[Dynamic]:
+    """From texts such as 0:1=1..64: dimension 1 of input 0 is between 1 and 64."""
+    return [_parse_dynamic(text.strip(), args) for text in texts]
+
+
+def _parse_dynamic(text: str, args: Sequence[Any]) -> Dynamic:
+    match = DYNAMIC.fullmatch(text)
+    if not match:
+        raise ExportError(f"{text!r} is not of the form INPUT:DIMENSION=LOW..HIGH, as in 0:1=1..64")
+    found = Dynamic(text, *map(int, match.groups()))
+    if found.input >= len(args) or not isinstance(args[found.input], torch.Tensor):
+        raise ExportError(f"{text}: there is no tensor input {found.input}; there are {len(args)} inputs")
+    shape = list(args[found.input].shape)
+    if found.dim >= len(shape):
+        raise ExportError(f"{text}: input {found.input} of shape {shape} has no dimension {found.dim}")
+    size = shape[found.dim]
+    if not found.low <= size <= found.high:
+        raise ExportError(f"{text}: the example input {found.input} has {size} there, outside of the range")
+    if size <= 1:
+        raise ExportError(f"{text}: the example input {found.input} has {size} there, which PyTorch takes as fixed")
+    return found
+
+
+def _shapes(dynamic: Sequence[Dynamic], args: Sequence[Any]) -> tuple[dict[int, Any] | None, ...]:
+    """What `torch.export` takes; dimensions that must be equal are found to be."""
     found: list[dict[int, Any]] = [{} for _ in args]
-    for text in texts:
-        match = DYNAMIC.fullmatch(text.strip())
-        if not match:
-            raise ExportError(f"{text!r} is not of the form INPUT:DIMENSION=LOW..HIGH, as in 0:1=1..64")
-        k, dim, low, high = map(int, match.groups())
-        if k >= len(args) or not isinstance(args[k], torch.Tensor):
-            raise ExportError(f"{text}: there is no tensor input {k}; there are {len(args)} inputs")
-        shape = list(args[k].shape)
-        if dim >= len(shape):
-            raise ExportError(f"{text}: input {k} of shape {shape} has no dimension {dim}")
-        if not low <= shape[dim] <= high:
-            raise ExportError(f"{text}: the example input {k} has {shape[dim]} there, outside of the range")
-        if shape[dim] <= 1 < high:
-            raise ExportError(f"{text}: trace with another size than {shape[dim]}, which PyTorch takes as fixed")
-        found[k][dim] = torch.export.Dim.AUTO(min=low, max=high)
+    for d in dynamic:
+        found[d.input][d.dim] = torch.export.Dim.AUTO(min=d.low, max=d.high)
     return tuple(dims or None for dims in found)
 
 
-def _check_dynamic(program: torch.export.ExportedProgram, wanted: Sequence[dict[int, Any] | None]) -> None:
-    """Raises where PyTorch found that a dimension asked to be dynamic cannot change."""
-    names = program.graph_signature.user_inputs
-    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    for k, dims in enumerate(wanted):
-        for dim in dims or {}:
-            size = values[names[k]].shape[dim]
-            if isinstance(size, int):
-                raise ExportError(f"dimension {dim} of input {k} cannot change: the module fixes it at {size}")
+def _check_dynamic(program: torch.export.ExportedProgram, dynamic: Sequence[Dynamic], args: Sequence[Any]) -> None:
+    """Raises where the module allows less than what was asked for."""
+    found = iter(ranges(program))
+    sizes = [[next(found) for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)] for x in args]
+    for d in dynamic:
+        low, high = sizes[d.input][0][d.dim]
+        if low == high:
+            raise ExportError(f"{d.text}: the module fixes this dimension at {low}")
+        if low > max(d.low, MOST_SPECIAL) or high < d.high:
+            raise ExportError(f"{d.text}: the module allows {low}..{high}")

@@ -1,0 +1,126 @@
+"""`config.json`, with the values that families have where it is silent, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.export.checkpoints import LLAMA3, config
+
+from ptegpu.errors import ExportError
+from ptegpu.export.config import Config, Rope, read_config
+
+
+def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str, Any] | None = None) -> Config:
+    given = {k: v for k, v in (config(name) | changes).items() if v is not ...}
+    (folder / "config.json").write_text(json.dumps(given))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return read_config(folder)
+
+
+def test_values_where_the_file_is_silent(tmp_path: Path) -> None:
+    silent = dict.fromkeys(("num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "rope_theta"), ...)
+    found = read(tmp_path, "qwen3", silent | {"head_dim": ...})
+    assert (4, 16, 1e-6, 2048) == (found.kv_heads, found.head_dim, found.eps, found.context)
+    assert found.layers[0].rope == Rope(16, 1e4)
+    assert (True, True, "gelu_pytorch_tanh") == _gemma(read(tmp_path, "gemma", {"hidden_act": ...}))
+
+
+def _gemma(found: Config) -> tuple[bool, bool, str]:
+    return found.tied, found.embedding_scale == found.dim**0.5, found.activation
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "windows"),
+    [
+        ("gemma3", {"num_hidden_layers": 7, "sliding_window_pattern": ...}, [5, 5, 5, 5, 5, None, 5]),
+        ("gemma2", {"num_hidden_layers": 3}, [5, None, 5]),
+        ("qwen2-window", {"use_sliding_window": False}, [None, None]),
+        ("mistral", {"sliding_window": None}, [None, None]),
+        ("gemma3", {"layer_types": ["full_attention", "sliding_attention"]}, [None, 5]),
+    ],
+)
+def test_windows(name: str, changes: dict[str, Any], windows: list[int | None], tmp_path: Path) -> None:
+    assert windows == [layer.window for layer in read(tmp_path, name, changes).layers]
+
+
+def test_rope_of_older_and_newer_files(tmp_path: Path) -> None:
+    older = {"rope_theta": 5e5, "rope_scaling": LLAMA3}
+    newer = {"rope_theta": ..., "rope_scaling": ..., "rope_parameters": LLAMA3 | {"rope_theta": 5e5}}
+    expected = Rope(16, 5e5, "llama3", 8.0, 1.0, 4.0, 16)
+    assert expected == read(tmp_path, "llama", older).layers[0].rope == read(tmp_path, "llama", newer).layers[0].rope
+    each = {"sliding_attention": {"rope_theta": 10.0}, "full_attention": {"rope_type": "linear", "factor": 2.0}}
+    found = read(tmp_path, "gemma3", {"rope_parameters": each, "rope_scaling": ..., "rope_theta": ...}).layers
+    assert [Rope(24, 10.0), Rope(24, 1e6, "linear", 2.0)] == [layer.rope for layer in found]
+
+
+def test_long_waves_are_stretched() -> None:
+    plain, scaled = Rope(64, 1e4).frequencies(), Rope(64, 1e4, "llama3", 8.0, 1.0, 4.0, 256).frequencies()
+    waves = 2 * torch.pi / plain
+    torch.testing.assert_close(scaled[waves < 64], plain[waves < 64])
+    torch.testing.assert_close(scaled[waves > 256], plain[waves > 256] / 8)
+    assert ((plain / 8 <= scaled) & (scaled <= plain)).all()
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        (None, (1, (2,))),
+        ({"bos_token_id": 3, "eos_token_id": [4, 5, 4]}, (3, (4, 5))),
+        ({"eos_token_id": None, "bos_token_id": None}, (-1, ())),
+    ],
+)
+def test_special_tokens(generation: dict[str, Any] | None, expected: tuple[int, tuple[int]], tmp_path: Path) -> None:
+    found = read(tmp_path, "llama", {}, generation)
+    assert expected == (found.bos, found.eos)
+
+
+FAMILIES = "llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, f"model_type 'gpt2' is not supported; supported are {FAMILIES}"),
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"vocab_size": 0}, "vocab_size is 0, not a positive number"),
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported are silu, gelu, gelu_pytorch_tanh"),
+        (
+            {"rope_scaling": {"type": "yarn"}},
+            "rope_type 'yarn' is not supported; supported are default, linear, llama3",
+        ),
+        ({"partial_rotary_factor": 0.5}, "a partial_rotary_factor is not supported for llama"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None, and layers need it"),
+        (
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention is not supported: text is made from left to right",
+        ),
+        (
+            {"quantization_config": {"bits": 4}},
+            "the weights are quantized already; export the original checkpoint",
+        ),
+    ],
+)
+def test_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=f"^{re.escape(f'{tmp_path}/config.json: {message}')}$"):
+        read(tmp_path, "llama", changes)
+
+
+def test_no_config(tmp_path: Path) -> None:
+    expected = f"{tmp_path}/config.json is missing: this is no folder of a Hugging Face checkpoint"
+    with pytest.raises(ExportError, match=f"^{re.escape(expected)}$"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "message"), [("[]", "not a JSON object"), ("{", "not JSON: Expecting property")])
+def test_broken_config(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ExportError, match=re.escape(f"{tmp_path}/config.json: {message}")):
+        read_config(tmp_path)
