@@ -121,8 +121,8 @@ def shapes(given: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def tensors(name: str) -> dict[str, torch.Tensor]:
-    given = config(name)
+def tensors(name: str, changes: dict[str, Any] | None = None) -> dict[str, torch.Tensor]:
+    given = config(name) | (changes or {})
     random = np.random.default_rng(zlib.crc32(name.encode()))
     made = {}
     for key, shape in shapes(given).items():
@@ -141,7 +141,7 @@ def write(folder: Path, name: str, changes: dict[str, Any] | None = None, *, sha
     """A checkpoint folder; `changes` replace keys of its config."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config(name) | (changes or {})))
-    made = tensors(name)
+    made = tensors(name, changes)
     if shards == 1:
         save_file(made, folder / "model.safetensors")
         return folder

@@ -1,0 +1,166 @@
+"""Checkpoints to `.pte` and through ptegpu: against transformers where weights are floats, else against eager PyTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.export.checkpoints import TOKENS, golden, write
+
+import ptegpu
+from ptegpu.errors import ExportError, NoAdapter
+from ptegpu.export import ExportedModel, Options, export_llm, load_decoder
+from ptegpu.export.decoder import Decoder
+from ptegpu.format import read_program
+
+CHUNKS = [5, 1, 1, 4, 1]
+ENDS = np.cumsum(CHUNKS) - 1  # the last token of each chunk
+ONE_LAYER = {"num_hidden_layers": 1}
+CALLED = {"et_vk.prepack.default", "sym_size.int", "et_vk.select_as_symint.default"}
+
+
+def on_gpu(path: Path) -> np.ndarray:
+    """The logits of the last token of every chunk, (chunks, V)."""
+    found, first = [], 0
+    with ptegpu.load(path, methods=["forward"]) as program:
+        for count in CHUNKS:
+            logits = program(np.array([TOKENS[first : first + count]]), np.array([first]))
+            found.append(logits.reshape(-1, logits.shape[-1])[-1])
+            first += count
+    return np.stack(found)
+
+
+def eager(decoder: Decoder) -> np.ndarray:
+    found, first = [], 0
+    with torch.no_grad():
+        for count in CHUNKS:
+            found.append(decoder(torch.tensor([TOKENS[first : first + count]]), torch.tensor([first]))[0].numpy())
+            first += count
+    return np.stack(found)
+
+
+def exported(folder: Path, name: str, options: Options, changes: dict[str, Any] | None = None) -> ExportedModel:
+    return export_llm(write(folder, name, changes), folder / "model.pte", options, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "operators"),
+    [
+        ("llama", Options(), {"aten.linear.default": 15, "sdpa_with_kv_cache.default": 2}),
+        ("qwen3", Options(all_logits=True), {"et_vk.rms_norm.default": 9, "et_vk.apply_rotary_emb_hf.default": 2}),
+        ("gemma2", Options(max_seq=8), {"update_cache.default": 4, "aten.bmm.default": 8}),
+        ("gemma3", Options(), {"aten.gelu.default": 2, "sdpa_with_kv_cache.default": 2}),
+    ],
+)
+def test_as_transformers(name: str, options: Options, operators: dict[str, int], tmp_path: Path) -> None:
+    made = exported(tmp_path, name, options)
+    np.testing.assert_allclose(on_gpu(tmp_path / "model.pte"), golden(name)[ENDS], rtol=0, atol=3e-5)
+    assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
+    assert operators == {op: made.lowered.delegated[op] for op in operators}
+    assert ((1, made.options.max_seq), (1,)) == made.lowered.bounds
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "operators", "tolerance"),
+    [
+        (
+            "llama",
+            Options(quantize="4bit"),
+            {"et_vk.linear_q4gsw.default": 8, "et_vk.embedding_q4gsw.default": 1},
+            3e-5,
+        ),
+        (
+            "qwen2",
+            Options(quantize="8da4w"),
+            {"et_vk.linear_dq8ca_q4gsw.default": 8, "torchao.choose_qparams_affine.default": 5},
+            3e-5,
+        ),
+        (
+            "mistral",
+            Options(quantize="8bit", dtype="float16"),
+            {"aten._weight_int8pack_mm.default": 8, "aten.embedding.default": 1},
+            3e-2,
+        ),
+    ],
+)
+def test_as_eager(name: str, options: Options, operators: dict[str, int], tolerance: float, tmp_path: Path) -> None:
+    made = exported(tmp_path, name, options, ONE_LAYER)
+    expected = eager(load_decoder(tmp_path, options)[0])
+    np.testing.assert_allclose(on_gpu(tmp_path / "model.pte"), expected, rtol=0, atol=tolerance)
+    assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
+    assert operators == {op: made.lowered.delegated[op] for op in operators}
+    if made.config.tied:  # packed weights are in the file once, and nothing that nobody reads
+        assert len(made.lowered.data) < 75_000
+
+
+def test_everything_a_runner_must_know(tmp_path: Path) -> None:
+    folder = write(tmp_path / "source", "llama", ONE_LAYER)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": "old"}))
+    (folder / "chat_template.jinja").write_text("{{ new }}")
+    path = tmp_path / "my.model.pte"
+    phases: dict[str, list[tuple[int, int]]] = {}
+
+    def progress(phase: str, done: int, of: int) -> None:
+        phases.setdefault(phase, []).append((done, of))
+
+    made = export_llm(folder, path, Options(max_seq=16, max_context=32), progress=progress)
+    assert made.check and made.check.difference < 2e-5 < made.check.largest and made.check.same_choice
+    names = ["my.model.pte", "my.model.tokenizer.json", "my.model.tokenizer_config.json"]
+    assert names == [p.name for p in made.files]
+    assert {"bos_token": "<s>", "chat_template": "{{ new }}"} == json.loads(made.files[2].read_text())
+    assert [] == made.notes
+    assert ["Reading weights", "Tracing", "Lowering", "Writing", "Checking"] == list(phases) == list(made.seconds)
+    assert all((1, 1) == found[-1] for found in phases.values())
+    program = read_program(path)
+    constants = {m.name: [m.values[k] for k in m.outputs] for m in program.methods if m.name != "forward"}
+    assert {
+        "get_max_seq_len": [16],
+        "get_max_context_len": [32],
+        "get_vocab_size": [96],
+        "get_n_layers": [1],
+        "use_kv_cache": [True],
+        "use_sdpa_with_kv_cache": [True],
+        "enable_dynamic_shape": [True],
+        "get_bos_id": [1],
+        "get_eos_ids": [2, 7],
+        "ptegpu_llm_version": [1],
+        "ptegpu_all_logits": [False],
+    } == constants
+
+
+def test_without_tokenizer_and_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise NoAdapter("no adapter here")
+
+    monkeypatch.setattr(ptegpu, "load", none, raising=False)
+    folder = write(tmp_path, "llama", ONE_LAYER)
+    made = export_llm(folder, tmp_path / "model.pte", Options(max_seq=2))
+    assert made.check is None
+    assert [
+        f"{folder} has no tokenizer.json: the model can be run, but not be given text",
+        "not checked, for lack of a GPU: no adapter here",
+    ] == made.notes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (Options(dtype="float64"), "dtype is 'float64'; choose from float32, float16"),
+        (Options(quantize="3bit"), "quantize is '3bit'; choose from none, 4bit, 8da4w, 8bit"),
+        (Options(group=48), "group is 48; choose from 32, 64, 128"),
+        (Options(embedding="2bit"), "embedding is '2bit'; choose from float, 4bit"),
+        (Options(max_context=65), "max_context is 65, but the model was made for 64 positions"),
+        (Options(max_seq=33, max_context=32), "max_seq is 33; it must be from 2 to max_context, 32"),
+        (Options(max_seq=1), "max_seq is 1; it must be from 2 to max_context, 64"),
+    ],
+)
+def test_options_that_make_no_sense(options: Options, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
+        export_llm(write(tmp_path, "llama"), tmp_path / "model.pte", options)
