@@ -5,7 +5,7 @@ from __future__ import annotations
 from .adapters import AdapterInfo, adapters, choose
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
-from .session import Prepared, Session
+from .session import Pending, Prepared, Session
 from .store import SharedConstants
 from .tensor import DeviceTensor
 
@@ -14,6 +14,7 @@ __all__ = [
     "Counters",
     "Device",
     "DeviceTensor",
+    "Pending",
     "Prepared",
     "Session",
     "SharedConstants",

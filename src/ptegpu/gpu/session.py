@@ -55,6 +55,30 @@ class Prepared:
         self.session, self.steps, self.groups = None, [], []
 
 
+class Pending:
+    """A run on its way. `outputs` are on the device; `result` waits and reads, once."""
+
+    def __init__(
+        self, session: Session, plan: Plan, reading: Reading, submission: int, outputs: list[DeviceTensor]
+    ) -> None:
+        self.outputs = outputs
+        self._session, self._plan, self._reading, self._submission = session, plan, reading, submission
+        self._result: list[Tensor] | None = None
+
+    def result(self) -> list[Tensor]:
+        """Arrays for the outputs that are read, device tensors for the others."""
+        if self._result is None:
+            arrays = self._session.read(self._plan, self._reading, self._submission)
+            self._result = [arrays.get(number, output) for number, output in enumerate(self.outputs)]
+        return self._result
+
+    def discard(self) -> None:
+        """Nobody will ask for the result."""
+        if self._result is None:
+            self._result = list(self.outputs)
+            self._session.free(self._reading)
+
+
 class Session:
     """One graph on a device; close it, or use it as a context manager. Sessions given one `constants` share those."""
 
@@ -118,6 +142,17 @@ class Session:
         read: Sequence[int] | None = None,
     ) -> list[Tensor]:
         """One run. Outputs listed in `read` (all when None) come back as arrays, the others stay on the device."""
+        return self.start(prepared, inputs, syms, read=read).result()
+
+    def start(
+        self,
+        prepared: Prepared,
+        inputs: Sequence[Tensor],
+        syms: Sequence[int] | None = None,
+        *,
+        read: Sequence[int] | None = None,
+    ) -> Pending:
+        """A run that is not waited for: its outputs on the device may go into the next one before it ends."""
         with self._lock:
             self._check_open()
             if prepared.session is not self:
@@ -130,15 +165,15 @@ class Session:
                 self.generation += 1
                 submission = submit(self.device, commands)
                 self.device.counters.dispatches += len(prepared.steps)
-            arrays = self._read(prepared.plan, reading, submission)
-            if self.timer is not None:
-                self.timer.collect(prepared)
-            return [
-                arrays[number]
-                if number in arrays
-                else DeviceTensor(self, prepared.buffers[port.buffer], port.dtype, port.shape, self.generation)
-                for number, port in enumerate(prepared.plan.outputs)
+            outputs = [
+                DeviceTensor(self, prepared.buffers[port.buffer], port.dtype, port.shape, self.generation)
+                for port in prepared.plan.outputs
             ]
+            pending = Pending(self, prepared.plan, reading, submission, outputs)
+            if self.timer is not None:
+                pending.result()
+                self.timer.collect(prepared)
+            return pending
 
     def reset(self) -> None:
         """States back to their first bytes."""
@@ -209,8 +244,9 @@ class Session:
             self._staging = None
             if staging is not None:
                 self.device.release(staging)
-            self._staging = self.device.buffer("outputs", max(total, _MIN_STAGING), "staging")
-        return Reading(tuple(places), total, self._staging if total else None)
+            staging = self.device.buffer("outputs", max(total, _MIN_STAGING), "staging")
+        self._staging = None if total else staging  # until the run is read
+        return Reading(tuple(places), total, staging if total else None)
 
     def _write(
         self, prepared: Prepared, given: Sequence[Tensor], syms: Sequence[int] | None
@@ -265,15 +301,31 @@ class Session:
                         recorder.copy(buffers[port.buffer].handle, 0, reading.staging.handle, place, nbytes)
             return Commands(recorder.finish(), touched)
 
-    def _read(self, plan: Plan, reading: Reading, submission: int) -> dict[int, np.ndarray]:
-        if reading.staging is None:
-            return {number: _empty(plan.outputs[number]) for number, _ in reading.places}
-        view = reading.staging.read(self.device.handle, reading.nbytes, submission)
-        self.device.counters.readbacks += 1
-        try:
-            return {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
-        finally:
-            reading.staging.unmap()
+    def read(self, plan: Plan, reading: Reading, submission: int) -> dict[int, np.ndarray]:
+        """The outputs of a submission, when it is done; the staging buffer is free again."""
+        with self._lock:
+            self._check_open()
+            if reading.staging is None:
+                return {number: _empty(plan.outputs[number]) for number, _ in reading.places}
+            try:
+                view = reading.staging.read(self.device.handle, reading.nbytes, submission)
+                self.device.counters.readbacks += 1
+                try:
+                    return {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
+                finally:
+                    reading.staging.unmap()
+            finally:
+                self.free(reading)
+
+    def free(self, reading: Reading) -> None:
+        """The staging buffer may serve another run: that one's copy comes after, in the queue's order."""
+        with self._lock:
+            if reading.staging is None:
+                return
+            if self._staging is None and not self._closed:
+                self._staging = reading.staging
+            else:
+                self.device.release(reading.staging)
 
 
 def _check_fits(number: int, port: Port, given: np.ndarray | DeviceTensor) -> None:

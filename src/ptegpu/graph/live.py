@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ..errors import ExecutionError, InvalidProgram, ShapeError
-from .graph import Graph, Node, Shape, Tensor, Value
+from .graph import Graph, Node, Shape, Tensor, Value, flatten
 
 Data = Callable[[Tensor], np.ndarray]
 
@@ -27,7 +27,8 @@ class Live:
         self.users: dict[Value, list[int]] = {}
         self.readers: list[int] = []  # nodes that read data of an input, so that they run for every call
         for k, node in enumerate(self.nodes):
-            for v in dict.fromkeys(node.values()):
+            shaping = tuple(a for j, a in enumerate(node.args) if j not in node.op.positions)
+            for v in dict.fromkeys(flatten(shaping)):
                 self.users.setdefault(v, []).append(k)
             if "data" in node.op.wants:
                 self.readers.append(k)

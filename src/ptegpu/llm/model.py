@@ -30,6 +30,7 @@ from .text import Detokenizer, StopStrings, Tokenizer, find_tokenizer
 
 MAX_TOKENS = 256
 CHUNK = 512  # tokens of a prompt in one call, where the model takes so many
+TOKEN, SCORES = 0, 2  # among the outputs of the program with what is appended
 
 Prompt = str | Sequence[int]
 
@@ -79,6 +80,7 @@ class LanguageModel:
         self._lock = threading.RLock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: object = None  # whose tokens they are
+        self._ahead: Any = None  # the owner's next step, already on its way
 
     def _append(self, tail: Tail) -> None:
         """The last logits become a token; the logits of given tokens become their log-probabilities."""
@@ -92,7 +94,8 @@ class LanguageModel:
         rows = (1, self.signature.chunk if self.signature.every else 1)
         targets = tail.input("targets", DType.I32, rows, dynamic=True)
         (scores,) = tail.call("ptegpu.score.default", logits, targets, gives=[(DType.F32, rows)])
-        tail.outputs = [token, logprob, scores]
+        (following,) = tail.call("aten.view_copy.default", token, (1, 1), gives=[(DType.I32, (1, 1))])
+        tail.outputs = [following, logprob, scores]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -161,12 +164,13 @@ class LanguageModel:
             found = [np.empty(0, np.float32)]
             for k in range(first, len(tokens), step):
                 targets = np.array([tokens[k : k + step]], np.int32)
-                found.append(self._run(tokens[k - 1 : k - 1 + targets.shape[1]], targets=targets)[2][0])
+                found.append(self._run(tokens[k - 1 : k - 1 + targets.shape[1]], targets=targets)[0])
             return np.concatenate(found)
 
     def reset(self) -> None:
         """Empty the cache: everything as when the model was loaded."""
         with self._lock:
+            self._forget_ahead()
             self.program.reset()
             self._cached, self._owner = [], None
 
@@ -230,7 +234,8 @@ class LanguageModel:
             if len(tokens) > self.signature.context:
                 made.finish_reason = "context"
                 break
-            token, logprob = self._next(stream, tokens, sampling, seen)
+            last = len(made.tokens) + 1 >= max_tokens
+            token, logprob = self._next(stream, tokens, sampling, seen, last)
             if stream.cancelled:
                 made.finish_reason = "cancelled"
                 break
@@ -252,19 +257,38 @@ class LanguageModel:
             made.text += rest
             yield rest
 
-    def _next(self, stream: Stream, tokens: list[int], sampling: Sampling, seen: _Seen) -> tuple[int, float]:
-        """The token after `tokens`, of which the cache may hold some; nothing of worth if cancelled on the way."""
+    def _next(
+        self, stream: Stream, tokens: list[int], sampling: Sampling, seen: _Seen, last: bool
+    ) -> tuple[int, float]:
+        """The token after `tokens`, of which the cache may hold some; nothing of worth if cancelled on the way.
+
+        The step after it is started before this one is waited for, with the token as it is on the GPU.
+        """
         timings, step = stream.generation.timings, len(stream.generation.tokens)
         started = time.perf_counter()
         with self._lock:
-            if self._owner is not stream:
-                self._keep(tokens[:-1])
-                self._owner = stream
             reused = len(self._cached)
-            self._prefill(tokens, self.chunk, stream)
-            if stream.cancelled:
-                return 0, 0.0
-            token, logprob, _ = self._run(tokens[len(self._cached) :], sampling, step, seen)
+            if self._ahead is not None and self._owner is stream:
+                run, self._ahead = self._ahead, None
+                self._cached.append(tokens[-1])
+            else:
+                self._forget_ahead()
+                if self._owner is not stream:
+                    self._keep(tokens[:-1])
+                    self._owner = stream
+                reused = len(self._cached)
+                self._prefill(tokens, self.chunk, stream)
+                if stream.cancelled:
+                    return 0, 0.0
+                rest = tokens[len(self._cached) :]
+                run = self._start(
+                    np.array([rest], self.signature.tokens.numpy), len(self._cached), sampling, step, seen
+                )
+                self._cached.extend(rest)
+            if not last and len(tokens) < self.signature.context and self._can_run_ahead(sampling):
+                following = run.resident()[TOKEN]
+                self._ahead = self._start(following, len(tokens), sampling, step + 1, seen)
+            token, logprob = (np.asarray(r) for r in run.result()[:2])
         elapsed = time.perf_counter() - started
         if step == 0:
             timings.reused_tokens, timings.prefill_tokens, timings.prefill_s = reused, len(tokens) - reused, elapsed
@@ -272,7 +296,16 @@ class LanguageModel:
             timings.decode_tokens, timings.decode_s = step, timings.decode_s + elapsed
         if not np.isfinite(logprob[0]):
             raise ExecutionError(f"the model's logits at position {len(tokens) - 1} are not finite numbers")
-        return int(token[0]), float(logprob[0])
+        return int(token[0, 0]), float(logprob[0])
+
+    def _can_run_ahead(self, sampling: Sampling) -> bool:
+        """A penalty needs the host to know each token first."""
+        return self._forward.in_one_plan and not sampling.penalises
+
+    def _forget_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.discard()
+            self._ahead = None
 
     def _keep(self, tokens: Sequence[int]) -> None:
         """Forget what the cache holds from the first token on that is not in `tokens`."""
@@ -289,19 +322,43 @@ class LanguageModel:
     def _run(
         self,
         tokens: Sequence[int],
-        sampling: Sampling | None = None,
-        step: int = 0,
-        seen: _Seen | None = None,
         targets: np.ndarray = np.zeros((1, 0), np.int32),  # noqa: B008
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One call of the model, after what is in the cache: the next token, its log-probability, scores of targets."""
-        position = np.array([len(self._cached)], self.signature.position.numpy)
+    ) -> np.ndarray:
+        """One call of the model, after what is in the cache: the scores of targets."""
+        self._forget_ahead()
+        given = np.array([tokens], self.signature.tokens.numpy)
+        scores = self._forward(*self._arguments(given, len(self._cached), None, 0, None, targets))[SCORES]
+        self._cached.extend(tokens)
+        return scores  # type: ignore[no-any-return]
+
+    def _start(self, tokens: Any, position: int, sampling: Sampling, step: int, seen: _Seen) -> Any:
+        """One call of the model that is not waited for, where it runs at once; `tokens` may be on the device."""
+        arguments = self._arguments(tokens, position, sampling, step, seen, np.zeros((1, 0), np.int32))
+        return self._forward.start(arguments) if self._forward.in_one_plan else _Done(self._forward.execute(arguments))
+
+    def _arguments(
+        self,
+        tokens: Any,
+        position: int,
+        sampling: Sampling | None,
+        step: int,
+        seen: _Seen | None,
+        targets: np.ndarray,
+    ) -> list[Any]:
         words = sampling.words(step) if sampling else np.zeros(len(SETTINGS), np.int32)
         bits = seen.bits if seen else np.zeros(1, np.int32)
-        given = np.array([tokens], self.signature.tokens.numpy)
-        result = self._forward(given, position, words, bits, sampling.how if sampling else 0, targets)
-        self._cached.extend(tokens)
-        return result  # type: ignore[no-any-return]
+        at = np.array([position], self.signature.position.numpy)
+        return [tokens, at, words, bits, sampling.how if sampling else 0, targets]
+
+
+class _Done:
+    """A call that was waited for."""
+
+    def __init__(self, results: list[Any]) -> None:
+        self._results = results
+
+    def result(self) -> list[Any]:
+        return self._results
 
 
 class _Seen:

@@ -182,7 +182,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
         raise InvalidProgram(f"a mask of {mask.dtype.value} is not supported: use bool or a float to add")
 
 
-@op("custom_sdpa.default", "llama.custom_sdpa.default", dtypes=FLOATS)
+@op("custom_sdpa.default", "llama.custom_sdpa.default", positions=["start_pos"], dtypes=FLOATS)
 def custom_sdpa(
     query: Tensor,
     key: Tensor,
@@ -213,6 +213,7 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     "sdpa_with_kv_cache.default",
     "llama.sdpa_with_kv_cache.default",
     mutates=["key_cache", "value_cache"],
+    positions=["start_pos"],
     dtypes=FLOATS,
 )
 def sdpa_with_kv_cache(

@@ -42,7 +42,7 @@ def written(values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, t
     return Dispatch(kernel, values, caches, groups, params | {"start": start}, write_bytes=changed)
 
 
-@op("update_cache.default", "llama.update_cache.default", mutates=["cache"], dtypes=FLOATS)
+@op("update_cache.default", "llama.update_cache.default", mutates=["cache"], positions=["start_pos"], dtypes=FLOATS)
 def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt, *, target: Target) -> Steps:
     """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is one element that means nothing."""
     check_cache(value, cache)

@@ -99,6 +99,7 @@ class OpDef:
     sym: Callable[..., int] | None = None  # computed by the host before the run
     mutates: tuple[int, ...] = ()  # parameters written in place (states)
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
+    positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on
     dtypes: tuple[DType, ...] = ()  # of the first tensor; empty: any that a GPU holds
     wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
     numbers: tuple[int, ...] = ()  # parameters that are scalars of the tensors' kind
@@ -165,13 +166,14 @@ def op(
     *names: str,
     mutates: Sequence[str] = (),
     splits: Sequence[str] = (),
+    positions: Sequence[str] = (),
     dtypes: Sequence[DType] = (),
     wide: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Register a generator of steps under each name."""
 
     def register(rule: Rule) -> Rule:
-        define(names, rule, "steps", mutates=mutates, splits=splits, dtypes=dtypes, wide=wide)
+        define(names, rule, "steps", mutates=mutates, splits=splits, positions=positions, dtypes=dtypes, wide=wide)
         return rule
 
     return register
@@ -207,6 +209,7 @@ def define(
     *,
     mutates: Sequence[str] = (),
     splits: Sequence[str] = (),
+    positions: Sequence[str] = (),
     dtypes: Sequence[DType] = (),
     wide: bool = False,
 ) -> None:
@@ -228,6 +231,7 @@ def define(
             frozenset(wants),
             mutates=tuple(index[m] for m in mutates),
             splits=tuple(index[m] for m in splits),
+            positions=tuple(index[m] for m in positions),
             dtypes=tuple(dtypes),
             wide=wide,
             numbers=tuple(k for k, (n, *_) in enumerate(positional) if _is_number(hints[n])),

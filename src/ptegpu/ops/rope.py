@@ -67,7 +67,7 @@ def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tenso
     )
 
 
-@op("et_vk.apply_rotary_emb_hf.default", dtypes=FLOATS)
+@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], dtypes=FLOATS)
 def apply_rotary_emb_hf(
     xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0, *, target: Target
 ) -> Steps:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ExecutionError, InvalidProgram, ShapeError
-from ..gpu import Device, DeviceTensor, Prepared, Session, SharedConstants
+from ..gpu import Device, DeviceTensor, Pending, Prepared, Session, SharedConstants
 from ..graph.graph import Shape, Sym, Tensor, Value
 from ..graph.live import Live, settle
 from ..passes.memory import ConstantKey, plan_memory
@@ -24,6 +24,30 @@ from .build import Joined
 MAX_PLANS = 64  # remembered per graph
 
 Given = np.ndarray | DeviceTensor | int
+Result = np.ndarray | DeviceTensor | int
+
+
+class Started:
+    """A run of a graph on its way: tensors among its outputs come from the GPU, symbolic ints are known."""
+
+    def __init__(self, pending: Pending, scalars: dict[int, int]) -> None:
+        self._pending, self._scalars = pending, scalars
+
+    def result(self) -> list[Result]:
+        return self._merged(self._pending.result())
+
+    def discard(self) -> None:
+        """Nobody will ask for the result."""
+        self._pending.discard()
+
+    def resident(self) -> list[Result]:
+        """The outputs as they are on the device, for the next run."""
+        return self._merged(self._pending.outputs)
+
+    def _merged(self, tensors: Sequence[Result]) -> list[Result]:
+        left = iter(tensors)
+        count = len(tensors) + len(self._scalars)
+        return [self._scalars[k] if k in self._scalars else next(left) for k in range(count)]
 
 
 class Engine:
@@ -57,18 +81,21 @@ class Engine:
         """The plan of the last run made anew: its bytes and flops are those at the symbolic ints of that run."""
         return lower(self.graph, self.memory, self.device.target, self.symbols)
 
-    def run(self, inputs: Sequence[Given], read: Sequence[int]) -> list[np.ndarray | DeviceTensor | int]:
+    def run(self, inputs: Sequence[Given], read: Sequence[int]) -> list[Result]:
         """Results in the order of `joined.outputs`; tensors whose position is not in `read` stay on the device."""
+        return self.start(inputs, read).result()
+
+    def start(self, inputs: Sequence[Given], read: Sequence[int]) -> Started:
+        """A run that is not waited for."""
         if self.joined.dynamic:
             self._update(inputs)
         assert self.current is not None
         tensors = [x for x in inputs if not isinstance(x, int)]
         kept = [k for k, v in enumerate(self.graph.outputs) if isinstance(v, Tensor)]
         words = self.symbols.words() if self.symbols.table else None
-        results = iter(
-            self.session.run(self.current, tensors, words, read=[p for p, k in enumerate(kept) if k in read])
-        )
-        return [next(results) if isinstance(v, Tensor) else int(v) for v in self.graph.outputs]  # type: ignore[arg-type]
+        pending = self.session.start(self.current, tensors, words, read=[p for p, k in enumerate(kept) if k in read])
+        scalars = {k: int(v) for k, v in enumerate(self.graph.outputs) if not isinstance(v, Tensor)}  # type: ignore[arg-type]
+        return Started(pending, scalars)
 
     def reset(self) -> None:
         self.session.reset()

@@ -18,7 +18,7 @@ from ..passes.memory import ConstantKey
 from ..portable import PRIMS, OutSpec, call
 from .append import Append, append_calls
 from .arrays import as_array, is_torch, to_torch
-from .engine import Engine
+from .engine import Engine, Started
 from .join import join
 from .partition import Stretch, mutates, partition
 from .tree import flatten_inputs
@@ -66,10 +66,7 @@ class Method:
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Run; a list of all outputs."""
-        leaves = flatten_inputs(arguments, self.linear.input_tree, len(self.linear.inputs), self.name)
-        env = dict(self.env)
-        for k, (declared, given) in enumerate(zip(self.linear.inputs, leaves, strict=True)):
-            self._set_input(env, declared, given, f"input {k} of {self.name}")
+        leaves, env = self._accept(arguments)
         try:
             self._run(env)
         finally:  # what ran before an error did change the states
@@ -77,9 +74,33 @@ class Method:
         as_torch = any(is_torch(leaf) for leaf in leaves)
         return [self._result(env, o, as_torch) for o in self.linear.outputs]
 
+    @property
+    def in_one_plan(self) -> bool:
+        """Whether the GPU runs all of it at once, so that it can be started without waiting."""
+        return len(self.items) == 1 and isinstance(self.items[0], Stretch) and not self._host_states()
+
+    def start(self, arguments: Sequence[Any]) -> Started:
+        """Run without waiting; arguments may be device tensors, such as outputs of the run before.
+
+        Only where it is `in_one_plan`, and all its outputs are tensors that it computes.
+        """
+        _, env = self._accept(arguments)
+        engine = self.engines[0]
+        return engine.start(self._inputs(env, engine), self._read[0])
+
+    def _accept(self, arguments: Sequence[Any]) -> tuple[list[Any], dict[Var, Any]]:
+        """The arguments one by one, and the slots with their first values."""
+        leaves = flatten_inputs(arguments, self.linear.input_tree, len(self.linear.inputs), self.name)
+        env = dict(self.env)
+        for k, (declared, given) in enumerate(zip(self.linear.inputs, leaves, strict=True)):
+            self._set_input(env, declared, given, f"input {k} of {self.name}")
+        return leaves, env
+
     def _set_input(self, env: dict[Var, Any], declared: Operand, given: Any, what: str) -> None:
         if isinstance(declared, Var):
-            if declared.dtype is not None:
+            if isinstance(given, DeviceTensor):
+                env[declared] = _fitting(given, declared, what)
+            elif declared.dtype is not None:
                 env[declared] = as_array(given, declared, what)
             elif isinstance(given, bool | int | np.integer):
                 env[declared] = int(given)
@@ -116,8 +137,8 @@ class Method:
         value = self._value(env, condition)
         return bool(np.all(value)) if isinstance(value, np.ndarray) else bool(value)
 
-    def _run_stretch(self, env: dict[Var, Any], k: int) -> None:
-        engine = self.engines[k]
+    def _inputs(self, env: dict[Var, Any], engine: Engine) -> list[Any]:
+        """What a stretch takes, in the types that the device has."""
         inputs = []
         for var in engine.joined.inputs:
             value = env.get(var)
@@ -126,7 +147,11 @@ class Method:
             if var.dtype is not None and not isinstance(value, DeviceTensor):
                 value = to_device(value, var.dtype, var.name)
             inputs.append(value)
-        results = engine.run(inputs, self._read[k])
+        return inputs
+
+    def _run_stretch(self, env: dict[Var, Any], k: int) -> None:
+        engine = self.engines[k]
+        results = engine.run(self._inputs(env, engine), self._read[k])
         for var, result in zip(engine.joined.outputs, results, strict=True):
             if isinstance(result, np.ndarray):
                 assert var.dtype is not None
@@ -198,6 +223,15 @@ class Method:
                     if v.kind == "state" and v not in inner:
                         found.setdefault(v)
         return list(found)
+
+
+def _fitting(given: DeviceTensor, declared: Var, what: str) -> DeviceTensor:
+    """A tensor of the device that can be this input."""
+    wanted = None if declared.dtype is None else declared.dtype.device
+    fits = len(given.shape) == len(declared.sizes) and all(n <= m for n, m in zip(given.shape, declared.sizes))
+    if given.dtype is not wanted or not fits or (not declared.dynamic and given.shape != declared.sizes):
+        raise InvalidInput(f"{what} must be {declared!r}, not {given!r}")
+    return given
 
 
 def _initial(v: Var) -> np.ndarray:

@@ -76,7 +76,14 @@ def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
             written = set()
         stretch.calls.append(instruction)
         written.update(instruction.outs)
-    return items, unsupported
+    return [part for item in items for part in _without_scalars(item)], unsupported
+
+
+def _without_scalars(item: Item) -> list[Item]:
+    """A stretch that only computes scalars has nothing for the GPU to do."""
+    if isinstance(item, Host) or not all(REGISTRY[c.op].sym and on_host(c) for c in item.calls):
+        return [item]
+    return [Host(item.start + k, c) for k, c in enumerate(item.calls)]
 
 
 def joins(call: Call, ints: set[Var]) -> bool:

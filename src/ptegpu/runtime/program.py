@@ -13,6 +13,7 @@ from ..gpu import Device, SharedConstants, open_device
 from ..passes.memory import ConstantKey
 from .append import Append
 from .data import Data, Source, named_data
+from .engine import Started
 from .method import Method
 from .profile import Profile, profile_method
 
@@ -145,6 +146,17 @@ class BoundMethod:
         with self._program._lock:
             self._program._check_open()
             return profile_method(self._method, self._program.device, inputs, repeats)
+
+    @property
+    def in_one_plan(self) -> bool:
+        """Whether `start` can be used."""
+        return self._method.in_one_plan
+
+    def start(self, inputs: Sequence[Any]) -> Started:
+        """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call."""
+        with self._program._lock:
+            self._program._check_open()
+            return self._method.start(inputs)
 
     @property
     def graphs(self) -> list[Any]:
