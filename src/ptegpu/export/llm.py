@@ -19,7 +19,7 @@ from typing import Any
 import ptegpu
 
 from ..errors import ExportError, NoAdapter
-from .backend import quiet, torch
+from .backend import torch
 from .checkpoint import Progress, Weights, load
 from .config import Config, read_config
 from .decoder import Decoder
@@ -133,7 +133,7 @@ def export_llm(
     if check:
         with phase("Checking"):
             try:
-                found = compare(decoder, lowered.data)
+                found = compare(decoder, lowered.data, lowered.bounds[0][1])
             except NoAdapter as e:
                 notes.append(f"not checked, for lack of a GPU: {e}")
     return ExportedModel(config, chosen, lowered, parameters, weights.stored, notes, files, found, seconds)
@@ -203,20 +203,20 @@ def write_tokenizer(folder: Path, model: Path) -> list[Path]:
     return [written, settings]
 
 
-def compare(decoder: Decoder, data: bytes) -> Check:
-    """A prompt and one more token through both."""
-    count = min(CHECKED, decoder.context)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, decoder.config.vocab, (1, count), generator=generator)
+def compare(decoder: Decoder, data: bytes, longest: int) -> Check:
+    """A prompt, of at most `longest` tokens, and one more token through both."""
+    prompt = min(CHECKED - 1, longest)
+    count = min(prompt + 1, decoder.context)
+    tokens = torch.randint(0, decoder.config.vocab, (1, count), generator=torch.Generator().manual_seed(0))
     decoder.reset()
-    differences, largest, same = [], 0.0, True
-    with ptegpu.load(data, methods=["forward"]) as program, torch.no_grad(), quiet():
-        for first, end in ((0, count - 1), (count - 1, count)):
-            given, position = tokens[:, first:end], torch.tensor([first])
+    difference, largest, same = 0.0, 0.0, True
+    with ptegpu.load(data, methods=["forward"]) as program, torch.no_grad():
+        for first, given in zip((0, prompt), tokens.split(prompt, dim=1)):
+            position = torch.tensor([first])
             expected = decoder(given, position)
             found = torch.as_tensor(program(given, position)).to(expected.dtype)
-            differences.append(float((found - expected).abs().max()))
+            difference = max(difference, float((found - expected).abs().max()))
             largest = max(largest, float(expected.abs().max()))
             same = same and bool((found.argmax(-1) == expected.argmax(-1)).all())
     decoder.reset()
-    return Check(count, max(differences), largest, same)
+    return Check(count, difference, largest, same)

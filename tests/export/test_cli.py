@@ -1,0 +1,91 @@
+"""`ptegpu export`: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
+from tests.export.checkpoints import write
+
+SOURCE = """
+import torch
+class Cumulative(torch.nn.Module):
+    def forward(self, x): return torch.cumsum(x + 1, 1)
+def cumulative(): return Cumulative(), (torch.ones(2, 3),)
+"""
+
+
+def test_a_language_model(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
+    write(tmp_path / "source", "qwen3", {"num_hidden_layers": 1})
+    (tmp_path / "source" / "tokenizer.json").write_text("{}")
+    command = ("export", "llm", tmp_path / "source", "-o", tmp_path / "m.pte")
+    ended = invoke(*command, "--quantize", "4bit", "--group", 64, "--max-seq", 4)
+    assert (0, "") == (ended.code, ended.err)
+    name, model, matrices, tokens, delegated, check, times, files = ended.out.splitlines()
+    assert re.fullmatch(r"m\.pte · [\d.]+ kB", name)
+    shape = "1 layer of 64, 4 heads of 32, 2 for keys, vocabulary 96"
+    assert f"  model       qwen3, 61,696 parameters: {shape}" == model
+    assert "  matrices    9 in 4 bits in groups of 64" == matrices
+    assert "  tokens      4 in one call, 64 remembered" == tokens
+    assert re.fullmatch(r"  delegated   \d+ operators in 1 partition, nothing outside", delegated)
+    far = r"logits at most [\d.e-]+ from eager PyTorch's, of which the largest is [\d.]+"
+    assert re.fullmatch(f"  check       {far}; the same choice after 5 tokens", check)
+    phases = ("reading weights", "tracing", "lowering", "writing", "checking")
+    assert re.fullmatch("  time        " + " · ".join(f"{phase} [\\d.]+ (s|ms|µs)" for phase in phases), times)
+    assert "  files       m.pte, m.tokenizer.json, m.tokenizer_config.json" == files
+
+
+def test_a_module(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    (tmp_path / "cumulative_model.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ("export", "torch", "cumulative_model:cumulative", "-o", tmp_path / "c.pte", "--dynamic", "0:0=1..9")
+    ended = invoke(*command)
+    assert (0, "") == (ended.code, ended.err)
+    lines = [line.split() for line in ended.out.splitlines() if line.strip()]
+    assert ["delegated", "3", "operators", "in", "1", "partition"] in lines
+    assert ["aten.cumsum.default", "1", "the", "partitioner", "has", "no", "such", "operator"] in lines
+    assert ["check", "at", "most", "0", "from", "eager", "PyTorch"] in lines
+    found = json.loads(invoke(*command, "--no-delegate", "--no-check", "--json").out)
+    assert (0, None, []) == (found["partitions"], found["difference"], found["notes"])
+    assert {"aten.add.Tensor", "aten.cumsum.default"} <= {row["operator"] for row in found["outside"]}
+
+
+def test_errors_are_one_line(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
+    ended = invoke("export", "llm", tmp_path, "-o", tmp_path / "m.pte")
+    expected = f"error: {tmp_path}/config.json is missing: this is no folder of a Hugging Face checkpoint\n"
+    assert (1, "", expected) == (ended.code, ended.out, ended.err)
+    assert 2 == invoke("export", "llm", tmp_path).code
+    assert 2 == invoke("export", "llm", tmp_path, "-o", "m.pte", "--quantize", "3bit").code
+
+
+def test_the_same_as_json(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    from ptegpu.export import Lowered
+
+    monkeypatch.setattr("ptegpu.export.llm.lower", lambda *_, **__: Lowered(b"123", 1))
+    folder = write(tmp_path / "source", "llama")
+    command = ("export", "llm", folder, "-o", tmp_path / "m.pte", "--no-check", "--json", "--dtype", "float16")
+    found = invoke(*command).json()
+    assert {"Reading weights", "Tracing", "Lowering", "Writing"} == set(found.pop("seconds"))
+    assert {
+        "files": [str(tmp_path / "m.pte")],
+        "nbytes": 3,
+        "family": "llama",
+        "parameters": 80192,
+        "layers": 2,
+        "vocab_size": 96,
+        "dtype": "float16",
+        "quantize": "none",
+        "group": 32,
+        "embedding": "float",
+        "max_seq": 64,
+        "max_context": 64,
+        "matrices": {"float16": 15},
+        "partitions": 1,
+        "delegated": {},
+        "outside": [],
+        "check": None,
+        "notes": [f"{folder} has no tokenizer.json: the model can be run, but not be given text"],
+    } == found
