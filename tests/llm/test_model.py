@@ -273,12 +273,14 @@ def test_settings_that_cannot_be(model: LanguageModel, options: dict[str, float]
 
 
 def test_logits_that_are_no_numbers(model: LanguageModel) -> None:
-    forward = model._forward
-    model._forward = lambda *args: (np.zeros(1, np.int32), np.full(1, np.nan, np.float32), None)  # type: ignore[assignment]
-    try:
+    class Run:
+        def result(self) -> list[np.ndarray]:
+            return [np.zeros((1, 1), np.int32), np.full(1, np.nan, np.float32), np.empty((1, 0))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "_start", lambda *args: Run())
+        patch.setattr(model, "_can_run_ahead", lambda sampling: False)
         said = refused(ExecutionError, model.generate, [5, 6])
-    finally:
-        model._forward = forward
     assert "the model's logits at position 1 are not finite numbers" == said
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,19 +75,18 @@ class Method:
         as_torch = any(is_torch(leaf) for leaf in leaves)
         return [self._result(env, o, as_torch) for o in self.linear.outputs]
 
-    @property
+    @cached_property
     def in_one_plan(self) -> bool:
         """Whether the GPU runs all of it at once, so that it can be started without waiting."""
-        return len(self.items) == 1 and isinstance(self.items[0], Stretch) and not self._host_states()
+        one = len(self.items) == 1 and isinstance(self.items[0], Stretch) and not self._host_states()
+        return one and all(o in self._joined[0].outputs for o in self.linear.outputs)
 
-    def start(self, arguments: Sequence[Any]) -> Started:
-        """Run without waiting; arguments may be device tensors, such as outputs of the run before.
-
-        Only where it is `in_one_plan`, and all its outputs are tensors that it computes.
-        """
+    def start(self, arguments: Sequence[Any]) -> Running:
+        """Run without waiting, where it is `in_one_plan`; arguments may be outputs of the run before, on the device."""
         _, env = self._accept(arguments)
         engine = self.engines[0]
-        return engine.start(self._inputs(env, engine), self._read[0])
+        order = [engine.joined.outputs.index(o) for o in self.linear.outputs]  # type: ignore[arg-type]
+        return Running(engine.start(self._inputs(env, engine), self._read[0]), order, self.linear.outputs)
 
     def _accept(self, arguments: Sequence[Any]) -> tuple[list[Any], dict[Var, Any]]:
         """The arguments one by one, and the slots with their first values."""
@@ -223,6 +223,32 @@ class Method:
                     if v.kind == "state" and v not in inner:
                         found.setdefault(v)
         return list(found)
+
+
+class Running:
+    """A call on its way; its results are in the order of the method's outputs."""
+
+    def __init__(self, started: Started, order: list[int], outputs: Sequence[Operand]) -> None:
+        self._started, self._order, self._outputs = started, order, outputs
+
+    def result(self) -> list[Any]:
+        """Wait; arrays in the types that the program declares."""
+        results = self._started.result()
+        return [_declared(results[k], o) for k, o in zip(self._order, self._outputs, strict=True)]
+
+    def resident(self) -> list[Any]:
+        """The outputs as they are on the device, for the next call."""
+        results = self._started.resident()
+        return [results[k] for k in self._order]
+
+    def discard(self) -> None:
+        """Nobody will ask for the result."""
+        self._started.discard()
+
+
+def _declared(result: Any, output: Operand) -> Any:
+    known = isinstance(result, np.ndarray) and isinstance(output, Var) and output.dtype is not None
+    return from_device(result, output.dtype) if known else result  # type: ignore[union-attr, arg-type]
 
 
 def _fitting(given: DeviceTensor, declared: Var, what: str) -> DeviceTensor:

@@ -13,8 +13,7 @@ from ..gpu import Device, SharedConstants, open_device
 from ..passes.memory import ConstantKey
 from .append import Append
 from .data import Data, Source, named_data
-from .engine import Started
-from .method import Method
+from .method import Method, Running
 from .profile import Profile, profile_method
 
 DEFAULT = "forward"
@@ -152,7 +151,7 @@ class BoundMethod:
         """Whether `start` can be used."""
         return self._method.in_one_plan
 
-    def start(self, inputs: Sequence[Any]) -> Started:
+    def start(self, inputs: Sequence[Any]) -> Running:
         """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call."""
         with self._program._lock:
             self._program._check_open()
