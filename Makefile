@@ -21,7 +21,7 @@ demo: .venv/.base .venv/.vulkan ## run the bundled model on the first GPU found
 	@$(BIN)/ptegpu demo
 
 test: .venv/.test .venv/.vulkan ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) tests
 
 lint: .venv/.dev ## check style
 	$(BIN)/ruff check .
@@ -34,8 +34,8 @@ format: .venv/.dev ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.test .venv/.vulkan ## run every benchmark
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+bench: .venv/.base .venv/.vulkan ## host-side costs: recording, and replaying a decode step
+	@for script in benchmarks/record.py benchmarks/replay.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove .venv and all caches
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
