@@ -11,7 +11,8 @@ Called as they are, they compute in plain PyTorch with the dequantized weights, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +24,21 @@ from .backend import MappingType, choose_qparams_affine, dequantize_affine, quan
 LOWEST, HIGHEST = -8, 7  # of 4 bits
 BYTE = {"quant_min": -128, "quant_max": 127}
 SHRINKS = tuple(1.0 - 0.05 * k for k in range(8))  # how far a group's largest weight may be cut off
-ELEMENTS_AT_ONCE = 1 << 22  # that are quantized together, to bound memory
+ELEMENTS_AT_ONCE = 1 << 18  # that are quantized together, to stay in a CPU's cache
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For steps so small that waiting for each other would cost threads more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@one_thread()
 def quantize_groups(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """Integers from -8 to 7, int8 (N, K), and the scale of each group of `size` along K, float32 (N, K / size).
 
@@ -46,21 +59,22 @@ def quantize_groups(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def _best_of_few(groups: Tensor) -> tuple[Tensor, Tensor]:
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     full = torch.where(peak == 0, 1.0, peak / LOWEST)
-    best, scale, least = groups, full, torch.full_like(full, torch.inf)
+    scale, least = full, torch.full_like(full, torch.inf)
     for shrink in SHRINKS:
         tried = full * shrink
-        rounded = (groups / tried).round().clamp(LOWEST, HIGHEST)
-        error = (rounded * tried - groups).square().sum(-1, keepdim=True)
-        better = error < least
-        best, scale, least = (
-            torch.where(better, new, old) for new, old in ((rounded, best), (tried, scale), (error, least))
-        )
-    return best, scale
+        error = _rounded(groups, tried).mul_(tried).sub_(groups).square_().sum(-1, keepdim=True)
+        scale, least = torch.where(error < least, tried, scale), torch.minimum(error, least)
+    return _rounded(groups, scale), scale
+
+
+def _rounded(groups: Tensor, scale: Tensor) -> Tensor:
+    return (groups / scale).round_().clamp_(LOWEST, HIGHEST)
 
 
 class GroupedWeight(nn.Module):
     """A weight (N, K) in 4 bits. An embedding and a linear layer can share one: then the file holds it once."""
 
+    @one_thread()
     def __init__(self, weight: Tensor, size: int) -> None:
         super().__init__()
         values, scales = quantize_groups(weight, size)
