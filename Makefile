@@ -17,7 +17,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 help: ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
 
-demo: .venv/.base .venv/.vulkan ## run the bundled model on the first GPU found
+demo: .venv/.base .venv/.vulkan ## let the bundled language model tell a tale
 	@$(BIN)/ptegpu demo
 
 test: .venv/.test .venv/.vulkan ## run the tests
@@ -49,7 +49,7 @@ clean: ## remove .venv and all caches
 
 .venv/.base: .venv/.made pyproject.toml constraints.txt
 	@echo "Installing ptegpu into .venv"
-	@$(PIP) -e .
+	@$(PIP) -e '.[llm]'
 	@touch $@
 
 .venv/.test: .venv/.base

@@ -31,9 +31,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, profile, doctor, demo, generate, chat, evaluate):
+for _command in (run, inspect, profile, doctor, generate, chat, evaluate):
     app.command()(_command)
 app.add_typer(export)
+app.add_typer(demo)
 
 
 def _version(asked: bool) -> None:

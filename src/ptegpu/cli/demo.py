@@ -1,90 +1,94 @@
-"""`ptegpu demo`: the bundled digit classifier on one of its images, to see that everything works."""
+"""`ptegpu demo`: the bundled language model tells a tale, streaming; `ptegpu demo digits` classifies images."""
 
 from __future__ import annotations
 
-import time
-from importlib.resources import as_file, files
+import sys
+from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
-from rich.table import Table
-from rich.text import Text
 
 import ptegpu
 
-from .console import console, duration, number, print_json, progress, say
+from .console import console, counted, print_json, say
+from .digits import digits
+from .generate import CANCELLED, Device, MaxTokens, Temperature, interruptible, open_model, report, write
 
-SHADES = " ░▒▓█"
-BAR = 30  # characters
-TOLERANCE = 1e-4  # of a probability
+MODEL = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+TITLE, SEED, TOKENS, TEMPERATURE = "The King's Daughter in the Forest", 5, 200, 0.7
+MIN_P = 0.05  # without the unlikeliest words, a small model strays less
+WIDTH = 88  # columns of a tale, where the terminal has so many
+
+demo = typer.Typer(name="demo", help="Let the bundled language model tell a tale.", invoke_without_command=True)
+demo.command()(digits)
 
 
-def demo(
-    digit: Annotated[int, typer.Option(help="Which image to show.", min=0, max=9)] = 3,
-    device: Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+@demo.callback()
+def tell(
+    context: typer.Context,
+    prompt: Annotated[str, typer.Option(help="The title of the tale.")] = TITLE,
+    seed: Annotated[int, typer.Option(help="Another seed tells another tale.")] = SEED,
+    max_tokens: MaxTokens = TOKENS,
+    temperature: Temperature = TEMPERATURE,
+    device: Device = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Run the bundled model: a classifier of handwritten digits."""
-    folder = files("ptegpu") / "demo"
-    with as_file(folder / "digits.npz") as file:
-        arrays = np.load(file)
-        images, labels, expected = arrays["images"], arrays["labels"], arrays["expected"]  # (10, 8, 8), (10,), (10, 10)
-    with as_file(folder / "digits.pte") as path, progress("Loading digits.pte"):
-        started = time.perf_counter()
-        program = ptegpu.load(path, device=device)
-        load_s = time.perf_counter() - started
-        with program:
-            results, runs_s = [], []
-            for image in images:
-                started = time.perf_counter()
-                results.append(program(image[None])[0])
-                runs_s.append(time.perf_counter() - started)
-            adapter = program.device.info
-    probabilities = np.stack(results)
-    error = float(np.abs(probabilities - expected).max())
-    right = int((probabilities.argmax(1) == labels).sum())
-    if json:
-        print_json(
-            {
-                "adapter": {
-                    "index": adapter.index,
-                    "name": adapter.name,
-                    "type": adapter.type,
-                    "backend": adapter.backend,
-                },
-                "digit": digit,
-                "input": images[digit].tolist(),
-                "output": probabilities[digit].tolist(),
-                "right": right,
-                "images": len(images),
-                "error": error,
-                "load_s": load_s,
-                "run_s": runs_s,
-            }
-        )
-    else:
-        say(("digits.pte", "bold"), f" on {adapter.name} ({adapter.type}, {adapter.backend})")
-        _show(images[digit], probabilities[digit], int(labels[digit]))
-        say(f"{right} of {len(images)} images right · at most {number(error)} from PyTorch's probabilities")
-        say(f"load {duration(load_s)} · first run {duration(runs_s[0])} · best run {duration(min(runs_s))}")
-    if error > TOLERANCE:
-        raise typer.Exit(1)
+    if context.invoked_subcommand is not None:
+        if any(
+            source is not None and source.name == "COMMANDLINE"
+            for source in map(context.get_parameter_source, context.params)
+        ):
+            context.fail(f"options of {context.invoked_subcommand} go after it")
+        return
+    model, load_s = open_model(MODEL, device, None)
+    with model:
+        stream = model.stream(f"{prompt}\n", max_tokens=max_tokens, temperature=temperature, min_p=MIN_P, seed=seed)
+        lines = Lines(min(console().width, WIDTH) if sys.stdout.isatty() else None)
+        if not json:
+            say((prompt, "bold"), end="\n\n")
+        with interruptible(stream):
+            for piece in stream:
+                if not json:
+                    write(lines.push(piece))
+        made, adapter = stream.generation, model.program.device.info
+        if json:
+            print_json(report(MODEL, model, made, load_s))
+        else:
+            write(f"{lines.finish()}{'' if made.finish_reason == 'stop' else ' …'}\n\n")
+            speed = f"{counted(len(made.tokens), 'token')}, {made.timings.decode_rate:.3g} tokens/s"
+            place = f"{MODEL.name} on {adapter.name} ({adapter.type}, {adapter.backend})"
+            say((f"{place} · {speed} · seed {made.seed}", "dim"))
+    if made.finish_reason == "cancelled":
+        raise typer.Exit(CANCELLED)
 
 
-def _show(image: np.ndarray, probabilities: np.ndarray, label: int) -> None:
-    grid = Table.grid(padding=(0, 4))
-    grid.add_row("input, 8×8 float32", "output, probability of each digit", style="dim")
-    best = int(probabilities.argmax())
-    lines = []
-    for digit, p in enumerate(probabilities):
-        style = ("green" if digit == label else "red") if digit == best else "dim"
-        lines.append(Text(f"{digit}  {'█' * round(float(p) * BAR):<{BAR}} {p:6.1%}", style))
-    grid.add_row(Text(picture(image), "cyan"), Text("\n").join(lines))
-    console().print(grid)
+class Lines:
+    """Text that comes in pieces, as lines of whole words; as it is if `width` is None."""
 
+    def __init__(self, width: int | None) -> None:
+        self.width = width
+        self._column = 0
+        self._word = ""  # what came of a word that may go on, with the space before it
 
-def picture(image: np.ndarray) -> str:
-    """Brightness from 0 to 1 as shaded blocks, two characters wide so that they are about square."""
-    levels = np.clip(np.rint(image * (len(SHADES) - 1)), 0, len(SHADES) - 1).astype(int)
-    return "\n".join("".join(SHADES[level] * 2 for level in row) for row in levels)
+    def push(self, text: str) -> str:
+        """What can be shown: all but the last word."""
+        if self.width is None:
+            return text
+        shown = ""
+        for character in text:
+            if character in " \n":
+                shown += self.finish()
+            if character == "\n":
+                shown, self._column = shown + "\n", 0
+            else:
+                self._word += character
+        return shown
+
+    def finish(self) -> str:
+        """The last word."""
+        word, self._word = self._word, ""
+        if self.width is not None and self._column + len(word) > self.width and word.startswith(" "):
+            word = "\n" + word[1:]
+            self._column = -1
+        self._column += len(word)
+        return word
