@@ -1,0 +1,66 @@
+"""Greedy text, token for token as eager PyTorch writes it; and the whole chain from tales to text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.export.checkpoints import write
+from tools import train_tales
+
+from ptegpu.export import Options, export_llm, load_decoder
+from ptegpu.llm import LanguageModel
+
+PROMPT = [5, 17, 3, 88, 41]
+COUNT = 200
+NEAR = 1e-4  # logits closer than this may come in either order
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", Options(max_context=256)),
+        ("qwen3", Options(max_context=256)),
+        ("gemma", Options(max_context=256)),
+        ("llama", Options(max_context=256, quantize="4bit")),
+    ],
+    ids=["llama", "qwen3", "gemma", "llama in 4 bits"],
+)
+def test_200_tokens_are_those_of_pytorch(family: str, options: Options, tmp_path: Path) -> None:
+    folder = write(tmp_path, family, {"max_position_embeddings": 256, "num_hidden_layers": 1})
+    export_llm(folder, tmp_path / "model.pte", options, check=False)
+    with LanguageModel(tmp_path / "model.pte") as model:
+        made = model.generate(PROMPT, max_tokens=COUNT, stop_tokens=()).tokens
+    assert len(made) == COUNT
+    decoder, _, _ = load_decoder(folder, options)
+    with torch.no_grad():
+        logits = decoder(torch.tensor([PROMPT]), torch.tensor([0]))[0]
+        for step, token in enumerate(made):
+            assert float(logits.max() - logits[token]) < NEAR, f"token {step} is {token}, not {int(logits.argmax())}"
+            logits = decoder(torch.tensor([[token]]), torch.tensor([len(PROMPT) + step]))[0]
+
+
+def test_from_tales_to_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train, export in 4 bits and generate, all with the tools that made the bundled model."""
+    small = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "vocab_size": 300, "head_dim": 32}
+    small |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    monkeypatch.setattr(train_tales, "CONFIG", train_tales.CONFIG | small)
+    text = "\n\n\n\n".join(f"{n} The Fox\n\nOnce there was a fox.\nIt ran {n} times." for n in range(40))
+    tales = train_tales.read_tales(text)
+    assert tales[7] == "The Fox\nOnce there was a fox. It ran 7 times."
+    tokenizer = train_tales.train_tokenizer(tales)
+    ids = torch.tensor(tokenizer.encode("".join(f"<|tale|>{t}<|end|>" for t in tales)).ids)
+    torch.manual_seed(0)
+    model = train_tales.Tales()
+    how = argparse.Namespace(steps=100, batch=8, window=32, rate=1e-2, decay=0.1, dropout=0.0, every=20)
+    losses = [entry["heldout"] for entry in train_tales.train(model, ids, ids, how)]
+    assert losses[-1] < 1.0 < losses[0]
+    train_tales.save(model, tokenizer, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 300
+    export_llm(tmp_path, tmp_path / "tales.pte", Options(quantize="4bit"), check=False)
+    with LanguageModel(tmp_path / "tales.pte") as written:
+        made = written.generate("<|tale|>The Fox\nOnce there", max_tokens=20)
+    assert made.text.startswith(" was a fox. It ran")
