@@ -251,7 +251,7 @@ def main() -> None:
     ids, tests = encode(seen), encode(heldout)
     model = Tales().to(device)
     count = sum(p.numel() for p in model.parameters())
-    print(f"{len(seen)} tales to learn, {len(heldout)} held out; {len(ids)} and {len(tests)} tokens; {count} parameters")
+    print(f"{count} parameters; {len(seen)} tales to learn, {len(heldout)} not; {len(ids)} and {len(tests)} tokens")
     log = train(model, ids, tests, args)
     args.out.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, args.out)
