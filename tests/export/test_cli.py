@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
 from tests.export.checkpoints import write
+from tests.test_layers import run_blocked
 
 SOURCE = """
 import torch
@@ -89,3 +90,11 @@ def test_the_same_as_json(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
         "check": None,
         "notes": [f"{folder} has no tokenizer.json: the model can be run, but not be given text"],
     } == found
+
+
+def test_without_pytorch() -> None:
+    done = run_blocked("from ptegpu.cli import main; main(['export', 'llm', 'x', '-o', 'y.pte'])")
+    message = (
+        "error: torch is blocked: this layer must import without it. To export, run: pip install 'ptegpu[export]'\n"
+    )
+    assert (1, "", message) == (done.returncode, done.stdout, done.stderr)

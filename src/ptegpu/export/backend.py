@@ -43,6 +43,7 @@ try:
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
         from executorch.exir.dialects._ops import ops
         from executorch.extension.llm.custom_ops import custom_ops
+        from safetensors import SafetensorError, safe_open
         from torchao.quantization.quant_primitives import (
             MappingType,
             choose_qparams_affine,
@@ -55,6 +56,7 @@ except ImportError as e:
 __all__ = [
     "EdgeCompileConfig",
     "MappingType",
+    "SafetensorError",
     "VulkanPartitioner",
     "VulkanSupportedOperators",
     "admit_packed_weights",
@@ -64,6 +66,7 @@ __all__ = [
     "dequantize_affine",
     "quantize_affine",
     "quiet",
+    "safe_open",
     "to_edge_transform_and_lower",
     "torch",
 ]

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import ExportError
-from .backend import torch
+from .backend import SafetensorError, safe_open, torch
 from .decoder import Decoder, RMSNorm
 from .layers import ByteLinear, GroupedEmbedding, GroupedLinear, GroupedWeight
 
@@ -133,9 +134,7 @@ class Store:
         return tensor.float()
 
 
-def _open(path: Path):  # type: ignore[no-untyped-def]
-    from safetensors import SafetensorError, safe_open
-
+def _open(path: Path) -> Any:
     try:
         return safe_open(path, "pt")
     except FileNotFoundError:
