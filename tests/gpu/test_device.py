@@ -129,6 +129,7 @@ def test_words_of_wgpu_become_typed_errors():
 
 
 def test_out_of_memory_empties_the_pool_and_tries_again(device, monkeypatch):
+    device.pool.clear()
     device.release(device.buffer("old", 1024, "storage"))
     calls: list[int] = []
 
@@ -148,6 +149,7 @@ def test_out_of_memory_says_what_was_needed_and_what_there_is(device, monkeypatc
     def full(wrapped, name, nbytes, kind):
         raise OutOfMemory("full")
 
+    device.pool.clear()
     monkeypatch.setattr("ptegpu.gpu.device.GpuBuffer", full)
     monkeypatch.setattr(device, "available_bytes", lambda: 1000)
     with pytest.raises(OutOfMemory) as caught:
