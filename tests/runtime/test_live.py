@@ -136,3 +136,34 @@ def test_symbolic_ints_everywhere(delegate: bool) -> None:
             want, expected = module(x)
             torch.testing.assert_close(got, want)
             assert expected == count
+
+
+class LiveBranch(nn.Module):
+    """Takes a branch by how much there is, and asks the host for what the GPU does not do (topk)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        best = torch.topk(x * 2, 2, dim=1).values + x.shape[0]
+        return torch.cond(x.sum() > x.shape[0], lambda a: a * 2, lambda a: a - 1, (best,))
+
+
+@pytest.mark.parametrize("delegate", [True, False], ids=["delegated", "undelegated"])
+def test_branches_and_host_operators_follow_live_sizes(delegate: bool) -> None:
+    module = LiveBranch()
+    dims = {0: Dim("b", min=2, max=6)}
+    with ptegpu.load(export(module, (torch.randn(3, 5),), dynamic_shapes=(dims,), delegate=delegate)) as program:
+        for n in (6, 2, 5, 3, 6):
+            for x in (torch.ones(n, 5), -torch.ones(n, 5) + torch.randn(n, 5) * 0.1):
+                torch.testing.assert_close(program(x), module(x))
+
+
+class Tail(nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> torch.Tensor:
+        return torch.cat([x[n:] * 2, x[:1]]).sum(0)
+
+
+def test_a_live_dimension_of_zero() -> None:
+    module, x = Tail(), torch.randn(4, 3)
+    dims = (None, torch.export.Dim.DYNAMIC)
+    with ptegpu.load(export(module, (x, 2), dynamic_shapes=dims, delegate=False)) as program:
+        for n in (2, 4, 0, 3, 4):
+            torch.testing.assert_close(program(x, n), module(x, n), atol=1e-5, rtol=1e-5)
