@@ -1,0 +1,215 @@
+"""Whole models of several families, tiny and with random weights, for the tests that export and run them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .models import Block
+
+
+def lively(model: nn.Module) -> nn.Module:
+    """`model` for inference, with weights and statistics that let what goes in reach what comes out at scale 1."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1 and "token" not in name and "positions" not in name:
+            nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            nn.init.normal_(module.running_mean, std=0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.2)
+    return model.eval()
+
+
+class Residual(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Strided stem, pooling, residual blocks, global pooling."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.blocks = nn.Sequential(Residual(8, 8, 1), Residual(8, 16, 2))
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes)
+        x = self.blocks(self.pool(self.stem(x)))
+        return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+class SqueezeExcite(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(channels, channels // 4, 1), nn.Conv2d(channels // 4, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = F.relu(self.down(x.mean((2, 3), keepdim=True)))
+        return x * F.hardsigmoid(self.up(scale))
+
+
+class Inverted(nn.Module):
+    """Widen, depthwise, squeeze and excite, narrow; with a shortcut where the sizes allow."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, activation: type[nn.Module]) -> None:
+        super().__init__()
+        wide = 2 * inputs
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            activation(),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            activation(),
+            SqueezeExcite(wide),
+            nn.Conv2d(wide, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = stride == 1 and inputs == outputs
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x) if self.shortcut else self.layers(x)
+
+
+class MobileNet(nn.Module):
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish())
+        self.blocks = nn.Sequential(Inverted(8, 8, 1, nn.ReLU6), Inverted(8, 16, 2, nn.Hardswish))
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes)
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+def _twice(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.Conv2d(outputs, outputs, 3, padding=1), nn.ReLU()
+    )
+
+
+class UNet(nn.Module):
+    """Two levels down; up again by a transposed convolution and by bilinear interpolation."""
+
+    def __init__(self, classes: int = 2) -> None:
+        super().__init__()
+        self.down1, self.down2, self.bottom = _twice(3, 8), _twice(8, 16), _twice(16, 16)
+        self.widen = nn.ConvTranspose2d(16, 16, 2, 2)
+        self.up2, self.up1 = _twice(32, 8), _twice(16, 8)
+        self.head = nn.Conv2d(8, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes, H, W)
+        a = self.down1(x)
+        b = self.down2(F.max_pool2d(a, 2))
+        y = self.bottom(F.max_pool2d(b, 2))
+        y = self.up2(torch.cat([self.widen(y), b], 1))
+        y = F.interpolate(y, scale_factor=2.0, mode="bilinear", align_corners=False)
+        return self.head(self.up1(torch.cat([y, a], 1)))
+
+
+class ViT(nn.Module):
+    def __init__(self, size: int = 16, patch: int = 4, width: int = 16, classes: int = 10) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, (size // patch) ** 2 + 1, width))
+        self.blocks = nn.Sequential(Block(width, 2), Block(width, 2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes)
+        x = self.patches(x).flatten(2).transpose(1, 2)  # (B, patches, D)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+class AudioEncoder(nn.Module):
+    """As Whisper's: two convolutions over a log-mel spectrogram, the second with stride 2, then attention."""
+
+    def __init__(self, mels: int = 8, frames: int = 24, width: int = 16) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(mels, width, 3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, 3, 2, 1)
+        self.register_buffer("positions", torch.randn(frames // 2, width))
+        self.blocks = nn.Sequential(Block(width, 2), Block(width, 2))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, mels, frames) → (B, frames / 2, D)
+        x = F.gelu(self.conv2(F.gelu(self.conv1(x))))
+        return self.norm(self.blocks(x.transpose(1, 2) + self.positions))
+
+
+class Recurrent(nn.Module):
+    """Two layers, the second in both directions; the outputs and the last states."""
+
+    def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], inputs: int = 6, width: int = 8) -> None:
+        super().__init__()
+        self.first = kind(inputs, width, batch_first=True)
+        self.second = kind(width, width, batch_first=True, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # (B, T, inputs) → (B, T, 2 * width), …
+        y, _ = self.first(x)
+        y, state = self.second(y)
+        return y, state[0] if isinstance(state, tuple) else state
+
+
+class SpeechCNN(nn.Module):
+    """Dilated and depthwise convolutions over time; log probabilities of characters per frame."""
+
+    def __init__(self, features: int = 8, characters: int = 12) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(features, 16, 5, 2, 2),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Conv1d(16, 16, 3, padding=2, dilation=2, groups=16),
+            nn.Conv1d(16, 16, 1),
+            nn.BatchNorm1d(16),
+            nn.SiLU(),
+            nn.Conv1d(16, characters, 1),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, features, T) → (B, T / 2, characters)
+        return F.log_softmax(self.layers(x).transpose(1, 2), -1)
+
+
+class Detector(nn.Module):
+    """One trunk, several outputs: boxes, scores, the best class of each place and the features themselves."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.LeakyReLU(0.1), nn.Conv2d(8, 8, 3, 2, 1), nn.SiLU())
+        self.boxes, self.scores = nn.Conv2d(8, 4, 1), nn.Conv2d(8, classes, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        features = self.trunk(x)  # (B, 8, H / 4, W / 4)
+        boxes = torch.sigmoid(self.boxes(features)).flatten(2).transpose(1, 2)  # (B, places, 4)
+        scores = self.scores(features).flatten(2).transpose(1, 2).softmax(-1)  # (B, places, classes)
+        return boxes, scores, scores.argmax(-1), features
+
+
+class ConvNet(nn.Module):
+    """What the int8 quantizer takes: convolutions, activations, a linear head."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 16, 3, 2, 1)
+        self.depthwise = nn.Conv2d(16, 16, 3, 1, 1, groups=16)
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes)
+        x = F.relu(self.depthwise(F.relu(self.conv2(F.relu(self.conv1(x))))))
+        return self.head(x.mean((2, 3)))
