@@ -24,6 +24,7 @@ from . import (
     sample,
     softmax,
     symbols,
+    training,
     views,
 )
 from .registry import REGISTRY, OpDef
@@ -54,5 +55,6 @@ __all__ = [
     "sample",
     "softmax",
     "symbols",
+    "training",
     "views",
 ]
