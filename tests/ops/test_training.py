@@ -19,11 +19,32 @@ def weight_gradient(d_out, x):
     return torch.einsum("mn,mk->nk", d_out.reshape(-1, d_out.shape[-1]), x.reshape(-1, x.shape[-1]))
 
 
+def unpacked(weight):
+    """(N, K / 2) bytes as (N, K) integers from -8 to 7."""
+    return torch.stack((weight & 15, weight >> 4), -1).reshape(len(weight), -1).to(torch.int32) - 8
+
+
+def each_scale(scales, group, n, k):
+    return scales.T[:n].repeat_interleave(group, 1)[:, :k]
+
+
+def input_gradient(d_out, weight, scales, group):
+    n, k = len(weight), 2 * weight.shape[1]
+    return d_out @ (unpacked(weight).to(d_out.dtype) * each_scale(scales, group, n, k).to(d_out.dtype))
+
+
 def dw(lead, n, k, dtype=F32, limit=None):
     d_out = T((*lead, n), dtype, limit=(*limit, n) if limit else None)
     return Case(
         "et_vk.linear_dW.default", (d_out, T((*lead, k), dtype, limit=(*limit, k) if limit else None)), weight_gradient
     )
+
+
+def dx(lead, n, k, group, dtype=F32, columns=None, scales=None, limit=None):
+    d_out = T((*lead, n), dtype, limit=(*limit, n) if limit else None)
+    weight = T((n, k // 2), U8, 0, 256, constant=True)
+    scale = T((-(-k // group), columns or n), scales or dtype, 0.01, 0.1, constant=True)
+    return Case("et_vk.linear_q4gsw_backward.default", (d_out, weight, scale, group), input_gradient)
 
 
 WEIGHT_GRADIENTS = [
@@ -39,9 +60,25 @@ WEIGHT_GRADIENTS = [
     dw((6,), 12, 8, F16),
     dw((13,), 5, 3, F16),
 ]
+INPUT_GRADIENTS = [
+    dx((), 6, 32, 16),
+    dx((1,), 5, 8, 8),
+    dx((3,), 33, 40, 8),
+    dx((7,), 36, 64, 32, columns=40),
+    dx((2, 17), 9, 96, 96),
+    dx((6,), 7, 30, 10),  # rows that are no whole words
+    dx((6,), 7, 12, 3, columns=8),
+    dx((5,), 6, 2, 2),
+    dx((4,), 1100, 20, 4),  # in parts of N
+    dx((6,), 8, 32, 32, F16),
+    dx((6,), 5, 18, 6, F16),
+    dx((6,), 8, 32, 16, scales=F16),
+    dx((0,), 8, 32, 32),
+    dx((2, 0), 8, 32, 32),
+]
 
 
-CASES = [*WEIGHT_GRADIENTS]
+CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -51,14 +88,19 @@ def test_case(case):
 
 @pytest.mark.parametrize(
     "case",
-    [*WEIGHT_GRADIENTS[3::4]],
+    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4]],
     ids=str,
 )
 def test_in_a_browser_without_features(case):
     check(case, f16=False, subgroups=False, limits="browser")
 
 
-@pytest.mark.parametrize("case", [dw((40,), 130, 70)], ids=str)
+@pytest.mark.parametrize("case", [INPUT_GRADIENTS[2]], ids=str)
+def test_workgroups_of_128(case):
+    check(case, subgroups=False, max_invocations=128)
+
+
+@pytest.mark.parametrize("case", [dw((40,), 130, 70), dx((70,), 40, 130, 10)], ids=str)
 def test_larger_tiles(case, monkeypatch):
     monkeypatch.setattr(matmul, "BUSY", 1)
     check(case)
@@ -67,9 +109,17 @@ def test_larger_tiles(case, monkeypatch):
 @pytest.mark.parametrize("s", [0, 1, 5, 17])
 def test_live_rows(s):
     check(dw((s,), 6, 9, limit=(17,)))
+    check(dx((1, s), 6, 16, 8, limit=(1, 17)))
 
 
-WHEEL = [(weight_gradient, "linear_dW", (torch.randn(2, 3, 5), torch.randn(2, 3, 7)))]
+WHEEL = [
+    (weight_gradient, "linear_dW", (torch.randn(2, 3, 5), torch.randn(2, 3, 7))),
+    (
+        input_gradient,
+        "linear_q4gsw_backward",
+        (torch.randn(3, 5), torch.randint(0, 256, (5, 16), dtype=torch.uint8), torch.rand(4, 5), 8),
+    ),
+]
 
 
 @pytest.mark.parametrize("reference, name, args", WHEEL, ids=lambda a: a if isinstance(a, str) else "")
@@ -85,6 +135,9 @@ def test_references_are_those_of_the_wheel(reference, name, args):
 REFUSED = [
     (dw((), 4, 4), 0, T(()), "d_out and x must have at least one dimension"),
     (dw((3,), 4, 5), 1, T((2, 5)), "d_out [3, 4] and x [2, 5] must have as many rows"),
+    (dx((3,), 4, 8, 8), 1, T((8,), U8), "the weight must have 2 dimensions, not the shape [8]"),
+    (dx((3,), 4, 8, 8), 0, T((3, 5)), "d_out of shape [3, 5] does not belong to a weight of 4 rows"),
+    (dx((3,), 4, 8, 4), 2, T((1, 4)), "scales of shape [1, 4] do not serve 4 rows of 8 in groups of 4"),
 ]
 
 

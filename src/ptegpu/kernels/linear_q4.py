@@ -90,15 +90,15 @@ def word_loader(aligned: bool) -> str:
     return f"fn b_word(row: u32, i: u32) -> u32 {{\n  {load}\n}}"
 
 
-def loader(packing: Packing) -> Loader:
-    """The weight as the right matrix of `matmul.gemm`: `b_quad` dequantises."""
+def loader(packing: Packing, width: str = "P.k") -> Loader:
+    """The weight as the right matrix of `matmul.gemm`: `b_quad` dequantises. `width` is that of the weight's rows."""
     per_word, unit = packing.elements, packing.unit
     if packing.run == WHOLE or packing.run >= 4:
-        scale = f"vec4<f32>({unit} * {_scale_at('min(k, P.k - 1u)', 'row')})"
+        scale = f"vec4<f32>({unit} * {_scale_at(f'min(k, {width} - 1u)', 'row')})"
     else:
-        scales = (_scale_at(f"min(k + {j}u, P.k - 1u)", "row") for j in range(4))
+        scales = (_scale_at(f"min(k + {j}u, {width} - 1u)", "row") for j in range(4))
         scale = f"{unit} * vec4<f32>({', '.join(scales)})"
-    word = _unsigned(f"b_word(row, min(k, P.k - 1u) / {per_word}u)", packing)
+    word = _unsigned(f"b_word(row, min(k, {width} - 1u) / {per_word}u)", packing)
     half = f"({word}) >> ((k & 4u) * 4u)" if per_word == 8 else word
     quad = (
         f"{word_loader(packing.aligned)}\n"

@@ -111,10 +111,11 @@ def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
         yield Dispatch(adding, [sums, *([p.bias] if p.bias else [])], [p.y], groups, p.params(parts=parts))
 
 
-def _gemm(p: Product, weight: Weight, target: Target) -> Steps:
+def tiled(p: Product, weight: Weight, target: Target) -> Steps:
+    """A product in tiles of `matmul`, with the weight transposed or as it is."""
     tile = next(t for t in (LARGE, MEDIUM, SMALL) if t is SMALL or fills(t, p, target))
     rows, columns = _ceil(p.m, tile.size), _ceil(p.n, tile.size)
-    load = loader(weight.packing(p.k))
+    load = loader(weight.packing(p.k)) if p.transposed else loader(weight.packing(p.n), width="P.n")
 
     def run(q: Product, parts: int, k_part: int) -> Dispatch:
         kernel = gemm(q.form(target, quads=True), tile, target, load)
@@ -128,7 +129,7 @@ def multiply(p: Product, weight: Weight, target: Target) -> Steps:
     """The steps of a product with a packed weight; none if it has no elements."""
     if p.m * p.n == 0:
         return
-    yield from (_gemv if p.m <= MAX_GEMV_ROWS and p.k else _gemm)(p, weight, target)
+    yield from (_gemv if p.m <= MAX_GEMV_ROWS and p.k else tiled)(p, weight, target)
 
 
 def check(x: Tensor, weight: Weight, bias: Tensor | None) -> None:

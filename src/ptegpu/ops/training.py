@@ -8,6 +8,7 @@ from ..dtypes import FLOATS
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..plan.target import Target
+from .linear_q4 import Weight, tiled
 from .matmul import Product, multiply
 from .pointwise import Strided, pointwise
 from .registry import Out, Scratch, Steps, op
@@ -27,3 +28,26 @@ def linear_dw(d_out: Tensor, x: Tensor, *, target: Target) -> Steps:
         turned = yield Scratch((n, rows), d_out.dtype)
         yield pointwise("transpose", "a", [Strided(d_out, (1, n))], turned, target)
     yield from multiply(Product(turned, x, False, 1, n, k, rows, out, (n * k, k, 1)), target)
+
+
+@op("et_vk.linear_q4gsw_backward.default", dtypes=FLOATS)
+def linear_q4gsw_backward(
+    d_out: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, *, target: Target
+) -> Steps:
+    """The gradient of the input (…, K) of `linear_q4gsw`: d_out (…, N) · weights (N, K / 2); scales (K / group, N)."""
+    if weights.rank != 2:
+        raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weights.shape)}")
+    n, k = weights.shape[0], 2 * weights.shape[1]
+    if not d_out.rank or d_out.shape[-1] != n:
+        raise ShapeError(f"d_out of shape {list(d_out.shape)} does not belong to a weight of {n} rows")
+    _check_scales(weight_scales, n, k, group_size)
+    out = yield Out((*d_out.shape[:-1], k))
+    m = math.prod(d_out.shape[:-1])
+    if m * k:
+        product = Product(d_out, weights, False, 1, m, k, n, out, (m * k, k, 1))
+        yield from tiled(product, Weight(weights, weight_scales, 4, group_size), target)
+
+
+def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
+    if group < 1 or scales.rank != 2 or scales.shape[1] < n or scales.shape[0] * group < k:
+        raise ShapeError(f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {group}")
