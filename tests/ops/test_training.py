@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,14 @@ def input_gradient(d_out, weight, scales, group):
     return d_out @ (unpacked(weight).to(d_out.dtype) * each_scale(scales, group, n, k).to(d_out.dtype))
 
 
+def requantised(latent, scales, group):
+    n, k = latent.shape
+    scale = each_scale(scales, group, n, k)
+    codes = torch.where(scale == 0, 0.0, latent / scale).round().clamp(-8, 7).nan_to_num(0.0).to(torch.int32) + 8
+    codes = torch.nn.functional.pad(codes, (0, k % 2))
+    return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+
+
 def dw(lead, n, k, dtype=F32, limit=None):
     d_out = T((*lead, n), dtype, limit=(*limit, n) if limit else None)
     return Case(
@@ -45,6 +55,15 @@ def dx(lead, n, k, group, dtype=F32, columns=None, scales=None, limit=None):
     weight = T((n, k // 2), U8, 0, 256, constant=True)
     scale = T((-(-k // group), columns or n), scales or dtype, 0.01, 0.1, constant=True)
     return Case("et_vk.linear_q4gsw_backward.default", (d_out, weight, scale, group), input_gradient)
+
+
+def requant(n, k, group, dtype=F32, columns=None, latent=None):
+    values = latent or T((n, k), dtype)
+    return Case(
+        "et_vk.q4gsw_requant.default",
+        (values, T((-(-k // group), columns or n), dtype, 0.1, 0.5), group),
+        requantised,
+    )
 
 
 WEIGHT_GRADIENTS = [
@@ -76,9 +95,24 @@ INPUT_GRADIENTS = [
     dx((0,), 8, 32, 32),
     dx((2, 0), 8, 32, 32),
 ]
+SPECIAL = (math.inf, -math.inf, math.nan, 100.0, -100.0, 0.0, -0.0, 1e30)
+REQUANTS = [
+    requant(3, 32, 16),
+    requant(40, 64, 8, columns=44),
+    requant(5, 36, 12),
+    requant(4, 7, 4),
+    requant(3, 1, 1),
+    requant(1, 2, 32),
+    requant(5, 24, 3),
+    requant(6, 16, 16, F16),
+    requant(3, 9, 4, F16),
+    requant(0, 8, 8),
+    requant(1, 8, 8, latent=T((1, 8), values=SPECIAL)),
+    requant(2, 4, 4, latent=T((2, 4), values=SPECIAL)),
+]
 
 
-CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS]
+CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS, *REQUANTS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -88,14 +122,14 @@ def test_case(case):
 
 @pytest.mark.parametrize(
     "case",
-    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4]],
+    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4], *REQUANTS[::4]],
     ids=str,
 )
 def test_in_a_browser_without_features(case):
     check(case, f16=False, subgroups=False, limits="browser")
 
 
-@pytest.mark.parametrize("case", [INPUT_GRADIENTS[2]], ids=str)
+@pytest.mark.parametrize("case", [INPUT_GRADIENTS[2], REQUANTS[1]], ids=str)
 def test_workgroups_of_128(case):
     check(case, subgroups=False, max_invocations=128)
 
@@ -112,6 +146,24 @@ def test_live_rows(s):
     check(dx((1, s), 6, 16, 8, limit=(1, 17)))
 
 
+def test_halves_round_to_even():
+    latent = T((1, 16), values=tuple(np.arange(-8, 8) * 0.25 + 0.125))
+    scales = T((1, 1), values=(0.25,))
+    check(Case("et_vk.q4gsw_requant.default", (latent, scales, 16), requantised))
+
+
+def test_codes_of_a_dequantised_weight_are_the_weight():
+    weight, scales = torch.randint(0, 256, (6, 16), dtype=torch.uint8), torch.rand(4, 6) + 0.1
+    latent = unpacked(weight) * each_scale(scales, 8, 6, 32)
+    given = T((6, 32), values=tuple(latent.ravel().tolist())), T((4, 6), values=tuple(scales.ravel().tolist())), 8
+    check(Case("et_vk.q4gsw_requant.default", given, lambda *_: weight))
+
+
+def test_a_scale_of_zero_gives_the_code_of_zero():
+    scales = T((2, 3), values=(0.0, 0.5, 0.0, 0.25, 0.0, 0.0))
+    check(Case("et_vk.q4gsw_requant.default", (T((3, 8)), scales, 4), requantised))
+
+
 WHEEL = [
     (weight_gradient, "linear_dW", (torch.randn(2, 3, 5), torch.randn(2, 3, 7))),
     (
@@ -119,6 +171,8 @@ WHEEL = [
         "linear_q4gsw_backward",
         (torch.randn(3, 5), torch.randint(0, 256, (5, 16), dtype=torch.uint8), torch.rand(4, 5), 8),
     ),
+    (requantised, "q4gsw_requant", (torch.randn(3, 15), torch.rand(4, 3) + 0.1, 4)),
+    (requantised, "q4gsw_requant", (torch.tensor([SPECIAL]), torch.ones(1, 1), 8)),
 ]
 
 
@@ -138,6 +192,8 @@ REFUSED = [
     (dx((3,), 4, 8, 8), 1, T((8,), U8), "the weight must have 2 dimensions, not the shape [8]"),
     (dx((3,), 4, 8, 8), 0, T((3, 5)), "d_out of shape [3, 5] does not belong to a weight of 4 rows"),
     (dx((3,), 4, 8, 4), 2, T((1, 4)), "scales of shape [1, 4] do not serve 4 rows of 8 in groups of 4"),
+    (requant(4, 8, 8), 0, T((8,)), "the latent weight must have 2 dimensions, not the shape [8]"),
+    (requant(4, 8, 8), 2, 0, "scales of shape [1, 4] do not serve 4 rows of 8 in groups of 0"),
 ]
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
-from ..dtypes import FLOATS
+from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
+from ..kernels import training as kernels
 from ..plan.target import Target
 from .linear_q4 import Weight, tiled
 from .matmul import Product, multiply
 from .pointwise import Strided, pointwise
-from .registry import Out, Scratch, Steps, op
+from .registry import Dispatch, Out, Scratch, Steps, op
 
 
 @op("et_vk.linear_dW.default", dtypes=FLOATS)
@@ -46,6 +47,25 @@ def linear_q4gsw_backward(
     if m * k:
         product = Product(d_out, weights, False, 1, m, k, n, out, (m * k, k, 1))
         yield from tiled(product, Weight(weights, weight_scales, 4, group_size), target)
+
+
+@op("et_vk.q4gsw_requant.default", dtypes=FLOATS)
+def q4gsw_requant(latent: Tensor, scales: Tensor, group_size: int, *, target: Target) -> Steps:
+    """latent (N, K) as weights of `linear_q4gsw` (N, K / 2, rounded up) by scales (K / group, N) that stay.
+
+    The half byte beyond an odd K is zero.
+    """
+    if latent.rank != 2:
+        raise ShapeError(f"the latent weight must have 2 dimensions, not the shape {list(latent.shape)}")
+    n, k = latent.shape
+    _check_scales(scales, n, k, group_size)
+    row_bytes = (k + 1) // 2
+    out = yield Out((n, row_bytes), DType.U8)
+    kernel = kernels.requantise(latent.dtype, scales.dtype, k % 8 == 0, target)
+    params = {"n": out.numel, "width": k, "row_bytes": row_bytes}
+    params |= {"group": group_size, "scale_stride": scales.shape[-1]}
+    groups = -(-out.numel // (4 * kernel.kernel.workgroup))
+    yield Dispatch(kernel, [latent, scales], [out], groups, params)
 
 
 def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
