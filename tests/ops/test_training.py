@@ -43,6 +43,14 @@ def requantised(latent, scales, group):
     return (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
 
 
+def cross_entropy(logits, labels, n_valid):
+    x = logits.detach().clone().requires_grad_()
+    ignored = torch.where(labels < 0, -1, labels).long()
+    loss = torch.nn.functional.cross_entropy(x, ignored, ignore_index=-1, reduction="sum") / n_valid
+    (gradient,) = torch.autograd.grad(loss, x)
+    return loss.detach(), torch.where(labels[:, None] < 0, 0.0, gradient)
+
+
 def dw(lead, n, k, dtype=F32, limit=None):
     d_out = T((*lead, n), dtype, limit=(*limit, n) if limit else None)
     return Case(
@@ -64,6 +72,11 @@ def requant(n, k, group, dtype=F32, columns=None, latent=None):
         (values, T((-(-k // group), columns or n), dtype, 0.1, 0.5), group),
         requantised,
     )
+
+
+def ce(rows, classes, dtype=F32, low=-3, n_valid=3.0, labels=None, **logits):
+    chosen = T((rows,), I32, low, classes) if labels is None else T((rows,), I32, values=labels)
+    return Case("et_vk.fused_ce.default", (T((rows, classes), dtype, **logits), chosen, n_valid), cross_entropy)
 
 
 WEIGHT_GRADIENTS = [
@@ -110,9 +123,25 @@ REQUANTS = [
     requant(1, 8, 8, latent=T((1, 8), values=SPECIAL)),
     requant(2, 4, 4, latent=T((2, 4), values=SPECIAL)),
 ]
+CROSS_ENTROPIES = [
+    ce(5, 8),
+    ce(1, 1, low=0),
+    ce(7, 3),
+    ce(33, 30, n_valid=20.0),
+    ce(3, 600),
+    ce(2, 4100, low=0, high=50.0),
+    ce(2, 1101, low=0),
+    ce(4, 12, labels=(-1, -100, 11, 0), low=-200.0, high=200.0),
+    ce(2, 8, labels=(-1, -1), n_valid=1.0),
+    ce(0, 8),
+    ce(6, 16, F16),
+    ce(6, 5, F16),
+    ce(2, 4, labels=(1, 2), values=(-math.inf, 1.0, 2.0, 3.0, 0.0, -math.inf, 1.0, 1.0)),
+    ce(2, 4, labels=(-1, 2), values=(math.nan, 1.0, 2.0, 3.0, 0.0, 5.0, 1.0, 1.0)),
+    ce(1, 5, labels=(0,), values=(-math.inf,) * 5),
+]
 
-
-CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS, *REQUANTS]
+CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS, *REQUANTS, *CROSS_ENTROPIES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -122,14 +151,14 @@ def test_case(case):
 
 @pytest.mark.parametrize(
     "case",
-    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4], *REQUANTS[::4]],
+    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4], *REQUANTS[::4], *CROSS_ENTROPIES[::4]],
     ids=str,
 )
 def test_in_a_browser_without_features(case):
     check(case, f16=False, subgroups=False, limits="browser")
 
 
-@pytest.mark.parametrize("case", [INPUT_GRADIENTS[2], REQUANTS[1]], ids=str)
+@pytest.mark.parametrize("case", [INPUT_GRADIENTS[2], CROSS_ENTROPIES[5], REQUANTS[1]], ids=str)
 def test_workgroups_of_128(case):
     check(case, subgroups=False, max_invocations=128)
 
@@ -164,6 +193,14 @@ def test_a_scale_of_zero_gives_the_code_of_zero():
     check(Case("et_vk.q4gsw_requant.default", (T((3, 8)), scales, 4), requantised))
 
 
+def test_labels_beyond_the_classes_count_as_the_last():
+    def clamped(logits, labels, n_valid):
+        return cross_entropy(logits, labels.clamp(max=4), n_valid)
+
+    case = ce(2, 5, labels=(5, 2**31 - 1))
+    check(Case(case.op, case.args, clamped))
+
+
 WHEEL = [
     (weight_gradient, "linear_dW", (torch.randn(2, 3, 5), torch.randn(2, 3, 7))),
     (
@@ -173,6 +210,7 @@ WHEEL = [
     ),
     (requantised, "q4gsw_requant", (torch.randn(3, 15), torch.rand(4, 3) + 0.1, 4)),
     (requantised, "q4gsw_requant", (torch.tensor([SPECIAL]), torch.ones(1, 1), 8)),
+    (cross_entropy, "fused_ce", (torch.randn(4, 6), torch.tensor([3, -1, 0, -100]), 2.0)),
 ]
 
 
@@ -194,6 +232,9 @@ REFUSED = [
     (dx((3,), 4, 8, 4), 2, T((1, 4)), "scales of shape [1, 4] do not serve 4 rows of 8 in groups of 4"),
     (requant(4, 8, 8), 0, T((8,)), "the latent weight must have 2 dimensions, not the shape [8]"),
     (requant(4, 8, 8), 2, 0, "scales of shape [1, 4] do not serve 4 rows of 8 in groups of 0"),
+    (ce(4, 8), 1, T((3,), I32), "logits [4, 8] and labels [3] must be (R, V) and (R)"),
+    (ce(4, 8), 1, T((4,)), "the labels must be integers, not float32"),
+    (ce(4, 8), 0, T((4, 0)), "there is no class to choose"),
 ]
 
 

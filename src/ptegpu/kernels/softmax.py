@@ -57,12 +57,12 @@ def softmax(
         params=[("rows", "u32"), ("length", "u32"), ("inner", "u32"), ("blank", "f32")],
         workgroup=lanes.workgroup,
         shared=lanes.shared("f32", "tops", "totals"),
-        helpers=_HELPERS[quads],
+        helpers=HELPERS[quads],
         subgroups=lanes.by_subgroup,
     )
 
 
-_HELPERS = {
+HELPERS = {
     True: (
         "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }\n"
         "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }"

@@ -7,6 +7,8 @@ from functools import lru_cache
 from ..dtypes import DType
 from ..plan.target import Target
 from .functions import functions
+from .lanes import MAX, SUM, Lanes, Sweep
+from .softmax import HELPERS, LOWEST
 from .wgsl import KernelSpec, Storage, build
 
 _CODE = """\
@@ -54,4 +56,54 @@ fn pair(byte: u32) -> i32 {
         params=[(p, "u32") for p in ("n", "width", "row_bytes", "group", "scale_stride")],
         workgroup=target.workgroup(256),
         helpers="\n".join([functions(_CODE), _CODE, *([] if quads else [pair])]),
+    )
+
+
+@lru_cache(maxsize=64)
+def cross_entropy(
+    x: DType, labels: DType, out: DType, quads: bool, held: int, lanes: Lanes, target: Target
+) -> KernelSpec:
+    """The loss of each row and its gradient, both over `P.n_valid`; zero for a row with a negative label.
+
+    The walks are those of a softmax. `P.length` counts loads, of four elements if `quads`. Labels are clamped to the
+    row, so that one of its lanes meets the label and writes the loss.
+    """
+    four, element = ("4", "vec4<f32>") if quads else ("", "f32")
+    sweep = Sweep(lanes, held, f"x_at{four}(row * P.length + j)")
+    place = "label / 4u" if quads else "label"
+    picked = "v[label % 4u]" if quads else "v"
+    hot = "vec4<u32>(j * 4u) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(label)" if quads else "j == label"
+    slope = f"exp(v - top) * scale - select({element}(), {element}(1.0), {hot})"
+    body = [
+        lanes.place(),
+        "  let given = labels_at(row); let counts = given >= 0;",
+        f"  let label = min(u32(max(given, 0)), P.length * {4 if quads else 1}u - 1u);",
+        sweep.start(element),
+        f"  var high = {element}({LOWEST});",
+        sweep.each("high = max(high, v);"),
+        lanes.agree("top", "largest(high)", MAX, "tops"),
+        f"  var part = {element}();",
+        sweep.each("part += exp(v - top);"),
+        lanes.agree("total", "across(part)", SUM, "totals"),
+        "  let scale = select(1.0 / total, P.blank, total == 0.0);",
+        "  let level = select(log(total), P.blank, total == 0.0);",
+        "  if (live) {",
+        sweep.each(
+            f"y_put{four}(row * P.length + j, select({element}(), ({slope}) / P.n_valid, counts));"
+            f" if (j == {place}) {{"
+            f" losses_put(row, select(0.0, (top - {picked} + level) / P.n_valid, counts)); }}"
+        ),
+        "  }",
+    ]
+    return build(
+        "cross_entropy",
+        "\n".join(body),
+        target=target,
+        reads={"x": Storage(x, 4 if quads else 1), "labels": Storage(labels)},
+        writes={"losses": Storage(DType.F32), "y": Storage(out, 4 if quads else 1)},
+        params=[("rows", "u32"), ("length", "u32"), ("n_valid", "f32"), ("blank", "f32")],
+        workgroup=lanes.workgroup,
+        shared=lanes.shared("f32", "tops", "totals"),
+        helpers=HELPERS[quads],
+        subgroups=lanes.by_subgroup,
     )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 
-from ..dtypes import FLOATS, DType
-from ..errors import ShapeError
+from ..dtypes import FLOATS, INTS, DType
+from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
 from ..kernels import training as kernels
+from ..kernels.lanes import ALONG_ROWS, choose, held
+from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from .linear_q4 import Weight, tiled
 from .matmul import Product, multiply
 from .pointwise import Strided, pointwise
+from .reduce import reduce
 from .registry import Dispatch, Out, Scratch, Steps, op
 
 
@@ -71,3 +74,29 @@ def q4gsw_requant(latent: Tensor, scales: Tensor, group_size: int, *, target: Ta
 def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
     if group < 1 or scales.rank != 2 or scales.shape[1] < n or scales.shape[0] * group < k:
         raise ShapeError(f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {group}")
+
+
+@op("et_vk.fused_ce.default", dtypes=FLOATS, wide=True)
+def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) -> Steps:
+    """The sum of the cross entropies of logits (R, V) and labels (R) over `n_valid`, and its gradient (R, V).
+
+    Rows with a negative label count for nothing; a label beyond V, an error in PyTorch, counts as the last.
+    """
+    if logits.rank != 2 or labels.shape != logits.shape[:1]:
+        raise ShapeError(f"logits {list(logits.shape)} and labels {list(labels.shape)} must be (R, V) and (R)")
+    if labels.dtype not in INTS:
+        raise InvalidProgram(f"the labels must be integers, not {labels.dtype.value}")
+    rows, classes = logits.shape
+    if rows and not classes:
+        raise ShapeError("there is no class to choose")
+    loss = yield Out(())
+    gradient = yield Out(logits.shape)
+    losses = yield Scratch((rows,), DType.F32)
+    quads = classes % 4 == 0
+    loads = classes // 4 if quads else classes
+    lanes = choose(ALONG_ROWS, rows, loads, target)
+    stored = gradient.dtype if quads else store_type(gradient.dtype, target)
+    kernel = kernels.cross_entropy(logits.dtype, labels.dtype, stored, quads, held(lanes, loads), lanes, target)
+    params = {"rows": rows, "length": loads, "n_valid": n_valid, "blank": math.nan}
+    yield Dispatch(kernel, [logits, labels], [losses, gradient], lanes.groups(rows), params)
+    yield from reduce("sum", losses, [0], loss, target, kind="f32")
