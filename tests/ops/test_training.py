@@ -15,6 +15,7 @@ from ptegpu.ops import matmul
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I32 = DType.F32, DType.F16, DType.U8, DType.I32
+STEP = (0.01, 0.9, 0.99, 1e-8, 0.1, 0.19, 0.0199)
 
 
 def weight_gradient(d_out, x):
@@ -51,6 +52,13 @@ def cross_entropy(logits, labels, n_valid):
     return loss.detach(), torch.where(labels[:, None] < 0, 0.0, gradient)
 
 
+def adamw(param, m, v, grad, lr, beta1, beta2, eps, decay, correction1, correction2):
+    m.copy_(beta1 * m + (1 - beta1) * grad)
+    v.copy_(beta2 * v + (1 - beta2) * grad**2)
+    param.copy_(param * (1 - lr * decay) - lr * (m / correction1) / ((v / correction2).sqrt() + eps))
+    return param, m, v
+
+
 def dw(lead, n, k, dtype=F32, limit=None):
     d_out = T((*lead, n), dtype, limit=(*limit, n) if limit else None)
     return Case(
@@ -77,6 +85,11 @@ def requant(n, k, group, dtype=F32, columns=None, latent=None):
 def ce(rows, classes, dtype=F32, low=-3, n_valid=3.0, labels=None, **logits):
     chosen = T((rows,), I32, low, classes) if labels is None else T((rows,), I32, values=labels)
     return Case("et_vk.fused_ce.default", (T((rows, classes), dtype, **logits), chosen, n_valid), cross_entropy)
+
+
+def step(shape, dtype=F32, numbers=STEP, grad=None):
+    states = (T(shape, dtype), T(shape, dtype), T(shape, dtype, 0.1, 2.0))
+    return Case("et_vk.adamw_step.default", (*states, grad or T(shape, dtype), *numbers), adamw, mutated=(0, 1, 2))
 
 
 WEIGHT_GRADIENTS = [
@@ -140,8 +153,19 @@ CROSS_ENTROPIES = [
     ce(2, 4, labels=(-1, 2), values=(math.nan, 1.0, 2.0, 3.0, 0.0, 5.0, 1.0, 1.0)),
     ce(1, 5, labels=(0,), values=(-math.inf,) * 5),
 ]
-
-CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS, *REQUANTS, *CROSS_ENTROPIES]
+STEPS = [
+    step((8,)),
+    step((3, 5)),
+    step(()),
+    step((2, 3, 4, 5)),
+    step((33, 41)),
+    step((0, 4)),
+    step((4, 6), F16),
+    step((7,), F16),
+    step((9,), numbers=(0.1, 0.0, 0.5, 1e-3, 0.0, 1.0, 0.5)),
+    step((6,), numbers=(0.1, 0.9, 0.999, 1e-8, 0.01, 0.5, 0.3), grad=T((6,), F16)),
+]
+CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS, *REQUANTS, *CROSS_ENTROPIES, *STEPS]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -151,7 +175,7 @@ def test_case(case):
 
 @pytest.mark.parametrize(
     "case",
-    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4], *REQUANTS[::4], *CROSS_ENTROPIES[::4]],
+    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4], *REQUANTS[::4], *CROSS_ENTROPIES[::4], *STEPS[::3]],
     ids=str,
 )
 def test_in_a_browser_without_features(case):
@@ -211,6 +235,7 @@ WHEEL = [
     (requantised, "q4gsw_requant", (torch.randn(3, 15), torch.rand(4, 3) + 0.1, 4)),
     (requantised, "q4gsw_requant", (torch.tensor([SPECIAL]), torch.ones(1, 1), 8)),
     (cross_entropy, "fused_ce", (torch.randn(4, 6), torch.tensor([3, -1, 0, -100]), 2.0)),
+    (adamw, "adamw_step", (torch.randn(5), torch.randn(5), torch.rand(5), torch.randn(5), *STEP)),
 ]
 
 
@@ -235,6 +260,12 @@ REFUSED = [
     (ce(4, 8), 1, T((3,), I32), "logits [4, 8] and labels [3] must be (R, V) and (R)"),
     (ce(4, 8), 1, T((4,)), "the labels must be integers, not float32"),
     (ce(4, 8), 0, T((4, 0)), "there is no class to choose"),
+    (
+        step((4,)),
+        3,
+        T((5,)),
+        "parameter, moments and gradient must have one shape, not [4], [4], [4], [5]",
+    ),
 ]
 
 

@@ -11,6 +11,8 @@ from .lanes import MAX, SUM, Lanes, Sweep
 from .softmax import HELPERS, LOWEST
 from .wgsl import KernelSpec, Storage, build
 
+STEP = ("lr", "decay", "beta1", "rest1", "beta2", "rest2", "eps", "correction1", "correction2")
+
 _CODE = """\
 fn code(v: f32, row: u32, column: u32) -> i32 {
   let scale = scales_at(column / P.group * P.scale_stride + row);
@@ -106,4 +108,29 @@ def cross_entropy(
         shared=lanes.shared("f32", "tops", "totals"),
         helpers=HELPERS[quads],
         subgroups=lanes.by_subgroup,
+    )
+
+
+@lru_cache(maxsize=16)
+def adamw(param: DType, m: DType, v: DType, grad: DType, target: Target) -> KernelSpec:
+    """A step in place, with copies of the results in `y_param`, `y_mean` and `y_square`, four elements at a time."""
+    states = {"param": Storage(param, 4), "mean": Storage(m, 4), "square": Storage(v, 4)}
+    body = """\
+  let q = group * WG + lid;
+  if (q * 4u >= P.n) { return; }
+  let slope = grad_at4(q);
+  let mean_now = mean_at4(q) * P.beta1 + slope * P.rest1;
+  let square_now = square_at4(q) * P.beta2 + slope * slope * P.rest2;
+  let size = sqrt(square_now / P.correction2) + vec4<f32>(P.eps);
+  let moved = param_at4(q) * P.decay - P.lr * (mean_now / P.correction1) / size;
+  param_put4(q, moved); mean_put4(q, mean_now); square_put4(q, square_now);
+  y_param_put4(q, moved); y_mean_put4(q, mean_now); y_square_put4(q, square_now);"""
+    return build(
+        "adamw",
+        body,
+        target=target,
+        reads={"grad": Storage(grad, 4)},
+        writes=states | {f"y_{name}": storage for name, storage in states.items()},
+        params=[("n", "u32"), *((p, "f32") for p in STEP)],
+        workgroup=target.workgroup(256),
     )

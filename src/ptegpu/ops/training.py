@@ -100,3 +100,34 @@ def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) 
     params = {"rows": rows, "length": loads, "n_valid": n_valid, "blank": math.nan}
     yield Dispatch(kernel, [logits, labels], [losses, gradient], lanes.groups(rows), params)
     yield from reduce("sum", losses, [0], loss, target, kind="f32")
+
+
+@op("et_vk.adamw_step.default", "adamw_step.default", mutates=("param", "m", "v"), dtypes=FLOATS)
+def adamw_step(
+    param: Tensor,
+    m: Tensor,
+    v: Tensor,
+    grad: Tensor,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    bias_correction1: float,
+    bias_correction2: float,
+    *,
+    target: Target,
+) -> Steps:
+    """One step of AdamW on a parameter and its two moments, in place; the results are their new values."""
+    if not param.shape == m.shape == v.shape == grad.shape:
+        shapes = ", ".join(str(list(t.shape)) for t in (param, m, v, grad))
+        raise ShapeError(f"parameter, moments and gradient must have one shape, not {shapes}")
+    results = []
+    for state in (param, m, v):
+        results.append((yield Out(state.shape, state.dtype)))
+    kernel = kernels.adamw(param.dtype, m.dtype, v.dtype, grad.dtype, target)
+    params = {"n": param.numel, "lr": lr, "decay": 1.0 - lr * weight_decay, "eps": eps}
+    params |= {"beta1": beta1, "rest1": 1.0 - beta1, "beta2": beta2, "rest2": 1.0 - beta2}
+    params |= {"correction1": bias_correction1, "correction2": bias_correction2}
+    groups = -(-param.numel // (4 * kernel.kernel.workgroup))
+    yield Dispatch(kernel, [grad], [param, m, v, *results], groups, params)
