@@ -1,6 +1,6 @@
 """ExecuTorch and torchao, imported without their noise, and everything that this package takes from them.
 
-Importing this registers the operators `et_vk::*`, `llama::*` and `torchao::*`.
+Importing this registers the operators `et_vk::*`, `llama::*`, `quantized_decomposed::*` and `torchao::*`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def quiet() -> Iterator[None]:
 
 try:
     with quiet(), contextlib.redirect_stderr(io.StringIO()):
+        import executorch.kernels.quantized  # noqa: F401  (registers what quantized modules have outside partitions)
         import torch
         from executorch.backends.vulkan import utils
         from executorch.backends.vulkan.op_registry import vulkan_supported_ops

@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,9 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = 
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's own words."""
     with quiet():
         try:
-            program = torch.export.export(module.eval(), args, dynamic_shapes=dynamic_shapes)
+            with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
+                module.eval()
+            program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
         except Exception as e:
             raise ExportError(f"PyTorch cannot trace this module: {_root_cause(e)}") from e
     _drop_unused_buffers(program)
