@@ -144,12 +144,11 @@ class AudioEncoder(nn.Module):
         self.conv1 = nn.Conv1d(mels, width, 3, padding=1)
         self.conv2 = nn.Conv1d(width, width, 3, 2, 1)
         self.register_buffer("positions", torch.randn(frames // 2, width))
-        self.blocks = nn.Sequential(Block(width, 2), Block(width, 2))
-        self.norm = nn.LayerNorm(width)
+        self.block, self.norm = Block(width, 2), nn.LayerNorm(width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, mels, frames) → (B, frames / 2, D)
         x = F.gelu(self.conv2(F.gelu(self.conv1(x))))
-        return self.norm(self.blocks(x.transpose(1, 2) + self.positions))
+        return self.norm(self.block(x.transpose(1, 2) + self.positions))
 
 
 class Recurrent(nn.Module):
@@ -202,7 +201,7 @@ class Detector(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """What the int8 quantizer takes: convolutions, activations, a linear head."""
+    """What quantizers take: convolutions, activations, a linear head."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from executorch.backends.vulkan.quantizer import vulkan_quantizer
+from executorch.backends.xnnpack.quantizer import xnnpack_quantizer
 from tests import zoo
-from tests.exporting import export
+from tests.exporting import export, quiet
 from torch import nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ptegpu
 from ptegpu.graph.linear import Call
 from ptegpu.runtime.partition import Host
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2  # of the largest magnitude in an output
+INT8_TOLERANCE = 1e-2  # a value halfway between two steps may be rounded to either; a step is 1/127 of that magnitude
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,13 @@ def on_host(method: Any) -> list[str]:
 
 
 def run_against_eager(
-    data: bytes, eager: Callable[..., Any], inputs: list[torch.Tensor], tolerance: float, plans: int = 1
-) -> None:
-    """Each input in turn, so that nothing of one call may stay in the next; inputs of one batch row count as well."""
+    data: bytes,
+    eager: Callable[..., Any],
+    inputs: list[torch.Tensor],
+    tolerance: float,
+    host: Sequence[str] = (),
+) -> list[str]:
+    """One call per input, so that what stays from a call shows in the next; returns what the GPU ran."""
     expected = [outputs(eager, x) for x in inputs]
     for one, other in zip(*expected, strict=True):
         changed = (one.double() - other.double()).abs().max()
@@ -74,8 +82,9 @@ def run_against_eager(
                 error = (f.double() - w.double()).abs().max() / w.double().abs().max()
                 assert error <= tolerance, f"output {index} is off by {error:.1e} of its scale"
         method = program.method("forward")
-        assert plans == len(method.plans), f"on the host: {on_host(method)}"
-        assert [] == on_host(method)
+        assert len(method.plans) == 1, f"on the host: {on_host(method)}"
+        assert list(host) == on_host(method)
+        return [node.op.name for graph in method.graphs for node in graph.nodes]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -95,3 +104,38 @@ def test_half(name: str) -> None:
     model, inputs = prepared(CASES[name])
     data = export(copy.deepcopy(model), (inputs[0],), options={"force_fp16": True})
     run_against_eager(data, model, inputs, HALF_TOLERANCE)
+
+
+def quantized(quantizer: Any) -> tuple[nn.Module, list[torch.Tensor]]:
+    model, inputs = prepared(Case(zoo.ConvNet, (2, 3, 16, 16)))
+    with quiet():
+        observed = prepare_pt2e(torch.export.export(model, (inputs[0],)).module(), quantizer)
+        for x in inputs:
+            observed(x)
+        return convert_pt2e(observed), inputs
+
+
+def int8_everywhere() -> Any:
+    config = xnnpack_quantizer.get_symmetric_quantization_config(is_per_channel=True)
+    return xnnpack_quantizer.XNNPACKQuantizer().set_global(config)
+
+
+def test_int8_convolutions_delegated() -> None:
+    model, inputs = quantized(int8_everywhere())
+    ran = run_against_eager(export(model, (inputs[0],)), model, inputs, INT8_TOLERANCE)
+    assert ["conv2d", "conv2d", "conv2d_dw", "linear"] == [
+        name.removeprefix("et_vk.q8ta_").removesuffix(".default") for name in ran if name.startswith("et_vk.q8ta_")
+    ]
+
+
+def test_int8_convolutions_undelegated() -> None:
+    model, inputs = quantized(int8_everywhere())
+    weights = ["quantized_decomposed.dequantize_per_channel.default"] * 4
+    run_against_eager(export(model, (inputs[0],), delegate=False), model, inputs, INT8_TOLERANCE, weights)
+
+
+def test_int8_weights_of_the_vulkan_quantizer() -> None:
+    config = vulkan_quantizer.get_symmetric_quantization_config()
+    model, inputs = quantized(vulkan_quantizer.VulkanQuantizer().set_global(config))
+    ran = run_against_eager(export(model, (inputs[0],)), model, inputs, TOLERANCE)
+    assert "aten._weight_int8pack_mm.default" in ran
