@@ -8,8 +8,8 @@ tied embeddings, groups of 32) and leaves its weights out, so that the file is s
 with random bytes of the right kind on the spot, measures decode at a context of 128 and prefill of 512 tokens, and
 holds the logits to PyTorch in float32 with the same weights, dequantized.
 
-Wall time is from token to token, everything included. GPU time is that of one pass, by timestamps. Bandwidth counts
-the weights once per token.
+Tokens per second are wall time, everything included. `step_gpu_ms` is the one pass of a decode step by timestamps,
+`step_host_ms` what a single call adds to it. Bandwidth counts the weights once per token.
 """
 
 from __future__ import annotations
@@ -206,6 +206,15 @@ def check(program: ptegpu.Program, reference: Reference, tokens: np.ndarray, pro
     return worst
 
 
+def step_times(program: ptegpu.Program, tokens: np.ndarray, context: int) -> dict[str, float]:
+    """One decode step by itself, without the sampler: the GPU's time in its one pass, and what the host adds.
+
+    The benchmark's decode overlaps the two; a single call cannot.
+    """
+    profile = program.method("forward").profile(tokens[None, :1], np.array([context]), repeats=20)
+    return {"step_gpu_ms": profile.pass_seconds * 1e3, "step_host_ms": profile.host_seconds * 1e3}
+
+
 def measure(model: LanguageModel, tokens: np.ndarray, context: int, prompt: int, steps: int) -> dict[str, float]:
     warm(model, tokens[:context])
     decode = []
@@ -272,10 +281,11 @@ def run(args: argparse.Namespace) -> None:
     tokens = rng.integers(0, CONFIG["vocab_size"], args.prompt + 1)
     results: dict[str, Any] = {}
     torch = cuda()
-    if torch is not None:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        with ptegpu.load(args.model, views, args.device, methods=["forward"]) as program:
+    with ptegpu.load(args.model, views, args.device, methods=["forward"]) as program:
+        if torch is not None:
+            torch.backends.cuda.matmul.allow_tf32 = False
             results["error"] = check(program, Reference(blob, data, torch.float32), tokens, args.prompt)
+        results |= step_times(program, tokens, args.context)
     with LanguageModel(args.model, args.device, data=views) as model:
         results["adapter"] = model.program.device.target.name
         results |= measure(model, tokens, args.context, args.prompt, args.steps)
