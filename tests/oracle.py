@@ -1,97 +1,16 @@
-"""Cases and two oracles: PyTorch in float64 is the golden, PyTorch in float32 must agree with it first.
-
-A `Case` names an operator of the registry and its arguments; `T(...)` stands for a random tensor. The case runs as a
-graph of one node, is lowered, run on the adapter, and compared. Moves, ints and bools must be exact.
-"""
+"""Two oracles for cases: PyTorch in float64 is the golden, PyTorch in float32 must agree with it first."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from ptegpu import ops  # noqa: F401  (fills the registry)
-from ptegpu.dtypes import DType
-from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
-from ptegpu.graph.live import Live, settle
-from ptegpu.ops.registry import REGISTRY
-from ptegpu.passes.memory import plan_memory
-from ptegpu.passes.split import split_constants
-from ptegpu.plan.lower import lower
-from ptegpu.plan.plan import Plan
-from ptegpu.plan.symbols import Symbols
-from ptegpu.plan.target import Target
+from .cases import Case, Problem, S, T, compare, declared, device, graph_of, plan_of, run_plan, tolerance, walk
 
-ATOL = {DType.F32: 1e-4, DType.F16: 1e-2}
-
-
-@dataclass(frozen=True)
-class T:
-    """A random tensor argument: `low` ≤ values < `high`; `values` instead gives them outright."""
-
-    shape: tuple[int, ...]
-    dtype: DType = DType.F32
-    low: float = -2.0
-    high: float = 2.0
-    values: tuple[float, ...] | None = None
-    constant: bool = False  # given to the graph as a constant, not as an input
-    limit: tuple[int, ...] | None = None  # the maximum shape, where the live one is below it
-
-    def make(self, rng: np.random.Generator) -> np.ndarray:
-        if self.values is not None:
-            return np.array(self.values, dtype=self.dtype.numpy).reshape(self.shape)
-        if self.dtype is DType.BOOL:
-            return np.asarray(rng.random(self.shape) < 0.5)
-        if self.dtype.is_float:
-            return rng.uniform(self.low, self.high, self.shape).astype(self.dtype.numpy)
-        return rng.integers(math.ceil(self.low), math.ceil(self.high), self.shape).astype(self.dtype.numpy)
-
-
-@dataclass(frozen=True)
-class S:
-    """A symbolic int: an input of the graph. The plan is made while it is `planned`, and run with `value`."""
-
-    value: int
-    planned: int | None = None
-
-
-@dataclass(frozen=True)
-class Case:
-    op: str
-    args: tuple[Any, ...]
-    reference: Callable[..., Any] | None = None  # by default torch.ops.<op>
-    out: DType | None = None  # the declared output dtype, where the arguments do not determine it
-    atol: float | None = None
-    note: str = ""
-    mutated: tuple[int, ...] = field(default=())  # arguments whose final value is compared too (states)
-
-    def __str__(self) -> str:
-        shown = ",".join(_show(a) for a in self.args)
-        return f"{self.op}({shown}){self.note}"
-
-
-def _show(a: Any) -> str:
-    if isinstance(a, S):
-        return f"${a.value}"
-    if isinstance(a, T):
-        return f"{a.dtype.value}{'x'.join(map(str, a.shape)) or '0d'}"
-    if isinstance(a, list | tuple):
-        return "[" + ",".join(map(_show, a)) + "]"
-    return str(a)
-
-
-def _plain(a: Any) -> Any:
-    return a.value if isinstance(a, S) else a
-
-
-def _walk(a: Any, leaf: Callable[[Any], Any]) -> Any:
-    """Rebuild nested lists with `leaf` applied; lists become lists."""
-    return [_walk(x, leaf) for x in a] if isinstance(a, list | tuple) else leaf(a)
+__all__ = ["Case", "Problem", "S", "T", "check", "compare", "device", "graph_of", "plan_of", "problem", "run_plan"]
 
 
 def torch_of(array: np.ndarray, wide: bool) -> torch.Tensor:
@@ -103,7 +22,11 @@ def torch_of(array: np.ndarray, wide: bool) -> torch.Tensor:
 
 def reference(case: Case, arrays: dict[int, np.ndarray], *, wide: bool) -> list[np.ndarray]:
     """PyTorch's outputs, then the final values of mutated arguments; `wide` computes in float64."""
-    args = _walk(list(case.args), lambda a: torch_of(arrays[id(a)], wide) if isinstance(a, T) else _plain(a))
+
+    def value(a: Any) -> Any:
+        return torch_of(arrays[id(a)], wide) if isinstance(a, T) else a.value if isinstance(a, S) else a
+
+    args = walk(list(case.args), value)
     result = case.reference(*args) if case.reference else call(torch_operator(case.op), args)
     outs = list(result) if isinstance(result, tuple | list) else [result]
     outs += [args[k] for k in case.mutated]
@@ -127,126 +50,27 @@ def torch_operator(name: str) -> Callable[..., Any]:
     return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
 
-def declared(case: Case, array: np.ndarray, eager: np.ndarray) -> DType:
-    """The dtype an exported program would give this output on the GPU."""
-    return case.out or DType.of(eager.dtype).device
+def problem(case: Case, seed: int = 0) -> Problem:
+    """Values for a case, and what PyTorch makes of them in float32 and float64, which must agree."""
+    rng = np.random.default_rng(seed)
+    arrays: dict[int, np.ndarray] = {}
 
+    def make(a: Any) -> None:
+        if isinstance(a, T):
+            arrays[id(a)] = a.make(rng)
 
-def graph_of(case: Case, arrays: dict[int, np.ndarray], eager: Sequence[np.ndarray]) -> tuple[Graph, list[np.ndarray]]:
-    """A graph of one node; returns it with the arrays of its inputs."""
-    graph = Graph(str(case)[:60])
-    inputs: list[np.ndarray] = []
-    definition = REGISTRY[case.op]
-    mutated = {k for k in definition.mutates}
-
-    def argument(a: Any, position: int) -> Arg:
-        if isinstance(a, list | tuple):
-            return tuple(argument(x, position) for x in a)
-        if isinstance(a, S):
-            sym = Sym(f"sym{len(graph.inputs)}", a.value if a.planned is None else a.planned)
-            graph.inputs.append(sym)
-            return sym
-        if not isinstance(a, T):
-            return a
-        name = f"arg{len(inputs)}"
-        if a.constant or position in mutated:
-            return Tensor(name, a.dtype, a.shape, "state" if position in mutated else "constant", arrays[id(a)])
-        inputs.append(arrays[id(a)])
-        tensor = Tensor(name, a.dtype, a.limit or a.shape, "input")
-        graph.inputs.append(tensor)
-        return tensor
-
-    args = tuple(argument(a, k) for k, a in enumerate(case.args))
-    plain = eager[: len(eager) - len(case.mutated)]
-    outs = tuple(Tensor(f"out{k}", declared(case, e, e), e.shape) for k, e in enumerate(plain))
-    for out, shape in zip(outs, definition.infer(args, outs) if _grows(case.args) else (), strict=False):
-        out.max_shape = out.shape = shape
-    states = tuple(args[k] for k in definition.mutates)
-    graph.nodes.append(Node(definition, args, outs, case.op, tuple(s for s in states if isinstance(s, Tensor))))
-    graph.outputs = [*outs, *(args[k] for k in case.mutated)]
-    return graph, inputs
-
-
-def _symbolic(a: Any) -> list[S]:
-    return [s for x in a for s in _symbolic(x)] if isinstance(a, list | tuple) else [a] if isinstance(a, S) else []
-
-
-def _grows(a: Any) -> bool:
-    return any(map(_grows, a)) if isinstance(a, list | tuple) else isinstance(a, T) and a.limit is not None
-
-
-def plan_of(
-    graph: Graph, target: Target, symbols: Symbols | None = None, inputs: Sequence[np.ndarray] | None = None
-) -> Plan:
-    """The plan at the maximum shapes or, with inputs, in memory for those but at the inputs' shapes."""
-    settle(graph)
-    for t in graph.tensors():
-        assert t.shape == t.max_shape, f"the shape rule says {t.shape}, PyTorch {t.max_shape}"
-    split_constants(graph, target)
-    memory = plan_memory(graph, target)
-    if inputs is not None:
-        tensors = [v for v in graph.inputs if isinstance(v, Tensor)]
-        Live(graph).update({t: x.shape for t, x in zip(tensors, inputs, strict=True)}, lambda _: np.empty(0))
-    return lower(graph, memory, target, symbols or Symbols(graph))
-
-
-@cache
-def device(f16: bool = True, subgroups: bool = True, limits: str = "adapter") -> Any:
-    from ptegpu.gpu.device import open_device
-
-    return open_device("auto", f16=f16, subgroups=subgroups, limits=limits)
-
-
-def run_plan(plan: Plan, inputs: Sequence[np.ndarray], gpu: Any, syms: Sequence[int] | None = None) -> list[np.ndarray]:
-    from ptegpu.gpu.session import Session
-
-    session = Session(gpu)
-    try:
-        return session.run(session.prepare(plan), inputs, syms)
-    finally:
-        session.close()
+    walk(list(case.args), make)
+    golden = reference(case, arrays, wide=True)
+    eager = reference(case, arrays, wide=False)
+    for want, first in zip(golden, eager, strict=True):
+        dtype = declared(case, first)
+        if dtype.is_float:
+            compare(first, want, tolerance(case, dtype), "PyTorch float32 against float64")
+    return Problem(case, arrays, eager, golden)
 
 
 def check(
     case: Case, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", seed: int = 0, **target: int
 ) -> None:
     """Run a case on the adapter and hold it to both oracles; `target` lowers limits that kernels are generated for."""
-    rng = np.random.default_rng(seed)
-    arrays: dict[int, np.ndarray] = {}
-
-    def make(a: Any) -> Any:
-        if isinstance(a, T):
-            arrays[id(a)] = a.make(rng)
-        return a
-
-    _walk(list(case.args), make)
-    golden = reference(case, arrays, wide=True)
-    eager = reference(case, arrays, wide=False)
-    gpu = device(f16, subgroups, limits)
-    graph, inputs = graph_of(case, arrays, eager)
-    symbols = Symbols(graph)
-    plan = plan_of(graph, replace(gpu.target, **target), symbols, inputs)
-    for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), _symbolic(case.args), strict=True):
-        sym.value = given.value
-    results = run_plan(plan, inputs, gpu, symbols.words())
-    for want, first, got in zip(golden, eager, results, strict=True):
-        assert got.shape == want.shape, f"shape {got.shape}, PyTorch {want.shape}"
-        if got.dtype.kind == "f":
-            atol = case.atol or ATOL[DType.of(got.dtype)]
-            compare(first, want, atol, "PyTorch float32 against float64")
-            compare(got, want, atol, "ptegpu against float64")
-        else:
-            np.testing.assert_array_equal(got, want.astype(got.dtype))
-
-
-def compare(got: np.ndarray, want: np.ndarray, atol: float, what: str) -> None:
-    """Within `atol` of the golden relative to its scale; infinities and NaNs at the same places."""
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=f"{what}: NaN")
-    finite = np.isfinite(want)
-    np.testing.assert_array_equal(
-        got[~finite & ~np.isnan(want)], want[~finite & ~np.isnan(want)], err_msg=f"{what}: inf"
-    )
-    scale = max(1.0, float(np.abs(want[finite]).max(initial=0.0)))
-    error = float(np.abs(got[finite] - want[finite]).max(initial=0.0))
-    assert error <= atol * scale, f"{what}: error {error:.3g} at scale {scale:.3g}"
+    problem(case, seed).check(device(f16, subgroups, limits), **target)

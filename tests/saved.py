@@ -1,0 +1,180 @@
+"""Cases and programs with what PyTorch gives for them, in one file: to run where PyTorch and the exporter are not.
+
+The file is a zip of `index.json`, which says what there is, and `data`, the bytes that it refers to by offset.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ptegpu
+from ptegpu.dtypes import DType
+
+from .cases import Case, Problem, S, T, compare, declared, walk
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a method, and what PyTorch returns for it."""
+
+    inputs: Sequence[Any]  # arrays, ints, floats, bools and None, as the method takes them one after the other
+    wanted: Sequence[np.ndarray]
+    method: str = "forward"
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """An exported model with calls in order: what one leaves in the state, the next one finds."""
+
+    name: str
+    data: bytes
+    calls: Sequence[Call]
+    tolerance: float = 1e-4  # of the largest magnitude in an output
+
+    def check(self, gpu: Any) -> None:
+        """Load it on a device, and hold every output of every call to PyTorch's."""
+        with ptegpu.load(self.data, device=gpu) as program:
+            for k, call in enumerate(self.calls):
+                self.compare(k, program.method(call.method).execute(list(call.inputs)))
+
+    def compare(self, k: int, got: Sequence[Any]) -> None:
+        """Hold the outputs of call `k` to PyTorch's."""
+        wanted = self.calls[k].wanted
+        assert len(got) == len(wanted), f"call {k}: {len(got)} outputs, PyTorch {len(wanted)}"
+        for n, (g, w) in enumerate(zip(map(np.asarray, got), wanted, strict=True)):
+            assert (g.shape, g.dtype) == (w.shape, w.dtype), (
+                f"call {k}, output {n}: {g.dtype}{g.shape}, {w.dtype}{w.shape}"
+            )
+            if w.dtype.kind == "f":
+                scale = float(np.abs(w[np.isfinite(w)]).max(initial=0.0)) or 1.0
+                compare(g / scale, w / scale, self.tolerance, f"call {k}, output {n}")
+            else:
+                np.testing.assert_array_equal(g, w, err_msg=f"call {k}, output {n}")
+
+
+class _Writer:
+    """Collects bytes, each content once."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.places: dict[bytes, int] = {}
+
+    def blob(self, content: bytes) -> dict[str, int]:
+        key = sha256(content).digest()
+        if key not in self.places:
+            self.places[key] = len(self.data)
+            self.data += content
+        return {"at": self.places[key], "length": len(content)}
+
+    def array(self, a: np.ndarray) -> dict[str, Any]:
+        return {"dtype": a.dtype.str, "shape": list(a.shape), **self.blob(np.ascontiguousarray(a).tobytes())}
+
+    def argument(self, a: Any, problem: Problem, seen: dict[int, int]) -> Any:
+        if isinstance(a, S):
+            return {"sym": a.value, "planned": a.planned}
+        if isinstance(a, T):
+            known = {"dtype": a.dtype.value, "constant": a.constant, "limit": a.limit}
+            return {"tensor": seen.setdefault(id(a), len(seen)), **known, "array": self.array(problem.arrays[id(a)])}
+        if a is not None and not isinstance(a, bool | int | float | str):
+            raise TypeError(f"{problem.case}: an argument {a!r} cannot be saved")
+        return a
+
+    def problem(self, p: Problem) -> dict[str, Any]:
+        seen: dict[int, int] = {}
+        return {
+            "name": str(p.case),
+            "op": p.case.op,
+            "args": walk(list(p.case.args), lambda a: self.argument(a, p, seen)),
+            "outs": [[declared(p.case, e).value, list(e.shape)] for e in p.eager],
+            "golden": [self.array(g) for g in p.golden],
+            "atol": p.case.atol,
+            "mutated": p.case.mutated,
+        }
+
+    def input(self, a: Any) -> Any:
+        return self.array(a) if isinstance(a, np.ndarray) else a
+
+    def program(self, p: Program) -> dict[str, Any]:
+        calls = [
+            {
+                "method": c.method,
+                "inputs": [self.input(a) for a in c.inputs],
+                "wanted": [self.array(w) for w in c.wanted],
+            }
+            for c in p.calls
+        ]
+        return {"name": p.name, "file": self.blob(p.data), "tolerance": p.tolerance, "calls": calls}
+
+
+def save(path: Path, problems: Iterable[Problem], programs: Iterable[Program]) -> None:
+    """Write a file that `read` gives back."""
+    writer = _Writer()
+    index = {"problems": [writer.problem(p) for p in problems], "programs": [writer.program(p) for p in programs]}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("index.json", json.dumps(index))
+        archive.writestr("data", bytes(writer.data))
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        with zipfile.ZipFile(path) as archive:
+            self.index = json.loads(archive.read("index.json"))
+            self.data = archive.read("data")
+
+    def blob(self, entry: dict[str, int]) -> bytes:
+        return self.data[entry["at"] : entry["at"] + entry["length"]]
+
+    def array(self, entry: dict[str, Any]) -> np.ndarray:
+        return np.frombuffer(self.blob(entry), entry["dtype"]).reshape(entry["shape"]).copy()
+
+    def problem(self, entry: dict[str, Any]) -> Problem:
+        tensors: dict[int, T] = {}
+        arrays: dict[int, np.ndarray] = {}
+
+        def argument(a: Any) -> Any:
+            if not isinstance(a, dict):
+                return a
+            if "sym" in a:
+                return S(a["sym"], a["planned"])
+            if a["tensor"] not in tensors:
+                array = self.array(a["array"])
+                limit = None if a["limit"] is None else tuple(a["limit"])
+                made = T(array.shape, DType(a["dtype"]), constant=a["constant"], limit=limit)
+                tensors[a["tensor"]], arrays[id(made)] = made, array
+            return tensors[a["tensor"]]
+
+        args = tuple(walk(entry["args"], argument))
+        eager = [np.zeros(shape, DType(dtype).numpy) for dtype, shape in entry["outs"]]
+        case = Case(entry["op"], args, atol=entry["atol"], mutated=tuple(entry["mutated"]))
+        return Problem(case, arrays, eager, [self.array(g) for g in entry["golden"]])
+
+    def program(self, entry: dict[str, Any]) -> Program:
+        calls = [
+            Call(
+                [self.array(a) if isinstance(a, dict) else a for a in c["inputs"]],
+                [self.array(w) for w in c["wanted"]],
+                c["method"],
+            )
+            for c in entry["calls"]
+        ]
+        return Program(entry["name"], self.blob(entry["file"]), calls, entry["tolerance"])
+
+
+def read(path: Path) -> tuple[dict[str, Problem], dict[str, Program]]:
+    """The problems and programs of a saved file, by name; cases of one name are numbered."""
+    reader = _Reader(path)
+    problems: dict[str, Problem] = {}
+    for entry in reader.index["problems"]:
+        name, n = entry["name"], 2
+        while name in problems:
+            name, n = f"{entry['name']} ({n})", n + 1
+        problems[name] = reader.problem(entry)
+    return problems, {entry["name"]: reader.program(entry) for entry in reader.index["programs"]}
