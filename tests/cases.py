@@ -7,10 +7,12 @@ node, is lowered, run on the adapter, and compared. Moves, ints and bools must b
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +75,12 @@ class Case:
     def __str__(self) -> str:
         shown = ",".join(_show(a) for a in self.args)
         return f"{self.op}({shown}){self.note}"
+
+
+def tables() -> Iterator[Case]:
+    """Every case of the tables in tests/ops, for which PyTorch is needed."""
+    for path in sorted((Path(__file__).parent / "ops").glob("test_*.py")):
+        yield from getattr(importlib.import_module(f"tests.ops.{path.stem}"), "CASES", ())
 
 
 def _show(a: Any) -> str:
