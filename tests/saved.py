@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import numpy as np
 
 import ptegpu
 from ptegpu.dtypes import DType
+from ptegpu.graph.linear import Call as KernelCall
+from ptegpu.runtime.partition import Host
 
 from .cases import Case, Problem, S, T, compare, declared, walk
 
@@ -26,8 +29,9 @@ class Call:
     """One call of a method, and what PyTorch returns for it."""
 
     inputs: Sequence[Any]  # arrays, ints, floats, bools and None, as the method takes them one after the other
-    wanted: Sequence[np.ndarray]
+    wanted: Sequence[Any]  # arrays, ints and None
     method: str = "forward"
+    reset: bool = False  # all state is, before the call
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,26 +42,42 @@ class Program:
     data: bytes
     calls: Sequence[Call]
     tolerance: float = 1e-4  # of the largest magnitude in an output
+    graphs: int = 1  # that the GPU runs, of all methods together
+    host: Sequence[str] = ()  # what the host runs, in order
+    operators: Mapping[str, int] = field(default_factory=dict)  # how often the GPU runs some of them
 
     def check(self, gpu: Any) -> None:
-        """Load it on a device, and hold every output of every call to PyTorch's."""
+        """Load it on a device, and hold every output of every call to PyTorch's, and who runs what to what is known."""
         with ptegpu.load(self.data, device=gpu) as program:
             for k, call in enumerate(self.calls):
+                if call.reset:
+                    program.reset()
                 self.compare(k, program.method(call.method).execute(list(call.inputs)))
+            methods = [program.method(name) for name in program.methods]
+            waiting = [i.instruction for m in methods for i in m._method.items if isinstance(i, Host)]
+            host = [i.op if isinstance(i, KernelCall) else type(i).__name__ for i in waiting]
+            assert host == list(self.host), f"on the host: {host}"
+            graphs = [g for m in methods for g in m.graphs]
+            assert len(graphs) == self.graphs, f"{len(graphs)} graphs"
+            ran = Counter(n.op.name for g in graphs for n in g.nodes)
+            assert {op: ran[op] for op in self.operators} == dict(self.operators), f"on the GPU: {dict(ran)}"
 
     def compare(self, k: int, got: Sequence[Any]) -> None:
         """Hold the outputs of call `k` to PyTorch's."""
         wanted = self.calls[k].wanted
         assert len(got) == len(wanted), f"call {k}: {len(got)} outputs, PyTorch {len(wanted)}"
-        for n, (g, w) in enumerate(zip(map(np.asarray, got), wanted, strict=True)):
-            assert (g.shape, g.dtype) == (w.shape, w.dtype), (
-                f"call {k}, output {n}: {g.dtype}{g.shape}, {w.dtype}{w.shape}"
-            )
+        for n, (g, w) in enumerate(zip(got, wanted, strict=True)):
+            what = f"call {k}, output {n}"
+            if not isinstance(w, np.ndarray):
+                assert (type(g), g) == (type(w), w), f"{what}: {g!r}, PyTorch {w!r}"
+                continue
+            g = np.asarray(g)
+            assert (g.shape, g.dtype) == (w.shape, w.dtype), f"{what}: {g.dtype}{g.shape}, PyTorch {w.dtype}{w.shape}"
             if w.dtype.kind == "f":
                 scale = float(np.abs(w[np.isfinite(w)]).max(initial=0.0)) or 1.0
-                compare(g / scale, w / scale, self.tolerance, f"call {k}, output {n}")
+                compare(g.astype(np.float64) / scale, w.astype(np.float64) / scale, self.tolerance, what)
             else:
-                np.testing.assert_array_equal(g, w, err_msg=f"call {k}, output {n}")
+                np.testing.assert_array_equal(g, w, err_msg=what)
 
 
 class _Writer:
@@ -99,19 +119,21 @@ class _Writer:
             "mutated": p.case.mutated,
         }
 
-    def input(self, a: Any) -> Any:
+    def value(self, a: Any) -> Any:
         return self.array(a) if isinstance(a, np.ndarray) else a
 
     def program(self, p: Program) -> dict[str, Any]:
         calls = [
             {
+                "inputs": [self.value(a) for a in c.inputs],
+                "wanted": [self.value(w) for w in c.wanted],
                 "method": c.method,
-                "inputs": [self.input(a) for a in c.inputs],
-                "wanted": [self.array(w) for w in c.wanted],
+                "reset": c.reset,
             }
             for c in p.calls
         ]
-        return {"name": p.name, "file": self.blob(p.data), "tolerance": p.tolerance, "calls": calls}
+        known = {"graphs": p.graphs, "host": list(p.host), "operators": dict(p.operators)}
+        return {"name": p.name, "file": self.blob(p.data), "calls": calls, "tolerance": p.tolerance, **known}
 
 
 def save(path: Path, problems: Iterable[Problem], programs: Iterable[Program]) -> None:
@@ -156,16 +178,17 @@ class _Reader:
         case = Case(entry["op"], args, atol=entry["atol"], mutated=tuple(entry["mutated"]))
         return Problem(case, arrays, eager, [self.array(g) for g in entry["golden"]])
 
+    def value(self, entry: Any) -> Any:
+        return self.array(entry) if isinstance(entry, dict) else entry
+
+    def call(self, entry: dict[str, Any]) -> Call:
+        inputs, wanted = ([self.value(a) for a in entry[key]] for key in ("inputs", "wanted"))
+        return Call(inputs, wanted, entry["method"], entry["reset"])
+
     def program(self, entry: dict[str, Any]) -> Program:
-        calls = [
-            Call(
-                [self.array(a) if isinstance(a, dict) else a for a in c["inputs"]],
-                [self.array(w) for w in c["wanted"]],
-                c["method"],
-            )
-            for c in entry["calls"]
-        ]
-        return Program(entry["name"], self.blob(entry["file"]), calls, entry["tolerance"])
+        calls = [self.call(c) for c in entry["calls"]]
+        known = {key: entry[key] for key in ("tolerance", "graphs", "host", "operators")}
+        return Program(entry["name"], self.blob(entry["file"]), calls, **known)
 
 
 def read(path: Path) -> tuple[dict[str, Problem], dict[str, Program]]:
