@@ -1,6 +1,7 @@
 """Run ExecuTorch's own catalogue of WebGPU operator cases against ptegpu.
 
     python -m tools.upstream [--suite add --suite conv2d] [--cache DIR] [--json]
+    python -m tools.upstream --cached       # on a machine without PyTorch and ExecuTorch: what the cache folder has
 
 The cases come from the installed wheel (`executorch.backends.webgpu.test.op_tests`): modules, inputs, and PyTorch
 results in float64. Exported programs are kept in the cache folder, so that a second run only runs. A case passes if
@@ -12,6 +13,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from tests.exporting import cache_patterns, quiet
 
 from ptegpu import PtegpuError, UnsupportedProgram, load
 
@@ -28,6 +30,8 @@ DTYPES = {"float32": "<f4", "int32": "<i4", "int64": "<i8", "int8": "i1", "bool"
 
 
 def catalogue() -> Any:
+    from tests.exporting import quiet
+
     with quiet():
         from executorch.backends.webgpu.test.op_tests import cases  # noqa: F401
         from executorch.backends.webgpu.test.op_tests.test_suite import op_test_registry
@@ -37,6 +41,7 @@ def catalogue() -> Any:
 def generate(op: str, suite: Any, case: Any, folder: Path) -> list[dict[str, Any]]:
     """The case's program, inputs and golden results as files; its manifest entries, one per output."""
     from executorch.backends.webgpu.test.op_tests.generate_op_tests import generate_case
+    from tests.exporting import cache_patterns, quiet
 
     manifest = folder / f"{op}__{case.name or 'case'}.json"
     if manifest.exists():
@@ -73,26 +78,42 @@ def run(folder: Path, entries: list[dict[str, Any]], device: str) -> str:
     return ""
 
 
+Chosen = tuple[str, str, Callable[[], list[dict[str, Any]]]]  # suite, case, and how to get its entries
+
+
+def in_catalogue(folder: Path, suites: list[str], heavy: bool) -> Iterator[Chosen]:
+    registry = catalogue()
+    folder.mkdir(parents=True, exist_ok=True)
+    for op in suites or registry:
+        for case in registry[op].cases:
+            if heavy or not case.heavy:
+                yield op, case.name or "case", partial(generate, op, registry[op], case, folder)
+
+
+def in_cache(folder: Path, suites: list[str]) -> Iterator[Chosen]:
+    for manifest in sorted(folder.glob("*.json")):
+        op, case = manifest.stem.split("__", 1)
+        if not suites or op in suites:
+            yield op, case, partial(json.loads, manifest.read_text())
+
+
 def main(
     suite: list[str] = typer.Option([], help="only these suites"),
     cache: Path = typer.Option(Path(".upstream"), help="where exported cases are kept"),
     device: str = typer.Option("auto", help="which adapter"),
     heavy: bool = typer.Option(False, help="also the cases marked heavy"),
+    cached: bool = typer.Option(False, help="only what the cache folder has: needs no exporter"),
     as_json: bool = typer.Option(False, "--json", help="print results as JSON"),
 ) -> None:
     console = Console(stderr=True)
-    registry = catalogue()
-    cache.mkdir(parents=True, exist_ok=True)
-    chosen = [
-        (op, registry[op], case) for op in (suite or registry) for case in registry[op].cases if heavy or not case.heavy
-    ]
+    chosen = list(in_cache(cache, suite) if cached else in_catalogue(cache, suite, heavy))
     results: dict[str, Counter[str]] = {}
     problems: list[tuple[str, str, str]] = []
-    for op, definition, case in track(chosen, "cases", console=console, disable=not console.is_terminal):
-        name = f"{op}/{case.name or 'case'}"
+    for op, case, entries in track(chosen, "cases", console=console, disable=not console.is_terminal):
+        name = f"{op}/{case}"
         counts = results.setdefault(op, Counter())
         try:
-            problem = run(cache, generate(op, definition, case, cache), device)
+            problem = run(cache, entries(), device)
             outcome = "failed" if problem else "passed"
         except UnsupportedProgram as e:
             outcome, problem = "unsupported", str(e).splitlines()[-1].strip()
