@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.cases import Problem, T, device, graph_of, tables, walk
-from tests.oracle import problem
 
 from ptegpu.errors import PtegpuError
 from ptegpu.graph.live import settle
 from ptegpu.ops.registry import REGISTRY
+from tests.cases import Problem, T, device, graph_of, tables, walk
+from tests.oracle import problem
 
 MORE = 3
 WITHOUT_SIZES = {  # no input of theirs has a size that could change: sizes are numbers, or all are states
