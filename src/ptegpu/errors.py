@@ -36,6 +36,10 @@ class ShapeError(InvalidInput):
     """A value cannot have the shape that the inputs of this call ask for."""
 
 
+class IndexOutOfRange(InvalidInput, IndexError):
+    """A value that is used as an index, or a position in a cache, names no element of what it indexes."""
+
+
 class ExecutionError(PtegpuError, RuntimeError):
     """The program itself failed while it ran: a division by zero, an endless loop, a missing item."""
 

@@ -12,7 +12,7 @@ from tests.graph.test_names import portable_operators
 from tests.portable.harness import NAN, parameters, schema
 
 from ptegpu.dtypes import DType
-from ptegpu.errors import ExecutionError, InvalidProgram, ShapeError, UnsupportedProgram
+from ptegpu.errors import ExecutionError, IndexOutOfRange, InvalidProgram, ShapeError, UnsupportedProgram
 from ptegpu.graph.names import functional
 from ptegpu.portable import PORTABLE, OutSpec, call
 
@@ -148,8 +148,30 @@ def test_integer_division_by_zero(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "args", "error", "text"),
     [
-        ("embedding.default", [np.ones((3, 2)), np.array([3])], ExecutionError, "an index is out of range for size 3"),
-        ("gather.default", [np.ones(3), 0, np.array([-1])], ExecutionError, "an index is out of range for size 3"),
+        (
+            "embedding.default",
+            [np.ones((3, 2)), np.array([[0, 3]])],
+            IndexOutOfRange,
+            "the index 3 at [0, 1] is out of range: 0 to 2",
+        ),
+        (
+            "gather.default",
+            [np.ones(3), 0, np.array([-1])],
+            IndexOutOfRange,
+            "the index -1 at [0] is out of range: 0 to 2",
+        ),
+        (
+            "index.Tensor",
+            [np.ones((2, 3, 4)), [np.ones((2, 3), bool), np.array([-4, 4])]],
+            IndexOutOfRange,
+            "the index 4 at [1] is out of range: -4 to 3",
+        ),
+        (
+            "index_put.default",
+            [np.ones((2, 3)), [None, np.array([-4])], np.ones(())],
+            IndexOutOfRange,
+            "the index -4 at [0] is out of range: -3 to 2",
+        ),
         (
             "select_copy.int",
             [np.ones((2, 3)), 1, 3],

@@ -1,15 +1,16 @@
 """Attention with any head counts, with and without a key-value cache.
 
 The cached operators take [B, S, H, D] and see keys up to the position of their queries, which the GPU reads, so that
-one plan serves every position. A position that is out of range, an error in ExecuTorch, is clamped: a negative one
-counts as 0, and beyond the cache's end nothing is written or read, so that queries there see the whole cache.
+one plan serves every position. The host refuses a position from which the queries do not lie in the cache. The kernels
+stay within it on their own: a negative position counts as 0, and nothing beyond the end is written or read.
 The others take [B, H, S, D]. Where a mask hides everything, the result is 0, for `et_vk.sdpa` NaN.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ..dtypes import FLOATS, DType
 from ..errors import InvalidProgram, ShapeError
@@ -19,9 +20,9 @@ from ..kernels import attention_rows as few
 from ..kernels.attention import Form
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
-from .cache import check_cache, written
+from .cache import check_cache, fitting, written
 from .pointwise import broadcast_strides
-from .registry import Dispatch, Out, Scratch, Steps, SymInt, op
+from .registry import Bounded, Dispatch, Out, Scratch, Steps, SymInt, op
 
 FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empty
 KEYS_OF_A_SPLIT = 256  # at least
@@ -182,7 +183,12 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
         raise InvalidProgram(f"a mask of {mask.dtype.value} is not supported: use bool or a float to add")
 
 
-@op("custom_sdpa.default", "llama.custom_sdpa.default", positions=["start_pos"], dtypes=FLOATS)
+def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
+    """A position, where it decides what is seen."""
+    return [fitting(a["query"], a["key"], a["start_pos"])] if by_position(a["attn_mask"], a["is_causal"]) else []
+
+
+@op("custom_sdpa.default", "llama.custom_sdpa.default", positions=["start_pos"], dtypes=FLOATS, indexes=seen_from)
 def custom_sdpa(
     query: Tensor,
     key: Tensor,
@@ -215,6 +221,7 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     mutates=["key_cache", "value_cache"],
     positions=["start_pos"],
     dtypes=FLOATS,
+    indexes=lambda a: [fitting(a["key"], a["key_cache"], a["start_pos"])],
 )
 def sdpa_with_kv_cache(
     query: Tensor,

@@ -1,7 +1,7 @@
 """Key-value caches [B, C, H, D] that are written in place from a position on, which the GPU reads.
 
-A position that is out of range, an error in ExecuTorch, is clamped: a negative one counts as 0, and what would lie
-beyond the end is dropped.
+The host knows the position before a run, and refuses one from which the rows do not fit. The kernels stay within the
+cache on their own: a negative position counts as 0, and what would lie beyond the end is dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..graph.graph import Sym, Tensor
 from ..kernels.cache import write_cache
 from ..kernels.wgsl import writable
 from ..plan.target import Target
-from .registry import Dispatch, Out, Steps, SymInt, op
+from .registry import Bounded, Dispatch, Out, Steps, SymInt, op
 
 
 def check_cache(value: Tensor, cache: Tensor) -> None:
@@ -42,7 +42,19 @@ def written(values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, t
     return Dispatch(kernel, values, caches, groups, params | {"start": start}, write_bytes=changed)
 
 
-@op("update_cache.default", "llama.update_cache.default", mutates=["cache"], positions=["start_pos"], dtypes=FLOATS)
+def fitting(value: Tensor, cache: Tensor, start: SymInt) -> Bounded:
+    """The positions from which the value's rows lie in the cache."""
+    return Bounded(start, 0, cache.shape[1] - value.shape[1] + 1)
+
+
+@op(
+    "update_cache.default",
+    "llama.update_cache.default",
+    mutates=["cache"],
+    positions=["start_pos"],
+    dtypes=FLOATS,
+    indexes=lambda a: [fitting(a["value"], a["cache"], a["start_pos"])],
+)
 def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt, *, target: Target) -> Steps:
     """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is one element that means nothing."""
     check_cache(value, cache)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from ..dtypes import INTS
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
@@ -9,10 +12,15 @@ from ..kernels.embedding import embedding as kernel_of
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from .pointwise import cast
-from .registry import Dispatch, Out, Scratch, Steps, op
+from .registry import Bounded, Dispatch, Out, Scratch, Steps, op
 
 
-@op("aten.embedding.default", splits=("weight",), wide=True)
+def rows(a: Mapping[str, Any]) -> Iterable[Bounded]:
+    """An index is a row of the table."""
+    yield Bounded(a["indices"], 0, a["weight"].shape[0])
+
+
+@op("aten.embedding.default", splits=("weight",), wide=True, indexes=rows)
 def embedding(
     weight: Tensor,
     indices: Tensor,
@@ -22,7 +30,11 @@ def embedding(
     *,
     target: Target,
 ) -> Steps:
-    """weight (V, D), indices of any shape. The other arguments matter to gradients only."""
+    """weight (V, D), indices of any shape. The other arguments matter to gradients only.
+
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row where they are out of range: to
+    look at them would cost a read back. Others raise.
+    """
     if weight.rank != 2:
         raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weight.shape)}")
     if indices.dtype not in INTS:

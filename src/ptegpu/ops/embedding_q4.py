@@ -10,6 +10,7 @@ from ..graph.graph import Tensor
 from ..kernels.embedding_q4 import embedding_q4 as kernel_of
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
+from .embedding import rows
 from .pointwise import cast
 from .registry import Dispatch, Out, Scratch, Steps, op
 
@@ -74,7 +75,7 @@ def _strides(scales: Tensor, total: int, width: int, group: int) -> tuple[int, i
     raise ShapeError(f"scales of shape {list(shape)} do not serve {total} rows of {width} in groups of {group}")
 
 
-@op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"), wide=True)
+@op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"), wide=True, indexes=rows)
 def embedding_q4gsw(
     weight: Tensor,
     weight_scales: Tensor,
@@ -84,7 +85,11 @@ def embedding_q4gsw(
     *,
     target: Target,
 ) -> Steps:
-    """Even elements are in the low half of a byte if the weight is one of a linear layer, else in the high half."""
+    """Even elements are in the low half of a byte if the weight is one of a linear layer, else in the high half.
+
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row where they are out of range: to
+    look at them would cost a read back. Others raise.
+    """
     yield from lookup(weight, weight_scales, None, group_size, indices, not is_linear_weight, target)
 
 
@@ -93,6 +98,7 @@ def embedding_q4gsw(
     "quantized_decomposed.embedding_4bit.dtype",
     splits=("weight",),
     wide=True,
+    indexes=rows,
 )
 def embedding_4bit(
     weight: Tensor,
@@ -105,7 +111,11 @@ def embedding_4bit(
     *,
     target: Target,
 ) -> Steps:
-    """Scales and zero points are one per row, or (V, groups)."""
+    """Scales and zero points are one per row, or (V, groups).
+
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row where they are out of range: to
+    look at them would cost a read back. Others raise.
+    """
     width = 2 * weight.shape[-1]
     groups = weight_scales.shape[1] if weight_scales.rank == 2 else 1
     if not groups or width % groups:

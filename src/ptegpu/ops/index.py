@@ -1,15 +1,15 @@
 """Reads and writes at positions that tensors of indices name; the indices are int32 on the GPU.
 
-A negative index counts from the end. One that is out of range, an error in PyTorch, reads the nearest element and
-writes nothing, so no access leaves a buffer. Where several writes meet in one place, any of them may stay.
+Indices that the host knows are checked before a run. Of those that the GPU computed, a negative one counts from the
+end, and one out of range reads the nearest element and writes nothing, so that no access leaves a buffer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
@@ -19,7 +19,7 @@ from ..kernels.wgsl import COMPUTE, store_type
 from ..plan.target import Target
 from .elementwise import WHERE
 from .pointwise import Strided, broadcast_strides, cast, collapse, contiguous, pointwise, word
-from .registry import Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
+from .registry import Bounded, Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
 
 MOST = 6  # index tensors beside the tensor and the output, or the values and the output, in one dispatch
 
@@ -166,13 +166,50 @@ def masked(x: Tensor, dim: int, mask: Tensor, value: Tensor, target: Target) -> 
     yield pointwise("where", WHERE[COMPUTE[out.dtype]], chosen, out, target, compute=out.dtype)
 
 
-@op("aten.gather.default", wide=True)
+def one(a: Mapping[str, Any]) -> Iterable[Bounded]:
+    """An index into one dimension, never negative."""
+    sizes = a["x"].shape or (1,)
+    yield Bounded(a["index"], 0, sizes[normalise_dim(a["dim"], len(sizes))])
+
+
+def several(a: Mapping[str, Any]) -> Iterable[Bounded]:
+    """An index per dimension, which may count from the end."""
+    for size, index in zip(a["x"].shape, a["indices"]):
+        if index is not None and index.dtype is DType.I32:
+            yield Bounded(index, -size, size)
+
+
+def plain(a: Mapping[str, Any]) -> bool:
+    """No mask, as the shape would depend on the data, and no more indices than a dispatch can bind."""
+    given = [i for i in a["indices"] if i is not None]
+    return len(given) <= MOST and all(i.dtype in (DType.I32, DType.I64) for i in given)
+
+
+def overwriting(a: Mapping[str, Any]) -> bool:
+    """Plain indices, or a mask after nothing that says where one value goes; no sums."""
+    *before, last = a["indices"]
+    one_value = math.prod(a["values"].sizes) == 1
+    masked = last is not None and last.dtype is DType.BOOL and one_value and all(i is None for i in before)
+    return not a.get("accumulate") and (masked or plain(a))
+
+
+@op("aten.gather.default", wide=True, indexes=one)
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, target: Target) -> Steps:
+    """`x` at the indices along `dim`.
+
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and take the
+    nearest element where they are out of range: to look at them would cost a read back. Others raise.
+    """
     yield from taken(x, aligned(x, dim, index), target)
 
 
-@op("aten.index_select.default", wide=True)
+@op("aten.index_select.default", wide=True, indexes=one)
 def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps:
+    """The slices of `x` along `dim` that a vector names.
+
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and take the
+    nearest element where they are out of range: to look at them would cost a read back. Others raise.
+    """
     d = normalise_dim(dim, x.rank)
     if index.rank > 1:
         raise ShapeError(f"index_select takes a vector of indices, not {list(index.shape)}")
@@ -180,15 +217,26 @@ def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps
     yield from taken(x, along(x, d, index, shape, tuple(int(k == d) for k in range(x.rank))), target)
 
 
-@op("aten.index.Tensor", wide=True)
+@op("aten.index.Tensor", wide=True, indexes=several, serves=plain)
 def index_tensor(x: Tensor, indices: list[Tensor | None], *, target: Target) -> Steps:
+    """`x[i, j, …]`. Masks and more than six indices are the host's.
+
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest element where they are out of range: to
+    look at them would cost a read back. Others raise.
+    """
     yield from taken(x, advanced(x, indices), target)
 
 
-@op("aten.index_put.default", wide=True)
+@op("aten.index_put.default", wide=True, indexes=several, serves=overwriting)
 def index_put(
     x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *, target: Target
 ) -> Steps:
+    """`x` with `x[i, j, …] = values`, or one value where a mask is true. Other masks, more than six indices and adding
+    up are the host's.
+
+    Unlike PyTorch, which raises, indices that the GPU computed write nothing where they are out of range: to look at
+    them would cost a read back. Others raise. Of several values for one place any may stay.
+    """
     if accumulate:
         raise InvalidProgram("index_put cannot accumulate on the GPU")
     first = len(indices) - 1
@@ -202,14 +250,25 @@ def index_put(
     yield from put(x, place, values, broadcast_strides(values.shape, place.shape), target)
 
 
-@op("aten.scatter.src", wide=True)
+@op("aten.scatter.src", wide=True, indexes=one)
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: Target) -> Steps:
+    """`x` with elements of `source` at the indices along `dim`.
+
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
+    nothing where they are out of range: to look at them would cost a read back. Others raise. Of several elements for
+    one place any may stay.
+    """
     place = aligned(x, dim, index)
     if source.rank != index.rank or any(n > m for n, m in zip(index.shape, source.shape)):
         raise ShapeError(f"an index of {list(index.shape)} takes more than a source of {list(source.shape)} has")
     yield from put(x, place, source, contiguous(source.shape), target)
 
 
-@op("aten.scatter.value", wide=True)
+@op("aten.scatter.value", wide=True, indexes=one)
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: Number, *, target: Target) -> Steps:
+    """`x` with one value at the indices along `dim`.
+
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
+    nothing where they are out of range: to look at them would cost a read back. Others raise.
+    """
     yield from put(x, aligned(x, dim, index), value, (), target)

@@ -12,7 +12,7 @@ from .pointwise import Strided, contiguous, pointwise
 from .registry import Dispatch, Out, Steps, SymInt, broadcast, normalise_dim, op
 
 
-@op("aten.permute_copy.default", "aten.permute.default", wide=True)
+@op("aten.permute_copy.default", "aten.permute.default", moves=True)
 def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     order = [normalise_dim(d, x.rank) for d in dims]
     if sorted(order) != list(range(x.rank)):
@@ -22,7 +22,7 @@ def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     yield pointwise("permute", "a", [Strided(x, tuple(own[d] for d in order))], out, target)
 
 
-@op("aten.transpose_copy.int", "aten.transpose.int", wide=True)
+@op("aten.transpose_copy.int", "aten.transpose.int", moves=True)
 def transpose(x: Tensor, dim0: int, dim1: int, *, target: Target) -> Steps:
     order = list(range(x.rank))
     j, k = normalise_dim(dim0, x.rank), normalise_dim(dim1, x.rank)
@@ -31,14 +31,14 @@ def transpose(x: Tensor, dim0: int, dim1: int, *, target: Target) -> Steps:
     yield from permute(x, order, target=target)
 
 
-@op("aten.t_copy.default", "aten.t.default", wide=True)
+@op("aten.t_copy.default", "aten.t.default", moves=True)
 def t(x: Tensor, *, target: Target) -> Steps:
     if x.rank > 2:
         raise ShapeError(f"t takes a matrix, not {list(x.shape)}")
     yield from permute(x, list(reversed(range(x.rank))), target=target)
 
 
-@op("aten.expand_copy.default", "aten.expand.default", wide=True)
+@op("aten.expand_copy.default", "aten.expand.default", moves=True)
 def expand(x: Tensor, size: list[int], implicit: bool = False, *, target: Target) -> Steps:
     """A size of -1 keeps the tensor's own."""
     lead = len(size) - x.rank
@@ -60,7 +60,7 @@ def copy(x: Tensor, source: Tensor, non_blocking: bool = False, *, target: Targe
     yield pointwise("copy", "a", [source], out, target, compute=out.dtype)
 
 
-@op("aten.flip.default", wide=True)
+@op("aten.flip.default", moves=True)
 def flip(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     out = yield Out(x.shape, x.dtype)
     strides, offset = list(contiguous(x.shape)), 0
@@ -70,7 +70,7 @@ def flip(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     yield pointwise("flip", "a", [Strided(x, tuple(strides), offset)], out, target)
 
 
-@op("aten.repeat.default", wide=True)
+@op("aten.repeat.default", moves=True)
 def repeat(x: Tensor, repeats: list[int], *, target: Target) -> Steps:
     lead = len(repeats) - x.rank
     if lead < 0 or any(n < 0 for n in repeats):
@@ -83,7 +83,7 @@ def repeat(x: Tensor, repeats: list[int], *, target: Target) -> Steps:
     yield pointwise("repeat", "a", [Strided(x, strides)], out, target, shape=shape)
 
 
-@op("aten.unfold_copy.default", wide=True)
+@op("aten.unfold_copy.default", moves=True)
 def unfold(x: Tensor, dim: int, size: int, step: int, *, target: Target) -> Steps:
     """Windows of `size` along `dim`, `step` apart, as a new last dimension."""
     d = normalise_dim(dim, x.rank)
@@ -98,7 +98,7 @@ def unfold(x: Tensor, dim: int, size: int, step: int, *, target: Target) -> Step
     yield pointwise("unfold", "a", [Strided(x, (*strides, along))], out, target)
 
 
-@op("aten.as_strided_copy.default", wide=True)
+@op("aten.as_strided_copy.default", moves=True)
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None, *, target: Target) -> Steps:
     first = offset or 0
     last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
@@ -108,7 +108,7 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
     yield pointwise("as_strided", "a", [Strided(x, tuple(stride), first)], out, target)
 
 
-@op("aten.diagonal_copy.default", wide=True)
+@op("aten.diagonal_copy.default", moves=True)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, target: Target) -> Steps:
     """The diagonal of two dimensions, `offset` above the main one, as a new last dimension."""
     j, k = normalise_dim(dim1, x.rank), normalise_dim(dim2, x.rank)
@@ -123,7 +123,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, target
     yield pointwise("diagonal", "a", [Strided(x, strides, down * own[j] + right * own[k])], out, target)
 
 
-@op("aten.pixel_shuffle.default", wide=True)
+@op("aten.pixel_shuffle.default", moves=True)
 def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
     """(…, C·r², H, W) becomes (…, C, H·r, W·r)."""
     *batch, channels, h, w = _image(x)
@@ -138,7 +138,7 @@ def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
     yield pointwise("pixel_shuffle", "a", [Strided(x, strides)], out, target, shape=(n, c, h, r, w, r))
 
 
-@op("aten.pixel_unshuffle.default", wide=True)
+@op("aten.pixel_unshuffle.default", moves=True)
 def pixel_unshuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
     """(…, C, H·r, W·r) becomes (…, C·r², H, W)."""
     *batch, c, tall, broad = _image(x)
@@ -193,7 +193,7 @@ def position(x: Tensor, dim: int, index: SymInt) -> int:
     return at % size
 
 
-@op("aten.slice_copy.Tensor", "aten.slice.Tensor", wide=True)
+@op("aten.slice_copy.Tensor", "aten.slice.Tensor", moves=True)
 def slice_copy(
     x: Tensor,
     dim: int = 0,
@@ -209,7 +209,7 @@ def slice_copy(
     yield sliced(x, d, start if isinstance(start, Sym) else first, step, out, target)
 
 
-@op("aten.narrow_copy.default", wide=True)
+@op("aten.narrow_copy.default", moves=True)
 def narrow(x: Tensor, dim: int, start: SymInt, length: int, *, target: Target) -> Steps:
     d = normalise_dim(dim, x.rank)
     first, count = span(x.shape[d], start, None, 1)
@@ -219,7 +219,7 @@ def narrow(x: Tensor, dim: int, start: SymInt, length: int, *, target: Target) -
     yield sliced(x, d, start if isinstance(start, Sym) else first, 1, out, target)
 
 
-@op("aten.select_copy.int", "aten.select.int", wide=True)
+@op("aten.select_copy.int", "aten.select.int", moves=True)
 def select(x: Tensor, dim: int, index: SymInt, *, target: Target) -> Steps:
     d = normalise_dim(dim, x.rank)
     first = position(x, d, index)
@@ -227,7 +227,7 @@ def select(x: Tensor, dim: int, index: SymInt, *, target: Target) -> Steps:
     yield sliced(x, d, index if isinstance(index, Sym) else first, 1, out, target)
 
 
-@op("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default", wide=True)
+@op("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default", moves=True)
 def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     d = normalise_dim(dim, x.rank)
     if sum(sizes) != x.shape[d] or min(sizes, default=0) < 0 or len(sizes) != len(outs):
@@ -241,7 +241,7 @@ def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0, *, outs: tuple[T
         start += size
 
 
-@op("aten.split_copy.Tensor", "aten.split.Tensor", wide=True)
+@op("aten.split_copy.Tensor", "aten.split.Tensor", moves=True)
 def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     """Parts of `size`, the last of what is left."""
     whole = x.shape[normalise_dim(dim, x.rank)]
@@ -251,7 +251,7 @@ def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], targe
     yield from split_with_sizes(x, sizes, dim, outs=outs, target=target)
 
 
-@op("aten.unbind_copy.int", "aten.unbind.int", wide=True)
+@op("aten.unbind_copy.int", "aten.unbind.int", moves=True)
 def unbind(x: Tensor, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     d = normalise_dim(dim, x.rank)
     if x.shape[d] != len(outs):

@@ -22,7 +22,7 @@ import inspect
 import typing
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
@@ -79,9 +79,20 @@ class Dispatch:
     write_bytes: int | None = None
 
 
+class Bounded(NamedTuple):
+    """Values that name elements: each is from `low` to below `end`. The host checks those that it knows before a run;
+    a kernel must not leave a buffer with any others."""
+
+    values: Tensor | SymInt
+    low: int
+    end: int
+
+
 Step: TypeAlias = Out | Scratch | Dispatch
 Steps: TypeAlias = Generator[Step, Any, None]
 Rule = Callable[..., Steps]
+Indexes = Callable[[Mapping[str, Any]], Iterable[Bounded]]  # of the arguments by name
+Serves = Callable[[Mapping[str, Any]], bool]  # of the operands by name: slots (`dtype`, `sizes`), numbers, None, tuples
 Convert = Callable[[Arg], Any]
 
 
@@ -102,6 +113,9 @@ class OpDef:
     positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on
     dtypes: tuple[DType, ...] = ()  # of the first tensor; empty: any that a GPU holds
     wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
+    moves: bool = False  # results have elements of the first argument only, in any order and number
+    indexes: Indexes | None = None  # which arguments are indices from data, and their bounds
+    serves: Serves | None = None  # whether the GPU takes a call; without it, all
     numbers: tuple[int, ...] = ()  # parameters that are scalars of the tensors' kind
     doc: str = ""
 
@@ -150,6 +164,21 @@ class OpDef:
         given = {"target": target, "outs": tuple(outs)}
         return {k: given[k] for k in self.wants}
 
+    def bounds(self, args: Sequence[Arg]) -> list[Bounded]:
+        """The indices among the arguments, with what they may be at the live shapes."""
+        if self.indexes is None:
+            return []
+        return list(self.indexes(dict(zip((name for name, *_ in self.parameters), self.bind(args), strict=True))))
+
+    def takes(self, operands: Sequence[Any]) -> bool:
+        """Whether the GPU serves a call with these operands; what does not fit the schema is the rule's to refuse."""
+        if self.serves is None:
+            return True
+        try:
+            return self.serves(dict(zip((name for name, *_ in self.parameters), operands, strict=False)))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            return True
+
     def baked(self, args: Sequence[Arg]) -> list[Sym]:
         """Symbolic ints that the lowering sees by value only: a plan holds for these values alone."""
         found: list[Sym] = []
@@ -169,11 +198,26 @@ def op(
     positions: Sequence[str] = (),
     dtypes: Sequence[DType] = (),
     wide: bool = False,
+    moves: bool = False,
+    indexes: Indexes | None = None,
+    serves: Serves | None = None,
 ) -> Callable[[Rule], Rule]:
-    """Register a generator of steps under each name."""
+    """Register a generator of steps under each name; see `OpDef` for what the rest says. What moves is wide."""
 
     def register(rule: Rule) -> Rule:
-        define(names, rule, "steps", mutates=mutates, splits=splits, positions=positions, dtypes=dtypes, wide=wide)
+        define(
+            names,
+            rule,
+            "steps",
+            mutates=mutates,
+            splits=splits,
+            positions=positions,
+            dtypes=dtypes,
+            wide=wide or moves,
+            moves=moves,
+            indexes=indexes,
+            serves=serves,
+        )
         return rule
 
     return register
@@ -186,7 +230,7 @@ def view(*names: str) -> Callable[[Callable[..., Sequence[int]]], Callable[..., 
     """
 
     def register(rule: Callable[..., Sequence[int]]) -> Callable[..., Sequence[int]]:
-        define(names, rule, "view", wide=True)
+        define(names, rule, "view", wide=True, moves=True)
         return rule
 
     return register
@@ -212,6 +256,9 @@ def define(
     positions: Sequence[str] = (),
     dtypes: Sequence[DType] = (),
     wide: bool = False,
+    moves: bool = False,
+    indexes: Indexes | None = None,
+    serves: Serves | None = None,
 ) -> None:
     """Put a rule into the registry under each name."""
     hints = typing.get_type_hints(rule)
@@ -234,6 +281,9 @@ def define(
             positions=tuple(index[m] for m in positions),
             dtypes=tuple(dtypes),
             wide=wide,
+            moves=moves,
+            indexes=indexes,
+            serves=serves,
             numbers=tuple(k for k, (n, *_) in enumerate(positional) if _is_number(hints[n])),
             doc=inspect.getdoc(rule) or "",
             **{kind: rule},

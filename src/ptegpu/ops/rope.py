@@ -9,7 +9,7 @@ from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
 from ..kernels.rope import rope
 from ..plan.target import Target
-from .registry import Dispatch, Out, Steps, SymInt, op
+from .registry import Bounded, Dispatch, Out, Steps, SymInt, op
 
 
 def _check_pair(xq: Tensor, xk: Tensor) -> None:
@@ -67,7 +67,12 @@ def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tenso
     )
 
 
-@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], dtypes=FLOATS)
+@op(
+    "et_vk.apply_rotary_emb_hf.default",
+    positions=["start_pos"],
+    dtypes=FLOATS,
+    indexes=lambda a: [Bounded(a["start_pos"], 0, a["freqs_cos"].shape[0] - a["xq"].shape[1] + 1)],
+)
 def apply_rotary_emb_hf(
     xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0, *, target: Target
 ) -> Steps:

@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ExecutionError
+from ..errors import ExecutionError, IndexOutOfRange
 from .promotion import at_least_1d, axis, to
 from .registry import Array, Number, portable
 
 Position = tuple[Any, ...]  # NumPy subscripts: arrays and slices
 
 
-def checked(index: Array, size: int) -> Array:
-    """Indices that must lie in [0, size)."""
-    if index.size and not 0 <= index.min() <= index.max() < size:
-        raise ExecutionError(f"an index is out of range for size {size}")
+def checked(index: Array, size: int, low: int = 0) -> Array:
+    """Indices that must lie in [low, size)."""
+    if index.size and not low <= index.min() <= index.max() < size:
+        at = np.argmax((index.reshape(-1) < low) | (index.reshape(-1) >= size))
+        value, place = index.reshape(-1)[at], [int(k) for k in np.unravel_index(at, index.shape)]
+        raise IndexOutOfRange(f"the index {value} at {place} is out of range: {low} to {size - 1}")
     return index
 
 
@@ -82,14 +84,17 @@ def _subscript(x: Array, indices: Sequence[Array | None]) -> Position:
     """NumPy's subscript for a list of optional indices: None takes all, a mask picks where it is set."""
     if len(indices) > x.ndim:
         raise ExecutionError(f"{len(indices)} indices for a tensor of sizes {list(x.shape)}")
-    return tuple(
-        slice(None) if i is None else i.astype(bool) if i.dtype == np.uint8 else i.astype(_index_type(i), copy=False)
-        for i in indices
-    )
-
-
-def _index_type(index: Array) -> np.dtype:
-    return index.dtype if index.dtype == bool else np.dtype(np.intp)
+    found: list[Array | slice] = []
+    dim = 0
+    for i in indices:
+        if i is None:
+            found.append(slice(None))
+        elif i.dtype in (np.bool_, np.uint8):
+            found.append(i.astype(bool, copy=False))
+        else:
+            found.append(checked(i, x.shape[dim], -x.shape[dim]).astype(np.intp, copy=False))
+        dim += max(i.ndim, 1) if i is not None and i.dtype in (np.bool_, np.uint8) else 1
+    return tuple(found)
 
 
 @portable("aten.index.Tensor")

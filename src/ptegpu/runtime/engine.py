@@ -20,6 +20,7 @@ from ..plan.lower import lower
 from ..plan.plan import Plan
 from ..plan.symbols import Symbols
 from .build import Joined
+from .indices import Guards, Limits
 
 MAX_PLANS = 64  # remembered per graph
 
@@ -64,14 +65,16 @@ class Engine:
         self.live = Live(graph)
         self.tensors = graph.tensors()
         self.baked = list(dict.fromkeys(s for n in graph.nodes if n.op.sym is None for s in n.op.baked(n.args)))
-        self.plans: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
+        self.guards = Guards(graph, joined.dynamic)
+        self.plans: OrderedDict[tuple[object, ...], tuple[Prepared, Limits]] = OrderedDict()
         self.planned = 0  # plans ever made
         self.session = Session(device, constants)
         self.current: Prepared | None = None
         self.current_baked: tuple[int, ...] = ()
+        self.limits = Limits()
         if not joined.dynamic:
             self._settle_static()
-            self.current = self._prepare(())
+            self.current, self.limits = self._prepare(())
 
     def plan(self) -> Plan | None:
         """The plan of the last run, or of a static graph."""
@@ -90,6 +93,7 @@ class Engine:
         if self.joined.dynamic:
             self._update(inputs)
         assert self.current is not None
+        self.limits.check(inputs)
         tensors = [x for x in inputs if not isinstance(x, int)]
         kept = [k for k, v in enumerate(self.graph.outputs) if isinstance(v, Tensor)]
         words = self.symbols.words() if self.symbols.table else None
@@ -143,10 +147,10 @@ class Engine:
             self.plans[key] = found
             self.plans.move_to_end(key)
             while len(self.plans) > MAX_PLANS:
-                self.session.release(self.plans.popitem(last=False)[1])
-            self.current, self.current_baked = found, baked
+                self.session.release(self.plans.popitem(last=False)[1][0])
+            (self.current, self.limits), self.current_baked = found, baked
 
-    def _prepare(self, key: tuple[object, ...]) -> Prepared:
+    def _prepare(self, key: tuple[object, ...]) -> tuple[Prepared, Limits]:
         self.planned += 1
         plan = lower(self.graph, self.memory, self.device.target, self.symbols, f".{self.planned}")
-        return self.session.prepare(plan)
+        return self.session.prepare(plan), self.guards.limits()

@@ -29,7 +29,7 @@ def join(linear: Linear, items: list[Item]) -> Join:
             continue
         others = [j for j in range(len(items)) if j != k]
         states = {v for v in touched[k] if v.kind == "state" and not any(v in touched[j] for j in others)}
-        written = dict.fromkeys(v for c in item.calls for v in (*c.outs, *_mutated(c)))
+        written = dict.fromkeys(written_by(item))
         wanted = finals.union(*(reads[j] for j in others), _read_first(item))
         needed = [v for v in written if (v not in states and (v in wanted or v.kind == "state")) or v in finals]
         on_host = finals.union(*(reads[j] for j in others if isinstance(items[j], Host)))
@@ -37,6 +37,14 @@ def join(linear: Linear, items: list[Item]) -> Join:
         found.read[k] = [p for p, v in enumerate(needed) if v in on_host]
         found.graphs[k] = build(f"{linear.name}.{k}", item.calls, needed, states)
     return found
+
+
+def written_by(item: Item) -> list[Var]:
+    """The slots that get a value there."""
+    if isinstance(item, Stretch):
+        return [v for c in item.calls for v in (*c.outs, *_mutated(c))]
+    i = item.instruction
+    return list(i.outs) if isinstance(i, Call) else [i.target] if isinstance(i, Move) else []
 
 
 def _mutated(c: Call) -> list[Var]:
@@ -52,10 +60,7 @@ def _reads(item: Item) -> set[Var]:
 
 
 def _touched(item: Item) -> set[Var]:
-    if isinstance(item, Stretch):
-        return _reads(item) | {v for c in item.calls for v in c.outs}
-    i = item.instruction
-    return _reads(item) | set(i.outs if isinstance(i, Call) else [i.target] if isinstance(i, Move) else [])
+    return _reads(item) | set(written_by(item))
 
 
 def _read_first(item: Stretch) -> set[Var]:

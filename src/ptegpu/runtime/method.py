@@ -20,8 +20,9 @@ from ..portable import PRIMS, OutSpec, call
 from .append import Append, append_calls
 from .arrays import as_array, is_torch, to_torch
 from .engine import Engine, Started
-from .join import join
-from .partition import Stretch, mutates, partition
+from .indices import Limits
+from .join import join, written_by
+from .partition import Stretch, branches, mutates, partition
 from .tree import flatten_inputs
 
 MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
@@ -42,12 +43,23 @@ class Method:
         self.engines: dict[int, Engine] = {}
         self._index = {item.start: k for k, item in enumerate(self.items)}
         self._joined, self._inner_states, self._read = join(self.linear, self.items)
+        self._early: list[tuple[Engine, Limits]] = []
 
     def open(self, device: Device, names: dict[ConstantKey, str], constants: SharedConstants) -> None:
         """Allocate, upload and compile."""
         for k, joined in self._joined.items():
             self.engines[k] = Engine(joined, device, names, constants)
+        if len(self.items) > 1:
+            self._early = self._checked_first()
         self.reset()
+
+    def _checked_first(self) -> list[tuple[Engine, Limits]]:
+        """Of the stretches that every call runs, the indices to check before the first one changes a state."""
+        written = {v for item in self.items for v in written_by(item)}
+        given = {v for v in self.linear.inputs if isinstance(v, Var)} - written
+        branch = next((k for k, item in enumerate(self.items) if branches(item)), len(self.items))
+        early = [e for k, e in self.engines.items() if k < branch]
+        return [(e, e.guards.fixed(p for p, v in enumerate(e.joined.inputs) if v in given)) for e in early]
 
     def reset(self) -> None:
         """States back to their initial values."""
@@ -58,7 +70,7 @@ class Method:
     def close(self) -> None:
         for engine in self.engines.values():
             engine.close()
-        self.engines = {}
+        self.engines, self._early = {}, []
 
     def __call__(self, *arguments: Any) -> Any:
         """Run; one output, or a tuple of all of them in the program's order."""
@@ -68,6 +80,8 @@ class Method:
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Run; a list of all outputs."""
         leaves, env = self._accept(arguments)
+        for engine, limits in self._early:
+            limits.check([env.get(v) for v in engine.joined.inputs])
         try:
             self._run(env)
         finally:  # what ran before an error did change the states

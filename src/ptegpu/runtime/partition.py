@@ -38,6 +38,11 @@ class Host:
 Item = Stretch | Host
 
 
+def branches(item: Item) -> bool:
+    """Whether what comes after it may not run."""
+    return isinstance(item, Host) and isinstance(item.instruction, Jump)
+
+
 def mutates(op: str) -> tuple[int, ...]:
     """Positions of the arguments that an operator writes in place."""
     return REGISTRY[op].mutates if op in REGISTRY else ()
@@ -103,7 +108,7 @@ def joins(call: Call, ints: set[Var]) -> bool:
     if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition):
         return False
     first = next((v.dtype.device for v in tensors if v.dtype), None)
-    return not definition.dtypes or first in definition.dtypes
+    return (not definition.dtypes or first in definition.dtypes) and definition.takes(call.args)
 
 
 def _exact_in_32_bits(call: Call, definition: OpDef) -> bool:
