@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -71,16 +71,17 @@ class Case:
     atol: float | None = None
     note: str = ""
     mutated: tuple[int, ...] = field(default=())  # arguments whose final value is compared too (states)
+    peer: Callable[..., Any] | None = None  # what PyTorch has for the job, where the reference is not meant to be fast
 
     def __str__(self) -> str:
         shown = ",".join(_show(a) for a in self.args)
         return f"{self.op}({shown}){self.note}"
 
 
-def tables() -> Iterator[Case]:
-    """Every case of the tables in tests/ops, for which PyTorch is needed."""
+def tables(name: Literal["CASES", "BENCHMARKS"] = "CASES") -> Iterator[Case]:
+    """Every case of the tables in tests/ops, for which PyTorch is needed; BENCHMARKS are those at real sizes."""
     for path in sorted((Path(__file__).parent / "ops").glob("test_*.py")):
-        yield from getattr(importlib.import_module(f"tests.ops.{path.stem}"), "CASES", ())
+        yield from getattr(importlib.import_module(f"tests.ops.{path.stem}"), name, ())
 
 
 def _show(a: Any) -> str:
@@ -138,8 +139,9 @@ def graph_of(case: Case, arrays: dict[int, np.ndarray], eager: Sequence[np.ndarr
     return graph, inputs
 
 
-def _symbolic(a: Any) -> list[S]:
-    return [s for x in a for s in _symbolic(x)] if isinstance(a, list | tuple) else [a] if isinstance(a, S) else []
+def symbolic(a: Any) -> list[S]:
+    """The symbolic ints of arguments, in order."""
+    return [s for x in a for s in symbolic(x)] if isinstance(a, list | tuple) else [a] if isinstance(a, S) else []
 
 
 def _grows(a: Any) -> bool:
@@ -192,7 +194,7 @@ class Problem:
         graph, inputs = graph_of(self.case, self.arrays, self.eager)
         symbols = Symbols(graph)
         plan = plan_of(graph, replace(gpu.target, **target), symbols, inputs)
-        for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), _symbolic(self.case.args), strict=True):
+        for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), symbolic(self.case.args), strict=True):
             sym.value = given.value
         results = run_plan(plan, inputs, gpu, symbols.words())
         for want, got in zip(self.golden, results, strict=True):

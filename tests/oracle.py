@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,12 @@ import torch
 from .cases import Case, Problem, S, T, compare, declared, device, graph_of, plan_of, run_plan, tolerance, walk
 
 __all__ = ["Case", "Problem", "S", "T", "check", "compare", "device", "graph_of", "plan_of", "problem", "run_plan"]
+
+
+DEFINED_BY = {
+    "et_vk": "executorch.backends.vulkan.custom_ops_lib",
+    "llama": "executorch.extension.llm.custom_ops.custom_ops",
+}
 
 
 def torch_of(array: np.ndarray, wide: bool) -> torch.Tensor:
@@ -47,6 +54,8 @@ def call(operator: Any, args: Sequence[Any]) -> Any:
 def torch_operator(name: str) -> Callable[..., Any]:
     packet, overload = name.rsplit(".", 1)
     namespace, base = packet.split(".", 1)
+    if namespace in DEFINED_BY:
+        importlib.import_module(DEFINED_BY[namespace])
     return getattr(getattr(getattr(torch.ops, namespace), base), overload)
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import executorch.backends.vulkan.custom_ops_lib  # defines et_vk
-import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401  (defines llama)
 import numpy as np
 import pytest
 import torch
@@ -169,7 +167,7 @@ WRITES = [
 def grouped(q: Torch, k: Torch, v: Torch, mask: Torch | None = None, scale: float | None = None) -> Torch:
     sharing = q.shape[-3] // k.shape[-3] if q.ndim > 2 else 1
     k, v = (x.repeat_interleave(sharing, -3) if sharing > 1 else x for x in (k, v))
-    return torch.ops.et_vk.sdpa(q, k, v, mask, scale)
+    return torch_operator("et_vk.sdpa.default")(q, k, v, mask, scale)
 
 
 def plain(
@@ -238,6 +236,34 @@ ATEN = [
 ]
 
 CASES = [*POSITIONS, *BEYOND, *CACHED, *HALVES, *CUSTOM, *WRITES, *PLAIN, *ATEN]
+
+
+def peer(q: Torch, keys: Torch, values: Torch, mask: None = None, scale: float | None = None) -> Torch:
+    return nn.functional.scaled_dot_product_attention(
+        q, keys, values, scale=scale, enable_gqa=q.shape[-3] != keys.shape[-3]
+    )
+
+
+def cached_peer(q: Torch, k: Torch, v: Torch, keys: Torch, values: Torch, start: int, *_: Any) -> Torch:
+    """The cache is written, and read up to the last position; causal for a whole prompt alone."""
+    end = start + q.shape[1]
+    keys[:, start:end], values[:, start:end] = k, v
+    q, k, v = (x.transpose(1, 2) for x in (q, keys[:, :end], values[:, :end]))
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=not start, enable_gqa=True).transpose(1, 2)
+
+
+def real(s: int, start: int, cache: int, dtype: DType = F32) -> Case:
+    """32 heads of 64 that share 8 key heads."""
+    return replace(cached(s, start, 4, 64, heads=8, cache=cache, dtype=dtype), peer=cached_peer)
+
+
+BENCHMARKS = [  # at real sizes
+    *(real(1, start, 4096) for start in (127, 1023, 4095)),
+    *(real(s, 0, 2048) for s in (128, 512, 2048)),
+    real(512, 0, 2048, F16),
+    replace(plain((1, 16, 1024, 64), 1024, heads=16), peer=peer),
+    replace(plain((1, 16, 1500, 64), 1500, heads=16, dtype=F16), peer=peer),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -335,6 +361,8 @@ class Cached(nn.Module):
 
 @pytest.mark.parametrize("delegate", [True, False])
 def test_exported(delegate):
+    torch_operator("llama.custom_sdpa.default")  # defines the namespace
+
     def given(s: int) -> list[Torch]:
         return [torch.randn(1, s, h, 8) for h in (4, 2, 2)]
 

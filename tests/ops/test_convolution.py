@@ -164,6 +164,20 @@ PHASES = [
 
 CASES = [*WHOLE, *POINTWISE, *DIRECT, *WINDOWS, *TRANSPOSED, *PHASES]
 
+BENCHMARKS = [  # at real sizes
+    conv((8, 3, 224, 224), (64, 3, 7, 7), [2, 2], [3, 3]),
+    conv((8, 64, 56, 56), (64, 64, 3, 3), padding=[1, 1]),
+    conv((8, 256, 14, 14), (256, 256, 3, 3), padding=[1, 1]),
+    conv((8, 512, 7, 7), (512, 512, 3, 3), padding=[1, 1]),
+    conv((8, 256, 56, 56), (128, 256, 1, 1)),
+    conv((8, 144, 56, 56), (144, 1, 3, 3), padding=[1, 1], groups=144),
+    conv((8, 960, 7, 7), (960, 1, 5, 5), padding=[2, 2], groups=960),
+    conv((1, 3, 224, 224), (768, 3, 16, 16), [16, 16]),
+    conv((1, 80, 3000), (384, 80, 3), padding=[1]),
+    transposed((1, 128, 64, 64), (128, 64, 2, 2), [2, 2]),
+    conv((8, 64, 56, 56), (64, 64, 3, 3), padding=[1, 1], dtype=F16),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

@@ -229,6 +229,22 @@ LIVE = [
 ]
 
 CASES = [*UNARY, *BINARY, *POWERS, *COMPARE, *CHOICE, *LIVE]
+
+BENCHMARKS = [  # at real sizes
+    aten("add.Tensor", T((4096, 4096)), T((4096, 4096)), 1),
+    aten("add.Tensor", T((4096, 8192), F16), T((4096, 8192), F16), 1),
+    aten("mul.Tensor", T((4096, 4096)), T((4096,))),
+    aten("mul.Tensor", T((4096, 4096)), T((4096, 1))),
+    aten("div.Tensor", T((4096, 4096)), T((4096, 4096), low=1)),
+    aten("gelu.default", T((4096, 4096)), "none"),
+    aten("gelu.default", T((4096, 8192), F16), "tanh"),
+    aten("sigmoid.default", T((4096, 4096))),
+    aten("exp.default", T((4096, 4096))),
+    aten("pow.Tensor_Scalar", T((4096, 4096)), 2),
+    aten("gt.Scalar", T((4096, 4096)), 0.5),
+    aten("where.self", T((4096, 4096), BOOL), T((4096, 4096)), T((4096, 4096))),
+    aten("clamp.default", T((4096, 4096)), -1.0, 1.0),
+]
 PLAIN = [c for c in CASES if any(isinstance(a, T) and a.dtype in (F16, I8, U8, BOOL) for a in c.args)][::3]
 
 

@@ -42,6 +42,8 @@ CASES = [
       for dtype in (F16, I32, DType.I8, DType.U8, DType.BOOL) for width in (3, 8, 10)),
 ]  # fmt: skip
 
+BENCHMARKS = [embedding((table(32000, 2048), indices(1, 4096, below=32000)))]  # at a real size
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

@@ -52,6 +52,8 @@ CASES = [
     made("arange.default", F32, 2.5),
 ]  # fmt: skip
 
+BENCHMARKS = [made("full.default", F32, [4096, 4096], 1.5)]  # at a real size
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case) -> None:

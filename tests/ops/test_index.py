@@ -109,6 +109,12 @@ def _with(x: torch.Tensor, at: int, value: Any) -> torch.Tensor:
 
 CASES = [*GATHERED, *TAKEN, *WRITTEN, *BEYOND]
 
+BENCHMARKS = [  # at real sizes
+    aten("gather.default", T((4096, 4096)), 1, at(4096, 4096, 1024)),
+    aten("index_select.default", T((32000, 1024)), 0, at(32000, 16384)),
+    aten("index.Tensor", T((32000, 1024)), [at(32000, 16384)]),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case: Case) -> None:

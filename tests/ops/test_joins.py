@@ -85,6 +85,12 @@ MOVED = [
 
 CASES = [*JOINED, *OVERLAID, *MOVED]
 
+BENCHMARKS = [  # at real sizes
+    aten("cat.default", [T((4096, 2048)), T((4096, 2048))], 1),
+    aten("cat.default", [T((2048, 4096)), T((2048, 4096))], 0),
+    aten("constant_pad_nd.default", T((16, 64, 112, 112)), [1, 1, 1, 1], 0.0),
+]
+
 
 def _packed(case: Case) -> bool:
     first = case.args[0][0] if isinstance(case.args[0], list) else case.args[0]

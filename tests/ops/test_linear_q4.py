@@ -120,6 +120,16 @@ EMPTY = [q4((0,), 32, 8, 32), q4((2, 0), 32, 8, 32, bias=True), c8((0,), 8, 4), 
 
 CASES = [*GEMV, *GEMM, *PER_CHANNEL, *EMPTY]
 
+BENCHMARKS = [  # at real sizes
+    *(q4((1,), k, n, 32) for k, n in [(2048, 2048), (2048, 8192), (8192, 2048), (2048, 128256), (4096, 14336)]),
+    *(q4((m,), 2048, 8192, 32) for m in (4, 16, 64, 512)),
+    Case(
+        "aten._weight_int8pack_mm.default",
+        (T((1, 2048)), T((8192, 2048), I8, -127, 128, constant=True), T((8192,), low=0.01, high=0.1, constant=True)),
+        int8pack,
+    ),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

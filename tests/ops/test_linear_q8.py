@@ -154,6 +154,8 @@ INT8 = [
 
 CASES = [*DYNAMIC, *STATIC, *INT8]
 
+BENCHMARKS = [dq((m,), 1024, 2048, 32) for m in (1, 64, 512)] + [to8((m,), 1024, 2048) for m in (1, 512)]  # real sizes
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

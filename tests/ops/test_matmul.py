@@ -126,6 +126,17 @@ BIASES = [
 
 CASES = [*OUTER, *GEMV, *GEMM, *BIASES]
 
+BENCHMARKS = [  # at real sizes
+    *(mm(pair(n, n, n)) for n in (512, 1024, 2048, 4096)),
+    mm(pair(2048, 2048, 2048, F16)),
+    bmm((T((32, 512, 64)), T((32, 64, 512)))),
+    bmm((T((32, 512, 512)), T((32, 512, 64)))),
+    *(linear(affine((m,), 2048, 8192)) for m in (1, 8, 64, 512)),
+    linear(affine((1,), 8192, 2048, dtype=F16)),
+    linear(affine((512,), 8192, 2048, dtype=F16)),
+    addmm((T((768,)), T((1024, 768)), T((768, 768)), 1, 1)),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

@@ -102,6 +102,18 @@ SPREAD = [
 ]  # fmt: skip
 
 CASES = [*PERMUTED, *SLICED, *SPREAD]
+
+BENCHMARKS = [  # at real sizes
+    aten("permute_copy.default", T((32, 512, 16, 64)), [0, 2, 1, 3]),
+    aten("permute_copy.default", T((32, 3, 224, 224)), [0, 2, 3, 1]),
+    aten("t_copy.default", T((4096, 4096))),
+    aten("t_copy.default", T((4096, 8192), F16)),
+    aten("slice_copy.Tensor", T((4096, 8192)), 1, 1024, 5120, 1),
+    aten("expand_copy.default", T((1, 8, 1, 1024, 64)), [4, 8, 8, 1024, 64]),
+    aten("repeat.default", T((512, 1024)), [8, 4]),
+    aten("flip.default", T((4096, 4096)), [1]),
+    aten("pixel_shuffle.default", T((4, 256, 128, 128)), 2),
+]
 PLAIN = [c for c in CASES if isinstance(c.args[0], T) and c.args[0].dtype in (F16, I8, BOOL)][::2]
 
 

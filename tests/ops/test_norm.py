@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import executorch.backends.vulkan.custom_ops_lib  # noqa: F401  (defines et_vk.rms_norm)
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.oracle import Case, T, check, device, graph_of, plan_of
 
 from ptegpu.dtypes import DType
@@ -87,6 +89,17 @@ CASES = [
     batch_itself((2, 3, 8), weight=False),
     batch_itself((2, 3, 8), F16),
 ]  # fmt: skip
+
+BENCHMARKS = [  # at real sizes
+    layer((16384, 1024)),
+    layer((4096, 4096), dtype=F16),
+    *(
+        replace(rms(shape), peer=lambda x, w, eps: F.rms_norm(x, w.shape, w, eps))
+        for shape in [(4096, 4096), (1, 2048)]
+    ),
+    group((16, 320, 64, 64), 32),
+    batch((32, 256, 56, 56)),
+]
 PLAIN = [c for c in CASES if c.args[0].dtype is F16 or c.args[0].shape[-1] > 64]
 
 

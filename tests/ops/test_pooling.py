@@ -73,6 +73,12 @@ MEAN = [
 
 CASES = [*LARGEST, *MEAN]
 
+BENCHMARKS = [  # at real sizes
+    best((T((16, 64, 112, 112)), [3, 3], [2, 2], [1, 1])),
+    mean((T((16, 256, 56, 56)), [2, 2])),
+    even_mean((T((64, 512, 7, 7)), [1, 1])),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

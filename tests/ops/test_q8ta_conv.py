@@ -128,6 +128,12 @@ TRANSPOSED = [
 
 CASES = [*PLAIN, *DEPTHWISE, *TRANSPOSED]
 
+BENCHMARKS = [  # at real sizes
+    case("", (8, 64, 56, 56), 64, (3, 3), padding=(1, 1)),
+    case("_pw", (8, 256, 56, 56), 128, (1, 1)),
+    case("_dw", (8, 144, 56, 56), 144, (3, 3), padding=(1, 1), groups=144),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

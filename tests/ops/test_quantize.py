@@ -229,6 +229,12 @@ FUSED = [
 
 CASES = [*PER_TENSOR, *PER_CHANNEL, *AFFINE, *CHOICES, *FUSED]
 
+BENCHMARKS = [  # at real sizes
+    per_tensor(T((4096, 4096), low=-3, high=3), 0.03125, 3),
+    back(ints(4096, 4096), 0.03125, 3),
+    tokens(4096, 2048),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

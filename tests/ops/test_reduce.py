@@ -132,6 +132,16 @@ SCANS = [
 ]  # fmt: skip
 
 CASES = [*SUMS, *LENGTHS, *OTHERS, *SCANS]
+
+BENCHMARKS = [  # at real sizes
+    *(Case(f"aten.{name}", (T((16384, 1024)), [1], False)) for name in ("sum.dim_IntList", "mean.dim", "amax.default")),
+    Case("aten.sum.dim_IntList", (T((1024, 16384)), [0], False)),
+    Case("aten.mean.dim", (T((64, 256, 32, 32)), [2, 3], True)),
+    Case("aten.sum.dim_IntList", (T((4096, 4096)), [0, 1], False)),
+    Case("aten.argmax.default", (T((64, 128256)), 1, False)),
+    Case("aten.argmax.default", (T((1, 128256)), 1, False)),
+    Case("aten.cumsum.default", (T((4096, 4096)), 1)),
+]
 PLAIN = [c for c in CASES if F16 in {a.dtype for a in c.args if isinstance(a, T)}] + LENGTHS + SCANS[-8:]
 
 

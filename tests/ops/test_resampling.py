@@ -86,6 +86,12 @@ PRIORS = [
 
 CASES = [*STRETCHED, *SAMPLED, *PADDED, *PRIORS]
 
+BENCHMARKS = [  # at real sizes
+    nearest((T((4, 64, 128, 128)), None, [2.0, 2.0])),
+    bilinear((T((4, 64, 128, 128)), None, False, [2.0, 2.0])),
+    sample((T((4, 64, 128, 128)), T((4, 256, 256, 2), low=-1.0, high=1.0), 0, 0, False)),
+]
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):

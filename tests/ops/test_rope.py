@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import executorch.backends.vulkan.custom_ops_lib  # noqa: F401  (defines et_vk)
 import numpy as np
 import pytest
 import torch
@@ -87,6 +86,11 @@ CASES = [
     interleaved((3, 5, 6), (1, 5, 3, 2)),
     interleaved((1, 5, 2), (10,), F16),
     interleaved((0, 5, 4), (5, 4)),
+]
+
+BENCHMARKS = [  # at real sizes
+    pairs(1, 2048, 32, 8, 64),
+    pairs(1, 1, 32, 8, 64),
 ]
 
 

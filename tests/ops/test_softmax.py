@@ -37,6 +37,14 @@ CASES = [
     Case(SAFE, (T((2, 4), values=(-INF,) * 4 + (0, 1, 2, -INF)), 1)),
     Case(SOFTMAX, (T((2, 1, 2, 1, 2, 3, 1, 2)), 5, False)),
 ]  # fmt: skip
+
+BENCHMARKS = [  # at real sizes
+    Case(SOFTMAX, (T((16384, 1024)), -1, False)),
+    Case(SOFTMAX, (T((64, 128256)), -1, False)),
+    Case(SOFTMAX, (T((16384, 2048), F16), -1, False)),
+    Case(SOFTMAX, (T((1024, 16384)), 0, False)),
+    Case(LOG, (T((512, 32000)), -1, False)),
+]
 PLAIN = [c for c in CASES if c.op in (SOFTMAX, SAFE) and (c.args[0].dtype is F16 or c.args[0].shape[-1:] > (16,))]
 
 

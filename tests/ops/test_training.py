@@ -167,6 +167,8 @@ STEPS = [
 ]
 CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS, *REQUANTS, *CROSS_ENTROPIES, *STEPS]
 
+BENCHMARKS = [dw((2048,), 2048, 2048), dx((2048,), 2048, 2048, 32), ce(512, 32000), step((4096, 4096))]  # at real sizes
+
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_case(case):
