@@ -261,8 +261,8 @@ BENCHMARKS = [  # at real sizes
     *(real(1, start, 4096) for start in (127, 1023, 4095)),
     *(real(s, 0, 2048) for s in (128, 512, 2048)),
     real(512, 0, 2048, F16),
-    replace(plain((1, 16, 1024, 64), 1024, heads=16), peer=peer),
-    replace(plain((1, 16, 1500, 64), 1500, heads=16, dtype=F16), peer=peer),
+    replace(plain((1, 16, 1024, 64), 1024, heads=16), reference=peer, peer=peer),
+    replace(plain((1, 16, 1500, 64), 1500, heads=16, dtype=F16), reference=peer, peer=peer),
 ]
 
 
