@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.exporting import export
 from tests.oracle import Case, S, T, check, compare, device, graph_of, plan_of, torch_operator
 from torch import nn
 
@@ -361,6 +360,8 @@ class Cached(nn.Module):
 
 @pytest.mark.parametrize("delegate", [True, False])
 def test_exported(delegate):
+    from tests.exporting import export
+
     torch_operator("llama.custom_sdpa.default")  # defines the namespace
 
     def given(s: int) -> list[Torch]:
