@@ -51,6 +51,15 @@ def test_a_transposed_weight_becomes_a_constant(op: str, args: tuple[tuple[int, 
     assert data.flags.c_contiguous
 
 
+def test_a_scalar_that_nothing_but_numbers_makes_has_no_dimensions() -> None:
+    s = Sketch()
+    s.returns(s.tensor("aten.scalar_tensor.default", 3, dtype=DType.I32))
+    assert [] == folded(s.graph)
+    (result,) = s.graph.outputs
+    assert isinstance(result, Tensor) and result.data is not None
+    assert () == result.shape == result.data.shape
+
+
 def test_arithmetic_of_constants_is_done_in_the_declared_dtype() -> None:
     s = Sketch()
     total = s.tensor("aten.add.Tensor", s.constant(np.ones(3, np.float16)), s.constant(np.ones(3, np.float16)))

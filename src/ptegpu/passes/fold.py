@@ -70,7 +70,7 @@ def _evaluate(node: Node) -> list[np.ndarray] | None:
         return None
     if [r.shape for r in results] != [o.max_shape for o in outs]:
         return None
-    return [np.ascontiguousarray(r, dtype=o.dtype.numpy) for r, o in zip(results, outs, strict=True)]
+    return [np.asarray(r, dtype=o.dtype.numpy, order="C") for r, o in zip(results, outs, strict=True)]
 
 
 def _array(a: Arg) -> object:

@@ -22,7 +22,8 @@ from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value, flatten
 from ..ops import REGISTRY
 from ..portable import PORTABLE, OutSpec, call
 
-_NUMPY = {d.steps: name for name, d in REGISTRY.items() if d.moves and name in PORTABLE}  # a rule may have more names
+# Rules that only move values, with a name under which NumPy's kernel is found: a rule may have others too.
+FOLLOWED = {d.steps: name for name, d in REGISTRY.items() if d.moves and d.view is None and name in PORTABLE}
 
 
 class Move(NamedTuple):
@@ -63,7 +64,7 @@ class Guard:
                 reaching = reaching.reshape(out.shape)
             else:
                 args = [_plain(a, reaching) for a in node.args]
-                reaching = call(_NUMPY[node.op.steps], args, [OutSpec(DType.I64)] * len(node.outs))[number]
+                reaching = call(FOLLOWED[node.op.steps], args, [OutSpec(DType.I64)] * len(node.outs))[number]
         values = array.reshape(-1)[reaching.reshape(-1)]
         outside = np.flatnonzero((values < low) | (values >= end))
         if not outside.size:
@@ -175,7 +176,7 @@ def _keeps_values(move: Move) -> bool:
     if not op.moves or not isinstance(source, Tensor) or not isinstance(out, Tensor):
         return False
     exact = out.dtype is source.dtype or (out.dtype is DType.I32 and source.dtype in (*INTS, DType.BOOL))
-    return exact and (op.view is not None or op.steps in _NUMPY)
+    return exact and (op.view is not None or op.steps in FOLLOWED)
 
 
 def _plain(a: Arg, positions: np.ndarray) -> Any:
