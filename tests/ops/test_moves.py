@@ -34,6 +34,11 @@ PERMUTED = [
     aten("permute_copy.default", T(()), []),
     aten("permute_copy.default", T((33, 65)), [1, 0]),
     aten("permute_copy.default", T((3, 5), limit=(8, 9)), [1, 0]),
+    *(aten("t_copy.default", of(d, 36, 68)) for d in EVERY),  # in tiles
+    *(aten("t_copy.default", T(shape)) for shape in [(32, 64), (16, 16), (100, 130), (64, 17), (132, 67), (16, 1)]),
+    *(aten("permute_copy.default", of(d, 2, 20, 3, 17), [3, 0, 2, 1]) for d in (F32, F16, U8)),
+    *(aten("permute_copy.default", T((2, 3, 20, 24)), order) for order in ([0, 1, 3, 2], [0, 3, 1, 2], [3, 1, 0, 2])),
+    aten("permute_copy.default", T((2, 2, 16, 2, 2, 20)), [0, 5, 1, 4, 3, 2]),
     *(aten("transpose_copy.int", T((2, 3, 4)), a, b) for a, b in ((0, 1), (0, -1), (1, 1), (-2, -1))),
     aten("transpose_copy.int", T(()), 0, -1),
     *(aten("t_copy.default", T(shape)) for shape in ((3, 5), (4,), ())),

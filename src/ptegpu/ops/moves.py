@@ -1,4 +1,5 @@
-"""Operators that only move elements of one tensor: each reads it through strides, and one kernel serves all."""
+"""Operators that only move elements of one tensor: each reads it through strides, and one kernel serves all of them but
+transpositions of any size, which go through tiles."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from dataclasses import replace
 
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
+from ..kernels import moves as kernels
 from ..plan.target import Target
-from .pointwise import Strided, contiguous, pointwise
+from .pointwise import Strided, collapse, contiguous, pointwise
 from .registry import Dispatch, Out, Steps, SymInt, broadcast, normalise_dim, op
+
+FEWEST = 16  # elements along a side of what is copied in tiles
 
 
 @op("aten.permute_copy.default", "aten.permute.default", moves=True)
@@ -19,7 +23,28 @@ def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
         raise ShapeError(f"{dims} is no order of the {x.rank} dimensions of {list(x.shape)}")
     out = yield Out([x.shape[d] for d in order], x.dtype)
     own = contiguous(x.shape)
-    yield pointwise("permute", "a", [Strided(x, tuple(own[d] for d in order))], out, target)
+    strides = tuple(own[d] for d in order)
+    yield _transposed(x, out, strides, target) or pointwise("permute", "a", [Strided(x, strides)], out, target)
+
+
+def _transposed(x: Tensor, out: Tensor, strides: tuple[int, ...], target: Target) -> Dispatch | None:
+    """A copy in tiles, where neighbours in the tensor and neighbours in the output are far apart in the other one."""
+    sizes, [walked] = collapse(out.shape, [strides])
+    if 0 in sizes or 1 not in walked[:-1] or sizes[-1] % 4:
+        return None
+    k = walked.index(1)
+    r, c = sizes[k], sizes[-1]
+    if min(r, c) < FEWEST:
+        return None
+    places = contiguous(sizes)
+    outer = [j for j in range(len(sizes) - 1) if j != k]
+    quads = r % 4 == 0 and all(s % 4 == 0 for s in walked if s != 1)
+    tiles = (-(-r // kernels.TALL), -(-c // kernels.BROAD))
+    params = {"r": r, "c": c, "tiles_r": tiles[0], "tiles_c": tiles[1], "x_c": walked[-1], "y_r": places[k]}
+    for n, j in enumerate(outer):
+        params |= {f"d{n}": sizes[j], f"x_s{n}": walked[j], f"y_s{n}": places[j]}
+    groups = math.prod(tiles) * math.prod(sizes[j] for j in outer)
+    return Dispatch(kernels.transposition(x.dtype, len(outer), quads, target), [x], [out], groups, params)
 
 
 @op("aten.transpose_copy.int", "aten.transpose.int", moves=True)
