@@ -1,6 +1,6 @@
 """Every operator with a case at a real size: its time on the GPU, what it moves and computes, and PyTorch's time.
 
-    python -m benchmarks.operators [--only softmax] [--repeats 10] [--json]
+    python -m benchmarks.operators [--only softmax --only mm.default] [--repeats 10] [--json]
 
 The cases are the `BENCHMARKS` of the tables in `tests/ops`. GPU time by timestamps around the pass of an ordinary run,
 clocks warm, the median. Where PyTorch has a CUDA device, the case's reference runs there on the same values, and the
@@ -127,7 +127,7 @@ def measure(case: Case, device: Device, repeats: int) -> Result:
 
 
 def main(
-    only: str = typer.Option("", help="only cases with this in their name"),
+    only: list[str] = typer.Option([], help="only cases with this, or one of these, in their name"),
     repeats: int = typer.Option(10, help="runs of each"),
     device: str = typer.Option("auto", help="which adapter"),
     as_json: bool = typer.Option(False, "--json", help="print results as JSON"),
@@ -136,7 +136,7 @@ def main(
     console = Console(stderr=True)
     gpu = open_device(device)
     peak = ceilings(gpu)
-    cases = [c for c in tables("BENCHMARKS") if only in str(c)]
+    cases = [c for c in tables("BENCHMARKS") if not only or any(o in str(c) for o in only)]
     results, failures = [], {}
     for case in track(cases, "cases", console=console, disable=not console.is_terminal):
         try:

@@ -38,8 +38,8 @@ def attention(
     scores = torch.einsum("bshd,bthd->bhst", q.to(work), keys) * (scale or q.shape[3] ** -0.5)
     scores = scores if mask is None else scores + mask
     if causal:
-        own = first + torch.arange(q.shape[1])[:, None]
-        scores = scores.masked_fill(torch.arange(end) > own, -math.inf)
+        own = first + torch.arange(q.shape[1], device=q.device)[:, None]
+        scores = scores.masked_fill(torch.arange(end, device=q.device) > own, -math.inf)
     return torch.einsum("bhst,bthd->bshd", scores.softmax(-1), values).to(q.dtype)
 
 
