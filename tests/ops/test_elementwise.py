@@ -75,6 +75,12 @@ UNARY = [
       for name, (low, high, _, _) in DOMAINS.items()),
     *(aten(f"{name}.default", T((3, 5), I32, low=-9, high=9))
       for name in ("abs", "neg", "sign", "relu", "relu6", "ceil", "floor", "trunc", "round")),
+    aten("sign.default", T((7,), BOOL)),
+    *(aten(f"{name}.default", T((999,), low=-1e9, high=1e9), atol=5e-7) for name in ("sin", "cos")),
+    *(aten(f"{name}.default", edge(1e5, 1.1e5, -2e5, 1e10, -1e20, 1e30, 3.4e38), atol=5e-7)
+      for name in ("sin", "cos", "tan")),
+    *(aten("round.decimals", T((9,), d, low=-300, high=300), digits) for d in (F32, F16) for digits in (0, 1, -1, -2)),
+    aten("round.decimals", edge(0.25, 0.75, -1.25, NAN, INF), 1),
     *(aten(f"{name}.default", T((7,), I8, low=-9, high=9)) for name in ("abs", "neg", "relu")),
     *(aten(f"{name}.default", T((5,), dtype, low=1, high=4))
       for name in ("exp", "sqrt", "sin", "sigmoid", "tanh", "reciprocal") for dtype in (I32, BOOL)),
@@ -106,6 +112,8 @@ QUOTIENTS = T((40,), low=-30, high=30), T((40,), low=0.5, high=7)
 WHOLE = T((40,), I32, low=-30, high=30), T((40,), I32, low=1, high=7)
 NEGATIVE = edge(7, -7, 7, -7, 6, -6, 6, -6, 0, 5, 5), edge(3, 3, -3, -3, 3, 3, -3, -3, 2, INF, -INF)
 NEGATIVE_I = edge(7, -7, 7, -7, 6, -6, 6, -6, 0, dtype=I32), edge(3, 3, -3, -3, 3, 3, -3, -3, 2, dtype=I32)
+LARGE_QUOTIENTS = T((400,), low=-1e9, high=1e9), T((400,), low=0.25, high=9)
+APART = edge(1e30, -1e38, 7.3e20, 1e10, 123456789.0, 3e38), edge(3.75, 1.1e-5, -2.25, 0.1, 7.0, 1e-36)
 DIVISIONS = [
     ("fmod.Tensor",),
     ("remainder.Tensor",),
@@ -128,6 +136,15 @@ BINARY = [
       for name in ("add", "sub", "rsub", "mul", "div", "fmod", "remainder", "floor_divide")),
     *(aten(f"{name}.Scalar", T((2, 9), I32, low=-9, high=9), 2.5)
       for name in ("add", "mul", "div", "fmod", "remainder")),
+    *(aten(f"{name}.Scalar", T((12,), I8, low=-128, high=128), y)  # the scalar wraps before
+      for name in ("fmod", "remainder", "floor_divide") for y in (300, -200)),
+    *(aten(f"{name}.Scalar", T((12,), U8, low=0, high=256), y)
+      for name in ("add", "mul", "fmod", "floor_divide") for y in (-3, 1000)),
+    *(aten("div.Scalar_mode", T((12,), U8, low=0, high=256), -3, mode) for mode in ("floor", "trunc")),
+    *(aten(name, T((), I32, low=-(2**31), high=2**31 - 1), T((9,), d, low=0, high=127))  # as does a tensor of no rank
+      for name in ("minimum.default", "maximum.default", "lt.Tensor", "ge.Tensor", "add.Tensor") for d in (I8, U8)),
+    *(aten(name, T((9,), I8, low=-128, high=127), T((), U8, low=128, high=255))
+      for name in ("minimum.default", "maximum.default", "eq.Tensor", "gt.Tensor")),
     aten("add.Tensor", T((6,), BOOL), T((6,), BOOL), 1),
     aten("mul.Tensor", T((6,), BOOL), T((6,), BOOL)),
     aten("add.Tensor", T((6,), I32), T((6,)), 1.5),
@@ -142,6 +159,7 @@ BINARY = [
     aten("div.Scalar_mode", QUOTIENTS[0], 2.5, "floor"),
     aten("div.Scalar_mode", WHOLE[0], 4, "trunc"),
     *(aten(name, *pair, *mode) for name, *mode in DIVISIONS for pair in (QUOTIENTS, WHOLE, NEGATIVE, NEGATIVE_I)),
+    *(aten(f"{name}.Tensor", *pair, atol=EXACT) for name in ("fmod", "remainder") for pair in (LARGE_QUOTIENTS, APART)),
     aten("fmod.Tensor", T((9,), F16, low=1, high=2), T((9,), F16, low=3, high=4)),
     aten("floor_divide.default", edge(1.0, -1.0, 0.0, INF), edge(0.0, 0.0, 0.0, 2.0)),
     aten("remainder.Scalar_Tensor", 7, T((9,), low=0.5)),
@@ -175,6 +193,7 @@ POWERS = [
     *(aten("pow.Tensor_Scalar", T((9,), low=-3, high=-0.2), e, atol=2e-6) for e in (2, 3, 5, -3, 0)),
     *(aten("pow.Tensor_Scalar", T((9,), I32, low=-3, high=4), e) for e in (0, 1, 2, 3, 0.5)),
     aten("pow.Tensor_Scalar", T((9,), F16), 2),
+    aten("pow.Tensor_Scalar", T((9,), BOOL), True),
     *(aten("pow.Scalar", b, T((9,)), atol=2e-6) for b in (2, 10000.0, 0.5, 1)),
     aten("pow.Scalar", 3, T((6,), I32, low=0, high=5)),
 ]  # fmt: skip
@@ -184,12 +203,22 @@ COMPARED = [
     (T((6,), F16), T((), F16)), (T((6,), I32), T((6,))), (T((9,), U8, low=0), T((9,), U8, low=0)),
     (edge(NAN, 1.0, 0.0, INF), edge(NAN, NAN, -0.0, INF)),
 ]  # fmt: skip
+HALVES = {  # PyTorch rounds the scalar too
+    "eq": lambda x, y: x.half().eq(y),
+    "ne": lambda x, y: x.half().ne(y),
+    "lt": lambda x, y: x.half().lt(y),
+    "ge": lambda x, y: x.half().ge(y),
+}
 COMPARE = [
     *(aten(f"{name}.Tensor", *pair) for name in ("eq", "ne", "lt", "le", "gt", "ge") for pair in COMPARED),
     *(aten(f"{name}.Scalar", x, y) for name in ("eq", "ne", "lt", "le", "gt", "ge") for x, y in (
         (T((9,)), 0.5), (T((9,), I32), 1), (T((9,), I32), 0.5), (T((9,), I32), 2**40), (T((9,), I32), 1.0),
         (T((9,), BOOL), 1), (edge(NAN, 1.0), 1), (T((9,)), INF),
+        (edge(2**31 - 1, -(2**31), dtype=I32), 2**31), (T((99,), I8, low=-128, high=128), 300),
+        (T((99,), U8, low=0, high=256), -3),
     )),
+    *(aten(f"{name}.Scalar", edge(0.1, 0.2, NAN, dtype=F16), 0.1, reference=lambda x, y, name=name: HALVES[name](x, y))
+      for name in HALVES),
 ]  # fmt: skip
 
 CHOICE = [
@@ -211,6 +240,7 @@ CHOICE = [
       for bounds in ((-2, 3), (None, 3), (-2, None), (3, -2))),
     aten("clamp.default", edge(NAN, INF, -INF, 0.5), -1.0, 1.0),
     aten("clamp.default", T((9,), I32, low=-9, high=9), 0, 2**63 - 1),
+    *(aten("clamp.default", T((99,), U8, low=0, high=256), *bounds) for bounds in ((2, -2), (-200, 200), (None, 7))),
     aten("clamp.default", T((9,), I32, low=-9, high=9), -1.5, 2.5),
     aten("clamp.Tensor", T((3, 4)), T((4,)), T((3, 1))),
     aten("clamp.Tensor", T((3, 4), I32), T((4,), I32), None),

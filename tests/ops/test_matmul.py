@@ -124,7 +124,38 @@ BIASES = [
     Case("aten.baddbmm.default", (T((5,)), T((2, 6, 20)), T((2, 20, 5)), 1, 1)),
 ]  # fmt: skip
 
-CASES = [*OUTER, *GEMV, *GEMM, *BIASES]
+WIDE = {DType.I32: (-(2**31), 2**31 - 1), DType.I8: (-128, 127), DType.U8: (0, 255)}  # so that sums wrap
+
+
+def whole(shape: tuple[int, ...], dtype: DType) -> T:
+    return T(shape, dtype, *WIDE[dtype])
+
+
+INTS = [
+    case
+    for d in WIDE
+    for case in (
+        *(mm((whole((m, k), d), whole((k, n), d))) for m, k, n in [(3, 5, 4), (1, 33, 9), (37, 70, 36), (3, 0, 2)]),
+        bmm((whole((2, 9, 40), d), whole((2, 40, 7), d))),
+        *(addmm((whole((4,), d), whole((3, 9), d), whole((9, 4), d), *scale)) for scale in [(), (2, -3), (0, 1)]),
+        Case("aten.baddbmm.default", (whole((3, 1), d), whole((2, 3, 9), d), whole((2, 9, 4), d), 2, 3)),
+        linear((whole((2, 3, 9), d), whole((4, 9), d), whole((4,), d))),
+        Case("aten.mv.default", (whole((7, 33), d), whole((33,), d))),
+        Case("aten.dot.default", (whole((33,), d), whole((33,), d))),
+    )
+]
+UNUSUAL = [  # shapes of weight and bias that no module has
+    linear((T((2, 9)), T((9,)), None)),
+    linear((T((2, 3, 9)), T((9,)), None)),
+    linear((T((9,)), T((9,)), T(()))),
+    linear((T((2, 3, 9)), T((4, 9)), T((3, 4)))),
+    linear((T((2, 3, 9), F16), T((4, 9), F16), T((2, 1, 4), F16))),
+    linear((T((2, 3, 9)), T((4, 9)), T((1,)))),
+    linear((T((2, 3, 9)), T((4, 9)), T(()))),
+    linear((T((6, 9)), T((4, 9)), T((6, 1)))),
+]
+
+CASES = [*OUTER, *GEMV, *GEMM, *BIASES, *INTS, *UNUSUAL]
 
 BENCHMARKS = [  # at real sizes
     *(mm(pair(n, n, n)) for n in (512, 1024, 2048, 4096)),
@@ -146,7 +177,7 @@ def test_case(case):
 HALVES = [c for c in CASES if c.args[0].dtype is F16]
 
 
-@pytest.mark.parametrize("case", [*OUTER[::3], *GEMV[::2], *GEMM[::3], *BIASES[::5], *HALVES], ids=str)
+@pytest.mark.parametrize("case", [*OUTER[::3], *GEMV[::2], *GEMM[::3], *BIASES[::5], *INTS[::7], *HALVES], ids=str)
 def test_in_a_browser_without_features(case):
     check(case, f16=False, subgroups=False, limits="browser")
 

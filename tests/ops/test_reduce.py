@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from tests.oracle import Case, T, check, device, graph_of, plan_of
 
 from ptegpu.dtypes import DType
@@ -95,6 +96,10 @@ OTHERS = [
     Case("aten.prod.dim_int", (T((3, 5), I32, -3, 4), 0, True)),
     Case("aten.prod.dim_int", (T((3, 5), BOOL), 1, False)),
     Case("aten.prod.dim_int", (T((3, 0)), 1, False)),
+    Case("aten.prod.dim_int", (T((3, 4), values=(0.5, 0.1, -1, 0.3, 0, 1, 1, 1, 2, 2, 2, 2)), 1, False),
+         lambda x, *rest: x.prod(*rest, dtype=torch.bool)),
+    *(total((T((3, 4), d, values=(2, -2, 1, -1, 0, 0, 0, 0, 1, 1, 1, 1)), [1], False),
+            lambda x, *rest: x.sum(*rest, dtype=torch.bool)) for d in (DType.F32, I8)),
     *(Case(f"aten.{name}.{overload}", args) for name in ("any", "all") for overload, args in [
         ("default", (T((3, 5), BOOL),)), ("default", (T((0,), BOOL),)), ("default", (T((), BOOL),)),
         ("dim", (T((5, 2), BOOL), 1, False)), ("dim", (T((2, 5), BOOL), 0, True)),

@@ -65,6 +65,7 @@ SAMPLED = [
     sample((T((1, 2, 1, 4)), T((1, 3, 5, 2)), 0, 2, True), note=" a single row"),
     sample((T((1, 2, 4, 4), F16), T((1, 3, 5, 2), F16, -1, 1), 0, 1, True), atol=2e-2),
     sample((T((0, 2, 4, 4)), T((0, 3, 5, 2)), 0, 0, False)),
+    sample((T((2, 0, 4, 4)), T((2, 3, 5, 2)), 0, 0, False)),
     sample((T((1, 2, 4, 4)), T((1, 0, 5, 2)), 0, 0, False)),
 ]
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
+import torch
 from tests.oracle import Case, T, check
 
 from ptegpu.dtypes import DType
 
-F16 = DType.F16
+F16, I32, I8, U8, BOOL = DType.F16, DType.I32, DType.I8, DType.U8, DType.BOOL
 INF, NAN = math.inf, math.nan
 SOFTMAX, LOG, SAFE = "aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default"
 
 SPECIAL = T((6, 3), values=(-INF, -INF, -INF, 1, -INF, 2, 1, NAN, 2, 1, INF, 2, 1e30, -1e30, 0, -3e38, -3e38, -INF))
 MASKED = T((2, 300), values=tuple(-INF if k < 290 else float(k % 7) for k in range(600)))
+
+
+def in_f32(name: str, x: torch.Tensor, dim: int) -> torch.Tensor:
+    return getattr(torch, name)(x, dim, dtype=torch.float32)
+
 
 CASES = [
     *(Case(name, (T((2, 3, 4, 5)), dim, False)) for name in (SOFTMAX, LOG) for dim in (0, 1, 2, 3, -1)),
@@ -32,6 +39,8 @@ CASES = [
     Case(SOFTMAX, (T((4, 64), low=-1000, high=1000), 1, False)),
     Case("aten.softmax.int", (T((2, 7)), -1, None)),
     Case("aten.log_softmax.int", (T((2, 7)), 0)),
+    *(Case(f"aten.{name}.int", (T(shape, d, low=0, high=6), -1), partial(in_f32, name))
+      for name in ("softmax", "log_softmax") for shape in ((3, 7), (3, 8)) for d in (I32, I8, U8, BOOL)),
     Case(SAFE, (T((2, 3, 8)), -1)),
     Case(SAFE, (SPECIAL, 1)),
     Case(SAFE, (T((2, 4), values=(-INF,) * 4 + (0, 1, 2, -INF)), 1)),

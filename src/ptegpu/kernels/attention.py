@@ -163,7 +163,7 @@ _KEEP_NEW = """fn keep_new(z: u32, head: u32, t_from: u32, t_to: u32, lid: u32) 
 
 
 def _mask(dtype: DType) -> str:
-    value = "select(P.hidden, 0.0, mask_at(at))" if dtype is DType.BOOL else "mask_at(at)"
+    value = "select(P.hidden, 0.0, mask_at(at))" if dtype is DType.BOOL else "f32(mask_at(at))"
     return (
         "fn mask_of(z: u32, head: u32, row: u32, t: u32) -> f32 {\n"
         "  let h = head * P.sharing + row % P.sharing; let key = min(t, P.keys - 1u);\n"

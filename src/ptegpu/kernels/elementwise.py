@@ -21,7 +21,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from ..dtypes import DType
+from ..dtypes import INTS, DType
 from ..plan.target import Target
 from .functions import functions
 from .wgsl import COMPUTE, KernelSpec, Storage, build
@@ -79,8 +79,7 @@ def elementwise(
             lines += decode(f"c{lane}_", f"min(q * 4u + {lane}u, P.n - 1u)", rank)
         values = [f"q * 4u + {lane}u"]
         for o in operands:
-            own = COMPUTE[o.dtype]
-            values.append(convert(_lane(o, lane, rank, rows), own, COMPUTE[compute] if compute else own))
+            values.append(_computed(_lane(o, lane, rank, rows), o.dtype, compute or o.dtype))
         lines.append(f"  let v{lane} = apply({', '.join(values)});")
     lines.append(f"  y_put4(q, vec4<{COMPUTE[out]}>(v0, v1, v2, v3));")
 
@@ -152,6 +151,14 @@ def _times(k: int, rank: int, inner: int) -> str:
 def address(name: str, prefix: str, rank: int) -> str:
     """Where an operand's element is: its base and strides at the coordinates."""
     return " + ".join([f"{name}_base", *(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank))])
+
+
+def _computed(value: str, source: DType, to: DType) -> str:
+    """A WGSL expression of an operand in the type it is computed in: an int that becomes one of 8 bits wraps."""
+    converted = convert(value, COMPUTE[source], COMPUTE[to])
+    if source in (to, DType.BOOL) or source not in INTS:
+        return converted
+    return {DType.I8: f"extractBits({converted}, 0u, 8u)", DType.U8: f"({converted} & 255)"}.get(to, converted)
 
 
 def convert(value: str, source: str, to: str) -> str:

@@ -38,14 +38,51 @@ fn turned(x: f32, turns: f32, quadrant: i32) -> f32 {
   return select(v, -v, (quadrant & 2) == 2);
 }
 
+// x for any finite |x| ≥ 2¹⁶, by the bits of 2/π that matter at its exponent: |x| · 2/π modulo 4 as a number of 64 bits,
+// of which two are quarter turns
+fn far_turned(x: f32, quadrant: i32) -> f32 {
+  let bits = bitcast<u32>(x);
+  let m = (bits << 8u) | 0x80000000u;
+  let exponent = (bits >> 23u) & 255u;
+  let last = product(m, two_over_pi(exponent - 64u));
+  let middle = product(m, two_over_pi(exponent - 96u));
+  var low = last.y + middle.x;
+  var high = m * two_over_pi(exponent - 128u) + middle.y + select(0u, 1u, low < last.y);
+  let beyond = (high & 0x20000000u) != 0u;
+  let turns = i32((high >> 30u) + select(0u, 1u, beyond));
+  high &= 0x3fffffffu;
+  if (beyond) {
+    high = 0x40000000u - high - select(1u, 0u, low == 0u);
+    low = 0u - low;
+  }
+  let r = (f32(high) + f32(low) * 2.3283064e-10) * 1.46291808e-9;
+  return turned(select(r, -r, beyond != (x < 0.0)), 0.0, select(turns, -turns, x < 0.0) + quadrant);
+}
+
+// 32 bits from bit `at` on, counted from the front: 32 zeros, then 2/π
+fn two_over_pi(at: u32) -> u32 {
+  var words = array<u32, 7>(0x00000000u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u);
+  let k = at >> 5u;
+  let shift = at & 31u;
+  return select((words[k] << shift) | (words[k + 1u] >> (32u - shift)), words[k], shift == 0u);
+}
+
+// the low and the high word
+fn product(a: u32, b: u32) -> vec2<u32> {
+  let low = (a & 0xffffu) * (b & 0xffffu);
+  let left = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
+  let right = (a & 0xffffu) * (b >> 16u) + (left & 0xffffu);
+  return vec2<u32>(a * b, (a >> 16u) * (b >> 16u) + (left >> 16u) + (right >> 16u));
+}
+
 fn sine(x: f32) -> f32 {
-  if (abs(x) > 1e5 && !is_inf(x)) { return sin(x); }
+  if (abs(x) > 1e5 && !is_inf(x)) { return far_turned(x, 0); }
   let turns = quarters(x);
   return turned(x, turns, i32(turns));
 }
 
 fn cosine(x: f32) -> f32 {
-  if (abs(x) > 1e5 && !is_inf(x)) { return cos(x); }
+  if (abs(x) > 1e5 && !is_inf(x)) { return far_turned(x, 1); }
   let turns = quarters(x);
   return turned(x, turns, i32(turns) + 1);
 }
@@ -212,14 +249,16 @@ fn whole_power(x: i32, y: i32) -> i32 {
   return r;
 }
 
-// exact while the quotient is below 2²⁴: a division that is off by one unit is put right
+// exact, bit by bit of the quotient: the difference of numbers within a factor of two is not rounded, as a product is
 fn fmod(x: f32, y: f32) -> f32 {
   if (is_inf(y) && !is_inf(x)) { return x; }
-  let m = abs(x);
   let d = abs(y);
-  var r = fma(-trunc(m / d), d, m);
-  r = select(r, r + d, r < 0.0);
-  r = select(r, r - d, r >= d);
+  var r = abs(x);
+  if (!(d > 0.0) || is_inf(r)) { return nan(); }
+  while (r >= d) {
+    let s = ldexp(d, i32(bitcast<u32>(r) >> 23u) - i32(bitcast<u32>(d) >> 23u));
+    r -= select(0.5 * s, s, r >= s);
+  }
   return select(r, -r, x < 0.0);
 }
 

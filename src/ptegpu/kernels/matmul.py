@@ -1,10 +1,12 @@
 """Matrix products: y[z, row, column] = alpha · Σₖ a[z, row, k] · b[z, k, column] + beta · bias, summed in f32.
 
+Ints, which only `outer` takes, are summed in i32 and wrap.
+
 There may be fewer matrices of `a` and of the bias than of `b`: matrix z is then number z modulo `P.sets`.
 
 Four kernels share one `Form` (what is constant per graph) and one block of parameters (what is live):
 
-- `outer`: an invocation per element, for a K so short that nothing is worth sharing;
+- `outer`: an invocation per element, for a K so short that nothing is worth sharing, and for ints;
 - `gemv_rows`: one to four rows of `a` against b stored [N, K]: a workgroup walks K together for a few rows of `b`;
 - `gemv_columns`: the same against b stored [K, N]: lanes over columns, slices of the workgroup over K;
 - `gemm`: tiles in workgroup memory, a small block of accumulators in registers.
@@ -23,16 +25,15 @@ from functools import lru_cache
 from ..dtypes import DType
 from ..plan.target import Target
 from .functions import functions
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import COMPUTE, ZERO, KernelSpec, Storage, build
 
 DEPTH = 16  # elements of K in a tile
 MIN_SUBGROUP = 4  # the smallest size WebGPU allows
 
 SIZES = [("batch", "u32"), ("sets", "u32"), ("m", "u32"), ("n", "u32"), ("k", "u32")]
 PLACES = [("y_batch", "u32"), ("y_row", "u32"), ("y_column", "u32"), ("y_first", "u32")]  # strides of y, its start
-EPILOGUE = [("alpha", "f32")]
 CLAMP = [("low", "f32"), ("high", "f32")]
-BIAS = [("beta", "f32"), ("bias_batch", "u32"), ("bias_row", "u32"), ("bias_column", "u32"), ("bias_first", "u32")]
+BIAS = [("bias_batch", "u32"), ("bias_row", "u32"), ("bias_column", "u32"), ("bias_first", "u32")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ class Form:
     y_quads: bool
     clamped: bool = False  # y is kept within P.low and P.high
     gather: Gather | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of sums."""
+        return COMPUTE[self.a]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,14 @@ def module(
         target=target,
         reads=reads | bias,
         writes={"y": Storage(form.y, 4 if form.y_quads else 1)},
-        params=[*SIZES, *PLACES, *EPILOGUE, *(BIAS if form.bias else []), *(CLAMP if form.clamped else []), *params],
+        params=[
+            *SIZES,
+            *PLACES,
+            ("alpha", form.kind),
+            *([("beta", form.kind), *BIAS] if form.bias else []),
+            *(CLAMP if form.clamped else []),
+            *params,
+        ],
         workgroup=workgroup,
         shared=shared,
         helpers="\n".join([*helpers, _epilogue(form)]),
@@ -127,7 +140,10 @@ def _epilogue(form: Form) -> str:
         place = "P.bias_first + z % P.sets * P.bias_batch + row * P.bias_row + column * P.bias_column"
         bias = f" + P.beta * bias_at({place})"
     result = f"within(P.alpha * v{bias}, P.low, P.high)" if form.clamped else f"P.alpha * v{bias}"
-    finish = f"{functions(result)}\nfn finish(z: u32, row: u32, column: u32, v: f32) -> f32 {{ return {result}; }}\n"
+    kind = form.kind
+    finish = (
+        f"{functions(result)}\nfn finish(z: u32, row: u32, column: u32, v: {kind}) -> {kind} {{ return {result}; }}\n"
+    )
     place = "P.y_first + z * P.y_batch + row * P.y_row"
     if form.y_quads:
         lanes = ", ".join(f"finish(z, row, column + {j}u, v.{c})" for j, c in enumerate("xyzw"))
@@ -136,9 +152,9 @@ def _epilogue(form: Form) -> str:
             f"  if (column < P.n) {{ y_put4(({place} + column) >> 2u, vec4<f32>({lanes})); }}\n}}"
         )
     return finish + (
-        "fn put(z: u32, row: u32, column: u32, v: f32) {\n"
+        f"fn put(z: u32, row: u32, column: u32, v: {kind}) {{\n"
         f"  if (column < P.n) {{ y_put({place} + column * P.y_column, finish(z, row, column, v)); }}\n}}\n"
-        "fn put4(z: u32, row: u32, column: u32, v: vec4<f32>) {\n"
+        f"fn put4(z: u32, row: u32, column: u32, v: vec4<{kind}>) {{\n"
         + "".join(f"  put(z, row, column + {j}u, v.{c});\n" for j, c in enumerate("xyzw"))
         + "}"
     )
@@ -171,8 +187,8 @@ def outer(form: Form, target: Target) -> KernelSpec:
         "if (i >= P.batch * P.m * P.n) { return; }",
         "let column = i % P.n; let zr = i / P.n; let row = zr % P.m; let z = zr / P.m;",
         "let first = (z % P.sets * P.m + row) * P.k;",
-        "var sum = 0.0;",
-        f"for (var k = 0u; k < P.k; k++) {{ sum = fma(a_at(first + k), b_at({b}), sum); }}",
+        f"var sum = {ZERO[form.kind]};",
+        f"for (var k = 0u; k < P.k; k++) {{ sum += a_at(first + k) * b_at({b}); }}",
         "put(z, row, column, sum);",
     ]
     return module(

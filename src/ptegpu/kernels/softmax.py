@@ -30,7 +30,7 @@ def softmax(
     four, element = ("4", "vec4<f32>") if quads else ("", "f32")
     at = "base + j * P.inner" if lanes.columns else "base + j"
     base = "(row / P.inner) * P.length * P.inner + row % P.inner" if lanes.columns else "row * P.length"
-    sweep = Sweep(lanes, held, f"x_at{four}({at})")
+    sweep = Sweep(lanes, held, f"{element}(x_at{four}({at}))")
     result = "v - top - scale" if log else "exp(v - top) * scale"
     scale = "log(total)" if log else "1.0 / total"
     body = [

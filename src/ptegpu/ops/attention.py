@@ -179,8 +179,6 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
     scores = (qs.batch, qs.heads, qs.length, ks.length)
     if mask.rank > 4 or any(n not in (1, m) for n, m in zip(mask.shape[::-1], scores[::-1])):
         raise ShapeError(f"a mask of {list(mask.shape)} does not fit scores of {list(scores)}")
-    if mask.dtype not in (*FLOATS, DType.BOOL):
-        raise InvalidProgram(f"a mask of {mask.dtype.value} is not supported: use bool or a float to add")
 
 
 def seen_from(a: Mapping[str, Any]) -> list[Bounded]:

@@ -1,13 +1,15 @@
 """Elementwise operators: one line each. The body is scalar WGSL over `a` (and `b`, `c`), computed in the output's type.
 
 Halves are computed in f32 and rounded once, as PyTorch does; 8-bit ints in i32 and wrapped. NaN is never lost in a
-`min` or `max`, whose WGSL forms may drop it. An integer division by zero, an error in PyTorch, gives some number.
+`min` or `max`, whose WGSL forms may drop it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
@@ -18,7 +20,12 @@ from .pointwise import pointwise
 from .registry import Number, Out, Steps, broadcast, define, op
 
 Bodies = Mapping[str, str]  # by compute type: "f32" | "i32" | "bool"
-I32_MIN, I32_MAX = -(2**31), 2**31 - 1
+BOUNDS: Mapping[DType, tuple[Number, Number]] = {
+    DType.I32: (-(2**31), 2**31 - 1),
+    DType.I8: (-128, 127),
+    DType.U8: (0, 255),
+    DType.BOOL: (0, 1),
+}
 LESSER = {"f32": "lesser(a, b)", "i32": "min(a, b)", "bool": "a && b"}
 GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
 
@@ -47,7 +54,14 @@ def combine(
     """The steps of an operator whose tensors broadcast and are computed in the output's type."""
     body = body_for(name, bodies, out.dtype)
     out = yield Out(broadcast(*(x.shape for x in operands if isinstance(x, Tensor))))
-    yield pointwise(name, body, operands, out, target, compute=out.dtype, scalars=scalars)
+    given = [wrapped(x, out.dtype) if isinstance(x, int) else x for x in operands]
+    yield pointwise(name, body, given, out, target, compute=out.dtype, scalars=scalars)
+
+
+def wrapped(value: int, dtype: DType) -> int:
+    """An int scalar as an operand of an 8-bit tensor, whose dtype it takes first."""
+    low, high = BOUNDS[dtype] if dtype in (DType.I8, DType.U8) else (value, value)
+    return value if low <= value <= high else int((value - low) % 256 + low)
 
 
 def unary(name: str, bodies: Bodies, *, wide: bool = False) -> None:
@@ -90,17 +104,48 @@ def compare(base: str, body: str) -> None:
     """`base.Tensor` and `base.Scalar`: bools from operands compared in their common type."""
 
     def tensors(x: Tensor, y: Tensor, *, target: Target) -> Steps:
+        """Floats are compared in f32.
+
+        Unlike PyTorch, a float32 tensor of no dimension is not rounded to float16 before halves are compared with it.
+        """
         out = yield Out(broadcast(x.shape, y.shape), DType.BOOL)
-        common = DType.F32 if x.dtype.is_float or y.dtype.is_float else DType.I32
-        yield pointwise(base, body, [x, y], out, target, compute=common)
+        yield pointwise(base, body, [x, y], out, target, compute=common_dtype(x, y))
 
     def with_scalar(x: Tensor, y: Number, *, target: Target) -> Steps:
+        """An int tensor is compared with an int by value.
+
+        Unlike PyTorch, which wraps a scalar beyond int32 to the dtype of an int32 tensor first: on the GPU an int32
+        tensor may have been int64, for which only the value is right.
+        """
         out = yield Out(x.shape, DType.BOOL)
-        whole = not x.dtype.is_float and float(y).is_integer() and I32_MIN <= y <= I32_MAX
-        yield pointwise(base, body, [x, y], out, target, compute=DType.I32 if whole else DType.F32)
+        if x.dtype.is_float:
+            compute, y = DType.F32, rounded(y, x.dtype)
+        elif isinstance(y, float):
+            compute = DType.F32
+        else:
+            y = wrapped(y, x.dtype)
+            low, high = BOUNDS[DType.I32]
+            compute = DType.I32 if low <= y <= high else DType.F32
+            y = y if compute is DType.I32 else math.copysign(math.inf, y)
+        yield pointwise(base, body, [x, y], out, target, compute=compute)
 
     define([f"{base}.Tensor"], tensors, "steps", wide=True)
     define([f"{base}.Scalar"], with_scalar, "steps", wide=True)
+
+
+def common_dtype(x: Tensor, y: Tensor) -> DType:
+    """The dtype two tensors are compared in: an int that has no dimension takes the dtype of one that has."""
+    if x.dtype.is_float or y.dtype.is_float:
+        return DType.F32
+    if DType.BOOL in (x.dtype, y.dtype) or (x.rank == 0) == (y.rank == 0):
+        return DType.I32
+    return x.dtype if y.rank == 0 else y.dtype
+
+
+def rounded(value: Number, dtype: DType) -> Number:
+    """A scalar that is compared with halves is one first."""
+    with np.errstate(over="ignore"):
+        return float(np.float16(value)) if dtype is DType.F16 else value
 
 
 def predicate(name: str, bodies: Bodies) -> None:
@@ -125,7 +170,7 @@ def logical(base: str, body: str) -> None:
 
 unary("aten.abs.default", numbers("abs(a)"))
 unary("aten.neg.default", numbers("-a"))
-unary("aten.sign.default", numbers("sign(a)"), wide=True)
+unary("aten.sign.default", {**numbers("sign(a)"), "bool": "a"}, wide=True)
 unary("aten.ceil.default", {"f32": "ceil(a)", "i32": "a"}, wide=True)
 unary("aten.floor.default", {"f32": "floor(a)", "i32": "a"}, wide=True)
 unary("aten.trunc.default", {"f32": "trunc(a)", "i32": "a"}, wide=True)
@@ -220,7 +265,7 @@ def div_scalar_mode(
     yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
 
 
-POWER = {"f32": "power(a, b)", "i32": "whole_power(a, b)"}
+POWER = {"f32": "power(a, b)", "i32": "whole_power(a, b)", "bool": "a || !b"}
 POWERS = {  # exponents that need no logarithm
     -2.0: "1.0 / (a * a)",
     -1.0: "1.0 / a",
@@ -232,6 +277,13 @@ POWERS = {  # exponents that need no logarithm
     4.0: "(a * a) * (a * a)",
 }
 binary("aten.pow", POWER, tensor="Tensor_Tensor")
+
+
+@op("aten.round.decimals")
+def round_decimals(x: Tensor, decimals: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    """To so many digits after the point or, if negative, before it."""
+    body = "round(a * ten) / ten" if decimals >= 0 else "round(a / ten) * ten"
+    yield from combine("round", floats(body), [x], outs[0], target, ten=10.0 ** abs(decimals))
 
 
 @op("aten.pow.Tensor_Scalar")
@@ -340,7 +392,9 @@ def clamp(
     x: Tensor, low: Number | None = None, high: Number | None = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
     """A missing bound is the type's own; where the bounds cross, the upper one wins."""
-    least, most = (I32_MIN, I32_MAX) if not outs[0].dtype.is_float else (-math.inf, math.inf)
+    dtype = outs[0].dtype
+    least, most = BOUNDS.get(dtype, (-math.inf, math.inf))
+    low, high = (wrapped(b, dtype) if isinstance(b, int) else b for b in (low, high))
     low, high = least if low is None else max(low, least), most if high is None else min(high, most)
     yield from combine("clamp", CLAMP, [x, low, high], outs[0], target)
 

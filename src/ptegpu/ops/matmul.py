@@ -1,4 +1,7 @@
-"""Matrix products of any size, summed in f32: `Product` says what to compute, `VARIANTS` which kernel does it best."""
+"""Matrix products of any size: `Product` says what to compute, `VARIANTS` which kernel does it best.
+
+Floats are summed in f32, ints in i32 by a plain kernel.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..dtypes import FLOATS, DType
+from ..dtypes import NUMBERS, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels.matmul import (
@@ -25,7 +28,7 @@ from ..kernels.matmul import (
 )
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
-from .pointwise import broadcast_strides, cast
+from .pointwise import broadcast_strides, cast, pointwise
 from .registry import Dispatch, Number, Out, Scratch, Steps, broadcast, op
 
 MAX_GEMV_ROWS = 4
@@ -193,7 +196,7 @@ class Variant:
 
 
 VARIANTS = (  # the first that fits is taken; the last one always does
-    Variant("outer", _outer, lambda p, _: p.k <= 8 and not p.gather),
+    Variant("outer", _outer, lambda p, _: (p.k <= 8 or not p.a.dtype.is_float) and not p.gather),
     Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= MAX_GEMV_ROWS),
     Variant("gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= MAX_GEMV_ROWS),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_GEMV_ROWS),
@@ -234,7 +237,7 @@ def _added(bias: Tensor | None, beta: float, shape: Shape) -> tuple[Tensor | Non
         return None, (0, 0, 0)
     if broadcast(bias.shape, shape) != shape:
         raise ShapeError(f"a bias of shape {list(bias.shape)} does not broadcast to {list(shape)}")
-    strides = (0, 0, *broadcast_strides(bias.shape, shape))[-3:]
+    strides = (0, 0, 0, *broadcast_strides(bias.shape, shape))[-3:]
     return bias, (strides[0], strides[1], strides[2])
 
 
@@ -248,7 +251,7 @@ def _batched(a: Tensor, b: Tensor, bias: Tensor | None, beta: float, alpha: floa
     return Product(a, b, False, batch, m, n, k, y, strides, 0, bias, bias_strides, 0, alpha, beta)
 
 
-@op("aten.mm.default", dtypes=FLOATS)
+@op("aten.mm.default", dtypes=NUMBERS)
 def mm(x: Tensor, y: Tensor, *, target: Target) -> Steps:
     _ranks(x=(x, 2), y=(y, 2))
     _inner(x.shape, y.shape, 1, 0)
@@ -256,7 +259,7 @@ def mm(x: Tensor, y: Tensor, *, target: Target) -> Steps:
     yield from multiply(_batched(x, y, None, 1.0, 1.0, out), target)
 
 
-@op("aten.addmm.default", dtypes=FLOATS)
+@op("aten.addmm.default", dtypes=NUMBERS)
 def addmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number = 1, *, target: Target) -> Steps:
     _ranks(x=(x, 2), y=(y, 2))
     _inner(x.shape, y.shape, 1, 0)
@@ -266,7 +269,7 @@ def addmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number = 
     yield from multiply(_batched(x, y, bias, beta, alpha, out), target)
 
 
-@op("aten.bmm.default", dtypes=FLOATS)
+@op("aten.bmm.default", dtypes=NUMBERS)
 def bmm(x: Tensor, y: Tensor, *, target: Target) -> Steps:
     _ranks(x=(x, 3), y=(y, 3))
     _inner(x.shape, y.shape, 0, 0)
@@ -275,7 +278,7 @@ def bmm(x: Tensor, y: Tensor, *, target: Target) -> Steps:
     yield from multiply(_batched(x, y, None, 1.0, 1.0, out), target)
 
 
-@op("aten.baddbmm.default", dtypes=FLOATS)
+@op("aten.baddbmm.default", dtypes=NUMBERS)
 def baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number = 1, *, target: Target) -> Steps:
     _ranks(x=(x, 3), y=(y, 3))
     _inner(x.shape, y.shape, 0, 0)
@@ -286,39 +289,52 @@ def baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number 
     yield from multiply(_batched(x, y, bias, beta, alpha, out), target)
 
 
-@op("aten.linear.default", splits=("weight",), dtypes=FLOATS)
+@op("aten.linear.default", splits=("weight",), dtypes=NUMBERS)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Target) -> Steps:
-    """x (…, K) · weight (N, K)ᵀ. A weight in parts is one dispatch per part, each for its own columns of the result."""
-    _ranks(weight=(weight, 2))
+    """x (…, K) · weight (N, K)ᵀ, or (K). A weight in parts is one dispatch per part, each for its own columns."""
     if not x.rank:
         raise ShapeError("x must have at least one dimension")
-    k = _inner(x.shape, weight.shape, -1, 1)
-    m, n = math.prod(x.shape[:-1]), weight.shape[0]
-    _added(bias, 1.0, (m, n))
-    out = yield Out((*x.shape[:-1], n))
+    if weight.rank != 2 and (weight.rank != 1 or weight.parts):
+        raise ShapeError(f"weight must have 2 dimensions, not the shape {list(weight.shape)}")
+    k = _inner(x.shape, weight.shape, -1, -1)
+    m, n = math.prod(x.shape[:-1]), weight.shape[0] if weight.rank == 2 else 1
+    shape = (*x.shape[:-1], *weight.shape[:-1])
+    _added(bias, 1.0, shape)
+    out = yield Out(shape)
+    if bias is not None and bias.rank > 1 and out.rank != 2:  # not the same for all rows, nor in a matrix' strides
+        sums = yield Scratch(shape, DType.F32 if out.dtype.is_float else DType.I32)
+        yield from _columns(Product(x, weight, True, 1, m, n, k, sums, (m * n, n, 1)), target)
+        yield pointwise("add", "a + b", [sums, bias], out, target, compute=out.dtype)
+        return
     bias, bias_strides = _added(bias, 1.0, (m, n))
-    whole = Product(x, weight, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, bias_strides)
-    if not weight.parts:
+    yield from _columns(Product(x, weight, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, bias_strides), target)
+
+
+def _columns(whole: Product, target: Target) -> Steps:
+    """The steps of a product whose weight may be in parts."""
+    out, parts = whole.y, whole.b.parts
+    if not parts:
         yield from multiply(whole, target)
         return
     # Parts share the result, so the cast that a packed dtype may need comes once, after all of them.
     written = store_type(out.dtype, target)
     y = out if written is out.dtype else (yield Scratch(out.shape, written))
-    for first, part in weight.parts:
-        columns = replace(whole, b=part, n=part.shape[0], y=y, y_first=first, bias_first=first * bias_strides[2])
+    for first, part in parts:
+        bias_first = first * whole.bias_strides[2]
+        columns = replace(whole, b=part, n=part.shape[0], y=y, y_first=first, bias_first=bias_first)
         yield from multiply(columns, target)
     if y is not out:
         yield cast(y, out, target)
 
 
-@op("aten.mv.default", splits=("x",), dtypes=FLOATS)
+@op("aten.mv.default", splits=("x",), dtypes=NUMBERS)
 def mv(x: Tensor, vector: Tensor, *, target: Target) -> Steps:
     """x (N, K) · vector (K)."""
     _ranks(x=(x, 2), vector=(vector, 1))
     yield from linear(vector, x, target=target)
 
 
-@op("aten.dot.default", dtypes=FLOATS)
+@op("aten.dot.default", dtypes=NUMBERS)
 def dot(x: Tensor, y: Tensor, *, target: Target) -> Steps:
     _ranks(x=(x, 1), y=(y, 1))
     k = _inner(x.shape, y.shape, 0, 0)

@@ -9,11 +9,13 @@ from ..dtypes import FLOATS, NUMBERS, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import pooling as kernels
-from ..kernels.wgsl import COMPUTE, KernelSpec
+from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from .convolution import per_axis
 from .reduce import reduce
 from .registry import Dispatch, Out, Steps, define
+
+LOWEST = {DType.I32: -(2**31), DType.I8: -128, DType.U8: 0}  # what a window without an element has
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _largest(x: Tensor, w: Windows, indices: bool, target: Target) -> Steps:
     if indices:
         write.append((yield Out(shape, DType.I32)))
     kernel = kernels.largest(x.dtype, x.dtype, indices, w.extent, len(w.size), target)
-    lowest = -math.inf if COMPUTE[x.dtype] == "f32" else -(2**31)
+    lowest = LOWEST.get(x.dtype, -math.inf)
     yield _launch(kernel, x, write, w.params("iokspd"), {"lowest": lowest})
 
 

@@ -1,6 +1,7 @@
 """Quantisation to integers, its inverse, the choice of its parameters, and three operators on quantised values.
 
 All arithmetic is in f32, as PyTorch's is: values are multiplied with the inverse of the scale, and ties round to even.
+Zero points, which programs keep in int64, are within the few values of the quantised dtype: these operators are `wide`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def quantize_per_tensor(
     yield _quantized(x, inverse, zero_point, quant_min, quant_max, out, target, body=body)
 
 
-@op("quantized_decomposed.quantize_per_tensor.tensor", dtypes=FLOATS)
+@op("quantized_decomposed.quantize_per_tensor.tensor", dtypes=FLOATS, wide=True)
 def quantize_per_tensor_tensor(
     x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, dtype: Any = None, *, target: Target
 ) -> Steps:
@@ -73,7 +74,7 @@ def dequantize_per_tensor(
     yield _dequantized(x, scale, zero_point, out, target)
 
 
-@op("quantized_decomposed.dequantize_per_tensor.tensor", dtypes=INTS)
+@op("quantized_decomposed.dequantize_per_tensor.tensor", dtypes=INTS, wide=True)
 def dequantize_per_tensor_tensor(
     x: Tensor,
     scale: Tensor,
@@ -104,7 +105,7 @@ def _along(t: Tensor, shape: Shape, axis: int) -> Strided:
     return Strided(t, tuple(int(k == dim) for k in range(len(shape))))
 
 
-@op("quantized_decomposed.quantize_per_channel.default", dtypes=FLOATS)
+@op("quantized_decomposed.quantize_per_channel.default", dtypes=FLOATS, wide=True)
 def quantize_per_channel(
     x: Tensor,
     scales: Tensor,
@@ -121,7 +122,7 @@ def quantize_per_channel(
     yield _quantized(x, scale, zero, quant_min, quant_max, out, target)
 
 
-@op("quantized_decomposed.dequantize_per_channel.default", dtypes=INTS)
+@op("quantized_decomposed.dequantize_per_channel.default", dtypes=INTS, wide=True)
 def dequantize_per_channel(
     x: Tensor,
     scales: Tensor,
@@ -148,7 +149,7 @@ def _per_row(t: Tensor, shape: Shape) -> Strided:
     return Strided(t, broadcast_strides(rows, shape))
 
 
-@op("quantized_decomposed.quantize_per_token.default", dtypes=FLOATS)
+@op("quantized_decomposed.quantize_per_token.default", dtypes=FLOATS, wide=True)
 def quantize_per_token(
     x: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: Any = None, *, target: Target
 ) -> Steps:
@@ -158,7 +159,7 @@ def quantize_per_token(
     yield _quantized(x, scale, zero, quant_min, quant_max, out, target, body=body)
 
 
-@op("quantized_decomposed.dequantize_per_token.default", dtypes=INTS)
+@op("quantized_decomposed.dequantize_per_token.default", dtypes=INTS, wide=True)
 def dequantize_per_token(
     x: Tensor,
     scales: Tensor,
@@ -215,7 +216,7 @@ def _range(quant_min: Number | None, quant_max: Number | None, dtype: DType) -> 
     return low if quant_min is None else quant_min, high if quant_max is None else quant_max
 
 
-@op("torchao.quantize_affine.default", dtypes=FLOATS)
+@op("torchao.quantize_affine.default", dtypes=FLOATS, wide=True)
 def quantize_affine(
     x: Tensor,
     block_size: list[int],
@@ -235,7 +236,7 @@ def quantize_affine(
     yield _quantized(blocks.of(x), blocks.parameter(scale), zero, low, high, out, target, shape=shape)
 
 
-@op("torchao.dequantize_affine.default", dtypes=INTS)
+@op("torchao.dequantize_affine.default", dtypes=INTS, wide=True)
 def dequantize_affine(
     x: Tensor,
     block_size: list[int],

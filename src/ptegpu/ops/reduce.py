@@ -202,7 +202,8 @@ def totals(base: str, fold: str, *overloads: str, dtypes: Sequence[DType] = ()) 
     def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
         out = yield Out(reduced_shape(x, dims, keepdim))
         divisor = float(length_of(x, dims)) if fold == "mean" else None
-        yield from reduce(fold, x, dims, out, target, kind=accumulator_of(out.dtype), divisor=divisor)
+        as_bools = {"sum": "any", "prod": "all"}.get(fold, fold) if out.dtype is DType.BOOL else fold
+        yield from reduce(as_bools, x, dims, out, target, kind=accumulator_of(out.dtype), divisor=divisor)
 
     def some(
         x: Tensor, dim: list[int] | None, keepdim: bool = False, dtype: int | None = None, *, target: Target

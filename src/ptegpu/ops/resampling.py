@@ -45,7 +45,7 @@ def _map(x: Tensor, axes: Sequence[Mapped], out: Tensor, target: Target) -> Disp
 
 def _image(x: Tensor) -> tuple[int, int]:
     """Height and width of a batch of images."""
-    if x.rank != 4 or not all(x.shape[1:]):
+    if x.rank != 4 or not all(x.shape[2:]):
         raise ShapeError(f"images have the shape (batch, channels, height, width), not {list(x.shape)}")
     return x.shape[2], x.shape[3]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from ..dtypes import FLOATS
 from ..graph.graph import Tensor
@@ -14,7 +13,7 @@ from ..plan.target import Target
 from .registry import Dispatch, Out, Steps, define, normalise_dim
 
 
-def softmax(names: Sequence[str], *, log: bool = False, blank: float = math.nan) -> None:
+def softmax(name: str, *also: str, log: bool = False, blank: float = math.nan) -> None:
     """An operator (x, dim, …) whose third argument only says the dtype; `blank` is 1/0 for rows of nothing but -inf."""
 
     def rule(x: Tensor, dim: int, dtype: int | None = None, *, target: Target) -> Steps:
@@ -31,9 +30,10 @@ def softmax(names: Sequence[str], *, log: bool = False, blank: float = math.nan)
         params = {"rows": rows, "length": loads, "inner": inner, "blank": blank}
         yield Dispatch(kernel, [x], [out], lanes.groups(rows), params)
 
-    define(names, rule, "steps", dtypes=FLOATS)
+    define([name], rule, "steps", dtypes=FLOATS)
+    define(also, rule, "steps")  # these take ints where a float dtype is asked for
 
 
-softmax(["aten._softmax.default", "aten.softmax.int"])
-softmax(["aten._log_softmax.default", "aten.log_softmax.int"], log=True)
-softmax(["aten._safe_softmax.default"], blank=0.0)
+softmax("aten._softmax.default", "aten.softmax.int")
+softmax("aten._log_softmax.default", "aten.log_softmax.int", log=True)
+softmax("aten._safe_softmax.default", blank=0.0)

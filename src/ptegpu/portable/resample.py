@@ -46,7 +46,10 @@ def upsample_bilinear2d(
 ) -> Array:
     counts, factors = _target(x, output_size, scale_factors)
     rows, cols = (_bilinear(n, c, f, align_corners) for n, c, f in zip(x.shape[2:], counts, factors))
-    return rows @ x.astype(FLOAT64) @ cols.T
+    if x.dtype.kind != "u":
+        return rows @ x.astype(FLOAT64) @ cols.T
+    across = np.floor(x @ cols.T + 0.5)
+    return np.floor(rows @ across + 0.5)
 
 
 def _bilinear(size: int, count: int, factor: float | None, align_corners: bool) -> Array:
