@@ -36,6 +36,7 @@ from ptegpu.plan.target import Target
 AT_ONCE = 256 << 20  # bytes of weights in a pass
 MOST_LAYERS = 64
 NARROW = 8192
+MOST_SUMS = 32  # of one invocation
 REPEATS = 5
 WARM_SECONDS = 0.5
 
@@ -63,12 +64,15 @@ def layers(n: int, k: int, rows: int, group: int) -> Graph:
     return graph
 
 
-def ways(n: int, target: Target) -> Iterator[Choice]:
+def ways(m: int, n: int, target: Target) -> Iterator[Choice]:
     """The grid: K is cut into parts for narrow outputs only, and workgroups have 64 to 256 invocations."""
-    parts = (1, 2, 4) if n <= NARROW else (1,)
-    for rows, lanes, words, staged, cut in itertools.product((1, 2, 4, 8), (32, 64, 256), (1, 4), (False, True), parts):
-        for workgroup in (64, 256):
-            if lanes <= workgroup <= target.max_invocations:
+    parts = (1, 2, 4) if n <= NARROW and m == 1 else (1,)
+    words_of = (1, 4) if m == 1 else (1, 2)
+    for rows, lanes, words, staged, cut in itertools.product(
+        (1, 2, 4, 8), (32, 64, 256), words_of, (False, True), parts
+    ):
+        for workgroup in (64, 128, 256):
+            if lanes <= workgroup <= target.max_invocations and rows * m <= MOST_SUMS:
                 yield Choice(Gemv(rows, lanes, words, workgroup // lanes, staged), cut)
 
 
@@ -94,9 +98,9 @@ def measure(device: Device, n: int, k: int, rows: int, group: int, console: Cons
     memory = plan_memory(graph, target)
     x = np.random.default_rng(1).standard_normal((rows, k), np.float32)
     table = linear_q4.GEMVS
-    taken = next(c for c in table if c.when(n, k))
+    taken = next(c for c in table if c.when(rows, n, k))
     choices = [(f"{name(taken)}  (taken)", taken)]
-    choices += [(name(c), c) for c in ways(n, target) if fits(c, k, rows, target)]
+    choices += [(name(c), c) for c in ways(rows, n, target) if fits(c, k, rows, target)]
     with Session(device) as session:
         prepared: dict[Prepared, str] = {}
         for label, choice in track(choices, f"{n} x {k}: compiling", console=console):

@@ -88,6 +88,8 @@ GEMV = [
     q4((2,), 64, 9, 32, bias=True),
     q4((3,), 68, 9, 4),
     q4((2, 2), 160, 1, 32),
+    *(q4((m,), 72, 18, 36, bias=m > 6) for m in (4, 5, 6, 7, 8)),
+    q4((8,), 96, 9, 6),
     q4((1,), 30, 5, 10, packed=15),  # rows that are no whole words
     q4((1,), 64, 20, 32, dtype=F16, bias=True),
     q4((3,), 36, 9, 12, dtype=F16),
@@ -95,22 +97,22 @@ GEMV = [
 ]
 
 GEMM = [
-    q4((7,), 64, 36, 32, bias=True),
+    q4((13,), 64, 36, 32, bias=True),
     q4((33,), 40, 35, 8),
     q4((2, 17), 96, 33, 96),
-    q4((6,), 36, 9, 12),
-    q4((6,), 63, 6, 9),
+    q4((12,), 36, 9, 12),
+    q4((12,), 63, 6, 9),
     q4((9,), 1024, 12, 32),  # in parts of K
     q4((9,), 30, 5, 10, packed=15),
-    q4((6,), 64, 20, 32, dtype=F16, bias=True),
+    q4((12,), 64, 20, 32, dtype=F16, bias=True),
 ]
 
 PER_CHANNEL = [
-    *(c4((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (37, 7)]),
+    *(c4((m,), k, n) for m in (1, 3, 8, 12) for k, n in [(64, 8), (37, 7)]),
     c4((1,), 2, 3),
     c4((2, 1, 2), 70, 5),
-    c4((6,), 40, 8, F16),
-    *(c8((m,), k, n) for m in (1, 3, 6) for k, n in [(64, 8), (37, 7)]),
+    c4((12,), 40, 8, F16),
+    *(c8((m,), k, n) for m in (1, 3, 8, 12) for k, n in [(64, 8), (37, 7)]),
     c8((1,), 1, 3),
     c8((2, 3), 70, 5),
     c8((1,), 40, 6, F16),
@@ -122,7 +124,7 @@ CASES = [*GEMV, *GEMM, *PER_CHANNEL, *EMPTY]
 
 BENCHMARKS = [  # at real sizes
     *(q4((1,), k, n, 32) for k, n in [(2048, 2048), (2048, 8192), (8192, 2048), (2048, 128256), (4096, 14336)]),
-    *(q4((m,), 2048, 8192, 32) for m in (4, 16, 64, 512)),
+    *(q4((m,), 2048, 8192, 32) for m in (2, 4, 8, 16, 32, 64, 512)),
     Case(
         "aten._weight_int8pack_mm.default",
         (T((1, 2048)), T((8192, 2048), I8, -127, 128, constant=True), T((8192,), low=0.01, high=0.1, constant=True)),
@@ -175,7 +177,7 @@ def test_larger_tiles(case, limits, monkeypatch):
     check(case, **limits)
 
 
-@pytest.mark.parametrize("m", [2, 6])
+@pytest.mark.parametrize("m", [2, 12])
 def test_infinities_stay_where_they_belong(m):
     """What lies beyond K, in x or in the padding of the weight, must not reach a sum, not even times zero."""
     x = np.ones((m, 36))

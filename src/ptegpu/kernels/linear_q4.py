@@ -128,7 +128,7 @@ def gemv(
         f"let lane = lid % {lanes}u;",
         f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
         *(f"let column{r} = min(first + {r}u, P.n - 1u);" for r in rows),
-        *(f"var sum{m}_{r} = vec4<f32>();" for m, r in sums),
+        *(f"var sum{m}_{r} = {'vec4<f32>()' if count == 1 else '0.0'};" for m, r in sums),
     ]
     if how.staged:
         body += [
@@ -151,7 +151,8 @@ def gemv(
             body.append(f"  let x{m}_{q} = {value};")
     body += [f"  {line}" for line in _accumulate(packing, count, how.rows, quads, scale_quads)]
     body.append("}")
-    reduced, totals, partial = reduce_lanes([f"dot(sum{m}_{r}, vec4<f32>(1.0))" for m, r in sums], how, target)
+    added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if count == 1 else f"sum{m}_{r}" for m, r in sums]
+    reduced, totals, partial = reduce_lanes(added, how, target)
     body += reduced
     for i, (m, r) in enumerate(sums):
         total = f"{totals[i]} * {_scale_at('0u', f'column{r}')}" if packing.run == WHOLE else totals[i]
@@ -190,11 +191,18 @@ def _activations(quads: bool, tail: bool) -> str:
 
 
 def _accumulate(packing: Packing, count: int, rows: int, quads: int, scale_quads: bool) -> list[str]:
-    """A block of each of `rows` rows of the weight times its elements of each of `count` rows of a, into the sums."""
+    """A block of each of `rows` rows of the weight times its elements of each of `count` rows of a, into the sums.
+
+    Sums for one row of a are quads, which are added up at the end; those for several would not fit into registers.
+    """
+    ones = "vec4<f32>(1.0)"
 
     def fractions(r: int, q: int) -> str:
         per_word = packing.elements // 4
         return _quad(f"w{r}_{q // per_word}", q % per_word * 4, packing)
+
+    def add(to: str, d: str, x: str) -> str:
+        return f"{to} = fma({d}, {x}, {to});" if count == 1 else f"{to} += dot({d}, {x});"
 
     lines: list[str] = []
     if packing.run in (1, 2):  # a scale of its own for every element
@@ -203,23 +211,23 @@ def _accumulate(packing: Packing, count: int, rows: int, quads: int, scale_quads
                 ks = (f"min(k + {4 * q + j}u, P.k - 1u)" for j in range(4))
                 scale = f"vec4<f32>({', '.join(_scale_at(k, f'column{r}') for k in ks)})"
                 lines.append(f"let d{r}_{q} = ({fractions(r, q)} - vec4<f32>(1.5)) * {scale};")
-                lines += [f"sum{m}_{r} = fma(d{r}_{q}, x{m}_{q}, sum{m}_{r});" for m in range(count)]
+                lines += [add(f"sum{m}_{r}", f"d{r}_{q}", f"x{m}_{q}") for m in range(count)]
         return lines
     chunk = quads if packing.run == WHOLE else min(packing.run // 4, quads)
     for c in range(0, quads, chunk):
         inside = range(c, c + chunk)
         for m in range(count):
-            lines.append(f"let lift{m}_{c} = -1.5 * ({' + '.join(f'x{m}_{q}' for q in inside)});")
+            total = f"({' + '.join(f'x{m}_{q}' for q in inside)})"
+            lines.append(f"let lift{m}_{c} = -1.5 * {total if count == 1 else f'dot({total}, {ones})'};")
         if packing.run != WHOLE:
             lines += _scales(f"min(k + {4 * c}u, P.k - 1u)", c, rows, scale_quads)
         for r in range(rows):
             lines += [f"var p{m}_{r}_{c} = lift{m}_{c};" for m in range(count)]
             for q in inside:
                 lines.append(f"let d{r}_{q} = {fractions(r, q)};")
-                lines += [f"p{m}_{r}_{c} = fma(d{r}_{q}, x{m}_{q}, p{m}_{r}_{c});" for m in range(count)]
-            for m in range(count):
-                scaled = f"vec4<f32>(scale{c}_{r}) * p{m}_{r}_{c}" if packing.run != WHOLE else f"p{m}_{r}_{c}"
-                lines.append(f"sum{m}_{r} += {scaled};")
+                lines += [add(f"p{m}_{r}_{c}", f"d{r}_{q}", f"x{m}_{q}") for m in range(count)]
+            scale = "" if packing.run == WHOLE else f"scale{c}_{r} * "
+            lines += [f"sum{m}_{r} += {scale}p{m}_{r}_{c};" for m in range(count)]
     return lines
 
 

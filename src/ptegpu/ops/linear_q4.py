@@ -20,7 +20,7 @@ from .matmul import Product, fills, in_parts
 from .pointwise import cast
 from .registry import Dispatch, Out, Scratch, Steps, op
 
-MAX_GEMV_ROWS = 4
+MAX_GEMV_ROWS = 8
 FEWEST_LANES = 8
 
 
@@ -57,14 +57,16 @@ class Choice:
 
     gemv: Gemv
     parts: int = 1
-    when: Callable[[int, int], bool] = lambda n, k: True
+    when: Callable[[int, int, int], bool] = lambda m, n, k: True
 
 
-GEMVS = (  # by the size (N, K) of the weight; the first that fits is taken, the last one always does
-    Choice(Gemv(rows=8, lanes=32, slots=4), when=lambda n, k: n >= 65536),
-    Choice(Gemv(rows=4, lanes=32, slots=4), when=lambda n, k: n >= 8192),
-    Choice(Gemv(rows=2, lanes=64, slots=2), when=lambda n, k: k >= 4096),
-    Choice(Gemv(rows=2, lanes=32, slots=2)),
+GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits is taken, the last one always does
+    Choice(Gemv(rows=4, lanes=32, words=1, slots=4), when=lambda m, n, k: m > 1),
+    Choice(Gemv(rows=8, lanes=32, words=1, slots=2), when=lambda m, n, k: n >= 65536),
+    Choice(Gemv(rows=8, lanes=32, slots=8, staged=True), when=lambda m, n, k: n >= 8192),
+    Choice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: k >= 4096),
+    Choice(Gemv(rows=1, lanes=256, words=1), when=lambda m, n, k: n <= 1024),
+    Choice(Gemv(rows=1, lanes=32, slots=8, staged=True)),
 )
 
 
@@ -72,13 +74,13 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def fitted(how: Gemv, count: int, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
+def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
     """The choice within what the weight's rows, K, and the adapter allow. `blocks` counts loads of so many words."""
     words = math.gcd(row_bytes, 4 * how.words) // 4 if row_bytes % 4 == 0 else 1
     needed = 1 << (blocks(words) - 1).bit_length()
     lanes = min(how.lanes, max(needed, FEWEST_LANES), target.workgroup(256))
     slots = max(1, min(how.slots, target.workgroup(256) // lanes))
-    return replace(how, rows=max(1, how.rows // count), lanes=lanes, words=words, slots=slots)
+    return replace(how, lanes=lanes, words=words, slots=slots)
 
 
 def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
@@ -87,8 +89,8 @@ def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
     def blocks(words: int) -> int:
         return _ceil(p.k, words * packing.elements)
 
-    choice = next(c for c in GEMVS if c.when(p.n, p.k))
-    how = fitted(choice.gemv, p.m, blocks, weight.packed.shape[1], target)
+    choice = next(c for c in GEMVS if c.when(p.m, p.n, p.k))
+    how = fitted(choice.gemv, blocks, weight.packed.shape[1], target)
     row_blocks = blocks(how.words)
     part_blocks = _ceil(row_blocks, choice.parts)
     staged_bytes = p.m * part_blocks * how.words * packing.elements * 4

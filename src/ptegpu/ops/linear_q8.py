@@ -153,7 +153,7 @@ class Product:
         def blocks(words: int) -> int:
             return _ceil(self.x.k, words * form.elements)
 
-        how = linear_q4.fitted(replace(WAY, rows=4 * self.x.count), self.x.count, blocks, row_bytes, target)
+        how = linear_q4.fitted(WAY, blocks, row_bytes, target)
         while self.x.words.shape[-1] % (how.words * form.elements):  # words of x are loaded together too
             how = replace(how, words=how.words // 2)
         kernel = gemv(form, how, self.x.count, target)
