@@ -31,7 +31,8 @@ from ..plan.target import Target
 from .pointwise import broadcast_strides, cast, pointwise
 from .registry import Dispatch, Number, Out, Scratch, Steps, broadcast, op
 
-MAX_GEMV_ROWS = 4
+MAX_GEMV_ROWS = 8  # against a matrix stored along K
+MAX_ROWS_ALONG_N = 4  # against one stored along N
 BUSY = 128  # workgroups that keep a large GPU occupied
 Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
 
@@ -130,7 +131,7 @@ def _outer(p: Product, target: Target) -> Steps:
 def _gemv_rows(p: Product, target: Target) -> Steps:
     """More rows of b per workgroup where there are many; more invocations along K where K is long."""
     outputs = p.batch * p.n
-    columns = 4 if outputs >= 8192 else 2 if outputs >= 4096 else 1
+    columns = 4 if outputs >= 8192 and p.m <= 4 else 2 if outputs >= 4096 else 1
     loads = p.k // 4 if p.k % 4 == 0 else p.k
     workgroup = min(1 << max(5, (loads // 4).bit_length() - 1), target.workgroup(256))
     blocks = _ceil(p.n, columns)
@@ -199,7 +200,7 @@ VARIANTS = (  # the first that fits is taken; the last one always does
     Variant("outer", _outer, lambda p, _: (p.k <= 8 or not p.a.dtype.is_float) and not p.gather),
     Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= MAX_GEMV_ROWS),
     Variant("gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= MAX_GEMV_ROWS),
-    Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_GEMV_ROWS),
+    Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_ROWS_ALONG_N),
     Variant("gemm 128", _gemm(LARGE), lambda p, target: fills(LARGE, p, target)),
     Variant("gemm 64", _gemm(MEDIUM), lambda p, target: fills(MEDIUM, p, target)),
     Variant("gemm 32", _gemm(SMALL)),
