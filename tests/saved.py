@@ -58,7 +58,7 @@ class Program:
             host = [i.op if isinstance(i, KernelCall) else type(i).__name__ for i in waiting]
             assert host == list(self.host), f"on the host: {host}"
             graphs = [g for m in methods for g in m.graphs]
-            assert len(graphs) == self.graphs, f"{len(graphs)} graphs"
+            assert len(graphs) == self.graphs, f"{len(graphs)} graphs on the GPU"
             ran = Counter(n.op.name for g in graphs for n in g.nodes)
             assert {op: ran[op] for op in self.operators} == dict(self.operators), f"on the GPU: {dict(ran)}"
 

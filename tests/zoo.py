@@ -21,7 +21,7 @@ def lively(model: nn.Module) -> nn.Module:
             nn.init.uniform_(module.running_var, 0.5, 1.5)
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.2)
-    return model.eval()
+    return model.requires_grad_(False).eval()
 
 
 class Residual(nn.Module):
@@ -30,7 +30,9 @@ class Residual(nn.Module):
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+        self.shortcut = nn.Identity()
+        if stride > 1:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
@@ -63,9 +65,11 @@ class SqueezeExcite(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Widen, depthwise, squeeze and excite, narrow; with a shortcut where the sizes allow."""
+    """Widen, depthwise, maybe squeeze and excite, narrow; with a shortcut where the sizes allow."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, activation: type[nn.Module]) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, activation: type[nn.Module], squeeze: bool = False
+    ) -> None:
         super().__init__()
         wide = 2 * inputs
         self.layers = nn.Sequential(
@@ -75,7 +79,7 @@ class Inverted(nn.Module):
             nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
             nn.BatchNorm2d(wide),
             activation(),
-            SqueezeExcite(wide),
+            SqueezeExcite(wide) if squeeze else nn.Identity(),
             nn.Conv2d(wide, outputs, 1, bias=False),
             nn.BatchNorm2d(outputs),
         )
@@ -89,11 +93,46 @@ class MobileNet(nn.Module):
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish())
-        self.blocks = nn.Sequential(Inverted(8, 8, 1, nn.ReLU6), Inverted(8, 16, 2, nn.Hardswish))
+        self.blocks = nn.Sequential(Inverted(8, 8, 1, nn.ReLU6), Inverted(8, 16, 2, nn.Hardswish, True))
         self.head = nn.Linear(16, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes)
         return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
+class Bottleneck(nn.Module):
+    """Widen, depthwise, narrow, with a shortcut past all of it and the activation before it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        wide = 2 * channels
+        self.layers = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(channels, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU(),
+            nn.Conv2d(wide, wide, 3, 1, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU(),
+            nn.Conv2d(wide, channels, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers(x)
+
+
+class PlainMobileNet(nn.Module):
+    """Of what quantizers take."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8))
+        self.blocks = nn.Sequential(Bottleneck(8), Bottleneck(8))
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes)
+        return self.head(F.relu(self.blocks(self.stem(x))).mean((2, 3)))
 
 
 def _twice(inputs: int, outputs: int) -> nn.Sequential:
@@ -136,6 +175,29 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
+class Bert(nn.Module):
+    """As BERT: positions are learnt, norms come after; what is padding is not attended to."""
+
+    def __init__(self, width: int = 16, heads: int = 2, vocabulary: int = 50, longest: int = 12) -> None:
+        super().__init__()
+        self.heads = heads
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(longest, width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.up, self.down = nn.Linear(width, width), nn.Linear(width, 32), nn.Linear(32, width)
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+        self.pooler = nn.Linear(width, width)
+
+    def forward(self, ids: torch.Tensor, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (B, T) and whether they are real, 0 or 1, (B, T), to states (B, T, D) and one for each text (B, D)."""
+        b, t = ids.shape
+        x = self.norm1(self.tokens(ids) + self.positions(torch.arange(t)))
+        q, k, v = (f(x).view(b, t, self.heads, -1).transpose(1, 2) for f in (self.query, self.key, self.value))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=real[:, None, None, :].bool())
+        x = self.norm2(x + self.out(attended.transpose(1, 2).reshape(b, t, -1)))
+        x = self.norm3(x + self.down(F.gelu(self.up(x))))
+        return x, torch.tanh(self.pooler(x[:, 0]))
+
+
 class AudioEncoder(nn.Module):
     """As Whisper's: two convolutions over a log-mel spectrogram, the second with stride 2, then attention."""
 
@@ -152,16 +214,14 @@ class AudioEncoder(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two layers, the second in both directions; the outputs and the last states."""
+    """Both directions; the outputs and the last states."""
 
     def __init__(self, kind: type[nn.LSTM] | type[nn.GRU], inputs: int = 6, width: int = 8) -> None:
         super().__init__()
-        self.first = kind(inputs, width, batch_first=True)
-        self.second = kind(width, width, batch_first=True, bidirectional=True)
+        self.layer = kind(inputs, width, batch_first=True, bidirectional=True)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # (B, T, inputs) → (B, T, 2 * width), …
-        y, _ = self.first(x)
-        y, state = self.second(y)
+        y, state = self.layer(x)
         return y, state[0] if isinstance(state, tuple) else state
 
 
@@ -200,15 +260,61 @@ class Detector(nn.Module):
         return boxes, scores, scores.argmax(-1), features
 
 
-class ConvNet(nn.Module):
-    """What quantizers take: convolutions, activations, a linear head."""
+class Streaming(nn.Module):
+    """A convolution that remembers the frames before, and a mean of all that it gave."""
 
-    def __init__(self, classes: int = 10) -> None:
+    past: torch.Tensor
+    mean: torch.Tensor
+
+    def __init__(self, features: int = 4, outputs: int = 6) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 16, 3, 2, 1)
-        self.depthwise = nn.Conv2d(16, 16, 3, 1, 1, groups=16)
-        self.head = nn.Linear(16, classes)
+        self.conv = nn.Conv1d(features, outputs, 3)
+        self.register_buffer("past", torch.zeros(1, features, 2))
+        self.register_buffer("mean", torch.zeros(1, outputs))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 3, H, W) → (B, classes)
-        x = F.relu(self.depthwise(F.relu(self.conv2(F.relu(self.conv1(x))))))
-        return self.head(x.mean((2, 3)))
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # (1, features, T) → (1, outputs, T), …
+        frames = torch.cat([self.past, x], 2)
+        y = torch.tanh(self.conv(frames))
+        self.past.copy_(frames[:, :, -2:])
+        self.mean.mul_(0.75)
+        self.mean.add_(y.mean(2))
+        return y, self.mean * 2
+
+
+class Autoencoder(nn.Module):
+    """Halves that are methods of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(nn.Linear(12, 4), nn.GELU())
+        self.decode = nn.Sequential(nn.Linear(4, 12), nn.Sigmoid())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 12)
+        return self.decode(torch.tanh(self.encode(x)))
+
+
+class Branches(nn.Module):
+    """What is done depends on the values, and the best are found by the host, which alone has `topk`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 5) → (B, 3)
+        best = torch.topk(x * 2, 2, dim=1).values + x.shape[0]
+        return torch.cond(x.sum() > x.shape[0], lambda a: self.left(a), lambda a: torch.relu(self.right(a)), (best,))
+
+
+class Everything(nn.Module):
+    """An input as it came, one result twice, None, an int that is known and one that is not."""
+
+    def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, int, int]:
+        y = x[:n] * 2
+        return x, y, y, None, 3, n + 1
+
+
+class Whole(nn.Module):
+    """Numbers that need all of their 64 bits."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return x * x + 1, x // 3, torch.cumsum(x, 0)

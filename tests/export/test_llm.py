@@ -56,28 +56,20 @@ def test_as_transformers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "operators", "tolerance"),
+    ("name", "options", "operators"),
     [
-        ("llama", Options(), {"aten.linear.default": 8, "et_vk.apply_rotary_emb_hf.default": 1}, 3e-5),
-        ("gemma2", Options(max_seq=8), {"update_cache.default": 2, "aten.bmm.default": 4}, 3e-5),
+        ("gemma2", Options(max_seq=8), {"update_cache.default": 2, "aten.bmm.default": 4}),
         (
             "qwen2",
             Options(quantize="8da4w"),
             {"et_vk.linear_dq8ca_q4gsw.default": 8, "torchao.choose_qparams_affine.default": 5},
-            3e-5,
-        ),
-        (
-            "mistral",
-            Options(quantize="8bit", dtype="float16"),
-            {"aten._weight_int8pack_mm.default": 8, "aten.embedding.default": 1},
-            3e-2,
         ),
     ],
 )
-def test_as_eager(name: str, options: Options, operators: dict[str, int], tolerance: float, tmp_path: Path) -> None:
+def test_as_eager(name: str, options: Options, operators: dict[str, int], tmp_path: Path) -> None:
     made = exported(tmp_path, name, options, ONE_LAYER)
     expected = eager(load_decoder(tmp_path, options)[0])
-    np.testing.assert_allclose(on_gpu(tmp_path / "model.pte"), expected, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(on_gpu(tmp_path / "model.pte"), expected, rtol=0, atol=3e-5)
     assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
     assert operators == {op: made.lowered.delegated[op] for op in operators}
     assert ((1, made.options.max_seq), (1,)) == made.lowered.bounds

@@ -103,13 +103,14 @@ def lower_untightened(program: ExportedProgram, again: Callable[[], ExportedProg
 
 
 def lower(
-    program: ExportedProgram,
+    program: ExportedProgram | Mapping[str, ExportedProgram],
     *,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Lowered:
-    """The `.pte` of a traced program, without any partition if not `delegate`.
+    """The `.pte` of a traced program, or of several that become its methods, `forward` among them, without any
+    partition if not `delegate`.
 
     `options` are the partitioner's, `constants` become methods that return them.
     """
@@ -120,7 +121,7 @@ def lower(
     with quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
-                program,
+                program if isinstance(program, ExportedProgram) else dict(program),
                 partitioner=partitioner,
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,

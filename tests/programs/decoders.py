@@ -1,0 +1,88 @@
+"""Language models through `export_llm`: a prompt, tokens one by one and several at once, over keys and values kept."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ptegpu.export import Options, export_llm, load_decoder
+from ptegpu.export.layers import ByteLinear, GroupedEmbedding, GroupedLinear
+from tests.export.checkpoints import TOKENS, write
+from tests.saved import Program
+
+from .making import HALF, Inputs, answered
+
+ROUNDED = 3e-2  # a single activation that is rounded to 8 bits the other way moves a logit by 1e-2
+CHUNKS = [3, 1, 1, 4, 3]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A random checkpoint of one layer."""
+
+    family: str
+    options: Options = field(default_factory=Options)
+    operators: Mapping[str, int] = field(default_factory=dict)
+    tolerance: float = 1e-4
+
+    def program(self, name: str) -> Program:
+        with tempfile.TemporaryDirectory() as folder:
+            source, file = write(Path(folder), self.family, {"num_hidden_layers": 1}), Path(folder) / "model.pte"
+            export_llm(source, file, self.options, check=False)
+            decoder, _, _ = load_decoder(source, self.options)
+            data = file.read_bytes()
+        rounds = self.options.quantize == "8da4w"
+        program = Program(name, data, (), self.tolerance, operators=self.operators)
+        return answered(program, {"forward": decoder}, {"forward": calls()}, state=True, wide=None if rounds else wide)
+
+
+def calls() -> list[Inputs]:
+    """Tokens and the position of the first; at last, other ones over what was kept."""
+    found, first = [], 0
+    for count in CHUNKS:
+        found.append((torch.tensor([TOKENS[first : first + count]]), torch.tensor([first])))
+        first += count
+    return [*found, (torch.tensor([TOKENS[-5:]]), torch.tensor([4]))]
+
+
+def wide(decoder: nn.Module) -> nn.Module:
+    """In float64, with the weights that the stored ones stand for."""
+    decoder = copy.deepcopy(decoder)
+    for name, module in list(decoder.named_modules()):
+        new: nn.Module
+        if isinstance(module, GroupedEmbedding):
+            new = nn.Embedding.from_pretrained(module.weight.dequantized())
+        elif isinstance(module, GroupedLinear | ByteLinear):
+            grouped = isinstance(module, GroupedLinear)
+            stored = module.weight.dequantized() if grouped else module.values * module.scales.unsqueeze(1)
+            new = nn.Linear(1, 1)
+            new.weight, new.bias = nn.Parameter(stored), None if module.bias is None else nn.Parameter(module.bias)
+        else:
+            continue
+        parent, _, last = name.rpartition(".")
+        setattr(decoder.get_submodule(parent), last, new)
+    return decoder.double()
+
+
+FOUR, EIGHT = Options(quantize="4bit"), Options(quantize="8da4w")
+ROTARY, ATTENTION = "et_vk.apply_rotary_emb_hf.default", "sdpa_with_kv_cache.default"
+LINEAR, LINEAR4, LINEAR8 = "aten.linear.default", "et_vk.linear_q4gsw.default", "et_vk.linear_dq8ca_q4gsw.default"
+EMBEDDING4, ROUNDING = "et_vk.embedding_q4gsw.default", "torchao.choose_qparams_affine.default"
+
+DECODERS: dict[str, Decoder] = {}
+for family in ("llama", "qwen3", "gemma3"):
+    DECODERS[family] = Decoder(family, Options(), {LINEAR: 8, ROTARY: 1})
+    DECODERS[f"{family} in 4 bits"] = Decoder(family, FOUR, {LINEAR4: 8, EMBEDDING4: 1})
+    DECODERS[f"{family} in 4 bits, 8-bit activations"] = Decoder(family, EIGHT, {LINEAR8: 8, ROUNDING: 5}, ROUNDED)
+DECODERS["mistral in 8 bits, f16"] = Decoder(
+    "mistral",
+    Options(quantize="8bit", dtype="float16"),
+    {"aten._weight_int8pack_mm.default": 8, "aten.embedding.default": 1},
+    HALF,
+)

@@ -1,0 +1,156 @@
+"""Whole models of every family, and what programs may do besides: states, methods, branches, live sizes, ints."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from ptegpu.export import lower, trace
+from tests import zoo
+from tests.saved import Call, Program
+
+from .making import HALF, Inputs, Model, answered
+
+F16 = {"force_fp16": True}
+
+
+def noise(*shape: int) -> Callable[[], Sequence[Inputs]]:
+    """Two calls with one tensor."""
+    return lambda: [(torch.randn(shape),), (torch.randn(shape),)]
+
+
+def sizes(*shapes: tuple[int, ...]) -> Callable[[], Sequence[Inputs]]:
+    """A call for each shape."""
+    return lambda: [(torch.randn(shape),) for shape in shapes]
+
+
+def texts() -> Sequence[Inputs]:
+    """Tokens and which of them are real, at every kind of size: in between, the most, the least."""
+    found = []
+    for b, t in ((3, 9), (4, 12), (1, 2), (3, 9), (2, 12), (4, 3), (1, 7)):
+        lengths = torch.randint(1, t + 1, (b, 1))
+        found.append((torch.randint(0, 50, (b, t)), (torch.arange(t) < lengths).long()))
+    return found
+
+
+def undelegated(model: Model) -> Model:
+    return replace(model, delegate=False)
+
+
+def half(model: Model) -> Model:
+    return replace(model, options=F16, known={**model.known, "tolerance": HALF})
+
+
+TEXT = ({0: Dim("batch", min=1, max=4), 1: Dim("length", min=2, max=12)},) * 2
+IMAGE = ({0: Dim("batch", min=1, max=3), 2: Dim("height", min=8, max=16), 3: Dim("width", min=8, max=18)},)
+
+RESNET = Model(zoo.ResNet, noise(2, 3, 32, 32))
+MOBILENET = Model(zoo.MobileNet, noise(2, 3, 32, 32))
+UNET = Model(zoo.UNet, noise(1, 3, 16, 16))
+VIT = Model(zoo.ViT, noise(2, 3, 16, 16))
+BERT = Model(zoo.Bert, texts, dynamic=TEXT)
+WHISPER = Model(zoo.AudioEncoder, noise(1, 8, 24))
+LSTM = Model(lambda: zoo.Recurrent(nn.LSTM), noise(2, 3, 6))
+GRU = Model(lambda: zoo.Recurrent(nn.GRU), noise(2, 3, 6))
+SPEECH = Model(zoo.SpeechCNN, noise(1, 8, 20))
+DETECTOR = Model(zoo.Detector, noise(1, 3, 16, 16))
+AT_EVERY_SIZE = Model(
+    zoo.Detector,
+    sizes((2, 3, 12, 10), (3, 3, 16, 18), (1, 3, 8, 8), (2, 3, 12, 10), (3, 3, 8, 18), (1, 3, 15, 9)),
+    dynamic=IMAGE,
+)
+STREAMING = Model(
+    zoo.Streaming,
+    sizes((1, 4, 5), (1, 4, 8), (1, 4, 1), (1, 4, 5), (1, 4, 2)),
+    dynamic=({2: Dim("frames", min=1, max=8)},),
+    options={"alias_buffer_mutations": True},
+    state=True,
+)
+
+
+def branch_inputs() -> Sequence[Inputs]:
+    """Some take one branch, some the other."""
+    return [(torch.randn(n, 5) + shift,) for n, shift in ((3, 2.0), (6, -2.0), (2, 2.0), (3, -2.0), (5, 2.0))]
+
+
+BRANCHES = Model(
+    zoo.Branches,
+    branch_inputs,
+    dynamic=({0: Dim("batch", min=2, max=6)},),
+    known={"graphs": 4, "host": ["aten.topk.default", "Jump", "Move", "Jump", "Move"]},
+)
+EVERYTHING = Model(
+    zoo.Everything,
+    lambda: [(torch.randn(8, 3), n) for n in (5, 3, 8, 0)],
+    dynamic=(None, Dim.DYNAMIC),
+)
+LARGE = 2**40
+WHOLE = Model(
+    zoo.Whole,
+    lambda: [(torch.tensor([LARGE, 5, -7, 2**31]),), (torch.tensor([-3, 0, 2**33, -LARGE]),)],
+    delegate=False,
+    known={
+        "graphs": 0,
+        "host": [f"aten.{op}" for op in ("mul.Tensor", "add.Tensor", "div.Tensor_mode", "cumsum.default")],
+    },
+)
+HALVES = Model(
+    lambda: zoo.SpeechCNN().half(),
+    lambda: [(torch.randn(1, 8, 20).half(),), (torch.randn(1, 8, 20).half(),)],
+    known={"tolerance": HALF},
+)
+
+
+@dataclass(frozen=True)
+class Methods:
+    """A module whose parts are methods of their own, beside the whole."""
+
+    def program(self, name: str) -> Program:
+        torch.manual_seed(0)
+        module = zoo.lively(zoo.Autoencoder())
+        methods = {"forward": module, "encode": module.encode, "decode": module.decode}
+        calls = {m: [(torch.randn(2, width),), (torch.randn(2, width),)] for m, width in zip(methods, (12, 12, 4))}
+        traced = {m: trace(copy.deepcopy(part), calls[m][0]) for m, part in methods.items()}
+        data = lower(traced, constants={"width": 4}).data
+        program = answered(Program(name, data, (), graphs=3), methods, calls)
+        return replace(program, calls=[*program.calls, Call((), [4], "width")])
+
+
+MODELS: dict[str, Model | Methods] = {
+    "resnet": RESNET,
+    "resnet, undelegated": undelegated(RESNET),
+    "mobilenet": MOBILENET,
+    "mobilenet in f16": half(MOBILENET),
+    "u-net": UNET,
+    "u-net, undelegated": undelegated(UNET),
+    "u-net in f16": half(UNET),
+    "vit": VIT,
+    "vit, undelegated": undelegated(VIT),
+    "bert": BERT,
+    "bert, undelegated": undelegated(BERT),
+    "whisper encoder": WHISPER,
+    "whisper encoder in f16": half(WHISPER),
+    "lstm": LSTM,
+    "gru": GRU,
+    "gru, undelegated": undelegated(GRU),
+    "speech cnn": SPEECH,
+    "speech cnn in f16": half(SPEECH),
+    "speech cnn of f16": HALVES,
+    "several outputs": DETECTOR,
+    "several outputs, undelegated": undelegated(DETECTOR),
+    "several outputs at every size": AT_EVERY_SIZE,
+    "several outputs at every size, undelegated": undelegated(AT_EVERY_SIZE),
+    "state": STREAMING,
+    "state, undelegated": undelegated(STREAMING),
+    "several methods": Methods(),
+    "cond": BRANCHES,
+    "cond, undelegated": undelegated(BRANCHES),
+    "every kind of output": EVERYTHING,
+    "every kind of output, undelegated": undelegated(EVERYTHING),
+    "int64": WHOLE,
+}
