@@ -265,17 +265,18 @@ class CountedLookup(nn.Module):
     def forward(self, i: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
         self.count.add_(1.0)
         shift = (n * n).float()  # int64 arithmetic is the host's
-        return F.embedding(i, self.table) + shift, self.count * 1.0
+        return F.embedding(i.reshape(-1), self.table) + shift, self.count * 1.0
 
 
-def test_inputs_are_checked_before_the_first_of_several_stretches_runs() -> None:
+@pytest.mark.parametrize("shapes", [None, ({1: Dim("length", min=1, max=8)}, None)], ids=["static", "dynamic"])
+def test_inputs_are_checked_before_the_first_of_several_stretches_runs(shapes: Any) -> None:
     eager = CountedLookup()
-    inputs = (GOOD, torch.tensor([3]))
-    with load(copy.deepcopy(eager), inputs, delegate=False) as program:
+    n = torch.tensor([3])
+    with load(copy.deepcopy(eager), (GOOD, n), delegate=False, dynamic_shapes=shapes) as program:
         assert len(program.method("forward").graphs) > 1
-        for _ in range(2):
-            refusal(program, GOOD * 10, inputs[1])
-            same(program(*inputs), eager(*inputs))
+        for length in (3, 1, 2) if shapes else (3, 3):
+            assert "the index 10 at [0, 0]" in refusal(program, GOOD[:, :length] * 10, n)
+            same(program(GOOD[:, :length], n), eager(GOOD[:, :length], n))
 
 
 class Branch(nn.Module):
@@ -405,6 +406,23 @@ def test_a_position_read_from_an_input_is_named_with_its_place() -> None:
             said = refusal(program, q, k, torch.tensor([start]))
             assert said.startswith(f"input 2: the position {start} at [0] is out of range for ")
             assert said.endswith(", which takes 0 to 5")
+
+
+class Row(nn.Module):
+    def forward(self, x: Tensor, n: int) -> Tensor:
+        torch._check(n < x.shape[0])
+        return x.select(0, n) * 2
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+def test_a_selected_row_that_is_not_there_does_not_fit_the_shape(delegate: bool) -> None:
+    x = torch.randn(8, 3)
+    with load(Row(), (x, 5), delegate=delegate, dynamic_shapes=(None, Dim.DYNAMIC)) as program:
+        for n in (5, 0, 7):
+            same(program(x, n), x[n] * 2)
+        with pytest.raises(ptegpu.ShapeError) as error:
+            program(x, 8)
+        assert str(error.value).endswith(": index 8 is out of range for dimension 0 of [8, 3]")
 
 
 def test_every_operator_that_moves_values_can_be_followed() -> None:

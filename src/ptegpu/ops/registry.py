@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ..dtypes import DType
-from ..errors import InvalidProgram, ShapeError
+from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
@@ -165,10 +165,13 @@ class OpDef:
         return {k: given[k] for k in self.wants}
 
     def bounds(self, args: Sequence[Arg]) -> list[Bounded]:
-        """The indices among the arguments, with what they may be at the live shapes."""
+        """The indices among the arguments, with what they may be at the live shapes; none if the rule refuses those."""
         if self.indexes is None:
             return []
-        return list(self.indexes(dict(zip((name for name, *_ in self.parameters), self.bind(args), strict=True))))
+        try:
+            return list(self.indexes(dict(zip((name for name, *_ in self.parameters), self.bind(args), strict=True))))
+        except (PtegpuError, LookupError):
+            return []
 
     def takes(self, operands: Sequence[Any]) -> bool:
         """Whether the GPU serves a call with these operands; what does not fit the schema is the rule's to refuse."""

@@ -54,10 +54,15 @@ class Guard:
         others = [v for v in self.node.values() if v not in indices]
         return all(isinstance(v, Tensor) and v.kind in ("constant", "state") for v in others)
 
+    @property
+    def viewed(self) -> bool:
+        """Whether all elements of the source reach the index, in their order."""
+        return all(node.op.view is not None for node, _ in self.moves)
+
     def first_outside(self, array: np.ndarray, low: int, end: int) -> tuple[int, list[int]] | None:
         """The first value of the source that reaches the index and is out of range, and its place in the source."""
         reaching = np.arange(array.size).reshape(array.shape)  # positions in the source, moved like the values
-        for node, number in self.moves:
+        for node, number in () if self.viewed else self.moves:
             if node.op.view is not None:
                 out = node.outs[0]
                 assert isinstance(out, Tensor)
@@ -125,11 +130,11 @@ class Guards:
         return self._limits(self.guards)
 
     def fixed(self, positions: Iterable[int]) -> Limits:
-        """Of these inputs and of constants, where the bounds are the same in every call."""
+        """Of these inputs and of constants, where bounds and what reaches the index are the same in every call."""
         inputs = {self.graph.inputs[p] for p in positions}
         tensors = [g for g in self.guards if isinstance(g.source, Tensor)]
         given = [g for g in tensors if g.source in inputs or g.source.kind == "constant"]  # type: ignore[union-attr]
-        return self._limits([g for g in given if g.fixed or not self.dynamic])
+        return self._limits([g for g in given if not self.dynamic or (g.fixed and g.viewed)])
 
     def _limits(self, guards: Sequence[Guard]) -> Limits:
         bounded = [(guard, *guard.bound()) for guard in guards]
