@@ -43,16 +43,25 @@ SUMS = [
     Case("aten.sum.default", (T((0,)),)),
 ]  # fmt: skip
 
-# Rows of 1, 8, 32 and 256 lanes, in quads and not; columns of 1 and 8; several workgroups; parts.
+LONG_WITH_NAN = T((2, 65536), values=tuple(NAN if k in (40000, 50000) else float(k % 50) for k in range(2 * 65536)))
+TALL_WITH_NAN = T((4999, 4), values=tuple(NAN if k in (16001, 18001) else float(k % 50) for k in range(4 * 4999)))
+# Rows of 1, 8, 32, 64 and 256 lanes, in quads and not; columns of 1, 8, 32 and 64, in quads and not; parts.
 LENGTHS = [
     *(total((T((rows, n)), [1], False)) for rows, n in [
         (300, 3), (259, 16), (40, 17), (33, 124), (9, 100), (10, 300), (3, 511), (3, 515), (2, 1028), (2, 4100),
+        (2049, 131), (2048, 259), (2048, 516),
     ]),
-    *(total((T(shape), [0], False)) for shape in [(3, 300), (16, 259), (17, 33), (100, 5), (33, 1, 70)]),
+    *(total((T(shape), [0], False)) for shape in [
+        (3, 300), (16, 259), (17, 33), (100, 5), (33, 1, 70),
+        (5, 64), (60, 40), (300, 36), (300, 8), (2, 300, 12), (100, 2, 6), (1100, 5),
+    ]),
     total((T((3, 40, 33)), [1], True)),
     total((T((1, 70003)), [1], False), atol=1e-3),
     total((T((2, 70000)), [1], False), atol=1e-3),
+    total((T((2, 65536)), [1], False), atol=1e-3),
     total((T((2000, 3)), [0], False)),
+    total((T((4999, 8)), [0], False), atol=1e-3),
+    total((T((3, 4999, 4)), [0, 1], False), atol=1e-3),
     total((T((2000, 8), F16), [0], False), atol=2e-2),
     Case("aten.sum.default", (T((300, 101)),), atol=1e-3),
     Case("aten.sum.default", (T((200, 400), I32, -1000, 1000),)),
@@ -63,6 +72,17 @@ LENGTHS = [
     Case("aten.argmin.default", (T((17001, 3)), 0, False)),
     Case("aten.min.dim", (T((2, 30011), I32, -5, 5), 1, False)),
     Case("aten.var.default", (T((30011,), low=99, high=101),)),
+    Case("aten.var.dim", (T((4999, 8), low=99, high=101), [0], True, False)),
+    Case("aten.any.dim", (T((4999, 8), BOOL), 0, False)),
+    Case("aten.amax.default", (T((40, 8), I8, -128, 127), [0], False)),
+    Case("aten.amin.default", (T((40, 8), F16), [0], True)),
+    *(Case(f"aten.{name}", (LONG_WITH_NAN, 1, False)) for name in ("argmax.default", "min.dim")),
+    *(Case(f"aten.{name}", (TALL_WITH_NAN, 0, False)) for name in ("argmin.default", "max.dim")),
+    *(Case("aten.amax.default", (x, dims, False)) for x, dims in ((LONG_WITH_NAN, [1]), (TALL_WITH_NAN, [0]))),
+    Case("aten.sum.dim_IntList", (T((2, 65536), values=(*(1.0,) * 65535, INF, *(2.0,) * 65536)), [1], False)),
+    Case("aten.argmax.default", (T((5, 65536), I32, -3, 3), 1, False)),
+    Case("aten.max.dim", (T((4999, 8), F16), 0, False)),
+    Case("aten.max.dim", (T((70, 8), BOOL), 0, False)),
 ]  # fmt: skip
 
 SPECIAL = T((4, 3), values=(1, NAN, 2, -INF, -INF, -INF, 3, INF, 3, -1, -1, -2))
@@ -126,8 +146,13 @@ SCANS = [
     *(Case("aten.cumsum.default", (T((3, 4, 5)), dim)) for dim in (0, 1, 2, -1)),
     *(Case("aten.cumsum.default", (T(shape), dim)) for shape, dim in [
         ((), 0), ((0, 3), 0), ((3, 0), 0), ((33,), 0), ((2, 1024), 1), ((3, 1030, 2), 1), ((300, 2), 1),
-        ((1, 2100), -1),
+        ((1, 2100), -1), ((40, 100), 1), ((9, 300), 1), ((9, 101), 1), ((2, 5000), 1), ((2, 5003), 1),
+        ((40, 20), 0), ((1000, 9), 0), ((300, 3), 0), ((2, 300, 40), 1), ((5, 40, 3), 1),
     ]),
+    Case("aten.cumsum.default", (T((3, 8), values=(1, NAN, 2, 3, 4, 5, 6, 7, *(INF, 1, -INF, 2) * 4)), 1)),
+    Case("aten.cumsum.default", (T((2, 4100), F16, 0, 1e-2), 1)),
+    Case("aten.cumprod.default", (T((2, 1100), low=0.99, high=1.01), 1)),
+    Case("aten.cumprod.default", (T((300, 5), low=0.99, high=1.01), 0)),
     Case("aten.cumsum.default", (T((5, 40), F16), 1)),
     Case("aten.cumsum.default", (T((5, 40), I32, -9, 9), 0)),
     Case("aten.cumsum.default", (T((5, 40), BOOL), 1)),
@@ -147,7 +172,7 @@ BENCHMARKS = [  # at real sizes
     Case("aten.argmax.default", (T((1, 128256)), 1, False)),
     Case("aten.cumsum.default", (T((4096, 4096)), 1)),
 ]
-PLAIN = [c for c in CASES if F16 in {a.dtype for a in c.args if isinstance(a, T)}] + LENGTHS + SCANS[-8:]
+PLAIN = [c for c in CASES if F16 in {a.dtype for a in c.args if isinstance(a, T)}] + LENGTHS + SCANS[3:]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -2,31 +2,32 @@
 
 A row is whatever ends in a few numbers: the elements behind one output of a sum, a line of a softmax, a vector that is
 normalised. Bodies built with `Lanes` see `row` (clamped to `P.rows`), `live` (false for a clamped one, which must not
-be written), and `lane`. Barriers and subgroup operations are at the top level of the body, so that control flow is
-uniform there. The size of a subgroup is never assumed.
+be written), and `lane`. Barriers and subgroup operations are at the top level of the body or in loops of uniform
+bounds. Lanes in one subgroup shuffle; what subgroups leave, and all where their size is not known, goes through
+workgroup memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..plan.target import Target
 
-SMALLEST_SUBGROUP = 4  # what WGSL guarantees
-HELD_AT_MOST = 4  # loads a lane keeps in registers
+HELD_AT_MOST = 10  # loads a lane keeps in registers
+HELD_OF_PIECE = 8  # of a row that is cut in pieces
+MANY_ROWS = 2048  # that fill a GPU with 32 lanes each
 
 
 class Agreement(NamedTuple):
-    """An associative operation of two values `a` and `b`, and the subgroup function that does the same."""
+    """An associative and commutative operation of two values `a` and `b`."""
 
     merge: str
-    subgroup: str = ""
 
 
-SUM = Agreement("{a} + {b}", "subgroupAdd")
-MAX = Agreement("max({a}, {b})", "subgroupMax")
+SUM = Agreement("{a} + {b}")
+MAX = Agreement("max({a}, {b})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +37,26 @@ class Lanes:
     count: int  # lanes of a row, a power of two
     workgroup: int  # invocations
     columns: bool = False  # neighbouring invocations work on neighbouring rows, whose elements are neighbours
-    subgroups: bool = False
+    subgroup: int = 0  # invocations of a subgroup; 0: not known
 
     @property
     def rows(self) -> int:
         return self.workgroup // self.count
 
     @property
-    def by_subgroup(self) -> bool:
-        """Whether lanes agree through subgroups first: only where all of a workgroup has one row."""
-        return self.subgroups and 1 < self.count == self.workgroup
+    def step(self) -> int:
+        """Invocations from a lane to the next."""
+        return self.rows if self.columns else 1
 
-    def without_subgroups(self) -> Lanes:
-        return replace(self, subgroups=False)
+    @property
+    def together(self) -> int:
+        """Lanes of a row in one subgroup."""
+        return min(self.count, max(1, self.subgroup // self.step))
+
+    @property
+    def by_subgroup(self) -> bool:
+        """Whether the kernel needs subgroups."""
+        return self.together > 1
 
     def groups(self, rows: int) -> int:
         """Workgroups for so many rows."""
@@ -68,18 +76,16 @@ class Lanes:
 
     def shared(self, element: str, *names: str) -> dict[str, tuple[str, int]]:
         """The workgroup arrays that agreeing takes: one per agreement, so that none waits for another's readers."""
-        if self.count == 1:
+        if self.count == self.together:
             return {}
-        size = self.workgroup // SMALLEST_SUBGROUP if self.by_subgroup else self.workgroup
-        return {n: (element, max(1, size)) for n in names}
+        return {n: (element, self.workgroup // self.together) for n in names}
 
     def tree(self, store: str, merge: str) -> str:
         """`store` leaves a lane's value at `lid`, `merge` folds the one at `there` into it, until `first` has all."""
-        step = self.rows if self.columns else 1
         lines = [f"  {store}", "  workgroupBarrier();"]
         half = self.count // 2
         while half:
-            lines.append(f"  if (lane < {half}u) {{ let there = lid + {half * step}u; {merge} }}")
+            lines.append(f"  if (lane < {half}u) {{ let there = lid + {half * self.step}u; {merge} }}")
             lines.append("  workgroupBarrier();")
             half //= 2
         return "\n".join(lines)
@@ -87,23 +93,107 @@ class Lanes:
     @property
     def first(self) -> str:
         """The invocation of the row's first lane."""
-        return f"lid - lane * {self.rows if self.columns else 1}u"
+        return f"lid - lane * {self.step}u"
 
     def agree(self, result: str, value: str, how: Agreement, shared: str) -> str:
         """Declares `result`: the agreement of the row's lanes on their `value`s, known to all of them."""
+        merge = f"{result} = {how.merge.format(a=result, b=f'there_{result}')};"
+        return f"  var {result} = {value};\n" + self.fold({result: shared}, merge)
+
+    def fold(self, values: Mapping[str, str], merge: str) -> str:
+        """The row's lanes agree on variables, given with their workgroup arrays.
+
+        `merge` folds `there_<variable>` of another lane into each.
+        """
+
+        def at(index: str) -> str:
+            return "".join(f"let there_{v} = {s}[{index}]; " for v, s in values.items())
+
+        def store(index: str) -> str:
+            return "".join(f"{s}[{index}] = {v}; " for v, s in values.items())
+
+        def take(index: str) -> str:
+            return "".join(f"{v} = {s}[{index}]; " for v, s in values.items())
+
         if self.count == 1:
-            return f"  let {result} = {value};"
-        if self.by_subgroup:
-            merged = how.merge.format(a=result, b=f"{shared}[k]")
-            return (
-                f"  let {result}_part = {how.subgroup}({value});\n"
-                f"  if (sg_lane == 0u) {{ {shared}[lid / sg_size] = {result}_part; }}\n"
-                "  workgroupBarrier();\n"
-                f"  var {result} = {shared}[0];\n"
-                f"  for (var k = 1u; k < (WG + sg_size - 1u) / sg_size; k++) {{ {result} = {merged}; }}"
-            )
-        merge = f"{shared}[lid] = {how.merge.format(a=f'{shared}[lid]', b=f'{shared}[there]')};"
-        return self.tree(f"{shared}[lid] = {value};", merge) + f"\n  let {result} = {shared}[{self.first}];"
+            return ""
+        if not self.subgroup:
+            return self.tree(store("lid"), f"{at('there')}{merge} {store('lid')}") + f"\n  {take(self.first)}"
+        lines = self._shuffled(values, merge, self.together)
+        rest = self.count // self.together
+        if rest > 1:
+            slot = self._slot
+            lines += [f"  if (lane % {self.together}u == 0u) {{ {store(slot.format(k=f'lane / {self.together}u'))}}}"]
+            lines += ["  workgroupBarrier();"]
+            readers = min(rest, self.together)
+            lines += [f"  {take(slot.format(k=f'lane % {readers}u'))}"]
+            for k in range(readers, rest, readers):
+                lines.append(f"  {{ {at(slot.format(k=f'(lane % {readers}u + {k}u)'))}{merge} }}")
+            lines += self._shuffled(values, merge, readers)
+        return "\n".join(lines)
+
+    def _shuffled(self, values: Mapping[str, str], merge: str, lanes: int) -> list[str]:
+        """So many neighbouring lanes exchange their values until each has all."""
+        lines = []
+        while lanes > 1:
+            lanes //= 2
+            shuffles = "".join(f"let there_{v} = subgroupShuffleXor({v}, {lanes * self.step}u); " for v in values)
+            lines.append(f"  {{ {shuffles}{merge} }}")
+        return lines
+
+    @property
+    def _slot(self) -> str:
+        """Where the row's subgroup `k` leaves its values."""
+        if self.columns:
+            return f"{{k}} * {self.rows}u + lid % {self.rows}u"
+        return f"lid / {self.count}u * {self.count // self.together}u + {{k}}"
+
+    def scan(self, value: str, operator: str, zero: str, shared: str) -> str:
+        """Declares `before` and `whole`: `value` over the row's earlier lanes, and over all; `zero` is neutral."""
+        if self.count == 1:
+            return f"  let before = {zero}; let whole = {value};"
+        lines = [f"  var run = {value};"]
+        if not self.subgroup:
+            lines += [f"  {shared}[lid] = run;", "  workgroupBarrier();"]
+            for d in _doublings(self.count):
+                lines += [
+                    f"  if (lane >= {d}u) {{ run = {shared}[lid - {d * self.step}u] {operator} run; }}",
+                    "  workgroupBarrier();",
+                    f"  {shared}[lid] = run;",
+                    "  workgroupBarrier();",
+                ]
+            earlier = f"{shared}[select(lid, lid - {self.step}u, lane > 0u)]"
+            lines += [f"  let before = select({zero}, {earlier}, lane > 0u);"]
+            lines += [f"  let whole = {shared}[{self.first} + {(self.count - 1) * self.step}u];"]
+            return "\n".join(lines)
+        lines.append(f"  let place = lane % {self.together}u;")
+        for d in _doublings(self.together):
+            up = f"let up = subgroupShuffleUp(run, {d * self.step}u);"
+            lines.append(f"  {{ {up} if (place >= {d}u) {{ run = up {operator} run; }} }}")
+        if self.together > 1:
+            lines += [f"  let up = subgroupShuffleUp(run, {self.step}u);"]
+            lines += [f"  var before = select({zero}, up, place > 0u);"]
+        else:
+            lines += [f"  var before = {zero};"]
+        rest = self.count // self.together
+        if rest == 1:
+            last = f"sg_lane + ({self.together - 1}u - place) * {self.step}u"
+            return "\n".join([*lines, f"  let whole = subgroupShuffle(run, {last});"])
+        slot = self._slot
+        lines += [
+            f"  let own_slot = lane / {self.together}u;",
+            f"  if (place == {self.together - 1}u) {{ {shared}[{slot.format(k='own_slot')}] = run; }}",
+            "  workgroupBarrier();",
+            f"  var whole = {zero};",
+        ]
+        for k in range(rest):
+            lines.append(f"  if (own_slot == {k}u) {{ before = whole {operator} before; }}")
+            lines.append(f"  whole = whole {operator} {shared}[{slot.format(k=f'{k}u')}];")
+        return "\n".join(lines)
+
+
+def _doublings(below: int) -> list[int]:
+    return [1 << k for k in range(below.bit_length() - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +202,16 @@ class Sweep:
 
     lanes: Lanes
     held: int
-    load: str  # of index `j`, below P.length
+    load: str  # of index `j`, below `end`
+    begin: str = "0u"
+    end: str = "P.length"
 
     def start(self, element: str) -> str:
-        """Fills the registers; those beyond the row's end are never used."""
-        lines = []
+        """Fills the registers, all loads at once; one beyond the end repeats the last and is never used."""
+        lines = [f"  let j{k} = {self.begin} + lane + {k * self.lanes.count}u;" for k in range(self.held)]
         for k in range(self.held):
-            lines.append(f"  let j{k} = lane + {k * self.lanes.count}u; var v{k} = {element}();")
-            lines.append(f"  if (j{k} < P.length) {{ let j = j{k}; v{k} = {self.load}; }}")
+            lines.append(f"  var v{k}: {element};")
+            lines.append(f"  {{ let j = min(j{k}, max({self.end}, 1u) - 1u); v{k} = {self.load}; }}")
         return "\n".join(lines)
 
     def each(self, body: str) -> str:
@@ -127,7 +219,11 @@ class Sweep:
         if not self.held:
             step = self.lanes.count
             return f"  for (var j = lane; j < P.length; j += {step}u) {{\n    let v = {self.load};\n    {body}\n  }}"
-        return "\n".join(f"  if (j{k} < P.length) {{ let j = j{k}; let v = v{k}; {body} }}" for k in range(self.held))
+        return "\n".join(f"  if (j{k} < {self.end}) {{ let j = j{k}; let v = v{k}; {body} }}" for k in range(self.held))
+
+    def put(self, value: str) -> str:
+        """Replaces the value `v` in every register."""
+        return "\n".join(f"  {{ let v = v{k}; v{k} = {value}; }}" for k in range(self.held))
 
 
 def held(lanes: Lanes, loads: int) -> int:
@@ -136,28 +232,83 @@ def held(lanes: Lanes, loads: int) -> int:
     return each if each <= HELD_AT_MOST else 0
 
 
+class Pieces(NamedTuple):
+    """How a row is held: cut into `parts` of `piece` loads, `held` by each lane of the workgroup that has one."""
+
+    parts: int
+    piece: int
+    held: int
+
+
+def pieces(lanes: Lanes, loads: int) -> Pieces:
+    """A row as a whole if its lanes can hold it."""
+    whole = held(lanes, loads)
+    if whole or not loads:
+        return Pieces(1, loads, whole)
+    parts = -(-loads // (lanes.count * HELD_OF_PIECE))
+    piece = -(-loads // parts)
+    return Pieces(-(-loads // piece), piece, -(-piece // lanes.count))
+
+
 class Variant(NamedTuple):
     """So many lanes per row where the condition holds for (rows, loads of a row)."""
 
     lanes: int
     when: Callable[[int, int], bool] | None
+    workgroup: int = 256
 
 
-# The first that matches is taken; the last has no condition.
-ALONG_ROWS = (
+class Choice(NamedTuple):
+    """The first variant that matches and fits the target is taken; the last has no condition."""
+
+    columns: bool
+    variants: tuple[Variant, ...]
+
+
+_SHORT_ROWS = (
     Variant(1, lambda rows, loads: loads <= 4),
     Variant(8, lambda rows, loads: loads <= 32),
-    Variant(32, lambda rows, loads: loads <= 128),
-    Variant(256, None),
+    Variant(32, lambda rows, loads: loads <= 128 or (loads <= 256 and rows >= MANY_ROWS)),
+    Variant(64, lambda rows, loads: loads <= 512 and rows >= MANY_ROWS),
 )
-ACROSS_ROWS = (
-    Variant(1, lambda rows, loads: loads <= 16 or rows >= 65536),
-    Variant(8, None),
+# Rows that are walked: their loads are read once, in any number.
+ALONG_ROWS = Choice(False, (*_SHORT_ROWS, Variant(256, None)))
+ACROSS_ROWS = Choice(
+    True,
+    (
+        Variant(1, lambda rows, loads: loads <= 8 or rows >= 131072),
+        Variant(8, lambda rows, loads: loads <= 64 or rows >= 16384),
+        Variant(32, lambda rows, loads: rows > 4 or loads <= 256),
+        Variant(64, None),
+    ),
+)
+# Rows that are held in registers, whole or in pieces.
+HELD_ROWS = Choice(
+    False,
+    (
+        *_SHORT_ROWS,
+        Variant(256, lambda rows, loads: loads <= 256 * HELD_OF_PIECE),
+        Variant(512, lambda rows, loads: loads <= 512 * HELD_OF_PIECE, 512),
+        Variant(1024, lambda rows, loads: loads <= 1024 * HELD_AT_MOST, 1024),
+        Variant(256, None),
+    ),
+)
+HELD_COLUMNS = Choice(
+    True,
+    (
+        Variant(1, lambda rows, loads: loads <= HELD_OF_PIECE),
+        Variant(8, lambda rows, loads: loads <= 8 * HELD_OF_PIECE),
+        Variant(32, lambda rows, loads: loads <= 32 * HELD_OF_PIECE),
+        Variant(128, lambda rows, loads: loads <= 128 * HELD_OF_PIECE, 1024),
+        Variant(32, None),
+    ),
 )
 
 
-def choose(variants: Sequence[Variant], rows: int, loads: int, target: Target) -> Lanes:
+def choose(choice: Choice, rows: int, loads: int, target: Target) -> Lanes:
     """The lanes for rows of so many loads."""
-    workgroup = target.workgroup(256)
-    lanes = next(v.lanes for v in variants if v.when is None or v.when(rows, loads))
-    return Lanes(min(lanes, workgroup), workgroup, variants is ACROSS_ROWS, target.subgroups)
+    fits = [v for v in choice.variants if v.workgroup <= max(256, target.max_invocations)]
+    found = next(v for v in fits if v.when is None or v.when(rows, loads))
+    workgroup = target.workgroup(found.workgroup)
+    subgroup = target.subgroup_size if target.subgroups else 0
+    return Lanes(min(found.lanes, workgroup), workgroup, choice.columns, subgroup)

@@ -10,7 +10,7 @@ from .elementwise import convert
 from .lanes import MAX, Agreement, Lanes
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
-MIN = Agreement("min({a}, {b})", "subgroupMin")
+MIN = Agreement("min({a}, {b})")
 
 # Statements from `low` ≤ 0 ≤ `high` that declare `scale` and `zero`, both f32.
 RULES = {

@@ -1,14 +1,16 @@
 """Reductions and scans over strided rows.
 
 A row is what ends in one output: its elements are walked through the collapsed reduced dimensions, and its place is
-found through the collapsed kept ones. `P.split` workgroups may share a row; each writes a partial result, and a second
-kernel (`loads=False`) reduces those. Sums of halves are f32.
+found through the collapsed kept ones. A load is one element, four neighbours of a row ("along"), or the same element of
+four neighbouring rows ("abreast"), which then are one row of vectors. `P.split` workgroups may share a row; each writes
+a partial result, and a second kernel (`loads=False`) reduces those. Sums of halves are f32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
@@ -16,13 +18,15 @@ from .elementwise import convert
 from .lanes import Agreement, Lanes
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
+Quads = Literal["", "along", "abreast"]
+
+IN_FLIGHT = 4  # loads of a lane that are issued before the first is used
 ACCUMULATOR = {"f32": DType.F32, "i32": DType.I32}
-IS_NAN = "fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }"
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """How elements `x` become an accumulator `a`, two of those one, and the last one the result."""
+    """How elements `x` become an accumulator `a`, two of those one, and the last one the result; `T` is their type."""
 
     combine: Agreement
     load: str = "x"
@@ -31,7 +35,7 @@ class Fold:
     centred: bool = False  # reads `centre`, a number per row
 
 
-_ADD = Agreement("{a} + {b}", "subgroupAdd")
+_ADD = Agreement("{a} + {b}")
 _DIVISOR = (("divisor", "f32"),)
 _SQUARES = "(x - centre) * (x - centre)"
 
@@ -40,37 +44,43 @@ FOLDS = {
     "mean": Fold(_ADD, finish="a / P.divisor", params=_DIVISOR),
     "var": Fold(_ADD, load=_SQUARES, finish="a / P.divisor", params=_DIVISOR, centred=True),
     "std": Fold(_ADD, load=_SQUARES, finish="sqrt(a / P.divisor)", params=_DIVISOR, centred=True),
-    "prod": Fold(Agreement("{a} * {b}", "subgroupMul")),
-    "any": Fold(Agreement("{a} | {b}", "subgroupOr"), load="select(0, 1, x)"),
-    "all": Fold(Agreement("{a} & {b}", "subgroupAnd"), load="select(0, 1, x)"),
+    "prod": Fold(Agreement("{a} * {b}")),
+    "any": Fold(Agreement("{a} | {b}"), load="select(T(0), T(1), x)"),
+    "all": Fold(Agreement("{a} & {b}"), load="select(T(0), T(1), x)"),
     "amax": Fold(Agreement("larger({a}, {b})")),
     "amin": Fold(Agreement("smaller({a}, {b})")),
 }
+_IS_NAN = "fn is_nan(x: T) -> B { return (bitcast<U>(x) & U(0x7fffffffu)) > U(0x7f800000u); }"
 # NaN wins over every number.
 _EXTREMES = {
     "f32": (
-        f"{IS_NAN}\n"
-        "fn larger(a: f32, b: f32) -> f32 { return select(a, b, b > a || is_nan(b)); }\n"
-        "fn smaller(a: f32, b: f32) -> f32 { return select(a, b, b < a || is_nan(b)); }"
+        f"{_IS_NAN}\n"
+        "fn larger(a: T, b: T) -> T { return select(a, b, (b > a) | is_nan(b)); }\n"
+        "fn smaller(a: T, b: T) -> T { return select(a, b, (b < a) | is_nan(b)); }"
     ),
-    "i32": (
-        "fn larger(a: i32, b: i32) -> i32 { return max(a, b); }\n"
-        "fn smaller(a: i32, b: i32) -> i32 { return min(a, b); }"
-    ),
+    "i32": "fn larger(a: T, b: T) -> T { return max(a, b); }\nfn smaller(a: T, b: T) -> T { return min(a, b); }",
 }
 # Whether (b, at j) comes before (a, at i): NaN first, then the extreme, then the lower index.
 _BEFORE = {
     "f32": (
-        f"{IS_NAN}\n"
-        "fn before(b: f32, j: u32, a: f32, i: u32) -> bool {\n"
-        "  if (is_nan(a) != is_nan(b)) { return is_nan(b); }\n"
-        "  if (a != b && !is_nan(a)) { return b SIGN a; }\n"
-        "  return j < i;\n}"
+        f"{_IS_NAN}\n"
+        "fn before(b: T, j: U, a: T, i: U) -> B {\n"
+        "  let a_nan = is_nan(a); let b_nan = is_nan(b);\n"
+        "  return (b SIGN a) | (b_nan & !a_nan) | (((a == b) | (a_nan & b_nan)) & (j < i));\n}"
     ),
-    "i32": (
-        "fn before(b: i32, j: u32, a: i32, i: u32) -> bool {\n  if (a != b) { return b SIGN a; }\n  return j < i;\n}"
-    ),
+    "i32": "fn before(b: T, j: U, a: T, i: U) -> B { return (b SIGN a) | ((a == b) & (j < i)); }",
 }
+
+
+def _types(kind: str, quads: Quads) -> dict[str, str]:
+    """The types of accumulators `T`, of numbers `U` and of conditions `B`."""
+    if quads == "abreast":
+        return {"T": f"vec4<{kind}>", "U": "vec4<u32>", "B": "vec4<bool>"}
+    return {"T": kind, "U": "u32", "B": "bool"}
+
+
+def _aliases(types: dict[str, str]) -> str:
+    return "".join(f"alias {name} = {t};\n" for name, t in types.items())
 
 
 def _index(prefix: str, index: str, rank: int) -> str:
@@ -83,32 +93,57 @@ def _index(prefix: str, index: str, rank: int) -> str:
     return " + ".join(terms) or "0u"
 
 
-def _walk(kept: int, reduced: int, lanes: Lanes, quads: bool, accumulator: str, body: str) -> str:
-    """`body` for every element of this workgroup's part of the row: its number `r` and value `x_raw`."""
-    at = f"base + {_index('r', 'l', reduced)}"
-    if quads:
-        each = [f"    let loaded = x_at4({at});"]
-        each += [f"    {{ let r = l * 4u + {k}u; let x_raw = loaded.{'xyzw'[k]}; {body} }}" for k in range(4)]
-    else:
-        each = [f"    let r = l; let x_raw = x_at({at}); {body}"]
-    return "\n".join(
-        [
-            "  let part = group % P.split;",
-            lanes.place("(group / P.split)"),
-            f"  let base = {_index('k', 'row', kept)};",
-            "  let end = min((part + 1u) * P.span, P.length);",
-            accumulator,
-            f"  for (var l = part * P.span + lane; l < end; l += {lanes.count}u) {{",
-            *each,
-            "  }",
-        ]
-    )
+def _walk(
+    kept: int, reduced: int, lanes: Lanes, quads: Quads, loads: dict[str, str], start: str, body: str, centre: str = ""
+) -> str:
+    """`body` for every element of this workgroup's part of the row: its number `r`, and `<name>_raw` of each load.
+
+    `start` and `body` are repeated for independent accumulators, whose number replaces `#`.
+    """
+    lines = [
+        "  let part = group % P.split;",
+        lanes.place("(group / P.split)"),
+        f"  let base = {_index('k', 'row', kept)};",
+        "  let end = min((part + 1u) * P.span, P.length);",
+        *([f"  let centre = {centre};"] if centre else []),
+        *(f"  {start.replace('#', str(k))}" for k in range(IN_FLIGHT)),
+        f"  for (var l = part * P.span + lane; l < end; l += {IN_FLIGHT * lanes.count}u) {{",
+    ]
+    for k in range(IN_FLIGHT):
+        lines.append(f"    let l{k} = l + {k * lanes.count}u; let at{k} = min(l{k}, end - 1u);")
+        for name, load in loads.items():
+            lines.append(f"    let {name}_{k} = {load}(base + {_index('r', f'at{k}', reduced)});")
+    for k in range(IN_FLIGHT):
+        lines.append(f"    if (l{k} < end) {{")
+        if quads == "along":
+            for c, component in enumerate("xyzw"):
+                raw = " ".join(f"let {name}_raw = {name}_{k}.{component};" for name in loads)
+                lines.append(f"      {{ let r = l{k} * 4u + {c}u; {raw} {body.replace('#', str(c))} }}")
+        else:
+            raw = " ".join(f"let {name}_raw = {name}_{k};" for name in loads)
+            lines.append(f"      let r = l{k}; {raw} {body.replace('#', str(k))}")
+        lines.append("    }")
+    return "\n".join([*lines, "  }"])
 
 
 def _params(kept: int, reduced: int, start: str) -> list[tuple[str, str]]:
     names = ["rows", "length", "split", "span"]
     names += [f"k_{c}{k}" for k in range(kept) for c in "ds"] + [f"r_{c}{k}" for k in range(reduced) for c in "ds"]
     return [*((n, "u32") for n in names), ("start", start)]
+
+
+def _put(name: str, out: DType, value: str, kind: str, quads: Quads) -> str:
+    """Writes a row's result; those of rows abreast lie part after part, others row after row."""
+    if quads == "abreast":
+        return f"{name}_put4(part * P.rows + row, {_vector(value, kind, COMPUTE[out])});"
+    return f"{name}_put(row * P.split + part, {value});"
+
+
+def _vector(value: str, source: str, to: str) -> str:
+    """A vector of compute type `source` as one of type `to`."""
+    if source == to:
+        return value
+    return f"!({value} == vec4<{source}>(0))" if to == "bool" else f"vec4<{to}>({value})"
 
 
 @lru_cache(maxsize=1024)
@@ -119,40 +154,51 @@ def reduction(
     kind: str,  # the accumulator: "f32" or "i32"
     kept: int,  # dimensions after collapsing
     reduced: int,
-    quads: bool,
+    quads: Quads,
     loads: bool,  # from elements; otherwise from partial results
     finishes: bool,  # into outputs; otherwise into partial results
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
     how = FOLDS[fold]
-    lanes = lanes if how.combine.subgroup else lanes.without_subgroups()
     centred = how.centred and loads
-    logical = fold in ("any", "all")
-    element = convert("x_raw", COMPUTE[x], "bool" if logical and loads else kind)
-    merged = how.combine.merge.format(a="a", b=f"({how.load if loads else 'x'})")
-    accumulator = "  let centre = centre_at(row); var a = P.start;" if centred else "  var a = P.start;"
+    to = "bool" if fold in ("any", "all") and loads else kind
+    four = "4" if quads == "abreast" else ""
+    element = _vector("x_raw", COMPUTE[x], to) if four else convert("x_raw", COMPUTE[x], to)
+
+    merge = how.combine.merge.format
+    taken = how.load if loads else "x"
+    walk = _walk(
+        kept,
+        reduced,
+        lanes,
+        quads,
+        {"x": "x_at4" if quads else "x_at"},
+        "var a# = T(P.start);",
+        f"let x = {element}; a# = {merge(a='a#', b=f'({taken})')};",
+        f"centre_at{four}(row)" if centred else "",
+    )
+    halves = (f"({merge(a='a0', b='a1')})", f"({merge(a='a2', b='a3')})")
     body = [
-        _walk(kept, reduced, lanes, quads, accumulator, f"let x = {element}; a = {merged};"),
-        lanes.agree("all_of_row", "a", how.combine, "partial"),
-        "  if (live && lane == 0u) {",
-        "    a = all_of_row;",
-        f"    y_put(row * P.split + part, {how.finish if finishes else 'a'});",
-        "  }",
+        walk,
+        f"  var a = {merge(a=halves[0], b=halves[1])};",
+        lanes.fold({"a": "partial"}, f"a = {merge(a='a', b='there_a')};"),
+        f"  if (live && lane == 0u) {{ {_put('y', out, how.finish if finishes else 'a', kind, quads)} }}",
     ]
     reads = {"x": Storage(x, 4 if quads else 1)}
     if centred:
-        reads["centre"] = Storage(DType.F32)
+        reads["centre"] = Storage(DType.F32, 4 if four else 1)
+    types = _types(kind, quads)
     return build(
         f"reduce_{fold}",
         "\n".join(body),
         target=target,
         reads=reads,
-        writes={"y": Storage(out)},
+        writes={"y": Storage(out, 4 if four else 1)},
         params=[*_params(kept, reduced, kind), *(how.params if finishes else ())],
         workgroup=lanes.workgroup,
-        shared=lanes.shared(kind, "partial"),
-        helpers=_EXTREMES[kind] if fold in ("amax", "amin") else "",
+        shared=lanes.shared(types["T"], "partial"),
+        helpers=_aliases(types) + (_EXTREMES[kind] if fold in ("amax", "amin") else ""),
         subgroups=lanes.by_subgroup,
     )
 
@@ -165,100 +211,100 @@ def extremum(
     kind: str,
     kept: int,
     reduced: int,
-    quads: bool,
+    quads: Quads,
     loads: bool,  # from elements, which are numbered; otherwise from partial results with their numbers
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
     """The extreme of each row and the number of its first occurrence."""
-    lanes = lanes.without_subgroups()
-    number = "r" if loads else f"u32(number_at(base + {_index('r', 'l', reduced)}))"
-    element = convert("x_raw", COMPUTE[x], kind)
-    accumulator = "  var a = P.start; var i = 0x7fffffffu;"
-    body = f"let x = {element}; let n = {number}; if (before(x, n, a, i)) {{ a = x; i = n; }}"
-    lines = [_walk(kept, reduced, lanes, quads, accumulator, body)]
-    if lanes.count > 1:
-        merge = (
-            "if (before(best[there], best_at[there], best[lid], best_at[lid])) "
-            "{ best[lid] = best[there]; best_at[lid] = best_at[there]; }"
-        )
-        lines.append(lanes.tree("best[lid] = a; best_at[lid] = i;", merge))
-        lines.append(f"  a = best[{lanes.first}]; i = best_at[{lanes.first}];")
-    put = "extreme_put(row * P.split + part, a); " if values else ""
-    lines.append(f"  if (live && lane == 0u) {{ {put}y_put(row * P.split + part, i32(i)); }}")
-    reads = {"x": Storage(x, 4 if quads else 1)}
-    if not loads:
-        reads["number"] = Storage(DType.I32)
-    writes = {"extreme": Storage(values)} if values else {}
+    width = 4 if quads else 1
+    abreast = quads == "abreast"
+    load = "_at4" if quads else "_at"
+    element = _vector("x_raw", COMPUTE[x], kind) if abreast else convert("x_raw", COMPUTE[x], kind)
+    sources = {"x": f"x{load}"} if loads else {"x": f"x{load}", "number": f"number{load}"}
+    number = "U(r)" if loads else "U(number_raw)"
+
+    def better(a: str, i: str, b: str, j: str) -> str:
+        return f"{{ let won = before({b}, {j}, {a}, {i}); {a} = select({a}, {b}, won); {i} = select({i}, {j}, won); }}"
+
+    start = "var a# = T(P.start); var i# = U(0x7fffffffu);"
+    taken = f"let x = {element}; let n = {number}; {better('a#', 'i#', 'x', 'n')}"
+    put = f"{_put('extreme', values, 'a', kind, quads)} " if values else ""
+    numbers = "vec4<i32>(i)" if abreast else "i32(i)"
+    lines = [
+        _walk(kept, reduced, lanes, quads, sources, start, taken),
+        *(f"  {better(f'a{a}', f'i{a}', f'a{b}', f'i{b}')}" for a, b in ((0, 1), (2, 3), (0, 2))),
+        "  var a = a0; var i = i0;",
+        lanes.fold({"a": "best", "i": "best_at"}, better("a", "i", "there_a", "there_i")),
+        f"  if (live && lane == 0u) {{ {put}{_put('y', DType.I32, numbers, 'i32', quads)} }}",
+    ]
+    reads = {name: Storage(x if name == "x" else DType.I32, width) for name in sources}
+    written = 4 if abreast else 1
+    writes = {"extreme": Storage(values, written)} if values else {}
+    types = _types(kind, quads)
     return build(
         "reduce_argmax" if sign == ">" else "reduce_argmin",
         "\n".join(lines),
         target=target,
         reads=reads,
-        writes={**writes, "y": Storage(DType.I32)},
+        writes={**writes, "y": Storage(DType.I32, written)},
         params=_params(kept, reduced, kind),
         workgroup=lanes.workgroup,
-        shared={**lanes.shared(kind, "best"), **lanes.shared("u32", "best_at")},
-        helpers=_BEFORE[kind].replace("SIGN", sign),
+        shared={**lanes.shared(types["T"], "best"), **lanes.shared(types["U"], "best_at")},
+        helpers=_aliases(types) + _BEFORE[kind].replace("SIGN", sign),
+        subgroups=lanes.by_subgroup,
     )
 
 
-SCAN_EACH = 4  # consecutive elements per invocation and round
-
-
 @lru_cache(maxsize=256)
-def scan(name: str, operator: str, x: DType, out: DType, serial: bool, target: Target) -> KernelSpec:
-    """Running totals along lines of `P.length` elements that are `P.inner` apart.
+def scan(name: str, operator: str, x: DType, out: DType, quads: bool, lanes: Lanes, target: Target) -> KernelSpec:
+    """Running totals along rows of `P.length` loads that are `P.inner` apart, in rounds of four loads per lane.
 
-    Serial: an invocation per line. Otherwise a workgroup per line, in rounds of `workgroup * SCAN_EACH` elements.
+    A lane's totals of its four loads are one vector, so that the lanes scan once per round.
     """
     kind = COMPUTE[out]
-    zero = {"+": f"{kind}(0)", "*": f"{kind}(1)"}[operator]
-    workgroup = target.workgroup(256)
-    value = convert("x_at(at)", COMPUTE[x], kind)
-    first = "  let base = (line / P.inner) * P.length * P.inner + line % P.inner;"
-    if serial:
-        lines = [
-            "  let line = group * WG + lid;",
-            "  if (line >= P.lines) { return; }",
-            first,
-            f"  var total = {zero};",
-            "  for (var j = 0u; j < P.length; j++) {",
-            f"    let at = base + j * P.inner; total = total {operator} {value}; y_put(at, total);",
-            "  }",
-        ]
-    else:
-        lines = ["  let line = group;", first, f"  var carry = {zero};"]
-        lines.append(f"  for (var round = 0u; round < P.length; round += WG * {SCAN_EACH}u) {{")
-        lines.append(f"    let j = round + lid * {SCAN_EACH}u;")
-        for k in range(SCAN_EACH):
-            previous = f"t{k - 1} {operator} " if k else ""
-            lines.append(f"    var v{k} = {zero};")
-            lines.append(f"    if (j + {k}u < P.length) {{ let at = base + (j + {k}u) * P.inner; v{k} = {value}; }}")
-            lines.append(f"    let t{k} = {previous}v{k};")
-        lines += [f"    var sum = t{SCAN_EACH - 1};", "    totals[lid] = sum;", "    workgroupBarrier();"]
-        step = 1
-        while step < workgroup:
-            lines += [
-                f"    if (lid >= {step}u) {{ sum = totals[lid - {step}u] {operator} sum; }}",
-                "    workgroupBarrier();",
-                "    totals[lid] = sum;",
-                "    workgroupBarrier();",
-            ]
-            step *= 2
-        lines += ["    var before = carry;", f"    if (lid > 0u) {{ before = carry {operator} totals[lid - 1u]; }}"]
-        for k in range(SCAN_EACH):
-            lines.append(
-                f"    if (j + {k}u < P.length) {{ y_put(base + (j + {k}u) * P.inner, before {operator} t{k}); }}"
-            )
-        lines += [f"    carry = carry {operator} totals[WG - 1u];", "    workgroupBarrier();", "  }"]
+    neutral = f"{kind}({0 if operator == '+' else 1})"
+    element, four = (f"vec4<{kind}>", "4") if quads else (kind, "")
+    source = f"x_at{four}(base + min(j#, P.length - 1u) * P.inner)"
+    value = _vector(source, COMPUTE[x], kind) if quads else convert(source, COMPUTE[x], kind)
+    lines = [
+        lanes.place(),
+        "  let base = (row / P.inner) * P.length * P.inner + row % P.inner;",
+        f"  var carry = {neutral};",
+        f"  for (var round = 0u; round < P.length; round += {4 * lanes.count}u) {{",
+    ]
+    for k in range(4):
+        lines.append(f"  let j{k} = round + lane + {k * lanes.count}u; let x{k} = {value.replace('#', str(k))};")
+    for k in range(4):
+        lines.append(f"  let p{k} = running(select({element}({neutral}), x{k}, j{k} < P.length));")
+    last = ".w" if quads else ""
+    lines += [
+        f"  let totals = vec4<{kind}>({', '.join(f'p{k}{last}' for k in range(4))});",
+        lanes.scan("totals", operator, f"vec4<{kind}>({neutral})", "scanned"),
+    ]
+    for k in range(4):
+        lines.append(f"  if (live && j{k} < P.length) {{")
+        lines.append(f"    y_put{four}(base + j{k} * P.inner, (carry {operator} before.{'xyzw'[k]}) {operator} p{k});")
+        lines.append("  }")
+        lines.append(f"  carry = carry {operator} whole.{'xyzw'[k]};")
+    shared = lanes.shared(f"vec4<{kind}>", "scanned")
+    lines += ["  workgroupBarrier();"] if shared else []
+    running = f"fn running(v: {element}) -> {element} {{ return v; }}"
+    if quads:
+        running = (
+            f"fn running(v: {element}) -> {element} {{\n"
+            f"  let pairs = vec4<{kind}>(v.x, v.x {operator} v.y, v.z, v.z {operator} v.w);\n"
+            f"  return vec4<{kind}>(pairs.xy, pairs.y {operator} pairs.z, pairs.y {operator} pairs.w);\n}}"
+        )
     return build(
         name,
-        "\n".join(lines),
+        "\n".join([*lines, "  }"]),
         target=target,
-        reads={"x": Storage(x)},
-        writes={"y": Storage(out)},
-        params=[("lines", "u32"), ("length", "u32"), ("inner", "u32")],
-        workgroup=workgroup,
-        shared={} if serial else {"totals": (kind, workgroup)},
+        reads={"x": Storage(x, 4 if quads else 1)},
+        writes={"y": Storage(out, 4 if quads else 1)},
+        params=[("rows", "u32"), ("length", "u32"), ("inner", "u32")],
+        workgroup=lanes.workgroup,
+        shared=shared,
+        helpers=running,
+        subgroups=lanes.by_subgroup,
     )

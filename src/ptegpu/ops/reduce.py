@@ -16,14 +16,15 @@ from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import reduce as kernels
 from ..kernels.lanes import ACROSS_ROWS, ALONG_ROWS, Lanes, choose
+from ..kernels.reduce import Quads
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from .pointwise import cast, collapse, contiguous
 from .registry import Dispatch, Number, Out, Scratch, Step, Steps, define, normalise_dim, op
 
-LONG = 64  # loads per lane above which a row may be split
-PART = 16  # loads per lane that each part keeps
-ENOUGH_GROUPS = 256  # workgroups that fill a GPU: splitting stops there
+LONG = 32  # loads per lane above which a row may be split
+PART = 8  # loads per lane that each part keeps
+ENOUGH_GROUPS = 1024  # workgroups that fill a GPU: splitting stops there
 START = {
     ("sum", "f32"): 0.0,
     ("sum", "i32"): 0,
@@ -43,18 +44,38 @@ START = {
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A tensor as rows to reduce: sizes and strides of the kept and of the reduced dimensions, in loads."""
+    """A tensor as rows to reduce: sizes and strides of the kept and of the reduced dimensions, in loads.
+
+    A load is one element, four of a row ("along"), or one of each of four neighbouring rows ("abreast").
+    """
 
     count: int
     length: int
     kept: tuple[Shape, Shape]  # (sizes, strides)
     reduced: tuple[Shape, Shape]
-    quads: bool = False  # a load is four elements
+    quads: Quads = ""
 
     @property
     def columns(self) -> bool:
         """Whether neighbouring rows, not the elements of a row, are neighbours in memory."""
         return self.kept[1][-1:] == (1,) and self.reduced[1][-1:] != (1,)
+
+    @property
+    def places(self) -> int:
+        """Rows as lanes share them: four abreast are one."""
+        return self.count // 4 if self.quads == "abreast" else self.count
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        return len(self.kept[0]), len(self.reduced[0])
+
+    def stored(self, dtype: DType, target: Target) -> DType:
+        """What a kernel writes for outputs of that dtype."""
+        return dtype if self.quads == "abreast" else store_type(dtype, target)
+
+    def partial(self, parts: int) -> tuple[Shape, int]:
+        """The shape of partial results, and the dimension that is left to reduce."""
+        return ((parts, self.count), 0) if self.quads == "abreast" else ((self.count, parts), 1)
 
 
 def rows_of(shape: Shape, dims: Sequence[int]) -> Rows:
@@ -65,24 +86,37 @@ def rows_of(shape: Shape, dims: Sequence[int]) -> Rows:
     kept_sizes, [kept_strides] = collapse(kept_shape, [tuple(strides[k] for k in kept)])
     sizes, [reduced_strides] = collapse(reduced_shape, [tuple(strides[k] for k in dims)])
     count, length = math.prod(kept_shape), math.prod(reduced_shape)
-    others = (*kept_strides, *reduced_strides[:-1])
-    if reduced_strides[-1:] == (1,) and sizes[-1] % 4 == 0 and all(s % 4 == 0 for s in others):
-        kept_strides = tuple(s // 4 for s in kept_strides)
-        reduced_strides = (*(s // 4 for s in reduced_strides[:-1]), 1)
-        sizes = (*sizes[:-1], sizes[-1] // 4)
-        return Rows(count, length // 4, (kept_sizes, kept_strides), (sizes, reduced_strides), True)
-    return Rows(count, length, (kept_sizes, kept_strides), (sizes, reduced_strides))
+    rows = Rows(count, length, (kept_sizes, kept_strides), (sizes, reduced_strides))
+    if in_quads(sizes, reduced_strides, kept_strides):
+        return Rows(count, length // 4, (kept_sizes, quarter(kept_strides)), quarters(sizes, reduced_strides), "along")
+    if in_quads(kept_sizes, kept_strides, reduced_strides):
+        return Rows(count, length, quarters(kept_sizes, kept_strides), (sizes, quarter(reduced_strides)), "abreast")
+    return rows
 
 
-def partial_rows(count: int, parts: int) -> Rows:
-    """The partial results of `count` rows."""
-    return Rows(count, parts, ((count,), (parts,)), ((parts,), (1,)))
+def in_quads(sizes: Shape, strides: Shape, others: Shape) -> bool:
+    """Whether the innermost of these dimensions can be read four by four, wherever the others lead."""
+    return strides[-1:] == (1,) and sizes[-1] % 4 == 0 and all(s % 4 == 0 for s in (*strides[:-1], *others))
+
+
+def quarters(sizes: Shape, strides: Shape) -> tuple[Shape, Shape]:
+    """Dimensions in quads of the innermost."""
+    return (*sizes[:-1], sizes[-1] // 4), (*quarter(strides[:-1]), 1)
+
+
+def quarter(strides: Shape) -> Shape:
+    return tuple(s // 4 for s in strides)
+
+
+def whole_lanes(rows: Rows, target: Target) -> Lanes:
+    """The lanes that share a row which is not split."""
+    return choose(ACROSS_ROWS if rows.columns else ALONG_ROWS, rows.places, rows.length, target)
 
 
 def lanes_for(rows: Rows, target: Target) -> tuple[Lanes, int, int]:
     """The lanes that share a row, the parts it is split into, and the loads of a part."""
-    lanes = choose(ACROSS_ROWS if rows.columns else ALONG_ROWS, rows.count, rows.length, target)
-    groups = lanes.groups(rows.count)
+    lanes = whole_lanes(rows, target)
+    groups = lanes.groups(rows.places)
     if rows.length <= LONG * lanes.count or groups * 2 > ENOUGH_GROUPS:
         return lanes, 1, rows.length
     parts = min(-(-rows.length // (PART * lanes.count)), ENOUGH_GROUPS // groups)
@@ -100,11 +134,11 @@ def launch(
     write: Sequence[Tensor],
     more: dict[str, int | float],
 ) -> Dispatch:
-    params: dict[str, int | float] = {"rows": rows.count, "length": rows.length, "split": parts, "span": span}
+    params: dict[str, int | float] = {"rows": rows.places, "length": rows.length, "split": parts, "span": span}
     for prefix, (sizes, strides) in (("k", rows.kept), ("r", rows.reduced)):
         params |= {f"{prefix}_d{k}": n for k, n in enumerate(sizes)}
         params |= {f"{prefix}_s{k}": s for k, s in enumerate(strides)}
-    return Dispatch(kernel, read, write, lanes.groups(rows.count) * parts, params | more)
+    return Dispatch(kernel, read, write, lanes.groups(rows.places) * parts, params | more)
 
 
 def reduce(
@@ -125,20 +159,21 @@ def reduce(
     start: dict[str, int | float] = {"start": START[fold, kind]}
     last = start if divisor is None else {**start, "divisor": divisor}
     read = [x] if centre is None else [x, centre]
-    stored = store_type(out.dtype, target)
-    ranks = (len(rows.kept[0]), len(rows.reduced[0]), rows.quads)
     if parts == 1:
-        kernel = kernels.reduction(fold, x.dtype, stored, kind, *ranks, True, True, lanes, target)
+        stored = rows.stored(out.dtype, target)
+        kernel = kernels.reduction(fold, x.dtype, stored, kind, *rows.ranks, rows.quads, True, True, lanes, target)
         yield launch(kernel, rows, lanes, 1, span, read, [out], last)
         return
     accumulator = kernels.ACCUMULATOR[kind]
-    partial = yield Scratch((rows.count, parts), accumulator)
-    kernel = kernels.reduction(fold, x.dtype, accumulator, kind, *ranks, True, False, lanes, target)
+    partial_shape, left = rows.partial(parts)
+    partial = yield Scratch(partial_shape, accumulator)
+    kernel = kernels.reduction(fold, x.dtype, accumulator, kind, *rows.ranks, rows.quads, True, False, lanes, target)
     yield launch(kernel, rows, lanes, parts, span, read, [partial], start)
-    rows = partial_rows(rows.count, parts)
-    lanes = choose(ALONG_ROWS, rows.count, parts, target)
-    kernel = kernels.reduction(fold, accumulator, stored, kind, 1, 1, False, False, True, lanes, target)
-    yield launch(kernel, rows, lanes, 1, parts, [partial], [out], last)
+    rows = rows_of(partial_shape, [left])
+    lanes = whole_lanes(rows, target)
+    stored = rows.stored(out.dtype, target)
+    kernel = kernels.reduction(fold, accumulator, stored, kind, *rows.ranks, rows.quads, False, True, lanes, target)
+    yield launch(kernel, rows, lanes, 1, rows.length, [partial], [out], last)
 
 
 def find_extreme(
@@ -150,22 +185,23 @@ def find_extreme(
     kind = accumulator_of(x.dtype)
     sign = ">" if largest else "<"
     start: dict[str, int | float] = {"start": START["amax" if largest else "amin", kind]}
-    stored = store_type(values.dtype, target) if values else None
     write = [values, indices] if values else [indices]
-    ranks = (len(rows.kept[0]), len(rows.reduced[0]), rows.quads)
     if parts == 1:
-        kernel = kernels.extremum(sign, x.dtype, stored, kind, *ranks, True, lanes, target)
+        stored = rows.stored(values.dtype, target) if values else None
+        kernel = kernels.extremum(sign, x.dtype, stored, kind, *rows.ranks, rows.quads, True, lanes, target)
         yield launch(kernel, rows, lanes, 1, span, [x], write, start)
         return
     accumulator = kernels.ACCUMULATOR[kind]
-    partial = yield Scratch((rows.count, parts), accumulator)
-    numbers = yield Scratch((rows.count, parts), DType.I32)
-    kernel = kernels.extremum(sign, x.dtype, accumulator, kind, *ranks, True, lanes, target)
+    partial_shape, left = rows.partial(parts)
+    partial = yield Scratch(partial_shape, accumulator)
+    numbers = yield Scratch(partial_shape, DType.I32)
+    kernel = kernels.extremum(sign, x.dtype, accumulator, kind, *rows.ranks, rows.quads, True, lanes, target)
     yield launch(kernel, rows, lanes, parts, span, [x], [partial, numbers], start)
-    rows = partial_rows(rows.count, parts)
-    lanes = choose(ALONG_ROWS, rows.count, parts, target)
-    kernel = kernels.extremum(sign, accumulator, stored, kind, 1, 1, False, False, lanes, target)
-    yield launch(kernel, rows, lanes, 1, parts, [partial, numbers], write, start)
+    rows = rows_of(partial_shape, [left])
+    lanes = whole_lanes(rows, target)
+    stored = rows.stored(values.dtype, target) if values else None
+    kernel = kernels.extremum(sign, accumulator, stored, kind, *rows.ranks, rows.quads, False, lanes, target)
+    yield launch(kernel, rows, lanes, 1, rows.length, [partial, numbers], write, start)
 
 
 def accumulator_of(dtype: DType) -> str:
@@ -337,11 +373,12 @@ def running(name: str, operator: str) -> None:
         length = x.shape[k] if x.rank else 1
         inner = math.prod(x.shape[k + 1 :])
         lines = x.numel // length if length else 0
-        serial = length <= 32 or lines >= 4096
-        stored = store_type(out.dtype, target)
-        kernel = kernels.scan(name, operator, x.dtype, stored, serial, target)
-        groups = -(-lines // kernel.kernel.workgroup) if serial else lines
-        yield Dispatch(kernel, [x], [out], groups, {"lines": lines, "length": length, "inner": inner})
+        quads = inner == 1 and length % 4 == 0
+        loads = length // 4 if quads else length
+        lanes = choose(ALONG_ROWS if inner == 1 else ACROSS_ROWS, lines, loads, target)
+        stored = out.dtype if quads else store_type(out.dtype, target)
+        kernel = kernels.scan(name, operator, x.dtype, stored, quads, lanes, target)
+        yield Dispatch(kernel, [x], [out], lanes.groups(lines), {"rows": lines, "length": loads, "inner": inner})
 
     define([f"aten.{name}.default"], rule, "steps")
 
