@@ -430,6 +430,17 @@ def test_every_operator_that_moves_values_can_be_followed() -> None:
     assert moving == set(FOLLOWED)
 
 
+def test_a_label_that_is_no_class_is_refused() -> None:
+    torch_operator("et_vk.fused_ce.default")
+    module = Table(lambda t, logits, labels: torch.ops.et_vk.fused_ce(logits, labels, 2.0))
+    logits = torch.randn(2, 5)
+    with load(module, (logits, torch.tensor([1, 4]))) as program:
+        for labels in ([1, 4], [-100, 0]):
+            same(program(logits, torch.tensor(labels)), module(logits, torch.tensor(labels)))
+        said = refusal(program, logits, torch.tensor([0, 5]))
+        assert said.startswith("input 1: the index 5 at [1] is out of range for et_vk.fused_ce.default #")
+
+
 class Unserved(nn.Module):
     """What the GPU leaves to the host."""
 

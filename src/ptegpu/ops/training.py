@@ -15,7 +15,7 @@ from .linear_q4 import Weight, tiled
 from .matmul import Product, multiply
 from .pointwise import Strided, pointwise
 from .reduce import reduce
-from .registry import Dispatch, Out, Scratch, Steps, op
+from .registry import Bounded, Dispatch, Out, Scratch, Steps, op
 
 
 @op("et_vk.linear_dW.default", dtypes=FLOATS)
@@ -76,11 +76,19 @@ def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
         raise ShapeError(f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {group}")
 
 
-@op("et_vk.fused_ce.default", dtypes=FLOATS, wide=True)
+@op(
+    "et_vk.fused_ce.default",
+    dtypes=FLOATS,
+    wide=True,
+    indexes=lambda a: [Bounded(a["labels"], -(2**31), a["logits"].shape[1])],
+)
 def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) -> Steps:
     """The sum of the cross entropies of logits (R, V) and labels (R) over `n_valid`, and its gradient (R, V).
 
-    Rows with a negative label count for nothing; a label beyond V, an error in PyTorch, counts as the last.
+    Rows with a negative label count for nothing.
+
+    Unlike PyTorch, which raises, a label that the GPU computed counts as the last where it is beyond V: to look at it
+    would cost a read back. Others raise.
     """
     if logits.rank != 2 or labels.shape != logits.shape[:1]:
         raise ShapeError(f"logits {list(logits.shape)} and labels {list(labels.shape)} must be (R, V) and (R)")
