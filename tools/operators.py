@@ -1,20 +1,24 @@
 """What is served, as the page docs/operators.md: `python -m tools.operators > docs/operators.md`.
 
-Everything is read from the registries and the case tables; only the operators that the exporter's delegate knows are
-listed here, as they are ExecuTorch's.
+Everything is read from the registries and the case tables, differences from PyTorch from the paragraphs of docstrings
+that begin with "Unlike"; only what holds for all operators is written here, and the list of those that the exporter's
+delegate knows, as they are ExecuTorch's.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections import Counter
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tests.cases import Case, T, graph_of, plan_of, tables, walk
+from tests.oracle import reference
 
 from ptegpu import ops  # noqa: F401  (fills the registry)
 from ptegpu.ops.registry import REGISTRY
+from ptegpu.plan.target import Target
 from ptegpu.portable import PORTABLE, PRIMS
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # Operators that the Vulkan/WebGPU partitioner of ExecuTorch 1.5.1 puts into a delegate, as their names are written.
 _DELEGATE_NAMES = """
@@ -60,11 +64,69 @@ DELEGATE = _DELEGATE_NAMES.split()
 SHORT = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint8": "u8", "bool": "bool"}
 
 
-def case_counts() -> Counter[str]:
-    """How many cases of `tests/ops` each operator has."""
-    modules = sorted(p.stem for p in (ROOT / "tests" / "ops").glob("test_*.py"))
-    tables = [getattr(importlib.import_module(f"tests.ops.{m}"), "CASES", ()) for m in modules]
-    return Counter(case.op for table in tables for case in table)
+GENERAL = """\
+- **64 bits.** On the GPU, int64 is int32 and float64 is float32. In a delegate the exporter has chosen so, and results
+  wrap or round as int32 and float32 do. Outside of one, the GPU only moves and compares int64, refuses an input that
+  does not fit int32, and leaves arithmetic to the host, as it does everything in float64, bfloat16, int16, uint16,
+  uint32 and uint64. What PyTorch makes int64 from narrower ints, such as their sum, is made on the host there.
+- **Scalars.** An int beyond int32 in arithmetic with an int32 tensor is refused. PyTorch wraps it; but the tensor may
+  have been int64, for which that is wrong.
+- **Halves** are computed in float32 and rounded once. PyTorch rounds some intermediate results too: its last bit may be
+  another, a value next to a tie may become another int or another pixel, and an int above 65,504 becomes inf on its way
+  to a half, not only in the result.
+- **Floats.** Sums are made in another order. `exp`, `log` and `pow` are WGSL's, whose relative error may be some 1e-5.
+  A GPU may flush subnormal numbers to zero. The bits of a NaN and the sign of a zero are not kept. A float beyond int32
+  becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves that undefined.
+- **Sizes.** A tensor has at most 2³¹ elements and fits one binding of the device, of which 128 MiB are guaranteed;
+  larger ones are refused when the program is loaded. Larger constants are cut into parts where the operator can take
+  them, not in convolutions, `mm`, `bmm` and `addmm`, where every part would be a term of every sum. These can:
+  {splits}.
+- **Layouts.** Every result is contiguous; memory formats and dimension orders of results are not kept, only values.
+- **Complex** tensors are served by the two FFTs alone, float8 and quantized dtypes by none.
+- **Operators of ExecuTorch** (`et_vk`, `llama`, `quantized_decomposed`, `torchao`) take the dtypes and ranks that the
+  exporter gives them, not all for which their Python references would compute something.
+- **Chance.** No operator of a program draws random numbers, and attention refuses dropout."""
+
+
+def kernels() -> dict[object, set[str]]:
+    """The kernels in the plans of the cases, by rule."""
+    found: dict[object, set[str]] = defaultdict(set)
+    for case in tables():
+        arrays = values(case)
+        graph, inputs = graph_of(case, arrays, reference(case, arrays, wide=False))
+        found[rule(case.op)].update(k.name for k in plan_of(graph, Target(f16=True), inputs=inputs).kernels)
+    return found
+
+
+def values(case: Case) -> dict[int, np.ndarray]:
+    arrays: dict[int, np.ndarray] = {}
+    rng = np.random.default_rng(0)
+
+    def make(a: Any) -> None:
+        if isinstance(a, T):
+            arrays[id(a)] = a.make(rng)
+
+    walk(list(case.args), make)
+    return arrays
+
+
+def differences() -> dict[str, list[str]]:
+    """What is unlike PyTorch, with the operators of which it is true."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in sorted({*REGISTRY, *PORTABLE}):
+        docs = [REGISTRY[name].doc] if name in REGISTRY else []
+        docs += [PORTABLE[name].function.__doc__ or ""] if name in PORTABLE else []
+        for text in dict.fromkeys(t for d in docs for t in unlike(d)):
+            found[text].append(name)
+    return found
+
+
+def unlike(doc: str) -> Iterator[str]:
+    """The paragraphs that begin with "Unlike", each on one line."""
+    for paragraph in doc.split("\n\n"):
+        text = " ".join(paragraph.split())
+        if text.startswith("Unlike"):
+            yield text
 
 
 def kind(name: str) -> str:
@@ -95,13 +157,27 @@ def served(name: str) -> bool:
     return name in REGISTRY or name in PORTABLE or name in PRIMS
 
 
+def rule(name: str) -> object:
+    """What operators that are the same under several names have in common."""
+    definition = REGISTRY.get(name)
+    return name if definition is None else definition.steps or definition.view or name
+
+
+def dynamic(name: str, cases: int) -> str:
+    """Whether sizes may be below those of the export: NumPy takes any, and cases hold a rule to it."""
+    return "yes" if name not in REGISTRY or REGISTRY[name].sym or cases else ""
+
+
 def page() -> str:
     """The whole page."""
-    counts = case_counts()
+    counts = Counter(case.op for case in tables())
+    of_rule = Counter(rule(case.op) for case in tables())
+    made = kernels()
     names = sorted({*REGISTRY, *PORTABLE, *PRIMS})
     places = Counter(map(place, names))
     missing = [n for n in DELEGATE if not served(n)]
     host_only = [n for n in DELEGATE if served(n) and n not in REGISTRY]
+    splits = [n for n in names if n in REGISTRY and REGISTRY[n].splits]
     lines = [
         "# Operators",
         "",
@@ -113,20 +189,38 @@ def page() -> str:
         f"{len(DELEGATE) - len(missing)} are served{_listed(host_only, ', on the host alone')}.",
         f"- Not served{_listed(missing, '')}." if missing else "- None is missing.",
         f"- {sum(counts.values()):,} cases hold {len(counts)} of them to PyTorch.",
+        "- What they refuse, or compute otherwise than PyTorch: "
+        "[where it differs from PyTorch](#where-it-differs-from-pytorch).",
         "",
         "**Kind**: a *kernel* is WGSL; a *view* costs nothing where the dtype stays, and is a cast where it changes; a "
         "*symbolic* operator is host arithmetic whose result kernels read; *NumPy* runs on the host alone.",
         "",
-        "**Dtypes** are those of the first tensor on the GPU; *all* are f32, f16, i32, i8, u8 and bool. The host takes "
-        "every dtype, and int64 where 32 bits would not be exact.",
+        "**Dtypes** are those of the first tensor on the GPU; *all* are f32, f16, i32, i8, u8 and bool. Other tensors "
+        "may have other dtypes where PyTorch promotes them. The host takes every dtype, and int64 where 32 bits would "
+        "not be exact; a call whose dtype the GPU does not take runs there.",
+        "",
+        "**Dynamic**: sizes may be below those of the export. Each case of `tests/ops` also runs below its maximum.",
+        "",
+        "**Kernels** are those in the plans of the cases, by the names that profiles show. Large sizes may take other "
+        "tiles.",
         "",
         "**Cases** are those in the tables of `tests/ops`, each run on a GPU and compared with PyTorch.",
         "",
-        "| operator | kind | dtypes | runs on | cases |",
-        "|---|---|---|---|---:|",
+        "| operator | kind | dtypes | runs on | dynamic | kernels | cases |",
+        "|---|---|---|---|---|---|---:|",
     ]
-    lines += [f"| `{n}` | {kind(n)} | {dtypes(n)} | {place(n)} | {counts[n] or ''} |" for n in names]
+    for n in names:
+        shown = ", ".join(f"`{k}`" for k in sorted(made[rule(n)]))
+        row = (f"`{n}`", kind(n), dtypes(n), place(n), dynamic(n, of_rule[rule(n)]), shown, str(counts[n] or ""))
+        lines.append(f"| {' | '.join(row)} |")
+    lines += ["", "## Where it differs from PyTorch", "", "Everywhere:", ""]
+    lines += [GENERAL.format(splits=", ".join(f"`{n}`" for n in splits)), "", "By operator:", ""]
+    lines += [f"- {', '.join(f'`{n}`' for n in sorted(of))}: {text}" for text, of in _by_operator(differences())]
     return "\n".join(lines) + "\n"
+
+
+def _by_operator(found: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
+    return sorted(found.items(), key=lambda item: item[1])
 
 
 def _listed(names: list[str], what: str) -> str:

@@ -40,6 +40,7 @@ PERMUTED = [
     *(aten("permute_copy.default", T((2, 3, 20, 24)), order) for order in ([0, 1, 3, 2], [0, 3, 1, 2], [3, 1, 0, 2])),
     aten("permute_copy.default", T((2, 2, 16, 2, 2, 20)), [0, 5, 1, 4, 3, 2]),
     *(aten("transpose_copy.int", T((2, 3, 4)), a, b) for a, b in ((0, 1), (0, -1), (1, 1), (-2, -1))),
+    aten("permute.default", T((3, 4, 5)), [2, -3, 1]),
     aten("transpose_copy.int", T(()), 0, -1),
     *(aten("t_copy.default", T(shape)) for shape in ((3, 5), (4,), ())),
 ]  # fmt: skip

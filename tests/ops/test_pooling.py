@@ -44,6 +44,10 @@ LARGEST = [
     Case("aten.max_pool2d.default", (T((2, 3, 7, 9)), [3, 3], [2, 2], [1, 1], [1, 1], False)),
     Case("aten.max_pool1d.default", (T((2, 3, 17)), [3], [2], [1], [1], True)),
     Case("aten.max_pool3d_with_indices.default", (T((1, 2, 4, 5, 6)), [2, 2, 3], [2, 1, 2], [0, 1, 1])),
+    Case("aten.max_pool3d.default", (T((1, 2, 4, 5, 6)), [2, 2, 3], [2, 1, 2], [0, 1, 1])),
+    Case("aten.max_pool1d_with_indices.default", (T((2, 3, 17)), [3], [2], [1])),
+    Case("aten.adaptive_max_pool1d.default", (T((2, 3, 9)), [4])),
+    Case("aten.adaptive_max_pool3d.default", (T((2, 3, 4, 5, 6)), [2, 3, 4])),
     even_best((T((2, 3, 7, 9)), [3, 4])),
     even_best((T((3, 4, 4)), [6, 1])),
     even_best((REPEATED, [2, 2]), note=" equals"),
@@ -72,6 +76,7 @@ MEAN = [
     even_mean((T((0, 3, 9, 8)), [1, 1])),
     even_mean((T((2, 3, 9, 8)), [0, 2])),
     Case("aten.adaptive_avg_pool1d.default", (T((2, 3, 9)), [4])),
+    Case("aten._adaptive_avg_pool3d.default", (T((2, 3, 4, 5, 6)), [2, 3, 4])),
 ]
 
 CASES = [*LARGEST, *MEAN]

@@ -77,6 +77,7 @@ PADDED = [
     Case("aten.replication_pad1d.default", (T((2, 3, 5)), [4, 9])),
     Case("aten.replication_pad2d.default", (T((2, 3, 4, 5)), [1, 7, 9, 0])),
     Case("aten.replication_pad2d.default", (T((3, 4, 5), F16), [-2, 1, 1, 1])),
+    Case("aten.replication_pad3d.default", (T((2, 3, 4, 5)), [1, 2, 3, 0, 2, 1])),
     Case("aten.reflection_pad2d.default", (T((0, 3, 4, 5)), [1, 1, 1, 1])),
 ]
 

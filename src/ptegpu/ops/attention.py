@@ -199,7 +199,10 @@ def custom_sdpa(
     *,
     target: Target,
 ) -> Steps:
-    """query [B, S, H, D] from `start_pos` on over caches [B, C, H', D] up to start_pos + S, or all C with a mask."""
+    """query [B, S, H, D] from `start_pos` on over caches [B, C, H', D] up to start_pos + S, or all C with a mask.
+
+    Unlike ExecuTorch, a dropout above 0 is refused: a run is never a training step.
+    """
     check(query, key, value, attn_mask, drpout_p, heads_first=False)
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
     start = start_pos if by_position(attn_mask, is_causal) else None
@@ -236,7 +239,10 @@ def sdpa_with_kv_cache(
     *,
     target: Target,
 ) -> Steps:
-    """Keys and values [B, S, H', D] go into their caches first; S is the query's, whatever `seq_len` says."""
+    """Keys and values [B, S, H', D] go into their caches first; S is the query's, whatever `seq_len` says.
+
+    Unlike ExecuTorch, a dropout above 0 is refused: a run is never a training step.
+    """
     check(query, key_cache, value_cache, attn_mask, drpout_p, heads_first=False)
     check_cache(key, key_cache)
     if key.shape != value.shape or key_cache.shape != value_cache.shape or key.shape[1] != query.shape[1]:
@@ -275,7 +281,11 @@ def sdpa(
     *,
     target: Target,
 ) -> Steps:
-    """q [B, H, S, D], k and v [B, H', T, D]."""
+    """q [B, H, S, D], k and v [B, H', T, D].
+
+    Unlike its reference in PyTorch, a bool mask hides where it is false instead of adding 1 where it is true; and
+    tensors have at most 4 dimensions, of equal batches, as attention in models has.
+    """
     check(q, k, v, attn_mask, 0.0, heads_first=True)
     out = yield Out((*q.shape[:-1], v.shape[-1]), q.dtype)
     yield from attend(q, k, v, out, attn_mask, scale, target, heads_first=True, causal=False, empty=math.nan)
@@ -294,7 +304,11 @@ def scaled_dot_product_attention(
     *,
     target: Target,
 ) -> Steps:
-    """The same; causal is query i seeing keys 0 … i."""
+    """The same; causal is query i seeing keys 0 … i.
+
+    Unlike PyTorch, a dropout above 0 is refused, because a run is never a training step; and tensors have at most 4
+    dimensions, of equal batches, as attention in models has.
+    """
     check(query, key, value, attn_mask, dropout_p, heads_first=True)
     out = yield Out((*query.shape[:-1], value.shape[-1]), query.dtype)
     yield from attend(query, key, value, out, attn_mask, scale, target, heads_first=True, causal=is_causal)

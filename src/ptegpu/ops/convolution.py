@@ -325,7 +325,11 @@ def convolution(
     *,
     target: Target,
 ) -> Steps:
-    """x (batch, channels, …) by weight (out channels, channels / groups, …)."""
+    """x (batch, channels, …) by weight (out channels, channels / groups, …).
+
+    Unlike PyTorch, which returns a tensor without channels, an input or a weight that has none is refused: no exporter
+    is known to write one.
+    """
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     yield from _convolve(x, weight, bias, *geometry, None, target)
 
@@ -346,7 +350,11 @@ def conv_with_clamp(
     *,
     target: Target,
 ) -> Steps:
-    """A convolution whose result is kept within bounds; relu has no upper one."""
+    """A convolution whose result is kept within bounds; relu has no upper one.
+
+    Unlike PyTorch, which returns a tensor without channels, an input or a weight that has none is refused: no exporter
+    is known to write one.
+    """
     low = -math.inf if output_min is None else output_min
     high = math.inf if output_max is None else output_max
     geometry = (stride, padding, dilation, transposed, output_padding, groups)

@@ -30,6 +30,9 @@ LESSER = {"f32": "lesser(a, b)", "i32": "min(a, b)", "bool": "a && b"}
 GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
 
 
+BY_ZERO = "Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."
+
+
 def floats(body: str) -> Bodies:
     """A body for floats alone; ints and bools are converted, as the declared output is a float."""
     return {"f32": body}
@@ -73,7 +76,9 @@ def unary(name: str, bodies: Bodies, *, wide: bool = False) -> None:
     define([name], rule, "steps", wide=wide)
 
 
-def binary(base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | None = None, wide: bool = False) -> None:
+def binary(
+    base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | None = None, wide: bool = False, doc: str = ""
+) -> None:
     """`base.<tensor>`, of two tensors that broadcast, and `base.<scalar>`, whose `b` is a number."""
 
     def tensors(x: Tensor, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
@@ -82,6 +87,7 @@ def binary(base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | N
     def with_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
         yield from combine(base, bodies, [x, y], outs[0], target)
 
+    tensors.__doc__ = with_scalar.__doc__ = doc
     define([f"{base}.{tensor}"], tensors, "steps", wide=wide)
     if scalar:
         define([f"{base}.{scalar}"], with_scalar, "steps", wide=wide)
@@ -112,22 +118,19 @@ def compare(base: str, body: str) -> None:
         yield pointwise(base, body, [x, y], out, target, compute=common_dtype(x, y))
 
     def with_scalar(x: Tensor, y: Number, *, target: Target) -> Steps:
-        """An int tensor is compared with an int by value.
+        """An int scalar takes the dtype of an 8-bit tensor, any takes that of halves.
 
-        Unlike PyTorch, which wraps a scalar beyond int32 to the dtype of an int32 tensor first: on the GPU an int32
-        tensor may have been int64, for which only the value is right.
+        Unlike PyTorch, which wraps a scalar beyond int32 to compare it with int32, and rounds int32 to compare it with
+        a whole float, int32 is compared by value: on the GPU it may have been int64, and the float an int.
         """
         out = yield Out(x.shape, DType.BOOL)
-        if x.dtype.is_float:
-            compute, y = DType.F32, rounded(y, x.dtype)
-        elif isinstance(y, float):
-            compute = DType.F32
-        else:
-            y = wrapped(y, x.dtype)
-            low, high = BOUNDS[DType.I32]
-            compute = DType.I32 if low <= y <= high else DType.F32
-            y = y if compute is DType.I32 else math.copysign(math.inf, y)
-        yield pointwise(base, body, [x, y], out, target, compute=compute)
+        y = wrapped(y, x.dtype) if isinstance(y, int) else y
+        low, high = BOUNDS[DType.I32]
+        whole = not x.dtype.is_float and float(y).is_integer()
+        if whole and not low <= y <= high:
+            y, whole = math.copysign(math.inf, y), False
+        compute = DType.I32 if whole else DType.F32
+        yield pointwise(base, body, [x, rounded(y, x.dtype)], out, target, compute=compute)
 
     define([f"{base}.Tensor"], tensors, "steps", wide=True)
     define([f"{base}.Scalar"], with_scalar, "steps", wide=True)
@@ -216,8 +219,8 @@ scaled("aten.sub", numbers("a - alpha * b"))
 scaled("aten.rsub", numbers("b - alpha * a"))
 binary("aten.mul", {**numbers("a * b"), "bool": "a && b"}, scalar="Scalar")
 binary("aten.div", floats("a / b"), scalar="Scalar")
-binary("aten.fmod", {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}, scalar="Scalar")
-binary("aten.remainder", {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}, scalar="Scalar")
+binary("aten.fmod", {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}, scalar="Scalar", doc=BY_ZERO)
+binary("aten.remainder", {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}, scalar="Scalar", doc=BY_ZERO)
 binary("aten.atan2", floats("arctan2(a, b)"), tensor="default")
 binary("aten.minimum", LESSER, tensor="default", wide=True)
 binary("aten.maximum", GREATER, tensor="default", wide=True)
@@ -242,7 +245,7 @@ ROUNDED: Mapping[str | None, Bodies] = {
     "floor": FLOOR,
     "trunc": {"f32": "trunc_quotient(a, b)", "i32": "a / b"},
 }
-binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar")
+binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar", doc=BY_ZERO)
 
 
 def _rounded(mode: str | None) -> Bodies:
@@ -255,6 +258,7 @@ def _rounded(mode: str | None) -> Bodies:
 def div_mode(
     x: Tensor, y: Tensor, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
+    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
     yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
 
 
@@ -262,6 +266,7 @@ def div_mode(
 def div_scalar_mode(
     x: Tensor, y: Number, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
+    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
     yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
 
 
@@ -302,6 +307,7 @@ def scalar_pow(base: Number, exponent: Tensor, *, outs: tuple[Tensor, ...], targ
 
 @op("aten.remainder.Scalar_Tensor")
 def scalar_remainder(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
     bodies = {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}
     yield from combine("remainder", bodies, [x, y], outs[0], target)
 
@@ -347,6 +353,7 @@ GELU = {
 
 @op("aten.gelu.default")
 def gelu(x: Tensor, approximate: str = "none", *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    """Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, the result for inf is inf."""
     if approximate not in GELU:
         raise InvalidProgram(f"gelu's approximation '{approximate}' is neither none nor tanh")
     yield from combine("gelu", floats(GELU[approximate]), [x], outs[0], target)

@@ -141,6 +141,11 @@ def arange(
     outs: tuple[Tensor, ...],
     target: Target,
 ) -> Steps:
+    """Start, end and step are ints where the result's dtype is one.
+
+    Unlike PyTorch, which does so for int64 alone and otherwise repeats the start, a step that is 0 then is refused: on
+    the GPU int64 is int32.
+    """
     yield from stepped(start, end, step, outs[0].dtype, target)
 
 

@@ -183,7 +183,10 @@ def linear_q4gsw(
 
 @op("et_vk.linear_qcs4w.default", splits=("weight",), dtypes=FLOATS)
 def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor, *, target: Target) -> Steps:
-    """weight (N, K / 2), even elements in the high half, offset by 8; scales (N)."""
+    """weight (N, K / 2), even elements in the high half, offset by 8; scales (N).
+
+    Unlike ExecuTorch's reference, which forgets it, the offset is subtracted, as the packing has it.
+    """
     yield from linear(x, Weight(weight, scales, 4, max(1, 2 * weight.shape[-1]), high_first=True), None, target)
 
 

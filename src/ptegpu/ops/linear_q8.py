@@ -213,7 +213,10 @@ def linear_dq8ca_q4gsw(
     *,
     target: Target,
 ) -> Steps:
-    """x (…, K) is quantised to int8 with a scale and a zero point per row; weights as those of `linear_q4gsw`."""
+    """x (…, K) is quantised to int8 with a scale and a zero point per row; weights as those of `linear_q4gsw`.
+
+    Unlike ExecuTorch's reference, which leaves that out, x is quantised, as in the pattern the operator stands for.
+    """
     weight = Weight(weights, weight_scales, 4, group_size)
     linear_q4.check(x, weight, bias)
     k, m, n = x.shape[-1], math.prod(x.shape[:-1]), weights.shape[0]
@@ -271,7 +274,10 @@ def linear_q8ta_q8csw(
     *,
     target: Target,
 ) -> Steps:
-    """weights (N, K), int8; scales, sums and bias (N), maybe padded. The result is float."""
+    """weights (N, K), int8; scales, sums and bias (N), maybe padded. The result is float.
+
+    Unlike ExecuTorch's reference, which leaves that out, x is quantised, as in the pattern the operator stands for.
+    """
     weight = Weight(weights, weight_scales, 8, max(1, weights.shape[-1]))
     yield from linear_q8(x, input_scale, input_zero_point, weight, weight_sums, bias, target)
 

@@ -165,7 +165,11 @@ def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
 
 @op("aten.pixel_unshuffle.default", moves=True)
 def pixel_unshuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
-    """(…, C, H·r, W·r) becomes (…, C·r², H, W)."""
+    """(…, C, H·r, W·r) becomes (…, C·r², H, W).
+
+    Unlike PyTorch, which returns an empty tensor as it is, one has the shape of any other: a shape that depends on
+    whether there are elements could not be live.
+    """
     *batch, c, tall, broad = _image(x)
     r = factor
     if r < 1 or tall % r or broad % r:

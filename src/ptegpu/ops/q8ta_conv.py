@@ -156,6 +156,7 @@ def q8ta_conv2d(
     *,
     target: Target,
 ) -> Steps:
+    """Unlike in ExecuTorch's reference, rows of the weight are (kernel H, kernel W, channels), as they are exported."""
     geometry = _geometry(x, kernel_size, stride, padding, dilation)
     _check(x, geometry, weights, weight_sums, bias, groups)
     numbers = Numbers(input_scale, input_zero_point, output_scale, output_zero_point, is_relu(activation))

@@ -135,6 +135,7 @@ def dequantize_per_channel(
     *,
     target: Target,
 ) -> Steps:
+    """Unlike PyTorch, where it wraps, the difference of a value and a zero point that are both int8 is exact."""
     scale = _along(scales, x.shape, axis)
     zero = 0 if zero_points is None else _along(zero_points, x.shape, axis)
     out = yield Out(x.shape)
@@ -171,6 +172,7 @@ def dequantize_per_token(
     *,
     target: Target,
 ) -> Steps:
+    """Unlike PyTorch, where it wraps, the difference of a value and a zero point that are both int8 is exact."""
     scale, zero = _per_row(scales, x.shape), _per_row(zero_points, x.shape)
     out = yield Out(x.shape)
     yield _dequantized(x, scale, zero, out, target)
@@ -278,7 +280,7 @@ def _qparams(
     in_order = len(rows.kept[0]) <= 1 and rows.reduced[1] in ((1,), ()) and not rows.columns
     if in_order and lanes_for(rows, t)[1] == 1:
         lanes = choose(ALONG_ROWS, rows.count, rows.length, t)
-        kernel = choose_qparams(rule, x.dtype, *stored, rows.quads, lanes, t)
+        kernel = choose_qparams(rule, x.dtype, *stored, bool(rows.quads), lanes, t)
         groups = lanes.groups(rows.count)
         yield Dispatch(kernel, [x], [scale, zero], groups, numbers | {"length": rows.length})
         return
@@ -306,6 +308,11 @@ def choose_qparams_affine(
     *,
     target: Target,
 ) -> Steps:
+    """The extremes of each block, and zero, are within the range.
+
+    Unlike torchao, a range that is not given is int8's, because a delegate's file does not say the target dtype; and x
+    is float, as all that quantises activations gives it.
+    """
     if mapping_type not in RULES or mapping_type == "PER_TOKEN":
         raise InvalidProgram(f"no parameters are chosen by the mapping '{mapping_type}'")
     blocks = Blocks(x.shape, block_size)
@@ -321,6 +328,9 @@ def choose_qparams_affine(
 def choose_qparams_tensor(
     x: Tensor, quant_min: int, quant_max: int, eps: float, dtype: Any = None, *, target: Target
 ) -> Steps:
+    """Unlike PyTorch, which chooses in float64, the zero point is exact only in a range of at most 24 bits, as all are
+    that weights and activations have: the GPU has no float64.
+    """
     scale = yield Out((1,))
     zero = yield Out((1,))
     yield from _qparams("ASYMMETRIC", x, x.shape, range(x.rank), (quant_min, quant_max, eps), scale, zero, target)

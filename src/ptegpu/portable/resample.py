@@ -44,6 +44,10 @@ def upsample_nearest2d(x: Array, output_size: Sequence[int] | None, scale_factor
 def upsample_bilinear2d(
     x: Array, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> Array:
+    """Rows and columns of uint8 are rounded one after the other.
+
+    Unlike PyTorch, which weighs uint8 in fixed point, the weights are exact: a pixel of uint8 may differ by one.
+    """
     counts, factors = _target(x, output_size, scale_factors)
     rows, cols = (_bilinear(n, c, f, align_corners) for n, c, f in zip(x.shape[2:], counts, factors))
     if x.dtype.kind != "u":
