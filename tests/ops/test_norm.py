@@ -57,17 +57,20 @@ FAR = T((3, 64), low=1000, high=1001)
 CASES = [
     *(layer(shape) for shape in [
         (3, 4, 5), (3, 16), (259, 16), (40, 17), (9, 128), (9, 129), (2, 512), (3, 515), (2, 1024), (2, 1027),
-        (1, 4096), (2, 4100), (1, 1, 2049), (7,), (8,), (3, 1), (0, 4), (2, 1, 2, 1, 2, 1, 2, 8),
+        (1, 4096), (2, 4100), (1, 1, 2049), (2, 10243), (1, 41000), (2049, 132), (2048, 257),
+        (7,), (8,), (3, 1), (0, 4), (2, 1, 2, 1, 2, 1, 2, 8),
     ]),
     *(layer((2, 3, 4, 5), last) for last in (2, 3, 4)),
     *(layer((3, 12), weight=weight, bias=bias) for weight, bias in [(True, False), (False, True), (False, False)]),
-    *(layer(shape, 1, F16) for shape in [(3, 5), (3, 8), (2, 300), (2, 1024)]),
+    *(layer(shape, 1, F16) for shape in [(3, 5), (3, 8), (2, 300), (2, 1024), (1, 41000)]),
     Case(LAYER, (FAR, [64], None, None, 1e-5), atol=1e-3, note=" far from zero"),
+    Case(LAYER, (T((2, 10243), low=1000, high=1001), [10243], None, None, 1e-5), atol=1e-3, note=" far from zero"),
     Case(LAYER, (T((3, 8), F16), [8], T((8,)), T((8,)), 1e-5), atol=1e-2, note=" mixed",
          reference=lambda x, s, w, b, e: torch.ops.aten.native_layer_norm(x, s, w.to(x.dtype), b.to(x.dtype), e)),
     Case(LAYER, (T((2, 0)), [0], None, None, 1e-5)),
     *(rms(shape) for shape in [
-        (5, 7), (5, 16), (2, 3, 64), (1, 1, 2048), (2, 2050), (1, 5000), (1, 8192), (300, 4), (0, 8),
+        (5, 7), (5, 16), (2, 3, 64), (1, 1, 2048), (2, 2050), (1, 5000), (1, 8192), (300, 4), (0, 8), (2, 10243),
+        (1, 41000),
     ]),
     *(rms(shape, F16) for shape in [(3, 7), (2, 64), (1, 1028)]),
     rms((3, 64), F16, F32),
@@ -75,7 +78,7 @@ CASES = [
     Case("aten.rms_norm.default", (T((2, 7)), [7], None, None)),
     *(group(shape, groups) for shape, groups in [
         ((2, 4), 2), ((2, 6, 5), 3), ((2, 8, 4), 2), ((2, 8, 3, 3), 8), ((1, 6, 4, 4), 1), ((2, 4, 2, 3, 4), 2),
-        ((1, 4, 24, 24), 2), ((1, 2, 47, 47), 1), ((0, 4, 3), 2),
+        ((1, 4, 24, 24), 2), ((1, 2, 47, 47), 1), ((1, 4, 84, 120), 1), ((1, 6, 63, 85), 2), ((0, 4, 3), 2),
     ]),
     group((2, 6, 5), 2, weight=False),
     group((2, 6, 4), 2, bias=False, weight=False),
@@ -85,7 +88,7 @@ CASES = [
     batch((2, 3, 5), weight=False),
     batch((2, 3, 5), bias=False, weight=False),
     batch((2, 3, 4), F16),
-    *(batch_itself(shape) for shape in [(5, 3), (2, 3, 7), (3, 5, 4, 4), (1, 6, 3, 5), (2, 3, 33, 40)]),
+    *(batch_itself(shape) for shape in [(5, 3), (2, 3, 7), (3, 5, 4, 4), (1, 6, 3, 5), (2, 3, 33, 40), (8, 2, 72, 72)]),
     batch_itself((2, 3, 8), weight=False),
     batch_itself((2, 3, 8), F16),
 ]  # fmt: skip

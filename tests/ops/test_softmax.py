@@ -23,17 +23,34 @@ def in_f32(name: str, x: torch.Tensor, dim: int) -> torch.Tensor:
     return getattr(torch, name)(x, dim, dtype=torch.float32)
 
 
+# Pieces of nothing but -inf, with NaN, with inf, and with values far apart.
+LONG = T((4, 40964), values=tuple(
+    -INF if k < 20000 else NAN if k == 41000 else INF if k == 90000 else float(k % 7) + k // 40964 * (k % 40964) / 500
+    for k in range(4 * 40964)
+))  # fmt: skip
+TALL = T((1030, 4), values=tuple(
+    -INF if k < 2000 else NAN if k == 2001 else INF if k == 3002 else float(k % 7 + k // 10) for k in range(4 * 1030)
+))  # fmt: skip
+
 CASES = [
     *(Case(name, (T((2, 3, 4, 5)), dim, False)) for name in (SOFTMAX, LOG) for dim in (0, 1, 2, 3, -1)),
     *(Case(SOFTMAX, (T(shape), -1, False)) for shape in [
         (300, 3), (3, 16), (259, 16), (70, 17), (40, 40), (9, 100), (9, 128), (5, 259), (3, 512), (3, 515), (2, 1024),
-        (2, 1027), (2, 2052), (1, 4096), (1, 4100), (2, 1, 5000), (1,), (4,), (5, 1), (0, 3), (3, 0),
+        (2, 1027), (2, 2052), (1, 4096), (1, 4100), (2, 1, 5000), (2, 8196), (2, 10241), (1,), (4,), (5, 1), (0, 3),
+        (3, 0),
     ]),
     *(Case(SOFTMAX, (T(shape), 0, False)) for shape in [(3, 300), (17, 33), (100, 5), (40, 3, 3), (1, 9), (0, 3)]),
-    *(Case(LOG, (T(shape), dim, False)) for shape, dim in [((3, 515), 1), ((2, 4100), 1), ((40, 12), 0)]),
+    *(Case(SOFTMAX, (T(shape), dim, False)) for shape, dim in [
+        ((2049, 132), 1), ((2048, 259), 1), ((1, 40964), 1), ((3, 10243), 1), ((5, 8), 0), ((60, 12), 0), ((250, 8), 0),
+        ((600, 8), 0), ((600, 6), 0), ((2, 1100, 8), 1), ((1030, 3), 0), ((2, 40, 12), 1),
+    ]),
+    *(Case(name, (x, dim, False)) for name in (SOFTMAX, LOG) for x, dim in [(LONG, 1), (TALL, 0)]),
+    *(Case(LOG, (T(shape), dim, False)) for shape, dim in [
+        ((3, 515), 1), ((2, 4100), 1), ((40, 12), 0), ((1, 41000), 1), ((1100, 4), 0),
+    ]),
     *(Case(name, (T((), low=1), 0, False)) for name in (SOFTMAX, LOG)),
     *(Case(name, (T(shape, F16), dim, False)) for name in (SOFTMAX, LOG) for shape, dim in [
-        ((3, 5), 1), ((3, 8), 1), ((3, 8), 0), ((3, 264), 1), ((40, 6), 0),
+        ((3, 5), 1), ((3, 8), 1), ((3, 8), 0), ((3, 264), 1), ((40, 6), 0), ((1, 40964), 1), ((1030, 8), 0),
     ]),
     *(Case(name, (x, 1, False)) for name in (SOFTMAX, LOG) for x in (SPECIAL, MASKED)),
     Case(SOFTMAX, (T((4, 64), low=-1000, high=1000), 1, False)),

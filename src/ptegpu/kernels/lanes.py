@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..plan.target import Target
 
+UNROLLED = 8  # reads of workgroup memory at most that are written out
 HELD_AT_MOST = 10  # loads a lane keeps in registers
 HELD_OF_PIECE = 8  # of a row that is cut in pieces
+AGREED_BYTES = 32  # of workgroup memory at most for each invocation that leaves numbers there
 MANY_ROWS = 2048  # that fill a GPU with 32 lanes each
 
 
@@ -127,8 +129,11 @@ class Lanes:
             lines += ["  workgroupBarrier();"]
             readers = min(rest, self.together)
             lines += [f"  {take(slot.format(k=f'lane % {readers}u'))}"]
-            for k in range(readers, rest, readers):
-                lines.append(f"  {{ {at(slot.format(k=f'(lane % {readers}u + {k}u)'))}{merge} }}")
+            fold_next = f"{at(slot.format(k=f'(lane % {readers}u + k)'))}{merge}"
+            if rest <= UNROLLED * readers:
+                lines += [f"  {{ let k = {k}u; {fold_next} }}" for k in range(readers, rest, readers)]
+            else:
+                lines.append(f"  for (var k = {readers}u; k < {rest}u; k += {readers}u) {{ {fold_next} }}")
             lines += self._shuffled(values, merge, readers)
         return "\n".join(lines)
 
@@ -232,12 +237,18 @@ def held(lanes: Lanes, loads: int) -> int:
     return each if each <= HELD_AT_MOST else 0
 
 
+Stage = Literal["whole", "statistics", "results"]  # of rows that are held: in one kernel, or in two
+
+
 class Pieces(NamedTuple):
     """How a row is held: cut into `parts` of `piece` loads, `held` by each lane of the workgroup that has one."""
 
     parts: int
     piece: int
     held: int
+
+    def params(self, stage: Stage) -> dict[str, int | float]:
+        return {} if stage == "whole" else {"parts": self.parts, "piece": self.piece}
 
 
 def pieces(lanes: Lanes, loads: int) -> Pieces:
@@ -248,6 +259,22 @@ def pieces(lanes: Lanes, loads: int) -> Pieces:
     parts = -(-loads // (lanes.count * HELD_OF_PIECE))
     piece = -(-loads // parts)
     return Pieces(-(-loads // piece), piece, -(-piece // lanes.count))
+
+
+def cut_place(stage: Stage, lanes: Lanes) -> tuple[str, str, str]:
+    """Declares `row`, `lane`, `live` and, in pieces, `part`; then the first load of this workgroup, and the end."""
+    if stage == "whole":
+        return lanes.place(), "0u", "P.length"
+    place = f"  let part = group % P.parts;\n{lanes.place('(group / P.parts)')}"
+    return f"{place}\n  let end = min((part + 1u) * P.piece, P.length);", "part * P.piece", "end"
+
+
+def stage_name(name: str, stage: Stage) -> str:
+    return name if stage == "whole" else f"{name}_{stage}"
+
+
+def cut_params(stage: Stage) -> list[tuple[str, str]]:
+    return [] if stage == "whole" else [("parts", "u32"), ("piece", "u32")]
 
 
 class Variant(NamedTuple):
@@ -307,8 +334,11 @@ HELD_COLUMNS = Choice(
 
 def choose(choice: Choice, rows: int, loads: int, target: Target) -> Lanes:
     """The lanes for rows of so many loads."""
-    fits = [v for v in choice.variants if v.workgroup <= max(256, target.max_invocations)]
-    found = next(v for v in fits if v.when is None or v.when(rows, loads))
-    workgroup = target.workgroup(found.workgroup)
     subgroup = target.subgroup_size if target.subgroups else 0
-    return Lanes(min(found.lanes, workgroup), workgroup, choice.columns, subgroup)
+    for v in choice.variants:
+        workgroup = target.workgroup(v.workgroup)
+        lanes = Lanes(min(v.lanes, workgroup), workgroup, choice.columns, subgroup)
+        fits = workgroup == v.workgroup and workgroup // lanes.together * AGREED_BYTES <= target.max_shared_bytes
+        if v.when is None or (v.when(rows, loads) and (fits or v.workgroup <= 256)):
+            return lanes
+    raise AssertionError("the last variant has no condition")

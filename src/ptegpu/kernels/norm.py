@@ -1,7 +1,9 @@
 """Rows brought to zero mean and unit variance, or to unit mean square, then scaled and shifted.
 
-The variance is that of the deviations from the mean, a second walk, never a difference of large numbers. A row that
-fits the lanes' registers is loaded once. Rows and parameters are laid out in one of three ways:
+The variance is that of the deviations from the mean, never a difference of large numbers. Lanes hold their row in
+registers, so that it is loaded once. A longer row is cut into pieces of `P.piece` loads: one kernel leaves the sum of
+each piece and the squares of its deviations from its own mean, and a second one puts them together and writes the
+results. Rows and parameters are laid out in one of three ways:
 
 - "element": rows are contiguous, and each of their elements has its weight and bias (layer norm, RMS norm);
 - "channel": rows are contiguous and hold `P.span` channels of `P.inner` loads; `P.sets` rows hold all (group norm);
@@ -15,7 +17,7 @@ from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
-from .lanes import SUM, Lanes, Sweep
+from .lanes import SUM, Lanes, Stage, Sweep, cut_params, cut_place, stage_name
 from .wgsl import KernelSpec, Storage, build
 
 Layout = Literal["element", "channel", "row"]
@@ -33,6 +35,7 @@ _ACROSS = {
 
 @lru_cache(maxsize=512)
 def norm(
+    stage: Stage,
     layout: Layout,
     centred: bool,  # the mean is subtracted
     x: DType,
@@ -42,58 +45,93 @@ def norm(
     mean: DType | None,  # what the mean of each row is written as, if at all
     rstd: DType | None,
     quads: bool,  # all walks are by aligned quads
-    held: int,  # loads each lane keeps in registers; 0: loaded on every walk
+    held: int,  # loads each lane keeps in registers
     lanes: Lanes,
     target: Target,
 ) -> KernelSpec:
     four, element = ("4", "vec4<f32>") if quads else ("", "f32")
     at = "base + j" if layout != "row" else "base + (j / P.inner) * P.stride + j % P.inner"
-    sweep = Sweep(lanes, held, f"x_at{four}({at})")
+    place, begin, end = cut_place(stage, lanes)
+    sweep = Sweep(lanes, held, f"x_at{four}({at})", begin, end)
     result = "(v - mean) * rstd" if centred else "v * rstd"
     if weight:
         result = f"{result} * {_affine('weight', layout, four)}"
     if bias:
         result = f"{result} + {_affine('bias', layout, four)}"
-    body = [lanes.place(), f"  let base = row * {'P.inner' if layout == 'row' else 'P.length'};", sweep.start(element)]
-    if centred:
-        body += [
-            f"  var sum = {element}();",
-            sweep.each("sum += v;"),
-            lanes.agree("total", "across(sum)", SUM, "sums"),
-            "  let mean = total / max(P.count, 1.0);",
-        ]
+    body = [place, f"  let base = row * {'P.inner' if layout == 'row' else 'P.length'};", sweep.start(element)]
     deviation = "v - mean" if centred else "v"
-    body += [
-        f"  var squares = {element}();",
-        sweep.each(f"let d = {deviation}; squares += d * d;"),
-        lanes.agree("spread", "across(squares)", SUM, "spreads"),
-        "  let rstd = inverseSqrt(spread / P.count + P.eps);",
-        "  if (live) {",
-        sweep.each(f"y_put{four}({at}, {result});"),
-        "  }",
-    ]
-    writes = {"y": Storage(out, 4 if quads else 1)}
-    for name, dtype in (("mean", mean), ("rstd", rstd)):
-        if dtype:
-            body.append(f"  if (live && lane == 0u) {{ {name}_of_put(row, {name}); }}")
-            writes[f"{name}_of"] = Storage(dtype)
+    if stage == "results":
+        each = f"  for (var k = lane; k < P.parts; k += {lanes.count}u) {{ let i = row * P.parts + k;"
+        size = _piece_size("k", quads)
+        if centred:
+            body += [
+                "  var sum = 0.0;",
+                f"{each} sum += sums_at(i); }}",
+                lanes.agree("total", "sum", SUM, "agreed_sums"),
+                "  let mean = total / P.count;",
+            ]
+        apart = f"let n = {size}; let d = sums_at(i) / n - mean; squares += n * d * d; " if centred else ""
+        body += [
+            "  var squares = 0.0;",
+            f"{each} squares += spreads_at(i); {apart}}}",
+            lanes.agree("spread", "squares", SUM, "agreed_spreads"),
+        ]
+    else:
+        count = "P.count" if stage == "whole" else _piece_size("part", quads)
+        if centred:
+            body += [
+                f"  var sum = {element}();",
+                sweep.each("sum += v;"),
+                lanes.agree("total", "across(sum)", SUM, "agreed_sums"),
+                f"  let mean = total / max({count}, 1.0);",
+            ]
+        body += [
+            f"  var squares = {element}();",
+            sweep.each(f"let d = {deviation}; squares += d * d;"),
+            lanes.agree("spread", "across(squares)", SUM, "agreed_spreads"),
+        ]
     reads = {"x": Storage(x, 4 if quads else 1)}
-    for name, dtype in (("weight", weight), ("bias", bias)):
-        if dtype:
-            reads[name] = Storage(dtype, 4 if quads and layout == "element" else 1)
-    names = ("rows", "length", *_PARAMS[layout])
+    writes: dict[str, Storage] = {}
+    numbers = {n: Storage(DType.F32) for n in (["sums"] if centred else []) + ["spreads"]}
+    if stage == "statistics":
+        total = "sums_put(row * P.parts + part, total); " if centred else ""
+        body.append(f"  if (live && lane == 0u) {{ {total}spreads_put(row * P.parts + part, spread); }}")
+        writes = numbers
+    else:
+        body += [
+            "  let rstd = inverseSqrt(spread / P.count + P.eps);",
+            "  if (live) {",
+            sweep.each(f"y_put{four}({at}, {result});"),
+            "  }",
+        ]
+        for name, dtype in (("weight", weight), ("bias", bias)):
+            if dtype:
+                reads[name] = Storage(dtype, 4 if quads and layout == "element" else 1)
+        reads |= numbers if stage == "results" else {}
+        writes["y"] = Storage(out, 4 if quads else 1)
+        once = "live && lane == 0u" if stage == "whole" else "live && lane == 0u && part == 0u"
+        for name, dtype in (("mean", mean), ("rstd", rstd)):
+            if dtype:
+                body.append(f"  if ({once}) {{ {name}_of_put(row, {name}); }}")
+                writes[f"{name}_of"] = Storage(dtype)
+    names = [(n, "u32") for n in ("rows", "length", *_PARAMS[layout])]
     return build(
-        f"norm_{layout}" if centred else "rms_norm",
+        stage_name(f"norm_{layout}" if centred else "rms_norm", stage),
         "\n".join(body),
         target=target,
         reads=reads,
         writes=writes,
-        params=[*((n, "u32") for n in names), ("count", "f32"), ("eps", "f32")],
+        params=[*names, *cut_params(stage), ("count", "f32"), ("eps", "f32")],
         workgroup=lanes.workgroup,
-        shared=lanes.shared("f32", *(["sums"] if centred else []), "spreads"),
+        shared=lanes.shared("f32", *(f"agreed_{n}" for n in numbers)),
         helpers=_ACROSS[element],
         subgroups=lanes.by_subgroup,
     )
+
+
+def _piece_size(part: str, quads: bool) -> str:
+    """The elements of a piece, as a float."""
+    return f"f32(min(P.piece, P.length - {part} * P.piece) * {4 if quads else 1}u)"
 
 
 def _affine(name: str, layout: Layout, four: str) -> str:

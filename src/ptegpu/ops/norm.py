@@ -8,12 +8,12 @@ from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import norm as kernels
-from ..kernels.lanes import ALONG_ROWS, choose, held
+from ..kernels.lanes import HELD_ROWS, Stage, choose, pieces
 from ..kernels.norm import Layout
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from .pointwise import Strided, pointwise
-from .registry import Dispatch, Out, Steps, op
+from .registry import Dispatch, Out, Scratch, Steps, op
 
 EPS = {DType.F32: 2.0**-23, DType.F16: 2.0**-10}  # what PyTorch takes where a program gives none
 
@@ -33,31 +33,43 @@ def normalise(
     rstd: Tensor | None = None,
     centred: bool = True,
     extra: dict[str, int] | None = None,  # parameters of the layout; "inner" and "stride" in elements
-) -> Dispatch:
-    """A dispatch that normalises `rows` rows of equal length."""
+) -> Steps:
+    """Normalise `rows` rows of equal length, in pieces where the lanes of a workgroup cannot hold one."""
     length = x.numel // rows if rows else 0
     quads = whole % 4 == 0
     step = 4 if quads else 1
-    lanes = choose(ALONG_ROWS, rows, length // step, target)
-    kernel = kernels.norm(
-        layout,
-        centred,
-        x.dtype,
-        out.dtype if quads else store_type(out.dtype, target),
-        weight.dtype if weight else None,
-        bias.dtype if bias else None,
-        store_type(mean.dtype, target) if mean else None,
-        store_type(rstd.dtype, target) if rstd else None,
-        quads,
-        held(lanes, length // step),
-        lanes,
-        target,
-    )
-    params: dict[str, int | float] = {"rows": rows, "length": length // step, "count": float(length), "eps": eps}
-    params |= {k: v // step if k in ("inner", "stride") else v for k, v in (extra or {}).items()}
-    read = [t for t in (x, weight, bias) if t is not None]
-    write = [t for t in (out, mean, rstd) if t is not None]
-    return Dispatch(kernel, read, write, lanes.groups(rows), params)
+    lanes = choose(HELD_ROWS, rows, length // step, target)
+    cut = pieces(lanes, length // step)
+
+    def launch(stage: Stage, read: list[Tensor | None], write: list[Tensor | None]) -> Dispatch:
+        kernel = kernels.norm(
+            stage,
+            layout,
+            centred,
+            x.dtype,
+            out.dtype if quads else store_type(out.dtype, target),
+            weight.dtype if weight else None,
+            bias.dtype if bias else None,
+            store_type(mean.dtype, target) if mean else None,
+            store_type(rstd.dtype, target) if rstd else None,
+            quads,
+            cut.held,
+            lanes,
+            target,
+        )
+        params: dict[str, int | float] = {"rows": rows, "length": length // step, "count": float(length), "eps": eps}
+        params |= {k: v // step if k in ("inner", "stride") else v for k, v in (extra or {}).items()}
+        params |= cut.params(stage)
+        groups = lanes.groups(rows) * cut.parts
+        return Dispatch(kernel, [t for t in read if t], [t for t in write if t], groups, params)
+
+    if cut.parts == 1:
+        yield launch("whole", [x, weight, bias], [out, mean, rstd])
+        return
+    sums = (yield Scratch((rows, cut.parts), DType.F32)) if centred else None
+    spreads = yield Scratch((rows, cut.parts), DType.F32)
+    yield launch("statistics", [x], [sums, spreads])
+    yield launch("results", [x, weight, bias, sums, spreads], [out, mean, rstd])
 
 
 def trailing(x: Tensor, normalized_shape: list[int]) -> int:
@@ -93,7 +105,9 @@ def layer_norm(
     out = yield Out(x.shape, x.dtype)
     mean = yield Out(statistics_shape(x, normalized_shape))
     rstd = yield Out(statistics_shape(x, normalized_shape))
-    yield normalise("element", x, weight, bias, eps, out, target, rows=mean.numel, whole=length, mean=mean, rstd=rstd)
+    yield from normalise(
+        "element", x, weight, bias, eps, out, target, rows=mean.numel, whole=length, mean=mean, rstd=rstd
+    )
 
 
 @op("et_vk.rms_norm.default", dtypes=FLOATS)
@@ -102,7 +116,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, target: Target) -> Steps:
     check_affine(length, weight, None)
     out = yield Out(x.shape, x.dtype)
     rows = math.prod(x.shape[:-1])
-    yield normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
+    yield from normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
 
 
 @op("aten.rms_norm.default", dtypes=FLOATS)
@@ -119,7 +133,7 @@ def rms_norm_shaped(
     out = yield Out(x.shape, x.dtype)
     rows = math.prod(statistics_shape(x, normalized_shape))
     eps = EPS[x.dtype] if eps is None else eps
-    yield normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
+    yield from normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
 
 
 @op("aten.native_group_norm.default", dtypes=FLOATS)
@@ -145,7 +159,7 @@ def group_norm(
     inner = math.prod(x.shape[2:])
     extra = {"inner": inner, "span": x.shape[1] // group, "sets": group}
     rows = x.shape[0] * group
-    yield normalise(
+    yield from normalise(
         "channel", x, weight, bias, eps, out, target, rows=rows, whole=inner, mean=mean, rstd=rstd, extra=extra
     )
 
@@ -169,7 +183,7 @@ def batch_norm_no_stats(
     rstd = yield Out((channels,))
     inner = math.prod(x.shape[2:])
     extra = {"inner": inner, "stride": channels * inner}
-    yield normalise(
+    yield from normalise(
         "row", x, weight, bias, eps, out, target, rows=channels, whole=inner, mean=mean, rstd=rstd, extra=extra
     )
 

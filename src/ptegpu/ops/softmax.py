@@ -1,16 +1,24 @@
-"""Softmax along any dimension, in f32."""
+"""Softmax along any dimension, in f32. Rows that the lanes of a workgroup cannot hold are done in pieces."""
 
 from __future__ import annotations
 
 import math
 
-from ..dtypes import FLOATS
+from ..dtypes import FLOATS, DType
 from ..graph.graph import Tensor
 from ..kernels import softmax as kernels
-from ..kernels.lanes import ACROSS_ROWS, ALONG_ROWS, choose, held
+from ..kernels.lanes import HELD_COLUMNS, HELD_ROWS, Stage, choose, pieces
+from ..kernels.reduce import Quads
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
-from .registry import Dispatch, Out, Steps, define, normalise_dim
+from .registry import Dispatch, Out, Scratch, Steps, define, normalise_dim
+
+
+def quads_of(length: int, inner: int) -> Quads:
+    """How rows of so many elements, `inner` apart, are read four by four."""
+    if inner == 1:
+        return "along" if length % 4 == 0 else ""
+    return "abreast" if inner % 4 == 0 else ""
 
 
 def softmax(name: str, *also: str, log: bool = False, blank: float = math.nan) -> None:
@@ -22,13 +30,28 @@ def softmax(name: str, *also: str, log: bool = False, blank: float = math.nan) -
         length = x.shape[k] if x.rank else 1
         inner = math.prod(x.shape[k + 1 :])
         rows = x.numel // length if length else 0
-        quads = inner == 1 and length % 4 == 0
-        loads = length // 4 if quads else length
-        lanes = choose(ALONG_ROWS if inner == 1 else ACROSS_ROWS, rows, loads, target)
+        choice, quads = HELD_ROWS if inner == 1 else HELD_COLUMNS, quads_of(length, inner)
+        if quads == "along":
+            length //= 4
+        elif quads == "abreast":
+            inner, rows = inner // 4, rows // 4
+        lanes = choose(choice, rows, length, target)
+        cut = pieces(lanes, length)
         stored = out.dtype if quads else store_type(out.dtype, target)
-        kernel = kernels.softmax(x.dtype, stored, log, quads, held(lanes, loads), lanes, target)
-        params = {"rows": rows, "length": loads, "inner": inner, "blank": blank}
-        yield Dispatch(kernel, [x], [out], lanes.groups(rows), params)
+
+        def launch(stage: Stage, read: list[Tensor], write: list[Tensor]) -> Dispatch:
+            kernel = kernels.softmax(stage, x.dtype, stored, log, quads, cut.held, lanes, target)
+            params: dict[str, int | float] = {"rows": rows, "length": length, "inner": inner, "blank": blank}
+            return Dispatch(kernel, read, write, lanes.groups(rows) * cut.parts, params | cut.params(stage))
+
+        if cut.parts == 1:
+            yield launch("whole", [x], [out])
+            return
+        numbers = (cut.parts, x.numel // x.shape[k])
+        tops = yield Scratch(numbers, DType.F32)
+        totals = yield Scratch(numbers, DType.F32)
+        yield launch("statistics", [x], [tops, totals])
+        yield launch("results", [x, tops, totals], [out])
 
     define([name], rule, "steps", dtypes=FLOATS)
     define(also, rule, "steps")  # these take ints where a float dtype is asked for
