@@ -76,7 +76,8 @@ GENERAL = """\
   to a half, not only in the result.
 - **Floats.** Sums are made in another order. `exp`, `log` and `pow` are WGSL's, whose relative error may be some 1e-5.
   A GPU may flush subnormal numbers to zero. The bits of a NaN and the sign of a zero are not kept. A float beyond int32
-  becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves that undefined.
+  becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves that undefined. Where a float
+  overflows on the way, as the statistics of a norm do, one may give inf and the other NaN.
 - **Sizes.** A tensor has at most 2³¹ elements and fits one binding of the device, of which 128 MiB are guaranteed;
   larger ones are refused when the program is loaded. Larger constants are cut into parts where the operator can take
   them, not in convolutions, `mm`, `bmm` and `addmm`, where every part would be a term of every sum. These can:

@@ -139,6 +139,7 @@ OTHERS = [
     Case("aten.var.default", (T((3, 8)), False)),
     Case("aten.std.correction", (T((3, 8)), [0], 2, True)),
     Case("aten.std.dim", (T((3, 8)), None, True, False)),
+    Case("aten.std.default", (T((3, 8)), False)),
     Case("aten.var_mean.correction", (T((3, 8), F16), [1], 1, True)),
 ]  # fmt: skip
 

@@ -229,7 +229,7 @@ fn power(x: f32, y: f32) -> f32 {
   if (x == 0.0) { return select(0.0, 1.0 / abs(x), y < 0.0); }
   let r = pow(abs(x), y);
   if (x >= 0.0) { return r; }
-  if (floor(y) != y) { return nan(); }
+  if (floor(y) != y) { return select(nan(), r, is_inf(x)); }
   return select(r, -r, abs(y) < 16777216.0 && floor(y * 0.5) * 2.0 != y);
 }
 

@@ -31,6 +31,8 @@ GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
 
 
 BY_ZERO = "Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."
+BY_LITTLE = "Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, large quotients leave the exact rest."
+DIVISION = f"{BY_ZERO}\n\n{BY_LITTLE}"
 
 
 def floats(body: str) -> Bodies:
@@ -219,8 +221,8 @@ scaled("aten.sub", numbers("a - alpha * b"))
 scaled("aten.rsub", numbers("b - alpha * a"))
 binary("aten.mul", {**numbers("a * b"), "bool": "a && b"}, scalar="Scalar")
 binary("aten.div", floats("a / b"), scalar="Scalar")
-binary("aten.fmod", {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}, scalar="Scalar", doc=BY_ZERO)
-binary("aten.remainder", {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}, scalar="Scalar", doc=BY_ZERO)
+binary("aten.fmod", {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}, scalar="Scalar", doc=DIVISION)
+binary("aten.remainder", {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}, scalar="Scalar", doc=DIVISION)
 binary("aten.atan2", floats("arctan2(a, b)"), tensor="default")
 binary("aten.minimum", LESSER, tensor="default", wide=True)
 binary("aten.maximum", GREATER, tensor="default", wide=True)
