@@ -1,4 +1,4 @@
-"""Greedy text, token for token as eager PyTorch writes it; and the whole chain from tales to text."""
+"""Language models of `tests/programs` as PyTorch, logit by logit and token by token; and from tales to text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.export.checkpoints import write
+from tests.cases import device
+from tests.programs import DECODERS, program
 from tools import train_tales
 
-from ptegpu.export import Options, export_llm, load_decoder
+from ptegpu.export import Options, export_llm
 from ptegpu.llm import LanguageModel
 
 PROMPT = [5, 17, 3, 88, 41]
@@ -19,23 +20,22 @@ COUNT = 200
 NEAR = 1e-4  # logits closer than this may come in either order
 
 
-@pytest.mark.parametrize(
-    ("family", "options"),
-    [
-        ("llama", Options(max_context=256)),
-        ("qwen3", Options(max_context=256)),
-        ("gemma", Options(max_context=256)),
-        ("llama", Options(max_context=256, quantize="4bit")),
-    ],
-    ids=["llama", "qwen3", "gemma", "llama in 4 bits"],
-)
-def test_200_tokens_are_those_of_pytorch(family: str, options: Options, tmp_path: Path) -> None:
-    folder = write(tmp_path, family, {"max_position_embeddings": 256, "num_hidden_layers": 1})
-    export_llm(folder, tmp_path / "model.pte", options, check=False)
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_are_those_of_pytorch(name: str) -> None:
+    program(name).check(device())
+
+
+def test_logits_with_the_least_that_a_browser_has() -> None:
+    program("qwen3 in 4 bits").check(device(f16=False, subgroups=False, limits="browser"))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "llama in 4 bits"])
+def test_200_tokens_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
+    (tmp_path / "model.pte").write_bytes(program(name).data)
     with LanguageModel(tmp_path / "model.pte") as model:
         made = model.generate(PROMPT, max_tokens=COUNT, stop_tokens=()).tokens
     assert len(made) == COUNT
-    decoder, _, _ = load_decoder(folder, options)
+    decoder = DECODERS[name].eager()
     with torch.no_grad():
         logits = decoder(torch.tensor([PROMPT]), torch.tensor([0]))[0]
         for step, token in enumerate(made):

@@ -11,6 +11,8 @@ from .decoders import DECODERS, Decoder
 from .int8 import QUANTIZED, Quantized
 from .models import MODELS, Methods, Model
 
+__all__ = ["DECODERS", "PROGRAMS", "program"]
+
 PROGRAMS: dict[str, Model | Methods | Quantized | Decoder] = {**MODELS, **QUANTIZED, **DECODERS}
 
 

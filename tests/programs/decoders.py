@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.saved import Program
 from .making import HALF, Inputs, answered
 
 ROUNDED = 3e-2  # a single activation that is rounded to 8 bits the other way moves a logit by 1e-2
+CONTEXT = 256
 CHUNKS = [3, 1, 1, 4, 3]
 
 
@@ -32,14 +34,22 @@ class Decoder:
     tolerance: float = 1e-4
 
     def program(self, name: str) -> Program:
-        with tempfile.TemporaryDirectory() as folder:
-            source, file = write(Path(folder), self.family, {"num_hidden_layers": 1}), Path(folder) / "model.pte"
-            export_llm(source, file, self.options, check=False)
-            decoder, _, _ = load_decoder(source, self.options)
-            data = file.read_bytes()
-        rounds = self.options.quantize == "8da4w"
+        with self.checkpoint() as folder:
+            export_llm(folder, folder / "model.pte", self.options, check=False)
+            data = (folder / "model.pte").read_bytes()
         program = Program(name, data, (), self.tolerance, operators=self.operators)
-        return answered(program, {"forward": decoder}, {"forward": calls()}, state=True, wide=None if rounds else wide)
+        widening = None if self.options.quantize == "8da4w" else wide
+        return answered(program, {"forward": self.eager()}, {"forward": calls()}, state=True, wide=widening)
+
+    def eager(self) -> nn.Module:
+        """With the weights as they are stored."""
+        with self.checkpoint() as folder:
+            return load_decoder(folder, self.options)[0]
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as folder:
+            yield write(Path(folder), self.family, {"num_hidden_layers": 1, "max_position_embeddings": CONTEXT})
 
 
 def calls() -> list[Inputs]:
