@@ -203,7 +203,10 @@ def _doublings(below: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Walks of a row's lanes over its loads: `held` of them per lane in registers, or, if 0, loaded on each walk."""
+    """Walks of a row's lanes over its loads: `held` of them per lane in registers, or, if 0, loaded on each walk.
+
+    Of a whole row, lanes hold as many loads as it has, rounded up (`held`).
+    """
 
     lanes: Lanes
     held: int
@@ -211,12 +214,17 @@ class Sweep:
     begin: str = "0u"
     end: str = "P.length"
 
+    @property
+    def sure(self) -> int:
+        """Registers that every lane fills: all but the last of a whole row, which has no more than it takes."""
+        return self.held - 1 if self.end == "P.length" else 0
+
     def start(self, element: str) -> str:
         """Fills the registers, all loads at once; one beyond the end repeats the last and is never used."""
         lines = [f"  let j{k} = {self.begin} + lane + {k * self.lanes.count}u;" for k in range(self.held)]
         for k in range(self.held):
-            lines.append(f"  var v{k}: {element};")
-            lines.append(f"  {{ let j = min(j{k}, max({self.end}, 1u) - 1u); v{k} = {self.load}; }}")
+            j = f"j{k}" if k < self.sure else f"min(j{k}, {self.end} - 1u)"
+            lines += [f"  var v{k}: {element};", f"  {{ let j = {j}; v{k} = {self.load}; }}"]
         return "\n".join(lines)
 
     def each(self, body: str) -> str:
@@ -224,7 +232,11 @@ class Sweep:
         if not self.held:
             step = self.lanes.count
             return f"  for (var j = lane; j < P.length; j += {step}u) {{\n    let v = {self.load};\n    {body}\n  }}"
-        return "\n".join(f"  if (j{k} < {self.end}) {{ let j = j{k}; let v = v{k}; {body} }}" for k in range(self.held))
+        lines = []
+        for k in range(self.held):
+            within = "" if k < self.sure else f"if (j{k} < {self.end}) "
+            lines.append(f"  {within}{{ let j = j{k}; let v = v{k}; {body} }}")
+        return "\n".join(lines)
 
     def put(self, value: str) -> str:
         """Replaces the value `v` in every register."""
