@@ -71,3 +71,49 @@ def test_ints_and_written_states_are_left_alone() -> None:
     graph = Graph("ints", [x], [b], nodes)
     fuse_elementwise(graph)
     assert names(graph) == ["aten.neg.default", "aten.abs.default"]
+
+
+def residual(weight: str = "aten.linear.default") -> tuple[Graph, Tensor]:
+    x, w, skip = tensor("x", 2, 8, kind="input"), tensor("w", 4, 8, kind="constant"), tensor("skip", kind="input")
+    made, out = tensor("made"), tensor("out")
+    nodes = [node(weight, (x, w, None), made), node("aten.add.Tensor", (skip, made, 1), out)]
+    return Graph("residual", [x, skip], [out], nodes), made
+
+
+def test_a_product_computes_what_follows() -> None:
+    graph, _ = residual()
+    fuse_elementwise(graph)
+    assert names(graph) == ["fused(linear+add)"]
+    (only,) = graph.nodes
+    assert [t.name for t in only.values()] == ["x", "w", "skip"]
+
+
+def test_of_two_products_the_last_one_computes_what_follows() -> None:
+    graph, _, _ = swiglu()
+    x, w, v = tensor("x", 2, 8, kind="input"), tensor("w", 4, 8, kind="constant"), tensor("v", 4, 8, kind="constant")
+    gate, up = graph.inputs
+    graph.inputs = [x]
+    graph.nodes = [
+        node("aten.linear.default", (x, w, None), gate),
+        node("aten.linear.default", (x, v, None), up),
+        *graph.nodes,
+    ]
+    for t in (gate, up):
+        t.kind = "temp"
+    fuse_elementwise(graph)
+    assert names(graph) == ["aten.linear.default", "fused(linear+sigmoid+mul+mul)"]
+    assert [t.name for t in graph.nodes[1].values()] == ["x", "v", "gate"]
+
+
+def test_a_product_that_others_need_stays() -> None:
+    graph, made = residual()
+    graph.outputs.append(made)
+    fuse_elementwise(graph)
+    assert names(graph) == ["aten.linear.default", "aten.add.Tensor"]
+
+
+def test_what_broadcasts_does_not_join_a_product() -> None:
+    graph, _ = residual()
+    graph.inputs[1].max_shape = graph.inputs[1].shape = (1, 4)
+    fuse_elementwise(graph)
+    assert names(graph) == ["aten.linear.default", "aten.add.Tensor"]

@@ -49,6 +49,21 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """Arithmetic on each element before it is stored: `apply(i, v, …)` gets its place in y, its value, the elements at
+    that place in further tensors, and numbers."""
+
+    wgsl: str  # defines `apply`
+    operands: tuple[DType, ...]
+    numbers: tuple[str, ...]
+
+    @property
+    def call(self) -> str:
+        given = [f"e{k}_at(i)" for k in range(len(self.operands))] + [f"P.{n}" for n in self.numbers]
+        return f"apply({', '.join(['i', 'v', *given])})"
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """What a kernel is generated for. Quads: whether rows as stored can be loaded or stored four elements at a time."""
 
@@ -62,6 +77,7 @@ class Form:
     y_quads: bool
     clamped: bool = False  # y is kept within P.low and P.high
     gather: Gather | None = None
+    finish: Finish | None = None
 
     @property
     def kind(self) -> str:
@@ -110,14 +126,16 @@ def module(
     shared: dict[str, tuple[str, int]] | None = None,
     subgroups: bool = False,
 ) -> KernelSpec:
-    """A kernel with the epilogue that all share: `finish` scales and adds the bias, `put` or `put4` store."""
-    bias = {"bias": Storage(form.bias)} if form.bias else {}
+    """A kernel with the epilogue that all share: `finish` scales, adds the bias and more; `put` or `put4` store."""
+    added = {"bias": Storage(form.bias)} if form.bias else {}
+    if form.finish:
+        added |= {f"e{k}": Storage(dtype) for k, dtype in enumerate(form.finish.operands)}
     text = "\n".join(f"  {line}" for line in body)
     return build(
         name,
         text,
         target=target,
-        reads=reads | bias,
+        reads=reads | added,
         writes={"y": Storage(form.y, 4 if form.y_quads else 1)},
         params=[
             *SIZES,
@@ -125,6 +143,7 @@ def module(
             ("alpha", form.kind),
             *([("beta", form.kind), *BIAS] if form.bias else []),
             *(CLAMP if form.clamped else []),
+            *((n, "f32") for n in (form.finish.numbers if form.finish else ())),
             *params,
         ],
         workgroup=workgroup,
@@ -141,10 +160,14 @@ def _epilogue(form: Form) -> str:
         bias = f" + P.beta * bias_at({place})"
     result = f"within(P.alpha * v{bias}, P.low, P.high)" if form.clamped else f"P.alpha * v{bias}"
     kind = form.kind
-    finish = (
-        f"{functions(result)}\nfn finish(z: u32, row: u32, column: u32, v: {kind}) -> {kind} {{ return {result}; }}\n"
-    )
     place = "P.y_first + z * P.y_batch + row * P.y_row"
+    library, last = result, result
+    if form.finish:
+        library, last = result + form.finish.wgsl, f"finished({place} + column * P.y_column, {result})"
+    finish = f"{functions(library)}\n"
+    if form.finish:
+        finish += f"{form.finish.wgsl}\nfn finished(i: u32, v: f32) -> f32 {{ return {form.finish.call}; }}\n"
+    finish += f"fn finish(z: u32, row: u32, column: u32, v: {kind}) -> {kind} {{ return {last}; }}\n"
     if form.y_quads:
         lanes = ", ".join(f"finish(z, row, column + {j}u, v.{c})" for j, c in enumerate("xyzw"))
         return finish + (

@@ -16,7 +16,7 @@ from ..kernels.linear_q4 import WHOLE, Gemv, Packing, gemv, loader
 from ..kernels.matmul import LARGE, MEDIUM, SMALL, add_parts, gemm
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
-from .matmul import Product, fills, in_parts
+from .matmul import Finishing, Product, fills, in_parts
 from .pointwise import cast
 from .registry import Dispatch, Out, Scratch, Steps, op
 
@@ -46,7 +46,7 @@ class Weight:
         return {"row_bytes": row_bytes, "group": self.group, "scale_stride": stride, "scale_first": self.first}
 
     def dispatch(self, p: Product, kernel: KernelSpec, groups: int, **extra: int) -> Dispatch:
-        reads = [p.a, self.packed, self.scales, *([p.bias] if p.bias else [])]
+        reads = [p.a, self.packed, self.scales, *p.added]
         params = p.params(**self.params(), **extra)
         return Dispatch(kernel, reads, [p.y], groups, params, flops=2 * p.m * p.n * p.k)
 
@@ -110,7 +110,7 @@ def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
     if parts > 1:
         adding = add_parts(p.form(target, quads=False), target)
         groups = _ceil(p.m * p.n, adding.kernel.workgroup)
-        yield Dispatch(adding, [sums, *([p.bias] if p.bias else [])], [p.y], groups, p.params(parts=parts))
+        yield Dispatch(adding, [sums, *p.added], [p.y], groups, p.params(parts=parts))
 
 
 def tiled(p: Product, weight: Weight, target: Target) -> Steps:
@@ -150,10 +150,12 @@ def check(x: Tensor, weight: Weight, bias: Tensor | None) -> None:
         raise ShapeError(f"a bias of shape {list(bias.shape)} does not serve {n} columns")
 
 
-def products(x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, target: Target) -> Steps:
+def products(
+    x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, target: Target, finish: Finishing | None = None
+) -> Steps:
     """out = x · weightᵀ + bias. A weight in parts is one product per part, each for its columns of the result."""
     k, n, m = x.shape[-1], weight.packed.shape[0], math.prod(x.shape[:-1])
-    whole = Product(x, weight.packed, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, (0, 0, 1))
+    whole = Product(x, weight.packed, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, (0, 0, 1), finish=finish)
     if not weight.packed.parts:
         yield from multiply(whole, weight, target)
         return
@@ -167,30 +169,36 @@ def products(x: Tensor, weight: Weight, bias: Tensor | None, out: Tensor, target
         yield cast(y, out, target)
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None, target: Target) -> Steps:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None, target: Target, finish: Finishing | None) -> Steps:
     check(x, weight, bias)
     out = yield Out((*x.shape[:-1], weight.packed.shape[0]))
-    yield from products(x, weight, bias, out, target)
+    yield from products(x, weight, bias, out, target, finish)
 
 
 @op("et_vk.linear_q4gsw.default", splits=("weights",), dtypes=FLOATS)
 def linear_q4gsw(
-    x: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, bias: Tensor | None = None, *, target: Target
-) -> Steps:
+    x: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, bias: Tensor | None = None, *, target: Target,
+    finish: Finishing | None = None,
+) -> Steps:  # fmt: skip
     """weights (N, K / 2), even elements in the low half, offset by 8; scales (K / group, N). All may be padded."""
-    yield from linear(x, Weight(weights, weight_scales, 4, group_size), bias, target)
+    yield from linear(x, Weight(weights, weight_scales, 4, group_size), bias, target, finish)
 
 
 @op("et_vk.linear_qcs4w.default", splits=("weight",), dtypes=FLOATS)
-def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor, *, target: Target) -> Steps:
+def linear_qcs4w(
+    x: Tensor, weight: Tensor, scales: Tensor, *, target: Target, finish: Finishing | None = None
+) -> Steps:
     """weight (N, K / 2), even elements in the high half, offset by 8; scales (N).
 
     Unlike ExecuTorch's reference, which forgets it, the offset is subtracted, as the packing has it.
     """
-    yield from linear(x, Weight(weight, scales, 4, max(1, 2 * weight.shape[-1]), high_first=True), None, target)
+    packed = Weight(weight, scales, 4, max(1, 2 * weight.shape[-1]), high_first=True)
+    yield from linear(x, packed, None, target, finish)
 
 
 @op("aten._weight_int8pack_mm.default", splits=("weight",), dtypes=FLOATS)
-def weight_int8pack_mm(x: Tensor, weight: Tensor, scales: Tensor, *, target: Target) -> Steps:
+def weight_int8pack_mm(
+    x: Tensor, weight: Tensor, scales: Tensor, *, target: Target, finish: Finishing | None = None
+) -> Steps:
     """weight (N, K), int8; scales (N)."""
-    yield from linear(x, Weight(weight, scales, 8, max(1, weight.shape[-1])), None, target)
+    yield from linear(x, Weight(weight, scales, 8, max(1, weight.shape[-1])), None, target, finish)

@@ -17,6 +17,7 @@ from ..kernels.matmul import (
     LARGE,
     MEDIUM,
     SMALL,
+    Finish,
     Form,
     Gather,
     Tile,
@@ -35,6 +36,15 @@ MAX_GEMV_ROWS = 8  # against a matrix stored along K
 MAX_ROWS_ALONG_N = 4  # against one stored along N
 BUSY = 128  # workgroups that keep a large GPU occupied
 Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """What is done to each element of a product before it is stored, with tensors of its shape and with numbers."""
+
+    kernel: Finish
+    tensors: tuple[Tensor, ...]
+    numbers: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,12 @@ class Product:
     sets: int | None = None
     gather: Gather | None = None
     places: Mapping[str, int] = field(default_factory=dict)
+    finish: Finishing | None = None
+
+    @property
+    def added(self) -> list[Tensor]:
+        """What a kernel that stores results reads beside the matrices."""
+        return [*([self.bias] if self.bias else []), *(self.finish.tensors if self.finish else ())]
 
     def form(self, target: Target, *, quads: bool) -> Form:
         """What its kernel is generated for; `quads` if that kernel can store four elements at a time."""
@@ -80,6 +96,7 @@ class Product:
             quads,
             self.clamp is not None,
             self.gather,
+            self.finish.kernel if self.finish else None,
         )
 
     def params(self, **extra: int) -> Mapping[str, int | float]:
@@ -92,11 +109,13 @@ class Product:
             words |= {"bias_first": self.bias_first, "beta": self.beta}
         if self.clamp:
             words |= dict(zip(("low", "high"), self.clamp, strict=True))
+        if self.finish:
+            words |= self.finish.numbers
         return words | extra
 
     def dispatch(self, kernel: KernelSpec, groups: int, **extra: int) -> Dispatch:
-        reads = [self.a, self.b, self.bias] if self.bias else [self.a, self.b]
         flops = 2 * self.batch * self.m * self.n * self.k
+        reads = [self.a, self.b, *self.added]
         return Dispatch(kernel, reads, [self.y], groups, self.params(**extra, **self.places), flops=flops)
 
     def swapped(self) -> Product:
@@ -116,7 +135,7 @@ class Product:
     def partial(self, sums: Tensor) -> Product:
         """The bare sums, those over each part of K behind each other, into [parts, batch, m, n]."""
         strides = (self.m * self.n, self.n, 1)
-        return replace(self, y=sums, y_strides=strides, y_first=0, bias=None, alpha=1.0, clamp=None)
+        return replace(self, y=sums, y_strides=strides, y_first=0, bias=None, alpha=1.0, clamp=None, finish=None)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -180,7 +199,7 @@ def in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatch
     yield run(p.partial(sums), parts, k_part)
     kernel = add_parts(p.form(target, quads=False), target)
     groups = _ceil(p.batch * p.m * p.n, kernel.kernel.workgroup)
-    yield Dispatch(kernel, [sums, p.bias] if p.bias else [sums], [p.y], groups, p.params(parts=parts))
+    yield Dispatch(kernel, [sums, *p.added], [p.y], groups, p.params(parts=parts))
 
 
 def fills(tile: Tile, p: Product, target: Target) -> bool:
@@ -242,56 +261,66 @@ def _added(bias: Tensor | None, beta: float, shape: Shape) -> tuple[Tensor | Non
     return bias, (strides[0], strides[1], strides[2])
 
 
-def _batched(a: Tensor, b: Tensor, bias: Tensor | None, beta: float, alpha: float, y: Tensor) -> Product:
+def _batched(
+    a: Tensor, b: Tensor, bias: Tensor | None, beta: float, alpha: float, y: Tensor, finish: Finishing | None
+) -> Product:
     """a (…, m, k) · b (…, k, n) of two or three dimensions, the leading one equal."""
     *lead, m, k = a.shape
     n = b.shape[-1]
     bias, bias_strides = _added(bias, beta, y.shape)
     strides = (m * n, n, 1)
     batch = math.prod(lead)
-    return Product(a, b, False, batch, m, n, k, y, strides, 0, bias, bias_strides, 0, alpha, beta)
+    return Product(a, b, False, batch, m, n, k, y, strides, 0, bias, bias_strides, 0, alpha, beta, finish=finish)
 
 
 @op("aten.mm.default", dtypes=NUMBERS)
-def mm(x: Tensor, y: Tensor, *, target: Target) -> Steps:
+def mm(x: Tensor, y: Tensor, *, target: Target, finish: Finishing | None = None) -> Steps:
     _ranks(x=(x, 2), y=(y, 2))
     _inner(x.shape, y.shape, 1, 0)
     out = yield Out((x.shape[0], y.shape[1]))
-    yield from multiply(_batched(x, y, None, 1.0, 1.0, out), target)
+    yield from multiply(_batched(x, y, None, 1.0, 1.0, out, finish), target)
 
 
 @op("aten.addmm.default", dtypes=NUMBERS)
-def addmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number = 1, *, target: Target) -> Steps:
+def addmm(
+    bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number = 1, *, target: Target,
+    finish: Finishing | None = None,
+) -> Steps:  # fmt: skip
     _ranks(x=(x, 2), y=(y, 2))
     _inner(x.shape, y.shape, 1, 0)
     shape = (x.shape[0], y.shape[1])
     _added(bias, beta, shape)
     out = yield Out(shape)
-    yield from multiply(_batched(x, y, bias, beta, alpha, out), target)
+    yield from multiply(_batched(x, y, bias, beta, alpha, out, finish), target)
 
 
 @op("aten.bmm.default", dtypes=NUMBERS)
-def bmm(x: Tensor, y: Tensor, *, target: Target) -> Steps:
+def bmm(x: Tensor, y: Tensor, *, target: Target, finish: Finishing | None = None) -> Steps:
     _ranks(x=(x, 3), y=(y, 3))
     _inner(x.shape, y.shape, 0, 0)
     _inner(x.shape, y.shape, 2, 1)
     out = yield Out((x.shape[0], x.shape[1], y.shape[2]))
-    yield from multiply(_batched(x, y, None, 1.0, 1.0, out), target)
+    yield from multiply(_batched(x, y, None, 1.0, 1.0, out, finish), target)
 
 
 @op("aten.baddbmm.default", dtypes=NUMBERS)
-def baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number = 1, *, target: Target) -> Steps:
+def baddbmm(
+    bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number = 1, *, target: Target,
+    finish: Finishing | None = None,
+) -> Steps:  # fmt: skip
     _ranks(x=(x, 3), y=(y, 3))
     _inner(x.shape, y.shape, 0, 0)
     _inner(x.shape, y.shape, 2, 1)
     shape = (x.shape[0], x.shape[1], y.shape[2])
     _added(bias, beta, shape)
     out = yield Out(shape)
-    yield from multiply(_batched(x, y, bias, beta, alpha, out), target)
+    yield from multiply(_batched(x, y, bias, beta, alpha, out, finish), target)
 
 
 @op("aten.linear.default", splits=("weight",), dtypes=NUMBERS)
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Target) -> Steps:
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Target, finish: Finishing | None = None
+) -> Steps:
     """x (…, K) · weight (N, K)ᵀ, or (K). A weight in parts is one dispatch per part, each for its own columns."""
     if not x.rank:
         raise ShapeError("x must have at least one dimension")
@@ -303,12 +332,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Tar
     _added(bias, 1.0, shape)
     out = yield Out(shape)
     if bias is not None and bias.rank > 1 and out.rank != 2:  # not the same for all rows, nor in a matrix' strides
-        sums = yield Scratch(shape, DType.F32 if out.dtype.is_float else DType.I32)
-        yield from _columns(Product(x, weight, True, 1, m, n, k, sums, (m * n, n, 1)), target)
-        yield pointwise("add", "a + b", [sums, bias], out, target, compute=out.dtype)
-        return
-    bias, bias_strides = _added(bias, 1.0, (m, n))
-    yield from _columns(Product(x, weight, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, bias_strides), target)
+        spread = yield Scratch(shape, bias.dtype)
+        yield pointwise("expand", "a", [bias], spread, target)
+        bias, bias_strides = spread, (0, n, 1)
+    else:
+        bias, bias_strides = _added(bias, 1.0, (m, n))
+    whole = Product(x, weight, True, 1, m, n, k, out, (m * n, n, 1), 0, bias, bias_strides, finish=finish)
+    yield from _columns(whole, target)
 
 
 def _columns(whole: Product, target: Target) -> Steps:

@@ -9,9 +9,9 @@ The parameters are the operator's schema in order, and their annotations say wha
 scalars (an index may arrive as `Double(1.0)`): `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `Number`,
 `SymInt` (an int that a kernel may read from the GPU: passed through as `Sym`), `list[...]` of these, each `| None`, and
 `Any` for what the operator ignores.
-Keyword-only parameters are filled in by the lowering if present: `target` (what the adapter can do) and `outs` (the
-declared outputs: dtype and maximum shape). First come as many `Out`s as there are outputs, and running a rule for its
-shapes stops there; then `Dispatch` and `Scratch`.
+Keyword-only parameters are filled in by the lowering if present: `target` (what the adapter can do), `outs` (the
+declared outputs: dtype and maximum shape) and `finish` (arithmetic on each element before it is stored, or None). First
+come as many `Out`s as there are outputs, and running a rule for its shapes stops there; then `Dispatch` and `Scratch`.
 
 A symbolic int given for a plain `int` is its value now: the plan is made anew when it changes.
 """
@@ -104,7 +104,7 @@ class OpDef:
     parameters: tuple[
         tuple[str, Convert, bool, Any], ...
     ]  # (name, coercion, keeps Sym, default or inspect.Parameter.empty)
-    wants: frozenset[str]  # of the keyword-only parameters: "target", "outs"
+    wants: frozenset[str]  # of the keyword-only parameters: "target", "outs", "finish"
     steps: Rule | None = None
     view: Callable[..., Sequence[int]] | None = None  # returns the shape; same elements, maybe another dtype
     sym: Callable[..., int] | None = None  # computed by the host before the run
@@ -159,9 +159,9 @@ class OpDef:
                 return shapes
             step = steps.send(out)
 
-    def extras(self, target: Target, outs: Sequence[Tensor]) -> dict[str, Any]:
+    def extras(self, target: Target, outs: Sequence[Tensor], finish: Any = None) -> dict[str, Any]:
         """The keyword-only parameters that the rule asked for."""
-        given = {"target": target, "outs": tuple(outs)}
+        given = {"target": target, "outs": tuple(outs), "finish": finish}
         return {k: given[k] for k in self.wants}
 
     def bounds(self, args: Sequence[Arg]) -> list[Bounded]:

@@ -3,6 +3,9 @@
 A node joins the only node that uses its result. The joined node reads the operands of both, broadcast to its own
 shape, and computes their formulas one after the other, in f32. Its shape rule runs theirs, so it is right at every
 live size. Only float arithmetic is joined: there, a wider intermediate result is only more exact.
+
+A chain whose operands all have its shape also joins a matrix product that one of them comes from (the last, where
+several do): the product's kernels compute it before they store. So `x + linear(y)` is one dispatch.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from dataclasses import replace
 from ..dtypes import FLOATS, DType
 from ..errors import PtegpuError
 from ..graph.graph import Arg, Graph, Node, Tensor, Value, flatten
+from ..kernels.matmul import Finish
+from ..ops.matmul import Finishing
 from ..ops.pointwise import NAMES, pointwise
-from ..ops.registry import Dispatch, Formula, Out, Steps
+from ..ops.registry import Dispatch, Formula, Out, Scratch, Steps
 from ..plan.target import Target
 
 MAX_OPERANDS = 6  # of a joined node: with its result it stays below a browser's 8 storage buffers
+MAX_FINISH_OPERANDS = 2  # beside a product's result: its kernels read up to four tensors, and write one
 MAX_NODES = 12
 
 
@@ -42,11 +48,33 @@ def fuse_elementwise(graph: Graph) -> None:
                 chain = longer
         chains[node.outs[0]] = chain
         absorbed.update(id(n) for n in chain[:-1])
+    products = {_result(n): n for n in graph.nodes if "finish" in n.op.wants and not mutated & set(n.values())}
+    finished: dict[Value, Node] = {}
+    for node in graph.nodes:
+        if id(node) in absorbed or node.outs[0] not in chains:
+            continue
+        chain = chains[node.outs[0]]
+        product = _product_before(chain, products, users, kept)
+        if product is not None:
+            finished[node.outs[0]] = _finish(product, chain)
+            absorbed.add(id(product))
     graph.nodes = [
-        _join(chains[n.outs[0]]) if len(chains.get(n.outs[0], ())) > 1 else n
+        finished.get(n.outs[0]) or (_join(chain) if len(chain := chains.get(n.outs[0], ())) > 1 else n)
         for n in graph.nodes
         if id(n) not in absorbed
     ]
+
+
+def _product_before(
+    chain: list[Node], products: dict[Tensor, Node], users: Counter[Value], kept: set[Value]
+) -> Node | None:
+    """The last product whose result only the chain uses, if all of the chain's operands have its shape."""
+    leaves, out = _leaves(chain), _result(chain[-1])
+    if len(leaves) > 1 + MAX_FINISH_OPERANDS or any(t.max_shape != out.max_shape for t in leaves):
+        return None
+    inside = Counter(v for n in chain for v in dict.fromkeys(n.values()))
+    found = [t for t in products if t in leaves and t not in kept and users[t] == inside[t] and t.dtype is out.dtype]
+    return products[found[-1]] if found else None
 
 
 def _result(node: Node) -> Tensor:
@@ -119,7 +147,68 @@ def _itself(a: Arg) -> Arg:
     return a
 
 
+def _finish(product: Node, chain: list[Node]) -> Node:
+    """One node that computes the product and, with each of its elements, the chain."""
+    made, last = _result(product), chain[-1]
+    others = [t for t in _leaves(chain) if t is not made]
+
+    def rule(*_: Arg, target: Target, outs: tuple[Tensor, ...]) -> Steps:
+        (made.shape,) = product.op.infer(product.args, [made])
+        for node in chain[:-1]:
+            between = _result(node)
+            (between.shape,) = node.op.infer(node.args, [between])
+        (shape,) = last.op.infer(last.args, list(outs))
+        out = yield Out(shape)
+        text, helpers, scalars = _text(chain, [made, *others], target)
+        if any(t.shape != shape for t in (made, *others)):  # sizes of one that a dynamic dimension has only now
+            plain = yield Scratch(made.shape, made.dtype)
+            yield from _steps(product, plain, target, None)
+            yield pointwise(
+                "fused", text, [plain, *others], out, target, scalars=scalars, compute=DType.F32, helpers=helpers
+            )
+            return
+        names = ["i: u32", *(f"{n}: f32" for n in (*NAMES[: 1 + len(others)], *scalars))]
+        wgsl = f"{helpers}\nfn apply({', '.join(names)}) -> f32 {{ {text} }}"
+        kernel = Finish(wgsl, tuple(t.dtype for t in others), tuple(scalars))
+        yield from _steps(product, out, target, Finishing(kernel, tuple(others), scalars))
+
+    parameters = (
+        *product.op.parameters[: len(product.args)],
+        *((f"x{k}", _itself, False, None) for k in range(len(others))),
+    )
+    short = "+".join(n.op.name.split(".")[-2] for n in (product, *chain))
+    op = replace(
+        product.op, name=f"fused({short})", parameters=parameters, wants=frozenset({"target", "outs"}), steps=rule
+    )
+    return Node(op, (*product.args, *others), last.outs, f"{product.name} and {len(chain)} after it")
+
+
+def _steps(product: Node, out: Tensor, target: Target, finish: Finishing | None) -> Steps:
+    """The product's steps with its result in `out`."""
+    assert product.op.steps is not None
+    steps = product.op.steps(*product.op.bind(product.args), **product.op.extras(target, [out], finish))
+    next(steps)
+    try:
+        step = steps.send(out)
+        while True:
+            step = steps.send((yield step))
+    except StopIteration:
+        return
+
+
 def _dispatch(chain: list[Node], leaves: list[Tensor], out: Tensor, target: Target) -> Dispatch:
+    text, helpers, scalars = _text(chain, leaves, target)
+    return _pointwise(text, leaves, out, target, helpers, scalars)
+
+
+def _pointwise(
+    text: str, leaves: list[Tensor], out: Tensor, target: Target, helpers: str, scalars: dict[str, int | float]
+) -> Dispatch:
+    return pointwise("fused", text, leaves, out, target, scalars=scalars, compute=DType.F32, helpers=helpers)
+
+
+def _text(chain: list[Node], leaves: list[Tensor], target: Target) -> tuple[str, str, dict[str, int | float]]:
+    """The chain as statements over the letters of its leaves, the functions that they call, and their numbers."""
     names = dict(zip(leaves, NAMES, strict=False))
     values: dict[Tensor, str] = dict(names)
     scalars: dict[str, int | float] = {}
@@ -143,5 +232,4 @@ def _dispatch(chain: list[Node], leaves: list[Tensor], out: Tensor, target: Targ
         helpers.append(f"fn step{k}({', '.join(parameters)}) -> f32 {{ {statements} }}")
         body.append(f"let t{k} = step{k}({', '.join(given)});")
         values[_result(node)] = f"t{k}"
-    text = " ".join([*body, f"return t{len(chain) - 1};"])
-    return pointwise("fused", text, leaves, out, target, scalars=scalars, compute=DType.F32, helpers="\n".join(helpers))
+    return " ".join([*body, f"return t{len(chain) - 1};"]), "\n".join(helpers), scalars
