@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from ..kernels.linear_q4 import WHOLE, Gemv, Packing, gemv, loader
+from ..kernels.linear_q4 import WHOLE, Gemv, Packing, by_subgroups, gemv, loader
 from ..kernels.matmul import LARGE, MEDIUM, SMALL, add_parts, gemm
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
@@ -85,6 +85,12 @@ def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Targ
     return replace(how, lanes=lanes, words=words, slots=slots)
 
 
+def _reduced_bytes(how: Gemv, m: int, target: Target) -> int:
+    """Workgroup memory in which lanes add up their sums for `m` rows of x."""
+    each = how.lanes // target.subgroup_size if by_subgroups(how, target) else how.lanes
+    return m * how.rows * each * how.slots * 4
+
+
 def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
     packing = weight.packing(p.k)
 
@@ -93,11 +99,12 @@ def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
 
     choice = next(c for c in GEMVS if c.when(p.m, p.n, p.k))
     how = fitted(choice.gemv, blocks, weight.packed.shape[1], target)
+    while _reduced_bytes(how, p.m, target) > target.max_shared_bytes:
+        how = replace(how, rows=how.rows // 2) if how.rows > 1 else replace(how, slots=how.slots // 2)
     row_blocks = blocks(how.words)
     part_blocks = _ceil(row_blocks, choice.parts)
     staged_bytes = p.m * part_blocks * how.words * packing.elements * 4
-    reduced_bytes = p.m * how.rows * how.lanes * how.slots * 4
-    if staged_bytes + reduced_bytes > target.max_shared_bytes:
+    if staged_bytes + _reduced_bytes(how, p.m, target) > target.max_shared_bytes:
         how = replace(how, staged=False)
     parts = _ceil(row_blocks, part_blocks)
     quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
