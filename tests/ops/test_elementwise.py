@@ -186,7 +186,11 @@ POWERS = [
     aten("pow.Tensor_Tensor", edge(0.0, 0.0, 0.0, -2.0, NAN, 1.0, INF, -INF, 2.0, NAN, 0.5),
          edge(2.0, 0.0, -1.0, 0.5, 2.0, NAN, 2.0, 3.0, -INF, 0.0, INF)),
     aten("pow.Tensor_Tensor", edge(-INF, -INF, -INF, -INF, -INF), edge(1.5, -1.5, 2.0, -3.0, 0.0)),
+    aten("pow.Tensor_Tensor", edge(-1.0, -1.0, -0.0, -0.0, -0.0, -0.0), edge(INF, -INF, -3.0, -2.0, 3.0, -0.5)),
     aten("pow.Tensor_Scalar", edge(-INF, INF, -1.0), 1.5),
+    *(aten("pow.Tensor_Scalar", edge(-INF, -0.0, 4.0, -1.0), e) for e in (0.5, -0.5, -3)),
+    *(aten("pow.Tensor_Scalar", edge(-INF, -0.0, 4.0, -1.0, dtype=F16), e, reference=lambda x, e: x.half().pow(e))
+      for e in (0.5, -0.5, -3)),
     aten("pow.Tensor_Tensor", T((9,), F16, low=0.5), T((9,), F16)),
     aten("pow.Tensor_Tensor", T((9,), I32, low=-5, high=6), T((9,), I32, low=0, high=6)),
     aten("pow.Tensor_Tensor", edge(1, -1, -1, 2, -3, dtype=I32), edge(-2, -2, -3, -1, -1, dtype=I32)),

@@ -224,12 +224,12 @@ fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
 
 // WGSL's pow takes no negative base, and may take no zero
 fn power(x: f32, y: f32) -> f32 {
-  if (y == 0.0 || x == 1.0) { return 1.0; }
+  if (y == 0.0 || x == 1.0 || (abs(x) == 1.0 && is_inf(y))) { return 1.0; }
   if (is_nan(x) || is_nan(y)) { return nan(); }
-  if (x == 0.0) { return select(0.0, 1.0 / abs(x), y < 0.0); }
-  let r = pow(abs(x), y);
-  if (x >= 0.0) { return r; }
-  if (floor(y) != y) { return select(nan(), r, is_inf(x)); }
+  var r = select(0.0, 1.0 / abs(x), y < 0.0);
+  if (x != 0.0) { r = pow(abs(x), y); }
+  if ((bitcast<u32>(x) >> 31u) == 0u) { return r; }
+  if (floor(y) != y) { return select(nan(), r, x == 0.0 || is_inf(x)); }
   return select(r, -r, abs(y) < 16777216.0 && floor(y * 0.5) * 2.0 != y);
 }
 

@@ -295,7 +295,9 @@ def round_decimals(x: Tensor, decimals: int = 0, *, outs: tuple[Tensor, ...], ta
 
 @op("aten.pow.Tensor_Scalar")
 def pow_scalar(x: Tensor, exponent: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    special = POWERS.get(float(exponent)) if outs[0].dtype.is_float else None
+    """PyTorch has roots for f32 alone, which matters where x is -inf or -0."""
+    root = abs(exponent) == 0.5 and outs[0].dtype is not DType.F32
+    special = POWERS.get(float(exponent)) if outs[0].dtype.is_float and not root else None
     if special:
         yield from combine("pow", floats(special), [x], outs[0], target)
     else:

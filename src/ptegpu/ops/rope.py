@@ -99,7 +99,11 @@ def apply_rotary_emb_hf(
 
 @op("et_vk.apply_rotary_emb_interleaved.default", dtypes=FLOATS)
 def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor, *, target: Target) -> Steps:
-    """x [B, N, C], pairs turn by a table of N · C elements that are (cos, sin) pairs, whatever its shape."""
+    """x [B, N, C], pairs turn by a table of N · C elements that are (cos, sin) pairs, whatever its shape.
+
+    Unlike in ExecuTorch's reference, the result of halves and a table in float32 is halves, as for the other rotary
+    embeddings.
+    """
     if x.rank != 3 or x.shape[2] % 2 or freqs_cis.numel != x.shape[1] * x.shape[2]:
         raise ShapeError(f"a table of shape {list(freqs_cis.shape)} does not fit {list(x.shape)}")
     out = yield Out(x.shape, x.dtype)
