@@ -187,9 +187,14 @@ def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
     return steps
 
 
+def most_parts(k: int) -> int:
+    """Into how many parts a K is worth cutting."""
+    return max(1, k // (16 * DEPTH))
+
+
 def in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatch], target: Target) -> Steps:
     """One dispatch, or, where it would leave the GPU idle, one over parts of K and one that adds them up."""
-    wanted = min(2 * BUSY // (tiles * p.batch), p.k // (16 * DEPTH))
+    wanted = min(2 * BUSY // (tiles * p.batch), most_parts(p.k))
     if wanted < 2:
         yield run(p, 1, p.k)
         return
@@ -203,8 +208,9 @@ def in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatch
 
 
 def fills(tile: Tile, p: Product, target: Target) -> bool:
-    """Whether there are enough such tiles to keep a GPU busy, and rows and columns for more than half of one."""
-    enough = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size) >= BUSY
+    """Whether such tiles, K in parts, keep a GPU busy, and there are rows and columns for more than half of one."""
+    tiles = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size)
+    enough = tiles * most_parts(p.k) >= BUSY
     return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
 
 
