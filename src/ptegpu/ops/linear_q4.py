@@ -133,7 +133,7 @@ def tiled(p: Product, weight: Weight, target: Target) -> Steps:
         groups = parts * rows * columns
         return weight.dispatch(q, kernel, groups, row_tiles=rows, column_tiles=columns, k_part=k_part)
 
-    yield from in_parts(p, rows * columns, run, target)
+    yield from in_parts(p, rows * columns, tile.threads, run, target)
 
 
 def multiply(p: Product, weight: Weight, target: Target) -> Steps:

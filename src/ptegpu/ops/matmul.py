@@ -34,7 +34,8 @@ from .registry import Dispatch, Number, Out, Scratch, Steps, broadcast, op
 
 MAX_GEMV_ROWS = 8  # against a matrix stored along K
 MAX_ROWS_ALONG_N = 4  # against one stored along N
-BUSY = 128  # workgroups that keep a large GPU occupied
+BUSY = 128  # workgroups of THREADS that keep a large GPU occupied
+THREADS = 256
 Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
 
 
@@ -170,7 +171,7 @@ def _gemv_columns(p: Product, target: Target) -> Steps:
         kernel = gemv_columns(q.form(target, quads=True), p.m, lanes, target)
         return q.dispatch(kernel, parts * p.batch * blocks, blocks=blocks, k_part=k_part)
 
-    yield from in_parts(p, blocks, run, target)
+    yield from in_parts(p, blocks, THREADS, run, target)
 
 
 def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
@@ -182,7 +183,7 @@ def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
             groups = parts * p.batch * rows * columns
             return q.dispatch(kernel, groups, row_tiles=rows, column_tiles=columns, k_part=k_part)
 
-        yield from in_parts(p, rows * columns, run, target)
+        yield from in_parts(p, rows * columns, tile.threads, run, target)
 
     return steps
 
@@ -192,9 +193,11 @@ def most_parts(k: int) -> int:
     return max(1, k // (16 * DEPTH))
 
 
-def in_parts(p: Product, tiles: int, run: Callable[[Product, int, int], Dispatch], target: Target) -> Steps:
+def in_parts(
+    p: Product, tiles: int, threads: int, run: Callable[[Product, int, int], Dispatch], target: Target
+) -> Steps:
     """One dispatch, or, where it would leave the GPU idle, one over parts of K and one that adds them up."""
-    wanted = min(2 * BUSY // (tiles * p.batch), most_parts(p.k))
+    wanted = min(2 * BUSY * THREADS // (tiles * p.batch * threads), most_parts(p.k))
     if wanted < 2:
         yield run(p, 1, p.k)
         return
