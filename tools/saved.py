@@ -44,13 +44,13 @@ class Run:
 def make(file: Path, only: str = ONLY) -> None:
     """Compute PyTorch's results and export the models."""
     from tests.oracle import problem
-    from tests.programs import PROGRAMS
+    from tests.programs import PROGRAMS, program
 
     console = Console(stderr=True)
     cases = [case for case in tables() if only in str(case)]
     names = [name for name in PROGRAMS if only in name]
     problems = [problem(c) for c in track(cases, "cases", console=console, disable=not console.is_terminal)]
-    programs = [PROGRAMS[n]() for n in track(names, "programs", console=console, disable=not console.is_terminal)]
+    programs = [program(n) for n in track(names, "programs", console=console, disable=not console.is_terminal)]
     saved.save(file, problems, programs)
     print(f"{file}: {len(problems)} cases, {len(programs)} programs, {file.stat().st_size / 1e6:.1f} MB")
 

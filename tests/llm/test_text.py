@@ -87,11 +87,17 @@ def test_a_word_after_a_prompt_keeps_its_space() -> None:
     assert "wor" == Detokenizer(Plain(made)).push(word)  # type: ignore[arg-type]
 
 
+def test_the_stop_string_that_is_complete_first_ends_the_text() -> None:
+    for pieces in (["xaba"], ["xab", "a"], ["x", "a", "b", "a"]):
+        passing = StopStrings(["b", "aba"])
+        assert "xa" == "".join(map(passing.push, pieces)) + passing.finish()
+
+
 @given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
 def test_stop_strings_end_the_text_wherever_it_is_cut(text: str, stops: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    found = [k for s in stops if (k := text.find(s)) >= 0]
-    expected = text[: min(found)] if found else text
+    found = [(k + len(s), k) for s in stops if (k := text.find(s)) >= 0]
+    expected = text[: min(found)[1]] if found else text
     passing, shown = StopStrings(stops), ""
     for begin, end in zip([0, *cuts], [*cuts, len(text)]):
         shown += passing.push(text[begin:end])

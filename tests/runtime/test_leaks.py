@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -29,10 +30,14 @@ def test_load_run_close_leaves_nothing() -> None:
     for _ in range(20):
         cycle()
     gc.collect()
-    objects, resident, tracked = object_counts(), resident_bytes(), len(gc.get_objects())
-    for _ in range(200):
-        cycle()
-    gc.collect()
+    objects, tracked = object_counts(), len(gc.get_objects())
+    resident = [resident_bytes()]
+    for _ in range(2):
+        for _ in range(100):
+            cycle()
+        gc.collect()
+        resident.append(resident_bytes())
     assert object_counts() == objects
     assert len(gc.get_objects()) - tracked < 200
-    assert resident_bytes() - resident < 8 << 20
+    grown = [after - before for before, after in pairwise(resident)]
+    assert min(grown) < 1 << 20, f"each hundred adds: {grown}"  # a leak adds every time, other tests' remains but once

@@ -140,7 +140,7 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Text passes through until one of the stop strings comes; neither it nor a part of it does."""
+    """Text passes through until one of the stop strings is complete; neither it nor a part of it does."""
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = [s for s in stops if s]
@@ -152,10 +152,11 @@ class StopStrings:
         if self.stopped:
             return ""
         self._held += text
-        found = [k for s in self._stops if (k := self._held.find(s)) >= 0]
+        found = [(k + len(s), k) for s in self._stops if (k := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
-            return self._take(min(found))
+            _, first = min(found)
+            return self._take(first)
         kept = max((_overlap(self._held, s) for s in self._stops), default=0)
         return self._take(len(self._held) - kept)
 

@@ -58,11 +58,9 @@ def fuse_elementwise(graph: Graph) -> None:
         if product is not None:
             finished[node.outs[0]] = _finish(product, chain)
             absorbed.add(id(product))
-    graph.nodes = [
-        finished.get(n.outs[0]) or (_join(chain) if len(chain := chains.get(n.outs[0], ())) > 1 else n)
-        for n in graph.nodes
-        if id(n) not in absorbed
-    ]
+    left = [n for n in graph.nodes if id(n) not in absorbed]
+    joined = {n.outs[0]: _join(chain) for n in left if len(chain := chains.get(n.outs[0], [])) > 1}
+    graph.nodes = [finished.get(n.outs[0]) or joined.get(n.outs[0]) or n for n in left]
 
 
 def _product_before(
