@@ -4,12 +4,14 @@ Weights are integers of 4 or 8 bits, stored [N, bytes of K]. An element becomes 
 shifted to the top of the mantissa of a number between 1 and 2, which is then 1 + u / 2ᵇ for the unsigned u = w + 2ᵇ⁻¹,
 and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is the same for all columns.
 
-- `gemv`: one to a few rows of `a`, all there are: sets of lanes walk K together for a few rows of the weight;
+- `gemv`: one to a few rows of `a`, all there are: sets of lanes walk K together for a few rows of the weight, or of
+  several weights;
 - `loader`: what `matmul.gemm` needs to take such a weight as its right matrix.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -73,21 +75,22 @@ def _unsigned(word: str, packing: Packing) -> str:
     return f"({word} ^ 0x80808080u)" if packing.bits == 8 else word
 
 
-def _scale_at(k: str, column: str) -> str:
-    return f"scales_at(P.scale_first + {k} / P.group * P.scale_stride + {column})"
+def _scale_at(k: str, column: str, weight: str = "") -> str:
+    return f"scales{weight}_at(P.scale_first + {k} / P.group * P.scale_stride{weight} + {column})"
 
 
-def word_loader(aligned: bool) -> str:
-    """`b_word(row, i)`: word i of a row. Beyond the row it is some word."""
+def word_loader(aligned: bool, weight: str = "") -> str:
+    """`b_word(row, i)`: word i of a row. Beyond the row it is some word. `weight` is the suffix of another `b`."""
+    b = f"b{weight}"
     if aligned:
-        load = "return b[row * (P.row_bytes >> 2u) + i];"
+        load = f"return {b}[row * (P.row_bytes >> 2u) + i];"
     else:
         load = (
-            "let at = row * P.row_bytes + i * 4u; let shift = (at & 3u) * 8u; let last = arrayLength(&b) - 1u;\n"
-            "  let low = b[min(at >> 2u, last)]; let high = b[min((at >> 2u) + 1u, last)];\n"
+            f"let at = row * P.row_bytes + i * 4u; let shift = (at & 3u) * 8u; let last = arrayLength(&{b}) - 1u;\n"
+            f"  let low = {b}[min(at >> 2u, last)]; let high = {b}[min((at >> 2u) + 1u, last)];\n"
             "  return (low >> shift) | ((high << 1u) << (31u - shift));"
         )
-    return f"fn b_word(row: u32, i: u32) -> u32 {{\n  {load}\n}}"
+    return f"fn b_word{weight}(row: u32, i: u32) -> u32 {{\n  {load}\n}}"
 
 
 def loader(packing: Packing, width: str = "P.k") -> Loader:
@@ -110,24 +113,117 @@ def loader(packing: Packing, width: str = "P.k") -> Loader:
     return Loader((("b", Storage(packing.dtype, raw="u32")), ("scales", Storage(packing.scales))), PARAMS, quad)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of a weight that a set of lanes works on: its number among these, the weight's suffix, and which column."""
+
+    number: int
+    weight: str
+    column: int  # from `first` on
+
+
 @lru_cache(maxsize=256)
 def gemv(
-    form: Form, packing: Packing, how: Gemv, count: int, tail: bool, blocks: int, scale_quads: bool, target: Target
+    form: Form,
+    packing: Packing,
+    how: Gemv,
+    count: int,
+    tail: bool,
+    blocks: int,
+    scale_quads: bool,
+    target: Target,
+    further: tuple[DType | None, ...] = (),
 ) -> KernelSpec:
     """`count` rows of a against a weight. A block is one load of a row of the weight; a part of K has `blocks` of them.
 
     `tail`: K is no multiple of a block's elements. `scale_quads`: the scales of four columns can be loaded together.
+
+    `further` are the biases of further weights `b_1`, `b_2`, …; K is one part then. Each has its own workgroups, after
+    those of the weights before it, and a result `y_1`, …. But where the form's finish takes what is `beside`, the only
+    further weight has as many rows, and each set of lanes has the same rows of both: what it gives is not stored.
     """
-    rows, lanes = range(how.rows), how.lanes
+    suffixes = [f"_{w}" for w in range(1, len(further) + 1)]
+    paired = form.finish is not None and None in form.finish.operands
+    together = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
+    walks = [_walk(w, further, packing, how, count, blocks, scale_quads, target) for w in together]
+    partial = walks[0][1]
+    if len(walks) == 1:
+        body = ["let part = group / P.blocks; let block = group % P.blocks;", *walks[0][0]]
+    else:
+        body, before = ["let part = 0u;"], "0u"
+        for s, (lines, _) in zip(["", *suffixes], walks, strict=True):
+            body += [f"if (group >= {before} && group < {before} + P.blocks{s}) {{", f"let block = group - ({before});"]
+            body += [*lines, "}"]
+            before += f" + P.blocks{s}"
+    shared = {"partial": ("f32", partial)} if partial else {}
+    if how.staged:
+        shared["xs"] = ("vec4<f32>", count * how.words * packing.elements // 4 * blocks)
+    reads = {"a": Storage(form.a, 4 if form.a_quads else 1)}
+    for s, bias in zip(["", *suffixes], (None, *further), strict=True):
+        reads[f"b{s}"] = Storage(packing.dtype, raw=RAW[how.words])
+        reads[f"scales{s}"] = Storage(packing.scales, 4 if scale_quads else 1)
+        reads |= {f"bias{s}": Storage(bias)} if bias else {}
+    stored = [] if paired else list(zip(suffixes, further, strict=True))
+    return module(
+        "linear_q4_gemv",
+        body,
+        form,
+        target,
+        reads=reads,
+        writes={f"y{s}": Storage(form.y) for s, _ in stored},
+        workgroup=how.lanes * how.slots,
+        helpers=[
+            *(word_loader(packing.aligned, s) for s in ("", *suffixes) if how.words == 1),
+            _activations(form.a_quads, tail),
+            "var<private> beside: f32;" if paired else "",
+            *(_store(s, bias is not None) for s, bias in stored),
+        ],
+        params=[
+            *PARAMS,
+            ("blocks", "u32"),
+            ("row_blocks", "u32"),
+            *((f"scale_stride{s}", "u32") for s in suffixes),
+            *((f"{name}{s}", "u32") for s, _ in stored for name in ("n", "blocks")),
+        ],
+        shared=shared,
+        subgroups=by_subgroups(how, target),
+    )
+
+
+def _store(weight: str, bias: bool) -> str:
+    """`put` for a further weight, whose result is [M, N] and stands alone."""
+    added = f" + bias{weight}_at(column)" if bias else ""
+    return (
+        f"fn put{weight}(part: u32, row: u32, column: u32, v: f32) {{\n"
+        f"  if (column < P.n{weight}) {{ y{weight}_put(row * P.n{weight} + column, P.alpha * v{added}); }}\n}}"
+    )
+
+
+def _walk(
+    weights: Sequence[str],
+    further: tuple[DType | None, ...],
+    packing: Packing,
+    how: Gemv,
+    count: int,
+    blocks: int,
+    scale_quads: bool,
+    target: Target,
+) -> tuple[list[str], int]:
+    """From the `part` of K and the `block` of columns that a workgroup has to their `put`; and words of its memory.
+
+    A set of lanes has the same columns of all `weights`, which are given by suffix: the first one's are put, and where
+    there is a second one, with bias `further`, its results are what is `beside`.
+    """
+    rows = [_Row(w * how.rows + r, s, r) for w, s in enumerate(weights) for r in range(how.rows)]
+    lanes, own = how.lanes, weights[0]
     elements = how.words * packing.elements
     quads = elements // 4
-    sums = [(m, r) for m in range(count) for r in rows]
+    sums = [(m, row.number) for m in range(count) for row in rows]
     body = [
-        "let part = group / P.blocks;",
-        f"let first = (group % P.blocks * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
+        f"let first = (block * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
         f"let lane = lid % {lanes}u;",
         f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
-        *(f"let column{r} = min(first + {r}u, P.n - 1u);" for r in rows),
+        *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if count == 1 else '0.0'};" for m, r in sums),
     ]
     if how.staged:
@@ -140,8 +236,9 @@ def gemv(
             "workgroupBarrier();",
         ]
     body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
-    for r in rows:
-        load = f"b_word(column{r}, t)" if how.words == 1 else f"b[column{r} * (P.row_bytes / {4 * how.words}u) + t]"
+    for row in rows:
+        r, b, column = row.number, f"b{row.weight}", f"column{row.column}"
+        load = f"b_word{row.weight}({column}, t)" if how.words == 1 else f"{b}[{column} * {_stride(how)} + t]"
         words = [f"loaded{r}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [f"loaded{r}"]
         body.append(f"  let loaded{r} = {load};")
         body += [f"  let w{r}_{i} = {_unsigned(w, packing)};" for i, w in enumerate(words)]
@@ -149,33 +246,27 @@ def gemv(
         for q in range(quads):
             value = f"xs[{(m * quads + q) * blocks}u + t - begin]" if how.staged else f"x_quad({m}u, k + {4 * q}u)"
             body.append(f"  let x{m}_{q} = {value};")
-    body += [f"  {line}" for line in _accumulate(packing, count, how.rows, quads, scale_quads)]
+    body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
     body.append("}")
     added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if count == 1 else f"sum{m}_{r}" for m, r in sums]
     reduced, totals, partial = reduce_lanes(added, how, target)
     body += reduced
-    for i, (m, r) in enumerate(sums):
-        total = f"{totals[i]} * {_scale_at('0u', f'column{r}')}" if packing.run == WHOLE else totals[i]
-        body.append(f"if (lane == {i % lanes}u) {{ put(part, {m}u, first + {r}u, {total}); }}")
-    shared = {"partial": ("f32", partial)} if partial else {}
-    if how.staged:
-        shared["xs"] = ("vec4<f32>", count * quads * blocks)
-    return module(
-        "linear_q4_gemv",
-        body,
-        form,
-        target,
-        reads={
-            "a": Storage(form.a, 4 if form.a_quads else 1),
-            "b": Storage(packing.dtype, raw=RAW[how.words]),
-            "scales": Storage(packing.scales, 4 if scale_quads else 1),
-        },
-        workgroup=lanes * how.slots,
-        helpers=[word_loader(packing.aligned) if how.words == 1 else "", _activations(form.a_quads, tail)],
-        params=[*PARAMS, ("blocks", "u32"), ("row_blocks", "u32")],
-        shared=shared,
-        subgroups=by_subgroups(how, target),
-    )
+    for m in range(count):
+        for r in range(how.rows):
+            scaled = [totals[m * len(rows) + w * how.rows + r] for w in range(len(weights))]
+            if packing.run == WHOLE:
+                scaled = [f"{v} * {_scale_at('0u', f'column{r}', s)}" for v, s in zip(scaled, weights, strict=True)]
+            other = ""
+            for s, v, bias in zip(weights[1:], scaled[1:], further, strict=False):
+                other = f"beside = P.alpha * {v}{f' + bias{s}_at(column{r})' if bias else ''}; "
+            put = f"{other}put{own}(part, {m}u, first + {r}u, {scaled[0]});"
+            body.append(f"if (lane == {(m * how.rows + r) % lanes}u) {{ {put} }}")
+    return body, partial
+
+
+def _stride(how: Gemv) -> str:
+    """Loads from one row of a weight to the next."""
+    return f"(P.row_bytes / {4 * how.words}u)"
 
 
 def _activations(quads: bool, tail: bool) -> str:
@@ -190,8 +281,8 @@ def _activations(quads: bool, tail: bool) -> str:
     return f"fn x_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
 
 
-def _accumulate(packing: Packing, count: int, rows: int, quads: int, scale_quads: bool) -> list[str]:
-    """A block of each of `rows` rows of the weight times its elements of each of `count` rows of a, into the sums.
+def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, scale_quads: bool) -> list[str]:
+    """A block of each of `rows` rows of weights times its elements of each of `count` rows of a, into the sums.
 
     Sums for one row of a are quads, which are added up at the end; those for several would not fit into registers.
     """
@@ -206,10 +297,11 @@ def _accumulate(packing: Packing, count: int, rows: int, quads: int, scale_quads
 
     lines: list[str] = []
     if packing.run in (1, 2):  # a scale of its own for every element
-        for r in range(rows):
+        for row in rows:
+            r = row.number
             for q in range(quads):
                 ks = (f"min(k + {4 * q + j}u, P.k - 1u)" for j in range(4))
-                scale = f"vec4<f32>({', '.join(_scale_at(k, f'column{r}') for k in ks)})"
+                scale = f"vec4<f32>({', '.join(_scale_at(k, f'column{row.column}', row.weight) for k in ks)})"
                 lines.append(f"let d{r}_{q} = ({fractions(r, q)} - vec4<f32>(1.5)) * {scale};")
                 lines += [add(f"sum{m}_{r}", f"d{r}_{q}", f"x{m}_{q}") for m in range(count)]
         return lines
@@ -221,7 +313,7 @@ def _accumulate(packing: Packing, count: int, rows: int, quads: int, scale_quads
             lines.append(f"let lift{m}_{c} = -1.5 * {total if count == 1 else f'dot({total}, {ones})'};")
         if packing.run != WHOLE:
             lines += _scales(f"min(k + {4 * c}u, P.k - 1u)", c, rows, scale_quads)
-        for r in range(rows):
+        for r in range(len(rows)):
             lines += [f"var p{m}_{r}_{c} = lift{m}_{c};" for m in range(count)]
             for q in inside:
                 lines.append(f"let d{r}_{q} = {fractions(r, q)};")
@@ -231,14 +323,15 @@ def _accumulate(packing: Packing, count: int, rows: int, quads: int, scale_quads
     return lines
 
 
-def _scales(k: str, c: int, rows: int, scale_quads: bool) -> list[str]:
+def _scales(k: str, c: int, rows: Sequence[_Row], scale_quads: bool) -> list[str]:
     """Declares `scale<c>_<r>`, the scale of element k in each row."""
     if not scale_quads:
-        return [f"let scale{c}_{r} = {_scale_at(k, f'column{r}')};" for r in range(rows)]
-    lines = [f"let scales{c} = {k} / P.group * P.scale_stride;"]
-    for r in range(0, rows, 4):
-        column = f"min(P.scale_first + first + {r}u, P.scale_stride - 4u)"
-        lines.append(f"let quad{c}_{r} = scales_at4((scales{c} + {column}) >> 2u);")
+        return [f"let scale{c}_{row.number} = {_scale_at(k, f'column{row.column}', row.weight)};" for row in rows]
+    lines = []
+    for row in rows[::4]:
+        r, stride = row.number, f"P.scale_stride{row.weight}"
+        column = f"min(P.scale_first + first + {row.column}u, {stride} - 4u)"
+        lines.append(f"let quad{c}_{r} = scales{row.weight}_at4(({k} / P.group * {stride} + {column}) >> 2u);")
         lines += [f"let scale{c}_{r + j} = quad{c}_{r}.{'xyzw'[j]};" for j in range(4)]
     return lines
 

@@ -54,13 +54,17 @@ class Finish:
     that place in further tensors, and numbers."""
 
     wgsl: str  # defines `apply`
-    operands: tuple[DType, ...]
+    operands: tuple[DType | None, ...]  # None: no tensor, but the kernel's variable `beside`
     numbers: tuple[str, ...]
 
     @property
+    def reads(self) -> dict[str, Storage]:
+        return {f"e{k}": Storage(dtype) for k, dtype in enumerate(self.operands) if dtype}
+
+    @property
     def call(self) -> str:
-        given = [f"e{k}_at(i)" for k in range(len(self.operands))] + [f"P.{n}" for n in self.numbers]
-        return f"apply({', '.join(['i', 'v', *given])})"
+        given = [f"e{k}_at(i)" if dtype else "beside" for k, dtype in enumerate(self.operands)]
+        return f"apply({', '.join(['i', 'v', *given, *(f'P.{n}' for n in self.numbers)])})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +129,22 @@ def module(
     params: list[tuple[str, str]],
     shared: dict[str, tuple[str, int]] | None = None,
     subgroups: bool = False,
+    writes: dict[str, Storage] | None = None,
 ) -> KernelSpec:
-    """A kernel with the epilogue that all share: `finish` scales, adds the bias and more; `put` or `put4` store."""
+    """A kernel with the epilogue that all share: `finish` scales, adds the bias and more; `put` or `put4` store.
+
+    `reads` and `writes` are what it binds beside what the form says.
+    """
     added = {"bias": Storage(form.bias)} if form.bias else {}
     if form.finish:
-        added |= {f"e{k}": Storage(dtype) for k, dtype in enumerate(form.finish.operands)}
+        added |= form.finish.reads
     text = "\n".join(f"  {line}" for line in body)
     return build(
         name,
         text,
         target=target,
         reads=reads | added,
-        writes={"y": Storage(form.y, 4 if form.y_quads else 1)},
+        writes={"y": Storage(form.y, 4 if form.y_quads else 1), **(writes or {})},
         params=[
             *SIZES,
             *PLACES,

@@ -1,12 +1,13 @@
 """Linear layers whose weights are packed integers of 4 or 8 bits: dequantised on the way into a product in floats.
 
 For a few rows of x, `GEMVS` says how the work is shared out; for more, the weight goes through tiles of `matmul`.
+Products of the same few rows can share a dispatch: `abreast`, `paired`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..dtypes import FLOATS, DType
@@ -85,41 +86,148 @@ def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Targ
     return replace(how, lanes=lanes, words=words, slots=slots)
 
 
-def _reduced_bytes(how: Gemv, m: int, target: Target) -> int:
-    """Workgroup memory in which lanes add up their sums for `m` rows of x."""
+def _reduced_bytes(how: Gemv, sums: int, target: Target) -> int:
+    """Workgroup memory in which lanes add up so many sums for each row of the weight."""
     each = how.lanes // target.subgroup_size if by_subgroups(how, target) else how.lanes
-    return m * how.rows * each * how.slots * 4
+    return sums * how.rows * each * how.slots * 4
 
 
-def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
-    packing = weight.packing(p.k)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Few(Dispatch):
+    """All of a product of few rows of x, with what `abreast` and `paired` need to compute it along with others."""
+
+    product: Product
+    weight: Weight
+
+    def alike(self, other: Few) -> bool:
+        """Whether both read the same x, and weights stored the same way, and give results of the same type."""
+        p, q, v, w = self.product, other.product, self.weight, other.weight
+        stored = v.packing(p.k) == w.packing(q.k) and (v.group, v.packed.shape[1]) == (w.group, w.packed.shape[1])
+        return stored and p.a is q.a and p.y.dtype is q.y.dtype
+
+    @property
+    def operands(self) -> list[Tensor]:
+        """What it reads beside x."""
+        return [self.weight.packed, self.weight.scales, *self.product.added]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the work is shared out. A block is one load of a row of the weight."""
+
+    how: Gemv
+    row_blocks: int
+    part_blocks: int
+    parts: int  # of K
+    tail: bool
+    quads: bool
+
+    def groups(self, n: int) -> int:
+        """Workgroups for a part of K and n columns."""
+        return _ceil(n, self.how.rows * self.how.slots)
+
+
+def _share(p: Product, weights: Sequence[Weight], columns: int, target: Target, *, paired: bool = False) -> Sharing:
+    """For p, or products with several weights that have so many columns together; `paired` if a set has rows of two."""
+    row_bytes, packing = weights[0].packed.shape[1], weights[0].packing(p.k)
 
     def blocks(words: int) -> int:
         return _ceil(p.k, words * packing.elements)
 
-    choice = next(c for c in GEMVS if c.when(p.m, p.n, p.k))
-    how = fitted(choice.gemv, blocks, weight.packed.shape[1], target)
-    while _reduced_bytes(how, p.m, target) > target.max_shared_bytes:
+    choice = next(c for c in GEMVS if c.when(p.m, columns, p.k))
+    how = fitted(choice.gemv, blocks, row_bytes, target)
+    if paired:
+        how = replace(how, rows=_ceil(how.rows, 2))
+    sums = p.m * (1 + paired)
+    while _reduced_bytes(how, sums, target) > target.max_shared_bytes:
         how = replace(how, rows=how.rows // 2) if how.rows > 1 else replace(how, slots=how.slots // 2)
     row_blocks = blocks(how.words)
-    part_blocks = _ceil(row_blocks, choice.parts)
+    part_blocks = _ceil(row_blocks, choice.parts) if len(weights) == 1 else row_blocks
     staged_bytes = p.m * part_blocks * how.words * packing.elements * 4
-    if staged_bytes + _reduced_bytes(how, p.m, target) > target.max_shared_bytes:
+    if staged_bytes + _reduced_bytes(how, sums, target) > target.max_shared_bytes:
         how = replace(how, staged=False)
-    parts = _ceil(row_blocks, part_blocks)
     quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
-    quads = quads and weight.scales.shape[-1] % 4 == 0 and weight.first % 4 == 0
+    quads = quads and all(w.scales.shape[-1] % 4 == 0 and w.first % 4 == 0 for w in weights)
     tail = p.k % (how.words * packing.elements) != 0
-    column_blocks = _ceil(p.n, how.rows * how.slots)
-    p = replace(p, alpha=packing.unit)
-    sums = p.y if parts == 1 else (yield Scratch((parts, p.m, p.n), DType.F32))
-    q = p if parts == 1 else p.partial(sums)
-    kernel = gemv(q.form(target, quads=False), packing, how, p.m, tail, part_blocks, quads, target)
-    yield weight.dispatch(q, kernel, parts * column_blocks, blocks=column_blocks, row_blocks=row_blocks)
-    if parts > 1:
-        adding = add_parts(p.form(target, quads=False), target)
-        groups = _ceil(p.m * p.n, adding.kernel.workgroup)
-        yield Dispatch(adding, [sums, *p.added], [p.y], groups, p.params(parts=parts))
+    return Sharing(how, row_blocks, part_blocks, _ceil(row_blocks, part_blocks), tail, quads)
+
+
+def _kernel(p: Product, weight: Weight, s: Sharing, target: Target, further: Sequence[Few] = ()) -> KernelSpec:
+    biases = tuple(f.product.bias.dtype if f.product.bias else None for f in further)
+    form, packing = p.form(target, quads=False), weight.packing(p.k)
+    return gemv(form, packing, s.how, p.m, s.tail, s.part_blocks, s.quads, target, biases)
+
+
+def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
+    s = _share(p, [weight], p.n, target)
+    groups = s.groups(p.n)
+    p = replace(p, alpha=weight.packing(p.k).unit)
+    if s.parts == 1:
+        kernel = _kernel(p, weight, s, target)
+        d = weight.dispatch(p, kernel, groups, blocks=groups, row_blocks=s.row_blocks)
+        yield Few(d.kernel, d.read, d.write, groups, d.params, flops=d.flops, product=p, weight=weight)
+        return
+    sums = yield Scratch((s.parts, p.m, p.n), DType.F32)
+    q = p.partial(sums)
+    kernel = _kernel(q, weight, s, target)
+    yield weight.dispatch(q, kernel, s.parts * groups, blocks=groups, row_blocks=s.row_blocks)
+    adding = add_parts(p.form(target, quads=False), target)
+    groups = _ceil(p.m * p.n, adding.kernel.workgroup)
+    yield Dispatch(adding, [sums, *p.added], [p.y], groups, p.params(parts=s.parts))
+
+
+def abreast(few: Sequence[Few], target: Target) -> list[Dispatch]:
+    """The same products in fewer dispatches: as many in each as are alike and as the adapter binds."""
+    found: list[list[Few]] = []
+    for f in few:
+        last = found[-1] if found else []
+        bound = 1 + sum(len(g.operands) + 1 for g in (*last, f))
+        plain = not any(g.product.finish for g in (*last, f))
+        if last and plain and last[0].alike(f) and bound <= target.max_storage_buffers:
+            last.append(f)
+        else:
+            found.append([f])
+    return [_side_by_side(fs, target) if len(fs) > 1 else fs[0] for fs in found]
+
+
+def _side_by_side(few: Sequence[Few], target: Target) -> Dispatch:
+    first, *further = few
+    p, weight = first.product, first.weight
+    s = _share(p, [f.weight for f in few], sum(f.product.n for f in few), target)
+    groups = [s.groups(f.product.n) for f in few]
+    extra = {"blocks": groups[0], "row_blocks": s.row_blocks}
+    for w, (f, blocks) in enumerate(zip(further, groups[1:], strict=True), 1):
+        extra |= {f"scale_stride_{w}": f.weight.scales.shape[-1], f"n_{w}": f.product.n, f"blocks_{w}": blocks}
+    return Dispatch(
+        _kernel(p, weight, s, target, further),
+        [p.a, weight.packed, weight.scales, *(t for f in further for t in f.operands), *p.added],
+        [f.product.y for f in few],
+        sum(groups),
+        p.params(**weight.params(), **extra),
+        flops=sum(f.flops for f in few),
+        label=", ".join(f.label for f in few),
+    )
+
+
+def paired(first: Few, second: Few, target: Target) -> Dispatch | None:
+    """Both in one dispatch that does not store the first's result, if the second's finish is all that reads it."""
+    p, finish = second.product, second.product.finish
+    if not first.alike(second) or first.product.finish or first.product.n != p.n or finish is None:
+        return None
+    operands = zip(finish.kernel.operands, finish.tensors, strict=True)
+    kernel = replace(finish.kernel, operands=tuple(None if t is first.product.y else d for d, t in operands))
+    tensors = tuple(t for t in finish.tensors if t is not first.product.y)
+    p = replace(p, finish=Finishing(kernel, tensors, finish.numbers))
+    weight = second.weight
+    reads = [p.a, weight.packed, weight.scales, *first.operands, *p.added]
+    if len(tensors) == len(finish.tensors) or len(reads) + 1 > target.max_storage_buffers:
+        return None
+    s = _share(p, [weight, first.weight], 2 * p.n, target, paired=True)
+    groups = s.groups(p.n)
+    extra = {"blocks": groups, "row_blocks": s.row_blocks, "scale_stride_1": first.weight.scales.shape[-1]}
+    params = p.params(**weight.params(), **extra)
+    flops, label = first.flops + second.flops, f"{first.label}, {second.label}"
+    return Dispatch(_kernel(p, weight, s, target, [first]), reads, [p.y], groups, params, flops=flops, label=label)
 
 
 def tiled(p: Product, weight: Weight, target: Target) -> Steps:
@@ -184,7 +292,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None, target: Target, finis
     yield from products(x, weight, bias, out, target, finish)
 
 
-@op("et_vk.linear_q4gsw.default", splits=("weights",), dtypes=FLOATS)
+@op("et_vk.linear_q4gsw.default", splits=("weights",), dtypes=FLOATS, abreast=True)
 def linear_q4gsw(
     x: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, bias: Tensor | None = None, *, target: Target,
     finish: Finishing | None = None,
@@ -193,7 +301,7 @@ def linear_q4gsw(
     yield from linear(x, Weight(weights, weight_scales, 4, group_size), bias, target, finish)
 
 
-@op("et_vk.linear_qcs4w.default", splits=("weight",), dtypes=FLOATS)
+@op("et_vk.linear_qcs4w.default", splits=("weight",), dtypes=FLOATS, abreast=True)
 def linear_qcs4w(
     x: Tensor, weight: Tensor, scales: Tensor, *, target: Target, finish: Finishing | None = None
 ) -> Steps:
@@ -205,7 +313,7 @@ def linear_qcs4w(
     yield from linear(x, packed, None, target, finish)
 
 
-@op("aten._weight_int8pack_mm.default", splits=("weight",), dtypes=FLOATS)
+@op("aten._weight_int8pack_mm.default", splits=("weight",), dtypes=FLOATS, abreast=True)
 def weight_int8pack_mm(
     x: Tensor, weight: Tensor, scales: Tensor, *, target: Target, finish: Finishing | None = None
 ) -> Steps:

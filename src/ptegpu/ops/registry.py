@@ -65,7 +65,7 @@ class Dispatch:
     """One kernel launch over `groups` workgroups. `params` may hold Syms for parameters of type `sym`.
 
     For profiles: `flops` of products, convolutions and attention; `read_bytes` and `write_bytes` where a launch needs
-    less than its operands hold.
+    less than its operands hold; `label` where it is not the node's name that says what is computed.
     """
 
     kernel: KernelSpec
@@ -77,6 +77,7 @@ class Dispatch:
     flops: int = 0
     read_bytes: int | None = None
     write_bytes: int | None = None
+    label: str = ""
 
 
 class Bounded(NamedTuple):
@@ -117,6 +118,7 @@ class OpDef:
     indexes: Indexes | None = None  # which arguments are indices from data, and their bounds
     serves: Serves | None = None  # whether the GPU takes a call; without it, all
     numbers: tuple[int, ...] = ()  # parameters that are scalars of the tensors' kind
+    abreast: bool = False  # several that have the same first argument may share a dispatch
     doc: str = ""
 
     def bind(self, args: Sequence[Arg]) -> list[Any]:
@@ -204,6 +206,7 @@ def op(
     moves: bool = False,
     indexes: Indexes | None = None,
     serves: Serves | None = None,
+    abreast: bool = False,
 ) -> Callable[[Rule], Rule]:
     """Register a generator of steps under each name; see `OpDef` for what the rest says. What moves is wide."""
 
@@ -220,6 +223,7 @@ def op(
             moves=moves,
             indexes=indexes,
             serves=serves,
+            abreast=abreast,
         )
         return rule
 
@@ -262,6 +266,7 @@ def define(
     moves: bool = False,
     indexes: Indexes | None = None,
     serves: Serves | None = None,
+    abreast: bool = False,
 ) -> None:
     """Put a rule into the registry under each name."""
     hints = typing.get_type_hints(rule)
@@ -287,6 +292,7 @@ def define(
             moves=moves,
             indexes=indexes,
             serves=serves,
+            abreast=abreast,
             numbers=tuple(k for k, (n, *_) in enumerate(positional) if _is_number(hints[n])),
             doc=inspect.getdoc(rule) or "",
             **{kind: rule},

@@ -118,9 +118,10 @@ class _Lowering:
         grid = fold(step.groups, self.target.max_groups, spec.kernel.name)
         read = sum(t.nbytes for t in dict.fromkeys(step.read)) if step.read_bytes is None else step.read_bytes
         write = sum(t.nbytes for t in writes) if step.write_bytes is None else step.write_bytes
-        self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, node.name, read, write, step.flops))
+        label = step.label or node.name
+        self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, label, read, write, step.flops))
         for source, to in casts:
-            self.launch(k, node, cast(source, to, self.target), scratch)
+            self.launch(k, node, replace(cast(source, to, self.target), label=step.label), scratch)
 
     def binding(self, t: Tensor, scratch: dict[Tensor, Buffer]) -> Binding:
         buffer = scratch.get(t) or self.memory.buffer_of[t]

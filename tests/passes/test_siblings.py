@@ -1,0 +1,387 @@
+"""Products of the same x become one node, and for few rows one dispatch; they give what they give apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cases import device, plan_of, run_plan
+
+from ptegpu.dtypes import DType
+from ptegpu.graph.graph import Graph, Node, Tensor
+from ptegpu.graph.live import Live, settle
+from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.ops import REGISTRY, linear_q4
+from ptegpu.passes.fuse import fuse_elementwise
+from ptegpu.passes.memory import plan_memory
+from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, join_siblings
+from ptegpu.plan.lower import lower
+from ptegpu.plan.plan import Plan
+from ptegpu.plan.symbols import Symbols
+from ptegpu.plan.target import Target
+
+F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
+TOLERANCE = {F32: 1e-5, F16: 2e-3}  # of the largest magnitude
+MANY = Target(max_storage_buffers=64)
+
+
+class Builder:
+    """A graph with random inputs and constants."""
+
+    def __init__(self, dtype: DType = F32, scales: DType | None = None) -> None:
+        self.graph, self.dtype, self.scales = Graph("siblings"), dtype, scales or dtype
+        self.arrays: list[np.ndarray] = []
+        self.rng = np.random.default_rng(0)
+
+    def input(self, *shape: int) -> Tensor:
+        x = Tensor(f"x{len(self.arrays)}", self.dtype, shape, "input")
+        self.graph.inputs.append(x)
+        self.arrays.append(self.rng.uniform(-1, 1, shape).astype(self.dtype.numpy))
+        return x
+
+    def constant(self, *shape: int, dtype: DType) -> Tensor:
+        values = self.rng.uniform(-0.1, 0.1, shape) if dtype.is_float else self.rng.integers(0, 128, shape)
+        return Tensor(f"w{len(self.graph.nodes)}.{shape}", dtype, shape, "constant", values.astype(dtype.numpy))
+
+    def apply(self, op: str, *args: object, shape: tuple[int, ...]) -> Tensor:
+        number = len(self.graph.nodes)
+        out = Tensor(f"t{number}", self.dtype, shape)
+        self.graph.nodes.append(Node(REGISTRY[op], args, (out,), f"{op} #{number}"))  # type: ignore[arg-type]
+        return out
+
+    def linear(self, x: Tensor, n: int, group: int = 32, *, bias: bool = False, packed: int | None = None) -> Tensor:
+        """Padded as the packer pads: K to 8, scales and bias to 4 columns."""
+        k, columns = x.shape[-1], -(-n // 4) * 4
+        weight = self.constant(n, packed or -(-k // 8) * 4, dtype=U8)
+        scales = self.constant(-(-k // group), columns, dtype=self.scales)
+        added = self.constant(columns, dtype=self.dtype) if bias else None
+        args = (x, weight, scales, group, added)
+        return self.apply("et_vk.linear_q4gsw.default", *args, shape=(*x.shape[:-1], n))
+
+    def bytes_linear(self, x: Tensor, n: int) -> Tensor:
+        args = (x, self.constant(n, x.shape[-1], dtype=I8), self.constant(n, dtype=self.dtype))
+        return self.apply("aten._weight_int8pack_mm.default", *args, shape=(*x.shape[:-1], n))
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) · up."""
+        sigmoid = self.apply("aten.sigmoid.default", gate, shape=gate.shape)
+        silu = self.apply("aten.mul.Tensor", gate, sigmoid, shape=gate.shape)
+        return self.apply("aten.mul.Tensor", silu, up, shape=gate.shape)
+
+
+def projections(m: int, k: int, sizes: tuple[int, ...], group: int, *, bias: bool = False, **how: DType) -> Builder:
+    """Those of queries, keys and values; biases for all but the last."""
+    b = Builder(**how)
+    x = b.input(m, k)
+    last = len(sizes) - 1
+    b.graph.outputs = [b.linear(x, n, group, bias=bias and k < last) for k, n in enumerate(sizes)]
+    return b
+
+
+def swiglu(m: int, k: int, n: int, group: int, *, bias: bool = False, **how: DType) -> Builder:
+    b = Builder(**how)
+    x = b.input(m, k)
+    gate, up = b.linear(x, n, group, bias=bias), b.linear(x, n, group, bias=bias)
+    b.graph.outputs = [b.gated(gate, up)]
+    return b
+
+
+def geglu(m: int, k: int, n: int, group: int, **how: DType) -> Builder:
+    """The product that finishes is the gate, and something else of the same shape is added."""
+    b = Builder(**how)
+    x, skip = b.input(m, k), b.input(m, n)
+    up, gate = b.linear(x, n, group, bias=True), b.linear(x, n, group)
+    gelu = b.apply("aten.gelu.default", gate, "tanh", shape=(m, n))
+    made = b.apply("aten.mul.Tensor", gelu, up, shape=(m, n))
+    b.graph.outputs = [b.apply("aten.add.Tensor", made, skip, 1, shape=(m, n))]
+    return b
+
+
+def names(graph: Graph) -> list[str]:
+    return [n.op.name for n in graph.nodes]
+
+
+def join(b: Builder) -> list[str]:
+    fuse_elementwise(b.graph)
+    join_siblings(b.graph)
+    return names(b.graph)
+
+
+def run(b: Builder, joined: bool, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", **target: int):
+    """The graph's results, and how many dispatches it took."""
+    gpu = device(f16, subgroups, limits)
+    fuse_elementwise(b.graph)
+    if joined:
+        join_siblings(b.graph)
+    plan = plan_of(b.graph, replace(gpu.target, **target))
+    return run_plan(plan, b.arrays, gpu), len(plan.dispatches)
+
+
+def same(make: Callable[[], Builder], dispatches: int | None, **how: object) -> None:
+    apart, _ = run(make(), False, **how)  # type: ignore[arg-type]
+    joined, count = run(make(), True, **how)  # type: ignore[arg-type]
+    if dispatches is not None:
+        assert count == dispatches
+    for a, j in zip(apart, joined, strict=True):
+        scale = float(np.abs(a).max())
+        np.testing.assert_allclose(j, a, rtol=0, atol=TOLERANCE[DType.of(a.dtype)] * scale)
+
+
+SIZES = [  # rows, K, N of each, group
+    (1, 64, (20, 12, 12), 32),
+    (1, 96, (33, 7, 5), 96),
+    (1, 36, (10, 6, 9), 12),  # K % 8 == 4: the packer pads it
+    (1, 60, (6, 3), 6),
+    (1, 4, (3, 4), 4),
+    (1, 4128, (4, 3), 32),
+    (1, 64, (8195, 9), 32),
+    (2, 64, (20, 12, 12, 8), 32),
+    (5, 68, (9, 8), 4),
+    (8, 72, (18, 7), 36),
+    (9, 64, (20, 12, 12), 32),
+    (40, 70, (33, 9), 14),
+]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_projections(size):
+    dispatches = 1 if size[0] <= linear_q4.MAX_GEMV_ROWS else len(size[2])
+    same(lambda: projections(*size, bias=size[1] > 64), dispatches)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_pairs(size):
+    m, k, ns, group = size
+    dispatches = 1 if m <= linear_q4.MAX_GEMV_ROWS else 2
+    same(lambda: (geglu if m in (2, 9) else swiglu)(m, k, ns[0], group), dispatches)
+
+
+@pytest.mark.parametrize("f16", [True, False])
+@pytest.mark.parametrize("how", [{"dtype": F16}, {"dtype": F16, "scales": F32}, {"scales": F16}], ids=str)
+@pytest.mark.parametrize("m", [1, 12])
+def test_halves(m, how, f16):
+    same(lambda: projections(m, 64, (20, 11), 32, bias=True, **how), None, f16=f16)
+    same(lambda: swiglu(m, 64, 21, 32, bias=True, **how), None, f16=f16)
+
+
+@pytest.mark.parametrize("size", SIZES[::2], ids=str)
+def test_in_a_browser(size):
+    """Of 8 storage buffers, x and two products take 7, with a bias 8, with two 9; a pair takes 6 to 8."""
+    m, k, ns, group = size
+    features = {"f16": False, "subgroups": False, "limits": "browser"}
+    few = m <= linear_q4.MAX_GEMV_ROWS
+    same(lambda: projections(*size), -(-len(ns) // 2) if few else len(ns), **features)
+    same(lambda: projections(m, k, (ns[1],) * 4, group, bias=True), 3 if few else 4, **features)
+    same(lambda: swiglu(m, k, ns[0], group, bias=True), 1 if few else 2, **features)
+
+
+def test_workgroups_of_128():
+    same(lambda: projections(3, 512, (33, 9), 32), 1, subgroups=False, max_invocations=128)
+    same(lambda: swiglu(3, 512, 33, 32), 1, subgroups=False, max_invocations=128)
+
+
+WAYS = [
+    (Gemv(rows=1, lanes=8, words=1, slots=4), 1),
+    (Gemv(rows=2, lanes=16, words=2, slots=2), 3),
+    (Gemv(rows=8, lanes=32, words=2, slots=2, staged=True), 1),
+    (Gemv(rows=1, lanes=256, words=1, staged=True), 1),
+    (Gemv(rows=3, lanes=4, words=1, slots=5), 1),
+]
+
+
+@pytest.mark.parametrize("subgroups", [True, False])
+@pytest.mark.parametrize("way, parts", WAYS, ids=str)
+def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
+    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(way, parts),))
+    dispatches = 1 if parts == 1 else None
+    same(lambda: projections(1, 256, (21, 40), 32, bias=True), dispatches, subgroups=subgroups)
+    same(lambda: swiglu(2, 100, 12, 20), dispatches, subgroups=subgroups)
+
+
+@pytest.mark.parametrize("m", [1, 4, 12])
+def test_weights_of_bytes(m):
+    def make() -> Builder:
+        b = Builder()
+        x = b.input(m, 37)
+        b.graph.outputs = [b.bytes_linear(x, n) for n in (9, 4, 4)]
+        return b
+
+    same(make, 1 if m <= linear_q4.MAX_GEMV_ROWS else 3)
+
+
+def test_rows_that_are_no_whole_words():
+    def make() -> Builder:
+        b = Builder()
+        x = b.input(1, 30)
+        gate, up = b.linear(x, 7, 10, packed=15), b.linear(x, 7, 10, packed=15)
+        b.graph.outputs = [b.gated(gate, up), b.linear(x, 6, 10, packed=15), b.linear(x, 5, 10, packed=15)]
+        return b
+
+    same(make, 2)
+
+
+@pytest.mark.parametrize("make", [projections, swiglu])
+def test_a_weight_in_parts(make):
+    """One that is too large for a binding is computed on its own, in parts."""
+    sizes = (40, 8) if make is projections else 40
+    same(lambda: make(2, 64, sizes, 32), None, max_binding_bytes=640)
+
+
+@pytest.mark.parametrize("make", [lambda m: projections(m, 64, (20, 12, 12), 32), lambda m: swiglu(m, 64, 21, 32)])
+def test_live_rows(make):
+    """One graph, its memory planned for 12 rows, at fewer and at none."""
+    b, gpu = make(12), device()
+    join(b)
+    settle(b.graph)
+    memory, live = plan_memory(b.graph, gpu.target), Live(b.graph)
+    (x,) = b.graph.inputs
+    (whole,) = b.arrays
+    counts = []
+    for m in (12, 1, 8, 0, 3, 12):
+        live.update({x: (m, 64)}, lambda _: np.empty(0))
+        plan = lower(b.graph, memory, gpu.target, Symbols(b.graph))
+        counts.append(len(plan.dispatches))
+        c = make(12)
+        fuse_elementwise(c.graph)
+        c.arrays = [whole]
+        wanted, _ = run(c, False)
+        for got, want in zip(run_plan(plan, [whole[:m]], gpu), wanted, strict=True):
+            np.testing.assert_allclose(got, want[:m], rtol=0, atol=1e-5)
+    many = len(b.graph.nodes[0].outs)
+    assert counts == [many, 1, 1, 0, 1, many]
+
+
+def labels(b: Builder, target: Target = MANY) -> list[str]:
+    plan: Plan = plan_of(b.graph, target)
+    return [d.label for d in plan.dispatches]
+
+
+LINEAR = "et_vk.linear_q4gsw.default"
+
+
+def test_labels_name_the_calls_that_a_dispatch_serves() -> None:
+    b = projections(1, 64, (8, 4, 4), 32)
+    assert join(b) == ["fused(linear_q4gsw+linear_q4gsw+linear_q4gsw)"]
+    assert b.graph.nodes[0].name == f"{LINEAR} #0, {LINEAR} #1, {LINEAR} #2"
+    assert labels(b) == [f"{LINEAR} #0, {LINEAR} #1, {LINEAR} #2"]
+    assert labels(b, Target()) == [f"{LINEAR} #0, {LINEAR} #1", f"{LINEAR} #2"]
+    b = projections(9, 64, (8, 4, 4), 32)
+    join(b)
+    assert labels(b) == [f"{LINEAR} #0", f"{LINEAR} #1", f"{LINEAR} #2"]
+    b = swiglu(1, 64, 8, 32)
+    assert join(b) == ["fused(linear_q4gsw+linear_q4gsw+sigmoid+mul+mul)"]
+    assert labels(b) == [f"{LINEAR} #0, {LINEAR} #1 and 3 after it"]
+
+
+def test_a_joined_node_has_the_arguments_and_results_of_all() -> None:
+    b = swiglu(1, 64, 8, 32)
+    gate, _, *_, out = (n.outs[0] for n in b.graph.nodes)
+    constants = [v for n in b.graph.nodes[:2] for v in n.args[1:3]]
+    join(b)
+    (only,) = b.graph.nodes
+    assert only.outs == (gate, out)
+    assert list(dict.fromkeys(only.values())) == [b.graph.inputs[0], *constants]
+    assert [only.args[k] for k in only.op.splits] == constants[::2]
+
+
+def test_pairs_and_siblings_of_the_same_x() -> None:
+    b = Builder()
+    x = b.input(1, 64)
+    query, gate, key, up = (b.linear(x, 8) for _ in range(4))
+    b.graph.outputs = [b.gated(gate, up), query, key]
+    assert join(b) == ["fused(linear_q4gsw+linear_q4gsw)", "fused(linear_q4gsw+linear_q4gsw+sigmoid+mul+mul)"]
+
+
+def test_siblings_move_up_past_what_uses_the_first() -> None:
+    b = Builder()
+    x = b.input(1, 64)
+    query = b.linear(x, 8)
+    softmax = b.apply("aten._softmax.default", query, -1, False, shape=(1, 8))
+    b.graph.outputs = [softmax, b.linear(x, 4)]
+    assert join(b) == ["fused(linear_q4gsw+linear_q4gsw)", "aten._softmax.default"]
+
+
+def test_what_is_far_away_or_too_much_stays_apart() -> None:
+    b = Builder()
+    x = b.input(1, 64)
+    b.graph.outputs = [b.linear(x, 4) for _ in range(MAX_SIBLINGS + 2)]
+    joined = ["linear_q4gsw"] * MAX_SIBLINGS
+    assert join(b) == [f"fused({'+'.join(joined)})", "fused(linear_q4gsw+linear_q4gsw)"]
+    b = Builder()
+    x = b.input(1, 64)
+    y = b.linear(x, 4)
+    for _ in range(MAX_DISTANCE):
+        y = b.apply("aten._softmax.default", y, -1, False, shape=(1, 4))
+    b.graph.outputs = [y, b.linear(x, 4)]
+    assert join(b) == [LINEAR, *["aten._softmax.default"] * MAX_DISTANCE, LINEAR]
+
+
+def other_x(b: Builder, x: Tensor) -> None:
+    b.linear(b.input(1, 64), 8)
+
+
+def other_group(b: Builder, x: Tensor) -> None:
+    b.linear(x, 8, 16)
+
+
+def other_rows(b: Builder, x: Tensor) -> None:
+    b.linear(x, 8, packed=40)
+
+
+def other_operator(b: Builder, x: Tensor) -> None:
+    b.bytes_linear(x, 8)
+
+
+def weight_that_varies(b: Builder, x: Tensor) -> None:
+    b.linear(x, 8)
+    x, weight, *rest = b.graph.nodes[-1].args  # type: ignore[assignment]
+    given = Tensor("weight", U8, weight.max_shape, "input")  # type: ignore[union-attr]
+    b.graph.inputs.append(given)
+    b.graph.nodes[-1].args = (x, given, *rest)
+
+
+def x_that_is_written(b: Builder, x: Tensor) -> None:
+    b.graph.nodes.append(Node(REGISTRY["aten.sigmoid.default"], (x,), (Tensor("s", F32, x.shape),), "write", (x,)))
+    b.linear(x, 8)
+
+
+def product_that_computes_more(b: Builder, x: Tensor) -> None:
+    y = b.linear(x, 8)
+    b.apply("aten.sigmoid.default", y, shape=y.shape)
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        other_x,
+        other_group,
+        other_rows,
+        other_operator,
+        weight_that_varies,
+        x_that_is_written,
+        product_that_computes_more,
+    ],
+)
+def test_what_differs_stays_apart(add):
+    b = Builder()
+    x = b.input(1, 64)
+    b.linear(x, 8)
+    add(b, x)
+    b.graph.outputs = [n.outs[0] for n in (b.graph.nodes[0], b.graph.nodes[-1])]
+    fuse_elementwise(b.graph)
+    before = list(b.graph.nodes)
+    join_siblings(b.graph)
+    assert b.graph.nodes == before
+
+
+def test_a_first_result_that_others_use_is_stored() -> None:
+    """Then the two are no pair: the second one waits for it."""
+    b = swiglu(1, 64, 8, 32)
+    b.graph.outputs.append(b.graph.nodes[0].outs[0])
+    assert join(b) == [LINEAR, "fused(linear_q4gsw+sigmoid+mul+mul)"]
+    b = swiglu(1, 64, 8, 32)
+    gate = b.graph.nodes[0].outs[0]
+    b.graph.outputs.append(b.apply("aten._softmax.default", gate, -1, False, shape=(1, 8)))
+    assert join(b) == [LINEAR, "fused(linear_q4gsw+sigmoid+mul+mul)", "aten._softmax.default"]
