@@ -27,10 +27,18 @@ def test_a_problem(tmp_path: Path) -> None:
         assert one is other
         assert (SHARED.shape, SHARED.dtype, 1e-5) == (one.shape, one.dtype, found.case.atol)
         np.testing.assert_array_equal(given.arrays[id(SHARED)], found.arrays[id(one)])
-        np.testing.assert_array_equal(given.golden[0], found.golden[0])
+        np.testing.assert_array_equal(given.golden[0].astype(np.float32), found.golden[0])
         found.check(device())
         with pytest.raises(AssertionError, match="ptegpu against float64"):
             replace(found, golden=[found.golden[0] + 0.1]).check(device())
+
+
+def test_what_float32_has_no_range_for_stays_in_float64(tmp_path: Path) -> None:
+    given = problem(Case("aten.mul.Tensor", (SHARED, SHARED)))
+    large = [np.full_like(given.golden[0], 1e300)]
+    save(tmp_path / "file", [replace(given, golden=large)], [])
+    (found,) = read(tmp_path / "file")[0].values()
+    np.testing.assert_array_equal(large[0], found.golden[0])
 
 
 def test_a_problem_that_a_file_cannot_hold(tmp_path: Path) -> None:
