@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tools.saved import app
+from typer.testing import CliRunner
 
 from ptegpu.dtypes import DType
-from tests.cases import Case, T, device
+from tests.cases import Case, T, device, tables
 from tests.oracle import problem
 from tests.programs import program
 from tests.saved import Call, Program, read, save
@@ -88,3 +91,22 @@ def test_every_expectation_is_held() -> None:
         with pytest.raises(AssertionError, match=message):
             other.check(device())
     replace(given, calls=[first, replace(first, reset=True)]).check(device())
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    file, run = tmp_path / "cases.zip", CliRunner().invoke
+    made = run(app, ["make", str(file), "--only", "aten.log10.default"])
+    assert 0 == made.exit_code, made.output
+    count = sum(case.op == "aten.log10.default" for case in tables())
+    assert made.stdout.startswith(f"{file}: {count} cases, 0 programs, ")
+    good = run(app, ["run", str(file), "--json"])
+    found = json.loads(good.stdout)["runs"]
+    assert (0, [count] * 4, [{}] * 4) == (good.exit_code, [r["cases"] for r in found], [r["failures"] for r in found])
+    assert {(True, False), (False, True)} <= {(r["f16"], r["subgroups"]) for r in found} or not device().target.f16
+    assert 2 == run(app, ["run", str(file), "--only", "no such name"]).exit_code
+
+    wrong = problem(Case("aten.abs.default", (SHARED,)))
+    save(file, [replace(wrong, golden=[wrong.golden[0] + 0.1])], [])
+    bad = run(app, ["run", str(file)])
+    assert 1 == bad.exit_code
+    assert bad.stdout.count("AssertionError: ptegpu against float64") == 4
