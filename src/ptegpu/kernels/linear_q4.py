@@ -5,7 +5,8 @@ shifted to the top of the mantissa of a number between 1 and 2, which is then 1 
 and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is the same for all columns.
 
 - `gemv`: one to a few rows of `a`, all there are: sets of lanes walk K together for a few rows of the weight, or of
-  several weights;
+  several weights. `a` may be an RMS norm that is computed on the way: Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x²
+  for r = 1 / √(mean of x² + eps) as one more sum;
 - `loader`: what `matmul.gemm` needs to take such a weight as its right matrix.
 """
 
@@ -133,6 +134,7 @@ def gemv(
     scale_quads: bool,
     target: Target,
     further: tuple[DType | None, ...] = (),
+    norm: DType | None = None,
 ) -> KernelSpec:
     """`count` rows of a against a weight. A block is one load of a row of the weight; a part of K has `blocks` of them.
 
@@ -141,11 +143,15 @@ def gemv(
     `further` are the biases of further weights `b_1`, `b_2`, …; K is one part then. Each has its own workgroups, after
     those of the weights before it, and a result `y_1`, …. But where the form's finish takes what is `beside`, the only
     further weight has as many rows, and each set of lanes has the same rows of both: what it gives is not stored.
+
+    `norm` is the type of g [K], where the rows are those of `a` brought to unit mean square and multiplied with g; K is
+    one part then.
     """
     suffixes = [f"_{w}" for w in range(1, len(further) + 1)]
     paired = form.finish is not None and None in form.finish.operands
     together = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
-    walks = [_walk(w, further, packing, how, count, blocks, scale_quads, target) for w in together]
+    normed = norm is not None
+    walks = [_walk(w, further, packing, how, count, blocks, scale_quads, normed, target) for w in together]
     partial = walks[0][1]
     if len(walks) == 1:
         body = ["let part = group / P.blocks; let block = group % P.blocks;", *walks[0][0]]
@@ -158,7 +164,9 @@ def gemv(
     shared = {"partial": ("f32", partial)} if partial else {}
     if how.staged:
         shared["xs"] = ("vec4<f32>", count * how.words * packing.elements // 4 * blocks)
+        shared |= {"squares": ("f32", count * how.lanes * how.slots)} if normed else {}
     reads = {"a": Storage(form.a, 4 if form.a_quads else 1)}
+    reads |= {"g": Storage(norm, 4 if form.a_quads else 1)} if norm else {}
     for s, bias in zip(["", *suffixes], (None, *further), strict=True):
         reads[f"b{s}"] = Storage(packing.dtype, raw=RAW[how.words])
         reads[f"scales{s}"] = Storage(packing.scales, 4 if scale_quads else 1)
@@ -174,7 +182,8 @@ def gemv(
         workgroup=how.lanes * how.slots,
         helpers=[
             *(word_loader(packing.aligned, s) for s in ("", *suffixes) if how.words == 1),
-            _activations(form.a_quads, tail),
+            _along_k("x", "a", form.a_quads, tail),
+            _along_k("g", "g", form.a_quads, tail) if normed else "",
             "var<private> beside: f32;" if paired else "",
             *(_store(s, bias is not None) for s, bias in stored),
         ],
@@ -184,6 +193,7 @@ def gemv(
             ("row_blocks", "u32"),
             *((f"scale_stride{s}", "u32") for s in suffixes),
             *((f"{name}{s}", "u32") for s, _ in stored for name in ("n", "blocks")),
+            *([("eps", "f32")] if normed else []),
         ],
         shared=shared,
         subgroups=by_subgroups(how, target),
@@ -207,12 +217,13 @@ def _walk(
     count: int,
     blocks: int,
     scale_quads: bool,
+    normed: bool,
     target: Target,
 ) -> tuple[list[str], int]:
     """From the `part` of K and the `block` of columns that a workgroup has to their `put`; and words of its memory.
 
     A set of lanes has the same columns of all `weights`, which are given by suffix: the first one's are put, and where
-    there is a second one, with bias `further`, its results are what is `beside`.
+    there is a second one, with bias `further`, its results are what is `beside`. `normed`: rows of `a` are normalised.
     """
     rows = [_Row(w * how.rows + r, s, r) for w, s in enumerate(weights) for r in range(how.rows)]
     lanes, own = how.lanes, weights[0]
@@ -225,16 +236,10 @@ def _walk(
         f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if count == 1 else '0.0'};" for m, r in sums),
+        *(f"var square{m} = 0.0;" for m in range(count) if normed),
     ]
     if how.staged:
-        body += [
-            f"for (var i = lid; i < {count * quads * blocks}u; i += WG) {{",
-            f"  let m = i / {quads * blocks}u; let q = i % {quads * blocks}u;",
-            f"  let at = (m * {quads}u + q % {quads}u) * {blocks}u + q / {quads}u;",
-            f"  xs[at] = x_quad(m, begin * {elements}u + q * 4u);",
-            "}",
-            "workgroupBarrier();",
-        ]
+        body += _stage(how, quads, count, blocks, normed)
     body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
     for row in rows:
         r, b, column = row.number, f"b{row.weight}", f"column{row.column}"
@@ -242,20 +247,29 @@ def _walk(
         words = [f"loaded{r}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [f"loaded{r}"]
         body.append(f"  let loaded{r} = {load};")
         body += [f"  let w{r}_{i} = {_unsigned(w, packing)};" for i, w in enumerate(words)]
-    for m in range(count):
-        for q in range(quads):
-            value = f"xs[{(m * quads + q) * blocks}u + t - begin]" if how.staged else f"x_quad({m}u, k + {4 * q}u)"
-            body.append(f"  let x{m}_{q} = {value};")
+    for q in range(quads):
+        if normed and not how.staged:
+            body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
+        for m in range(count):
+            if how.staged:
+                body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
+            else:
+                body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", f"g_{q}" if normed else "")]
     body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
     body.append("}")
     added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if count == 1 else f"sum{m}_{r}" for m, r in sums]
+    added += [f"square{m}" for m in range(count) if normed]
     reduced, totals, partial = reduce_lanes(added, how, target)
     body += reduced
+    for m, total in enumerate(totals[len(sums) :]):
+        body.append(f"let root{m} = inverseSqrt({total} / f32(P.k) + P.eps);")
     for m in range(count):
         for r in range(how.rows):
             scaled = [totals[m * len(rows) + w * how.rows + r] for w in range(len(weights))]
             if packing.run == WHOLE:
                 scaled = [f"{v} * {_scale_at('0u', f'column{r}', s)}" for v, s in zip(scaled, weights, strict=True)]
+            if normed:
+                scaled = [f"{v} * root{m}" for v in scaled]
             other = ""
             for s, v, bias in zip(weights[1:], scaled[1:], further, strict=False):
                 other = f"beside = P.alpha * {v}{f' + bias{s}_at(column{r})' if bias else ''}; "
@@ -269,16 +283,41 @@ def _stride(how: Gemv) -> str:
     return f"(P.row_bytes / {4 * how.words}u)"
 
 
-def _activations(quads: bool, tail: bool) -> str:
-    """`x_quad(row, k)`: four elements of a row of `a`, zero beyond K."""
+def _stage(how: Gemv, quads: int, count: int, blocks: int, normed: bool) -> list[str]:
+    """Rows of `a` into workgroup memory, and what each lane is to add to the sums of squares."""
+    lines = []
+    for m in range(count):
+        k = f"begin * {4 * quads}u + i * 4u"
+        lines += [f"for (var i = lid; i < {quads * blocks}u; i += WG) {{"]
+        lines += [f"  {line}" for line in _load("v", m, k, f"g_quad(0u, {k})" if normed else "")]
+        lines += [f"  xs[({m * quads}u + i % {quads}u) * {blocks}u + i / {quads}u] = v;", "}"]
+        lines += [f"squares[{m}u * WG + lid] = square{m};"] if normed else []
+    lines.append("workgroupBarrier();")
+    for m in range(count if normed else 0):
+        shares = (f"squares[{m}u * WG + {s * how.lanes}u + lane]" for s in range(how.slots))
+        lines.append(f"square{m} = {' + '.join(shares)};")
+    return lines
+
+
+def _load(name: str, m: int, k: str, g: str) -> list[str]:
+    """Declares four elements of row m of `a`, times `g` where that is given: then their squares count, too."""
+    if not g:
+        return [f"let {name} = x_quad({m}u, {k});"]
+    plain = f"{name}_plain"
+    squares = f"square{m} += dot({plain}, {plain});"
+    return [f"let {plain} = x_quad({m}u, {k});", squares, f"let {name} = {plain} * {g};"]
+
+
+def _along_k(name: str, binding: str, quads: bool, tail: bool) -> str:
+    """`name_quad(row, k)`: four elements of a row of the binding, zero beyond K."""
     if not quads:
-        lanes = (f"select(0.0, a_at(row * P.k + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
+        lanes = (f"select(0.0, {binding}_at(row * P.k + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
         value = f"vec4<f32>({', '.join(lanes)})"
     elif tail:
-        value = "select(vec4<f32>(), a_at4((row * P.k + min(k, P.k - 4u)) >> 2u), k < P.k)"
+        value = f"select(vec4<f32>(), {binding}_at4((row * P.k + min(k, P.k - 4u)) >> 2u), k < P.k)"
     else:
-        value = "a_at4((row * P.k + k) >> 2u)"
-    return f"fn x_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
+        value = f"{binding}_at4((row * P.k + k) >> 2u)"
+    return f"fn {name}_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
 
 
 def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, scale_quads: bool) -> list[str]:

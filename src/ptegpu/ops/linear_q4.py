@@ -1,7 +1,8 @@
 """Linear layers whose weights are packed integers of 4 or 8 bits: dequantised on the way into a product in floats.
 
 For a few rows of x, `GEMVS` says how the work is shared out; for more, the weight goes through tiles of `matmul`.
-Products of the same few rows can share a dispatch: `abreast`, `paired`.
+Products of the same few rows can share a dispatch: `abreast`, `paired`. It can also compute the RMS norm that the rows
+are the result of: `normalised`.
 """
 
 from __future__ import annotations
@@ -86,18 +87,27 @@ def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Targ
     return replace(how, lanes=lanes, words=words, slots=slots)
 
 
-def _reduced_bytes(how: Gemv, sums: int, target: Target) -> int:
-    """Workgroup memory in which lanes add up so many sums for each row of the weight."""
+def _reduced_bytes(how: Gemv, sums: int, squares: int, target: Target) -> int:
+    """Workgroup memory in which lanes add up so many sums for each row of the weight, and so many for all."""
     each = how.lanes // target.subgroup_size if by_subgroups(how, target) else how.lanes
-    return sums * how.rows * each * how.slots * 4
+    return (sums * how.rows + squares) * each * how.slots * 4
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Rows are brought to unit mean square, and their elements multiplied with a weight."""
+
+    weight: Tensor  # (K)
+    eps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Few(Dispatch):
-    """All of a product of few rows of x, with what `abreast` and `paired` need to compute it along with others."""
+    """All of a product of few rows of x, or of several, with what it takes to compute it along with others."""
 
     product: Product
     weight: Weight
+    further: tuple[Few, ...] = ()  # what else it computes
 
     def alike(self, other: Few) -> bool:
         """Whether both read the same x, and weights stored the same way, and give results of the same type."""
@@ -127,8 +137,8 @@ class Sharing:
         return _ceil(n, self.how.rows * self.how.slots)
 
 
-def _share(p: Product, weights: Sequence[Weight], columns: int, target: Target, *, paired: bool = False) -> Sharing:
-    """For p, or products with several weights that have so many columns together; `paired` if a set has rows of two."""
+def _share(p: Product, weights: Sequence[Weight], columns: int, normed: bool, target: Target) -> Sharing:
+    """For p, or products with several weights that have so many columns together, of rows as they are or `normed`."""
     row_bytes, packing = weights[0].packed.shape[1], weights[0].packing(p.k)
 
     def blocks(words: int) -> int:
@@ -136,15 +146,18 @@ def _share(p: Product, weights: Sequence[Weight], columns: int, target: Target, 
 
     choice = next(c for c in GEMVS if c.when(p.m, columns, p.k))
     how = fitted(choice.gemv, blocks, row_bytes, target)
-    if paired:
+    if _is_pair(p):  # a set of lanes has rows of both
         how = replace(how, rows=_ceil(how.rows, 2))
-    sums = p.m * (1 + paired)
-    while _reduced_bytes(how, sums, target) > target.max_shared_bytes:
-        how = replace(how, rows=how.rows // 2) if how.rows > 1 else replace(how, slots=how.slots // 2)
+    sums, squares = p.m * (1 + _is_pair(p)), p.m * normed
+    while _reduced_bytes(how, sums, squares, target) > target.max_shared_bytes:
+        if how.rows > 1:
+            how = replace(how, rows=how.rows // 2)
+        else:
+            how = replace(how, slots=how.slots // 2) if how.slots > 1 else replace(how, lanes=how.lanes // 2)
     row_blocks = blocks(how.words)
     part_blocks = _ceil(row_blocks, choice.parts) if len(weights) == 1 else row_blocks
-    staged_bytes = p.m * part_blocks * how.words * packing.elements * 4
-    if staged_bytes + _reduced_bytes(how, sums, target) > target.max_shared_bytes:
+    staged_bytes = (p.m * part_blocks * how.words * packing.elements + squares * how.lanes * how.slots) * 4
+    if staged_bytes + _reduced_bytes(how, sums, squares, target) > target.max_shared_bytes:
         how = replace(how, staged=False)
     quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
     quads = quads and all(w.scales.shape[-1] % 4 == 0 and w.first % 4 == 0 for w in weights)
@@ -152,28 +165,64 @@ def _share(p: Product, weights: Sequence[Weight], columns: int, target: Target, 
     return Sharing(how, row_blocks, part_blocks, _ceil(row_blocks, part_blocks), tail, quads)
 
 
-def _kernel(p: Product, weight: Weight, s: Sharing, target: Target, further: Sequence[Few] = ()) -> KernelSpec:
-    biases = tuple(f.product.bias.dtype if f.product.bias else None for f in further)
-    form, packing = p.form(target, quads=False), weight.packing(p.k)
-    return gemv(form, packing, s.how, p.m, s.tail, s.part_blocks, s.quads, target, biases)
+def _is_pair(p: Product) -> bool:
+    """Whether its finish reads what another product gives, in the same dispatch."""
+    return p.finish is not None and None in p.finish.kernel.operands
 
 
 def _gemv(p: Product, weight: Weight, target: Target) -> Steps:
-    s = _share(p, [weight], p.n, target)
-    groups = s.groups(p.n)
+    s = _share(p, [weight], p.n, False, target)
     p = replace(p, alpha=weight.packing(p.k).unit)
     if s.parts == 1:
-        kernel = _kernel(p, weight, s, target)
-        d = weight.dispatch(p, kernel, groups, blocks=groups, row_blocks=s.row_blocks)
-        yield Few(d.kernel, d.read, d.write, groups, d.params, flops=d.flops, product=p, weight=weight)
+        yield _few(p, weight, (), None, target)
         return
+    groups = s.groups(p.n)
     sums = yield Scratch((s.parts, p.m, p.n), DType.F32)
     q = p.partial(sums)
-    kernel = _kernel(q, weight, s, target)
+    kernel = gemv(q.form(target, quads=False), weight.packing(p.k), s.how, p.m, s.tail, s.part_blocks, s.quads, target)
     yield weight.dispatch(q, kernel, s.parts * groups, blocks=groups, row_blocks=s.row_blocks)
     adding = add_parts(p.form(target, quads=False), target)
     groups = _ceil(p.m * p.n, adding.kernel.workgroup)
     yield Dispatch(adding, [sums, *p.added], [p.y], groups, p.params(parts=s.parts))
+
+
+def _few(p: Product, weight: Weight, further: Sequence[Few], norm: Norm | None, target: Target, label: str = "") -> Few:
+    """One dispatch for p and further products; if p is one of a pair, the other's result is not stored."""
+    rest = [f.product for f in further]
+    stored = [] if _is_pair(p) else rest
+    weights = [weight, *(f.weight for f in further)]
+    columns = p.n + sum(q.n for q in rest)
+    s = _share(p, weights, columns, norm is not None, target)
+    kernel = gemv(
+        p.form(target, quads=False),
+        weight.packing(p.k),
+        s.how,
+        p.m,
+        s.tail,
+        s.part_blocks,
+        s.quads,
+        target,
+        tuple(q.bias.dtype if q.bias else None for q in rest),
+        norm.weight.dtype if norm else None,
+    )
+    groups = [s.groups(q.n) for q in (p, *stored)]
+    extra = {"blocks": groups[0], "row_blocks": s.row_blocks}
+    extra |= {f"scale_stride_{w}": f.weight.scales.shape[-1] for w, f in enumerate(further, 1)}
+    for w, q in enumerate(stored, 1):
+        extra |= {f"n_{w}": q.n, f"blocks_{w}": groups[w]}
+    activations = [p.a, norm.weight] if norm else [p.a]
+    return Few(
+        kernel,
+        [*activations, weight.packed, weight.scales, *(t for f in further for t in f.operands), *p.added],
+        [p.y, *(q.y for q in stored)],
+        sum(groups),
+        {**p.params(**weight.params(), **extra), **({"eps": norm.eps} if norm else {})},
+        flops=2 * p.m * columns * p.k,
+        label=label,
+        product=p,
+        weight=weight,
+        further=tuple(further),
+    )
 
 
 def abreast(few: Sequence[Few], target: Target) -> list[Dispatch]:
@@ -190,23 +239,9 @@ def abreast(few: Sequence[Few], target: Target) -> list[Dispatch]:
     return [_side_by_side(fs, target) if len(fs) > 1 else fs[0] for fs in found]
 
 
-def _side_by_side(few: Sequence[Few], target: Target) -> Dispatch:
+def _side_by_side(few: Sequence[Few], target: Target) -> Few:
     first, *further = few
-    p, weight = first.product, first.weight
-    s = _share(p, [f.weight for f in few], sum(f.product.n for f in few), target)
-    groups = [s.groups(f.product.n) for f in few]
-    extra = {"blocks": groups[0], "row_blocks": s.row_blocks}
-    for w, (f, blocks) in enumerate(zip(further, groups[1:], strict=True), 1):
-        extra |= {f"scale_stride_{w}": f.weight.scales.shape[-1], f"n_{w}": f.product.n, f"blocks_{w}": blocks}
-    return Dispatch(
-        _kernel(p, weight, s, target, further),
-        [p.a, weight.packed, weight.scales, *(t for f in further for t in f.operands), *p.added],
-        [f.product.y for f in few],
-        sum(groups),
-        p.params(**weight.params(), **extra),
-        flops=sum(f.flops for f in few),
-        label=", ".join(f.label for f in few),
-    )
+    return _few(first.product, first.weight, further, None, target, ", ".join(f.label for f in few))
 
 
 def paired(first: Few, second: Few, target: Target) -> Dispatch | None:
@@ -217,17 +252,19 @@ def paired(first: Few, second: Few, target: Target) -> Dispatch | None:
     operands = zip(finish.kernel.operands, finish.tensors, strict=True)
     kernel = replace(finish.kernel, operands=tuple(None if t is first.product.y else d for d, t in operands))
     tensors = tuple(t for t in finish.tensors if t is not first.product.y)
-    p = replace(p, finish=Finishing(kernel, tensors, finish.numbers))
-    weight = second.weight
-    reads = [p.a, weight.packed, weight.scales, *first.operands, *p.added]
-    if len(tensors) == len(finish.tensors) or len(reads) + 1 > target.max_storage_buffers:
+    bound = len(second.read) - len(finish.tensors) + len(tensors) + len(first.operands) + 1
+    if len(tensors) == len(finish.tensors) or bound > target.max_storage_buffers:
         return None
-    s = _share(p, [weight, first.weight], 2 * p.n, target, paired=True)
-    groups = s.groups(p.n)
-    extra = {"blocks": groups, "row_blocks": s.row_blocks, "scale_stride_1": first.weight.scales.shape[-1]}
-    params = p.params(**weight.params(), **extra)
-    flops, label = first.flops + second.flops, f"{first.label}, {second.label}"
-    return Dispatch(_kernel(p, weight, s, target, [first]), reads, [p.y], groups, params, flops=flops, label=label)
+    p = replace(p, finish=Finishing(kernel, tensors, finish.numbers))
+    return _few(p, second.weight, [first], None, target, f"{first.label}, {second.label}")
+
+
+def normalised(few: Few, x: Tensor, norm: Norm, target: Target) -> Few | None:
+    """The same products of the norm of x, if the adapter binds what that takes, and they read it only as their rows."""
+    bound = len(few.read) + len(few.write) + 1
+    if bound > target.max_storage_buffers or list(few.read).count(few.product.a) > 1:
+        return None
+    return _few(replace(few.product, a=x), few.weight, few.further, norm, target, few.label)
 
 
 def tiled(p: Product, weight: Weight, target: Target) -> Steps:

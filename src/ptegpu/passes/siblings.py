@@ -33,19 +33,20 @@ Launches: TypeAlias = list[list[Dispatch]]  # of each member
 def join_siblings(graph: Graph) -> None:
     """Replace products of the same x by joined nodes, in place."""
     mutated = {t for n in graph.nodes for t in n.mutates}
-    products = [n for n in graph.nodes if n.op.abreast and _kind(n) and not mutated & set(n.values())]
-    plain = [n for n in products if "finish" in n.op.wants and all(map(_is_constant, flatten(n.args[1:])))]
+    alone = [n for n in graph.nodes if n.op.abreast and len(n.outs) == 1]
+    products = [n for n in alone if _kind(n) and not mutated & set(n.values())]
+    plain = [n for n in products if "finish" in n.op.wants and all(map(is_constant, flatten(n.args[1:])))]
     gone = _join_pairs(graph, plain, [n for n in products if "finish" not in n.op.wants])
     _join_abreast(graph, [n for n in plain if n not in gone])
 
 
-def _is_constant(a: Arg) -> TypeGuard[Tensor]:
+def is_constant(a: Arg) -> TypeGuard[Tensor]:
     return isinstance(a, Tensor) and a.kind == "constant"
 
 
 def _kind(node: Node) -> list[object]:
     """Types of the weight and the scales, length of a row, and numbers that belong to them; nothing if they vary."""
-    if len(node.args) < 3 or not _is_constant(weight := node.args[1]) or not _is_constant(scales := node.args[2]):
+    if len(node.args) < 3 or not is_constant(weight := node.args[1]) or not is_constant(scales := node.args[2]):
         return []
     return [
         weight.dtype,
@@ -70,9 +71,9 @@ def _join_pairs(graph: Graph, plain: list[Node], finished: list[Node]) -> set[No
     for second in finished:
         first = next((makers[v] for v in second.values() if v in makers and _alike(makers[v], second)), None)
         if first is not None:
-            joined[second] = _joined([first, second], _together)
+            joined[second] = as_one([first, second], _together)
             gone |= {first, second}
-    _put(graph, joined, gone)
+    put(graph, joined, gone)
     return gone
 
 
@@ -88,28 +89,30 @@ def _join_abreast(graph: Graph, plain: list[Node]) -> None:
         else:
             groups.append([node])
     groups = [g for g in groups if len(g) > 1]
-    _put(graph, {g[0]: _joined(g, _side_by_side) for g in groups}, {n for g in groups for n in g})
+    put(graph, {g[0]: as_one(g, _side_by_side) for g in groups}, {n for g in groups for n in g})
 
 
-def _put(graph: Graph, joined: dict[Node, Node], gone: set[Node]) -> None:
+def put(graph: Graph, joined: dict[Node, Node], gone: set[Node]) -> None:
     """Joined nodes take the places that they are given for; what else went into them is gone."""
     graph.nodes = [joined.get(n, n) for n in graph.nodes if n in joined or n not in gone]
 
 
-def _joined(members: Sequence[Node], join: Callable[[Launches, Target], list[Dispatch]]) -> Node:
+def as_one(members: Sequence[Node], join: Callable[[Launches, Target], list[Dispatch]]) -> Node:
     """One node that computes all members, with `join` for what they launch."""
     results = [o for n in members for o in n.outs]
     inner = {o for o in results if any(o in n.values() for n in members)}
 
     def rule(*_: Arg, target: Target, outs: tuple[Tensor, ...]) -> Steps:
-        for node, out in zip(members, outs, strict=True):
-            (shape,) = node.op.infer(node.args, [out])
-            if out in inner:  # nobody else's
-                out.shape = shape
-            yield Out(shape)
+        left = iter(outs)
+        own = [[next(left) for _ in node.outs] for node in members]
+        for node, made in zip(members, own, strict=True):
+            for out, shape in zip(made, node.op.infer(node.args, made), strict=True):
+                if out in inner:  # nobody else's
+                    out.shape = shape
+                yield Out(shape)
         launches = []
-        for node, out in zip(members, outs, strict=True):
-            launches.append((yield from _launches(node, out, target)))
+        for node, made in zip(members, own, strict=True):
+            launches.append((yield from _launches(node, made, target)))
         yield from join(launches, target)
 
     given = [
@@ -125,7 +128,6 @@ def _joined(members: Sequence[Node], join: Callable[[Launches, Target], list[Dis
         wants=frozenset({"target", "outs"}),
         steps=rule,
         splits=tuple(k for k, (_, _, splits) in enumerate(given) if splits),
-        abreast=False,
     )
     return Node(op, tuple(argument for argument, _, _ in given), tuple(results), ", ".join(n.name for n in members))
 
@@ -135,19 +137,21 @@ def _short(node: Node) -> str:
     return name.removeprefix("fused(").removesuffix(")") if name.startswith("fused(") else name.split(".")[-2]
 
 
-def _launches(node: Node, out: Tensor, target: Target) -> Generator[Step, Any, list[Dispatch]]:
-    """What the node launches for its result in `out`, labelled by its name; scratch is asked for, nothing launched."""
+def _launches(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[Step, Any, list[Dispatch]]:
+    """What the node launches for its results in `outs`, all labelled; scratch is asked for, nothing launched."""
     assert node.op.steps is not None
-    steps = node.op.steps(*node.op.bind(node.args), **node.op.extras(target, [out]))
-    next(steps)
+    steps = node.op.steps(*node.op.bind(node.args), **node.op.extras(target, outs))
+    left = iter(outs)
     found: list[Dispatch] = []
-    reply: Tensor | None = out
+    reply: Tensor | None = None
     try:
         while True:
             step = steps.send(reply)
             reply = None
-            if isinstance(step, Dispatch):
-                found.append(replace(step, label=node.name))
+            if isinstance(step, Out):
+                reply = next(left)
+            elif isinstance(step, Dispatch):
+                found.append(replace(step, label=step.label or node.name))
             else:
                 reply = yield step
     except StopIteration:

@@ -12,6 +12,7 @@ from ..ops import REGISTRY
 from ..passes.dead import remove_dead
 from ..passes.fold import fold_constants
 from ..passes.fuse import fuse_elementwise
+from ..passes.norms import join_norms
 from ..passes.siblings import join_siblings
 
 CLONE = "aten.clone.default"
@@ -114,5 +115,6 @@ class _Builder:
         remove_dead(graph)
         fuse_elementwise(graph)
         join_siblings(graph)
+        join_norms(graph)
         dynamic = any(v.dynamic or v.dtype is None for v in self.inputs) or any(n.op.sym for n in graph.nodes)
         return Joined(graph, self.inputs, needed, dynamic)

@@ -1,0 +1,333 @@
+"""Products of the norm of few rows compute it themselves; they give what they give after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cases import device, plan_of, run_plan
+from tests.passes.test_siblings import LINEAR, MANY, SIZES, TOLERANCE, WAYS, Builder, labels, names
+
+from ptegpu.dtypes import DType
+from ptegpu.graph.graph import Node, Tensor
+from ptegpu.graph.live import Live, settle
+from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.ops import REGISTRY, linear_q4
+from ptegpu.passes.fuse import fuse_elementwise
+from ptegpu.passes.memory import plan_memory
+from ptegpu.passes.norms import join_norms
+from ptegpu.passes.siblings import join_siblings
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
+from ptegpu.plan.target import Target
+
+F32, F16 = DType.F32, DType.F16
+NORM, SOFTMAX = "et_vk.rms_norm.default", "aten._softmax.default"
+EPS = 1e-5
+
+
+class Normed(Builder):
+    """A graph that begins with the norm `y` of an input `x`, in which each row has another magnitude."""
+
+    def __init__(self, m: int, k: int, *, weight: DType | None = None, magnitude: float = 1.0, **how: DType) -> None:
+        super().__init__(**how)
+        self.x = self.input(m, k)
+        self.arrays[0] *= (magnitude * np.arange(1, m + 1, dtype=np.float32)[:, None]).astype(self.dtype.numpy)
+        self.y = self.norm(self.x, weight)
+
+    def norm(self, x: Tensor, weight: DType | None = None) -> Tensor:
+        return self.apply(NORM, x, self.constant(x.shape[-1], dtype=weight or self.dtype), EPS, shape=x.shape)
+
+    def added(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.apply("aten.add.Tensor", a, b, 1, shape=a.shape)
+
+
+def single(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
+    b = Normed(m, k, **how)  # type: ignore[arg-type]
+    b.graph.outputs = [b.linear(b.y, ns[0], group, bias=bias)]
+    return b
+
+
+def residual(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
+    b = Normed(m, k, **how)  # type: ignore[arg-type]
+    b.graph.outputs = [b.added(b.input(m, ns[0]), b.linear(b.y, ns[0], group, bias=bias))]
+    return b
+
+
+def projections(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
+    """Those of queries, keys and values; biases for all but the last."""
+    b = Normed(m, k, **how)  # type: ignore[arg-type]
+    b.graph.outputs = [b.linear(b.y, n, group, bias=bias and n is not ns[-1]) for n in ns]
+    return b
+
+
+def swiglu(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = False, **how: object) -> Normed:
+    b = Normed(m, k, **how)  # type: ignore[arg-type]
+    gate, up = (b.linear(b.y, ns[0], group, bias=bias) for _ in range(2))
+    b.graph.outputs = [b.gated(gate, up)]
+    return b
+
+
+MAKERS = [single, residual, projections, swiglu]
+PRODUCTS = {single: 1, residual: 1, projections: 3, swiglu: 2}  # dispatches of each where nothing is joined
+
+
+def join(b: Builder) -> list[str]:
+    fuse_elementwise(b.graph)
+    join_siblings(b.graph)
+    join_norms(b.graph)
+    return names(b.graph)
+
+
+def run(b: Builder, joined: bool, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", **target: int):
+    """The graph's results, and how many dispatches it took."""
+    gpu = device(f16, subgroups, limits)
+    fuse_elementwise(b.graph)
+    if joined:
+        join_siblings(b.graph)
+        join_norms(b.graph)
+    plan = plan_of(b.graph, replace(gpu.target, **target))
+    return run_plan(plan, b.arrays, gpu), len(plan.dispatches)
+
+
+def same(make: Callable[[], Builder], dispatches: int | None, **how: object) -> None:
+    apart, _ = run(make(), False, **how)  # type: ignore[arg-type]
+    joined, count = run(make(), True, **how)  # type: ignore[arg-type]
+    if dispatches is not None:
+        assert count == dispatches
+    for a, j in zip(apart, joined, strict=True):
+        scale = float(np.abs(a).max())
+        np.testing.assert_allclose(j, a, rtol=0, atol=TOLERANCE[DType.of(a.dtype)] * scale)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("make", MAKERS)
+def test_rows_of_every_number_and_length(make, size):
+    m, k, ns, _ = size
+    few = m <= linear_q4.MAX_GEMV_ROWS
+    products = len(ns) if make is projections else PRODUCTS[make]
+    same(lambda: make(*size, bias=k > 64), 1 if few else 1 + products)
+
+
+@pytest.mark.parametrize("f16", [True, False])
+@pytest.mark.parametrize(
+    "how", [{"dtype": F16}, {"dtype": F16, "weight": F32}, {"weight": F16}, {"dtype": F16, "scales": F32}], ids=str
+)
+@pytest.mark.parametrize("m", [1, 3, 12])
+def test_halves(m, how, f16):
+    for make in (residual, projections, swiglu):
+        same(lambda make=make: make(m, 68, (20, 11, 8), 4, bias=True, **how), None, f16=f16)
+
+
+FEATURES = {"f16": False, "subgroups": False, "limits": "browser"}
+
+
+@pytest.mark.parametrize("size", SIZES[::2], ids=str)
+def test_in_a_browser(size):
+    """Of 8 storage buffers, the norm and two products take 8; a pair takes 7, and 9 with two biases."""
+    m, _, ns, _ = size
+    few = m <= linear_q4.MAX_GEMV_ROWS
+    same(lambda: single(*size, bias=True), 1 if few else 2, **FEATURES)
+    same(lambda: residual(*size, bias=True), 1 if few else 2, **FEATURES)
+    same(lambda: projections(*size), -(-len(ns) // 2) if few else 1 + len(ns), **FEATURES)
+    same(lambda: projections(*size, bias=True), None, **FEATURES)
+    same(lambda: swiglu(*size), 1 if few else 3, **FEATURES)
+    same(lambda: swiglu(*size, bias=True), 2 if few else 3, **FEATURES)
+
+
+@pytest.mark.parametrize("make", [projections, swiglu])
+@pytest.mark.parametrize("m", [2, 8])
+def test_where_workgroup_memory_is_short(make, m, monkeypatch):
+    """Sets of 256 lanes cannot add up the sums and the squares of 8 rows in 16 KiB."""
+    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(Gemv(rows=2, lanes=256, words=1)),))
+    same(lambda: make(m, 1032, (5, 4), 8), 1, **FEATURES)
+
+
+def test_workgroups_of_128():
+    same(lambda: projections(3, 512, (33, 9), 32), 1, subgroups=False, max_invocations=128)
+    same(lambda: swiglu(3, 512, (33,), 32), 1, subgroups=False, max_invocations=128)
+
+
+@pytest.mark.parametrize("subgroups", [True, False])
+@pytest.mark.parametrize("way, parts", WAYS, ids=str)
+def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
+    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(way, parts),))
+    same(lambda: single(1, 256, (21,), 32), 1 if parts == 1 else 3, subgroups=subgroups)
+    dispatches = 1 if parts == 1 else None
+    same(lambda: projections(1, 256, (21, 40), 32, bias=True), dispatches, subgroups=subgroups)
+    same(lambda: swiglu(2, 100, (12,), 20), dispatches, subgroups=subgroups)
+    same(lambda: residual(3, 30, (12,), 10), dispatches, subgroups=subgroups)
+
+
+@pytest.mark.parametrize("m", [1, 4, 12])
+def test_weights_of_bytes(m):
+    def make() -> Builder:
+        b = Normed(m, 37)
+        b.graph.outputs = [b.bytes_linear(b.y, n) for n in (9, 4)]
+        return b
+
+    same(make, 1 if m <= linear_q4.MAX_GEMV_ROWS else 3)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_weight_in_parts(make):
+    for how in ({}, {"dtype": F16}):
+        same(lambda how=how: make(2, 64, (40, 8), 32, **how), None, max_binding_bytes=640, f16=False)
+
+
+def weights(node: Node) -> np.ndarray:
+    """Those of a product, [N, K] in float64."""
+    x, packed, scales, group, *_ = node.args
+    k = x.shape[-1]  # type: ignore[union-attr]
+    pairs = packed.data  # type: ignore[union-attr]
+    whole = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(len(pairs), -1)[:, :k].astype(np.float64) - 8
+    return whole * np.repeat(scales.data.T.astype(np.float64), group, axis=1)[: len(pairs), :k]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("size", [(1, 64), (1, 2048), (3, 68), (8, 516)], ids=str)
+def test_as_in_float64(size, magnitude):
+    b = projections(*size, (20, 9), 4, magnitude=magnitude)
+    norm, *products = b.graph.nodes
+    x, g = b.arrays[0].astype(np.float64), norm.args[1].data.astype(np.float64)  # type: ignore[union-attr]
+    y = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * g
+    wanted = [y @ weights(n).T for n in products]
+    got, count = run(b, True)
+    assert count == 1
+    for a, w in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, w, rtol=0, atol=TOLERANCE[F32] * float(np.abs(w).max()))
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_live_rows(make):
+    """One graph, its memory planned for 12 rows, at fewer and at none."""
+    b, gpu = make(12, 64, (20, 12, 12), 32), device()
+    join(b)
+    settle(b.graph)
+    memory, live = plan_memory(b.graph, gpu.target), Live(b.graph)
+    wanted, _ = run(make(12, 64, (20, 12, 12), 32), False)
+    counts = []
+    for m in (12, 1, 8, 0, 3, 12):
+        live.update({x: (m, *x.max_shape[1:]) for x in b.graph.inputs}, lambda _: np.empty(0))
+        plan = lower(b.graph, memory, gpu.target, Symbols(b.graph))
+        counts.append(len(plan.dispatches))
+        for got, want in zip(run_plan(plan, [a[:m] for a in b.arrays], gpu), wanted, strict=True):
+            np.testing.assert_allclose(got, want[:m], rtol=0, atol=1e-5)
+    assert counts == [1 + PRODUCTS[make], 1, 1, 0, 1, 1 + PRODUCTS[make]]
+
+
+def test_labels_name_the_calls_that_a_dispatch_serves() -> None:
+    b = projections(1, 64, (8, 4, 4), 32)
+    assert join(b) == ["fused(rms_norm+linear_q4gsw+linear_q4gsw+linear_q4gsw)"]
+    assert b.graph.nodes[0].name == f"{NORM} #0, {LINEAR} #1, {LINEAR} #2, {LINEAR} #3"
+    assert labels(b, MANY) == [f"{NORM} #0, {LINEAR} #1, {LINEAR} #2, {LINEAR} #3"]
+    assert labels(b, Target()) == [f"{NORM} #0, {LINEAR} #1, {LINEAR} #2", f"{NORM} #0, {LINEAR} #3"]
+    b = projections(9, 64, (8, 4), 32)
+    join(b)
+    assert labels(b) == [f"{NORM} #0", f"{LINEAR} #1", f"{LINEAR} #2"]
+    b = swiglu(1, 64, (8,), 32)
+    assert join(b) == ["fused(rms_norm+linear_q4gsw+linear_q4gsw+sigmoid+mul+mul)"]
+    assert labels(b) == [f"{NORM} #0, {LINEAR} #1, {LINEAR} #2 and 3 after it"]
+    b = residual(1, 64, (8,), 32)
+    assert join(b) == ["fused(rms_norm+linear_q4gsw+add)"]
+    assert labels(b) == [f"{NORM} #0, {LINEAR} #1 and 1 after it"]
+    b = single(1, 64, (8,), 32)
+    assert join(b) == ["fused(rms_norm+linear_q4gsw)"]
+    assert labels(b) == [f"{NORM} #0, {LINEAR} #1"]
+
+
+def test_a_joined_node_has_the_arguments_and_results_of_all() -> None:
+    b = projections(1, 64, (8, 4), 32)
+    norm, *products = b.graph.nodes
+    join(b)
+    (only,) = b.graph.nodes
+    assert only.outs == (b.y, *b.graph.outputs)
+    assert list(dict.fromkeys(only.values())) == [b.x, norm.args[1], *(v for n in products for v in n.args[1:3])]
+    assert [only.args[k] for k in only.op.splits] == [n.args[1] for n in products]
+
+
+def test_a_norm_moves_down_to_its_products() -> None:
+    b = Normed(1, 64)
+    between = b.apply(SOFTMAX, b.x, -1, False, shape=b.x.shape)
+    b.graph.outputs = [between, b.linear(b.y, 8)]
+    assert join(b) == [SOFTMAX, "fused(rms_norm+linear_q4gsw)"]
+
+
+def test_layers_one_after_the_other() -> None:
+    """Each norm joins its own products, and the rows it reads are added to their result."""
+
+    def make() -> Builder:
+        b = Normed(1, 64)
+        h = b.added(b.x, b.linear(b.y, 64))
+        y = b.norm(h)
+        made = b.gated(b.linear(y, 24, 8), b.linear(y, 24, 8))
+        b.graph.outputs = [b.added(h, b.linear(made, 64, 8))]
+        return b
+
+    assert join(make()) == [
+        "fused(rms_norm+linear_q4gsw+add)",
+        "fused(rms_norm+linear_q4gsw+linear_q4gsw+sigmoid+mul+mul)",
+        "fused(linear_q4gsw+add)",
+    ]
+    same(make, 3)
+
+
+def test_products_that_also_add_the_norm_itself() -> None:
+    """One node still, which computes the norm first."""
+
+    def make() -> Builder:
+        b = Normed(2, 64)
+        b.graph.outputs = [b.added(b.y, b.linear(b.y, 64))]
+        return b
+
+    assert join(make()) == ["fused(rms_norm+linear_q4gsw+add)"]
+    same(make, 2)
+
+
+def another_user(b: Normed) -> None:
+    b.graph.outputs.append(b.apply(SOFTMAX, b.y, -1, False, shape=b.y.shape))
+
+
+def output(b: Normed) -> None:
+    b.graph.outputs.append(b.y)
+
+
+def writeback(b: Normed) -> None:
+    b.graph.writebacks.append((Tensor("state", F32, b.y.shape, "state"), b.y))
+
+
+def x_that_is_written(b: Normed) -> None:
+    made = (Tensor("s", F32, b.x.shape),)
+    b.graph.nodes.insert(1, Node(REGISTRY["aten.sigmoid.default"], (b.x,), made, "write", (b.x,)))
+
+
+def weight_that_varies(b: Normed) -> None:
+    given = Tensor("g", F32, (b.x.shape[-1],), "input")
+    b.graph.inputs.append(given)
+    b.graph.nodes[0].args = (b.x, given, EPS)
+
+
+def other_norm(b: Normed) -> None:
+    norm = b.graph.nodes[0]
+    norm.op = REGISTRY["aten.rms_norm.default"]
+    norm.args = (b.x, (64,), norm.args[1], EPS)
+
+
+def other_product(b: Normed) -> None:
+    product = b.graph.nodes[-1]
+    product.op = REGISTRY["aten.linear.default"]
+    product.args = (b.y, b.constant(8, 64, dtype=F32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [another_user, output, writeback, x_that_is_written, weight_that_varies, other_norm, other_product],
+)
+def test_what_stays_apart(change):
+    b = single(1, 64, (8,), 32)
+    change(b)
+    before = list(b.graph.nodes)
+    join_norms(b.graph)
+    assert b.graph.nodes == before
