@@ -190,10 +190,13 @@ class Problem:
     golden: Sequence[np.ndarray]
 
     def check(self, gpu: Any, **target: int) -> None:
-        """Run it on a device and hold it to the golden; `target` lowers limits that kernels are generated for."""
+        """Run it on a device and hold it to the golden; `target` lowers limits that kernels are generated for.
+
+        The kernels are those for a GPU, also where a CPU pretends to be one.
+        """
         graph, inputs = graph_of(self.case, self.arrays, self.eager)
         symbols = Symbols(graph)
-        plan = plan_of(graph, replace(gpu.target, **target), symbols, inputs)
+        plan = plan_of(graph, replace(gpu.target, **{"software": False, **target}), symbols, inputs)
         for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), symbolic(self.case.args), strict=True):
             sym.value = given.value
         results = run_plan(plan, inputs, gpu, symbols.words())

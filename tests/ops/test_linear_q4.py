@@ -166,6 +166,11 @@ def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
     check(q4((2,), 100, 12, 20), subgroups=subgroups)
 
 
+@pytest.mark.parametrize("case", [*GEMV[::3], *PER_CHANNEL[::3]], ids=str)
+def test_as_on_a_cpu(case):
+    check(case, software=True)
+
+
 @pytest.mark.parametrize("k, n", [(32, 8200), (4096, 3)])
 def test_sums_of_eight_rows_fit_into_the_memory_of_browsers(k, n):
     check(q4((8,), k, n, 32), limits="browser", subgroups=False, f16=False)

@@ -60,7 +60,7 @@ def run(b: Builder, joined: int | None, **limits: int) -> list[np.ndarray]:
     if joined is not None:
         fuse_elementwise(b.graph)
         assert len(b.graph.nodes) == joined, b.graph
-    return run_plan(plan_of(b.graph, replace(gpu.target, **limits)), b.arrays, gpu)
+    return run_plan(plan_of(b.graph, replace(gpu.target, software=False, **limits)), b.arrays, gpu)
 
 
 def residual(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
