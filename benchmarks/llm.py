@@ -289,7 +289,7 @@ def run(args: argparse.Namespace) -> None:
     with LanguageModel(args.model, args.device, data=views) as model:
         results["adapter"] = model.program.device.target.name
         results |= measure(model, tokens, args.context, args.prompt, args.steps)
-        results["dispatches_per_token"] = len(model.program.method("forward").plans[0].dispatches)
+        results["dispatches_per_token"] = min(len(p.dispatches) for p in model.program.method("forward").plans)
         results["weight_gigabytes"] = weights / 1e9
         results["decode_gigabytes_per_second"] = weights / 1e9 * results["decode_tokens_per_second"]
     if torch is not None and not args.no_torch:

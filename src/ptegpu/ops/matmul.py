@@ -36,6 +36,7 @@ MAX_GEMV_ROWS = 8  # against a matrix stored along K
 MAX_ROWS_ALONG_N = 4  # against one stored along N
 BUSY = 128  # workgroups of THREADS that keep a large GPU occupied
 THREADS = 256
+WORTH_PARTS = 0.6  # of these threads: with more at work, adding up parts costs what they gain (measured on an H200)
 Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
 
 
@@ -197,8 +198,9 @@ def in_parts(
     p: Product, tiles: int, threads: int, run: Callable[[Product, int, int], Dispatch], target: Target
 ) -> Steps:
     """One dispatch, or, where it would leave the GPU idle, one over parts of K and one that adds them up."""
-    wanted = min(2 * BUSY * THREADS // (tiles * p.batch * threads), most_parts(p.k))
-    if wanted < 2:
+    running = tiles * p.batch * threads
+    wanted = min(2 * BUSY * THREADS // running, most_parts(p.k))
+    if wanted < 2 or running > WORTH_PARTS * BUSY * THREADS:
         yield run(p, 1, p.k)
         return
     k_part = _ceil(_ceil(p.k, wanted), DEPTH) * DEPTH
@@ -213,7 +215,7 @@ def in_parts(
 def fills(tile: Tile, p: Product, target: Target) -> bool:
     """Whether such tiles, K in parts, keep a GPU busy, and there are rows and columns for more than half of one."""
     tiles = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size)
-    enough = tiles * most_parts(p.k) >= BUSY
+    enough = tiles >= BUSY or tiles * most_parts(p.k) >= 2 * BUSY
     return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
 
 
