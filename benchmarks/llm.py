@@ -163,6 +163,8 @@ class Reference:
         self.layers = (len(self.linears) - 1) // 7
         shape = (self.layers, 2, CONFIG["num_key_value_heads"], CONTEXT, CONFIG["head_dim"])
         self.cache = torch.zeros(shape, device="cuda", dtype=dtype)
+        for tensor in (*self.linears, *self.norms, self.cos, self.sin, self.cache):
+            torch._dynamo.mark_static_address(tensor)  # as of a module: CUDA graphs copy none, and may write the cache
 
     def __call__(self, tokens: Any, start: Any, mask: Any) -> Any:  # (S), (S) positions, (S, context)
         torch, f = self.torch, self.torch.nn.functional
