@@ -40,6 +40,7 @@ class Decoder(Builder):
     states: dict[Value, torch.Tensor] = field(default_factory=dict)  # with their first values
     written: list[tuple[Value, Value]] = field(default_factory=list)  # a state, and what it is after the run
     outputs: list[Value] = field(default_factory=list)
+    groups: dict[int, int] = field(default_factory=dict)  # that share a scale, by length of a row
 
     def packed(self, *shape: int, dtype: DType) -> tuple[Tensor, torch.Tensor]:
         rng = np.random.default_rng(self.rng.randrange(1 << 30))
@@ -81,7 +82,7 @@ def linear(k: Decoder, v: Value, n: int | None = None, kind: str | None = None) 
     biased = k.rng.random() < 0.4
     dims = (*v.dims[:-1], str(n))
     if kind == "q4":
-        group = k.rng.choice([g for g in (4, 8, 10, 16) if g <= width])
+        group = k.groups.setdefault(width, k.rng.choice([g for g in (4, 8, 10, 16) if g <= width]))
         columns = -(-n // 4) * 4
         (w, wt), (s, st_) = k.packed(n, -(-width // 8) * 4, dtype=DType.U8), k.scales(-(-width // group), columns)
         b, bt = k.constant(columns) if biased else (None, None)
@@ -152,7 +153,7 @@ def several(k: Decoder, v: Value) -> None:
     kind = k.rng.choice(["q4", "c4", "c8", None])
     for _ in range(k.rng.randint(2, 5)):
         w = linear(k, v, kind=kind)
-        if k.rng.random() < 0.4:
+        if k.rng.random() < 0.3:
             chain(k, w)
 
 
@@ -179,12 +180,12 @@ def residual(k: Decoder, v: Value) -> None:
 
 def normed(k: Decoder, v: Value) -> None:
     norm(k, v)
-    k.rng.choice([linear, several, gated, residual, chain])(k, k.values[-1])
+    k.rng.choice([linear, several, gated, residual])(k, k.values[-1])
 
 
 def cache(k: Decoder) -> Value:
     """A cache of the graph: a state, a copy of one, or what was computed from one."""
-    found = [v for v in k.values if len(v.dims) == 4 and v.dims[1] == str(POSITIONS)]
+    found = [v for v in k.values if len(v.dims) == 4 and v.dims[1] == str(POSITIONS) and v.dims[3] != "1"]
     if found and k.rng.random() < 0.8:
         return k.rng.choice(found)
     state = k.state(1, POSITIONS, 2, k.rng.choice(WIDTHS) // 2)
@@ -273,7 +274,7 @@ def remember(k: Decoder, v: Value) -> None:
 
 
 STEPS = [linear, matrices, chain, chain, shrunk, broadcast, several, gated, gated, residual, residual, norm, normed]
-STEPS += [normed, normed, change, around, around, remember]
+STEPS += [normed] * 5 + [change, around, around, remember]
 
 
 def build(seed: int) -> Decoder:
@@ -287,7 +288,7 @@ def build(seed: int) -> Decoder:
         k.rng.choice(STEPS)(k, v)
     mutated = {t for n in k.graph.nodes for t in n.mutates}
     computed = [v for v in k.values if v.compute is not None and v.dims]
-    outputs = dict.fromkeys([*computed[-2:], *(v for v in computed if k.rng.random() < 0.15)])
+    outputs = dict.fromkeys([*computed[-2:], *(v for v in computed if k.rng.random() < 0.1)])
     k.outputs = [copied(k, v) if v.tensor in mutated else v for v in outputs]
     k.written = [(s, v) for s, v in k.written if v.tensor not in mutated]
     k.graph.outputs = [v.tensor for v in k.outputs]
