@@ -223,6 +223,7 @@ def measure(model: LanguageModel, tokens: np.ndarray, context: int, prompt: int,
     for _ in range(5):
         model.reset()
         decode.append(model.generate(tokens[:context].tolist(), max_tokens=steps, stop_tokens=()).timings.decode_rate)
+    (step,) = model.program.method("forward").plans
     prefill = []
     for _ in range(8):
         model.reset()
@@ -230,6 +231,7 @@ def measure(model: LanguageModel, tokens: np.ndarray, context: int, prompt: int,
     return {
         "decode_tokens_per_second": statistics.median(decode),
         "prefill_tokens_per_second": statistics.median(prefill),
+        "dispatches_per_token": len(step.dispatches),
     }
 
 
@@ -291,7 +293,6 @@ def run(args: argparse.Namespace) -> None:
     with LanguageModel(args.model, args.device, data=views) as model:
         results["adapter"] = model.program.device.target.name
         results |= measure(model, tokens, args.context, args.prompt, args.steps)
-        results["dispatches_per_token"] = min(len(p.dispatches) for p in model.program.method("forward").plans)
         results["weight_gigabytes"] = weights / 1e9
         results["decode_gigabytes_per_second"] = weights / 1e9 * results["decode_tokens_per_second"]
     if torch is not None and not args.no_torch:

@@ -242,7 +242,7 @@ def test_choice_of_variant(size, name):
 
 
 def test_the_last_variant_has_no_condition():
-    assert matmul.VARIANTS[-1].when is matmul.Variant("", matmul._outer).when
+    assert matmul.VARIANTS[-1].when is matmul.Variant("", matmul.one_by_one).when
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, F16])

@@ -18,7 +18,7 @@ from ..kernels.linear_q4 import WHOLE, Gemv, Packing, by_subgroups, gemv, loader
 from ..kernels.matmul import LARGE, MEDIUM, SMALL, add_parts, gemm
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
-from .matmul import Finishing, Product, fills, in_parts
+from .matmul import Finishing, Product, fills, in_parts, one_by_one
 from .pointwise import cast
 from .registry import Dispatch, Out, Scratch, Steps, op
 
@@ -286,7 +286,10 @@ def multiply(p: Product, weight: Weight, target: Target) -> Steps:
     """The steps of a product with a packed weight; none if it has no elements."""
     if p.m * p.n == 0:
         return
-    yield from (_gemv if p.m <= MAX_GEMV_ROWS and p.k else tiled)(p, weight, target)
+    if not p.k:
+        yield from one_by_one(p, target)
+        return
+    yield from (_gemv if p.m <= MAX_GEMV_ROWS else tiled)(p, weight, target)
 
 
 def check(x: Tensor, weight: Weight, bias: Tensor | None) -> None:

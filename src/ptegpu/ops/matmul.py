@@ -144,7 +144,8 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _outer(p: Product, target: Target) -> Steps:
+def one_by_one(p: Product, target: Target) -> Steps:
+    """An invocation per element, for a short K, also of 0: nothing is loaded then."""
     kernel = outer(p.form(target, quads=False), target)
     yield p.dispatch(kernel, _ceil(p.batch * p.m * p.n, kernel.kernel.workgroup))
 
@@ -227,7 +228,7 @@ class Variant:
 
 
 VARIANTS = (  # the first that fits is taken; the last one always does
-    Variant("outer", _outer, lambda p, _: (p.k <= 8 or not p.a.dtype.is_float) and not p.gather),
+    Variant("outer", one_by_one, lambda p, _: (p.k <= 8 or not p.a.dtype.is_float) and not p.gather),
     Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= MAX_GEMV_ROWS),
     Variant("gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= MAX_GEMV_ROWS),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_ROWS_ALONG_N),
