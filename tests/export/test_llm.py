@@ -92,7 +92,7 @@ def test_everything_a_runner_must_know(tmp_path: Path) -> None:
     np.testing.assert_allclose(on_gpu(path), eager(load_decoder(folder, options)[0]), rtol=0, atol=3e-5)
     operators = {"et_vk.linear_q4gsw.default": 8, "et_vk.embedding_q4gsw.default": 1}
     assert operators == {op: made.lowered.delegated[op] for op in operators}
-    assert made.check and made.check.difference < 2e-5 < made.check.largest and made.check.same_choice
+    assert made.check and made.check.difference < 1e-5 * made.check.largest and made.check.same_choice
     names = ["my.model.pte", "my.model.tokenizer.json", "my.model.tokenizer_config.json"]
     assert names == [p.name for p in made.files]
     assert {"bos_token": "<s>", "chat_template": "{{ new }}"} == json.loads(made.files[2].read_text())
