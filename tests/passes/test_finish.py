@@ -7,51 +7,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.cases import device, plan_of, run_plan
+from tests.passes import products
+from tests.passes.products import TOLERANCE
 
 from ptegpu.dtypes import DType
-from ptegpu.graph.graph import Graph, Node, Tensor
-from ptegpu.ops import REGISTRY
+from ptegpu.graph.graph import Tensor
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.memory import plan_memory
 from ptegpu.plan.lower import lower
 from ptegpu.plan.symbols import Symbols
 
-F32, F16, U8 = DType.F32, DType.F16, DType.U8
-TOLERANCE = {F32: 1e-5, F16: 2e-3}  # of the largest magnitude
-GROUP = 32
+F32, F16 = DType.F32, DType.F16
 
 
-class Builder:
-    """A graph with random inputs and constants."""
+class Builder(products.Builder):
+    """Products of three kinds."""
 
-    def __init__(self, dtype: DType = F32) -> None:
-        self.graph, self.dtype, self.arrays = Graph("finished"), dtype, list[np.ndarray]()
-        self.rng = np.random.default_rng(0)
-
-    def input(self, *shape: int) -> Tensor:
-        self.graph.inputs.append(Tensor(f"x{len(self.arrays)}", self.dtype, shape, "input"))
-        self.arrays.append(self.rng.uniform(-1, 1, shape).astype(self.dtype.numpy))
-        return self.graph.inputs[-1]  # type: ignore[return-value]
-
-    def constant(self, *shape: int, dtype: DType | None = None) -> Tensor:
-        dtype = dtype or self.dtype
-        values = self.rng.integers(0, 256, shape) if dtype is U8 else self.rng.uniform(-0.1, 0.1, shape)
-        return Tensor(f"w{len(self.graph.nodes)}.{shape}", dtype, shape, "constant", values.astype(dtype.numpy))
-
-    def apply(self, op: str, *args: object, shape: tuple[int, ...]) -> Tensor:
-        out = Tensor(f"t{len(self.graph.nodes)}", self.dtype, shape)
-        self.graph.nodes.append(Node(REGISTRY[op], args, (out,), op))  # type: ignore[arg-type]
-        return out
-
-    def linear(self, x: Tensor, n: int, kind: str, *, bias: bool = False) -> Tensor:
+    def product(self, x: Tensor, n: int, kind: str, *, bias: bool = False) -> Tensor:
         shape, k = (*x.shape[:-1], n), x.shape[-1]
-        added = self.constant(n) if bias else None
         if kind == "q4":
-            packed, scales = self.constant(n, k // 2, dtype=U8), self.constant(-(-k // GROUP), n)
-            return self.apply("et_vk.linear_q4gsw.default", x, packed, scales, GROUP, added, shape=shape)
+            return self.linear(x, n, bias=bias)
         if kind == "mm":
-            return self.apply("aten.mm.default", x, self.constant(k, n), shape=shape)
-        return self.apply("aten.linear.default", x, self.constant(n, k), added, shape=shape)
+            return self.apply("aten.mm.default", x, self.constant(k, n, dtype=self.dtype), shape=shape)
+        added = self.constant(n, dtype=self.dtype) if bias else None
+        return self.apply("aten.linear.default", x, self.constant(n, k, dtype=self.dtype), added, shape=shape)
 
 
 def run(b: Builder, joined: int | None, **limits: int) -> list[np.ndarray]:
@@ -66,7 +45,7 @@ def run(b: Builder, joined: int | None, **limits: int) -> list[np.ndarray]:
 def residual(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
     b = Builder(dtype)
     x, skip = b.input(m, k), b.input(m, n)
-    made = b.linear(x, n, kind, bias=kind != "mm")
+    made = b.product(x, n, kind, bias=kind != "mm")
     b.graph.outputs = [b.apply("aten.add.Tensor", skip, made, 2, shape=(m, n))]
     return b
 
@@ -74,16 +53,13 @@ def residual(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
 def swiglu(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
     b = Builder(dtype)
     x = b.input(m, k)
-    gate, up = b.linear(x, n, kind), b.linear(x, n, kind)
-    sigmoid = b.apply("aten.sigmoid.default", gate, shape=(m, n))
-    silu = b.apply("aten.mul.Tensor", gate, sigmoid, shape=(m, n))
-    b.graph.outputs = [b.apply("aten.mul.Tensor", silu, up, shape=(m, n))]
+    b.graph.outputs = [b.gated(b.product(x, n, kind), b.product(x, n, kind))]
     return b
 
 
 def activated(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
     b = Builder(dtype)
-    made = b.linear(b.input(m, k), n, kind)
+    made = b.product(b.input(m, k), n, kind)
     gelu = b.apply("aten.gelu.default", made, "none", shape=(m, n))
     b.graph.outputs = [b.apply("aten.hardtanh.default", gelu, -0.05, 0.1, shape=(m, n))]
     return b

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
-from tests.cases import device, plan_of, run_plan
-from tests.passes.test_siblings import LINEAR, MANY, SIZES, TOLERANCE, WAYS, Builder, labels, names
+from tests.cases import device, run_plan
+from tests.passes import products
+from tests.passes.products import MANY, TOLERANCE, Builder, run
+from tests.passes.test_siblings import LINEAR, SIZES, WAYS, labels
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
 from ptegpu.graph.live import Live, settle
 from ptegpu.kernels.linear_q4 import Gemv
 from ptegpu.ops import REGISTRY, linear_q4
-from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.memory import plan_memory
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
@@ -26,6 +26,8 @@ from ptegpu.plan.target import Target
 F32, F16 = DType.F32, DType.F16
 NORM, SOFTMAX = "et_vk.rms_norm.default", "aten._softmax.default"
 EPS = 1e-5
+PASSES = (join_siblings, join_norms)
+join, same = partial(products.join, passes=PASSES), partial(products.same, passes=PASSES)
 
 
 class Normed(Builder):
@@ -72,34 +74,6 @@ def swiglu(m: int, k: int, ns: tuple[int, ...], group: int, *, bias: bool = Fals
 
 MAKERS = [single, residual, projections, swiglu]
 PRODUCTS = {single: 1, residual: 1, projections: 3, swiglu: 2}  # dispatches of each where nothing is joined
-
-
-def join(b: Builder) -> list[str]:
-    fuse_elementwise(b.graph)
-    join_siblings(b.graph)
-    join_norms(b.graph)
-    return names(b.graph)
-
-
-def run(b: Builder, joined: bool, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", **target: int):
-    """The graph's results, and how many dispatches it took."""
-    gpu = device(f16, subgroups, limits)
-    fuse_elementwise(b.graph)
-    if joined:
-        join_siblings(b.graph)
-        join_norms(b.graph)
-    plan = plan_of(b.graph, replace(gpu.target, software=False, **target))
-    return run_plan(plan, b.arrays, gpu), len(plan.dispatches)
-
-
-def same(make: Callable[[], Builder], dispatches: int | None, **how: object) -> None:
-    apart, _ = run(make(), False, **how)  # type: ignore[arg-type]
-    joined, count = run(make(), True, **how)  # type: ignore[arg-type]
-    if dispatches is not None:
-        assert count == dispatches
-    for a, j in zip(apart, joined, strict=True):
-        scale = float(np.abs(a).max())
-        np.testing.assert_allclose(j, a, rtol=0, atol=TOLERANCE[DType.of(a.dtype)] * scale)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -194,7 +168,7 @@ def test_as_in_float64(size, magnitude):
     x, g = b.arrays[0].astype(np.float64), norm.args[1].data.astype(np.float64)  # type: ignore[union-attr]
     y = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * g
     wanted = [y @ weights(n).T for n in products]
-    got, count = run(b, True)
+    got, count = run(b, PASSES)
     assert count == 1
     for a, w in zip(got, wanted, strict=True):
         np.testing.assert_allclose(a, w, rtol=0, atol=TOLERANCE[F32] * float(np.abs(w).max()))
@@ -207,7 +181,7 @@ def test_live_rows(make):
     join(b)
     settle(b.graph)
     memory, live = plan_memory(b.graph, gpu.target), Live(b.graph)
-    wanted, _ = run(make(12, 64, (20, 12, 12), 32), False)
+    wanted, _ = run(make(12, 64, (20, 12, 12), 32), ())
     counts = []
     for m in (12, 1, 8, 0, 3, 12):
         live.update({x: (m, *x.max_shape[1:]) for x in b.graph.inputs}, lambda _: np.empty(0))

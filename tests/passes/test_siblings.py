@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from tests.cases import device, plan_of, run_plan
+from tests.passes import products
+from tests.passes.products import MANY, Builder, run
 
 from ptegpu.dtypes import DType
-from ptegpu.graph.graph import Graph, Node, Tensor
+from ptegpu.graph.graph import Node, Tensor
 from ptegpu.graph.live import Live, settle
 from ptegpu.kernels.linear_q4 import Gemv
 from ptegpu.ops import REGISTRY, linear_q4
@@ -23,52 +24,8 @@ from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
-TOLERANCE = {F32: 1e-5, F16: 2e-3}  # of the largest magnitude
-MANY = Target(max_storage_buffers=64)
-
-
-class Builder:
-    """A graph with random inputs and constants."""
-
-    def __init__(self, dtype: DType = F32, scales: DType | None = None) -> None:
-        self.graph, self.dtype, self.scales = Graph("siblings"), dtype, scales or dtype
-        self.arrays: list[np.ndarray] = []
-        self.rng = np.random.default_rng(0)
-
-    def input(self, *shape: int) -> Tensor:
-        x = Tensor(f"x{len(self.arrays)}", self.dtype, shape, "input")
-        self.graph.inputs.append(x)
-        self.arrays.append(self.rng.uniform(-1, 1, shape).astype(self.dtype.numpy))
-        return x
-
-    def constant(self, *shape: int, dtype: DType) -> Tensor:
-        values = self.rng.uniform(-0.1, 0.1, shape) if dtype.is_float else self.rng.integers(0, 128, shape)
-        return Tensor(f"w{len(self.graph.nodes)}.{shape}", dtype, shape, "constant", values.astype(dtype.numpy))
-
-    def apply(self, op: str, *args: object, shape: tuple[int, ...]) -> Tensor:
-        number = len(self.graph.nodes)
-        out = Tensor(f"t{number}", self.dtype, shape)
-        self.graph.nodes.append(Node(REGISTRY[op], args, (out,), f"{op} #{number}"))  # type: ignore[arg-type]
-        return out
-
-    def linear(self, x: Tensor, n: int, group: int = 32, *, bias: bool = False, packed: int | None = None) -> Tensor:
-        """Padded as the packer pads: K to 8, scales and bias to 4 columns."""
-        k, columns = x.shape[-1], -(-n // 4) * 4
-        weight = self.constant(n, packed or -(-k // 8) * 4, dtype=U8)
-        scales = self.constant(-(-k // group), columns, dtype=self.scales)
-        added = self.constant(columns, dtype=self.dtype) if bias else None
-        args = (x, weight, scales, group, added)
-        return self.apply("et_vk.linear_q4gsw.default", *args, shape=(*x.shape[:-1], n))
-
-    def bytes_linear(self, x: Tensor, n: int) -> Tensor:
-        args = (x, self.constant(n, x.shape[-1], dtype=I8), self.constant(n, dtype=self.dtype))
-        return self.apply("aten._weight_int8pack_mm.default", *args, shape=(*x.shape[:-1], n))
-
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) · up."""
-        sigmoid = self.apply("aten.sigmoid.default", gate, shape=gate.shape)
-        silu = self.apply("aten.mul.Tensor", gate, sigmoid, shape=gate.shape)
-        return self.apply("aten.mul.Tensor", silu, up, shape=gate.shape)
+PASSES = (join_siblings,)
+join, same = partial(products.join, passes=PASSES), partial(products.same, passes=PASSES)
 
 
 def projections(m: int, k: int, sizes: tuple[int, ...], group: int, *, bias: bool = False, **how: DType) -> Builder:
@@ -97,36 +54,6 @@ def geglu(m: int, k: int, n: int, group: int, **how: DType) -> Builder:
     made = b.apply("aten.mul.Tensor", gelu, up, shape=(m, n))
     b.graph.outputs = [b.apply("aten.add.Tensor", made, skip, 1, shape=(m, n))]
     return b
-
-
-def names(graph: Graph) -> list[str]:
-    return [n.op.name for n in graph.nodes]
-
-
-def join(b: Builder) -> list[str]:
-    fuse_elementwise(b.graph)
-    join_siblings(b.graph)
-    return names(b.graph)
-
-
-def run(b: Builder, joined: bool, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", **target: int):
-    """The graph's results, and how many dispatches it took."""
-    gpu = device(f16, subgroups, limits)
-    fuse_elementwise(b.graph)
-    if joined:
-        join_siblings(b.graph)
-    plan = plan_of(b.graph, replace(gpu.target, software=False, **target))
-    return run_plan(plan, b.arrays, gpu), len(plan.dispatches)
-
-
-def same(make: Callable[[], Builder], dispatches: int | None, **how: object) -> None:
-    apart, _ = run(make(), False, **how)  # type: ignore[arg-type]
-    joined, count = run(make(), True, **how)  # type: ignore[arg-type]
-    if dispatches is not None:
-        assert count == dispatches
-    for a, j in zip(apart, joined, strict=True):
-        scale = float(np.abs(a).max())
-        np.testing.assert_allclose(j, a, rtol=0, atol=TOLERANCE[DType.of(a.dtype)] * scale)
 
 
 SIZES = [  # rows, K, N of each, group
@@ -246,7 +173,7 @@ def test_live_rows(make):
         c = make(12)
         fuse_elementwise(c.graph)
         c.arrays = [whole]
-        wanted, _ = run(c, False)
+        wanted, _ = run(c, ())
         for got, want in zip(run_plan(plan, [whole[:m]], gpu), wanted, strict=True):
             np.testing.assert_allclose(got, want[:m], rtol=0, atol=1e-6 * max(10.0, float(np.abs(want).max())))
     many = len(b.graph.nodes[0].outs)

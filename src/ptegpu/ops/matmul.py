@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..dtypes import NUMBERS, DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
+from ..kernels.gemv import gemv_columns, gemv_rows
 from ..kernels.matmul import (
     DEPTH,
     LARGE,
@@ -23,8 +24,6 @@ from ..kernels.matmul import (
     Tile,
     add_parts,
     gemm,
-    gemv_columns,
-    gemv_rows,
     outer,
 )
 from ..kernels.wgsl import KernelSpec, store_type

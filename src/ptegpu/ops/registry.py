@@ -161,6 +161,24 @@ class OpDef:
                 return shapes
             step = steps.send(out)
 
+    def steps_into(self, args: Sequence[Arg], outs: Sequence[Tensor], target: Target, finish: Any = None) -> Steps:
+        """The rule's steps with its results in `outs`: the Outs are answered, scratch and launches are handed on."""
+        assert self.steps is not None
+        steps = self.steps(*self.bind(args), **self.extras(target, outs, finish))
+        left = iter(outs)
+        reply: Tensor | None = None
+        try:
+            while True:
+                step = steps.send(reply)
+                if not isinstance(step, Out):
+                    reply = yield step
+                    continue
+                reply = next(left, None)
+                if reply is None:
+                    raise InvalidProgram(f"it has more results than the {len(outs)} that the program takes")
+        except StopIteration:
+            return
+
     def extras(self, target: Target, outs: Sequence[Tensor], finish: Any = None) -> dict[str, Any]:
         """The keyword-only parameters that the rule asked for."""
         given = {"target": target, "outs": tuple(outs), "finish": finish}

@@ -102,22 +102,11 @@ def _joinable(node: Node) -> bool:
 
 def _formula(node: Node, target: Target) -> Formula | None:
     """What the node computes at its live shapes, if that is one elementwise dispatch."""
-    assert node.op.steps is not None
-    outs = [_result(node)]
-    steps = node.op.steps(*node.op.bind(node.args), **node.op.extras(target, outs))
     found: list[Dispatch] = []
-    try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Out):
-                step = steps.send(outs[0])
-            elif isinstance(step, Dispatch):
-                found.append(step)
-                step = steps.send(None)
-            else:
-                return None
-    except StopIteration:
-        pass
+    for step in node.op.steps_into(node.args, [_result(node)], target):
+        if not isinstance(step, Dispatch):
+            return None
+        found.append(step)
     return found[0].formula if len(found) == 1 else None
 
 
@@ -160,7 +149,7 @@ def _finish(product: Node, chain: list[Node]) -> Node:
         text, helpers, scalars = _text(chain, [made, *others], target)
         if any(t.shape != shape for t in (made, *others)):  # sizes of one that a dynamic dimension has only now
             plain = yield Scratch(made.shape, made.dtype)
-            yield from _steps(product, plain, target, None)
+            yield from product.op.steps_into(product.args, [plain], target)
             yield pointwise(
                 "fused", text, [plain, *others], out, target, scalars=scalars, compute=DType.F32, helpers=helpers
             )
@@ -168,7 +157,7 @@ def _finish(product: Node, chain: list[Node]) -> Node:
         names = ["i: u32", *(f"{n}: f32" for n in (*NAMES[: 1 + len(others)], *scalars))]
         wgsl = f"{helpers}\nfn apply({', '.join(names)}) -> f32 {{ {text} }}"
         kernel = Finish(wgsl, tuple(t.dtype for t in others), tuple(scalars))
-        yield from _steps(product, out, target, Finishing(kernel, tuple(others), scalars))
+        yield from product.op.steps_into(product.args, [out], target, Finishing(kernel, tuple(others), scalars))
 
     parameters = (
         *product.op.parameters[: len(product.args)],
@@ -179,19 +168,6 @@ def _finish(product: Node, chain: list[Node]) -> Node:
         product.op, name=f"fused({short})", parameters=parameters, wants=frozenset({"target", "outs"}), steps=rule
     )
     return Node(op, (*product.args, *others), last.outs, f"{product.name} and {len(chain)} after it")
-
-
-def _steps(product: Node, out: Tensor, target: Target, finish: Finishing | None) -> Steps:
-    """The product's steps with its result in `out`."""
-    assert product.op.steps is not None
-    steps = product.op.steps(*product.op.bind(product.args), **product.op.extras(target, [out], finish))
-    next(steps)
-    try:
-        step = steps.send(out)
-        while True:
-            step = steps.send((yield step))
-    except StopIteration:
-        return
 
 
 def _dispatch(chain: list[Node], leaves: list[Tensor], out: Tensor, target: Target) -> Dispatch:

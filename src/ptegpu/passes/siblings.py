@@ -139,18 +139,14 @@ def _short(node: Node) -> str:
 
 def _launches(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[Step, Any, list[Dispatch]]:
     """What the node launches for its results in `outs`, all labelled; scratch is asked for, nothing launched."""
-    assert node.op.steps is not None
-    steps = node.op.steps(*node.op.bind(node.args), **node.op.extras(target, outs))
-    left = iter(outs)
+    steps = node.op.steps_into(node.args, outs, target)
     found: list[Dispatch] = []
     reply: Tensor | None = None
     try:
         while True:
             step = steps.send(reply)
             reply = None
-            if isinstance(step, Out):
-                reply = next(left)
-            elif isinstance(step, Dispatch):
+            if isinstance(step, Dispatch):
                 found.append(replace(step, label=step.label or node.name))
             else:
                 reply = yield step

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ..errors import InvalidProgram, LimitExceeded, PtegpuError
+from ..errors import LimitExceeded, PtegpuError
 from ..graph.graph import Graph, Node, Sym, Tensor
 from ..kernels.wgsl import SYM_VECTORS, KernelSpec
 from ..ops.pointwise import cast
 from ..ops.registry import Dispatch as Launch
-from ..ops.registry import Out, Scratch
+from ..ops.registry import Scratch
 from ..passes.memory import Memory
 from .plan import ALIGN, OFFSET_ALIGN, Binding, Buffer, Copy, Dispatch, Kernel, Plan, Port
 from .symbols import Symbols
@@ -49,21 +49,15 @@ class _Lowering:
             if self.memory.buffer_of[outs[0]] is not self.memory.buffer_of.get(source):
                 self.launch(k, node, cast(source, outs[0], self.target), scratch)
             return
-        assert node.op.steps is not None
-        steps = node.op.steps(*node.op.bind(node.args), **node.op.extras(self.target, outs))
-        produced = iter(outs)
+        steps = node.op.steps_into(node.args, outs, self.target)
         reply: Tensor | None = None
         try:
             while True:
                 step = steps.send(reply)
                 reply = None
-                if isinstance(step, Out):
-                    reply = next(produced, None)
-                    if reply is None:
-                        raise InvalidProgram(f"it has more results than the {len(outs)} that the program takes")
-                elif isinstance(step, Scratch):
+                if isinstance(step, Scratch):
                     reply = self.scratch(k, node, step, scratch)
-                else:
+                elif isinstance(step, Launch):
                     self.launch(k, node, step, scratch)
         except StopIteration:
             pass
