@@ -103,7 +103,13 @@ def test_the_commands(tmp_path: Path) -> None:
     found = json.loads(good.stdout)["runs"]
     assert (0, [count] * 4, [{}] * 4) == (good.exit_code, [r["cases"] for r in found], [r["failures"] for r in found])
     assert {(True, False), (False, True)} <= {(r["f16"], r["subgroups"]) for r in found} or not device().target.f16
-    assert 2 == run(app, ["run", str(file), "--only", "no such name"]).exit_code
+    (tmp_path / "text").write_text("no zip")
+    for wrong_use in (
+        ["run", str(file), "--only", "no such name"],
+        ["run", "no file"],
+        ["run", str(tmp_path / "text")],
+    ):
+        assert 2 == run(app, wrong_use).exit_code
 
     wrong = problem(Case("aten.abs.default", (SHARED,)))
     save(file, [replace(wrong, golden=[wrong.golden[0] + 0.1])], [])

@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
 import typer
 from rich.console import Console
@@ -57,14 +58,17 @@ def make(file: Path, only: str = ONLY) -> None:
 
 @app.command()
 def run(
-    file: Path,
+    file: Path = typer.Argument(exists=True, dir_okay=False),
     only: str = ONLY,
     device: str = typer.Option("auto", help="which adapter"),
     as_json: bool = typer.Option(False, "--json", help="print results as JSON"),
 ) -> None:
     """Run everything in a file on a GPU, four times; exits with 1 if anything is wrong."""
     console = Console(stderr=True)
-    problems, programs = saved.read(file)
+    try:
+        problems, programs = saved.read(file)
+    except (BadZipFile, KeyError) as e:
+        raise typer.BadParameter(f"{file} is not a file that 'make' wrote: {e}") from None
     work = {name: p.check for name, p in problems.items() if only in name}
     cases = len(work)
     work |= {f"program {name}": p.check for name, p in programs.items() if only in name}

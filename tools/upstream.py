@@ -107,6 +107,8 @@ def main(
 ) -> None:
     console = Console(stderr=True)
     chosen = list(in_cache(cache, suite) if cached else in_catalogue(cache, suite, heavy))
+    if not chosen:
+        raise typer.BadParameter(f"{cache} has no such cases" if cached else "the catalogue has no such cases")
     results: dict[str, Counter[str]] = {}
     problems: list[tuple[str, str, str]] = []
     for op, case, entries in track(chosen, "cases", console=console, disable=not console.is_terminal):
