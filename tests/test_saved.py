@@ -111,8 +111,8 @@ def test_the_commands(tmp_path: Path) -> None:
     ):
         assert 2 == run(app, wrong_use).exit_code
 
-    wrong = problem(Case("aten.abs.default", (SHARED,)))
-    save(file, [replace(wrong, golden=[wrong.golden[0] + 0.1])], [])
+    given = problem(Case("aten.abs.default", (SHARED,)))
+    save(file, [replace(given, golden=[given.golden[0] + 0.1])], [])
     bad = run(app, ["run", str(file)])
     assert 1 == bad.exit_code
     assert bad.stdout.count("AssertionError: ptegpu against float64") == 4
