@@ -30,8 +30,9 @@ from ..plan.target import Target
 from ..portable import PORTABLE, PRIMS
 from ..runtime.build import Joined
 from ..runtime.data import named_data
+from ..runtime.host import on_host
 from ..runtime.join import join
-from ..runtime.partition import Item, Stretch, cut, mutates, on_host
+from ..runtime.partition import Item, Stretch, cut, mutates
 
 GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
 BROWSER = Target()

@@ -14,7 +14,8 @@ from ..graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
 from ..ops import REGISTRY
 from ..ops.registry import OpDef
 from ..runtime.build import Joined
-from ..runtime.partition import Stretch, on_host
+from ..runtime.host import on_host
+from ..runtime.partition import Stretch
 from .analysis import Analysis, is_joint
 from .console import dims
 

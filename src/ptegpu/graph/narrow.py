@@ -35,6 +35,13 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
     return np.asarray(array, dtype=device.numpy, order="C")
 
 
+def clipped(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """The same for indices: what does not fit becomes the nearest value that does, which is out of range as well."""
+    return np.asarray(
+        np.clip(array, _I32.min, _I32.max) if dtype is DType.I64 else array, dtype.device.numpy, order="C"
+    )
+
+
 def from_device(array: np.ndarray, dtype: DType) -> np.ndarray:
     """The inverse for results: widened to the host type the program declares."""
     if dtype is DType.BF16:

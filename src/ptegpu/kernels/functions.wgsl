@@ -6,6 +6,12 @@ fn nan() -> f32 { return bitcast<f32>(0x7fc00000u | (P.groups & 0u)); }
 
 fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 
+// x as bfloat16 has it: the upper 16 bits, rounded to nearest, ties to even
+fn bfloat16(x: f32) -> f32 {
+  let bits = bitcast<u32>(x);
+  return select(bitcast<f32>((bits + 0x7fffu + ((bits >> 16u) & 1u)) & 0xffff0000u), x, is_nan(x));
+}
+
 fn is_inf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }
 
 fn lesser(a: f32, b: f32) -> f32 { return select(b, a, is_nan(a) || a < b); }

@@ -210,6 +210,7 @@ unary("aten.silu.default", floats("a * sigmoid(a)"))
 unary("aten.mish.default", floats("a * hyperbolic_tangent(log1p(exp(a)))"))
 unary("aten.hardsigmoid.default", floats("within(a + 3.0, 0.0, 6.0) / 6.0"))
 unary("aten.hardswish.default", floats("a * within(a + 3.0, 0.0, 6.0) / 6.0"))
+unary("ptegpu.round_to_bfloat16.default", floats("bfloat16(a)"))
 unary("aten.bitwise_not.default", {"i32": "~a", "bool": "!a"}, wide=True)
 
 predicate("aten.isnan.default", {"f32": "is_nan(a)", "i32": "false", "bool": "false"})

@@ -30,6 +30,8 @@ from ..graph.graph import Arg, Shape, Sym, Tensor
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 
+OPTIONS = ("dtype", "layout", "device", "pinned", "pin_memory")  # of a new tensor
+
 Number: TypeAlias = int | float
 SymInt: TypeAlias = int | Sym
 
@@ -201,6 +203,10 @@ class OpDef:
             return self.serves(dict(zip((name for name, *_ in self.parameters), operands, strict=False)))
         except (AttributeError, LookupError, TypeError, ValueError):
             return True
+
+    def without_options(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments that an out variant has too: it takes its dtype, layout and device from the result."""
+        return [a for a, (name, *_) in zip(args, self.parameters, strict=False) if name not in OPTIONS]
 
     def baked(self, args: Sequence[Arg]) -> list[Sym]:
         """Symbolic ints that the lowering sees by value only: a plan holds for these values alone."""

@@ -70,17 +70,17 @@ def arange_to(end: Number, *, outs: Sequence[OutSpec]) -> Array:
     return arange(0, end, outs=outs)
 
 
-@portable("aten.rand.default")
+@portable("aten.rand.default", random=True)
 def rand(size: Sequence[int]) -> Array:
     return _random.random(tuple(size))
 
 
-@portable("aten.randn.default")
+@portable("aten.randn.default", random=True)
 def randn(size: Sequence[int]) -> Array:
     return _random.standard_normal(tuple(size))
 
 
-@portable("aten.native_dropout.default")
+@portable("aten.native_dropout.default", random=True)
 def native_dropout(x: Array, p: float, train: bool | None) -> tuple[Array, Array]:
     if train is False:
         return x, np.ones(x.shape, bool)

@@ -41,6 +41,14 @@ def item(x: Array) -> Number:
     return x.item()
 
 
+def select_item(x: Array, dim: int, index: int) -> Number:
+    """Element `index` along a dimension, first in the others."""
+    along = axis(dim, x.ndim)
+    if not -x.shape[along] <= index < x.shape[along]:
+        raise ExecutionError(f"index {index} is out of range for dimension {dim} of sizes {list(x.shape)}")
+    return np.take(x, index, along).reshape(-1)[:1].item()
+
+
 def et_view(x: Array, size: Sequence[int]) -> Array:
     return x.reshape(inferred(x, size))
 
@@ -104,6 +112,8 @@ _SCALAR: dict[str, Callable[..., Any]] = {
 }
 
 PRIMS: dict[str, Callable[..., Any]] = {
+    **_SCALAR,  # as delegates name them
+    "sym_size.int": sym_size,
     **{f"executorch_prim.{name}.Scalar": function for name, function in _SCALAR.items()},
     "executorch_prim.floordiv.int": _SCALAR["floordiv"],
     "executorch_prim.mod.int": _SCALAR["mod"],
@@ -113,4 +123,5 @@ PRIMS: dict[str, Callable[..., Any]] = {
     "aten.sym_stride.int": sym_stride,
     "aten.sym_numel.default": sym_numel,
     "aten._local_scalar_dense.default": item,
+    "et_vk.select_as_symint.default": select_item,
 }

@@ -48,6 +48,7 @@ class Kernel:
     function: Callable[..., Any]
     parameters: tuple[tuple[str, Any], ...]  # (name, default or inspect.Parameter.empty)
     wants_outs: bool
+    random: bool = False  # gives other results every time
 
     def bind(self, args: Sequence[Any]) -> list[Any]:
         """All positional arguments: trailing ones may be left to their defaults, NumPy scalars become 0-d arrays."""
@@ -63,8 +64,8 @@ class Kernel:
 PORTABLE: dict[str, Kernel] = {}
 
 
-def portable(*names: str) -> Callable[[Function], Function]:
-    """Register a kernel under each name."""
+def portable(*names: str, random: bool = False) -> Callable[[Function], Function]:
+    """Register a kernel under each name; `random` if it gives other results every time."""
 
     def register(function: Function) -> Function:
         parameters = inspect.signature(function).parameters.values()
@@ -73,7 +74,7 @@ def portable(*names: str) -> Callable[[Function], Function]:
         for name in names:
             if name in PORTABLE:
                 raise ValueError(f"kernel {name} is registered twice")
-            PORTABLE[name] = Kernel(name, function, positional, wants_outs)
+            PORTABLE[name] = Kernel(name, function, positional, wants_outs, random)
         return function
 
     return register

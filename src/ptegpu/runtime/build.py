@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
-from ..graph.linear import Call, Operand, Var
+from ..graph.linear import Call, Operand, Var, variables
 from ..graph.narrow import to_device
 from ..ops import REGISTRY
 from ..passes.dead import remove_dead
@@ -16,6 +17,7 @@ from ..passes.norms import join_norms
 from ..passes.siblings import join_siblings
 
 CLONE = "aten.clone.default"
+ROUND = "ptegpu.round_to_bfloat16.default"
 
 
 class Joined:
@@ -94,6 +96,20 @@ class _Builder:
             outs.append(fresh)
             self.env[var] = fresh
         self.graph.nodes.append(Node(definition, tuple(args), tuple(outs), call.where, tuple(mutated)))
+        if any(v.dtype is DType.BF16 for v in call.outs):
+            self.round(call)
+
+    def round(self, call: Call) -> None:
+        """bfloat16 is float32 on the GPU: results that are not among the operands are rounded, as PyTorch does."""
+        given = {v.dtype for v in variables(call.args)} - {None}
+        if REGISTRY[call.op].moves and given == {DType.BF16}:
+            return
+        for var in call.outs:
+            value = self.env[var]
+            if var.dtype is DType.BF16 and isinstance(value, Tensor):
+                rounded = Tensor(f"{value.name}.rounded", value.dtype, value.max_shape)
+                self.graph.nodes.append(Node(REGISTRY[ROUND], (value,), (rounded,), call.where))
+                self.env[var] = rounded
 
     def copy(self, source: Tensor, where: str) -> Tensor:
         self.count += 1

@@ -66,6 +66,8 @@ class Engine:
         self.tensors = graph.tensors()
         self.baked = list(dict.fromkeys(s for n in graph.nodes if n.op.sym is None for s in n.op.baked(n.args)))
         self.guards = Guards(graph, joined.dynamic)
+        indices = self.guards.only_indices()
+        self.only_indices = {v for v, t in zip(joined.inputs, graph.inputs, strict=True) if t in indices}
         self.plans: OrderedDict[tuple[object, ...], tuple[Prepared, Limits]] = OrderedDict()
         self.planned = 0  # plans ever made
         self.session = Session(device, constants)

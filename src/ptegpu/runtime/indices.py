@@ -10,6 +10,7 @@ as an index, and a comparison per symbolic int.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -124,6 +125,13 @@ class Guards:
                 moves, source = _trace(bounded.values, made, mutated)
                 if source is not None:
                     self.guards.append(Guard(node, number, source, moves))
+
+    def only_indices(self) -> set[Value]:
+        """Inputs that are used as indices and for nothing else."""
+        uses = Counter(v for n in self.graph.nodes for v in n.values())
+        uses.update(flatten(tuple(self.graph.outputs)))
+        indexed = Counter(g.source for g in self.guards if not g.moves)
+        return {v for v in self.graph.inputs if v in indexed and uses[v] == indexed[v]}
 
     def limits(self) -> Limits:
         """At the live shapes."""

@@ -9,23 +9,25 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import ExecutionError, InvalidInput, PtegpuError, UnsupportedProgram
+from ..errors import ExecutionError, InvalidInput
 from ..format import Method as FileMethod
 from ..gpu import Device, DeviceTensor, SharedConstants
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Move, Operand, Var, variables
-from ..graph.narrow import from_device, to_device
+from ..graph.narrow import clipped, from_device, to_device
+from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
-from ..portable import PRIMS, OutSpec, call
 from .append import Append, append_calls
 from .arrays import as_array, is_torch, to_torch
 from .engine import Engine, Started
+from .host import run, seen
 from .indices import Limits
 from .join import join, written_by
-from .partition import Stretch, branches, mutates, partition
+from .partition import Host, Stretch, branches, mutates, partition
 from .tree import flatten_inputs
 
 MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
+MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembered
 
 
 class Method:
@@ -44,6 +46,8 @@ class Method:
         self._index = {item.start: k for k, item in enumerate(self.items)}
         self._joined, self._inner_states, self._read = join(self.linear, self.items)
         self._early: list[tuple[Engine, Limits]] = []
+        self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
+        self._remembered: dict[tuple[Any, ...], dict[Var, Any]] = {}
 
     def open(self, device: Device, names: dict[ConstantKey, str], constants: SharedConstants) -> None:
         """Allocate, upload and compile."""
@@ -126,7 +130,7 @@ class Method:
             raise InvalidInput(f"{what} was exported with the value {declared!r} and takes no other, not {given!r}")
 
     def _run(self, env: dict[Var, Any]) -> None:
-        position = executed = 0
+        position = executed = self._recall(env)
         while position < len(self.items):
             item = self.items[position]
             position += 1
@@ -159,9 +163,20 @@ class Method:
             if value is None:
                 value = self._value(env, var)
             if var.dtype is not None and not isinstance(value, DeviceTensor):
-                value = to_device(value, var.dtype, var.name)
+                value = self._narrowed(value, var, engine)
             inputs.append(value)
         return inputs
+
+    def _narrowed(self, value: np.ndarray, var: Var, engine: Engine) -> np.ndarray:
+        assert var.dtype is not None
+        if var.kind == "temp" and var in engine.only_indices:
+            return clipped(value, var.dtype)
+        try:
+            return to_device(value, var.dtype, var.name)
+        except InvalidInput as e:
+            if var.kind == "input":
+                raise
+            raise ExecutionError(f"{self.name} computed a value that the GPU cannot take: {e}") from None
 
     def _run_stretch(self, env: dict[Var, Any], k: int) -> None:
         engine = self.engines[k]
@@ -172,27 +187,36 @@ class Method:
                 result = from_device(result, var.dtype)
             env[var] = result
 
-    def _run_host(self, env: dict[Var, Any], instruction: Call) -> None:
-        args = [self._value(env, a) for a in instruction.args]
-        try:
-            if instruction.op in PRIMS:
-                results = [PRIMS[instruction.op](*args)]
-            else:
-                specs = tuple(OutSpec(_dtype(o), o.sizes, tuple(range(len(o.sizes)))) for o in instruction.outs)
-                results = call(instruction.op, args, specs)
-        except PtegpuError as e:
-            raise type(e)(f"{instruction.where}: {e}") from e
-        except (AttributeError, LookupError, TypeError, ValueError) as e:  # a primitive that got what it cannot take
-            raise ExecutionError(f"{instruction.where} failed: {e}") from e
-        for var, result in zip(instruction.outs, results, strict=True):
-            if var.dtype is not None:
-                result = np.asarray(result, dtype=_dtype(var).numpy if var.dtype is not DType.BF16 else np.float32)
-                if result.ndim != len(var.sizes) or any(n > m for n, m in zip(result.shape, var.sizes, strict=True)):
-                    limit = f"the program allows at most {list(var.sizes)}"
-                    raise ExecutionError(f"{instruction.where}: its result is {list(result.shape)}, {limit}")
-                if var.dtype is DType.BF16:
-                    result = from_device(result, DType.BF16)
-            env[var] = result
+    def _run_host(self, env: dict[Var, Any], c: Call) -> None:
+        by_shape = c.op in REGISTRY and REGISTRY[c.op].sym is not None and "data" not in REGISTRY[c.op].wants
+        args = [self._shape_of(env, a) if by_shape else self._value(env, a) for a in c.args]
+        env.update(zip(c.outs, run(c, args), strict=True))
+
+    def _shape_of(self, env: dict[Var, Any], operand: Operand) -> Any:
+        """A value that nothing but the shape is asked of: what is on the GPU stays there."""
+        there = env.get(operand) if isinstance(operand, Var) else None
+        return np.broadcast_to(0, there.shape) if isinstance(there, DeviceTensor) else self._value(env, operand)
+
+    def _recall(self, env: dict[Var, Any]) -> int:
+        """The values that depend on the sizes of the inputs only, and how many items that does away with."""
+        if not self._by_size:
+            return 0
+        given = [env[v] for v in self.linear.inputs if isinstance(v, Var)]
+        key = tuple(x.shape if isinstance(x, np.ndarray | DeviceTensor) else x for x in given)
+        found = self._remembered.get(key)
+        if found is None:
+            found = dict(env)
+            for item in self._by_size:
+                self._run_host(found, item.instruction)  # type: ignore[arg-type]
+            found = {v: found[v] for item in self._by_size for v in item.instruction.outs}  # type: ignore[union-attr]
+            for value in found.values():
+                if isinstance(value, np.ndarray):
+                    value.flags.writeable = False
+            while len(self._remembered) >= MAX_SIZES:
+                del self._remembered[next(iter(self._remembered))]
+            self._remembered[key] = found
+        env.update(found)
+        return len(self._by_size)
 
     def _value(self, env: dict[Var, Any], operand: Operand) -> Any:
         """What the host sees: arrays read back if they are still on the GPU, lists resolved."""
@@ -211,9 +235,7 @@ class Method:
         if isinstance(value, DeviceTensor):
             assert operand.dtype is not None
             value = env[operand] = from_device(value.numpy(), operand.dtype)
-        if operand.dtype is DType.BF16:
-            return to_device(value, DType.BF16, operand.name)
-        return value
+        return seen(value, operand)
 
     def _result(self, env: dict[Var, Any], operand: Operand, as_torch: bool) -> Any:
         if isinstance(operand, Var) and operand.dtype is DType.BF16 and operand in env:
@@ -277,12 +299,6 @@ def _fitting(given: DeviceTensor, declared: Var, what: str) -> DeviceTensor:
 def _initial(v: Var) -> np.ndarray:
     assert v.dtype is not None
     return np.zeros(v.sizes, v.dtype.numpy) if v.data is None else np.array(v.data)
-
-
-def _dtype(v: Var) -> DType:
-    if v.dtype is None:
-        raise UnsupportedProgram(f"{v.name} would have to hold a scalar result of a tensor operator")
-    return v.dtype
 
 
 def _equal(declared: Operand, given: Any) -> bool:

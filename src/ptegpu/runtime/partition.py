@@ -2,6 +2,7 @@
 
 Consecutive calls that the registry serves form a stretch, which becomes one graph and one plan. A stretch ends where
 the host must look: at a branch, an item read from a tensor just computed, or an operator that only has a NumPy kernel.
+`order.py` brings the calls into an order with few stretches first.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import numpy as np
 
 from ..dtypes import ON_GPU, DType
 from ..errors import UnsupportedProgram
+from ..graph.graph import Arg, Sym, Tensor
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from ..ops import REGISTRY, OpDef
-from ..portable import PORTABLE, PRIMS
+from .host import on_host
+from .order import arrange, writes
 
 _INT_RESULTS = ("sym_size.int", "aten.sym_size.int", "aten.sym_numel.default", "et_vk.select_as_symint.default")
-_EXACT_ON_HOST = (DType.F64, DType.BF16, DType.I16, DType.U16, DType.U32, DType.U64)
+_EXACT_ON_HOST = (DType.F64, DType.I16, DType.U16, DType.U32, DType.U64)
 
 
 @dataclass(slots=True)
@@ -31,8 +34,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Host:
+    """One instruction; `by_size` if its results are the same in every call with inputs of the same sizes."""
+
     start: int
     instruction: Instruction
+    by_size: bool = False
 
 
 Item = Stretch | Host
@@ -58,30 +64,42 @@ def partition(linear: Linear) -> list[Item]:
 
 
 def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
-    """Stretches and host instructions, and the calls among the latter that no kernel serves, described and counted."""
-    ints = _int_scalars(linear)
+    """Stretches and host instructions, and the calls among the latter that no kernel serves, described and counted.
+
+    What depends on constants alone is computed here, and the rest of the code put into a better order.
+    """
+    places, front = arrange(linear, places_of(linear))
     leaders = {i.target for i in linear.code if isinstance(i, Jump)}
     items: list[Item] = []
     stretch: Stretch | None = None
-    written: set[Var] = set()
     unsupported: Counter[str] = Counter()
-    for k, instruction in enumerate(linear.code):
-        on_gpu = isinstance(instruction, Call) and joins(instruction, ints)
-        if isinstance(instruction, Call) and not on_gpu and not on_host(instruction):
-            unsupported[describe(instruction)] += 1
+    for k, (instruction, on_gpu) in enumerate(zip(linear.code, places, strict=True)):
         if not on_gpu:
-            items.append(Host(k, instruction))
+            if isinstance(instruction, Call) and not on_host(instruction):
+                unsupported[describe(instruction)] += 1
+            items.append(Host(k, instruction, k < front))
             stretch = None
             continue
         assert isinstance(instruction, Call)
-        reads_item = "data" in REGISTRY[instruction.op].wants and instruction.args[0] in written
-        if stretch is None or k in leaders or reads_item:
+        if stretch is None or k in leaders:
             stretch = Stretch(k)
             items.append(stretch)
-            written = set()
         stretch.calls.append(instruction)
-        written.update(instruction.outs)
     return [part for item in items for part in _without_scalars(item)], unsupported
+
+
+def places_of(linear: Linear) -> list[bool]:
+    """Of each instruction, whether the GPU serves it. int64 that the host computed may not fit 32 bits afterwards."""
+    ints = _int_scalars(linear)
+    written = {v for i in linear.code for v in writes(i)}
+    unproved: set[Var] = set()
+    while True:
+        places = [isinstance(i, Call) and joins(i, ints, written, unproved) for i in linear.code]
+        found = {v for i, on_gpu in zip(linear.code, places, strict=True) if not on_gpu for v in writes(i)}
+        wide = {v for v in found if v.dtype is DType.I64}
+        if wide <= unproved:
+            return places
+        unproved |= wide
 
 
 def _without_scalars(item: Item) -> list[Item]:
@@ -91,15 +109,19 @@ def _without_scalars(item: Item) -> list[Item]:
     return [Host(item.start + k, c) for k, c in enumerate(item.calls)]
 
 
-def joins(call: Call, ints: set[Var]) -> bool:
-    """Whether the GPU's registry serves this call, with these dtypes, exactly."""
+def joins(call: Call, ints: set[Var], written: set[Var], unproved: set[Var]) -> bool:
+    """Whether the GPU's registry serves this call, with these dtypes, exactly.
+
+    `ints` are scalars known to be ints, `written` the slots that get a value during the run, `unproved` those with
+    int64 values that may not fit 32 bits.
+    """
     definition = REGISTRY.get(call.op)
     if definition is None:
         return False
     if definition.sym is not None:
         if not all(_int_like(a, ints) for a in call.args):
             return False
-        return "data" not in definition.wants or _dtype(call.args[0]) in (DType.I32, DType.I64)
+        return "data" not in definition.wants or _readable(call.args[0], written)
     tensors = [v for v in (*variables(call.args), *call.outs) if v.dtype is not None]
     if any(v.dtype in _EXACT_ON_HOST or v.dtype.device not in ON_GPU for v in tensors):  # type: ignore[union-attr]
         return False
@@ -107,8 +129,35 @@ def joins(call: Call, ints: set[Var]) -> bool:
         return False
     if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition):
         return False
+    doubtful = unproved.intersection(variables(call.args))
+    if doubtful and on_host(call) and not doubtful <= _indices(call, definition):
+        return False
     first = next((v.dtype.device for v in tensors if v.dtype), None)
     return (not definition.dtypes or first in definition.dtypes) and definition.takes(call.args)
+
+
+def _readable(operand: Operand, written: set[Var]) -> bool:
+    """Whether the host has the elements of an int tensor before a stretch runs."""
+    known = isinstance(operand, Var) and operand.kind != "state" and operand not in written
+    return known and _dtype(operand) in (DType.I32, DType.I64)
+
+
+def _indices(call: Call, definition: OpDef) -> set[Var]:
+    """The slots that are nothing but indices of this call: what does not fit 32 bits is out of range there too."""
+    tensors: dict[Var, Tensor] = {}
+
+    def stand_in(operand: Operand) -> Arg:
+        if isinstance(operand, tuple):
+            return tuple(map(stand_in, operand))
+        if not isinstance(operand, Var):
+            return operand
+        if operand.dtype is None:
+            return Sym(operand.name)
+        return tensors.setdefault(operand, Tensor(operand.name, operand.dtype.device, operand.sizes))
+
+    bounded = [b.values for b in definition.bounds([stand_in(a) for a in call.args])]
+    uses = Counter(variables(call.args))
+    return {v for v, t in tensors.items() if uses[v] == sum(b is t for b in bounded)}
 
 
 def _exact_in_32_bits(call: Call, definition: OpDef) -> bool:
@@ -154,11 +203,6 @@ def _int_scalars(linear: Linear) -> set[Var]:
         elif isinstance(instruction, Move) and _int_like(instruction.source, ints):
             ints.add(instruction.target)
     return ints
-
-
-def on_host(call: Call) -> bool:
-    """Whether there is a NumPy kernel or a primitive for it."""
-    return call.op in PORTABLE or call.op in PRIMS
 
 
 def describe(call: Call) -> str:

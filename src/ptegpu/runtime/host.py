@@ -1,0 +1,62 @@
+"""One call on the host: a NumPy kernel or a primitive, its results as the program declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType
+from ..errors import ExecutionError, PtegpuError, UnsupportedProgram
+from ..graph.linear import Call, Var
+from ..graph.narrow import from_device, to_device
+from ..ops import REGISTRY
+from ..portable import PORTABLE, PRIMS, OutSpec, call
+
+
+def on_host(c: Call) -> bool:
+    """Whether there is a NumPy kernel or a primitive for it."""
+    return c.op in PRIMS or (c.op in PORTABLE and len(_plain(c, c.args)) <= len(PORTABLE[c.op].parameters))
+
+
+def _plain(c: Call, args: Sequence[Any]) -> Sequence[Any]:
+    """A delegate calls by the whole schema; the kernels have that of the out variants."""
+    short = c.op not in REGISTRY or len(args) <= len(PORTABLE[c.op].parameters)
+    return args if short else REGISTRY[c.op].without_options(args)
+
+
+def seen(value: Any, v: Var) -> Any:
+    """A slot's value as kernels see it: bfloat16, which NumPy lacks, as float32."""
+    return to_device(value, DType.BF16, v.name) if v.dtype is DType.BF16 else value
+
+
+def run(c: Call, args: Sequence[Any]) -> list[Any]:
+    """The results for arguments that were `seen`; ExecutionError if it fails."""
+    try:
+        if c.op in PRIMS:
+            results = [PRIMS[c.op](*args)]
+        else:
+            specs = [OutSpec(_dtype(o), o.sizes, tuple(range(len(o.sizes)))) for o in c.outs]
+            results = call(c.op, _plain(c, args), specs)
+    except PtegpuError as e:
+        raise type(e)(f"{c.where}: {e}") from e
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # what a primitive cannot take
+        raise ExecutionError(f"{c.where} failed: {e}") from e
+    return [_declared(c, v, r) for v, r in zip(c.outs, results, strict=True)]
+
+
+def _declared(c: Call, v: Var, result: Any) -> Any:
+    if v.dtype is None:
+        return result
+    array = np.asarray(result, dtype=v.dtype.numpy if v.dtype is not DType.BF16 else np.float32)
+    if array.ndim != len(v.sizes) or any(n > m for n, m in zip(array.shape, v.sizes, strict=True)):
+        limit = f"the program allows at most {list(v.sizes)}"
+        raise ExecutionError(f"{c.where}: its result is {list(array.shape)}, {limit}")
+    return from_device(array, DType.BF16) if v.dtype is DType.BF16 else array
+
+
+def _dtype(v: Var) -> DType:
+    if v.dtype is None:
+        raise UnsupportedProgram(f"{v.name} would have to hold a scalar result of a tensor operator")
+    return v.dtype

@@ -1,0 +1,211 @@
+"""What the host computes before the GPU starts, and the order of everything else.
+
+A call that only the host serves ends a stretch. Often all that it depends on is known before the run: constants, the
+sizes of the inputs, or ints that the caller gave (token ids, masks, positions). Such calls, with the calls that they
+need, run first; those that depend on constants alone run once, at load. The rest of a block (calls between two
+branches) is ordered so that host and GPU take turns as rarely as the data allows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from ..errors import PtegpuError
+from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
+from ..ops import REGISTRY
+from ..portable import PORTABLE
+from .host import on_host, run, seen
+
+LARGEST = 1 << 28  # bytes: a larger result is not kept between calls
+
+
+class Known(IntEnum):
+    """When the host can know a value, earliest first."""
+
+    AT_LOAD = 0  # from constants
+    PER_SIZE = 1  # from the sizes of the inputs and from ints among them
+    PER_CALL = 2  # from elements of int and bool inputs
+    LATER = 3
+
+
+def reads(instruction: Instruction) -> list[Var]:
+    """The slots whose values it uses."""
+    if isinstance(instruction, Call):
+        return variables(instruction.args)
+    return variables(instruction.condition if isinstance(instruction, Jump) else instruction.source)
+
+
+def writes(instruction: Instruction) -> list[Var]:
+    """The slots that get a value there."""
+    if isinstance(instruction, Call):
+        places = REGISTRY[instruction.op].mutates if instruction.op in REGISTRY else ()
+        mutated = [v for k in places if k < len(instruction.args) for v in variables(instruction.args[k])]
+        return [*instruction.outs, *mutated]
+    return [instruction.target] if isinstance(instruction, Move) else []
+
+
+def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
+    """Fold and reorder the code in place.
+
+    `on_gpu` says of each instruction whether the GPU serves it. Returns the same of the new ones, and how many at the
+    front depend on sizes only.
+    """
+    known = _known(linear)
+    places = _hoist(linear.code, on_gpu, known)
+    folded = {k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k] and _fold(linear.code[k])}
+    order: list[int] = []
+    moved: dict[int, int] = {}  # first instruction of a block → its new place
+    for block in _blocks(linear.code):
+        moved[block.start] = len(order)
+        order += _alternate(linear.code, [k for k in block if k not in folded], places, known)
+    moved[len(linear.code)] = len(order)
+    ordered = [linear.code[k] for k in order]
+    linear.code = [Jump(i.condition, moved[i.target]) if isinstance(i, Jump) else i for i in ordered]
+    front = next((n for n, k in enumerate(order) if places[k] or known[k] > Known.PER_SIZE), len(order))
+    return [places[k] for k in order], front
+
+
+def _blocks(code: Sequence[Instruction]) -> list[range]:
+    """Runs of instructions that are entered at the first and left at the last."""
+    jumps = {k + 1: i.target for k, i in enumerate(code) if isinstance(i, Jump)}
+    starts = sorted({0, *jumps, *jumps.values()} - {len(code)})
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(code)], strict=True) if a < b]
+
+
+def _known(linear: Linear) -> list[Known]:
+    """When the host can know the results of each instruction."""
+    written = Counter(v for i in linear.code for v in writes(i))
+    levels: dict[Var, Known] = {}
+    for v in linear.inputs:
+        if isinstance(v, Var) and not written[v]:
+            whole = v.dtype is not None and not v.dtype.is_float
+            levels[v] = Known.PER_SIZE if v.dtype is None else Known.PER_CALL if whole else Known.LATER
+    entry = _blocks(linear.code)[0] if linear.code else range(0)
+    found = []
+    for k, instruction in enumerate(linear.code):
+        level = Known.LATER
+        if isinstance(instruction, Call) and _repeatable(instruction, written):
+            level = _level(instruction, levels, written)
+            if level > Known.AT_LOAD and k not in entry:  # a branch may have gone another way
+                level = Known.LATER
+            levels.update(dict.fromkeys(instruction.outs, level))
+        found.append(level)
+    return found
+
+
+def _repeatable(c: Call, written: Counter[Var]) -> bool:
+    """Whether the host can run it early, with results that are small and that nothing else writes."""
+    if not on_host(c) or len(writes(c)) != len(c.outs) or (c.op in PORTABLE and PORTABLE[c.op].random):
+        return False
+    sizes = [math.prod(o.sizes) * o.dtype.size for o in c.outs if o.dtype]
+    return all(written[o] == 1 and o.kind == "temp" for o in c.outs) and sum(sizes) <= LARGEST
+
+
+def _level(c: Call, levels: dict[Var, Known], written: Counter[Var]) -> Known:
+    definition = REGISTRY.get(c.op)
+    by_shape = definition is not None and definition.sym is not None and "data" not in definition.wants
+
+    def of(v: Var) -> Known:
+        if v.kind == "constant" and v.data is not None and not written[v]:
+            return Known.AT_LOAD
+        if by_shape and v.kind == "input" and v.dtype is not None:
+            return Known.PER_SIZE if v.dynamic else Known.AT_LOAD
+        return levels.get(v, Known.LATER)
+
+    level = max(map(of, variables(c.args)), default=Known.AT_LOAD)
+    whole = all(v.dtype is None or not v.dtype.is_float for v in (*variables(c.args), *c.outs))
+    return level if level is not Known.PER_CALL or whole else Known.LATER
+
+
+def _hoist(code: Sequence[Instruction], on_gpu: Sequence[bool], known: Sequence[Known]) -> list[bool]:
+    """Of each instruction, whether the GPU runs it: neither what only the host serves, nor what that needs early."""
+    places = list(on_gpu)
+    needed: set[Var] = set()
+    for k in range(len(code) - 1, -1, -1):
+        if known[k] is not Known.LATER and (not on_gpu[k] or not needed.isdisjoint(writes(code[k]))):
+            places[k] = False
+            needed.update(reads(code[k]))
+    return places
+
+
+def _fold(instruction: Instruction) -> bool:
+    """Compute a call on constants now; whether that worked. Its results become constants."""
+    assert isinstance(instruction, Call)
+    try:
+        results = run(instruction, [_constant(a) for a in instruction.args])
+    except PtegpuError:
+        return False  # the run says what is wrong, if it comes there
+    if any(v.dtype is not None and r.shape != v.sizes for v, r in zip(instruction.outs, results, strict=True)):
+        return False
+    for v, result in zip(instruction.outs, results, strict=True):
+        if v.dtype is None:
+            v.initial = result
+        else:
+            v.kind, v.data, v.dynamic = "constant", result, False
+    return True
+
+
+def _constant(operand: Operand) -> Any:
+    if isinstance(operand, tuple):
+        return [_constant(o) for o in operand]
+    if not isinstance(operand, Var):
+        return operand
+    if operand.dtype is None:
+        return operand.initial
+    return np.broadcast_to(0, operand.sizes) if operand.data is None else seen(operand.data, operand)
+
+
+def _alternate(
+    code: Sequence[Instruction], block: Sequence[int], places: Sequence[bool], known: Sequence[Known]
+) -> list[int]:
+    """The block in an order that the data allows, in which host and GPU take turns rarely; a branch stays last."""
+    waiting, followers = _dependencies(code, block)
+    ready: dict[bool, list[tuple[bool, int]]] = {False: [], True: []}
+
+    def add(k: int) -> None:
+        heapq.heappush(ready[places[k]], (not places[k] and known[k] > Known.PER_SIZE, k))
+
+    for k in block:
+        if not waiting[k]:
+            add(k)
+    order: list[int] = []
+    turn = False
+    while len(order) < len(block):
+        turn = turn if ready[turn] else not turn
+        while ready[turn]:
+            k = heapq.heappop(ready[turn])[1]
+            order.append(k)
+            for f in followers[k]:
+                waiting[f] -= 1
+                if not waiting[f]:
+                    add(f)
+    return order
+
+
+def _dependencies(code: Sequence[Instruction], block: Sequence[int]) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """For each instruction, how many must run before it, and which must run after it."""
+    before: dict[int, set[int]] = {k: set() for k in block}
+    writer: dict[Var, int] = {}
+    readers: dict[Var, list[int]] = {}
+    for k in block:
+        for v in reads(code[k]):
+            if v in writer:
+                before[k].add(writer[v])
+            readers.setdefault(v, []).append(k)
+        for v in writes(code[k]):
+            before[k].update(j for j in (*readers.get(v, ()), *([writer[v]] if v in writer else ())) if j != k)
+            writer[v], readers[v] = k, []
+        if isinstance(code[k], Jump):
+            before[k].update(j for j in block if j != k)
+    followers: dict[int, list[int]] = {k: [] for k in block}
+    for k, needed in before.items():
+        for j in needed:
+            followers[j].append(k)
+    return {k: len(needed) for k, needed in before.items()}, followers
