@@ -43,9 +43,13 @@ def places(*code: Instruction, inputs: tuple[Operand, ...] = ()) -> str:
         (call("aten.add.Tensor", var(I64), var(I64), 1, out=I64), "h"),
         (call("aten.mul.Scalar", var(I64), 3, out=I64), "h"),
         (call("aten.sum.dim_IntList", var(I64), (0,), False, out=I64), "h"),
-        (call("aten.cumsum.default", var(BOOL), 0, out=I64), "h"),
+        (call("aten.cumsum.default", var(I64), 0, out=I64), "h"),
+        (call("aten.cumsum.default", var(BOOL), 0, out=I64), "g"),
+        (call("aten.cumsum.default", var(I32), 0, out=I64), "h"),
+        (call("aten.remainder.Scalar", var(I64), 5, out=I64), "h"),
+        (call("aten.remainder.Scalar", var(I32), 5, out=I64), "g"),
         (call("aten.add.Tensor", var(DType.F64), var(DType.F64), 1, out=DType.F64), "h"),
-        (call("aten.add.Tensor", var(DType.BF16), var(DType.BF16), 1, out=DType.BF16), "h"),
+        (call("aten.add.Tensor", var(DType.BF16), var(DType.BF16), 1, out=DType.BF16), "g"),
         (call("aten.add.Tensor", var(DType.I16), var(DType.I16), 1, out=DType.I16), "h"),
     ],
     ids=lambda x: describe(x) if isinstance(x, Call) else None,
@@ -88,9 +92,17 @@ def test_a_scalar_or_constant_beyond_int32_stays_on_the_host(value: int, expecte
 
 
 def test_what_has_only_a_numpy_kernel_ends_a_stretch() -> None:
+    x, y, z = var(), var(), var(I64)
+    code = [call("aten.exp.default", x, out=y), call("aten._to_copy.default", y, out=z)]
+    compared, indexed = call("aten.eq.Scalar", z, 1), call("aten.index.Tensor", y, (z,))
+    assert "ghh" == places(*code, compared)  # int64 that may not fit 32 bits
+    assert "ghg" == places(*code, indexed)  # there, such an index is out of range
+
+
+def test_what_needs_no_result_of_the_host_runs_with_what_came_before() -> None:
     x, y = var(), var()
-    code = [call("aten.exp.default", x, out=y), call("aten.topk.default", y, 2), call("aten.abs.default", y)]
-    assert "ghg" == places(*code)
+    code = [call("aten.exp.default", x, out=y), call("aten.nonzero.default", y), call("aten.abs.default", y)]
+    assert "ggh" == places(*code)
 
 
 def test_branches_and_moves_end_a_stretch() -> None:
@@ -126,7 +138,14 @@ def test_an_item_of_what_was_just_computed_breaks_the_stretch() -> None:
         call("et_vk.select_as_symint.default", position, 0, 0, out=n),
         call("aten.select_copy.int", var(F32, 4, 4), 0, n),
     ]
-    assert "gg|gg" == places(*code)
+    assert "gghg" == places(*code)
+
+
+def test_an_item_of_a_state_is_read_by_the_host() -> None:
+    count, n = var(I32, 1), var(None)
+    count.kind = "state"
+    item = call("aten._local_scalar_dense.default", count, out=n)
+    assert "hg" == places(item, call("aten.select_copy.int", var(F32, 4, 4), 0, n))
 
 
 def test_an_item_of_a_float_is_no_symbolic_int() -> None:
@@ -153,7 +172,8 @@ def test_arithmetic_on_floats_stays_on_the_host_with_all_that_reads_it() -> None
         call("aten.mul.Scalar", x, b),
     ]
     assert "hhh" == places(*code)
-    assert "h" == places(call("executorch_prim.mul.Scalar", 0.5, 2, out=b))
+    assert "" == places(call("executorch_prim.mul.Scalar", 0.5, 2, out=b))
+    assert 1.0 == b.initial
 
 
 def test_an_int_input_is_a_symbolic_int() -> None:

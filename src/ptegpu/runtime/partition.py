@@ -17,6 +17,7 @@ from ..errors import UnsupportedProgram
 from ..graph.graph import Arg, Sym, Tensor
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from ..ops import REGISTRY, OpDef
+from ..ops.spans import RULES, Span, fits, of_dtype, spans
 from .host import on_host
 from .order import arrange, writes
 
@@ -90,16 +91,40 @@ def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
 
 def places_of(linear: Linear) -> list[bool]:
     """Of each instruction, whether the GPU serves it. int64 that the host computed may not fit 32 bits afterwards."""
-    ints = _int_scalars(linear)
-    written = {v for i in linear.code for v in writes(i)}
-    unproved: set[Var] = set()
+    facts = Facts(linear)
     while True:
-        places = [isinstance(i, Call) and joins(i, ints, written, unproved) for i in linear.code]
+        places = [isinstance(i, Call) and joins(i, facts) for i in linear.code]
         found = {v for i, on_gpu in zip(linear.code, places, strict=True) if not on_gpu for v in writes(i)}
-        wide = {v for v in found if v.dtype is DType.I64}
-        if wide <= unproved:
+        wide = {v for v in found if v.dtype is DType.I64 and not fits(facts.span(v))}
+        if wide <= facts.unproved:
             return places
-        unproved |= wide
+        facts.unproved |= wide
+
+
+class Facts:
+    """What is known of the values of a method without running it."""
+
+    def __init__(self, linear: Linear) -> None:
+        self.ints = _int_scalars(linear)
+        self.written = Counter(v for i in linear.code for v in writes(i))
+        self.unproved: set[Var] = set()  # int64 that the host computes and that may not fit 32 bits
+        self._spans: dict[Var, Span | None] = {}
+        for i in linear.code:
+            if isinstance(i, Call):
+                found = spans(i, self.span)
+                self._spans |= {v: s for v, s in zip(i.outs, found, strict=True) if self.written[v] == 1}
+
+    def span(self, operand: Operand) -> Span | None:
+        """The least and the greatest value that it can have; None if nothing bounds it."""
+        if isinstance(operand, Var):
+            if operand in self._spans:
+                return self._spans[operand]
+            known = operand.data if operand.kind == "constant" and not self.written[operand] else None
+            if known is not None and known.size and known.dtype.kind in "bui":
+                return int(known.min()), int(known.max())
+            return of_dtype(operand.dtype)
+        whole = isinstance(operand, int) or (isinstance(operand, float) and operand.is_integer())
+        return (int(operand), int(operand)) if whole else None  # type: ignore[arg-type]
 
 
 def _without_scalars(item: Item) -> list[Item]:
@@ -109,36 +134,32 @@ def _without_scalars(item: Item) -> list[Item]:
     return [Host(item.start + k, c) for k, c in enumerate(item.calls)]
 
 
-def joins(call: Call, ints: set[Var], written: set[Var], unproved: set[Var]) -> bool:
-    """Whether the GPU's registry serves this call, with these dtypes, exactly.
-
-    `ints` are scalars known to be ints, `written` the slots that get a value during the run, `unproved` those with
-    int64 values that may not fit 32 bits.
-    """
+def joins(call: Call, facts: Facts) -> bool:
+    """Whether the GPU's registry serves this call, with these dtypes, exactly."""
     definition = REGISTRY.get(call.op)
     if definition is None:
         return False
     if definition.sym is not None:
-        if not all(_int_like(a, ints) for a in call.args):
+        if not all(_int_like(a, facts.ints) for a in call.args):
             return False
-        return "data" not in definition.wants or _readable(call.args[0], written)
+        return "data" not in definition.wants or _readable(call.args[0], facts.written)
     tensors = [v for v in (*variables(call.args), *call.outs) if v.dtype is not None]
     if any(v.dtype in _EXACT_ON_HOST or v.dtype.device not in ON_GPU for v in tensors):  # type: ignore[union-attr]
         return False
-    if any(v.dtype is None and v not in ints for v in variables(call.args)):
+    if any(v.dtype is None and v not in facts.ints for v in variables(call.args)):
         return False
-    if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition):
+    if any(v.dtype is DType.I64 for v in tensors) and not _exact_in_32_bits(call, definition, facts):
         return False
-    doubtful = unproved.intersection(variables(call.args))
+    doubtful = facts.unproved.intersection(variables(call.args))
     if doubtful and on_host(call) and not doubtful <= _indices(call, definition):
         return False
     first = next((v.dtype.device for v in tensors if v.dtype), None)
     return (not definition.dtypes or first in definition.dtypes) and definition.takes(call.args)
 
 
-def _readable(operand: Operand, written: set[Var]) -> bool:
+def _readable(operand: Operand, written: Counter[Var]) -> bool:
     """Whether the host has the elements of an int tensor before a stretch runs."""
-    known = isinstance(operand, Var) and operand.kind != "state" and operand not in written
+    known = isinstance(operand, Var) and operand.kind != "state" and not written[operand]
     return known and _dtype(operand) in (DType.I32, DType.I64)
 
 
@@ -160,13 +181,19 @@ def _indices(call: Call, definition: OpDef) -> set[Var]:
     return {v for v, t in tensors.items() if uses[v] == sum(b is t for b in bounded)}
 
 
-def _exact_in_32_bits(call: Call, definition: OpDef) -> bool:
-    """int64 values that came in range stay in range if they are only moved; what a float becomes may be out of it."""
+def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
+    """int64 values that came in range stay in range if they are only moved, or if the result is proved to be.
+
+    What a float becomes may be out of it.
+    """
+    if not definition.wide:
+        involved = [a for a in call.args if isinstance(a, Var | int | float)]
+        return call.op in RULES and all(fits(facts.span(v)) for v in (*involved, *call.outs))
     source = _dtype(call.args[0]) if call.args else None
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
     scalars = [call.args[k] for k in definition.numbers if k < len(call.args)]
     too_wide = any(map(_beyond_int32, (*scalars, *variables(call.args))))
-    return definition.wide and not too_wide and not (from_float and definition.view is not None)
+    return not too_wide and not (from_float and definition.view is not None)
 
 
 def _beyond_int32(operand: Operand) -> bool:

@@ -1,0 +1,216 @@
+"""Programs with int64, masks, tables and bfloat16: exact where it matters, and one plan where the GPU does the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.exporting import export
+from torch import nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+import ptegpu
+from ptegpu.portable import PORTABLE
+
+BIG = 2**40
+LENGTH = Dim("length", min=2, max=12)
+EITHER = pytest.mark.parametrize("delegate", [True, False], ids=["partitions", "undelegated"])
+
+
+def ids(n: int) -> torch.Tensor:
+    return torch.randint(0, 9, (1, n))
+
+
+def check(program: ptegpu.Program, module: nn.Module, *inputs: Any) -> None:
+    got, want = program(*inputs), module(*inputs)
+    pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    for g, w in pairs:
+        torch.testing.assert_close(g, w.detach(), atol=1e-5, rtol=1e-5)
+
+
+class Buckets(nn.Module):
+    """Relative positions as T5 has them: log 0 is −inf, as int64 the least there is, and not chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.biases = nn.Embedding(9, 4), nn.Embedding(16, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        here = torch.arange(ids.shape[1])
+        distance = here[None, :] - here[:, None]
+        side = (distance > 0).to(torch.int64) * 8
+        distance = distance.abs()
+        far = 4 + (torch.log(distance.float() / 4) / 2.0 * 4).to(torch.int64)
+        bucket = side + torch.where(distance < 4, distance, torch.minimum(far, torch.full_like(far, 7)))
+        x = self.tokens(ids)
+        return torch.softmax(x @ x.mT + self.biases(bucket)[..., 0], -1) @ x
+
+
+class Positions(nn.Module):
+    """Positions counted over a mask, as RoBERTa has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 4), nn.Embedding(14, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        mask = ids.ne(1).to(torch.int32)
+        return self.tokens(ids) + self.places((torch.cumsum(mask, 1) * mask).long() + 1)
+
+
+@EITHER
+@pytest.mark.parametrize("module", [Buckets, Positions])
+def test_int64_that_the_gpu_cannot_compute_is_one_plan_still(module: type[nn.Module], delegate: bool) -> None:
+    made = module().eval()
+    with ptegpu.load(export(made, (ids(9),), dynamic_shapes=({1: LENGTH},), delegate=delegate)) as program:
+        for n in (9, 2, 12, 9, 5):
+            check(program, made, ids(n))
+        assert 1 == len(program.method("forward").plans)
+
+
+class Shifted(nn.Module):
+    """Windows as Swin has them: a roll, and a mask of which window a place came from; reflected edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.roll(self.conv(x), (-1, -1), (2, 3))
+        part = torch.zeros(1, 1, 4, 4)
+        part[:, :, -1] = 1
+        part[:, :, :, -1] += 2
+        part = part.reshape(16)
+        mask = torch.where(part[:, None] == part[None, :], 0.0, -10.0)
+        flat = x.flatten(2)
+        return torch.softmax(flat.mT @ flat + mask, -1)
+
+
+@EITHER
+def test_what_depends_on_no_input_is_computed_at_load(delegate: bool) -> None:
+    module, x = Shifted().eval(), torch.randn(1, 2, 4, 4)
+    with ptegpu.load(export(module, (x,), delegate=delegate)) as program:
+        check(program, module, x)
+        assert program.method("forward").in_one_plan
+
+
+def test_what_depends_on_sizes_is_computed_once_per_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Buckets().eval()
+    name = "aten.log.default"
+    counted: list[int] = []
+    kernel = PORTABLE[name]
+    real = kernel.function
+    object.__setattr__(kernel, "function", lambda *a: counted.append(1) or real(*a))
+    monkeypatch.setitem(PORTABLE, name, kernel)
+    try:
+        with ptegpu.load(export(module, (ids(9),), dynamic_shapes=({1: LENGTH},), delegate=False)) as program:
+            for n, expected in ((9, 1), (9, 1), (5, 2), (9, 2), (5, 2)):
+                check(program, module, ids(n))
+                assert expected == len(counted)
+    finally:
+        object.__setattr__(kernel, "function", real)
+
+
+class SizesOut(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(x.shape[0]) * BIG
+
+
+def test_a_remembered_result_is_the_callers_own() -> None:
+    x = np.zeros(4, np.float32)
+    shapes = ({0: Dim("n", min=2, max=8)},)
+    with ptegpu.load(export(SizesOut(), (torch.zeros(4),), dynamic_shapes=shapes, delegate=False)) as program:
+        program(x)[:] = 7
+        np.testing.assert_array_equal(np.arange(4) * BIG, program(x))
+
+
+class Chosen(nn.Module):
+    """The row whose number a state has, which then counts on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(1, dtype=torch.int32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k = self.n.item()
+        torch._check(k >= 0)
+        torch._check(k < 4)
+        row = torch.exp(x)[k]
+        self.n.add_(1)
+        return row * 2
+
+
+def test_the_item_of_a_state_can_be_read() -> None:
+    module, x = Chosen(), torch.randn(4, 3)
+    with ptegpu.load(export(Chosen(), (x,), delegate=False)) as program:
+        for _ in range(3):
+            check(program, module, x)
+        program.reset()
+        check(program, Chosen(), x)
+
+
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Embedding(9, 4)
+
+    def forward(self, ids: torch.Tensor, far: torch.Tensor) -> torch.Tensor:
+        return self.weight(ids * far)
+
+
+def test_an_index_beyond_int32_is_out_of_range() -> None:
+    module, given = Rows(), (ids(5), torch.tensor([1]))
+    with ptegpu.load(export(module, given, delegate=False)) as program:
+        check(program, module, *given)
+        message = r"is out of range for aten::embedding.out #\d+, which takes 0 to 8"
+        with pytest.raises(ptegpu.IndexOutOfRange, match=message):
+            program(torch.full((1, 5), 3), torch.tensor([2**40]))
+        check(program, module, *given)
+
+
+def test_bfloat16_is_computed_on_the_gpu_and_rounded_as_pytorch_does() -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4), nn.Softmax(-1)).bfloat16()
+    x = torch.randn(3, 8).bfloat16()
+    with ptegpu.load(export(module, (x,))) as program:
+        assert program.method("forward").in_one_plan
+        got, want = program(x), module(x).detach()
+    assert torch.bfloat16 is got.dtype
+    step = 2.0**-8  # between neighbours, relative
+    torch.testing.assert_close(got.float(), want.float(), atol=0, rtol=2 * step)
+
+
+class Mixed(nn.Module):
+    """A cast to bfloat16 and back loses what bfloat16 has no bits for."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.bfloat16()
+        return y.float(), F.pad(y, (1, 0)).float()
+
+
+def test_a_cast_to_bfloat16_rounds() -> None:
+    module, x = Mixed(), torch.tensor([[1.00390625, 1.01171875, -3.14159265, 1e-3, float("inf"), float("nan")]])
+    with ptegpu.load(export(module, (x,))) as program:
+        for got, want in zip(program(x), module(x), strict=True):
+            torch.testing.assert_close(got, want, atol=0, rtol=0, equal_nan=True)
+
+
+class Counted(nn.Module):
+    """int64 arithmetic on what the GPU computed, whose range is known: places, counts, and what is made of them."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        best = torch.argmax(x.flatten(1), 1)
+        row, column = best // x.shape[2], best % x.shape[2]
+        positive = x > 0
+        return row, column, positive.sum((1, 2)), positive.long().cumsum(2) * 3 - 1, (7 - 2 * row).abs().clamp(0, 5)
+
+
+@EITHER
+def test_int64_that_is_proved_to_fit_is_computed_on_the_gpu(delegate: bool) -> None:
+    module, shapes = Counted(), ({0: Dim("batch", min=1, max=5)},)
+    with ptegpu.load(export(module, (torch.randn(3, 4, 6),), dynamic_shapes=shapes, delegate=delegate)) as program:
+        for n in (3, 1, 5):
+            check(program, module, torch.randn(n, 4, 6))
+        assert program.method("forward").in_one_plan
