@@ -88,6 +88,9 @@ UNARY = [
         edge(*ANYTHING), edge(*ANYTHING[:8], dtype=F16), T((6,), I32), T((6,), BOOL), T((2, 3), U8, low=0),
     )),
     *(aten("bitwise_not.default", T((2, 5), d, low=0)) for d in (I32, I8, U8, BOOL)),
+    *(Case("ptegpu.round_to_bfloat16.default", (x,), lambda x: x.bfloat16().to(x.dtype), atol=EXACT) for x in (
+        T((3, 7)), edge(1.00390625, 1.01171875, -1.00390625, 3.4e38, INF, -INF, NAN, 0.0, -0.0), T((2, 8), F16),
+    )),
     aten("gelu.default", T((2, 65), low=-5, high=5), "tanh", atol=5e-7),
     aten("gelu.default", edge(0.0, 60.0, -60.0, NAN), "tanh"),
     aten("gelu.default", T((9,), F16), "tanh"),

@@ -67,7 +67,7 @@ class Engine:
         self.baked = list(dict.fromkeys(s for n in graph.nodes if n.op.sym is None for s in n.op.baked(n.args)))
         self.guards = Guards(graph, joined.dynamic)
         indices = self.guards.only_indices()
-        self.only_indices = {v for v, t in zip(joined.inputs, graph.inputs, strict=True) if t in indices}
+        self.only_indices = {p for p, value in enumerate(graph.inputs) if value in indices}  # their positions
         self.plans: OrderedDict[tuple[object, ...], tuple[Prepared, Limits]] = OrderedDict()
         self.planned = 0  # plans ever made
         self.session = Session(device, constants)

@@ -158,18 +158,18 @@ class Method:
     def _inputs(self, env: dict[Var, Any], engine: Engine) -> list[Any]:
         """What a stretch takes, in the types that the device has."""
         inputs = []
-        for var in engine.joined.inputs:
+        for position, var in enumerate(engine.joined.inputs):
             value = env.get(var)
             if value is None:
                 value = self._value(env, var)
             if var.dtype is not None and not isinstance(value, DeviceTensor):
-                value = self._narrowed(value, var, engine)
+                value = self._narrowed(value, var, position in engine.only_indices)
             inputs.append(value)
         return inputs
 
-    def _narrowed(self, value: np.ndarray, var: Var, engine: Engine) -> np.ndarray:
+    def _narrowed(self, value: np.ndarray, var: Var, only_index: bool) -> np.ndarray:
         assert var.dtype is not None
-        if var.kind == "temp" and var in engine.only_indices:
+        if var.kind == "temp" and only_index:
             return clipped(value, var.dtype)
         try:
             return to_device(value, var.dtype, var.name)

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,8 @@ def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
 def _blocks(code: Sequence[Instruction]) -> list[range]:
     """Runs of instructions that are entered at the first and left at the last."""
     jumps = {k + 1: i.target for k, i in enumerate(code) if isinstance(i, Jump)}
-    starts = sorted({0, *jumps, *jumps.values()} - {len(code)})
-    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(code)], strict=True) if a < b]
+    ends = sorted({0, *jumps, *jumps.values(), len(code)})
+    return [range(a, b) for a, b in pairwise(ends)]
 
 
 def _known(linear: Linear) -> list[Known]:
@@ -87,7 +88,7 @@ def _known(linear: Linear) -> list[Known]:
         if isinstance(v, Var) and not written[v]:
             whole = v.dtype is not None and not v.dtype.is_float
             levels[v] = Known.PER_SIZE if v.dtype is None else Known.PER_CALL if whole else Known.LATER
-    entry = _blocks(linear.code)[0] if linear.code else range(0)
+    entry = next(iter(_blocks(linear.code)), range(0))
     found = []
     for k, instruction in enumerate(linear.code):
         level = Known.LATER
