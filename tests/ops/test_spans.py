@@ -132,6 +132,12 @@ def test_a_narrow_result_wraps() -> None:
     assert INT32 == span and fits(span)
 
 
+def test_what_int64_cannot_hold_has_no_span() -> None:
+    wide = {X: (0, 2**40), Y: (0, 2**40), N: (0, 2**40), M: (0, 2**40)}.get
+    assert [None] == spans(Call("aten.mul.Tensor", (X, Y), (LOW,), "mul"), wide)
+    assert [None] == spans(Call("executorch_prim.mul.Scalar", (N, M), (Var("p", None),), "mul"), wide)
+
+
 def test_the_gpu_has_whole_numbers_for_every_rule_of_arithmetic() -> None:
     assert {name for name in RULES if name not in REGISTRY} <= {
         "aten.topk.default",

@@ -22,6 +22,7 @@ Of = Callable[[Operand], Span | None]
 Rule = Callable[[Call, Of], Span | None]
 
 INT32: Span = (-(2**31), 2**31 - 1)
+INT64: Span = (-(2**63), 2**63 - 1)
 BOOL: Span = (0, 1)
 
 
@@ -53,11 +54,11 @@ def of_dtype(dtype: DType | None) -> Span | None:
 
 
 def _declared(found: Span | None, out: Var) -> Span | None:
-    """A type of fewer bits wraps."""
-    whole = of_dtype(out.dtype)
-    if whole is None:
-        return found if out.dtype in (DType.I64, None) else None
-    return found if found is not None and whole[0] <= found[0] and found[1] <= whole[1] else whole
+    """What its type cannot hold wraps."""
+    whole = of_dtype(out.dtype) or INT64
+    if found is not None and whole[0] <= found[0] and found[1] <= whole[1]:
+        return found if out.dtype is None or not out.dtype.is_float else None
+    return of_dtype(out.dtype)
 
 
 def _sizes(operand: Operand) -> tuple[int, ...]:

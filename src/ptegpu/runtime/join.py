@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..graph.linear import Call, Jump, Linear, Move, Var, variables
-from ..ops import REGISTRY
+from ..graph.linear import Instruction, Linear, Var, variables
 from .build import Joined, build
+from .order import reads, writes
 from .partition import Host, Item, Stretch
 
 
@@ -41,22 +42,15 @@ def join(linear: Linear, items: list[Item]) -> Join:
 
 def written_by(item: Item) -> list[Var]:
     """The slots that get a value there."""
-    if isinstance(item, Stretch):
-        return [v for c in item.calls for v in (*c.outs, *_mutated(c))]
-    i = item.instruction
-    return list(i.outs) if isinstance(i, Call) else [i.target] if isinstance(i, Move) else []
-
-
-def _mutated(c: Call) -> list[Var]:
-    return [v for k in REGISTRY[c.op].mutates if k < len(c.args) for v in variables(c.args[k])]
+    return [v for i in _instructions(item) for v in writes(i)]
 
 
 def _reads(item: Item) -> set[Var]:
-    if isinstance(item, Stretch):
-        return {v for c in item.calls for v in variables(c.args)}
-    i = item.instruction
-    operand = i.args if isinstance(i, Call) else i.condition if isinstance(i, Jump) else i.source
-    return set(variables(operand))
+    return {v for i in _instructions(item) for v in reads(i)}
+
+
+def _instructions(item: Item) -> Sequence[Instruction]:
+    return item.calls if isinstance(item, Stretch) else [item.instruction]
 
 
 def _touched(item: Item) -> set[Var]:

@@ -116,7 +116,7 @@ def _level(c: Call, levels: dict[Var, Known], written: Counter[Var]) -> Known:
     def of(v: Var) -> Known:
         if v.kind == "constant" and v.data is not None and not written[v]:
             return Known.AT_LOAD
-        if by_shape and v.kind == "input" and v.dtype is not None:
+        if by_shape and v.kind == "input" and v.dtype is not None and not written[v]:
             return Known.PER_SIZE if v.dynamic else Known.AT_LOAD
         return levels.get(v, Known.LATER)
 
