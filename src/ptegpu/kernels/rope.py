@@ -6,6 +6,7 @@ style:
 - "pairs": (x[2i], x[2i+1]) by cos[s, h, i], sin[s, h, i], where the tables may lack h;
 - "complex": the same pairs by a table of (cos, sin) pairs;
 - "halves": (x[i], x[i + R/2]) by cos[p, i], sin[p, i] for i < R at p = start + s; elements from R on stay as they are.
+  x may be [B, H, S, D] here, whose `heads` behind a position are 1, and the tables may be by b too.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ fn turn(v: vec2<f32>, pair: u32, heads: u32) -> vec2<f32> {{
 """
 
 _HALF = """
-fn {name}_turn(e: u32, heads: u32) -> f32 {{
+fn {name}_turn(e: u32) -> f32 {{
   let d = e % P.dim;
   let x = {name}_at(e);
   if (d >= P.table_row) {{ return x; }}
   let half = P.table_row / 2u;
-  let s = i32(e / P.dim / heads % P.seq);
-  let t = u32(clamp({start} + s, 0, P.table_rows - 1)) * P.table_row + d;
+  let s = i32(e / P.dim / P.{name}_heads % P.seq);
+  let row = u32(clamp({start} + s, 0, P.table_rows - 1)) * P.table_row;
+  let t = e / P.{name}_batch * P.table_batch + row + d;
   if (d < half) {{ return x * cos_at(t) - {name}_at(e + half) * sin_at(t); }}
   return x * cos_at(t) + {name}_at(e - half) * sin_at(t);
 }}
@@ -54,7 +56,7 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
     names = ["xq", "xk"][: len(xs)]
     params = [("dim", "u32"), ("seq", "u32"), ("table_row", "u32")]
     if style == "halves":
-        params += [("table_rows", "i32"), ("start", "sym" if symbolic else "i32")]
+        params += [("table_rows", "i32"), ("table_batch", "u32"), ("start", "sym" if symbolic else "i32")]
         start = "sym(P.start)" if symbolic else "P.start"
         helpers = "".join(_HALF.format(name=n, start=start) for n in names)
     else:
@@ -64,8 +66,8 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
     for n in names:
         params += [(f"{n}_quads", "u32"), (f"{n}_heads", "u32")]
         if style == "halves":
-            lanes = ", ".join(f"{n}_turn(min(i * 4u + {j}u, P.{n}_last), P.{n}_heads)" for j in range(4))
-            params.append((f"{n}_last", "u32"))
+            lanes = ", ".join(f"{n}_turn(min(i * 4u + {j}u, P.{n}_last))" for j in range(4))
+            params += [(f"{n}_last", "u32"), (f"{n}_batch", "u32")]
             value = f"vec4<f32>({lanes})"
         else:
             value = f"vec4<f32>(turn(v.xy, i * 2u, P.{n}_heads), turn(v.zw, i * 2u + 1u, P.{n}_heads))"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..dtypes import FLOATS
 from ..errors import ShapeError
@@ -12,11 +14,12 @@ from ..plan.target import Target
 from .registry import Bounded, Dispatch, Out, Steps, SymInt, op
 
 
-def _check_pair(xq: Tensor, xk: Tensor) -> None:
-    """Query and key are [B, S, H, D] of one S and one D."""
-    if xq.rank != 4 or xk.rank != 4 or xq.shape[1::2] != xk.shape[1::2]:
+def _check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
+    """Query and key have this layout, of one S and one D."""
+    seq = 1 if layout == "[B, S, H, D]" else 2
+    if xq.rank != 4 or xk.rank != 4 or any(xq.shape[k] != xk.shape[k] for k in (seq, 3)):
         shapes = f"{list(xq.shape)} and {list(xk.shape)}"
-        raise ShapeError(f"query and key must be [B, S, H, D] of the same S and D, not {shapes}")
+        raise ShapeError(f"query and key must be {layout} of the same S and D, not {shapes}")
 
 
 def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
@@ -31,16 +34,18 @@ def _turn(
     tables: Sequence[Tensor],
     outs: Sequence[Tensor],
     target: Target,
+    seq: int = 1,
     **params: int | Sym,
 ) -> Dispatch:
+    """`seq` is the dimension of positions: those behind it but the last are heads that share an angle."""
     symbolic = isinstance(params.get("start"), Sym)
     kernel = rope(style, tuple(x.dtype for x in xs), tuple(t.dtype for t in tables), symbolic, target)
     quads = [-(-x.numel // 4) for x in xs]
+    params |= {"dim": xs[0].shape[-1], "seq": xs[0].shape[seq]}
     for name, x, n in zip(("xq", "xk"), xs, quads, strict=False):
-        params |= {f"{name}_quads": n, f"{name}_heads": x.shape[2] if x.rank == 4 else 1}
+        params |= {f"{name}_quads": n, f"{name}_heads": math.prod(x.shape[seq + 1 : -1])}
         if style == "halves":
-            params[f"{name}_last"] = max(x.numel - 1, 0)
-    params |= {"dim": xs[0].shape[-1], "seq": xs[0].shape[1]}
+            params |= {f"{name}_last": max(x.numel - 1, 0), f"{name}_batch": math.prod(x.shape[1:])}
     groups = -(-sum(quads) // kernel.kernel.workgroup)
     return Dispatch(kernel, [*xs, *tables], outs, groups, params)
 
@@ -67,22 +72,31 @@ def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tenso
     )
 
 
-@op(
-    "et_vk.apply_rotary_emb_hf.default",
-    positions=["start_pos"],
-    dtypes=FLOATS,
-    indexes=lambda a: [Bounded(a["start_pos"], 0, a["freqs_cos"].shape[0] - a["xq"].shape[1] + 1)],
-)
+def _positions(a: Mapping[str, Any]) -> Iterable[Bounded]:
+    rows, seq = (a["freqs_cos"].shape[-2], a["xq"].shape[a["freqs_cos"].rank - 1])
+    yield Bounded(a["start_pos"], 0, rows - seq + 1)
+
+
+@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], dtypes=FLOATS, indexes=_positions)
 def apply_rotary_emb_hf(
     xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0, *, target: Target
 ) -> Steps:
-    """The halves of the first R elements turn by rows `start_pos` … of tables [P, R]; R ≤ D, the rest stays."""
-    _check_pair(xq, xk)
-    seq = xq.shape[1]
+    """The halves of the first R elements turn by rows `start_pos` … of tables; R ≤ D, the rest stays.
+
+    Tables [P, R] go with query and key [B, S, H, D]; tables [B, P, R] or [1, P, R] go with [B, H, S, D], because the
+    pattern that the operator stands for unsqueezes tables at 1.
+
+    Unlike in ExecuTorch's reference, which takes rows of the first dimension, `start_pos` counts rows of P in tables
+    [B, P, R] too: the exporter puts the start of a slice there, and batches are not sliced.
+    """
+    by_batch = freqs_cos.rank == 3
+    _check_pair(xq, xk, "[B, H, S, D]" if by_batch else "[B, S, H, D]")
+    batch, seq = xq.shape[0], xq.shape[2 if by_batch else 1]
     first = start_pos if isinstance(start_pos, int) else 0
-    rows, width = freqs_cos.shape if freqs_cos.rank == 2 else (0, 0)
-    fits = freqs_cos.rank == 2 and width % 2 == 0 and width <= xq.shape[3] and 0 <= first <= rows - seq
-    _check_tables(freqs_cos, freqs_sin, fits, xq)
+    tables, rows, width = (1, 0, 0) if freqs_cos.rank not in (2, 3) else (1, *freqs_cos.shape)[-3:]
+    shared = tables == 1 or tables == batch == xk.shape[0]
+    fits = freqs_cos.rank in (2, 3) and shared and width % 2 == 0 and width <= xq.shape[3]
+    _check_tables(freqs_cos, freqs_sin, fits and 0 <= first <= rows - seq, xq)
     q_out = yield Out(xq.shape, xq.dtype)
     k_out = yield Out(xk.shape, xk.dtype)
     yield _turn(
@@ -91,8 +105,10 @@ def apply_rotary_emb_hf(
         [freqs_cos, freqs_sin],
         [q_out, k_out],
         target,
+        seq=2 if by_batch else 1,
         table_row=width,
         table_rows=rows,
+        table_batch=rows * width if tables > 1 else 0,
         start=start_pos,
     )
 
