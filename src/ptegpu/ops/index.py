@@ -108,8 +108,13 @@ def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> Place:
 
 
 def taken(x: Tensor, place: Place, target: Target) -> Steps:
-    """The steps that read the elements."""
+    """The steps that make a result of the elements."""
     out = yield Out(place.shape, x.dtype)
+    yield read(x, place, out, target)
+
+
+def read(x: Tensor, place: Place, out: Tensor, target: Target) -> Dispatch:
+    """The elements, in `out`."""
     sizes, params = place.params()
     rank = len(sizes)
     rows = rank > 0 and sizes[-1] % 4 == 0 and _in_rows(params, rank, len(place.indices))
@@ -118,7 +123,7 @@ def taken(x: Tensor, place: Place, target: Target) -> Steps:
     kernel = kernels.take(x.dtype, len(place.indices), rank, rows, target)
     groups = -(-out.numel // (4 * kernel.kernel.workgroup))
     needed = min(x.nbytes, out.nbytes) + sum(i.tensor.nbytes for i in place.indices)
-    yield Dispatch(kernel, [x, *(i.tensor for i in place.indices)], [out], groups, params, read_bytes=needed)
+    return Dispatch(kernel, [x, *(i.tensor for i in place.indices)], [out], groups, params, read_bytes=needed)
 
 
 def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> bool:

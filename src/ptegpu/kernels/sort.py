@@ -1,0 +1,150 @@
+"""Rows in order, as the numbers of their elements: chunks sorted by a workgroup each, then sorted runs merged by twos.
+
+An element becomes a u32 key that orders as PyTorch does: NaN above all, −0 as 0, and all reversed where the order
+descends. Equal keys keep the order of their elements: a chunk is sorted by (key, number), and in a merge the left run
+goes first. A run may keep its first `P.keep` elements only, which is all that the k largest need.
+
+A result is either "runs", the keys and numbers of each row one after the other, or "places", the numbers alone where
+the elements of the result are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .wgsl import COMPUTE, KernelSpec, Storage, build
+
+Order = Literal["up", "down", "index"]  # "index": by what they index in `P.size`, those out of range behind all
+Result = Literal["runs", "places"]
+
+CHUNK = 2048  # elements that a workgroup sorts where its memory, 8 bytes each, allows
+_I32 = Storage(DType.I32)
+
+_KEYS = {
+    "f32": """fn key_of(v: f32) -> u32 {
+  let bits = bitcast<u32>(v);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0xffffffffu; }
+  return select(select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u), 0x80000000u, (bits << 1u) == 0u);
+}""",
+    "i32": "fn key_of(v: i32) -> u32 { return bitcast<u32>(v) ^ 0x80000000u; }",
+    "bool": "fn key_of(v: bool) -> u32 { return select(0u, 1u, v); }",
+}
+_INDEX = """fn key_of(v: i32) -> u32 {
+  let k = select(v, v + P.size, v < 0);
+  return select(0xffffffffu, u32(k), k >= 0 && k < P.size);
+}"""
+_EXCHANGE = """fn exchange(i: u32, j: u32) {
+  let a = keys[i]; let b = keys[j]; let m = numbers[i]; let n = numbers[j];
+  if (a > b || (a == b && m > n)) { keys[i] = b; keys[j] = a; numbers[i] = n; numbers[j] = m; }
+}"""
+
+
+def chunk(length: int, target: Target) -> int:
+    """How many elements of a row of that length one workgroup sorts: a power of two."""
+    most = 1 << (min(CHUNK, target.max_shared_bytes // 8).bit_length() - 1)
+    return min(most, 1 << max(length - 1, 1).bit_length())
+
+
+def slots(width: int, target: Target) -> int:
+    """Elements in a workgroup's memory: at least two per invocation, of several chunks where these are small."""
+    return max(width, min(2 * target.workgroup(256), chunk(CHUNK, target)))
+
+
+def _results(result: Result, at: str, key: str, number: str) -> str:
+    """Statements that store element `at` of the row `row`."""
+    if result == "runs":
+        return f"let o = row * P.room + {at}; y_keys_put(o, bitcast<i32>({key})); y_put(o, i32({number}));"
+    return f"y_put((row / P.inner * P.room + {at}) * P.inner + row % P.inner, i32({number}));"
+
+
+def _writes(result: Result) -> dict[str, Storage]:
+    return {"y_keys": _I32, "y": _I32} if result == "runs" else {"y": _I32}
+
+
+@lru_cache(maxsize=256)
+def chunks(dtype: DType, order: Order, width: int, result: Result, target: Target) -> KernelSpec:
+    """Sort each chunk of `width` elements of `P.rows` rows of `P.length`, which are `P.inner` apart, and store the
+    first `P.keep` of each, `P.room` per row."""
+    count = slots(width, target)
+    key = "key_of(x_at((row / P.inner * P.length + at) * P.inner + row % P.inner))"
+    find = (
+        f"let block = group * {count // width}u + s / {width}u; let row = block / P.chunks; "
+        f"let first = block % P.chunks * {width}u; let at = first + s % {width}u;"
+    )
+    body = f"""  for (var s = lid; s < {count}u; s += WG) {{
+    {find}
+    keys[s] = 0xffffffffu; numbers[s] = at;
+    if (row < P.rows && at < P.length) {{ keys[s] = {"~" if order == "down" else ""}{key}; }}
+  }}
+  for (var k = 2u; k <= {width}u; k = k << 1u) {{
+    workgroupBarrier();
+    let half = k >> 1u;
+    for (var t = lid; t < {count // 2}u; t += WG) {{
+      let i = t / half * k + t % half;
+      exchange(i, i ^ (k - 1u));
+    }}
+    for (var j = k >> 2u; j > 0u; j = j >> 1u) {{
+      workgroupBarrier();
+      for (var t = lid; t < {count // 2}u; t += WG) {{
+        let i = t / j * 2u * j + t % j;
+        exchange(i, i + j);
+      }}
+    }}
+  }}
+  workgroupBarrier();
+  for (var s = lid; s < {count}u; s += WG) {{
+    {find}
+    if (row < P.rows && at < P.length && at - first < P.keep) {{
+      let to = first / {width}u * P.keep + at - first;
+      {_results(result, "to", "keys[s]", "numbers[s]")}
+    }}
+  }}"""
+    params = [(n, "u32") for n in ("rows", "length", "inner", "chunks", "keep", "room")]
+    return build(
+        "sort_chunks",
+        body,
+        target=target,
+        reads={"x": Storage(dtype)},
+        writes=_writes(result),
+        params=[*params, *([("size", "i32")] if order == "index" else [])],
+        workgroup=target.workgroup(256),
+        shared={"keys": ("u32", count), "numbers": ("u32", count)},
+        helpers="\n".join([_INDEX if order == "index" else _KEYS[COMPUTE[dtype]], _EXCHANGE]),
+    )
+
+
+@lru_cache(maxsize=8)
+def merge(result: Result, target: Target) -> KernelSpec:
+    """Merge runs 2i and 2i + 1 of each row into one of at most `P.keep` elements.
+
+    A row has `P.runs` runs of `P.run` elements, of which the last has `P.last`, and room for `P.given`; results have
+    room for `P.room`. An element goes as far back as there are elements of the other run before it.
+    """
+    to = "run / 2u * P.keep + to"
+    body = f"""  let e = group * WG + lid;
+  if (e >= P.rows * P.given) {{ return; }}
+  let row = e / P.given; let run = e % P.given / P.run;
+  let right = (run & 1u) == 1u; let other = run ^ 1u;
+  let base = row * P.given + other * P.run;
+  let key = bitcast<u32>(keys_at(e));
+  var low = 0u;
+  var high = select(select(P.run, P.last, other == P.runs - 1u), 0u, other >= P.runs);
+  while (low < high) {{
+    let middle = (low + high) / 2u;
+    let there = bitcast<u32>(keys_at(base + middle));
+    if (there < key || (right && there == key)) {{ low = middle + 1u; }} else {{ high = middle; }}
+  }}
+  let to = e % P.given % P.run + low;
+  if (to < P.keep) {{ {_results(result, to, "key", "x_at(e)")} }}"""
+    return build(
+        "sort_merge",
+        body,
+        target=target,
+        reads={"keys": _I32, "x": _I32},
+        writes=_writes(result),
+        params=[(n, "u32") for n in ("rows", "given", "runs", "run", "last", "inner", "keep", "room")],
+        workgroup=target.workgroup(256),
+    )

@@ -1,0 +1,124 @@
+"""Sorting along a dimension, and what comes of it: the largest k, the k-th. Numbers of elements are sorted, and the
+values are then read at them.
+
+Equal elements keep their order, NaN is larger than any number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import Any
+
+from ..dtypes import NUMBERS, DType
+from ..errors import ShapeError
+from ..graph.graph import Tensor
+from ..kernels import sort as kernels
+from ..kernels.sort import Order, Result
+from ..plan.target import Target
+from .index import aligned, along, read
+from .pointwise import Strided, contiguous, pointwise
+from .registry import Dispatch, Out, Scratch, Step, Steps, normalise_dim, op
+
+
+def places(x: Tensor, dim: int, order: Order, out: Tensor, target: Target) -> Steps:
+    """The steps that write which elements of `x` come first along `dim`, as many as `out` has."""
+    keep = out.shape[dim] if out.rank else 1
+    if out.numel:
+        yield from _sorted(x, dim, order, keep, out, target)
+
+
+def runs(x: Tensor, dim: int, size: int, target: Target) -> Generator[Step, Any, tuple[Tensor, Tensor]]:
+    """The steps that sort indices into `size` elements: each line of `x` along `dim` becomes a row of two tensors,
+    what the indices are from the front, and where in the line they were. Those out of range come last."""
+    length = x.shape[dim] if x.rank else 1
+    found: tuple[Tensor, Tensor] = yield from _sorted(x, dim, "index", length, None, target, size=size)
+    return found
+
+
+def _sorted(
+    x: Tensor, dim: int, order: Order, keep: int, out: Tensor | None, target: Target, **size: int
+) -> Generator[Step, Any, Any]:
+    length = x.shape[dim] if x.rank else 1
+    inner = math.prod(x.shape[dim + 1 :])
+    rows = x.numel // length
+    width = kernels.chunk(length, target)
+    count = -(-length // width)  # runs per row, the last of which may be shorter
+    run, last = min(keep, width), min(keep, length - (count - 1) * width)
+
+    def result(count: int, run: int, last: int) -> Generator[Step, Any, tuple[Result, list[Tensor], int]]:
+        room = (count - 1) * run + last
+        if count == 1 and out is not None:
+            return "places", [out], room
+        keys = yield Scratch((rows, room), DType.I32)
+        numbers = yield Scratch((rows, room), DType.I32)
+        return "runs", [keys, numbers], room
+
+    kind, wrote, room = yield from result(count, run, last)
+    kernel = kernels.chunks(x.dtype, order, width, kind, target)
+    params = {"rows": rows, "length": length, "inner": inner, "chunks": count, "keep": run, "room": room, **size}
+    groups = -(-rows * count * width // kernels.slots(width, target))
+    yield Dispatch(kernel, [x], wrote, groups, params)
+    while count > 1:
+        params = {"rows": rows, "given": room, "runs": count, "run": run, "last": last, "inner": inner}
+        pair = last + (run if count % 2 == 0 else 0)
+        count, run, last, given = -(-count // 2), min(keep, 2 * run), min(keep, pair), wrote
+        kind, wrote, room = yield from result(count, run, last)
+        kernel = kernels.merge(kind, target)
+        groups = -(-given[0].numel // kernel.kernel.workgroup)
+        yield Dispatch(kernel, given, wrote, groups, {**params, "keep": run, "room": room})
+    return tuple(wrote)
+
+
+def _values_and_places(x: Tensor, dim: int, keep: int, order: Order, target: Target) -> Steps:
+    d = normalise_dim(dim, x.rank)
+    shape = (*x.shape[:d], keep, *x.shape[d + 1 :]) if x.rank else ()
+    values = yield Out(shape, x.dtype)
+    indices = yield Out(shape, DType.I32)
+    yield from places(x, d, order, indices, target)
+    yield read(x, aligned(x, d, indices), values, target)
+
+
+@op("aten.sort.stable", wide=True)
+def sort_stable(
+    x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False, *, target: Target
+) -> Steps:
+    """The elements in order, and where they were; equal ones keep their order, whether that is asked for or not."""
+    length = x.shape[normalise_dim(dim, x.rank)] if x.rank else 1
+    yield from _values_and_places(x, dim, length, "down" if descending else "up", target)
+
+
+@op("aten.sort.default", wide=True)
+def sort(x: Tensor, dim: int = -1, descending: bool = False, *, target: Target) -> Steps:
+    yield from sort_stable(x, True, dim, descending, target=target)
+
+
+@op("aten.topk.default", wide=True, dtypes=NUMBERS)
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, target: Target) -> Steps:
+    """The k largest or smallest elements, in order.
+
+    Unlike PyTorch, which may take any, the first of equal elements are taken, and come in their order.
+    """
+    length = x.shape[normalise_dim(dim, x.rank)] if x.rank else 1
+    if not 0 <= k <= length:
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} has no {k} elements")
+    yield from _values_and_places(x, dim, k, "down" if largest else "up", target)
+
+
+@op("aten.kthvalue.default", wide=True, dtypes=NUMBERS)
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target: Target) -> Steps:
+    """The k-th smallest element, counted from 1, and where it is: of equal elements those before count first."""
+    d = normalise_dim(dim, x.rank)
+    length = x.shape[d] if x.rank else 1
+    if not 1 <= k <= length:
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} has no element number {k}")
+    one = (*x.shape[:d], 1, *x.shape[d + 1 :]) if x.rank else ()
+    shape = one if keepdim else (*x.shape[:d], *x.shape[d + 1 :])
+    values = yield Out(shape, x.dtype)
+    indices = yield Out(shape, DType.I32)
+    first = yield Scratch((*x.shape[:d], k, *x.shape[d + 1 :]) if x.rank else (), DType.I32)
+    yield from places(x, d, "up", first, target)
+    own = contiguous(first.shape)
+    strides, offset = (tuple(own), (k - 1) * own[d]) if x.rank else ((), 0)
+    yield pointwise("select", "a", [Strided(first, strides, offset)], indices, target, shape=one)
+    yield read(x, along(x, d, indices, one, contiguous(one)), values, target)
