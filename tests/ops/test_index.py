@@ -143,7 +143,6 @@ def test_without_features(case: Case) -> None:
         (aten("gather.default", T((2, 3)), 1, at(3, 3, 1)), "an index of [3, 1] does not fit dimension 1 of [2, 3]"),
         (aten("gather.default", T((2, 0)), 1, at(1, 2, 1)), "dimension 1 of [2, 0] has no elements to index"),
         (aten("index_select.default", T((2, 3)), 1, at(3, 1, 1)), "index_select takes a vector of indices, not [1, 1]"),
-        (aten("index_put.default", T((3,)), [at(3, 2)], T((2,)), True), "index_put cannot accumulate on the GPU"),
         (aten("index_put.default", T((3,)), [at(3, 2)], T((3,))), "shapes [2], [3] do not broadcast"),
         (aten("index_put.default", T((3,)), [at(3, 1)], T((3,))), "values of [3] do not fit the indexed [1]"),
         (

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.portable.harness import BIG, Case, b, case, check, f, i, t
+from tests.portable.harness import BIG, INF, NAN, Case, b, case, check, f, i, t
 
 X = f(3, 4, 5)
 ROWS, COLUMNS = t([2, 0, 2]), t([1, 3, -1])
@@ -26,6 +26,31 @@ CASES: list[Case] = [
     case("scatter.src", X, 0, i(0), f(3, 4, 5)),
     *(case("scatter_add.default", X, d, i(2, 4, 5, low=0, high=3), f(3, 4, 5)) for d in (0, 1, 2)),
     case("scatter_add.default", i(3), 0, t([1, 1, 1]), t([BIG, BIG, 1])),
+    *(
+        case("scatter_reduce.two", x, 0, i(2, 4, 5, low=0, high=3), source, by, own)
+        for x, source in ((X, f(3, 4, 5)), (i(3, 4, 5), i(2, 4, 5)), (i(3, 4, 5), i(2, 4, 5, low=BIG, high=BIG + 9)))
+        for by in ("sum", "prod", "mean", "amax", "amin")
+        for own in (True, False)
+    ),
+    case("scatter_reduce.two", t([0.0, INF, -INF]), 0, t([0, 0, 2]), t([NAN, 2.0, 3.0]), "amax", False),
+    case("scatter_reduce.two", f(), 0, t(0), t(2.0), "mean", True),
+    case("scatter_reduce.two", X, 0, i(0, 4, 5), X, "amax", False),
+    *(case("scatter.reduce", X, 1, i(2, 4, 5, low=0, high=4), f(3, 4, 5), by) for by in ("add", "multiply")),
+    *(case("scatter.value_reduce", X, 1, i(2, 4, 5, low=0, high=4), 1.5, by) for by in ("add", "multiply")),
+    *(
+        case(
+            "index_reduce.default",
+            X,
+            d,
+            t([2, 0, 2]),
+            f(*(3 if k == d % 3 else n for k, n in enumerate((3, 4, 5)))),
+            by,
+            own,
+        )
+        for d in (0, 1, -1)
+        for by in ("prod", "mean", "amax", "amin")
+        for own in (True, False)
+    ),
     *(
         case("index.Tensor", X, indices)
         for indices in (

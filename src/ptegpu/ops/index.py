@@ -82,6 +82,11 @@ def aligned(x: Tensor, dim: int, index: Tensor) -> Place:
     return along(x, d, index, index.shape, contiguous(index.shape))
 
 
+def in_front(dims: Sequence[int]) -> int:
+    """Before which of the other dimensions the common shape of indices into `dims` goes."""
+    return dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
+
+
 def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> Place:
     """`x[i, j, …]`: dimensions with an index give way to the indices' common shape, at their place if they are
     neighbours, else in front."""
@@ -93,8 +98,7 @@ def advanced(x: Tensor, indices: Sequence[Tensor | None]) -> Place:
     common = broadcast(*(i.shape for i in given.values()))
     if any(x.shape[d] == 0 for d in given) and 0 not in common:
         raise ShapeError(f"a dimension of {list(x.shape)} has no elements to index")
-    dims = list(given)
-    at = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    at = in_front(list(given))
     rest = [d for d in range(x.rank) if d not in given]
     before, after = rest[:at], rest[at:]
     own = contiguous(x.shape)
@@ -171,6 +175,19 @@ def masked(x: Tensor, dim: int, mask: Tensor, value: Tensor, target: Target) -> 
     yield pointwise("where", WHERE[COMPUTE[out.dtype]], chosen, out, target, compute=out.dtype)
 
 
+def overwritten(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, target: Target) -> Steps:
+    """The steps of `x[i, j, …] = values`; where all but the last index are None, that may be a mask for one value."""
+    first = len(indices) - 1
+    mask = indices[first]
+    if mask is not None and mask.dtype is DType.BOOL and all(i is None for i in indices[:first]) and values.numel == 1:
+        yield from masked(x, first, mask, values, target)
+        return
+    place = advanced(x, indices)
+    if broadcast(place.shape, values.shape) != place.shape:
+        raise ShapeError(f"values of {list(values.shape)} do not fit the indexed {list(place.shape)}")
+    yield from put(x, place, values, broadcast_strides(values.shape, place.shape), target)
+
+
 def one(a: Mapping[str, Any]) -> Iterable[Bounded]:
     """An index into one dimension, never negative."""
     sizes = a["x"].shape or (1,)
@@ -191,11 +208,11 @@ def plain(a: Mapping[str, Any]) -> bool:
 
 
 def overwriting(a: Mapping[str, Any]) -> bool:
-    """Plain indices, or a mask after nothing that says where one value goes; no sums."""
+    """Plain indices, or a mask after nothing that says where one value goes."""
     *before, last = a["indices"]
     one_value = math.prod(a["values"].sizes) == 1
     masked = last is not None and last.dtype is DType.BOOL and one_value and all(i is None for i in before)
-    return not a.get("accumulate") and (masked or plain(a))
+    return masked or plain(a)
 
 
 @op("aten.gather.default", wide=True, indexes=one)
@@ -230,29 +247,6 @@ def index_tensor(x: Tensor, indices: list[Tensor | None], *, target: Target) -> 
     look at them would cost a read back. Others raise.
     """
     yield from taken(x, advanced(x, indices), target)
-
-
-@op("aten.index_put.default", wide=True, indexes=several, serves=overwriting)
-def index_put(
-    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *, target: Target
-) -> Steps:
-    """`x` with `x[i, j, …] = values`, or one value where a mask is true. Other masks, more than six indices and adding
-    up are the host's.
-
-    Unlike PyTorch, which raises, indices that the GPU computed write nothing where they are out of range: to look at
-    them would cost a read back. Others raise. Of several values for one place any may stay.
-    """
-    if accumulate:
-        raise InvalidProgram("index_put cannot accumulate on the GPU")
-    first = len(indices) - 1
-    mask = indices[first]
-    if mask is not None and mask.dtype is DType.BOOL and all(i is None for i in indices[:first]) and values.numel == 1:
-        yield from masked(x, first, mask, values, target)
-        return
-    place = advanced(x, indices)
-    if broadcast(place.shape, values.shape) != place.shape:
-        raise ShapeError(f"values of {list(values.shape)} do not fit the indexed {list(place.shape)}")
-    yield from put(x, place, values, broadcast_strides(values.shape, place.shape), target)
 
 
 @op("aten.scatter.src", wide=True, indexes=one)

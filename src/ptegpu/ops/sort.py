@@ -23,25 +23,27 @@ from .registry import Dispatch, Out, Scratch, Step, Steps, normalise_dim, op
 
 def places(x: Tensor, dim: int, order: Order, out: Tensor, target: Target) -> Steps:
     """The steps that write which elements of `x` come first along `dim`, as many as `out` has."""
+    length = x.shape[dim] if x.rank else 1
     keep = out.shape[dim] if out.rank else 1
     if out.numel:
-        yield from _sorted(x, dim, order, keep, out, target)
+        lines = x.numel // length, length, math.prod(x.shape[dim + 1 :])
+        yield from _sorted(x, lines, order, keep, out, target)
 
 
-def runs(x: Tensor, dim: int, size: int, target: Target) -> Generator[Step, Any, tuple[Tensor, Tensor]]:
-    """The steps that sort indices into `size` elements: each line of `x` along `dim` becomes a row of two tensors,
-    what the indices are from the front, and where in the line they were. Those out of range come last."""
-    length = x.shape[dim] if x.rank else 1
-    found: tuple[Tensor, Tensor] = yield from _sorted(x, dim, "index", length, None, target, size=size)
+def runs(
+    index: Tensor, lines: tuple[int, int, int], size: int, target: Target
+) -> Generator[Step, Any, tuple[Tensor, Tensor]]:
+    """The steps that sort indices into `size` elements, in `lines`: how many, how long, and how far apart the elements
+    of each are. Each becomes a row of two tensors: what the indices are, counted from the front, those out of range
+    last; and where in the line they were."""
+    found: tuple[Tensor, Tensor] = yield from _sorted(index, lines, "index", lines[1], None, target, size=size)
     return found
 
 
 def _sorted(
-    x: Tensor, dim: int, order: Order, keep: int, out: Tensor | None, target: Target, **size: int
+    x: Tensor, lines: tuple[int, int, int], order: Order, keep: int, out: Tensor | None, target: Target, **size: int
 ) -> Generator[Step, Any, Any]:
-    length = x.shape[dim] if x.rank else 1
-    inner = math.prod(x.shape[dim + 1 :])
-    rows = x.numel // length
+    rows, length, inner = lines
     width = kernels.chunk(length, target)
     count = -(-length // width)  # runs per row, the last of which may be shorter
     run, last = min(keep, width), min(keep, length - (count - 1) * width)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ExecutionError, IndexOutOfRange
-from .promotion import at_least_1d, axis, to
+from .promotion import at_least_1d, axis, compute_type, to
 from .registry import Array, Number, portable
 
 Position = tuple[Any, ...]  # NumPy subscripts: arrays and slices
@@ -74,10 +74,67 @@ def scatter_value(x: Array, dim: int, index: Array, value: Number) -> Array:
 
 @portable("aten.scatter_add.default")
 def scatter_add(x: Array, dim: int, index: Array, src: Array) -> Array:
-    found = at_least_1d(x).copy()
-    if index.size:
-        np.add.at(found, _positions(x, dim, index), _source(src, index))
-    return found.reshape(x.shape)
+    return scatter_reduce(x, dim, index, src, "sum")
+
+
+@portable("aten.scatter.reduce")
+def scatter_by(x: Array, dim: int, index: Array, src: Array, reduce: str) -> Array:
+    return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}.get(reduce, reduce))
+
+
+@portable("aten.scatter.value_reduce")
+def scatter_value_by(x: Array, dim: int, index: Array, value: Number, reduce: str) -> Array:
+    return scatter_by(x, dim, index, np.full(index.shape, value, x.dtype), reduce)
+
+
+@portable("aten.scatter_reduce.two")
+def scatter_reduce(x: Array, dim: int, index: Array, src: Array, reduce: str, include_self: bool = True) -> Array:
+    if not index.size:
+        return x
+    where = _positions(x, dim, index)
+    return _folded(at_least_1d(x), where, _source(src, index), reduce, include_self).reshape(x.shape)
+
+
+@portable("aten.index_reduce.default")
+def index_reduce(x: Array, dim: int, index: Array, source: Array, reduce: str, include_self: bool = True) -> Array:
+    along, row = axis(dim, x.ndim), at_least_1d(x)
+    where: Position = (*(slice(None),) * along, checked(at_least_1d(index), row.shape[along]))
+    return _folded(row, where, source.reshape(row[where].shape), reduce, include_self).reshape(x.shape)
+
+
+_FOLDS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "mean": np.add,
+    "prod": np.multiply,
+    "amax": np.maximum,
+    "amin": np.minimum,
+}
+
+
+def _folded(x: Array, where: Position, source: Array, reduce: str, include_self: bool) -> Array:
+    """`x` with all that the positions send to each element, which counts itself unless it gets something else."""
+    if reduce not in _FOLDS:
+        raise ExecutionError(f"'{reduce}' is none of {', '.join(_FOLDS)}")
+    counts = np.zeros(x.shape, np.int64)
+    np.add.at(counts, where, 1)
+    found = x.astype(compute_type(x.dtype))
+    if not include_self:
+        found[counts > 0] = _least(found.dtype, reduce)
+    _FOLDS[reduce].at(found, where, source)
+    if reduce == "mean":
+        counts = np.maximum(counts + include_self, 1)
+        found = found / counts if x.dtype.kind == "f" else found // counts
+    return found
+
+
+def _least(dtype: np.dtype, reduce: str) -> Number:
+    """What changes nothing that is folded into it."""
+    if reduce not in ("amax", "amin"):
+        return int(reduce == "prod")
+    if dtype.kind == "b":
+        return reduce == "amin"
+    bounds = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return bounds[reduce == "amin"]
 
 
 def _subscript(x: Array, indices: Sequence[Array | None]) -> Position:

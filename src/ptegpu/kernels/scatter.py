@@ -1,0 +1,111 @@
+"""Values gathered where indices send them. WGSL has no atomic floats, so indices are sorted first, and each element of
+the result looks up the values that are meant for it: they are added in their order, so that a sum is the same in every
+run.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from ..dtypes import DType
+from ..plan.target import Target
+from .elementwise import convert, decode
+from .functions import functions
+from .wgsl import COMPUTE, KernelSpec, Storage, build
+
+Fold = Literal["sum", "prod", "mean", "amax", "amin"]
+
+_FOLDS: dict[tuple[Fold, str], str] = {
+    ("sum", "f32"): "total + v",
+    ("sum", "i32"): "total + v",
+    ("mean", "f32"): "total + v",
+    ("mean", "i32"): "total + v",
+    ("prod", "f32"): "total * v",
+    ("prod", "i32"): "total * v",
+    ("amax", "f32"): "greater(total, v)",
+    ("amax", "i32"): "max(total, v)",
+    ("amin", "f32"): "lesser(total, v)",
+    ("amin", "i32"): "min(total, v)",
+}
+_MEAN = {"f32": "total / f32(max(count, 1u))", "i32": "whole_floor_quotient(total, i32(max(count, 1u)))"}
+
+
+def _sum(name: str, rank: int) -> str:
+    return " + ".join(f"c{k} * P.{name}_s{k}" for k in range(rank)) or "0"
+
+
+@lru_cache(maxsize=256)
+def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool, target: Target) -> KernelSpec:
+    """Output element c is element c of `x` with the values that a row of sorted indices sends there.
+
+    Row Σ c·row_s of `P.length` indices is searched for Σ c·key_s; its index number j sends value Σ c·v_s + j·`P.step`.
+    With `P.own` 0, an element that gets values does not count itself. If `bounded`, only elements below `P.limit` in
+    each dimension get any.
+    """
+    kind = COMPUTE[x]
+    text = f"{_FOLDS[by, kind]} {_MEAN[kind] if by == 'mean' else ''}"
+    inside = " && ".join(f"c{k} < P.limit{k}" for k in range(rank)) if bounded else "true"
+    body = f"""  let e = group * WG + lid;
+  if (e >= P.n) {{ return; }}
+{chr(10).join(decode("c", "e", rank))}
+  var total = x_at(e);
+  var count = P.own;
+  if ({inside}) {{
+    let key = {_sum("key", rank)};
+    let first = u32({_sum("row", rank)}) * P.length;
+    let base = u32({_sum("v", rank)});
+    var low = 0u;
+    var high = P.length;
+    while (low < high) {{
+      let middle = (low + high) / 2u;
+      if (bitcast<u32>(keys_at(first + middle)) < u32(key)) {{ low = middle + 1u; }} else {{ high = middle; }}
+    }}
+    for (var j = first + low; j < first + P.length; j++) {{
+      if (keys_at(j) != key) {{ break; }}
+      let v = {convert("v_at(base + u32(places_at(j)) * P.step)", COMPUTE[values], kind)};
+      if (count == 0u) {{ total = v; }} else {{ total = {_FOLDS[by, kind]}; }}
+      count++;
+    }}
+  }}
+  y_put(e, {_MEAN[kind] if by == "mean" else "total"});"""
+    params = [(n, "u32") for n in ("n", "own", "length", "step")]
+    params += [(f"d{k}", "u32") for k in range(rank)]
+    params += [(f"{name}_s{k}", "i32") for name in ("row", "key", "v") for k in range(rank)]
+    params += [(f"limit{k}", "i32") for k in range(rank) if bounded]
+    return build(
+        f"scatter_{by}",
+        body,
+        target=target,
+        reads={"x": Storage(x), "keys": Storage(DType.I32), "places": Storage(DType.I32), "v": Storage(values)},
+        writes={"y": Storage(out)},
+        params=params,
+        workgroup=target.workgroup(256),
+        helpers=functions(text),
+    )
+
+
+@lru_cache(maxsize=64)
+def linear(indices: int, rank: int, target: Target) -> KernelSpec:
+    """Several indices as one: Σⱼ index j (at Σ c·ij_s) · ij_stride, or more than any where one is out of range."""
+    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
+    lines = ["  let e = group * WG + lid;", "  if (e >= P.n) { return; }", *decode("c", "e", rank)]
+    lines += ["  var at = 0;", "  var inside = true;"]
+    for j in range(indices):
+        params += [*((f"i{j}_s{k}", "i32") for k in range(rank)), (f"i{j}_size", "i32"), (f"i{j}_stride", "i32")]
+        lines += [
+            f"  var k{j} = i{j}_at(u32({_sum(f'i{j}', rank)}));",
+            f"  k{j} = select(k{j}, k{j} + P.i{j}_size, k{j} < 0);",
+            f"  inside = inside && k{j} >= 0 && k{j} < P.i{j}_size;",
+            f"  at += k{j} * P.i{j}_stride;",
+        ]
+    lines.append("  y_put(e, select(0x7fffffff, at, inside));")
+    return build(
+        "linear_index",
+        "\n".join(lines),
+        target=target,
+        reads={f"i{j}": Storage(DType.I32) for j in range(indices)},
+        writes={"y": Storage(DType.I32)},
+        params=params,
+        workgroup=target.workgroup(256),
+    )
