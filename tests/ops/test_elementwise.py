@@ -171,6 +171,10 @@ BINARY = [
     *(aten(f"{name}.default", edge(NAN, 1.0, NAN, INF, 0.0), edge(1.0, NAN, NAN, -INF, 1.0))
       for name in ("minimum", "maximum")),
     aten("atan2.default", T((50,)), T((50,)), atol=5e-7),
+    aten("hypot.default", T((50,)), T((50,)), atol=5e-7),
+    aten("hypot.default", T((5, 1), F16), T((4,), F16)),
+    aten("hypot.default", edge(3e30, INF, NAN, 0.0, 1e-30, 1.0), edge(4e30, NAN, 1.0, 0.0, 1e-30, -INF)),
+    *(aten(f"{name}.other", T((3, 4), d), T((4,), d)) for name in ("max", "min") for d in (F32, I32)),
     aten("atan2.default", edge(0.0, 1.0, -1.0, 0.0, 0.0, INF, INF, NAN, 1.0, 2.0),
          edge(1.0, 0.0, 0.0, -1.0, 0.0, INF, -INF, 1.0, NAN, INF)),
     *(aten(f"{name}.Tensor", T((3, 5), d, low=0, high=99), T((5,), d, low=0, high=99))

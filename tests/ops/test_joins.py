@@ -83,7 +83,15 @@ MOVED = [
     aten("roll.default", T(()), [1], []),
 ]  # fmt: skip
 
-CASES = [*JOINED, *OVERLAID, *MOVED]
+TRIANGLES = [
+    *(aten(f"{name}.default", of(d, 3, 5), 1) for name in ("tril", "triu") for d in EVERY),
+    *(aten(f"{name}.default", T((2, 3, 4)), k) for name in ("tril", "triu") for k in (0, -1, 2, -2, 9, -(2**40))),
+    *(aten(f"{name}.default", T(s)) for name in ("tril", "triu") for s in ((1, 1), (0, 3), (2, 3, 0), (33, 40))),
+    aten("tril.default", T((2, 3, 4), limit=(5, 9, 8))),
+    aten("triu.default", T((2, 2), values=(math.nan, math.inf, math.nan, math.inf))),
+]
+
+CASES = [*JOINED, *OVERLAID, *MOVED, *TRIANGLES]
 
 BENCHMARKS = [  # at real sizes
     aten("cat.default", [T((4096, 2048)), T((4096, 2048))], 1),
@@ -133,6 +141,7 @@ def test_at_most_eight_bindings() -> None:
         ),
         (aten("constant_pad_nd.default", T((2, 3)), [1], 0), "[1] cannot pad [2, 3]"),
         (aten("constant_pad_nd.default", T((2, 3)), [-2, -2], 0), "[-2, -2] takes more away than [2, 3] has"),
+        (aten("tril.default", T((3,))), "[3] is no matrix"),
     ],
     ids=str,
 )

@@ -49,6 +49,22 @@ def kthvalue(x: T, k: int, dim: int = -1, keepdim: bool = False) -> Case:
     return Case("aten.kthvalue.default", (x, k, dim, keepdim), kth)
 
 
+def middle(x: torch.Tensor, dim: int, keepdim: bool = False) -> Pair:
+    """The first of equal elements, where PyTorch may take any; of NaNs the first too."""
+    values, _ = torch.median(x, dim, keepdim)
+    around = values if keepdim or not x.dim() else values.unsqueeze(dim)
+    order = torch.sort(torch.where(torch.isnan(x), -torch.inf, x) if x.is_floating_point() else x, dim=dim, stable=True)
+    number = (x.shape[dim] - 1) // 2 if x.dim() else 0
+    place = order.indices.narrow(dim, number, 1) if x.dim() else order.indices
+    nan = torch.isnan(x)
+    place = torch.where(torch.isnan(around), nan.int().argmax(dim, keepdim=x.dim() > 0), place)
+    return values, place.reshape(values.shape)
+
+
+def median(x: T, dim: int = -1, keepdim: bool = False) -> Case:
+    return Case("aten.median.dim", (x, dim, keepdim), middle)
+
+
 CASES = [
     *(stable(T((3, n)), descending=down) for n in (1, 2, 3, 8, 33, 513) for down in (False, True)),
     *(stable(of(d, 5, 9), descending=down) for d in (F32, F16, I32, I8, U8, BOOL) for down in (False, True)),
@@ -80,6 +96,12 @@ CASES = [
     kthvalue(T((3, 4, 5)), 4, -2, True),
     kthvalue(T(()), 1, 0),
     kthvalue(T((len(ODD),), values=ODD), 11, 0),
+    *(median(of(d, 4, n), keepdim=n == 7) for d in (F32, F16, I32, U8) for n in (1, 6, 7)),
+    *(median(T((3, 4, 5)), dim, dim == 1) for dim in (0, 1, -1)),
+    median(T((3, 4), values=(1.0, NAN, -2.0, NAN, 3.0, 1.0, 2.0, 4.0, -INF, INF, 0.0, -0.0))),
+    median(T(()), 0),
+    median(of(F32, 2, 2500)),
+    median(T((2, 5), limit=(4, 2500))),
 ]  # fmt: skip
 
 BENCHMARKS = [  # at real sizes
@@ -119,13 +141,14 @@ REFUSED = [
     ("topk", (T((2, 3)), 4), "dimension -1 of [2, 3] has no 4 elements"),
     ("topk", (T((2, 3)), -1, 0), "dimension 0 of [2, 3] has no -1 elements"),
     ("kthvalue", (T((2, 3)), 0), "dimension -1 of [2, 3] has no element number 0"),
+    ("median", (T((2, 0)), 1), "dimension 1 of [2, 0] has no middle"),
     ("sort", (T((2, 3)), 2), "dimension 2 is out of range for rank 2"),
 ]
 
 
 @pytest.mark.parametrize(("name", "args", "text"), REFUSED, ids=str)
 def test_refused(name: str, args: tuple[Any, ...], text: str) -> None:
-    case = Case(f"aten.{name}.default", args)
+    case = Case(f"aten.{name}.{'dim' if name == 'median' else 'default'}", args)
     graph, _ = graph_of(
         case, {id(args[0]): np.zeros((2, 3), np.float32)}, [np.zeros(2, np.float32), np.zeros(2, np.int64)]
     )

@@ -30,6 +30,7 @@ CASES: list[Case] = [
     ),
     *(case("arange.start_step", *a, dtype=torch.float32) for a in ((0.0, 1.0, 0.1), (1, 0, -0.25), (0.5, 100.2, 0.7))),
     case("arange.start_step", BIG, BIG + 3, dtype=torch.int64),
+    *(case(f"{n}_indices.default", *a) for n in ("tril", "triu") for a in ((3, 4), (4, 3, -1), (2, 2, 1), (0, 3))),
 ]
 
 

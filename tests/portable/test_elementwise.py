@@ -123,6 +123,13 @@ CASES: list[Case] = [
     case("pow.Tensor_Tensor", positive(2, 3), f(3)),
     case("pow.Tensor_Tensor", t([2, 1, -1, -1, 0, 3]), t([-1, -2, -3, -4, 0, 4])),
     case("atan2.default", f(2, 3), f(3)),
+    case("hypot.default", f(2, 3), f(3)),
+    case("hypot.default", t([1e30, INF, NAN, 0.0]), t([1e30, NAN, 1.0, 0.0])),
+    *(
+        case(f"{n}.default", x)
+        for n in ("erfc", "lgamma")
+        for x in (f(3, 4), f(0), t([-INF, INF, NAN, 0.0, -2.0, 9.0]))
+    ),
     case("atan2.default", i(3), i(3, low=1)),
     *(
         case(n, x, y)

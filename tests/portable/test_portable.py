@@ -19,6 +19,7 @@ from ptegpu.portable import PORTABLE, OutSpec, call
 FAMILIES = [
     "elementwise",
     "reduce",
+    "sort",
     "moves",
     "index",
     "nn",

@@ -73,17 +73,13 @@ CASES: list[Case] = [
     ),
     *(case("any.dims", b(2, 3, 2), dim, k) for dim in (None, [], [1], [0, -1]) for k in (False, True)),
     *(
-        case("topk.default", x, k, dim, largest, True)
-        for x, k, dim in ((distinct(5), 3, -1), (distinct(3, 4), 2, 0), (distinct(3, 4), 4, 1), (distinct(3, 4), 0, 1))
-        for largest in (True, False)
+        case(f"{n}.default", x, d)
+        for n in ("cummax", "cummin")
+        for x in (f(2, 3), WITH_NAN, BIGS, i(2, 5, low=0, high=3))
+        for d in (0, -1)
     ),
-    case("topk.default", t([1.0, NAN, 3.0, -INF]), 3),
-    case("topk.default", t([1.0, NAN, 3.0, -INF]), 3, -1, False),
-    case("topk.default", t([BIG, 1, BIG + 1]), 2),
-    case("topk.default", f(), 1),
-    *(case("sort.default", x, d, down) for x in (distinct(3, 4), t([NAN, 1, -1])) for d in (0, -1) for down in (0, 1)),
-    *(case("sort.stable", i(20, low=0, high=4), True, 0, down) for down in (False, True)),
-    case("sort.default", f()),
+    *(case(f"{n}.default", f(), 0) for n in ("cummax", "cummin", "logcumsumexp")),
+    *(case("logcumsumexp.default", x, d) for x in (f(2, 3), f(2, 3) * 100, f(0, 3)) for d in (0, -1)),
     *(case("linalg_vector_norm.default", f(2, 3), p, [1], True) for p in (0, 1, 2, 3.5, INF, -INF)),
 ]
 

@@ -12,7 +12,7 @@ from typing import Literal
 from ..dtypes import DType
 from ..plan.target import Target
 from .elementwise import WRAPPED, convert, decode
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, ZERO, KernelSpec, Storage, build
 
 NAMES = "abcdefgh"
 Axis = Literal["plain", "pad", "roll"]
@@ -87,6 +87,18 @@ def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     fill = "P.fill != 0u" if COMPUTE[dtype] == "bool" else "P.fill"
     lines += [f"if ({' && '.join(inside)}) {{ return a_at(u32({' + '.join(terms)})); }}", f"return {fill};"]
     return chosen("remap", lines, {"a": dtype}, dtype, params, False, target)
+
+
+@lru_cache(maxsize=32)
+def triangle(dtype: DType, sign: Literal["<=", ">="], target: Target) -> KernelSpec:
+    """Matrices of `P.height` × `P.width` with zeros but where column - row is on that side of `P.diagonal`."""
+    lines = [
+        "let column = i32(i % P.width); let row = i32(i / P.width % P.height);",
+        f"if (column - row {sign} P.diagonal) {{ return a_at(i); }}",
+        f"return {ZERO[COMPUTE[dtype]]};",
+    ]
+    params = [("n", "u32"), ("width", "u32"), ("height", "u32"), ("diagonal", "i32")]
+    return chosen("triangle", lines, {"a": dtype}, dtype, params, False, target)
 
 
 def _taken(x: str, at: str, dtype: DType, out: DType, quads: bool) -> str:

@@ -17,7 +17,8 @@ from ..dtypes import DType
 from ..plan.target import Target
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
-Order = Literal["up", "down", "index"]  # "index": by what they index in `P.size`, those out of range behind all
+# "low": up, but NaN first; "index": by what they index in `P.size`, those out of range behind all
+Order = Literal["up", "down", "low", "index"]
 Result = Literal["runs", "places"]
 
 CHUNK = 2048  # elements that a workgroup sorts where its memory, 8 bytes each, allows
@@ -26,7 +27,7 @@ _I32 = Storage(DType.I32)
 _KEYS = {
     "f32": """fn key_of(v: f32) -> u32 {
   let bits = bitcast<u32>(v);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0xffffffffu; }
+  if ((bits & 0x7fffffffu) > 0x7f800000u) { return NAN_KEY; }
   return select(select(bits | 0x80000000u, ~bits, (bits >> 31u) == 1u), 0x80000000u, (bits << 1u) == 0u);
 }""",
     "i32": "fn key_of(v: i32) -> u32 { return bitcast<u32>(v) ^ 0x80000000u; }",
@@ -112,7 +113,13 @@ def chunks(dtype: DType, order: Order, width: int, result: Result, target: Targe
         params=[*params, *([("size", "i32")] if order == "index" else [])],
         workgroup=target.workgroup(256),
         shared={"keys": ("u32", count), "numbers": ("u32", count)},
-        helpers="\n".join([_INDEX if order == "index" else _KEYS[COMPUTE[dtype]], _EXCHANGE]),
+        helpers="\n".join(
+            [
+                f"const NAN_KEY = {'0u' if order == 'low' else '0xffffffffu'};",
+                _INDEX if order == "index" else _KEYS[COMPUTE[dtype]],
+                _EXCHANGE,
+            ]
+        ),
     )
 
 

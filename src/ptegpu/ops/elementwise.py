@@ -28,6 +28,11 @@ BOUNDS: Mapping[DType, tuple[Number, Number]] = {
 }
 LESSER = {"f32": "lesser(a, b)", "i32": "min(a, b)", "bool": "a && b"}
 GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
+HYPOT = (  # squares of what is at most 1
+    "if (is_inf(a) || is_inf(b)) { return select(abs(b), abs(a), is_inf(a)); } "
+    "let m = greater(abs(a), abs(b)); let r = lesser(abs(a), abs(b)) / m; "
+    "return select(m * sqrt(1.0 + r * r), m, m == 0.0);"
+)
 
 
 BY_ZERO = "Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."
@@ -225,8 +230,11 @@ binary("aten.div", floats("a / b"), scalar="Scalar")
 binary("aten.fmod", {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}, scalar="Scalar", doc=DIVISION)
 binary("aten.remainder", {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}, scalar="Scalar", doc=DIVISION)
 binary("aten.atan2", floats("arctan2(a, b)"), tensor="default")
+binary("aten.hypot", floats(HYPOT), tensor="default")
 binary("aten.minimum", LESSER, tensor="default", wide=True)
+binary("aten.min", LESSER, tensor="other", wide=True)
 binary("aten.maximum", GREATER, tensor="default", wide=True)
+binary("aten.max", GREATER, tensor="other", wide=True)
 binary("aten.bitwise_and", {"i32": "a & b", "bool": "a && b"}, scalar="Scalar", wide=True)
 binary("aten.bitwise_or", {"i32": "a | b", "bool": "a || b"}, scalar="Scalar", wide=True)
 binary("aten.bitwise_xor", {"i32": "a ^ b", "bool": "a != b"}, scalar="Scalar", wide=True)

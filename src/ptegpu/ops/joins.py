@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
@@ -126,6 +126,29 @@ def constant_pad(x: Tensor, pad: list[int], value: Number = 0, *, target: Target
     out = yield Out(shape, x.dtype)
     axes = [Moved("pad" if any(p) else "plain", m, n, p[0]) for m, n, p in zip(shape, x.shape, pairs, strict=True)]
     yield _remap(x, axes, value, out, target)
+
+
+def _triangle(sign: Literal["<=", ">="], x: Tensor, diagonal: int, target: Target) -> Steps:
+    if x.rank < 2:
+        raise ShapeError(f"{list(x.shape)} is no matrix")
+    out = yield Out(x.shape, x.dtype)
+    kernel = kernels.triangle(x.dtype, sign, target)
+    height, width = x.shape[-2:]
+    most = height + width  # further away all diagonals are alike
+    params = {"n": x.numel, "width": width, "height": height, "diagonal": max(-most, min(diagonal, most))}
+    yield Dispatch(kernel, [x], [out], _groups(out, kernel), params)
+
+
+@op("aten.tril.default", wide=True)
+def tril(x: Tensor, diagonal: int = 0, *, target: Target) -> Steps:
+    """Matrices with zeros above a diagonal."""
+    yield from _triangle("<=", x, diagonal, target)
+
+
+@op("aten.triu.default", wide=True)
+def triu(x: Tensor, diagonal: int = 0, *, target: Target) -> Steps:
+    """Matrices with zeros below a diagonal."""
+    yield from _triangle(">=", x, diagonal, target)
 
 
 @op("aten.roll.default", wide=True)

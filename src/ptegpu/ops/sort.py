@@ -107,20 +107,55 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     yield from _values_and_places(x, dim, k, "down" if largest else "up", target)
 
 
+def _at(x: Tensor, dim: int, numbers: Tensor, k: int) -> Strided:
+    """Which elements of `x` are number `k` along `dim`, of those in order."""
+    own = contiguous(numbers.shape)
+    return Strided(numbers, own, k * own[dim] if x.rank else 0)
+
+
+def _kth(x: Tensor, dim: int, k: int, keepdim: bool, middle: bool, target: Target) -> Steps:
+    """The element with `k` before it along `dim`, and where it is; of the `middle`, a NaN takes the place if there
+    is one."""
+    one = (*x.shape[:dim], 1, *x.shape[dim + 1 :]) if x.rank else ()
+    shape = one if keepdim else (*x.shape[:dim], *x.shape[dim + 1 :])
+    values = yield Out(shape, x.dtype)
+    indices = yield Out(shape, DType.I32)
+    numbers = yield Scratch((*x.shape[:dim], k + 1, *x.shape[dim + 1 :]) if x.rank else (), DType.I32)
+    yield from places(x, dim, "low" if middle else "up", numbers, target)
+    chosen = _at(x, dim, numbers, k)
+    if middle and x.dtype.is_float:
+        lowest = yield Scratch(one, DType.I32)
+        yield pointwise("select", "a", [_at(x, dim, numbers, 0)], lowest, target)
+        least = yield Scratch(one, x.dtype)
+        yield read(x, along(x, dim, lowest, one, contiguous(one)), least, target)
+        sources = chosen, lowest, least
+        yield pointwise("median", "select(a, b, is_nan(c))", sources, indices, target, shape=one)
+    else:
+        yield pointwise("select", "a", [chosen], indices, target, shape=one)
+    yield read(x, along(x, dim, indices, one, contiguous(one)), values, target)
+
+
 @op("aten.kthvalue.default", wide=True, dtypes=NUMBERS)
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target: Target) -> Steps:
-    """The k-th smallest element, counted from 1, and where it is: of equal elements those before count first."""
+    """The k-th smallest element, counted from 1, and where it is.
+
+    Unlike PyTorch, which may take any, equal elements count in their order.
+    """
     d = normalise_dim(dim, x.rank)
     length = x.shape[d] if x.rank else 1
     if not 1 <= k <= length:
         raise ShapeError(f"dimension {dim} of {list(x.shape)} has no element number {k}")
-    one = (*x.shape[:d], 1, *x.shape[d + 1 :]) if x.rank else ()
-    shape = one if keepdim else (*x.shape[:d], *x.shape[d + 1 :])
-    values = yield Out(shape, x.dtype)
-    indices = yield Out(shape, DType.I32)
-    first = yield Scratch((*x.shape[:d], k, *x.shape[d + 1 :]) if x.rank else (), DType.I32)
-    yield from places(x, d, "up", first, target)
-    own = contiguous(first.shape)
-    strides, offset = (tuple(own), (k - 1) * own[d]) if x.rank else ((), 0)
-    yield pointwise("select", "a", [Strided(first, strides, offset)], indices, target, shape=one)
-    yield read(x, along(x, d, indices, one, contiguous(one)), values, target)
+    yield from _kth(x, d, k - 1, keepdim, False, target)
+
+
+@op("aten.median.dim", wide=True, dtypes=NUMBERS)
+def median(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
+    """The element in the middle, the lower of two, or NaN where there is one, and where it is.
+
+    Unlike PyTorch, which may take any, equal elements count in their order.
+    """
+    d = normalise_dim(dim, x.rank)
+    length = x.shape[d] if x.rank else 1
+    if not length:
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} has no middle")
+    yield from _kth(x, d, (length - 1) // 2, keepdim, True, target)

@@ -1,6 +1,6 @@
 """Operators that run on the host, in NumPy: `call` runs one by its registry name, `PRIMS` holds scalar arithmetic."""
 
-from . import convolution, create, elementwise, index, linalg, moves, nn, pool, quantized, reduce, resample
+from . import convolution, create, elementwise, index, linalg, moves, nn, pool, quantized, reduce, resample, sort
 from .prim import PRIMS
 from .registry import PORTABLE, Kernel, OutSpec, call
 
@@ -21,4 +21,5 @@ __all__ = [
     "quantized",
     "reduce",
     "resample",
+    "sort",
 ]

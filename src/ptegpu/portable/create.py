@@ -70,6 +70,16 @@ def arange_to(end: Number, *, outs: Sequence[OutSpec]) -> Array:
     return arange(0, end, outs=outs)
 
 
+@portable("aten.tril_indices.default")
+def tril_indices(row: int, col: int, offset: int = 0) -> Array:
+    return np.stack(np.tril_indices(row, offset, col))
+
+
+@portable("aten.triu_indices.default")
+def triu_indices(row: int, col: int, offset: int = 0) -> Array:
+    return np.stack(np.triu_indices(row, offset, col))
+
+
 @portable("aten.rand.default", random=True)
 def rand(size: Sequence[int]) -> Array:
     return _random.random(tuple(size))

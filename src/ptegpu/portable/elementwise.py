@@ -34,6 +34,11 @@ def erf(x: Array) -> Array:
     return np.copysign(total, x)
 
 
+def _lgamma(x: float) -> float:
+    """Infinite at the poles, which are at 0 and the negative integers, and at both infinities."""
+    return math.inf if math.isinf(x) or (x <= 0 and x == math.floor(x)) else math.lgamma(x)
+
+
 def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
@@ -54,11 +59,13 @@ _FLOAT: dict[str, UnaryFunction] = {
     "cos": np.cos,
     "cosh": np.cosh,
     "erf": erf,
+    "erfc": np.vectorize(math.erfc, otypes=[np.float64]),
     "exp": np.exp,
     "expm1": np.expm1,
     "log": np.log,
     "log10": np.log10,
     "log1p": np.log1p,
+    "lgamma": np.vectorize(_lgamma, otypes=[np.float64]),
     "log2": np.log2,
     "reciprocal": np.reciprocal,
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -202,6 +209,7 @@ for _names, _combine in _BINARY.items():
     _binary(_names, _combine)
 
 _binary(("atan2.default",), np.arctan2, floats)
+_binary(("hypot.default",), np.hypot, floats)
 _binary(("div.Scalar", "div.Tensor"), np.true_divide, floats)
 
 

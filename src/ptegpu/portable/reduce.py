@@ -1,4 +1,4 @@
-"""Reductions, running sums, and sorting. Sums and products accumulate in float64 or int64."""
+"""Reductions and running sums. Sums and products accumulate in float64 or int64."""
 
 from __future__ import annotations
 
@@ -51,6 +51,32 @@ def cumsum(x: Array, dim: int, dtype: int | None = None, *, outs: Sequence[OutSp
     if x.ndim == 0:
         return x
     return x.cumsum(axis=axis(dim, x.ndim), dtype=result_accumulator(outs))
+
+
+@portable("aten.logcumsumexp.default")
+def logcumsumexp(x: Array, dim: int) -> Array:
+    if x.ndim == 0:
+        return x
+    return np.logaddexp.accumulate(x.astype(FLOAT64), axis(dim, x.ndim))
+
+
+def _running(x: Array, dim: int, fold: np.ufunc) -> tuple[Array, Array]:
+    """The extreme so far, and where it was last; a NaN is more extreme than any number."""
+    row, along = at_least_1d(x), axis(dim, x.ndim)
+    values = fold.accumulate(row, along) if row.size else row
+    numbers = np.arange(row.shape[along]).reshape((-1,) + (1,) * (row.ndim - along - 1))
+    found = np.where(np.isnan(row) | (row == values), numbers, 0)
+    return values.reshape(x.shape), np.maximum.accumulate(found, along).reshape(x.shape)
+
+
+@portable("aten.cummax.default")
+def cummax(x: Array, dim: int) -> tuple[Array, Array]:
+    return _running(x, dim, np.maximum)
+
+
+@portable("aten.cummin.default")
+def cummin(x: Array, dim: int) -> tuple[Array, Array]:
+    return _running(x, dim, np.minimum)
 
 
 def variance(x: Array, dim: Dims, correction: Number | None, keepdim: bool) -> tuple[Array, Array]:
@@ -173,34 +199,6 @@ def all_at_all(x: Array) -> Array:
 @portable("aten.all.dim")
 def all_along(x: Array, dim: int, keepdim: bool = False) -> Array:
     return np.asarray(x.astype(bool).all(axis=axes(dim, x.ndim), keepdims=keepdim))
-
-
-@portable("aten.sort.stable")
-def sort_stable(x: Array, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """Sorted elements and where they were; a NaN is larger than any number, equal elements keep their order."""
-    row, along = at_least_1d(x), axis(dim, x.ndim)
-    if descending:
-        order = row.shape[along] - 1 - np.flip(np.argsort(np.flip(row, along), along, kind="stable"), along)
-    else:
-        order = np.argsort(row, along, kind="stable")
-    return np.take_along_axis(row, order, along).reshape(x.shape), order.reshape(x.shape)
-
-
-@portable("aten.sort.default")
-def sort(x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    return sort_stable(x, True, dim, descending)
-
-
-@portable("aten.topk.default")
-def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
-    along = axis(dim, x.ndim)
-    if not 0 <= k <= (x.shape[along] if x.ndim else 1):
-        raise ExecutionError(f"k = {k} is out of range for dimension {dim} of sizes {list(x.shape)}")
-    values, indices = sort_stable(x, True, dim, descending=largest)
-    if x.ndim == 0:
-        return values, indices
-    first = (slice(None),) * along + (slice(k),)
-    return values[first], indices[first]
 
 
 @portable("aten.linalg_vector_norm.default")
