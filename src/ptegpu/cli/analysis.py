@@ -12,12 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
 from ..format import BlobGraph, BlobTensor, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
 from ..graph.graph import Graph
 from ..graph.graph import Tensor as GraphTensor
 from ..graph.importer import BACKENDS, NamedData, import_method
-from ..graph.linear import Call, Linear, Var, variables
+from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..graph.live import evaluate
 from ..graph.names import functional
 from ..ops import REGISTRY
@@ -31,7 +32,7 @@ from ..portable import PORTABLE, PRIMS
 from ..runtime.build import Joined
 from ..runtime.data import named_data
 from ..runtime.join import join
-from ..runtime.partition import Item, Stretch, cut, mutates, on_host
+from ..runtime.partition import Item, Stretch, cut, int_scalars, joins, mutates, on_host
 
 GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
 BROWSER = Target()
@@ -47,9 +48,14 @@ class Analysis:
     linear: Linear | None = None
     items: list[Item] = field(default_factory=list)
     graphs: dict[int, Joined] = field(default_factory=dict)  # by the position of their stretch among the items
-    operators: Counter[tuple[str, str]] = field(default_factory=Counter)  # (name, where it runs)
+    operators: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (name, where it runs, why on the host)
+    reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs it
     unsupported: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+
+    def why(self, call: Call) -> str:
+        """Why the host runs a call; empty for one that the GPU runs, or nobody."""
+        return self.reasons.get(call, "")
 
     def stored(self, kind: str) -> list[Var]:
         """The constants or states that the method's calls touch."""
@@ -76,7 +82,7 @@ def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
         _judge_by_name(found)
         return found
     found.items, found.unsupported = cut(found.linear)
-    _judge(found)
+    _judge(found, found.linear)
     try:
         found.graphs = join(found.linear, found.items).graphs
     except (UnsupportedProgram, InvalidInput) as e:
@@ -106,14 +112,65 @@ def _zeros(key: str, nbytes: int) -> memoryview:
         raise InvalidProgram(f"the named data {key!r} would have {nbytes:,} bytes") from None
 
 
-def _judge(found: Analysis) -> None:
+def _judge(found: Analysis, linear: Linear) -> None:
+    ints = int_scalars(linear)
+    before: Item | None = None
     for item in found.items:
         calls = item.calls if isinstance(item, Stretch) else [item.instruction]
-        for call in calls:
-            if isinstance(call, Call) and not is_joint(call.where):
-                joined = isinstance(item, Stretch)
-                where = _where(call.op) if joined else HOST if on_host(call) else UNSUPPORTED
-                found.operators[call.op, where] += 1
+        for k, call in enumerate(calls):
+            if not isinstance(call, Call) or is_joint(call.where):
+                continue
+            if isinstance(item, Stretch):
+                where = _where(call.op)
+                reason = ITEM if k == 0 and isinstance(before, Stretch) and where is SHAPES else ""
+            else:
+                where = HOST if on_host(call) else UNSUPPORTED
+                reason = found.reasons[call] = why_on_host(call, ints) if where is HOST else ""
+            found.operators[call.op, where, reason] += 1
+        before = item
+
+
+ITEM = "reads an item that the plan before it computes"
+SCALARS = "numbers only, nothing for a GPU to do"
+
+
+def why_on_host(call: Call, ints: set[Var]) -> str:
+    """Why a call that the host runs is not part of a plan: what about it would have to be different."""
+    definition = REGISTRY.get(call.op)
+    if call.op in PRIMS and call.op not in PORTABLE:
+        tensor = next((v for v in variables(call.args) if v.dtype is not None), None)
+        return f"reads an item of a {tensor.dtype.value} tensor" if tensor and tensor.dtype else SCALARS
+    if definition is None:
+        return "no GPU kernel"
+    if joins(call, ints):
+        return SCALARS
+    types = list(dict.fromkeys(v.dtype for v in (*variables(call.args), *call.outs) if v.dtype))
+    if DType.I64 in types and joins(_with_types(call, {DType.I64: DType.I32}), ints):
+        return "int64, exact on the host only"
+    for dtype in types:
+        usual = DType.F32 if dtype.is_float else DType.I32
+        if dtype not in (usual, DType.I64) and joins(_with_types(call, {dtype: usual, DType.I64: DType.I32}), ints):
+            return f"{dtype.value}, which its GPU kernel does not take"
+    first = next((d for d in types), None)
+    if first is not None and definition.dtypes and first.device not in definition.dtypes:
+        return f"{first.value}, which its GPU kernel does not take"
+    if any(v.dtype is None and v not in ints for v in variables(call.args)):
+        return "a number that is known only when it runs, and no int"
+    return "arguments that its GPU kernel does not take"
+
+
+def _with_types(call: Call, types: Mapping[DType, DType]) -> Call:
+    """The call with other dtypes, its constants forgotten."""
+
+    def other(operand: Operand) -> Operand:
+        if isinstance(operand, tuple):
+            return tuple(map(other, operand))
+        if isinstance(operand, Var) and operand.dtype is not None and operand.dtype in types:
+            return replace(operand, dtype=types[operand.dtype], data=None)
+        return operand
+
+    outs = [other(out) for out in call.outs]
+    return Call(call.op, tuple(map(other, call.args)), tuple(o for o in outs if isinstance(o, Var)), call.where)
 
 
 def is_joint(where: str) -> bool:
@@ -140,7 +197,7 @@ def _judge_by_name(found: Analysis) -> None:
                 names += [c.operator for c in blob.calls] if blob else [f"backend {backend}"]
     for name in names:
         where = _where(name)
-        found.operators[name, where] += 1
+        found.operators[name, where, "no GPU kernel" if where is HOST else ""] += 1
         if where is UNSUPPORTED:
             found.unsupported[name] += 1
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 160  # columns where there is no terminal to ask
+_UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # Unicode's categories
 PATIENCE = 1.0  # seconds before a spinner says what is going on
 
 
@@ -27,7 +30,8 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(*parts: str | tuple[str, str], end: str = "\n") -> None:
     """One line on stdout, in plain pieces and (text, style) pieces."""
-    console().print(Text.assemble(*parts), end=end, soft_wrap=True)
+    shown = [visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts]
+    console().print(Text.assemble(*shown), end=end, soft_wrap=True)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
@@ -36,13 +40,18 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     for k, column in enumerate(columns):
         table.add_column(column, justify="right" if k in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in row))
     console().print(table)
 
 
 def print_json(value: Any) -> None:
     """`value` on stdout; infinities and NaN, which JSON lacks, as strings."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=not _is_utf8(sys.stdout.encoding))
+    print(re.sub("[\ud800-\udfff]", lambda lone: _escaped(lone[0]), text))
+
+
+def _is_utf8(encoding: str | None) -> bool:
+    return (encoding or "utf-8").lower().replace("-", "") == "utf8"
 
 
 def _finite(value: Any) -> Any:
@@ -55,7 +64,7 @@ def _finite(value: Any) -> Any:
 
 def print_error(message: str) -> None:
     """`error: …` on stderr, as many lines as the message has."""
-    console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
+    console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", visible(message)), soft_wrap=True)
 
 
 @contextmanager
@@ -83,6 +92,17 @@ def size(nbytes: int) -> str:
         return f"{nbytes} bytes"
     power = min(int(math.log10(nbytes)) // 3, 4)
     return f"{nbytes / 1000**power:.3g} {'_kMGT'[power]}B"
+
+
+def visible(text: str) -> str:
+    """The text with escapes for what would hide, reorder or end it: control and format characters, lone surrogates."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c) not in _UNSEEN else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def counted(count: int, noun: str) -> str:
