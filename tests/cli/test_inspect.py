@@ -18,6 +18,7 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Operand, Var
 from ptegpu.ops import REGISTRY
 from ptegpu.plan.serialize import from_json
+from ptegpu.runtime.partition import joins
 
 
 def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
@@ -109,14 +110,19 @@ F, S = Var("f", None), Var("s", None)  # scalars: a float, an int
 )
 def test_every_reason_has_a_text(operator: str, args: tuple[Operand, ...], out: Var, why: str) -> None:
     call = Call(operator, args, (out,), operator)
-    assert why_on_host(call, {S}) == why.format("which its GPU kernel does not take")
+    assert why_on_host(call, lambda c: joins(c, {S})) == why.format("which its GPU kernel does not take")
 
 
 def test_arguments_that_the_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     relu = REGISTRY["aten.relu.default"]
     monkeypatch.setitem(REGISTRY, relu.name, replace(relu, serves=lambda _: False))
     call = Call(relu.name, (X,), (X,), relu.name)
-    assert why_on_host(call, set()) == "arguments that its GPU kernel does not take"
+    assert why_on_host(call, lambda c: joins(c, set())) == "arguments that its GPU kernel does not take"
+
+
+def test_what_the_gpu_could_run() -> None:
+    call = Call("aten.relu.default", (X,), (X,), "aten.relu.default")
+    assert why_on_host(call, lambda _: True) == "another host step needs its result"
 
 
 def test_all_methods_or_one(invoke: Invoke, data: Path) -> None:

@@ -6,7 +6,7 @@ Needs no GPU and no GPU library. What is unsupported or missing is noted, not fa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..graph.live import evaluate
 from ..graph.names import functional
 from ..ops import REGISTRY
+from ..ops.registry import OpDef
 from ..passes.memory import ConstantKey, plan_memory
 from ..passes.split import split_constants
 from ..plan.lower import lower
@@ -32,9 +33,10 @@ from ..portable import PORTABLE, PRIMS
 from ..runtime.build import Joined
 from ..runtime.data import named_data
 from ..runtime.join import join
-from ..runtime.partition import Item, Stretch, cut, int_scalars, joins, mutates, on_host
+from ..runtime.partition import Item, Stretch, _int_scalars, cut, joins, mutates, on_host
 
 GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
+ITEMS = ("aten._local_scalar_dense.default",)  # read a tensor's only element
 BROWSER = Target()
 UNLIMITED = replace(BROWSER, name="a GPU without limits", max_binding_bytes=1 << 48, max_buffer_bytes=1 << 48)
 
@@ -113,61 +115,58 @@ def _zeros(key: str, nbytes: int) -> memoryview:
 
 
 def _judge(found: Analysis, linear: Linear) -> None:
-    ints = int_scalars(linear)
-    before: Item | None = None
+    ints = _int_scalars(linear)
     for item in found.items:
         calls = item.calls if isinstance(item, Stretch) else [item.instruction]
-        for k, call in enumerate(calls):
+        for call in calls:
             if not isinstance(call, Call) or is_joint(call.where):
                 continue
-            if isinstance(item, Stretch):
-                where = _where(call.op)
-                reason = ITEM if k == 0 and isinstance(before, Stretch) and where is SHAPES else ""
-            else:
-                where = HOST if on_host(call) else UNSUPPORTED
-                reason = found.reasons[call] = why_on_host(call, ints) if where is HOST else ""
-            found.operators[call.op, where, reason] += 1
-        before = item
+            where = _where(call.op) if isinstance(item, Stretch) else HOST if on_host(call) else UNSUPPORTED
+            if where is HOST:
+                found.reasons[call] = why_on_host(call, lambda c: joins(c, ints))
+            found.operators[call.op, where, found.why(call)] += 1
 
 
-ITEM = "reads an item that the plan before it computes"
-SCALARS = "numbers only, nothing for a GPU to do"
-
-
-def why_on_host(call: Call, ints: set[Var]) -> str:
-    """Why a call that the host runs is not part of a plan: what about it would have to be different."""
+def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
+    """Why the host runs a call: what would have to be different about it for the GPU to serve it."""
     definition = REGISTRY.get(call.op)
-    if call.op in PRIMS and call.op not in PORTABLE:
-        tensor = next((v for v in variables(call.args) if v.dtype is not None), None)
-        return f"reads an item of a {tensor.dtype.value} tensor" if tensor and tensor.dtype else SCALARS
+    if all(out.dtype is None for out in call.outs):
+        source = call.args[0] if call.args else None
+        if isinstance(source, Var) and source.dtype is not None and (call.op in ITEMS or _reads(definition)):
+            return f"reads an item of a {source.dtype.value} tensor"
+        return "numbers only, nothing for a GPU to do"
     if definition is None:
         return "no GPU kernel"
-    if joins(call, ints):
-        return SCALARS
+    if serves(call):
+        return "another host step needs its result"
     types = list(dict.fromkeys(v.dtype for v in (*variables(call.args), *call.outs) if v.dtype))
-    if DType.I64 in types and joins(_with_types(call, {DType.I64: DType.I32}), ints):
+    if DType.I64 in types and serves(_with_types(call, {DType.I64: DType.I32})):
         return "int64, exact on the host only"
     for dtype in types:
         usual = DType.F32 if dtype.is_float else DType.I32
-        if dtype not in (usual, DType.I64) and joins(_with_types(call, {dtype: usual, DType.I64: DType.I32}), ints):
+        if dtype is not usual and serves(_with_types(call, {DType.I64: DType.I32, dtype: usual})):
             return f"{dtype.value}, which its GPU kernel does not take"
-    first = next((d for d in types), None)
+    first = types[0] if types else None
     if first is not None and definition.dtypes and first.device not in definition.dtypes:
         return f"{first.value}, which its GPU kernel does not take"
-    if any(v.dtype is None and v not in ints for v in variables(call.args)):
+    if any(v.dtype is None for v in variables(call.args)) and serves(_with_types(call, {None: DType.I32})):
         return "a number that is known only when it runs, and no int"
     return "arguments that its GPU kernel does not take"
 
 
-def _with_types(call: Call, types: Mapping[DType, DType]) -> Call:
-    """The call with other dtypes, its constants forgotten."""
+def _reads(definition: OpDef | None) -> bool:
+    return definition is not None and "data" in definition.wants
+
+
+def _with_types(call: Call, types: Mapping[DType | None, DType]) -> Call:
+    """The call with other dtypes, its constants forgotten; a scalar is None, and becomes a literal."""
 
     def other(operand: Operand) -> Operand:
         if isinstance(operand, tuple):
             return tuple(map(other, operand))
-        if isinstance(operand, Var) and operand.dtype is not None and operand.dtype in types:
-            return replace(operand, dtype=types[operand.dtype], data=None)
-        return operand
+        if not isinstance(operand, Var) or operand.dtype not in types:
+            return operand
+        return 1 if operand.dtype is None else replace(operand, dtype=types[operand.dtype], data=None)
 
     outs = [other(out) for out in call.outs]
     return Call(call.op, tuple(map(other, call.args)), tuple(o for o in outs if isinstance(o, Var)), call.where)

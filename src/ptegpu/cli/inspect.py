@@ -18,7 +18,7 @@ from ..plan.serialize import to_json
 from ..runtime.partition import Host
 from ..runtime.steps import Kind, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans
-from .console import counted, print_json, progress, say, show_table, size
+from .console import counted, explain, print_json, progress, say, show_table, size
 from .picture import draw, html_page
 from .values import declared, find_method, type_json, type_text
 
@@ -146,10 +146,9 @@ def _show(report: Mapping[str, Any], found: Analysis) -> None:
         _line("GPU memory", f"{size(report['memory']['total'])}: {', '.join(parts)}")
     if report["operators"]:
         rows = [[row["name"], row["count"], Text(*_WHERE[row["where"]]), row["why"]] for row in report["operators"]]
-        shown = 4 if any(row[3] for row in rows) else 3  # a column that says nothing is left out
-        show_table("", ["operator", "count", "runs on", "why"][:shown], [row[:shown] for row in rows], right=(1,))
+        show_table("", ["operator", "count", "runs on", "why"], rows, right=(1,))
     for note in report["notes"]:
-        say(("note: ", "yellow"), note)
+        explain(note, "note: ", "yellow", indent=6)
     if report["unsupported"]:
         say(("unsupported:", "bold red"))
         for row in report["unsupported"]:
@@ -157,7 +156,7 @@ def _show(report: Mapping[str, Any], found: Analysis) -> None:
 
 
 def _line(name: str, text: str) -> None:
-    say(f"  {name:<12}", text)
+    explain(text, f"  {name:<12}", indent=14)
 
 
 def _plans_text(nodes: Sequence[int], host: Mapping[str, int]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,9 +22,12 @@ from .arrays import as_array, is_torch, to_torch
 from .engine import Engine, Started
 from .indices import Limits
 from .join import join, written_by
-from .partition import Stretch, branches, mutates, partition
+from .partition import Item, Stretch, branches, mutates, partition
 from .tree import flatten_inputs
 
+Mark = Literal[
+    "called", "accepted", "submitted", "ran", "answered"
+]  # how far a call is; an item is submitted, then ran
 MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
 
 
@@ -44,6 +47,7 @@ class Method:
         self._index = {item.start: k for k, item in enumerate(self.items)}
         self._joined, self._inner_states, self._read = join(self.linear, self.items)
         self._early: list[tuple[Engine, Limits]] = []
+        self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
 
     def open(self, device: Device, names: dict[ConstantKey, str], constants: SharedConstants) -> None:
         """Allocate, upload and compile."""
@@ -79,15 +83,23 @@ class Method:
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Run; a list of all outputs."""
+        self._mark("called")
         leaves, env = self._accept(arguments)
         for engine, limits in self._early:
             limits.check([env.get(v) for v in engine.joined.inputs])
+        self._mark("accepted")
         try:
             self._run(env)
         finally:  # what ran before an error did change the states
             self.env = {v: env[v] for v in self.env}
         as_torch = any(is_torch(leaf) for leaf in leaves)
-        return [self._result(env, o, as_torch) for o in self.linear.outputs]
+        results = [self._result(env, o, as_torch) for o in self.linear.outputs]
+        self._mark("answered")
+        return results
+
+    def _mark(self, mark: Mark, item: Item | None = None) -> None:
+        if self.watch is not None:
+            self.watch(mark, item)
 
     @cached_property
     def in_one_plan(self) -> bool:
@@ -142,6 +154,7 @@ class Method:
                 env[item.instruction.target] = self._value(env, item.instruction.source)
             else:
                 self._run_host(env, item.instruction)
+            self._mark("ran", item)
 
     def _target(self, code_index: int) -> int:
         later = [k for start, k in self._index.items() if start >= code_index]
@@ -165,7 +178,9 @@ class Method:
 
     def _run_stretch(self, env: dict[Var, Any], k: int) -> None:
         engine = self.engines[k]
-        results = engine.run(self._inputs(env, engine), self._read[k])
+        started = engine.start(self._inputs(env, engine), self._read[k])
+        self._mark("submitted", self.items[k])
+        results = started.result()
         for var, result in zip(engine.joined.outputs, results, strict=True):
             if isinstance(result, np.ndarray):
                 assert var.dtype is not None

@@ -59,7 +59,7 @@ def partition(linear: Linear) -> list[Item]:
 
 def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
     """Stretches and host instructions, and the calls among the latter that no kernel serves, described and counted."""
-    ints = int_scalars(linear)
+    ints = _int_scalars(linear)
     leaders = {i.target for i in linear.code if isinstance(i, Jump)}
     items: list[Item] = []
     stretch: Stretch | None = None
@@ -138,7 +138,7 @@ def _int_like(operand: Operand, ints: set[Var]) -> bool:
     return isinstance(operand, bool | int) or (isinstance(operand, float) and operand.is_integer())
 
 
-def int_scalars(linear: Linear) -> set[Var]:
+def _int_scalars(linear: Linear) -> set[Var]:
     """Scalar slots that hold ints: sizes, items of int tensors, int inputs, and int arithmetic on these."""
     ints = {v for v in linear.inputs if isinstance(v, Var) and v.dtype is None}
     for instruction in linear.code:
