@@ -35,6 +35,56 @@ def test_usage_errors_have_their_own_code(invoke: Invoke) -> None:
     assert invoke("run", "x.pte", "--nothing").code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspekt"], "No such command 'inspekt'. Did you mean 'inspect'? See ptegpu --help"),
+        (["inspect"], "Missing argument 'model'; see ptegpu inspect --help"),
+        (["inspect", "x.pte", "y.pte"], "Got unexpected extra argument(s) (y.pte); see ptegpu inspect --help"),
+        (["run", "x.pte", "--quux"], "No such option: --quux; see ptegpu run --help"),
+        (
+            ["profile", "x.pte", "--by", "colour"],
+            "Invalid value for '--by': 'colour' is not one of 'kernel', 'operator', 'dispatch'; "
+            "see ptegpu profile --help",
+        ),
+        (
+            ["inspect", "x.pte", "--graph", "x.png"],
+            "Invalid value for --graph: x.png ends neither in .svg nor in .html; see ptegpu inspect --help",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(invoke: Invoke, arguments: list[str], message: str) -> None:
+    ended = invoke(*arguments)
+    assert (ended.code, ended.out, ended.err) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("inspect", "--graph", "x.svg"),
+        ("inspect", "--plan", "x.json"),
+        ("profile", "--trace", "x.json"),
+        ("run", "--save", "x.npz"),
+    ],
+)
+def test_where_nothing_can_be_written(
+    invoke: Invoke, mlp: Path, tmp_path: Path, command: str, option: str, name: str
+) -> None:
+    file, folder = tmp_path / "nowhere" / name, tmp_path / name
+    ended = invoke(command, mlp, option, file)
+    expected = f"error: {option} {file}: there is no folder {file.parent}; make it first\n"
+    assert (ended.code, ended.out, ended.err) == (1, "", expected)
+    folder.mkdir()
+    ended = invoke(command, mlp, option, folder)
+    assert (ended.code, ended.out, ended.err) == (1, "", f"error: {option} {folder} is a folder; name a file in it\n")
+
+
+def test_without_a_command_there_is_help(invoke: Invoke) -> None:
+    ended = invoke()
+    assert (ended.code, ended.err) == (2, "")
+    assert "Usage: ptegpu" in ended.out
+
+
 @pytest.mark.parametrize("command", ["run", "inspect"])
 def test_a_missing_file_is_one_line(invoke: Invoke, command: str) -> None:
     ended = invoke(command, "nowhere.pte", "--json")

@@ -20,7 +20,7 @@ from ..runtime.steps import Kind, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans
 from .console import counted, explain, print_json, progress, say, show_table, size
 from .picture import draw, html_page
-from .values import declared, find_method, type_json, type_text
+from .values import check_folder, declared, find_method, type_json, type_text
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
@@ -51,6 +51,8 @@ def inspect(
         raise typer.BadParameter(f"{graph} ends neither in .svg nor in .html", param_hint="--graph")
     if plan and plan.suffix != ".json":
         raise typer.BadParameter(f"{plan} does not end in .json", param_hint="--plan")
+    check_folder(graph, "--graph")
+    check_folder(plan, "--plan")
     with progress(f"Reading {model.name}"):
         program = read_program(model)
         methods = [find_method(program, method)] if method else program.methods

@@ -15,7 +15,7 @@ from ..format import read_program
 from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
-from .values import declared, find_method
+from .values import check_folder, declared, find_method
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
     from ..runtime.account import Step
@@ -43,6 +43,7 @@ def profile(
     ] = None,
 ) -> None:
     """Show where the time of a method goes. Its state is reset before every call."""
+    check_folder(trace, "--trace")
     chosen = find_method(read_program(model), method)
     takes, _ = declared(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))

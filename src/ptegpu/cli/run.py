@@ -19,7 +19,7 @@ from .compare import SCALE, Difference, compare
 from .console import dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
-from .values import declared, find_method, readable, summary, values_text
+from .values import check_folder, declared, find_method, readable, summary, values_text
 
 MISMATCH = 3  # the exit code
 
@@ -52,6 +52,7 @@ def run(
     expected = read_arrays(expect, "output", len(gives)) if expect else None
     if save and save.suffix not in (".npz", ".npy"):
         raise typer.BadParameter(f"{save} ends neither in .npz nor in .npy", param_hint="--save")
+    check_folder(save, "--save")
     with progress(f"Loading {model.name}"):
         started = time.perf_counter()
         program = ptegpu.load(model, data or None, device, methods=[chosen.name])
