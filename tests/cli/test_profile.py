@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Invoke
 
+import ptegpu
 from ptegpu.cli.profile import By, note, report, show
 from ptegpu.gpu import AdapterInfo, open_device
 from ptegpu.gpu.ceilings import Ceilings
@@ -253,6 +254,12 @@ def test_a_program_with_host_steps(invoke: Invoke, counting: Path) -> None:
         assert 0 < row["seconds"] <= parts + 1e-9
     out = invoke("profile", counting, "--repeat", 1).out
     assert "2 plans · 5 NumPy calls · 2 uploads of 84 bytes · 2 read backs of 84 bytes\n" in out
+
+
+def test_the_bundled_language_model_needs_no_inputs(invoke: Invoke) -> None:
+    tales = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+    found = invoke("profile", tales, "--shape", "0=1x2", "--repeat", 1, "--json").json()
+    assert 1 == found["totals"]["plans"]
 
 
 def test_where_a_trace_is_saved_is_said(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:

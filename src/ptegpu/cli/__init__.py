@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -57,6 +58,9 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whose encoding may lack a letter, on Windows or where LANG says so
+            stream.reconfigure(errors="replace")
     try:
         try:
             code = app([a for a in given if a != "--debug"], prog_name="ptegpu", standalone_mode=False)
