@@ -48,3 +48,9 @@ def mlp() -> Path:
 @pytest.fixture
 def data() -> Path:
     return DATA
+
+
+@pytest.fixture
+def counting() -> Path:
+    """Plans with host steps between them."""
+    return DATA / "counting.pte"

@@ -46,3 +46,23 @@ def test_the_worst_of_equal_ones() -> None:
 def test_what_cannot_be_compared() -> None:
     assert compare(floats(1, 2), floats(1), 1, 1).problem == "shape [2], expected [1]"
     assert compare("text", floats(1), 1, 1).problem == "'text' cannot be compared with an array"
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e20])
+def test_the_tolerance_follows_the_expected_scale(scale: float) -> None:
+    expected = np.random.default_rng(0).standard_normal(100).astype(np.float32) * np.float32(scale)
+    assert compare(expected, expected, None, 0.0).wrong == 0
+    assert compare(expected * np.float32(1 + 1e-6), expected, None, 0.0).wrong == 0
+    assert compare(np.zeros_like(expected), expected, None, 1e-3).wrong > 90
+    assert compare(expected * np.float32(1.05), expected, None, 1e-3).wrong > 90
+    assert compare(np.roll(expected, 1), expected, None, 1e-3).wrong > 90
+    assert compare(np.zeros_like(expected), expected, 1e30, 0.0).wrong == 0  # as asked for
+
+
+def test_expected_zeros_are_exact_unless_asked() -> None:
+    zeros = np.zeros(3, np.float32)
+    assert compare(zeros, zeros, None, 1e-3).wrong == 0
+    assert compare(floats(0, 1e-38, 0), zeros, None, 1e-3).wrong == 1
+    assert compare(floats(0, 1e-6, 0), zeros, 1e-5, 1e-3).wrong == 0
+    assert compare(floats(NAN, INF), floats(NAN, INF), None, 1e-3).wrong == 0
+    assert compare(floats(NAN, 0), floats(NAN, INF), None, 1e-3).wrong == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.conftest import Invoke
 
@@ -49,6 +50,19 @@ def test_a_wrong_kernel_is_found(invoke: Invoke, monkeypatch: pytest.MonkeyPatch
     assert [outcome.passed for outcome in outcomes] == [True, False, False]
     assert outcomes[2].problem.startswith("impossible: shapes [7, 33], [33, 7] do not broadcast")
     assert "FAIL" in invoke("doctor").out
+
+
+def test_every_check_can_fail() -> None:
+    for check in selfcheck.checks():
+        expected = check.expected
+        assert selfcheck.judge(check, expected).passed
+        wrong = [np.zeros_like(expected), np.roll(expected, 1), expected[:-1]]
+        wrong += [] if expected.dtype == bool else [(expected * 1.05).astype(expected.dtype)]
+        wrong += [np.full_like(expected, np.nan)] if expected.dtype.kind == "f" else []
+        for got in wrong:
+            assert not selfcheck.judge(check, got).passed, check.name
+        small = replace(check, expected=(expected * 1e-6).astype(expected.dtype)) if not check.exact else check
+        assert not selfcheck.judge(small, np.zeros_like(expected)).passed, check.name
 
 
 def test_no_adapter_names_the_package(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,13 @@ def test_bad_shapes(text: str, message: str) -> None:
     assert raised.value.message == message
 
 
+def test_a_single_int_is_0_by_default() -> None:
+    position, index = Tensor(DType.I64, (1,), (0,)), Tensor(DType.I32, (), ())
+    assert [0, 0] == [x.item() for x in make_inputs([position, index], [], {})]
+    assert 5 == make_inputs([position], ["5"], {})[0].item()
+    assert make_inputs([position], ["random:8..9"], {})[0] in (8, 9)
+
+
 def test_random_is_the_default_and_repeatable() -> None:
     first, again = make_inputs([X, IDS, MASK], [], {1: (1, 5)}), make_inputs([X, IDS, MASK], ["random:0"], {1: (1, 5)})
     for a, b in zip(first, again, strict=True):

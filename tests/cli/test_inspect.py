@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +13,12 @@ import pytest
 from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
+from ptegpu.cli.analysis import why_on_host
+from ptegpu.dtypes import DType
+from ptegpu.graph.linear import Call, Linear, Operand, Var
+from ptegpu.ops import REGISTRY
 from ptegpu.plan.serialize import from_json
+from ptegpu.runtime.partition import Facts, joins
 
 
 def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
@@ -26,8 +32,8 @@ def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
     assert (delegate["backend"], delegate["calls"]) == ("VulkanBackend", 3)
     assert method["constants"] == {"count": 4, "nbytes": (8 * 16 + 16 + 16 * 4 + 4) * 4}
     assert method["operators"] == [
-        {"name": "aten.linear.default", "count": 2, "where": "GPU"},
-        {"name": "aten.relu.default", "count": 1, "where": "GPU"},
+        {"name": "aten.linear.default", "count": 2, "where": "GPU", "why": ""},
+        {"name": "aten.relu.default", "count": 1, "where": "GPU", "why": ""},
     ]
     assert (len(method["plans"]), method["host_steps"], method["unsupported"], method["notes"]) == (1, 0, [], [])
     memory = method["memory"]
@@ -44,7 +50,8 @@ def test_a_method_for_people(invoke: Invoke, mlp: Path) -> None:
         "  constants   4, 848 bytes",
     ):
         assert line in out.splitlines()
-    assert "runs as     1 plan" in out
+    assert "runs as     1 plan (3 nodes)" in out
+    assert " why " not in out  # nothing runs on the host
 
 
 def test_dynamic_bounds_and_missing_data(invoke: Invoke, data: Path) -> None:
@@ -55,14 +62,70 @@ def test_dynamic_bounds_and_missing_data(invoke: Invoke, data: Path) -> None:
     files = ["--data", data / "dynamic-0.ptd", "--data", data / "dynamic-1.ptd"]
     (method,) = invoke("inspect", data / "dynamic.pte", *files, "--json").json()["methods"]
     assert method["notes"] == []
-    assert {"name": "sym_size.int", "count": 1, "where": "shapes"} in method["operators"]
+    assert {"name": "sym_size.int", "count": 1, "where": "shapes", "why": ""} in method["operators"]
 
 
 def test_state_and_host_steps(invoke: Invoke, data: Path) -> None:
     (method,) = invoke("inspect", data / "control.pte", "--json").json()["methods"]
     assert method["states"] == {"count": 1, "nbytes": 4}
-    assert method["host_steps"] > 0
+    assert method["host_steps"] == 4
+    assert method["host"] == {"numpy_calls": 0, "scalar_calls": 0, "jumps": 2, "moves": 2}
+    expected = "  runs as     4 plans (3, 1, 1 and 11 nodes); on the host 2 jumps and 2 moves"
+    assert expected in invoke("inspect", data / "control.pte").out.splitlines()
     assert method["outputs"][4] == {"dtype": "int", "value": 7}
+
+
+def test_why_the_host_runs_what_it_runs(invoke: Invoke, counting: Path) -> None:
+    (method,) = invoke("inspect", counting, "--json").json()["methods"]
+    assert {
+        "aten._pdist_forward.default": "no GPU kernel",
+        "aten.mul.Tensor": "int64, exact on the host only",
+        "aten.add.Tensor": "int64, exact on the host only",
+        "dim_order_ops._to_dim_order_copy.default": "float64, which its GPU kernel does not take",
+        "aten.sum.dim_IntList": "float64, which its GPU kernel does not take",
+    } == {row["name"]: row["why"] for row in method["operators"] if row["where"] == "host"}
+    rows = [" ".join(line.split()) for line in invoke("inspect", counting).out.splitlines()]
+    assert "operator count runs on why" in rows
+    assert "aten._pdist_forward.default 1 host (NumPy) no GPU kernel" in rows
+    assert "aten._softmax.default 1 GPU" in rows
+
+
+X, N, I32 = Var("x", DType.F32, (3, 4)), Var("n", DType.I64, (3,)), Var("i", DType.I32, (3,))
+F, S = Var("f", None), Var("s", None)  # scalars: a float, an int
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "out", "why"),
+    [
+        ("aten.nonzero.default", (X,), N, "no GPU kernel"),
+        ("aten.mul.Tensor", (N, N), N, "int64, exact on the host only"),
+        ("aten.add.Tensor", (Var("d", DType.F64, (3,)), 1.0, 1), Var("d", DType.F64, (3,)), "float64, {}"),
+        ("aten.native_layer_norm.default", (I32, (3,), None, None, 1e-5), I32, "int32, {}"),
+        ("aten.index.Tensor", (X, (Var("m", DType.BOOL, (3, 4)),)), X, "bool, {}"),
+        ("aten.mul.Scalar", (X, F), X, "a number that is known only when it runs, and no int"),
+        ("aten._local_scalar_dense.default", (Var("y", DType.F32, (1,)),), F, "reads an item of a float32 tensor"),
+        ("executorch_prim.truediv.Scalar", (S, 2), F, "numbers only, nothing for a GPU to do"),
+        ("executorch_prim.add.Scalar", (S, 1), S, "numbers only, nothing for a GPU to do"),
+    ],
+)
+def test_every_reason_has_a_text(operator: str, args: tuple[Operand, ...], out: Var, why: str) -> None:
+    call = Call(operator, args, (out,), operator)
+    facts = Facts(Linear("forward", [S]))
+    assert why_on_host(call, lambda c: joins(c, facts)) == why.format("which its GPU kernel does not take")
+
+
+def test_arguments_that_the_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    relu = REGISTRY["aten.relu.default"]
+    monkeypatch.setitem(REGISTRY, relu.name, replace(relu, serves=lambda _: False))
+    call = Call(relu.name, (X,), (X,), relu.name)
+    assert (
+        why_on_host(call, lambda c: joins(c, Facts(Linear("forward")))) == "arguments that its GPU kernel does not take"
+    )
+
+
+def test_what_the_gpu_could_run() -> None:
+    call = Call("aten.relu.default", (X,), (X,), "aten.relu.default")
+    assert why_on_host(call, lambda _: True) == "another host step needs its result"
 
 
 def test_all_methods_or_one(invoke: Invoke, data: Path) -> None:
@@ -79,9 +142,10 @@ def test_unsupported_operators_are_listed_and_not_fatal(invoke: Invoke, mlp: Pat
     unknown = tmp_path / "unknown.pte"
     unknown.write_bytes(mlp.read_bytes().replace(b"aten.linear.default", b"aten.banana.default"))
     (method,) = invoke("inspect", unknown, "--json").json()["methods"]
-    assert {"name": "aten.banana.default", "count": 2, "where": "unsupported"} in method["operators"]
+    assert {"name": "aten.banana.default", "count": 2, "where": "unsupported", "why": ""} in method["operators"]
     assert [row["call"].split("(")[0] for row in method["unsupported"]] == ["aten.banana.default"] * 2
     lines = invoke("inspect", unknown).out.splitlines()
+    assert "  runs as     nothing yet: see what is unsupported below" in lines
     assert "unsupported:" in lines
     assert lines[-1].startswith("     1 × aten.banana.default(float32[2, 8], ")
     assert invoke("inspect", unknown, "--graph", tmp_path / "unknown.svg").code == 0

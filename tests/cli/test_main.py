@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.cli.conftest import Invoke
 from tests.test_layers import SRC
 
 import ptegpu
 from ptegpu.cli import main
-from ptegpu.cli.console import counted, dims, duration, print_error, print_json, progress, size
+from ptegpu.cli.console import (
+    counted,
+    dims,
+    duration,
+    explain,
+    print_error,
+    print_json,
+    progress,
+    show_table,
+    size,
+    visible,
+)
 from ptegpu.errors import InvalidProgram
+
+Capture = pytest.CaptureFixture[str]
 
 
 def test_version(invoke: Invoke) -> None:
@@ -33,6 +50,56 @@ def test_usage_errors_have_their_own_code(invoke: Invoke) -> None:
     assert invoke("walk").code == 2
     assert invoke("run").code == 2
     assert invoke("run", "x.pte", "--nothing").code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["inspekt"], "No such command 'inspekt'. Did you mean 'inspect'? See ptegpu --help"),
+        (["inspect"], "Missing argument 'model'; see ptegpu inspect --help"),
+        (["inspect", "x.pte", "y.pte"], "Got unexpected extra argument(s) (y.pte); see ptegpu inspect --help"),
+        (["run", "x.pte", "--quux"], "No such option: --quux; see ptegpu run --help"),
+        (
+            ["profile", "x.pte", "--by", "colour"],
+            "Invalid value for '--by': 'colour' is not one of 'kernel', 'operator', 'dispatch'; "
+            "see ptegpu profile --help",
+        ),
+        (
+            ["inspect", "x.pte", "--graph", "x.png"],
+            "Invalid value for --graph: x.png ends neither in .svg nor in .html; see ptegpu inspect --help",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(invoke: Invoke, arguments: list[str], message: str) -> None:
+    ended = invoke(*arguments)
+    assert (ended.code, ended.out, ended.err) == (2, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("inspect", "--graph", "x.svg"),
+        ("inspect", "--plan", "x.json"),
+        ("profile", "--trace", "x.json"),
+        ("run", "--save", "x.npz"),
+    ],
+)
+def test_where_nothing_can_be_written(
+    invoke: Invoke, mlp: Path, tmp_path: Path, command: str, option: str, name: str
+) -> None:
+    file, folder = tmp_path / "nowhere" / name, tmp_path / name
+    ended = invoke(command, mlp, option, file)
+    expected = f"error: {option} {file}: there is no folder {file.parent}; make it first\n"
+    assert (ended.code, ended.out, ended.err) == (1, "", expected)
+    folder.mkdir()
+    ended = invoke(command, mlp, option, folder)
+    assert (ended.code, ended.out, ended.err) == (1, "", f"error: {option} {folder} is a folder; name a file in it\n")
+
+
+def test_without_a_command_there_is_help(invoke: Invoke) -> None:
+    ended = invoke()
+    assert (ended.code, ended.err) == (2, "")
+    assert "Usage: ptegpu" in ended.out
 
 
 @pytest.mark.parametrize("command", ["run", "inspect"])
@@ -74,17 +141,82 @@ def test_a_closed_pipe_is_no_error(mlp: Path) -> None:
     assert process.returncode in (0, 1)
 
 
-def test_an_error_of_several_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_letters_that_stdout_lacks_are_no_error(data: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(SRC)!r}); from ptegpu.cli import main; main()"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", code, "inspect", str(data / "dynamic.pte")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "input 0     int64 ? [1, 16]" in done.stdout
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment)
+    assert json.loads(done.stdout)["methods"][0]["name"] == "forward"
+
+
+def test_json_has_only_what_can_be_encoded(capsys: Capture) -> None:
+    print_json({"name": "\udcff×"})
+    out = capsys.readouterr().out
+    assert out == '{\n  "name": "\\udcff×"\n}\n'
+    assert json.loads(out)["name"] == "\udcff×"
+
+
+def test_text_that_would_hide_or_end_a_line_is_escaped() -> None:
+    assert visible("plain, µ × 漢\n") == "plain, µ × 漢\n"
+    assert visible("a\x1b[2J\r\u202e\u200b\ud800\x85") == r"a\x1b[2J\r\u202e\u200b\ud800\x85"
+
+
+ROWS = [["aten.a_long_name.default", 12, "1.5 µs", "why not so many words"], ["x", 1, "2 s", "because"]]
+
+
+def table(capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int, **more: Any) -> list[str]:
+    monkeypatch.setattr("ptegpu.cli.console.PIPE_WIDTH", width)
+    show_table("", ["operator", "count", "time", "why"], ROWS, right=(1, 2), **more)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line == line.rstrip() for line in lines)
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def test_a_table_breaks_text_but_no_numbers(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = table(capsys, monkeypatch, 120)
+    assert wide[1] == " operator                  count    time  why"
+    assert wide[3] == " aten.a_long_name.default     12  1.5 µs  why not so many words"
+    assert wide[4] == " x                             1     2 s  because"
+    narrow = table(capsys, monkeypatch, 54)
+    assert narrow[3:5] == [
+        " aten.a_long_name.default     12  1.5 µs  why not so",
+        "                                          many words",
+    ]
+    narrower = table(capsys, monkeypatch, 44)
+    assert narrower[3] == " aten.a_long_name.d     12  1.5 µs  why not"
+    assert narrower[4].startswith(" efault ")
+
+
+def test_columns_that_may_go_and_empty_ones(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert table(capsys, monkeypatch, 44, optional=(1, 2))[1] == " operator                    time  why"
+    assert table(capsys, monkeypatch, 36, optional=(1, 2))[1] == " operator                  why"
+    monkeypatch.setattr("tests.cli.test_main.ROWS", [["a", 1, "", ""]])
+    assert table(capsys, monkeypatch, 80)[1] == " operator  count"
+
+
+def test_sentences_are_broken_between_words(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    explain("one two three four", "note: ", indent=6)
+    assert capsys.readouterr().out == "note: one two three four\n"
+    monkeypatch.setattr("ptegpu.cli.console.console", lambda: Console(width=16, force_terminal=True, color_system=None))
+    explain("one two three four", "note: ", indent=6)
+    assert capsys.readouterr().out == "note: one two\n      three four\n"
+
+
+def test_an_error_of_several_lines(capsys: Capture) -> None:
     print_error("[bold]two\n  lines")
     assert capsys.readouterr() == ("", "error: [bold]two\n  lines\n")
 
 
-def test_json_has_no_infinities(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_no_infinities(capsys: Capture) -> None:
     print_json({"a": [float("inf"), float("nan"), 1.5]})
     assert capsys.readouterr().out == '{\n  "a": [\n    "inf",\n    "nan",\n    1.5\n  ]\n}\n'
 
 
-def test_progress_is_silent_in_pipes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_silent_in_pipes(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptegpu.cli.console.PATIENCE", 0.0)
     with progress("Loading"):
         pass

@@ -10,18 +10,38 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Invoke
 
+import ptegpu
 from ptegpu.cli.profile import By, note, report, show
 from ptegpu.gpu import AdapterInfo, open_device
 from ptegpu.gpu.ceilings import Ceilings
+from ptegpu.gpu.device import Traffic
 from ptegpu.gpu.profile import KernelTime
 from ptegpu.plan.plan import Dispatch
+from ptegpu.runtime.account import Step
 from ptegpu.runtime.profile import Profile
+
+Capture = pytest.CaptureFixture[str]
 
 FORWARD = ["aten.linear.default #0 of delegate 0 and 1 after it", "aten.linear.default #2 of delegate 0"]
 
 
 def kernel(name: str, label: str, begin: float, seconds: float, read: int, flops: int = 0) -> KernelTime:
     return KernelTime(name, Dispatch(0, (), (2, 1), label, read, 100, flops), begin, seconds)
+
+
+def step(kind: str, name: str, begin: float, seconds: float, waited: float = 0.0, **traffic: float) -> Step:
+    return Step(kind, name, 1, begin, seconds, waited, Traffic(**traffic))  # type: ignore[arg-type]
+
+
+STEPS = (
+    step("arguments", "arguments", 0.0, 10e-6),
+    step("plan", "plan 1 (2 nodes)", 10e-6, 80e-6, 50e-6, uploads=1, upload_bytes=64, upload_seconds=5e-6),
+    step("NumPy call", "aten.topk.default", 90e-6, 40e-6, readbacks=1, readback_bytes=32, readback_seconds=25e-6),
+    step("jump", "jump", 130e-6, 2e-6),
+    step("NumPy call", "aten.topk.default", 132e-6, 20e-6),
+    step("plan", "plan 2 (1 node)", 152e-6, 90e-6, 60e-6, uploads=2, upload_bytes=36, upload_seconds=10e-6),
+    step("results", "results", 242e-6, 8e-6),
+)
 
 
 def made_up(pass_seconds: float = 50e-6) -> Profile:
@@ -31,33 +51,56 @@ def made_up(pass_seconds: float = 50e-6) -> Profile:
         kernel("gemv", "aten.linear.default #2 of delegate 0", 30e-6, 40e-6, 39_900, 8_000_000),
     )
     adapter = AdapterInfo(0, "A GPU", "Vulkan", "discrete", "NVIDIA", "", frozenset(), {})
-    return Profile("forward", adapter, 5, kernels, pass_seconds, 200e-6, Ceilings(4e9, 1e12))
+    return Profile("forward", adapter, 5, kernels, pass_seconds, 200e-6, Ceilings(4e9, 1e12), STEPS)
+
+
+def lines_of(out: str) -> list[str]:
+    """The lines that are not empty, spaces counted once."""
+    return [" ".join(line.split()) for line in out.splitlines() if line.strip()]
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     show(made_up(), By.KERNEL, "m.pte")
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    lines = [line for line in lines_of(capsys.readouterr().out) if not line.startswith("──")]
     assert [
         "m.pte · forward on A GPU (discrete, Vulkan)",
-        "times are medians of 5 · at most, measured: 4 GB/s copied, 1 TFLOP/s of f32",
-    ] == lines[:2]
-    table = [" ".join(line.split()) for line in lines[2:-2]]
-    assert "kernel count GPU time share µs each GB/s of max TFLOP/s of max" == table[0]
-    assert "gemv 2 60 µs 93.8 % 30 1 25 % 0.2 20 %" == table[2]
-    assert "relu 1 4 µs 6.25 % 4 0.05 1.25 %" == table[3]
-    assert [
+        "medians of 5 calls · this adapter's measured maximum: 4 GB/s (copies), 1 TFLOP/s (f32)",
+        "kernel count GPU time share each GB/s of max TFLOP/s of max",
+        "gemv 2 60 µs 93.8 % 30 µs 1 25 % 0.2 20 %",
+        "relu 1 4 µs 6.25 % 0.05 1.25 %",
         "dispatches 3 · kernels 64 µs · single pass 50 µs · wall 200 µs · host 150 µs",
         "Profiling gives each kernel a pass of its own, ordinary calls run all in one: the kernels add up to 64 µs, "
         "the single pass takes 50 µs, so splitting costs 14 µs (28 %).",
-    ] == lines[-2:]
+        "step of a call count time share upload wait read back host",
+        "arguments 1 10 µs 4 % 10 µs",
+        "plan 1 (2 nodes) 1 80 µs 32 % 5 µs 50 µs 25 µs",
+        "aten.topk.default 2 60 µs 24 % 25 µs 35 µs",
+        "jump 1 2 µs 0.8 % 2 µs",
+        "plan 2 (1 node) 1 90 µs 36 % 10 µs 60 µs 20 µs",
+        "results 1 8 µs 3.2 % 8 µs",
+        "sum 7 250 µs 100 % 15 µs 110 µs 25 µs 100 µs",
+        "2 plans · 2 NumPy calls · 3 uploads of 100 bytes · 1 read back of 32 bytes",
+        "The steps add up to 250 µs, an ordinary call takes 200 µs: to time its steps, a call waits for each plan "
+        "before it reads the results.",
+    ] == lines
+
+
+@pytest.mark.parametrize("by", By)
+def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch, capsys: Capture, by: By) -> None:
+    monkeypatch.setattr("ptegpu.cli.console.PIPE_WIDTH", 80)
+    show(made_up(), by, "m.pte")
+    out = capsys.readouterr().out
+    tables = [line for line in out.splitlines() if line.startswith(" ")]
+    assert tables and max(map(len, tables)) <= 80
+    assert "read back" in out and "25 µs" in out and "60 µs" in out
 
 
 def test_rows_by_operator_and_by_dispatch(capsys: pytest.CaptureFixture[str]) -> None:
     show(made_up(), By.OPERATOR, "m.pte")
-    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines() if "aten." in line]
+    rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines() if "aten." in line][:-1]
     assert [["aten.linear.default", "2", "60", "µs"], ["aten.relu.default", "1", "4", "µs"]] == rows
     show(made_up(), By.DISPATCH, "m.pte")
-    rows = [line.split()[:8] for line in capsys.readouterr().out.splitlines() if "aten." in line]
+    rows = [line.split()[:8] for line in capsys.readouterr().out.splitlines() if "delegate" in line]
     assert [
         ["aten.linear.default", "#0", "of", "delegate", "0", "gemv", "20", "µs"],
         ["aten.relu.default", "#1", "of", "delegate", "0", "relu", "4", "µs"],
@@ -74,10 +117,11 @@ def test_splitting_that_costs_nothing() -> None:
 
 def test_a_method_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     made = made_up()
-    empty = Profile("forward", made.adapter, 1, (), 0.0, 1e-3, made.ceilings)
+    empty = Profile("forward", made.adapter, 1, (), 0.0, 1e-3, made.ceilings, STEPS[:1])
     show(empty, By.KERNEL, "m.pte")
     assert "dispatches 0 · kernels 0 µs · single pass 0 µs · wall 1 ms · host 1 ms" in capsys.readouterr().out
-    assert [] == report(empty, By.KERNEL)["rows"] == empty.trace()["traceEvents"][2:]
+    assert [] == report(empty, By.KERNEL)["rows"]
+    assert ["arguments"] == [e["name"] for e in events(empty.trace())]
 
 
 def test_the_report() -> None:
@@ -93,6 +137,15 @@ def test_the_report() -> None:
                 "split_s": 14e-6,
                 "wall_s": 200e-6,
                 "host_s": 150e-6,
+                "steps_s": 250e-6,
+                "plans": 2,
+                "host_steps": 3,
+                "uploads": 3,
+                "upload_bytes": 100,
+                "upload_s": 15e-6,
+                "readbacks": 1,
+                "readback_bytes": 32,
+                "readback_s": 25e-6,
                 "bytes": 60_200,
                 "flops": 12_000_000,
             }
@@ -119,16 +172,31 @@ def test_the_report() -> None:
     )
 
 
+def test_the_steps_of_the_report() -> None:
+    steps = report(made_up(), By.KERNEL)["steps"]
+    names = ["arguments", "plan 1 (2 nodes)", "aten.topk.default", "jump", "plan 2 (1 node)", "results"]
+    assert names == [row["name"] for row in steps]
+    assert 1 == pytest.approx(sum(row["share"] for row in steps))
+    numpy = steps[2]
+    assert ("NumPy call", "aten.topk.default") == (numpy.pop("kind"), numpy.pop("name"))
+    expected = {"count": 2, "seconds": 60e-6, "share": 0.24, "wait_s": 0.0, "host_s": 35e-6}
+    expected |= {"uploads": 0, "upload_bytes": 0, "upload_s": 0.0}
+    expected |= {"readbacks": 1, "readback_bytes": 32, "readback_s": 25e-6}
+    assert pytest.approx(expected) == numpy
+
+
 def events(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [e for e in trace["traceEvents"] if e["ph"] == "X"]
 
 
 def test_the_trace() -> None:
     trace = made_up().trace()
-    names = {e["name"]: e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
-    assert {"process_name": "A GPU", "thread_name": "forward, a pass for each kernel"} == names
+    json.dumps(trace, allow_nan=False)
+    names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
+    kernels, steps = "forward: GPU, a pass for each kernel", "forward: host, steps of another call"
+    assert {0: "A GPU", 1: kernels, 2: steps} == names
     assert [("gemv", 0, 20), ("relu", 22, 4), ("gemv", 30, 40)] == [
-        (e["name"], pytest.approx(e["ts"]), pytest.approx(e["dur"])) for e in events(trace)
+        (e["name"], pytest.approx(e["ts"]), pytest.approx(e["dur"])) for e in events(trace) if e["tid"] == 1
     ]
     assert {
         "node": "aten.relu.default #1 of delegate 0",
@@ -137,6 +205,10 @@ def test_the_trace() -> None:
         "write_bytes": 100,
         "flops": 0,
     } == events(trace)[1]["args"]
+    on_host = [e for e in events(trace) if e["tid"] == 2]
+    assert [(s.name, s.kind) for s in STEPS] == [(e["name"], e["cat"]) for e in on_host]
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(on_host))
+    assert 32 == on_host[2]["args"]["readback_bytes"]
 
 
 def test_it_prints_a_table(invoke: Invoke, mlp: Path) -> None:
@@ -157,9 +229,37 @@ def test_json_and_trace(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     }
     assert 2 == found["totals"]["dispatches"]
     assert 1 == pytest.approx(sum(r["share"] for r in found["rows"]))
-    timed = events(json.loads(file.read_text("utf-8")))
+    assert (1, 0) == (found["totals"]["plans"], found["totals"]["host_steps"])
+    assert ["arguments", "plan 1 (3 nodes)", "results"] == [row["name"] for row in found["steps"]]
+    every = events(json.loads(file.read_text("utf-8")))
+    assert ["arguments", "plan 1 (3 nodes)", "results"] == [e["name"] for e in every if e["tid"] == 2]
+    timed = [e for e in every if e["tid"] == 1]
     assert FORWARD == [e["args"]["node"] for e in timed][:2]
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(timed))
+
+
+def test_a_program_with_host_steps(invoke: Invoke, counting: Path) -> None:
+    found = invoke("profile", counting, "--repeat", 2, "--json").json()
+    steps = {row["name"]: row for row in found["steps"]}
+    assert ["plan 1 (1 node)", "plan 2 (2 nodes)"] == [name for name, row in steps.items() if row["kind"] == "plan"]
+    numpy = {name for name, row in steps.items() if row["kind"] == "NumPy call"}
+    assert {"aten._pdist_forward.default", "aten.mul.Tensor", "aten.sum.dim_IntList"} <= numpy
+    assert (48, 48) == tuple(steps["plan 1 (1 node)"][f"{kind}_bytes"] for kind in ("upload", "readback"))
+    totals = found["totals"]
+    assert (2, 5) == (totals["plans"], totals["host_steps"])
+    assert (2, 48 + 12, 48 + 12) == tuple(totals[name] for name in ("uploads", "upload_bytes", "readback_bytes"))
+    assert totals["steps_s"] == pytest.approx(sum(row["seconds"] for row in found["steps"]))
+    for row in found["steps"]:
+        parts = row["upload_s"] + row["wait_s"] + row["readback_s"] + row["host_s"]
+        assert 0 < row["seconds"] <= parts + 1e-9
+    out = invoke("profile", counting, "--repeat", 1).out
+    assert "2 plans · 5 NumPy calls · 2 uploads of 60 bytes · 2 read backs of 60 bytes\n" in out
+
+
+def test_the_bundled_language_model_needs_no_inputs(invoke: Invoke) -> None:
+    tales = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+    found = invoke("profile", tales, "--shape", "0=1x2", "--repeat", 1, "--json").json()
+    assert 1 == found["totals"]["plans"]
 
 
 def test_where_a_trace_is_saved_is_said(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_what_was_saved_is_what_is_expected(invoke: Invoke, mlp: Path, tmp_path:
     assert invoke("run", mlp, "--save", file).out.endswith(f"saved {file}\n")
     ended = invoke("run", mlp, "--expect", file)
     assert ended.code == 0
-    assert f"equal to {file} (worst difference 0, atol 0.0001, rtol 0.001)\n" in ended.out
+    assert f"equal to {file} (worst difference 0, atol 0.0001 of the largest value, rtol 0.001)\n" in ended.out
 
 
 def test_a_mismatch_has_a_code_and_a_table(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
@@ -59,12 +59,23 @@ def test_a_mismatch_has_a_code_and_a_table(invoke: Invoke, mlp: Path, tmp_path: 
     np.save(file, wrong)
     ended = invoke("run", mlp, "--expect", file)
     assert ended.code == 3
-    assert f"unequal to {file} (atol 0.0001, rtol 0.001)\n" in ended.out
+    assert f"unequal to {file} (atol 0.0001 of the largest value, rtol 0.001)\n" in ended.out
     assert ended.out.splitlines()[-2].split()[:7] == ["output", "0", "1", "of", "8", "[1,", "2]"]
     ended = invoke("run", mlp, "--expect", file, "--json")
     assert ended.code == 3
     assert '"wrong": 1' in ended.out
     assert invoke("run", mlp, "--expect", file, "--atol", 1).code == 0
+
+
+def test_small_values_are_not_zeros(invoke: Invoke, data: Path, tmp_path: Path) -> None:
+    file, inputs = tmp_path / "out.npz", ["--input", "1e-6", "--input", "0"]
+    assert invoke("run", data / "counting.pte", *inputs, "--save", file).code == 0
+    saved = dict(np.load(file))
+    assert abs(saved["output2"]) == pytest.approx(12e-6)  # the sum of the input
+    np.savez(file, **(saved | {"output2": np.zeros((), np.float64)}))
+    ended = invoke("run", data / "counting.pte", *inputs, "--expect", file)
+    assert ended.code == 3
+    assert invoke("run", data / "counting.pte", *inputs, "--expect", file, "--atol", 1e-3).code == 0
 
 
 def test_dynamic_shapes_and_data_files(invoke: Invoke, data: Path) -> None:

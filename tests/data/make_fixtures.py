@@ -79,6 +79,18 @@ class Control(nn.Module):
         return left, F.gelu(right, approximate="tanh"), big.flip([2, 3]), self.steps.clone(), 7
 
 
+class Counting(nn.Module):
+    """No delegate: what the host runs for want of a GPU kernel, for int64 arithmetic and for float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, n: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # x (3, 4), n (3) of int64
+        y = torch.pdist(torch.relu(self.linear(x)))  # (3)
+        return torch.softmax(y, -1) * 2, n * n + 1, x.double().sum()
+
+
 def lower(programs: Any, *, delegate: bool = True, external: bool = False, **extra: Any) -> ExecutorchProgramManager:
     options = {"external_constants_max_data_bytes": 1 << 20} if external else {}
     partitioner = [VulkanPartitioner(options)] if delegate else None
@@ -103,6 +115,7 @@ def main() -> None:
     save("cnn", lower(export(Cnn().eval(), (image,))))
     save("dynamic", lower(export(Dynamic().eval(), (tokens,), dynamic_shapes=(length,)), external=True))
     save("control", lower(export(Control().eval(), (torch.randn(3, 4), torch.tensor([0, 2]))), delegate=False))
+    save("counting", lower(export(Counting().eval(), (torch.randn(3, 4), torch.arange(3))), delegate=False))
     scalars = {"get_vocab_size": 11, "get_name": "mlp", "get_scale": 0.5, "use_cache": True}
     save("methods", lower({"forward": export(mlp, (x,)), "encode": export(mlp.up, (x,))}, constant_methods=scalars))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.exporting import export
 import ptegpu
 from ptegpu.errors import Closed, InvalidInput, LimitExceeded
 from ptegpu.gpu import open_device
+from ptegpu.gpu.device import Traffic
 from ptegpu.runtime.profile import operator_of
 
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -44,6 +46,43 @@ def test_a_method_with_branches_runs_one_of_them_and_is_left_as_new() -> None:
     assert "aten::sub.out" not in operators
     begins = [k.begin for k in found.kernels]
     assert sorted(begins) == begins
+
+
+def test_steps_of_a_call() -> None:
+    inputs = np.full((3, 4), 2.0, np.float32), np.array([0, 2])
+    with ptegpu.load(DATA / "control.pte") as program:
+        method = program.method("forward")
+        found = method.profile(*inputs, repeats=3)
+        assert method._method.watch is None
+    expected = ["arguments", "plan", "jump", "plan", "move", "jump", "plan", "results"]
+    assert expected == [step.kind for step in found.steps]
+    assert [1, 2, 4] == [int(step.name.split()[1]) for step in found.steps if step.kind == "plan"]
+    for before, after in pairwise(found.steps):
+        assert before.begin + before.seconds <= after.begin + 1e-9
+    assert found.step_seconds == sum(step.seconds for step in found.steps)
+    first = found.steps[1].traffic
+    assert (48 + 4, 1) == (first.upload_bytes, first.readback_bytes)  # x and the state go up, the condition comes back
+    assert all(step.traffic == Traffic() for step in found.steps if step.kind in ("arguments", "jump", "results"))
+
+
+def test_what_is_still_on_the_gpu_is_read_back_where_it_is_needed() -> None:
+    with ptegpu.load(DATA / "counting.pte") as program:
+        found = program.method("forward").profile(np.ones((3, 4), np.float32), np.arange(3), repeats=1)
+    moved = {step.name: step.traffic for step in found.steps}
+    assert (1, 48) == (moved["plan 1 (1 node)"].readbacks, moved["plan 1 (1 node)"].readback_bytes)
+    assert (1, 12) == (moved["plan 2 (2 nodes)"].uploads, moved["plan 2 (2 nodes)"].upload_bytes)
+
+
+def test_an_error_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((2, 8), np.float32)
+    with ptegpu.load(DATA / "mlp.pte") as program:
+        method = program.method("forward")
+        monkeypatch.setattr(program.device, "wait", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            method.profile(x)
+        monkeypatch.undo()
+        assert method._method.watch is None
+        assert (2, 4) == method(x).shape
 
 
 class Cached(torch.nn.Module):

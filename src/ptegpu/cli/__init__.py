@@ -1,11 +1,12 @@
-"""The command `ptegpu`. Errors are one line on stderr and exit code 1, usage errors exit code 2."""
+"""The command `ptegpu`. Errors are one line on stderr: exit code 1, or 2 where the command line is wrong."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +23,8 @@ from .generate import generate
 from .inspect import inspect
 from .profile import profile
 from .run import run
+
+UsageError: Any = typer.BadParameter.__mro__[1]  # typer has it under no public name
 
 app = typer.Typer(
     help="Run ExecuTorch programs (.pte) on any GPU, through WebGPU.",
@@ -55,19 +58,36 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; always ends in SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whose encoding may lack a letter, on Windows or where LANG says so
+            stream.reconfigure(errors="replace")
     try:
         try:
-            app([a for a in given if a != "--debug"], prog_name="ptegpu")
+            code = app([a for a in given if a != "--debug"], prog_name="ptegpu", standalone_mode=False)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except UsageError as e:
+        if message := _usage(e):
+            print_error(message)
+        sys.exit(2)
     except (PtegpuError, OSError, ModuleNotFoundError) as e:
         if "--debug" in given or not (message := _message(e)):
             raise
         print_error(message)
         sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage(e: Any) -> str:
+    """What is wrong with the command line, and where its help is; nothing where the help was shown already."""
+    if type(e).__name__ == "NoArgsIsHelpError":
+        return ""
+    command = e.ctx.command_path if e.ctx else "ptegpu"
+    text = e.format_message().replace("Value error, ", "").rstrip(".")
+    return f"{text}{' See' if text.endswith('?') else '; see'} {command} --help"
 
 
 _PACKAGES = {"wgpu": "wgpu==0.32.*", "tokenizers": "ptegpu[llm]", "torch": "ptegpu[export]"}

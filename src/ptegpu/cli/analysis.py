@@ -6,21 +6,23 @@ Needs no GPU and no GPU library. What is unsupported or missing is noted, not fa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
 from ..format import BlobGraph, BlobTensor, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
 from ..graph.graph import Graph
 from ..graph.graph import Tensor as GraphTensor
 from ..graph.importer import BACKENDS, NamedData, import_method
-from ..graph.linear import Call, Linear, Var, variables
+from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..graph.live import evaluate
 from ..graph.names import functional
 from ..ops import REGISTRY
+from ..ops.registry import OpDef
 from ..passes.memory import ConstantKey, plan_memory
 from ..passes.split import split_constants
 from ..plan.lower import lower
@@ -32,9 +34,10 @@ from ..runtime.build import Joined
 from ..runtime.data import named_data
 from ..runtime.host import on_host
 from ..runtime.join import join
-from ..runtime.partition import Item, Stretch, cut, mutates
+from ..runtime.partition import Facts, Item, Stretch, cut, joins, mutates
 
 GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
+ITEMS = ("aten._local_scalar_dense.default",)  # read a tensor's only element
 BROWSER = Target()
 UNLIMITED = replace(BROWSER, name="a GPU without limits", max_binding_bytes=1 << 48, max_buffer_bytes=1 << 48)
 
@@ -48,9 +51,14 @@ class Analysis:
     linear: Linear | None = None
     items: list[Item] = field(default_factory=list)
     graphs: dict[int, Joined] = field(default_factory=dict)  # by the position of their stretch among the items
-    operators: Counter[tuple[str, str]] = field(default_factory=Counter)  # (name, where it runs)
+    operators: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (name, where it runs, why on the host)
+    reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs it
     unsupported: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+
+    def why(self, call: Call) -> str:
+        """Why the host runs a call; empty for one that the GPU runs, or nobody."""
+        return self.reasons.get(call, "")
 
     def stored(self, kind: str) -> list[Var]:
         """The constants or states that the method's calls touch."""
@@ -77,7 +85,7 @@ def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
         _judge_by_name(found)
         return found
     found.items, found.unsupported = cut(found.linear)
-    _judge(found)
+    _judge(found, found.linear)
     try:
         found.graphs = join(found.linear, found.items).graphs
     except (UnsupportedProgram, InvalidInput) as e:
@@ -107,14 +115,65 @@ def _zeros(key: str, nbytes: int) -> memoryview:
         raise InvalidProgram(f"the named data {key!r} would have {nbytes:,} bytes") from None
 
 
-def _judge(found: Analysis) -> None:
+def _judge(found: Analysis, linear: Linear) -> None:
+    facts = Facts(linear)
+    for once in linear.folded:
+        if not is_joint(once.where):
+            found.operators[once.op, HOST, "once, at load"] += 1
     for item in found.items:
         calls = item.calls if isinstance(item, Stretch) else [item.instruction]
         for call in calls:
-            if isinstance(call, Call) and not is_joint(call.where):
-                joined = isinstance(item, Stretch)
-                where = _where(call.op) if joined else HOST if on_host(call) else UNSUPPORTED
-                found.operators[call.op, where] += 1
+            if not isinstance(call, Call) or is_joint(call.where):
+                continue
+            where = _where(call.op) if isinstance(item, Stretch) else HOST if on_host(call) else UNSUPPORTED
+            if where is HOST:
+                found.reasons[call] = why_on_host(call, lambda c: joins(c, facts))
+            found.operators[call.op, where, found.why(call)] += 1
+
+
+def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
+    """Why the host runs a call: what would have to be different about it for the GPU to serve it."""
+    definition = REGISTRY.get(call.op)
+    if all(out.dtype is None for out in call.outs):
+        source = call.args[0] if call.args else None
+        if isinstance(source, Var) and source.dtype is not None and (call.op in ITEMS or _reads(definition)):
+            return f"reads an item of a {source.dtype.value} tensor"
+        return "numbers only, nothing for a GPU to do"
+    if definition is None:
+        return "no GPU kernel"
+    if serves(call):
+        return "another host step needs its result"
+    types = list(dict.fromkeys(v.dtype for v in (*variables(call.args), *call.outs) if v.dtype))
+    if DType.I64 in types and serves(_with_types(call, {DType.I64: DType.I32})):
+        return "int64, exact on the host only"
+    for dtype in types:
+        usual = DType.F32 if dtype.is_float else DType.I32
+        if dtype is not usual and serves(_with_types(call, {DType.I64: DType.I32, dtype: usual})):
+            return f"{dtype.value}, which its GPU kernel does not take"
+    first = types[0] if types else None
+    if first is not None and definition.dtypes and first.device not in definition.dtypes:
+        return f"{first.value}, which its GPU kernel does not take"
+    if any(v.dtype is None for v in variables(call.args)) and serves(_with_types(call, {None: DType.I32})):
+        return "a number that is known only when it runs, and no int"
+    return "arguments that its GPU kernel does not take"
+
+
+def _reads(definition: OpDef | None) -> bool:
+    return definition is not None and "data" in definition.wants
+
+
+def _with_types(call: Call, types: Mapping[DType | None, DType]) -> Call:
+    """The call with other dtypes, its constants forgotten; a scalar is None, and becomes a literal."""
+
+    def other(operand: Operand) -> Operand:
+        if isinstance(operand, tuple):
+            return tuple(map(other, operand))
+        if not isinstance(operand, Var) or operand.dtype not in types:
+            return operand
+        return 1 if operand.dtype is None else replace(operand, dtype=types[operand.dtype], data=None)
+
+    outs = [other(out) for out in call.outs]
+    return Call(call.op, tuple(map(other, call.args)), tuple(o for o in outs if isinstance(o, Var)), call.where)
 
 
 def is_joint(where: str) -> bool:
@@ -141,7 +200,7 @@ def _judge_by_name(found: Analysis) -> None:
                 names += [c.operator for c in blob.calls] if blob else [f"backend {backend}"]
     for name in names:
         where = _where(name)
-        found.operators[name, where] += 1
+        found.operators[name, where, "no GPU kernel" if where is HOST else ""] += 1
         if where is UNSUPPORTED:
             found.unsupported[name] += 1
 

@@ -24,8 +24,20 @@ class Difference:
         return 0.0 if self.got == self.expected else abs(self.got - self.expected)
 
 
-def compare(result: Any, expected: np.ndarray, atol: float, rtol: float) -> Difference:
-    """Element by element: floats within `atol + rtol × |expected|`, NaN equal to NaN; everything else exactly."""
+SCALE = 1e-4  # without an absolute tolerance: how far an element may be off, as a part of the largest expected value
+
+
+def scale_of(expected: np.ndarray) -> float:
+    """The largest finite magnitude; 0 where there is none."""
+    wide = expected.astype(np.float64)
+    return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
+
+
+def compare(result: Any, expected: np.ndarray, atol: float | None, rtol: float) -> Difference:
+    """Element by element: floats within `atol + rtol × |expected|`, NaN equal to NaN; everything else exactly.
+
+    Without `atol`, it is a part of the expected array's own scale: zeros must be exact where all are expected to be 0.
+    """
     got = np.asarray(result)
     if got.dtype.kind not in "fiub":
         return Difference(1, 1, problem=f"{result!r} cannot be compared with an array")
@@ -35,7 +47,8 @@ def compare(result: Any, expected: np.ndarray, atol: float, rtol: float) -> Diff
         return Difference(0, 0)
     if got.dtype.kind == "f" or expected.dtype.kind == "f":
         a, b = got.astype(np.float64), expected.astype(np.float64)
-        good = np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+        absolute = SCALE * scale_of(expected) if atol is None else atol
+        good = np.isclose(a, b, rtol=rtol, atol=absolute, equal_nan=True)
         with np.errstate(invalid="ignore"):
             distance = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
         distance = np.where(np.isnan(distance), np.inf, distance)

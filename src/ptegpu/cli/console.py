@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import TextWrapper
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 PIPE_WIDTH = 160  # columns where there is no terminal to ask
+SHORTEST = 12  # columns that names have in a table at least
+_UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # Unicode's categories
 PATIENCE = 1.0  # seconds before a spinner says what is going on
 
 
@@ -27,22 +33,75 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(*parts: str | tuple[str, str], end: str = "\n") -> None:
     """One line on stdout, in plain pieces and (text, style) pieces."""
-    console().print(Text.assemble(*parts), end=end, soft_wrap=True)
+    console().print(_assembled(parts), end=end, soft_wrap=True)
 
 
-def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
-    """A table on stdout; `right` are the columns of numbers. Cells are text, never markup."""
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for k, column in enumerate(columns):
-        table.add_column(column, justify="right" if k in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    console().print(table)
+def explain(text: str, head: str = "", style: str = "", indent: int = 0) -> None:
+    """A sentence on stdout after a styled head; a terminal breaks it between words and indents what follows."""
+    out, shown = console(), " " * len(head) + visible(text)
+    fill = TextWrapper(out.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    lines = fill.wrap(shown) if out.is_terminal else [shown]
+    say((head, style), lines[0][len(head) :])
+    for line in lines[1:]:
+        say(line)
+
+
+def _assembled(parts: Sequence[str | tuple[str, str]]) -> Text:
+    return Text.assemble(*(visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts))
+
+
+def show_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    right: Sequence[int] = (),
+    optional: Sequence[int] = (),
+) -> None:
+    """A table on stdout; `right` are the columns of numbers. Cells are text, never markup.
+
+    A column that is empty is left out, and so are `optional` ones, the first first, where the table is too wide.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in row] for row in rows]
+    shown = [k for k in range(len(columns)) if not cells or any(row[k].plain for row in cells)]
+    whole = {0, *right}  # columns whose lines are not broken
+    least = {k: _least([columns[k], *(row[k].plain for row in cells)], k in whole) for k in shown}
+    out, dropped = console(), [k for k in optional if k in shown]
+    while dropped and _width(least[k] for k in shown) > out.width:
+        shown.remove(dropped.pop(0))
+    excess = _width(least[k] for k in shown) - out.width
+    if excess > 0:
+        least[shown[0]] = max(least[shown[0]] - excess, SHORTEST)
+    style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "pad_edge": False}
+    table = Table(title=title or None, padding=(0, 1, 0, 0), **style)
+    for k in shown:
+        width = least[k] if k in whole else None
+        table.add_column(columns[k], justify="right" if k in right else "left", overflow="fold", width=width)
+    for row in cells:
+        table.add_row(*(row[k] for k in shown))
+    with out.capture() as captured:
+        out.print(table)
+    lines = captured.get().splitlines()
+    print("\n".join(lines if out.is_terminal else [line.rstrip() for line in lines]))
+
+
+def _least(texts: Iterable[str], whole: bool) -> int:
+    """The width of the longest line, or word."""
+    return max(cell_len(part) for text in texts for part in ((text.splitlines() if whole else text.split()) or [""]))
+
+
+def _width(widths: Iterable[int]) -> int:
+    """Of a table, with the space around its columns."""
+    return sum(width + 2 for width in widths)
 
 
 def print_json(value: Any) -> None:
     """`value` on stdout; infinities and NaN, which JSON lacks, as strings."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=not _is_utf8(sys.stdout.encoding))
+    print(re.sub("[\ud800-\udfff]", lambda lone: _escaped(lone[0]), text))
+
+
+def _is_utf8(encoding: str | None) -> bool:
+    return (encoding or "utf-8").lower().replace("-", "") == "utf8"
 
 
 def _finite(value: Any) -> Any:
@@ -55,7 +114,7 @@ def _finite(value: Any) -> Any:
 
 def print_error(message: str) -> None:
     """`error: …` on stderr, as many lines as the message has."""
-    console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", message), soft_wrap=True)
+    console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", visible(message)), soft_wrap=True)
 
 
 @contextmanager
@@ -83,6 +142,17 @@ def size(nbytes: int) -> str:
         return f"{nbytes} bytes"
     power = min(int(math.log10(nbytes)) // 3, 4)
     return f"{nbytes / 1000**power:.3g} {'_kMGT'[power]}B"
+
+
+def visible(text: str) -> str:
+    """The text with escapes for what would hide, reorder or end it: control and format characters, lone surrogates."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(c if c == "\n" or unicodedata.category(c) not in _UNSEEN else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
 from typing import Any, Literal
 
 from ..dtypes import DType
 from ..errors import InvalidInput
-from ..graph.graph import Arg, Graph, Sym, flatten
+from ..graph.graph import Graph, Sym, flatten
 from ..graph.graph import Tensor as GraphTensor
-from ..graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
+from ..graph.linear import Call, Jump, Linear, Move, Var, variables
 from ..ops import REGISTRY
 from ..ops.registry import OpDef
+from ..portable import PORTABLE
 from ..runtime.build import Joined
 from ..runtime.host import on_host
 from ..runtime.partition import Stretch
 from .analysis import Analysis, is_joint
-from .console import dims
+from .console import dims, number
+from .palette import group
 
 Kind = Literal["input", "output", "state", "operator", "host", "unsupported", "branch"]
 Key = Var | GraphTensor | Sym
-
-_SHORT = {DType.F32: "f32", DType.F16: "f16", DType.I32: "i32", DType.I64: "i64", DType.F64: "f64", DType.BF16: "bf16"}
 
 
 @dataclass(slots=True)
 class Box:
     kind: Kind
     label: str
-    family: str = ""  # of an operator: the module of the registry that defines it
+    group: str = ""  # of an operator: what it does, see `palette`
     details: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
     gives: str = ""  # what its arrows carry
+    ints: bool = False  # they carry symbolic ints only
 
 
 @dataclass(slots=True)
@@ -58,10 +62,11 @@ class _Builder:
     def build(self) -> Diagram:
         for k, value in enumerate(self.linear.inputs):
             if isinstance(value, Var):
-                self.makers[value] = [self.add(Box("input", f"input {k}", gives=_var_text(value)))]
+                self.makers[value] = [self.add(Box("input", f"input {k}", gives=_text(value)))]
         until = 0  # instructions before it may be jumped over
+        branch: int | None = None  # the box that decides on them
         for k, item in enumerate(self.found.items):
-            maybe = item.start < until
+            maybe, first = item.start < until, len(self.diagram.boxes)
             if isinstance(item, Stretch):
                 if k in self.found.graphs:
                     self.graph(self.found.graphs[k], maybe)
@@ -77,10 +82,15 @@ class _Builder:
                 until = max(until, item.instruction.target)
                 condition = variables(item.instruction.condition)
                 if condition:
-                    self.arrows(condition, self.add(Box("branch", "if", details=["the host looks at the condition"])))
+                    branch = self.add(Box("branch", "if", details=["the host looks at the condition"], ints=True))
+                    self.arrows(condition, branch)
+                    continue
+            guarded = [k for k in range(first, len(self.diagram.boxes)) if self.diagram.boxes[k].kind != "state"]
+            if maybe and branch is not None and guarded:
+                self.diagram.edges.append((branch, guarded[0]))
         for k, value in enumerate(self.linear.outputs):
-            text = _var_text(value) if isinstance(value, Var) else repr(value)
-            self.arrows(variables(value), self.add(Box("output", f"output {k}", details=[text])))
+            text = _text(value) if isinstance(value, Var) else repr(value)
+            self.arrows(variables(value), self.add(Box("output", f"output {k}", gives=text)))
         return self.diagram
 
     def add(self, box: Box) -> int:
@@ -93,8 +103,7 @@ class _Builder:
     def sources(self, value: Key) -> list[int]:
         """The boxes of a value's makers; a state that is read gets its box now."""
         if value not in self.makers and not isinstance(value, Sym) and value.kind == "state":
-            text = _var_text(value) if isinstance(value, Var) else _tensor_text(value)
-            self.makers[value] = [self.add(Box("state", "state", details=[value.name], gives=text))]
+            self.makers[value] = [self.add(Box("state", "state", details=[value.name], gives=_text(value)))]
         return self.makers.get(value, [])
 
     def bring(self, value: Key, makers: list[int], maybe: bool) -> None:
@@ -102,17 +111,35 @@ class _Builder:
         self.makers[value] = [*self.makers.get(value, []), *makers] if maybe else makers
 
     def call(self, call: Call, kind: Kind, maybe: bool) -> None:
-        values = variables(call.args)
-        gives = ", ".join(dict.fromkeys(_var_text(o) for o in call.outs))
-        constants = [_var_text(v) for v in values if v.kind == "constant"]
-        details = [call.where, *(f"argument {k}: {_operand_text(a)}" for k, a in enumerate(call.args))]
-        family = _family(REGISTRY[call.op]) if kind == "operator" else ""
-        flowing = [v for v in values if v.kind != "constant"]
-        known = {v: list(self.sources(v)) for v in flowing}
-        box = self.add(Box(kind, short_name(call.op), family, [*details, f"gives {gives}"], constants, gives))
-        self.diagram.edges += [(maker, box) for v in flowing for maker in known[v]]
+        names = [name for name, *_ in _parameters(call.op)]
+        known = [maker for v in variables(call.args) if v.kind != "constant" for maker in self.sources(v)]
+        families = [_family(REGISTRY[call.op])] if kind == "operator" else []
+        reason = self.found.why(call)
+        box = self.operator(kind, call.op, families, call.where, zip_names(names, call.args), call.outs, reason)
+        self.diagram.edges += [(maker, box) for maker in known]
         for out in call.outs:
             self.bring(out, [box], maybe)
+
+    def operator(
+        self,
+        kind: Kind,
+        name: str,
+        families: Iterable[str],
+        where: str,
+        args: Sequence[tuple[str, Any]],
+        outs: Sequence[Key],
+        reason: str = "",
+    ) -> int:
+        """Adds the box of an operator: its constants by the names of their parameters, what it gives."""
+        gives = Counter(map(_text, outs))
+        texts = [text if n == 1 else f"{n} of {text}" for text, n in gives.items()]
+        constants = [_constant_text(name, v) for name, a in args for v in _values(a) if _is_constant(v)]
+        details = [where, *([f"on the host: {reason}"] if reason else [])]
+        details += [f"{name}: {_argument_text(a)}" for name, a in args]
+        details.append(f"gives {', '.join(texts)}")
+        ints = all(isinstance(o, Sym) or (isinstance(o, Var) and o.dtype is None) for o in outs)
+        shown = group(families) if kind == "operator" else ""
+        return self.add(Box(kind, short_name(name), shown, details, constants, ", ".join(texts), ints))
 
     def graph(self, joined: Joined, maybe: bool) -> None:
         graph: Graph = joined.graph
@@ -123,26 +150,45 @@ class _Builder:
             if is_joint(node.name) and node.op.view is not None:
                 self.makers[node.outs[0]] = self.sources(values[0])
                 continue
-            flowing = [v for v in values if isinstance(v, Sym) or v.kind != "constant"]
-            constants = [_tensor_text(v) for v in values if isinstance(v, GraphTensor) and v.kind == "constant"]
-            gives = ", ".join(dict.fromkeys(_value_text(o) for o in node.outs))
-            details = [node.name, *(f"argument {k}: {_argument_text(a)}" for k, a in enumerate(node.args))]
-            known = [maker for v in flowing for maker in self.sources(v)]
-            label = short_name(node.op.name)
-            box = self.add(Box("operator", label, _family(node.op), [*details, f"gives {gives}"], constants, gives))
+            known = [maker for v in values if not _is_constant(v) for maker in self.sources(v)]
+            names = [name for name, *_ in node.op.parameters]
+            families = _families(node.op)
+            args = zip_names(names, node.args)
+            box = self.operator("operator", node.op.name, families, node.name, args, node.outs)
             self.diagram.edges += [(maker, box) for maker in known]
             for value in (*node.outs, *node.mutates):
                 self.makers[value] = [box]
         for state, value in graph.writebacks:
-            self.arrows([value], self.add(Box("state", "new state", details=[state.name, _tensor_text(state)])))
+            self.arrows([value], self.add(Box("state", "new state", details=[state.name], gives=_text(state))))
         for var, result in zip(joined.outputs, graph.outputs, strict=True):
             self.bring(var, [m for v in flatten((result,)) for m in self.sources(v)], maybe)
 
 
 def short_name(operator: str) -> str:
-    """aten.view_copy.default → view_copy."""
+    """aten.view_copy.default → view_copy; sym_size.int → sym_size; fused(mm+mul+mul) → mm + mul ×2."""
+    if (parts := _joined(operator)) is not None:
+        runs = [(name, len(list(same))) for name, same in groupby(parts)]
+        return " + ".join(name if n == 1 else f"{name} ×{n}" for name, n in runs)
     parts = operator.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] != "int" else parts[0]
+    if len(parts) == 2:
+        return parts[parts[0] == "aten"]  # aten.sym_numel has no overload
+    return parts[-2] if len(parts) > 2 else operator
+
+
+def _joined(operator: str) -> list[str] | None:
+    """The short names of the operators that a pass joined into one."""
+    joined = operator.startswith("fused(") and operator.endswith(")")
+    return operator[len("fused(") : -1].split("+") if joined else None
+
+
+def zip_names(names: Sequence[str], args: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Arguments with the names of their parameters; numbers where there are none."""
+    return [(names[k] if k < len(names) else f"argument {k}", a) for k, a in enumerate(args)]
+
+
+def _parameters(operator: str) -> Sequence[tuple[Any, ...]]:
+    known = REGISTRY.get(operator) or PORTABLE.get(operator)
+    return known.parameters if known else ()
 
 
 def _family(definition: OpDef) -> str:
@@ -150,29 +196,49 @@ def _family(definition: OpDef) -> str:
     return rule.__module__.rsplit(".", 1)[-1] if rule else ""
 
 
-def _var_text(v: Var) -> str:
-    return f"{dims(v.sizes)} {_SHORT.get(v.dtype, v.dtype.value)}" if v.dtype else "int"
+@cache
+def _by_short_name() -> Mapping[str, str]:
+    return {short_name(name): _family(definition) for name, definition in REGISTRY.items()}
 
 
-def _tensor_text(t: GraphTensor) -> str:
-    return f"{dims(t.max_shape)} {_SHORT.get(t.dtype, t.dtype.value)}"
+def _families(definition: OpDef) -> list[str]:
+    """The family of an operator, or those that a pass joined into it."""
+    parts = _joined(definition.name)
+    return [_family(definition)] if parts is None else [_by_short_name().get(part, "") for part in parts]
 
 
-def _value_text(value: GraphTensor | Sym) -> str:
-    return "int" if isinstance(value, Sym) else _tensor_text(value)
+def _values(a: Any) -> list[Key]:
+    if isinstance(a, tuple):
+        return [v for item in a for v in _values(item)]
+    return [a] if isinstance(a, Var | GraphTensor | Sym) else []
 
 
-def _operand_text(a: Operand) -> str:
-    if isinstance(a, Var):
-        return f"{a.name}, {_var_text(a)}"
-    return _list_text(a, _operand_text) if isinstance(a, tuple) else repr(a)
+def _is_constant(value: Key) -> bool:
+    return not isinstance(value, Sym) and value.kind == "constant"
 
 
-def _argument_text(a: Arg) -> str:
-    if isinstance(a, GraphTensor | Sym):
-        return f"{a.name}, {_value_text(a)}"
-    return _list_text(a, _argument_text) if isinstance(a, tuple) else repr(a)
+def _text(value: Key) -> str:
+    """1×256×64 f32; ≤ 1×256 i64 for upper bounds; int."""
+    if isinstance(value, Sym) or value.dtype is None:
+        return "int"
+    sizes = value.sizes if isinstance(value, Var) else value.max_shape
+    limit = "≤ " if isinstance(value, Var) and value.dynamic else ""
+    return f"{limit}{dims(sizes)} {_short_type(value.dtype)}"
 
 
-def _list_text(items: Sequence[Any], text: Callable[[Any], str]) -> str:
-    return f"[{'; '.join(text(item) for item in items)}]"
+def _constant_text(name: str, value: Key) -> str:
+    """weight 256×64 f32; a single number is written out."""
+    data = None if isinstance(value, Sym) else value.data
+    if data is None or data.size != 1 or isinstance(value, Sym) or value.dtype is DType.BF16:
+        return f"{name} {_text(value)}"
+    return f"{name} = {number(data.item())}"
+
+
+def _short_type(dtype: DType) -> str:
+    return dtype.value.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
+
+
+def _argument_text(a: Any) -> str:
+    if isinstance(a, Var | GraphTensor | Sym):
+        return f"{a.name}, {_text(a)}"
+    return f"[{'; '.join(map(_argument_text, a))}]" if isinstance(a, tuple) else repr(a)

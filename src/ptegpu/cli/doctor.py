@@ -19,7 +19,7 @@ from rich.text import Text
 import ptegpu
 
 from ..errors import PtegpuError
-from .console import number, print_json, progress, say, show_table, size
+from .console import explain, number, print_json, progress, say, show_table, size
 
 if TYPE_CHECKING:
     from ..gpu import AdapterInfo
@@ -159,7 +159,7 @@ def _adapter(info: AdapterInfo) -> dict[str, Any]:
 
 def _show(report: Mapping[str, Any]) -> None:
     packages = " · ".join(f"{name} {version or 'missing'}" for name, version in report["packages"].items())
-    say(("system    ", "bold"), f"{report['system']} · Python {report['python']} · {packages}")
+    _line("system", f"{report['system']} · Python {report['python']} · {packages}")
     if report["vulkan"]:
         say(("Vulkan    ", "bold"), report["vulkan"]["loader"] or ("no loader (libvulkan.so.1)", "red"))
         drivers = report["vulkan"]["drivers"]
@@ -171,31 +171,34 @@ def _show(report: Mapping[str, Any]) -> None:
     if report["checks"]:
         _show_checks(report)
     for problem in report["problems"]:
-        say(("problem: ", "bold red"), problem)
+        explain(problem, "problem: ", "bold red", indent=9)
     if report["healthy"]:
         say(("healthy", "bold green"))
 
 
 def _show_adapters(report: Mapping[str, Any]) -> None:
-    rows = []
     for adapter in report["adapters"]:
         limits = adapter["limits"]
-        features = " ".join(name for name, there in adapter["features"].items() if there) or "none"
-        bounds = f"{size(limits['binding'])} / {size(limits['buffer'])}"
-        groups = f"{limits['invocations']} / {size(limits['shared'])} / {limits['storage_buffers']}"
-        mark = "auto" if adapter["index"] == report["auto"] else ""
-        name = f"{adapter['name']}\n{adapter['driver']}" if adapter["driver"] else adapter["name"]
-        rows.append(
-            [adapter["index"], mark, name, f"{adapter['type']}, {adapter['backend']}", features, bounds, groups]
-        )
-    titles = ["", "", "adapter", "type", "features", "binding / buffer", "invocations / shared / storage buffers"]
-    show_table("", titles, rows)
+        features = ", ".join(name for name, there in adapter["features"].items() if there) or "none"
+        auto = " · chosen by auto" if adapter["index"] == report["auto"] else ""
+        say()
+        say((f"adapter {adapter['index']:<2}", "bold"), adapter["name"], (auto, "green"))
+        _line("", f"{adapter['type']}, {adapter['backend']}" + (f", {adapter['driver']}" if adapter["driver"] else ""))
+        _line("", f"features: {features}")
+        _line("", f"buffers of {size(limits['buffer'])}, {size(limits['binding'])} of one bound at a time")
+        groups = f"workgroups of {limits['invocations']:,} with {size(limits['shared'])} of shared memory"
+        _line("", f"{groups}, {limits['storage_buffers']:,} storage buffers")
     if report["chosen"] is not None:
         free = report.get("available_bytes")
         memory = f", {size(free)} free" if free else ""
         lanes = f", subgroups of {report['subgroup_size']}" if report.get("subgroup_size") else ""
         chosen = report["adapters"][report["chosen"]]
-        say(("checked   ", "bold"), f"{chosen['index']}: {chosen['name']}{memory}{lanes}")
+        say()
+        _line("checked", f"{chosen['index']}: {chosen['name']}{memory}{lanes}")
+
+
+def _line(name: str, text: str) -> None:
+    explain(text, f"{name:<10}", "bold", indent=10)
 
 
 def _show_checks(report: Mapping[str, Any]) -> None:

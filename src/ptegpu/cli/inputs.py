@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -87,8 +88,12 @@ def parse_shapes(texts: Sequence[str], count: int) -> dict[int, tuple[int, ...]]
 
 
 def make_inputs(wanted: Sequence[Value], texts: Sequence[str], shapes: Mapping[int, tuple[int, ...]]) -> list[Any]:
-    """An argument for each input. One source that is no file, or one `.npz`, serves all of them."""
-    sources = [parse_source(text) for text in texts] or [Random()]
+    """An argument for each input. One source that is no file, or one `.npz`, serves all of them.
+
+    Without any they are random, but single ints are 0: they are mostly positions, of which only the first always fits.
+    """
+    default: list[Source] = [Fill(0) if _is_int(v) else Random() for v in wanted]
+    sources = [parse_source(text) for text in texts] or default
     if len(sources) == 1 and len(wanted) != 1:
         (source,) = sources
         if isinstance(source, Path):
@@ -98,6 +103,12 @@ def make_inputs(wanted: Sequence[Value], texts: Sequence[str], shapes: Mapping[i
     if len(sources) != len(wanted):
         raise InvalidInput(f"the method has {len(wanted)} inputs, {len(sources)} --input are given")
     return [_input(k, value, source, shapes.get(k)) for k, (value, source) in enumerate(zip(wanted, sources))]
+
+
+def _is_int(value: Value) -> bool:
+    if not isinstance(value, Tensor) or value.dtype is DType.BF16:
+        return False
+    return value.bounded and math.prod(value.sizes) == 1 and value.dtype.numpy.kind in "iu"
 
 
 def _input(position: int, value: Value, source: Source | np.ndarray, shape: tuple[int, ...] | None) -> Any:

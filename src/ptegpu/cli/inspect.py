@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -14,16 +15,24 @@ from rich.text import Text
 from ..errors import InvalidInput
 from ..format import Program, read_program
 from ..plan.serialize import to_json
+from ..runtime.partition import Host
+from ..runtime.steps import Kind, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans
-from .console import counted, print_json, progress, say, show_table, size
+from .console import counted, explain, print_json, progress, say, show_table, size
 from .picture import draw, html_page
-from .values import declared, find_method, type_json, type_text
+from .values import check_folder, declared, find_method, type_json, type_text
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
     HOST: ("host (NumPy)", "yellow"),
     GPU: ("GPU", "green"),
     SHAPES: ("host, before the run", "dim"),
+}
+_HOST: dict[str, Kind] = {
+    "numpy_calls": "NumPy call",
+    "scalar_calls": "scalar call",
+    "jumps": "jump",
+    "moves": "move",
 }
 
 
@@ -42,6 +51,8 @@ def inspect(
         raise typer.BadParameter(f"{graph} ends neither in .svg nor in .html", param_hint="--graph")
     if plan and plan.suffix != ".json":
         raise typer.BadParameter(f"{plan} does not end in .json", param_hint="--plan")
+    check_folder(graph, "--graph")
+    check_folder(plan, "--plan")
     with progress(f"Reading {model.name}"):
         program = read_program(model)
         methods = [find_method(program, method)] if method else program.methods
@@ -69,6 +80,8 @@ def method_report(found: Analysis) -> dict[str, Any]:
     """Everything about a method, as plain data."""
     takes, gives = declared(found.method)
     used = memory(found)
+    on_host = [item for item in found.items if isinstance(item, Host)]
+    kinds = Counter(map(kind_of, on_host))
     return {
         "name": found.method.name,
         "inputs": [type_json(value) for value in takes],
@@ -83,9 +96,13 @@ def method_report(found: Analysis) -> dict[str, Any]:
         ],
         "constants": {"count": len(found.stored("constant")), "nbytes": _nbytes(found, "constant")},
         "states": {"count": len(found.stored("state")), "nbytes": _nbytes(found, "state")},
-        "operators": [{"name": n, "count": c, "where": w} for (n, w), c in sorted(found.operators.items(), key=_order)],
+        "operators": [
+            {"name": name, "count": count, "where": where, "why": why}
+            for (name, where, why), count in sorted(found.operators.items(), key=_order)
+        ],
         "plans": [len(joined.graph.nodes) for joined in found.graphs.values()],  # nodes of each, after the passes
-        "host_steps": len(found.items) - len(found.graphs),
+        "host_steps": len(on_host),
+        "host": {name: kinds[kind] for name, kind in _HOST.items()},
         "memory": used,
         "unsupported": [{"call": call, "count": count} for call, count in sorted(found.unsupported.items())],
         "notes": found.notes,
@@ -104,9 +121,9 @@ def _address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _order(item: tuple[tuple[str, str], int]) -> tuple[int, int, str]:
-    (name, where), count = item
-    return list(_WHERE).index(where), -count, name
+def _order(item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str, str]:
+    (name, where, why), count = item
+    return list(_WHERE).index(where), -count, name, why
 
 
 def _show(report: Mapping[str, Any], found: Analysis) -> None:
@@ -122,16 +139,18 @@ def _show(report: Mapping[str, Any], found: Analysis) -> None:
     for kind in ("constants", "states"):
         if report[kind]["count"]:
             _line(kind, f"{report[kind]['count']}, {size(report[kind]['nbytes'])}")
-    if report["operators"] and found.linear is not None:
-        _line("runs as", _plans_text(report["plans"], report["host_steps"]))
+    if report["unsupported"]:
+        _line("runs as", "nothing yet: see what is unsupported below")
+    elif report["operators"]:
+        _line("runs as", _plans_text(report["plans"], report["host"]))
     if report["memory"]:
         parts = [f"{name} {size(n)}" for name, n in report["memory"].items() if n and name != "total"]
         _line("GPU memory", f"{size(report['memory']['total'])}: {', '.join(parts)}")
     if report["operators"]:
-        rows = [[row["name"], row["count"], Text(*_WHERE[row["where"]])] for row in report["operators"]]
-        show_table("", ["operator", "count", "runs on"], rows, right=(1,))
+        rows = [[row["name"], row["count"], Text(*_WHERE[row["where"]]), row["why"]] for row in report["operators"]]
+        show_table("", ["operator", "count", "runs on", "why"], rows, right=(1,))
     for note in report["notes"]:
-        say(("note: ", "yellow"), note)
+        explain(note, "note: ", "yellow", indent=6)
     if report["unsupported"]:
         say(("unsupported:", "bold red"))
         for row in report["unsupported"]:
@@ -139,13 +158,20 @@ def _show(report: Mapping[str, Any], found: Analysis) -> None:
 
 
 def _line(name: str, text: str) -> None:
-    say(f"  {name:<12}", text)
+    explain(text, f"  {name:<12}", indent=14)
 
 
-def _plans_text(nodes: Sequence[int], host_steps: int) -> str:
-    text = counted(len(nodes), "plan") if nodes else "no plan"
-    text += f" ({', '.join(map(str, nodes))} nodes)" if nodes else ""
-    return f"{text} and {counted(host_steps, 'host step')}" if host_steps else text
+def _plans_text(nodes: Sequence[int], host: Mapping[str, int]) -> str:
+    """1 plan (3 nodes); 2 plans (3 and 4 nodes); on the host 1 jump and 2 moves; nothing on the GPU."""
+    sizes = f"{_listed([*map(str, nodes)])} node{'s' * (list(nodes) != [1])}"
+    gpu = f"{counted(len(nodes), 'plan')} ({sizes})" if nodes else "nothing on the GPU"
+    steps = [counted(host[name], kind) for name, kind in _HOST.items() if host[name]]
+    return f"{gpu}; on the host {_listed(steps)}" if steps else gpu
+
+
+def _listed(words: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _write_picture(found: Analysis | None, path: Path | None, model: Path) -> list[Path]:

@@ -6,20 +6,26 @@ that a value used in many places is one line with branches.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 
-GAP_X, GAP_Y = 22.0, 44.0  # between boxes of a rank, between ranks
+GAP_X = 22.0  # between boxes of a rank
+GAP_Y, MAX_GAP_Y = 28.0, 84.0  # between ranks, more where lines go far to the side
 POINT = 10.0  # room for a line between boxes
 SWEEPS = 12
-STRAIGHT = 8.0  # how much more a line wants to be straight than a box wants to be centred
+STRAIGHT = 8.0  # how much more a line wants to be straight than a box wants to be below another
 
 
 @dataclass(slots=True)
 class Spot:
-    """A box, or a point of a line (`box` is None) of the box `owner`. (x, y) is its centre."""
+    """A box, or a point of a line (`box` is None) of the box `owner`. (x, y) is its centre.
+
+    `top` and `bottom` are those of its rank. Lines bend only between ranks, so they cross no box.
+    """
 
     owner: int
     width: float
@@ -28,6 +34,8 @@ class Spot:
     box: int | None = None
     x: float = 0.0
     y: float = 0.0
+    top: float = 0.0
+    bottom: float = 0.0
     above: list[Spot] = field(default_factory=list)
     below: list[Spot] = field(default_factory=list)
 
@@ -75,6 +83,7 @@ def _place(part: list[Spot], edges: Sequence[tuple[int, int]], boxes: list[Spot]
     whole.segments += _connect(boxes, edges, rows)
     _order(rows)
     _place_x(rows)
+    _straighten(rows)
     whole.height = max(whole.height, _place_y(rows))
     left = whole.width + (2 * GAP_X if whole.width else 0.0)
     whole.width = left + _shift(rows, left)
@@ -86,10 +95,12 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int]) -> list[
     fed = {target for _, target in edges}
     for source, target in sorted(edges, key=lambda e: e[1]):
         ranks[target] = max(ranks[target], ranks[source] + 1)
-    for k in range(count):
-        users = [ranks[target] for source, target in edges if source == k]
-        if k not in fed and k not in top and users:
-            ranks[k] = min(users) - 1
+    users: dict[int, int] = {}
+    for source, target in edges:
+        users[source] = min(ranks[target], users.get(source, ranks[target]))
+    for k, rank in users.items():
+        if k not in fed and k not in top:
+            ranks[k] = rank - 1
     return ranks
 
 
@@ -154,19 +165,24 @@ def _crossings(rows: list[list[Spot]]) -> int:
 
 
 def _place_x(rows: list[list[Spot]]) -> None:
+    """Every spot wants to be where its neighbours are, above and below; lines want it more."""
     for row in rows:
         x = 0.0
         for spot in row:
             spot.x = x + spot.width / 2
             x += spot.width + GAP_X
-    for sweep in range(SWEEPS):
-        down = sweep % 2 == 0
-        for row in rows if down else reversed(rows):
-            wishes = []
-            for spot in row:
-                around = (spot.above if down else spot.below) or (spot.below if down else spot.above)
-                wishes.append(sum(s.x for s in around) / len(around) if around else spot.x)
-            _settle(row, wishes)
+    for sweep in range(4 * SWEEPS):
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            _settle(row, [_wish(spot) for spot in row])
+
+
+def _wish(spot: Spot) -> float:
+    total = weights = 0.0
+    for other in (*spot.above, *spot.below):
+        weight = STRAIGHT if spot.box is None and other.box is None else 1.0
+        total += weight * other.x
+        weights += weight
+    return total / weights if weights else spot.x
 
 
 def _settle(row: list[Spot], wishes: Sequence[float]) -> None:
@@ -189,16 +205,52 @@ def _settle(row: list[Spot], wishes: Sequence[float]) -> None:
             k += 1
 
 
+def _straighten(rows: list[list[Spot]]) -> None:
+    """Boxes in a chain, then the points of a line, go below each other: as many as have a common place left to them."""
+    chains: dict[int, list[tuple[Spot, list[Spot], int]]] = {}  # each spot in its rank, from above
+    lines: dict[int, list[tuple[Spot, list[Spot], int]]] = {}
+    chain_of: dict[int, int] = {}  # of a box, by the first one's number
+    for row in rows:
+        for k, spot in enumerate(row):
+            if spot.box is None:
+                lines.setdefault(spot.owner, []).append((spot, row, k))
+                continue
+            before = spot.above[0] if len(spot.above) == 1 and len(spot.above[0].below) == 1 else spot
+            first = chain_of[spot.box] = chain_of.get(before.owner if before.box is not None else spot.box, spot.box)
+            chains.setdefault(first, []).append((spot, row, k))
+    for spots in (*chains.values(), *lines.values()):
+        run: list[Spot] = []
+        low, high = -math.inf, math.inf
+        for spot, row, k in spots:
+            left = row[k - 1].x + (row[k - 1].width + spot.width) / 2 + GAP_X if k else -math.inf
+            right = row[k + 1].x - (row[k + 1].width + spot.width) / 2 - GAP_X if k + 1 < len(row) else math.inf
+            if max(low, left) > min(high, right):
+                _align(run, low, high)
+                run, low, high = [], -math.inf, math.inf
+            run.append(spot)
+            low, high = max(low, left), min(high, right)
+        _align(run, low, high)
+
+
+def _align(run: Sequence[Spot], low: float, high: float) -> None:
+    if run and low <= high:
+        x = min(max(median(s.x for s in run), low), high)
+        for spot in run:
+            spot.x = x
+
+
 def _place_y(rows: list[list[Spot]]) -> float:
     y = 0.0
     for row in rows:
         tallest = max(s.height for s in row)
         for spot in row:
-            spot.y = y + tallest / 2
+            spot.y, spot.top, spot.bottom = y + tallest / 2, y, y + tallest
             if spot.box is None:
                 spot.height = tallest
-        y += tallest + GAP_Y
-    return y - GAP_Y
+        farthest = max((abs(spot.x - lower.x) for spot in row for lower in spot.below), default=0.0)
+        gap = min(GAP_Y + farthest / 8, MAX_GAP_Y)
+        y += tallest + gap
+    return y - gap
 
 
 def _shift(rows: list[list[Spot]], left: float) -> float:

@@ -15,7 +15,7 @@ Inputs = Annotated[
     typer.Option(
         help="In input order: FILE.npy, FILE.npz (all inputs, arr_0 … or input0 …), random, random:SEED, "
         "random:LOW..HIGH, ones, zeros, or a number. One that is no .npy serves all inputs.",
-        show_default="random:0",
+        show_default="random:0, a single int 0",
     ),
 ]
 Shapes = Annotated[

@@ -12,12 +12,13 @@ import typer
 import ptegpu
 
 from ..format import read_program
-from .console import duration, number, print_json, progress, say, show_table
+from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
-from .values import declared, find_method
+from .values import check_folder, declared, find_method
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
+    from ..runtime.account import Step
     from ..runtime.profile import Profile, Row
 
 
@@ -38,10 +39,11 @@ def profile(
     by: Annotated[By, typer.Option(help="What a row of the table is.")] = By.KERNEL,
     json: AsJson = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write the kernels on a line of time to FILE.json, for ui.perfetto.dev.")
+        Path | None, typer.Option(help="Write kernels and steps with their times to FILE.json, for ui.perfetto.dev.")
     ] = None,
 ) -> None:
     """Show where the time of a method goes. Its state is reset before every call."""
+    check_folder(trace, "--trace")
     chosen = find_method(read_program(model), method)
     takes, _ = declared(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
@@ -67,21 +69,23 @@ def report(found: Profile, by: By) -> dict[str, Any]:
 
 
 def show(found: Profile, by: By, model: str) -> None:
-    """The table and the totals on stdout."""
+    """The tables and the totals on stdout."""
     a, peak = found.adapter, found.ceilings
     say((model, "bold"), f" · {found.method} on {a.name} ({a.type}, {a.backend})")
-    most = f"{number(peak.bytes_per_second / 1e9)} GB/s copied, {number(peak.flops_per_second / 1e12)} TFLOP/s of f32"
-    say(f"times are medians of {found.repeats} · at most, measured: {most}")
+    most = f"{number(peak.bytes_per_second / 1e9)} GB/s (copies), {number(peak.flops_per_second / 1e12)} TFLOP/s (f32)"
+    explain(f"medians of {counted(found.repeats, 'call')} · this adapter's measured maximum: {most}")
     second = "kernel" if by is By.DISPATCH else "count"
-    columns = [by.value, second, "GPU time", "share", "µs each", "GB/s", "of max", "TFLOP/s", "of max"]
+    columns = [by.value, second, "GPU time", "share", "each", "GB/s", "of max", "TFLOP/s", "of max"]
     rows = [_cells(row, found, by) for row in found.rows(by.value)]
-    show_table("", columns, rows, right=range(2 if by is By.DISPATCH else 1, len(columns)))
+    right = range(2 if by is By.DISPATCH else 1, len(columns))
+    show_table("", columns, rows, right, optional=(4, 7, 8, 5, 6))
     say(
         f"dispatches {len(found.kernels):,} · kernels {duration(found.kernel_seconds)} · "
         f"single pass {duration(found.pass_seconds)} · wall {duration(found.wall_seconds)} · "
         f"host {duration(found.host_seconds)}"
     )
-    say(note(found))
+    explain(note(found))
+    _show_steps(found)
 
 
 def note(found: Profile) -> str:
@@ -94,6 +98,33 @@ def note(found: Profile) -> str:
     )
 
 
+def _show_steps(found: Profile) -> None:
+    """A call from its arguments to its results: what each step takes, and what of it is traffic, waiting, the host."""
+    from ..runtime.account import by_name, together
+
+    total = together(found.steps, "sum")
+    columns = ["step of a call", "count", "time", "share", "upload", "wait", "read back", "host"]
+    rows = [_step_cells(step, total.seconds) for step in (*by_name(found.steps), total)]
+    show_table("", columns, rows, range(1, len(columns)), optional=(3, 1))
+    plans, steps = (sum(step.kind == kind for step in found.steps) for kind in ("plan", "NumPy call"))
+    moved = total.traffic
+    say(
+        f"{counted(plans, 'plan')} · {counted(steps, 'NumPy call')} · "
+        f"{counted(moved.uploads, 'upload')} of {size(moved.upload_bytes)} · "
+        f"{counted(moved.readbacks, 'read back')} of {size(moved.readback_bytes)}"
+    )
+    explain(
+        f"The steps add up to {duration(total.seconds)}, an ordinary call takes {duration(found.wall_seconds)}: "
+        "to time its steps, a call waits for each plan before it reads the results."
+    )
+
+
+def _step_cells(step: Step, total: float) -> list[str]:
+    parts = (step.traffic.upload_seconds, step.waited, step.traffic.readback_seconds, step.host_seconds)
+    times = ["" if seconds == 0 else duration(seconds) for seconds in parts]
+    return [step.name, f"{step.count:,}", duration(step.seconds), _percent(step.seconds, total), *times]
+
+
 def _cells(row: Row, found: Profile, by: By) -> list[str]:
     peak = found.ceilings
     return [
@@ -101,15 +132,20 @@ def _cells(row: Row, found: Profile, by: By) -> list[str]:
         row.kernel if by is By.DISPATCH else f"{row.count:,}",
         duration(row.seconds),
         _percent(row.seconds, found.kernel_seconds),
-        f"{row.seconds / row.count * 1e6:.3g}",
+        "" if row.count == 1 else duration(row.seconds / row.count),
         *_rate(row.bytes_per_second, 1e9, peak.bytes_per_second),
         *_rate(row.flops_per_second, 1e12, peak.flops_per_second),
     ]
 
 
 def _rate(rate: float, unit: float, most: float) -> tuple[str, str]:
-    return (f"{rate / unit:.3g}", _percent(rate, most)) if rate else ("", "")
+    if not rate:
+        return "", ""
+    return f"{rate / unit:.3g}" if rate >= 1e-3 * unit else "<0.001", _percent(rate, most)
 
 
 def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.3g} %" if whole else ""
+    if not whole:
+        return ""
+    share = 100 * part / whole
+    return f"{share:.3g} %" if share >= 0.1 or share <= 0 else "<0.1 %"

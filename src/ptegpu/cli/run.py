@@ -15,11 +15,11 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..format import read_program
-from .compare import Difference, compare
+from .compare import SCALE, Difference, compare
 from .console import dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
-from .values import declared, find_method, readable, summary, values_text
+from .values import check_folder, declared, find_method, readable, summary, values_text
 
 MISMATCH = 3  # the exit code
 
@@ -35,7 +35,12 @@ def run(
     expect: Annotated[
         Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit code 3 if unequal.")
     ] = None,
-    atol: Annotated[float, typer.Option(help="Absolute tolerance of --expect.", min=0)] = 1e-4,
+    atol: Annotated[
+        float | None,
+        typer.Option(
+            help="Absolute tolerance of --expect.", min=0, show_default=f"{SCALE:g} of the output's largest value"
+        ),
+    ] = None,
     rtol: Annotated[float, typer.Option(help="Relative tolerance of --expect.", min=0)] = 1e-3,
     repeat: Annotated[int, typer.Option(help="Runs to time; state is reset before each.", min=1)] = 1,
     json: AsJson = False,
@@ -47,6 +52,7 @@ def run(
     expected = read_arrays(expect, "output", len(gives)) if expect else None
     if save and save.suffix not in (".npz", ".npy"):
         raise typer.BadParameter(f"{save} ends neither in .npz nor in .npy", param_hint="--save")
+    check_folder(save, "--save")
     with progress(f"Loading {model.name}"):
         started = time.perf_counter()
         program = ptegpu.load(model, data or None, device, methods=[chosen.name])
@@ -123,15 +129,16 @@ def _timings(runs_s: list[float]) -> str:
     return f"first {first}, then median {duration(statistics.median(rest))}, best {duration(min(rest))} of {len(rest)}"
 
 
-def _show_differences(found: list[Difference], expected: str, atol: float, rtol: float) -> None:
+def _show_differences(found: list[Difference], expected: str, atol: float | None, rtol: float) -> None:
+    allowed = f"atol {f'{SCALE:g} of the largest value' if atol is None else f'{atol:g}'}, rtol {rtol:g}"
     if not any(d.wrong for d in found):
         worst = max((d.error for d in found), default=0.0)
-        say(("equal", "bold green"), f" to {expected} (worst difference {number(worst)}, atol {atol:g}, rtol {rtol:g})")
+        say(("equal", "bold green"), f" to {expected} (worst difference {number(worst)}, {allowed})")
         return
     rows = []
     for k, d in enumerate(found):
         where = d.problem or (str(list(d.index)) if d.total else "")
         values = ["", "", ""] if d.problem or not d.total else [f"{d.got:.7g}", f"{d.expected:.7g}", number(d.error)]
         rows.append([f"output {k}", f"{d.wrong:,} of {d.total:,}", where, *values])
-    say(("unequal", "bold red"), f" to {expected} (atol {atol:g}, rtol {rtol:g})")
+    say(("unequal", "bold red"), f" to {expected} ({allowed})")
     show_table("", ["", "wrong", "worst at", "got", "expected", "difference"], rows, right=(1, 3, 4, 5))

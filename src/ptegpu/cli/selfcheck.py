@@ -17,8 +17,9 @@ from ..ops import REGISTRY
 from ..passes.memory import plan_memory
 from ..plan.lower import lower
 from ..plan.symbols import Symbols
+from .compare import scale_of
 
-TOLERANCE = 1e-4  # relative to the largest value; casts and moves must be exact
+TOLERANCE = 1e-5  # relative to the largest value; casts and moves must be exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,17 @@ def run_check(check: Check, device: Device) -> Outcome:
         (got,) = _run(check, device)
     except PtegpuError as e:
         return Outcome(check.name, check.operator, False, problem=str(e))
-    want, scale = check.expected.astype(np.float64), max(1.0, float(np.abs(check.expected.astype(np.float64)).max()))
-    error = float(np.abs(got.astype(np.float64) - want).max()) / scale
-    passed = got.dtype == check.expected.dtype and error <= (0 if check.exact else TOLERANCE)
-    return Outcome(check.name, check.operator, passed, error)
+    return judge(check, got)
+
+
+def judge(check: Check, got: np.ndarray) -> Outcome:
+    """Whether a result is what was expected, relative to the largest expected value."""
+    if (got.dtype, got.shape) != (check.expected.dtype, check.expected.shape):
+        wanted, found = (f"{a.dtype}{list(a.shape)}" for a in (check.expected, got))
+        return Outcome(check.name, check.operator, False, problem=f"the result is {found}, not {wanted}")
+    want = check.expected.astype(np.float64)
+    error = float(np.abs(got.astype(np.float64) - want).max()) / (scale_of(want) or 1.0)
+    return Outcome(check.name, check.operator, error <= (0 if check.exact else TOLERANCE), error)
 
 
 def _run(check: Check, device: Device) -> Sequence[Any]:

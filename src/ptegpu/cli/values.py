@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,14 @@ def find_method(program: Program, name: str | None) -> Method:
     if wanted not in names:
         raise InvalidInput(f"no method {wanted!r}; the program has {', '.join(names) or 'none'}")
     return program.methods[names.index(wanted)]
+
+
+def check_folder(file: Path | None, option: str) -> None:
+    """That a file can be written there, before what goes into it takes its time."""
+    if file is not None and not file.parent.is_dir():
+        raise InvalidInput(f"{option} {file}: there is no folder {file.parent}; make it first")
+    if file is not None and file.is_dir():
+        raise InvalidInput(f"{option} {file} is a folder; name a file in it")
 
 
 def declared(method: Method) -> tuple[list[Value], list[Value]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Literal
 
 from ..errors import DeviceLost, NoAdapter, OutOfMemory
@@ -59,6 +60,34 @@ class Counters:
         return Counters(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What went to the GPU and came back since it was opened, and the seconds that the host spent on it."""
+
+    uploads: int = 0
+    upload_bytes: int = 0
+    upload_seconds: float = 0.0
+    readbacks: int = 0
+    readback_bytes: int = 0
+    readback_seconds: float = 0.0  # waiting for the GPU included
+
+    def uploaded(self, nbytes: int, started: float) -> None:
+        self.uploads += 1
+        self.upload_bytes += nbytes
+        self.upload_seconds += perf_counter() - started
+
+    def read(self, nbytes: int, started: float) -> None:
+        self.readbacks += 1
+        self.readback_bytes += nbytes
+        self.readback_seconds += perf_counter() - started
+
+    def snapshot(self) -> Traffic:
+        return replace(self)
+
+    def since(self, before: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, name) - getattr(before, name) for name in self.__slots__))
+
+
 class Device:
     """A GPU device. Sessions share its pipelines and its pool; `lock` orders their recording and submitting."""
 
@@ -76,6 +105,7 @@ class Device:
         self.queue = native.handle_of(self.wrapped.queue)
         self.lock = threading.RLock()
         self.counters = Counters()
+        self.traffic = Traffic()
         self.pool = BufferPool()
         self._pipelines = PipelineCache(self.wrapped)
         self.pending_bytes = 0  # written, but not submitted yet
@@ -138,6 +168,7 @@ class Device:
 
     def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
         """Bytes into a buffer, before whatever is submitted next. A tail of 1 to 3 bytes is padded with zeros."""
+        started = perf_counter()
         view = memoryview(data).cast("B")
         whole = len(view) & ~3
         with self.lock:
@@ -146,6 +177,7 @@ class Device:
             if whole < len(view):
                 self._write(buffer, bytes(view[whole:]).ljust(4, b"\0"), offset + whole)
         self.counters.bytes_uploaded += len(view)
+        self.traffic.uploaded(len(view), started)
 
     def clear(self, buffers: Sequence[GpuBuffer]) -> None:
         """Zeros into buffers, in one submit."""
@@ -162,6 +194,7 @@ class Device:
 
     def read(self, buffer: GpuBuffer, nbytes: int) -> bytes:
         """The first bytes of a buffer after everything submitted so far; `nbytes` is a multiple of 4."""
+        started = perf_counter()
         staging = self.buffer("read back", nbytes, "staging")
         with self.lock:
             with native.Recorder(self.handle) as recorder:
@@ -172,6 +205,7 @@ class Device:
         self.counters.readbacks += 1
         staging.unmap()
         self.release(staging)
+        self.traffic.read(nbytes, started)
         return data
 
     def wait(self) -> None:

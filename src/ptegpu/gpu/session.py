@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
@@ -307,6 +308,7 @@ class Session:
             self._check_open()
             if reading.staging is None:
                 return {number: _empty(plan.outputs[number]) for number, _ in reading.places}
+            started = perf_counter()
             try:
                 view = reading.staging.read(self.device.handle, reading.nbytes, submission)
                 self.device.counters.readbacks += 1
@@ -314,6 +316,7 @@ class Session:
                     return {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
                 finally:
                     reading.staging.unmap()
+                    self.device.traffic.read(sum(plan.outputs[k].nbytes for k, _ in reading.places), started)
             finally:
                 self.free(reading)
 

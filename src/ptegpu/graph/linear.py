@@ -67,6 +67,7 @@ class Linear:
     inputs: list[Operand] = field(default_factory=list)  # a Var, or the traced value a scalar input must equal
     outputs: list[Operand] = field(default_factory=list)
     code: list[Instruction] = field(default_factory=list)
+    folded: list[Call] = field(default_factory=list)  # computed at load, and no longer in the code
     input_tree: str = ""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,9 +23,12 @@ from .engine import Engine, Started
 from .host import run, seen
 from .indices import Limits
 from .join import join, written_by
-from .partition import Host, Stretch, branches, mutates, partition
+from .partition import Host, Item, Stretch, branches, mutates, partition
 from .tree import flatten_inputs
 
+Mark = Literal[
+    "called", "accepted", "submitted", "ran", "answered"
+]  # how far a call is; an item is submitted, then ran
 MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
 MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembered
 
@@ -48,6 +51,7 @@ class Method:
         self._early: list[tuple[Engine, Limits]] = []
         self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
         self._remembered: dict[tuple[Any, ...], dict[Var, Any]] = {}
+        self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
 
     def open(self, device: Device, names: dict[ConstantKey, str], constants: SharedConstants) -> None:
         """Allocate, upload and compile."""
@@ -83,15 +87,23 @@ class Method:
 
     def execute(self, arguments: Sequence[Any]) -> list[Any]:
         """Run; a list of all outputs."""
+        self._mark("called")
         leaves, env = self._accept(arguments)
         for engine, limits in self._early:
             limits.check([env.get(v) for v in engine.joined.inputs])
+        self._mark("accepted")
         try:
             self._run(env)
         finally:  # what ran before an error did change the states
             self.env = {v: env[v] for v in self.env}
         as_torch = any(is_torch(leaf) for leaf in leaves)
-        return [self._result(env, o, as_torch) for o in self.linear.outputs]
+        results = [self._result(env, o, as_torch) for o in self.linear.outputs]
+        self._mark("answered")
+        return results
+
+    def _mark(self, mark: Mark, item: Item | None = None) -> None:
+        if self.watch is not None:
+            self.watch(mark, item)
 
     @cached_property
     def in_one_plan(self) -> bool:
@@ -146,6 +158,7 @@ class Method:
                 env[item.instruction.target] = self._value(env, item.instruction.source)
             else:
                 self._run_host(env, item.instruction)
+            self._mark("ran", item)
 
     def _target(self, code_index: int) -> int:
         later = [k for start, k in self._index.items() if start >= code_index]
@@ -180,7 +193,9 @@ class Method:
 
     def _run_stretch(self, env: dict[Var, Any], k: int) -> None:
         engine = self.engines[k]
-        results = engine.run(self._inputs(env, engine), self._read[k])
+        started = engine.start(self._inputs(env, engine), self._read[k])
+        self._mark("submitted", self.items[k])
+        results = started.result()
         for var, result in zip(engine.joined.outputs, results, strict=True):
             if isinstance(result, np.ndarray):
                 assert var.dtype is not None
@@ -208,6 +223,7 @@ class Method:
             found = dict(env)
             for item in self._by_size:
                 self._run_host(found, item.instruction)  # type: ignore[arg-type]
+                self._mark("ran", item)
             found = {v: found[v] for item in self._by_size for v in item.instruction.outs}  # type: ignore[union-attr]
             for value in found.values():
                 if isinstance(value, np.ndarray):

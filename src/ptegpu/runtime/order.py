@@ -61,6 +61,7 @@ def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
     known = _known(linear)
     places = _hoist(linear.code, on_gpu, known)
     folded = {k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k] and _fold(linear.code[k])}
+    linear.folded += [c for k in sorted(folded) if isinstance(c := linear.code[k], Call)]
     order: list[int] = []
     moved: dict[int, int] = {}  # first instruction of a block → its new place
     for block in _blocks(linear.code):

@@ -16,6 +16,7 @@ from ..gpu.loads import warm
 from ..gpu.profile import KernelTime, busy, kernel_times, launches
 from ..gpu.timer import TimedRun, Timer
 from ..plan.plan import Dispatch
+from .account import Step, by_name, steps_of, together
 from .engine import Engine
 from .method import Method
 
@@ -55,6 +56,7 @@ class Profile:
     pass_seconds: float  # on the GPU, of the single pass per plan that ordinary calls record
     wall_seconds: float  # of an ordinary call, from its arguments to its results
     ceilings: Ceilings
+    steps: tuple[Step, ...] = ()  # of a call, in the order in which they ran; each plan waited for by itself
 
     @property
     def kernel_seconds(self) -> float:
@@ -71,6 +73,11 @@ class Profile:
         """The part of a call in which the GPU does not compute: inputs, recording, waiting, reading back."""
         return self.wall_seconds - self.pass_seconds
 
+    @property
+    def step_seconds(self) -> float:
+        """All steps, added up."""
+        return sum(step.seconds for step in self.steps)
+
     def rows(self, by: By = "kernel") -> list[Row]:
         """Dispatches added up by kernel or operator, the longest first; by dispatch, in their order."""
         if by == "dispatch":
@@ -81,9 +88,10 @@ class Profile:
         return sorted((_row(name, ks) for name, ks in groups.items()), key=lambda row: -row.seconds)
 
     def to_json(self, by: By = "kernel") -> dict[str, Any]:
-        """Totals, ceilings and rows as plain data."""
+        """Totals, ceilings, rows and steps as plain data."""
         total = self.kernel_seconds
         peak = self.ceilings
+        all_steps = together(self.steps, "sum")
         return {
             "method": self.method,
             "repeats": self.repeats,
@@ -95,6 +103,15 @@ class Profile:
                 "split_s": self.split_seconds,
                 "wall_s": self.wall_seconds,
                 "host_s": self.host_seconds,
+                "steps_s": self.step_seconds,
+                "plans": sum(step.kind == "plan" for step in self.steps),
+                "host_steps": sum(step.kind not in ("arguments", "plan", "results") for step in self.steps),
+                "uploads": all_steps.traffic.uploads,
+                "upload_bytes": all_steps.traffic.upload_bytes,
+                "upload_s": all_steps.traffic.upload_seconds,
+                "readbacks": all_steps.traffic.readbacks,
+                "readback_bytes": all_steps.traffic.readback_bytes,
+                "readback_s": all_steps.traffic.readback_seconds,
                 "bytes": sum(k.dispatch.nbytes for k in self.kernels),
                 "flops": sum(k.dispatch.flops for k in self.kernels),
             },
@@ -115,32 +132,45 @@ class Profile:
                 }
                 for row in self.rows(by)
             ],
+            "steps": [
+                {**step.to_json(), "share": step.seconds / self.step_seconds if self.step_seconds else 0.0}
+                for step in by_name(self.steps)
+            ],
         }
 
     def trace(self) -> dict[str, Any]:
-        """The kernels on a line of time, as Chrome's trace events, which Perfetto opens."""
-        names = {"process_name": self.adapter.name, "thread_name": f"{self.method}, a pass for each kernel"}
-        meta = [{"ph": "M", "pid": 1, "tid": 1, "name": n, "args": {"name": text}} for n, text in names.items()]
-        events = [
-            {
-                "ph": "X",
-                "pid": 1,
-                "tid": 1,
-                "name": k.kernel,
-                "cat": "kernel",
-                "ts": k.begin * 1e6,
-                "dur": k.seconds * 1e6,
+        """Kernels and steps along time, as Chrome's trace events, which Perfetto opens. Both begin at 0: they were
+        measured in different calls."""
+        names = {1: f"{self.method}: GPU, a pass for each kernel", 2: f"{self.method}: host, steps of another call"}
+        meta = [_named("process_name", 0, self.adapter.name)]
+        meta += [_named("thread_name", thread, name) for thread, name in names.items()]
+        kernels = [
+            _event(1, "kernel", k.kernel, k.begin, k.seconds)
+            | {
                 "args": {
                     "node": k.dispatch.label,
                     "workgroups": list(k.dispatch.grid),
                     "read_bytes": k.dispatch.read_bytes,
                     "write_bytes": k.dispatch.write_bytes,
                     "flops": k.dispatch.flops,
-                },
+                }
             }
             for k in self.kernels
         ]
-        return {"displayTimeUnit": "ns", "traceEvents": [*meta, *events]}
+        steps = [
+            _event(2, step.kind, step.name, step.begin, step.seconds) | {"args": step.to_json()} for step in self.steps
+        ]
+        return {"displayTimeUnit": "ns", "traceEvents": [*meta, *kernels, *steps]}
+
+
+def _named(what: str, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": 1, "tid": thread, "name": what, "args": {"name": name}}
+
+
+def _event(thread: int, category: str, name: str, begin: float, seconds: float) -> dict[str, Any]:
+    """From `begin` for `seconds`, which Chrome wants in microseconds."""
+    span = {"ts": begin * 1e6, "dur": seconds * 1e6}
+    return {"ph": "X", "pid": 1, "tid": thread, "name": name, "cat": category, **span}
 
 
 def operator_of(dispatch: Dispatch) -> str:
@@ -149,7 +179,7 @@ def operator_of(dispatch: Dispatch) -> str:
 
 
 def profile_method(method: Method, device: Device, arguments: Sequence[Any], repeats: int) -> Profile:
-    """Calls the method `repeats` times each plainly, with its passes timed, and with its kernels timed."""
+    """Calls the method `repeats` times each plainly, with its steps timed, with its passes, with its kernels."""
     if repeats < 1:
         raise InvalidInput(f"a profile takes at least 1 call, not {repeats}")
     each, whole = Timer(device, each=True), Timer(device, each=False)
@@ -172,12 +202,13 @@ def profile_method(method: Method, device: Device, arguments: Sequence[Any], rep
     call()  # prepares plans, and warms caches
     warm(device)
     wall = [call() for _ in range(repeats)]
+    steps = steps_of(method, device, call, repeats)
     passes = [sum(s for run in ran for _, s in busy(run.spans)) for ran in calls(whole)]
     ran = calls(each)
     launched = [launch for run in ran[-1] for launch in _launches(run, engines)]
     times = kernel_times(launched, [[span for run in runs for span in run.spans] for runs in ran])
     method.reset()
-    return Profile(method.name, device.info, repeats, tuple(times), median(passes), median(wall), peak)
+    return Profile(method.name, device.info, repeats, tuple(times), median(passes), median(wall), peak, tuple(steps))
 
 
 def _taken(timer: Timer, call: Callable[[], object]) -> list[TimedRun]:

@@ -1,0 +1,27 @@
+"""What kind of step an item of a method is, for those who report on methods. Needs no GPU library."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..graph.linear import Call, Jump
+from ..portable import PORTABLE
+from .partition import Item, Stretch
+
+Kind = Literal["plan", "NumPy call", "scalar call", "jump", "move"]
+
+
+def kind_of(item: Item) -> Kind:
+    """A plan of the GPU; or, on the host: a NumPy kernel, arithmetic on scalars, a jump, a move."""
+    if isinstance(item, Stretch):
+        return "plan"
+    if isinstance(item.instruction, Call):
+        return "NumPy call" if item.instruction.op in PORTABLE else "scalar call"
+    return "jump" if isinstance(item.instruction, Jump) else "move"
+
+
+def name_of(item: Item) -> str:
+    """The operator of a call; the kind of anything else."""
+    if isinstance(item, Stretch) or not isinstance(item.instruction, Call):
+        return kind_of(item)
+    return item.instruction.op
