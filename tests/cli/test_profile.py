@@ -241,19 +241,20 @@ def test_json_and_trace(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
 def test_a_program_with_host_steps(invoke: Invoke, counting: Path) -> None:
     found = invoke("profile", counting, "--repeat", 2, "--json").json()
     steps = {row["name"]: row for row in found["steps"]}
-    assert ["plan 1 (1 node)", "plan 2 (2 nodes)"] == [name for name, row in steps.items() if row["kind"] == "plan"]
+    assert ["plan 1 (2 nodes)", "plan 2 (2 nodes)"] == [name for name, row in steps.items() if row["kind"] == "plan"]
     numpy = {name for name, row in steps.items() if row["kind"] == "NumPy call"}
-    assert {"aten._pdist_forward.default", "aten.mul.Tensor", "aten.sum.dim_IntList"} <= numpy
-    assert (48, 48) == tuple(steps["plan 1 (1 node)"][f"{kind}_bytes"] for kind in ("upload", "readback"))
+    assert {"aten.masked_scatter.default", "aten.mul.Tensor", "aten.sum.dim_IntList"} <= numpy
+    first = steps["plan 1 (2 nodes)"]  # takes x (3, 4), gives relu (3, 4) and where x is above 0
+    assert (48, 48 + 12) == (first["upload_bytes"], first["readback_bytes"])
     totals = found["totals"]
     assert (2, 5) == (totals["plans"], totals["host_steps"])
-    assert (2, 48 + 12, 48 + 12) == tuple(totals[name] for name in ("uploads", "upload_bytes", "readback_bytes"))
+    assert (2, 48 + 48, 60 + 48) == tuple(totals[name] for name in ("uploads", "upload_bytes", "readback_bytes"))
     assert totals["steps_s"] == pytest.approx(sum(row["seconds"] for row in found["steps"]))
     for row in found["steps"]:
         parts = row["upload_s"] + row["wait_s"] + row["readback_s"] + row["host_s"]
         assert 0 < row["seconds"] <= parts + 1e-9
     out = invoke("profile", counting, "--repeat", 1).out
-    assert "2 plans · 5 NumPy calls · 2 uploads of 60 bytes · 2 read backs of 60 bytes\n" in out
+    assert "2 plans · 5 NumPy calls · 2 uploads of 96 bytes · 2 read backs of 108 bytes\n" in out
 
 
 def test_the_bundled_language_model_needs_no_inputs(invoke: Invoke) -> None:

@@ -65,12 +65,14 @@ def test_steps_of_a_call() -> None:
     assert all(step.traffic == Traffic() for step in found.steps if step.kind in ("arguments", "jump", "results"))
 
 
-def test_what_is_still_on_the_gpu_is_read_back_where_it_is_needed() -> None:
+def test_traffic_of_each_plan() -> None:
     with ptegpu.load(DATA / "counting.pte") as program:
         found = program.method("forward").profile(np.ones((3, 4), np.float32), np.arange(3), repeats=1)
     moved = {step.name: step.traffic for step in found.steps}
-    assert (1, 48) == (moved["plan 1 (1 node)"].readbacks, moved["plan 1 (1 node)"].readback_bytes)
-    assert (1, 12) == (moved["plan 2 (2 nodes)"].uploads, moved["plan 2 (2 nodes)"].upload_bytes)
+    first, second = moved["plan 1 (2 nodes)"], moved["plan 2 (2 nodes)"]
+    assert (1, 48, 1, 60) == (first.uploads, first.upload_bytes, first.readbacks, first.readback_bytes)
+    assert (1, 48, 1, 48) == (second.uploads, second.upload_bytes, second.readbacks, second.readback_bytes)
+    assert moved["aten.masked_scatter.default"] == Traffic()
 
 
 def test_an_error_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ class _Builder:
         reason: str = "",
     ) -> int:
         """Adds the box of an operator: its constants by the names of their parameters, what it gives."""
-        gives = Counter(map(_text, outs))
+        gives = Counter(_text(o) for o in outs if not _is_empty(o)) or Counter(map(_text, outs))
         texts = [text if n == 1 else f"{n} of {text}" for text, n in gives.items()]
         constants = [_constant_text(name, v) for name, a in args for v in _values(a) if _is_constant(v)]
         details = [where, *([f"on the host: {reason}"] if reason else [])]
@@ -215,6 +215,11 @@ def _values(a: Any) -> list[Key]:
 
 def _is_constant(value: Key) -> bool:
     return not isinstance(value, Sym) and value.kind == "constant"
+
+
+def _is_empty(value: Key) -> bool:
+    """A result without elements: operators declare some that they leave out."""
+    return not isinstance(value, Sym) and 0 in (value.sizes if isinstance(value, Var) else value.max_shape)
 
 
 def _text(value: Key) -> str:

@@ -26,9 +26,7 @@ from .join import join, written_by
 from .partition import Host, Item, Stretch, branches, mutates, partition
 from .tree import flatten_inputs
 
-Mark = Literal[
-    "called", "accepted", "submitted", "ran", "answered"
-]  # how far a call is; an item is submitted, then ran
+Mark = Literal["called", "accepted", "submitted", "ran", "answered"]  # how far a call is; a plan is submitted, then ran
 MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
 MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembered
 
