@@ -68,6 +68,7 @@ class Linear:
     outputs: list[Operand] = field(default_factory=list)
     code: list[Instruction] = field(default_factory=list)
     input_tree: str = ""
+    output_tree: str = ""
 
 
 def variables(operand: Operand) -> list[Var]:
