@@ -24,12 +24,15 @@ class Foreign(np.ndarray):
     def dtype(self) -> Any:
         return Named()
 
+    def view(self, *_: Any) -> np.ndarray:
+        return np.frombuffer(self.tobytes(), np.uint16)
+
 
 def test_an_array_of_bfloat16_is_its_bits() -> None:
     bits = np.array([0x3F80, 0x4000], np.uint16)
     var = Var("x", DType.BF16, (2,))
     found = as_array(bits.view(Foreign), var, "input 0")
-    assert type(found.view(np.ndarray)) is np.ndarray and found.tolist() == bits.tolist()
+    assert type(found) is np.ndarray and found.tolist() == bits.tolist()
     assert Kind.of([bits.view(Foreign)]).bfloat16 is not None
     assert Kind.of([bits]) == Kind(False, None)
 

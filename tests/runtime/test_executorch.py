@@ -52,7 +52,7 @@ def pte(module: nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None, **
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("programs")
-    dtypes = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split()
+    dtypes = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
     made = {
         "counting": pte(Counting(), (X, 3), emit_mutable_buffer_names=True),
         "types": pte(Types(), tuple(torch.ones(2, dtype=getattr(torch, d)) for d in dtypes)),

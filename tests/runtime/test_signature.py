@@ -1,4 +1,4 @@
-"""What a method says of its inputs and outputs, how a call's arguments find their places, and how results are grouped."""
+"""What a method says of its inputs and outputs, how arguments find their places, and how results are grouped."""
 
 from __future__ import annotations
 
@@ -160,9 +160,9 @@ LISTED = "(input 0: float32[1], mask: float32[1], past[0]: float32[1], past[1]: 
     [
         (([1],), NAMED | {"msk": 1}, "forward has no input called 'msk': its inputs by name are mask, past"),
         (([1], [1]), NAMED, "forward is given mask twice, by position and by name"),
-        (([1],), {"mask": [1]}, f"forward takes 3 inputs, 2 given, past is missing {LISTED}"),
-        ((), {"mask": [1]}, f"forward takes 3 inputs, 1 given {LISTED}"),
-        (([1],) * 5, {}, f"forward takes 3 inputs, 5 given {LISTED}"),
+        (([1],), {"mask": [1]}, f"forward takes 3 arguments, 2 given, past is missing {LISTED}"),
+        ((), {"mask": [1]}, f"forward takes 3 arguments, 1 given {LISTED}"),
+        (([1],) * 5, {}, f"forward takes 3 arguments, 5 given {LISTED}"),
         (([1],), {"mask": [1], "past": [[1]]}, "past of forward must be a tuple of 2 items, not 1 items"),
         (([1],), {"mask": [1], "past": 1}, "past of forward must be a tuple of 2 items, not int"),
         (
@@ -184,7 +184,7 @@ def test_dicts_with_other_keys() -> None:
     for given, said in (({"a": 0}, "with ['a']"), ([0, 1, 2], "list")):
         with pytest.raises(ptegpu.InvalidInput) as error:
             found(given)
-        assert str(error.value) == f"input 0 of forward must be a dict with the keys ['a', 1], not {said}"
+        assert str(error.value) == f"argument 0 of forward must be a dict with the keys ['a', 1], not {said}"
 
 
 def test_names_where_the_file_has_none() -> None:
@@ -273,16 +273,24 @@ def test_inputs_and_outputs_are_plain_objects(nested: bytes) -> None:
     with ptegpu.load(nested) as program:
         method = program.method("forward")
         assert method is program.method("forward") is program.load_method("forward")
-        assert method.inputs[0] == ptegpu.Spec("input 0", "float32", (4, 3), dynamic=True)
+        assert method.inputs[0] == ptegpu.Spec("argument 0", "float32", (4, 3), dynamic=True)
         assert method.inputs[3] == ptegpu.Spec("scale", "int", value=5)
         assert [str(spec) for spec in method.inputs] == ["float32 of at most [4, 3]"] * 3 + ["int 5", "int or None"]
-        assert [spec.name for spec in method.inputs] == ["input 0", "input 1['b']", "input 1['a']", "scale", "mask"]
+        assert [spec.name for spec in method.inputs] == [
+            "argument 0",
+            "argument 1['b']",
+            "argument 1['a']",
+            "scale",
+            "mask",
+        ]
         assert [spec.name for spec in method.outputs] == [
             *("mutated input 0", "sum", "parts[0]", "parts[1][0]", "none", "number", "pair['first']")
         ]
         with pytest.raises(dataclasses.FrozenInstanceError):
             method.inputs[0].name = "x"
-        assert repr(method).startswith("<ptegpu.Method forward(input 0: float32 of at most [4, 3], input 1['b']: ")
+        assert repr(method).startswith(
+            "<ptegpu.Method forward(argument 0: float32 of at most [4, 3], argument 1['b']: "
+        )
         assert repr(method).endswith(", number: int 3, pair['first']: float32 of at most [4, 3]>")
 
 

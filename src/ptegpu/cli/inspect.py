@@ -14,10 +14,11 @@ from rich.text import Text
 from ..errors import InvalidInput
 from ..format import Program, read_program
 from ..plan.serialize import to_json
+from ..runtime.signature import Signature
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans
 from .console import counted, print_json, progress, say, show_table, size
 from .picture import draw, html_page
-from .values import declared, find_method, type_json, type_text
+from .values import find_method, spec_json
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
@@ -67,12 +68,12 @@ def _file_report(program: Program) -> dict[str, Any]:
 
 def method_report(found: Analysis) -> dict[str, Any]:
     """Everything about a method, as plain data."""
-    takes, gives = declared(found.method)
+    signature = Signature(found.method)
     used = memory(found)
     return {
         "name": found.method.name,
-        "inputs": [type_json(value) for value in takes],
-        "outputs": [type_json(value) for value in gives],
+        "inputs": [spec_json(spec) for spec in signature.inputs],
+        "outputs": [spec_json(spec) for spec in signature.outputs],
         "delegates": [
             {
                 "backend": delegate.id,
@@ -112,10 +113,11 @@ def _order(item: tuple[tuple[str, str], int]) -> tuple[int, int, str]:
 def _show(report: Mapping[str, Any], found: Analysis) -> None:
     say()
     say((f"method {report['name']}", "bold cyan"))
-    takes, gives = declared(found.method)
-    for kind, values in (("input", takes), ("output", gives)):
-        for k, value in enumerate(values):
-            _line(f"{kind} {k}", type_text(value))
+    signature = Signature(found.method)
+    for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for k, spec in enumerate(specs):
+            plain = spec.name == f"{kind} {k}"
+            _line(f"{kind} {k}", str(spec) if plain else f"{spec}, {spec.name}")
     for k, delegate in enumerate(report["delegates"]):
         calls = "unknown backend" if delegate["calls"] is None else counted(delegate["calls"], "operator")
         _line(f"delegate {k}", f"{delegate['backend']}, {size(delegate['nbytes'])}, {calls}")

@@ -23,7 +23,7 @@ class Spec:
     dimension is at most that of `shape`.
     """
 
-    name: str  # "input 0", "mask", "input 1['key']"
+    name: str  # "input 0", "mask", "argument 1['key']"
     dtype: str  # of a tensor "float32", "bfloat16", …; of a number "int", "float", "bool"; "str"; "list"; "None"
     shape: tuple[int, ...] | None = None  # None: no tensor, or one of any shape
     dynamic: bool = False
@@ -67,15 +67,17 @@ class Signature:
         if isinstance(method, FileMethod):
             takes, gives = [method.values[k] for k in takes], [method.values[k] for k in gives]
         self.method = method.name
-        self._positional, self._named = _arguments(method.input_tree, takes)
+        positional, self._named = _arguments(method.input_tree, takes)
         self._result = _fitting(method.output_tree, len(gives))
-        names = [n for k, tree in enumerate(self._positional) for n in tree.paths(f"input {k}")]
-        names += [n for name, tree in self._named.items() for n in tree.paths(name)]
+        nested = any(tree.kind != "leaf" for tree in positional)
+        word = "argument" if nested else "input"  # which are counted apart where one argument is several inputs
+        self._slots = [*((f"{word} {k}", tree) for k, tree in enumerate(positional)), *self._named.items()]
+        names = [n for name, tree in self._slots for n in tree.paths(name)]
         self.inputs = tuple([Spec.of(name, value) for name, value in zip(names, takes, strict=True)])
         self.outputs = tuple(
             [Spec.of(n, value) for n, value in zip(self._output_names(len(gives)), gives, strict=True)]
         )
-        self._plain = all(tree.kind == "leaf" for tree in (*self._positional, *self._named.values()))
+        self._plain = all(tree.kind == "leaf" for _, tree in self._slots)
         self._takes = takes
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
@@ -90,7 +92,7 @@ class Signature:
             and (self._plain or not any(map(_is_container, arguments)))
         ):
             return list(arguments)
-        slots = [*((f"input {k}", t) for k, t in enumerate(self._positional)), *self._named.items()]
+        slots = self._slots
         if len(arguments) > len(slots):
             raise self._wrong_count(len(slots), len(arguments))
         given = dict(zip((name for name, _ in slots), arguments))
@@ -142,7 +144,7 @@ class Signature:
     def _wrong_count(self, wanted: int, given: int, missing: str = "") -> InvalidInput:
         shown = ", ".join(f"{s.name}: {s}" for s in self.inputs[:SHOWN]) + (", …" if len(self.inputs) > SHOWN else "")
         lacks = f", {missing} is missing" if missing in self._named else ""
-        inputs = "1 input" if wanted == 1 else f"{wanted or 'no'} inputs"
+        inputs = f"{wanted} {'input' if len(self.inputs) == wanted else 'argument'}{'s'[: wanted != 1]}"
         return InvalidInput(f"{self.method} takes {inputs}, {given} given{lacks}" + (f" ({shown})" if shown else ""))
 
     def _by_name(self) -> str:
