@@ -192,6 +192,22 @@ def test_what_is_no_program() -> None:
         assert str(error.value) == f"a program is a path, bytes or a file open for reading bytes, not {kind}"
 
 
+def test_what_load_cannot_use(file: bytes) -> None:
+    for how, said in (
+        ({"device": 1.5}, 'device is "auto", an index or part of a name, not float'),
+        ({"data": 3}, "data is one or several .ptd files, or mappings to bytes, not int"),
+    ):
+        with pytest.raises(ptegpu.InvalidInput) as error:
+            ptegpu.load(file, **how)
+        assert str(error.value) == said
+
+
+def test_execute_takes_a_list(program: Any) -> None:
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        program.method("forward").execute(GOOD)
+    assert str(error.value) == "execute takes a list of the inputs of forward, not ndarray"
+
+
 def test_a_program_is_read_from_an_open_file_and_one_method_is_named_by_itself(file: bytes) -> None:
     with ptegpu.load(io.BytesIO(file), methods="forward") as program:
         np.testing.assert_array_equal(program(GOOD, GOOD), GOOD * 3)

@@ -41,6 +41,8 @@ def load(
     source = path.read() if hasattr(path, "read") else path
     if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
         raise InvalidInput(f"a program is a path, bytes or a file open for reading bytes, not {type(path).__name__}")
+    if not isinstance(device, str | int | Device):
+        raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
     file = read_program(source)
     named = named_data(file, data)
     wanted = (
@@ -63,7 +65,7 @@ def load(
 
 
 def _no_method(name: str, names: Iterable[str]) -> KeyError:
-    return KeyError(f"no method {name!r}; the program has {', '.join(names)}")
+    return KeyError(f"no method {name!r}; the program has {', '.join(names) or 'none'}")
 
 
 class Program:
@@ -181,6 +183,8 @@ class Method:
 
     def execute(self, inputs: Sequence[Any]) -> list[Any]:
         """Run; all outputs as a flat list, mutated inputs first."""
+        if not isinstance(inputs, list | tuple):
+            raise InvalidInput(f"execute takes a list of the inputs of {self.name}, not {type(inputs).__name__}")
         with self._program._lock:
             self._program._check_open()
             return self._method.execute(inputs)
