@@ -104,3 +104,10 @@ def test_what_the_tree_in_the_readme_names_exists() -> None:
         if not place.exists():
             missing.append(str(place.relative_to(ROOT)))
     assert [] == missing
+
+
+def test_the_operators_shown_in_full_are_those_of_the_source() -> None:
+    page = (ROOT / "docs" / "adding-an-operator.md").read_text("utf-8")
+    shown = [b for b in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if b.startswith("@op(")]
+    source = "".join(path.read_text("utf-8") for path in sorted((ROOT / "src" / "ptegpu" / "ops").glob("*.py")))
+    assert len(shown) >= 3 and [] == [block for block in shown if block not in source]

@@ -1,8 +1,13 @@
 """Run PyTorch programs exported to ExecuTorch's `.pte` on any GPU, through WebGPU.
 
-import ptegpu
-model = ptegpu.load("model.pte")
-y = model(x)                        # NumPy in, NumPy out; torch in, torch out
+    import ptegpu
+
+    program = ptegpu.load("model.pte")
+    y = program(x)                           # NumPy in, NumPy out; torch in, torch out
+    program.method("forward").inputs         # names, dtypes and bounds of what it takes
+
+`ptegpu.export` makes such files (extra `export`), `ptegpu.llm` runs language models (extra `llm`), and the command
+`ptegpu --help` does both from a shell.
 """
 
 from __future__ import annotations
@@ -30,14 +35,20 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .runtime.executorch import Runtime, Verification
-    from .runtime.program import Program, load
+    from .runtime.metadata import MethodMeta, TensorInfo
+    from .runtime.program import Method, Program, load
+    from .runtime.signature import Spec
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "load": ".runtime.program",
+    "Method": ".runtime.program",
+    "MethodMeta": ".runtime.metadata",
     "Program": ".runtime.program",
     "Runtime": ".runtime.executorch",
+    "Spec": ".runtime.signature",
+    "TensorInfo": ".runtime.metadata",
     "Verification": ".runtime.executorch",
 }
 
@@ -52,13 +63,17 @@ __all__ = [
     "InvalidProgram",
     "KernelError",
     "LimitExceeded",
+    "Method",
+    "MethodMeta",
     "NoAdapter",
     "OutOfMemory",
     "Program",
     "PtegpuError",
     "Runtime",
     "ShapeError",
+    "Spec",
     "SubmitError",
+    "TensorInfo",
     "UnsupportedProgram",
     "Verification",
     "load",
@@ -72,3 +87,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(_LAZY[name], __name__), name)
     raise AttributeError(f"module 'ptegpu' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations"})

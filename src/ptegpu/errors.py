@@ -6,8 +6,8 @@ The messages say what went wrong, where, and what to do; `docs/errors.md` lists 
 from __future__ import annotations
 
 
-class PtegpuError(Exception):
-    """The root: catch this to catch everything ptegpu raises on purpose."""
+class PtegpuError(RuntimeError):
+    """The root: catch this to catch everything ptegpu raises on purpose. A RuntimeError, as ExecuTorch raises."""
 
 
 class InvalidProgram(PtegpuError, ValueError):

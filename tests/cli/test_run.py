@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.cli.conftest import Invoke
+from tests.exporting import export
 
 import ptegpu
 
@@ -90,7 +92,7 @@ def test_methods_and_scalar_outputs(invoke: Invoke, data: Path) -> None:
     file = data / "methods.pte"
     assert invoke("run", file, "--method", "encode", "--json").json()["outputs"][0]["shape"] == [2, 16]
     (size,) = invoke("run", file, "--method", "get_vocab_size", "--json").json()["outputs"]
-    assert size == {"dtype": "int", "shape": None, "values": [11]}
+    assert size == {"name": "output 0", "dtype": "int", "shape": None, "values": [11]}
     assert "'mlp'" in invoke("run", file, "--method", "get_name").out
     ended = invoke("run", file, "--method", "decode")
     expected = (
@@ -138,3 +140,17 @@ def test_unsupported_operators_are_all_listed(invoke: Invoke, mlp: Path, tmp_pat
         ["1", "×", "aten.banana.default"],
         ["1", "×", "aten.banana.default"],
     ]
+
+
+def test_outputs_have_the_names_that_the_module_gave_them(invoke: Invoke, tmp_path: Path) -> None:
+    class Named(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"double": x * 2, "next": x + 1}
+
+    file = tmp_path / "named.pte"
+    export(Named(), (torch.ones(2),), file)
+    report = invoke("run", file, "--json").json()
+    assert ["input 0"] == [x["name"] for x in report["inputs"]]
+    assert ["double", "next"] == [y["name"] for y in report["outputs"]]
+    rows = [line.split()[:2] for line in invoke("run", file, "--input", 3).out.splitlines()]
+    assert ["double", "float32"] in rows and ["next", "float32"] in rows

@@ -56,6 +56,7 @@ def expected_tensor(value: Any, program: Any, states: Any) -> ours.Tensor:
         planned=planned,
         place=expected_place(value.allocation_info),
         key=extra.fully_qualified_name if external else None,
+        name=extra.fully_qualified_name if extra is not None else None,
     )
 
 

@@ -81,7 +81,7 @@ def test_channels_last_is_an_order_of_dimensions() -> None:
 
 def test_dynamic_shapes_and_external_constants() -> None:
     (method,) = read_program(DATA / "dynamic.pte").methods
-    assert method.values[0] == Tensor(DType.F32, (8,), (0,), key="period")
+    assert method.values[0] == Tensor(DType.F32, (8,), (0,), key="period", name="period")
     assert method.values[method.inputs[0]] == Tensor(
         DType.I64, (1, 16), (0, 1), dynamic=True, planned=True, place=(1, 0)
     )

@@ -154,8 +154,28 @@ def test_evaluate(run: Run, folder: Path, tmp_path: Path, model: LanguageModel) 
     code, out, err = run("evaluate", folder / "every.pte", text, "--window", 32)
     assert (0, "") == (code, err)
     assert out.startswith(f"perplexity {found['perplexity']:.5g} · {found['nats']:.4f} nats per token, ")
+    assert [] == found["notes"]
     code, out, err = run("evaluate", folder / "tiny.pte", text, "--limit", 20, "--json")
     assert (20, 19) == (json.loads(out)["tokens"], json.loads(out)["scored"])
+
+
+def test_evaluate_says_what_is_slow_and_what_it_cannot_do(
+    run: Run, folder: Path, tmp_path: Path, model: LanguageModel
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The fox said: the wood was quiet.", "utf-8")
+    context = model.signature.context
+    notes = [
+        f"--window 9999 is more than the model's context: windows have {context} tokens",
+        "this model gives logits for the last token only, so each token takes a run of its own; "
+        "one exported with --all-logits scores a window in one run",
+    ]
+    code, out, err = run("evaluate", folder / "tiny.pte", text, "--window", 9999, "--json")
+    assert (0, "", notes, context) == (code, err, json.loads(out)["notes"], json.loads(out)["window"])
+    code, out, err = run("evaluate", folder / "tiny.pte", text, "--window", 9999)
+    assert (0, "".join(f"note: {note}\n" for note in notes)) == (code, err)
+    code, out, err = run("evaluate", folder / "every.pte", text, "--window", 0)
+    assert (1, "error: windows of 0 tokens with a stride of 1: 2 ≤ window, 1 ≤ stride < window\n") == (code, err)
 
 
 def test_evaluate_compares_with_a_checkpoint(

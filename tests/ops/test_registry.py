@@ -242,7 +242,27 @@ def test_a_rule_stops_at_its_last_out() -> None:
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueError) as error:
         op("aten.relu.default")(rule_of(REGISTRY["aten.relu.default"]))
-    assert "operator aten.relu.default is registered twice" == str(error.value)
+    assert str(error.value) == (
+        "operator aten.relu.default is registered already: give yours another name, "
+        "or delete ptegpu.ops.REGISTRY['aten.relu.default'] first"
+    )
+
+
+def test_a_rule_without_annotations_is_told_which_there_are() -> None:
+    def bare(x) -> Steps:  # type: ignore[no-untyped-def]
+        yield Out(x.shape)
+
+    def odd(x: Tensor, y: complex) -> Steps:
+        yield Out(x.shape)
+
+    for rule, parameter in ((bare, "x"), (odd, "y")):
+        with pytest.raises(TypeError) as error:
+            op("test.bare")(rule)
+        assert str(error.value) == (
+            f"parameter '{parameter}' of {rule.__name__} needs an annotation: Tensor, int, float, bool, str, Number or "
+            "SymInt, a list of one of these, each perhaps | None, or Any"
+        )
+        assert "test.bare" not in REGISTRY
 
 
 @pytest.mark.parametrize("dim, rank, expected", [(0, 3, 0), (-1, 3, 2), (2, 3, 2), (0, 0, 0), (-1, 0, 0)])

@@ -14,7 +14,7 @@ from tests.portable.harness import NAN, parameters, schema
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, IndexOutOfRange, InvalidProgram, ShapeError, UnsupportedProgram
 from ptegpu.graph.names import functional
-from ptegpu.portable import PORTABLE, OutSpec, call
+from ptegpu.portable import PORTABLE, OutSpec, call, portable
 
 FAMILIES = [
     "elementwise",
@@ -211,3 +211,12 @@ def test_integer_division_by_zero(name: str) -> None:
 def test_errors(name: str, args: list[object], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=message(f"aten.{name}: {text}")):
         call(f"aten.{name}", args, [F32])
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(ValueError) as error:
+        portable("aten.relu.default")(lambda x: x)
+    assert str(error.value) == (
+        "kernel aten.relu.default is registered already: give yours another name, "
+        "or delete ptegpu.portable.PORTABLE['aten.relu.default'] first"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -100,3 +102,32 @@ def test_a_loop_collects_rows_and_begins_anew_in_every_call() -> None:
         rows, count = found(np.array([times, 5]), np.array(times))
         assert [[2 * times, 10]] * times == rows.tolist()
         assert times == count
+
+
+def loop(idle: int) -> Method:
+    """Counts to the item of a tensor, and has `idle` moves that never run."""
+    times, counter, one, length, done, never = range(6)
+    return method(
+        [i64(), 0, 1, 0, False, False],
+        [times],
+        [counter],
+        kernel("aten::_local_scalar_dense", times, length),
+        kernel("executorch_prim::add.Scalar", counter, one, counter),
+        kernel("executorch_prim::eq.Scalar", counter, length, done),
+        pte.JumpFalse(done, 1),
+        pte.JumpFalse(never, 5 + idle),
+        *[pte.MoveCall(one, counter)] * idle,
+    )
+
+
+def seconds(found: Method, times: int) -> float:
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        assert times == found(np.array(times))
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def test_a_jump_costs_the_same_however_many_instructions_there_are() -> None:
+    assert seconds(loop(4000), 400) < 8 * seconds(loop(1), 400)

@@ -159,7 +159,7 @@ def test_nested_arguments_are_opened_as_exported() -> None:
     assert str(error.value) == "argument 0 of forward must be a tuple of 2 items, not 1 items"
     with pytest.raises(ptegpu.InvalidInput) as error:
         program((x, y), {"q": z})
-    assert str(error.value) == "argument 1 of forward must be a dict with the keys ['k']"
+    assert str(error.value) == "argument 1 of forward must be a dict with the keys ['k'], not with ['q']"
 
 
 class Scaled(nn.Module):

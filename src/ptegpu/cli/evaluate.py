@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from ..errors import InvalidInput
 from .console import console, counted, duration, print_json, progress, say
@@ -17,6 +18,11 @@ from .generate import Device, Model, TokenizerPath, open_model
 
 if TYPE_CHECKING:
     from ..llm import Evaluation
+
+ONE_BY_ONE = (
+    "this model gives logits for the last token only, so each token takes a run of its own; "
+    "one exported with --all-logits scores a window in one run"
+)
 
 
 def evaluate(
@@ -59,7 +65,16 @@ def evaluate(
         if limit is not None and limit < len(tokens):
             tokens = tokens[:limit]
             nbytes = len(loaded.tokenizer.decode(tokens).encode())
-        size = min(window or WINDOW, loaded.signature.context)
+        context = loaded.signature.context
+        size = min(WINDOW if window is None else window, context)
+        notes = []
+        if window is not None and window > size:
+            notes.append(f"--window {window} is more than the model's context: windows have {counted(size, 'token')}")
+        if not loaded.signature.every:
+            notes.append(ONE_BY_ONE)
+        if not json:
+            for note in notes:
+                console(stderr=True).print(Text.assemble(("note: ", "yellow"), note), soft_wrap=True)
         with _bar(model.name) as update:
             found = perplexity(loaded, tokens, nbytes, size, stride, update)
         adapter = loaded.program.device.info
@@ -71,7 +86,7 @@ def evaluate(
             expected = perplexity(reference, tokens, nbytes, size, stride, update)
     if json:
         report = {"model": str(model), "text": str(text), "adapter": _adapter(adapter), "window": size}
-        report |= _figures(found)
+        report |= {"notes": notes, **_figures(found)}
         if expected is not None:
             difference = found.perplexity / expected.perplexity - 1
             report |= {"reference": {"checkpoint": str(checkpoint), **_figures(expected)}, "difference": difference}

@@ -16,11 +16,12 @@ from ..errors import InvalidInput
 from ..format import Program, read_program
 from ..plan.serialize import to_json
 from ..runtime.partition import Host
+from ..runtime.signature import Signature
 from ..runtime.steps import Kind, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans
 from .console import counted, explain, print_json, progress, say, show_table, size
 from .picture import draw, html_page
-from .values import check_folder, declared, find_method, type_json, type_text
+from .values import check_folder, find_method, spec_json
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
@@ -78,14 +79,14 @@ def _file_report(program: Program) -> dict[str, Any]:
 
 def method_report(found: Analysis) -> dict[str, Any]:
     """Everything about a method, as plain data."""
-    takes, gives = declared(found.method)
+    signature = Signature(found.method)
     used = memory(found)
     on_host = [item for item in found.items if isinstance(item, Host)]
     kinds = Counter(map(kind_of, on_host))
     return {
         "name": found.method.name,
-        "inputs": [type_json(value) for value in takes],
-        "outputs": [type_json(value) for value in gives],
+        "inputs": [spec_json(spec) for spec in signature.inputs],
+        "outputs": [spec_json(spec) for spec in signature.outputs],
         "delegates": [
             {
                 "backend": delegate.id,
@@ -129,10 +130,11 @@ def _order(item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str, str]:
 def _show(report: Mapping[str, Any], found: Analysis) -> None:
     say()
     say((f"method {report['name']}", "bold cyan"))
-    takes, gives = declared(found.method)
-    for kind, values in (("input", takes), ("output", gives)):
-        for k, value in enumerate(values):
-            _line(f"{kind} {k}", type_text(value))
+    signature = Signature(found.method)
+    for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
+        for k, spec in enumerate(specs):
+            plain = spec.name == f"{kind} {k}"
+            _line(f"{kind} {k}", str(spec) if plain else f"{spec}, {spec.name}")
     for k, delegate in enumerate(report["delegates"]):
         calls = "unknown backend" if delegate["calls"] is None else counted(delegate["calls"], "operator")
         _line(f"delegate {k}", f"{delegate['backend']}, {size(delegate['nbytes'])}, {calls}")

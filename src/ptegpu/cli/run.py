@@ -15,6 +15,7 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..format import read_program
+from ..runtime.signature import Signature, Spec
 from .compare import SCALE, Difference, compare
 from .console import dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
@@ -48,6 +49,7 @@ def run(
     """Run a method and print its outputs."""
     chosen = find_method(read_program(model), method)
     takes, gives = declared(chosen)
+    signature = Signature(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
     expected = read_arrays(expect, "output", len(gives)) if expect else None
     if save and save.suffix not in (".npz", ".npy"):
@@ -77,8 +79,8 @@ def run(
             "model": str(model),
             "method": chosen.name,
             "adapter": {"index": adapter.index, "name": adapter.name, "type": adapter.type, "backend": adapter.backend},
-            "inputs": [summary(x) for x in shown_inputs],
-            "outputs": [summary(y) for y in outputs],
+            "inputs": [{"name": s.name, **summary(x)} for s, x in zip(signature.inputs, shown_inputs)],
+            "outputs": [{"name": s.name, **summary(y)} for s, y in zip(signature.outputs, outputs)],
             "load_s": load_s,
             "run_s": runs_s,
         }
@@ -88,7 +90,7 @@ def run(
         print_json(report)
     else:
         say((model.name, "bold"), f" · {chosen.name} on {adapter.name} ({adapter.type}, {adapter.backend})")
-        _show_arrays(shown_inputs, outputs)
+        _show_arrays([*zip(signature.inputs, shown_inputs), *zip(signature.outputs, outputs)])
         say(f"load {duration(load_s)} · run {_timings(runs_s)}")
         if save:
             say(f"saved {save}")
@@ -111,14 +113,13 @@ def save_outputs(path: Path, outputs: list[Any]) -> None:
         raise InvalidInput(f"{path} can hold one array, the method has {len(arrays)} outputs: save them as .npz")
 
 
-def _show_arrays(inputs: list[Any], outputs: list[Any]) -> None:
+def _show_arrays(values: list[tuple[Spec, Any]]) -> None:
     rows = []
-    for kind, values in (("input", inputs), ("output", outputs)):
-        for k, value in enumerate(values):
-            found = summary(value)
-            shape = "" if found["shape"] is None else dims(found["shape"])
-            figures = ["" if found.get(name) is None else number(found[name]) for name in ("min", "mean", "max")]
-            rows.append([f"{kind} {k}", found["dtype"], shape, *figures, values_text(value)])
+    for spec, value in values:
+        found = summary(value)
+        shape = "" if found["shape"] is None else dims(found["shape"])
+        figures = ["" if found.get(name) is None else number(found[name]) for name in ("min", "mean", "max")]
+        rows.append([spec.name, found["dtype"], shape, *figures, values_text(value)])
     show_table("", ["", "dtype", "shape", "min", "mean", "max", "first values"], rows, right=(3, 4, 5))
 
 

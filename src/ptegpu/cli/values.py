@@ -11,6 +11,7 @@ from ..dtypes import DType
 from ..errors import InvalidInput
 from ..format import Method, Program, Tensor, Value
 from ..graph.narrow import from_device, to_device
+from ..runtime.signature import Spec
 from .console import number
 
 FIRST = 6  # values shown of an output
@@ -39,19 +40,12 @@ def declared(method: Method) -> tuple[list[Value], list[Value]]:
     return [method.values[k] for k in method.inputs], [method.values[k] for k in method.outputs]
 
 
-def type_text(value: Value) -> str:
-    """float32[2, 8]; int64 ≤ [1, 16] for upper bounds; a scalar with the value it was exported with."""
-    if isinstance(value, Tensor):
-        limit = " ≤ " if value.dynamic else ""
-        return f"{value.dtype.value}{limit}{list(value.sizes)}" if value.bounded else f"{value.dtype.value}, any shape"
-    return "int or None" if value is None else f"{type(value).__name__} {value!r}"
-
-
-def type_json(value: Value) -> dict[str, Any]:
-    """The same for programs."""
-    if isinstance(value, Tensor):
-        return {"dtype": value.dtype.value, "shape": list(value.sizes), "dynamic": value.dynamic}
-    return {"dtype": None if value is None else type(value).__name__, "value": value}
+def spec_json(spec: Spec) -> dict[str, Any]:
+    """An input or output for programs: a tensor with its bounds, or a number with the value it was exported with."""
+    if spec.shape is None and not spec.dynamic:
+        return {"name": spec.name, "dtype": None if spec.dtype == "None" else spec.dtype, "value": spec.value}
+    shape = None if spec.shape is None else list(spec.shape)
+    return {"name": spec.name, "dtype": spec.dtype, "shape": shape, "dynamic": spec.dynamic}
 
 
 def readable(result: Any, value: Value) -> Any:

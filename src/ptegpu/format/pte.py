@@ -34,6 +34,7 @@ class Tensor:
     planned: bool = False  # the exporter reserved memory for it
     key: str | None = None  # its bytes are named data under this key, mostly in a .ptd
     place: tuple[int, int] | None = None  # (memory, offset) of planned memory: a view has the place of its source
+    name: str | None = None  # what the exported module calls it, where the exporter was told to say
 
     @property
     def numel(self) -> int:
@@ -332,7 +333,8 @@ class _MethodReader:
         elif index:
             data = self._store.constant(index, nbytes, table)
         place = self._place(allocation, nbytes if dynamism < 2 else 0) if allocation else None
-        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, data, initial, place is not None, key, place)
+        kept = data, initial, place is not None, key, place, extra.string(1) if extra else None
+        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, *kept)
 
     def _place(self, table: Table, nbytes: int) -> tuple[int, int]:
         memory, offset, sizes = table.u32(0), table.u32(1) | table.u32(2) << 32, self._buffer_sizes

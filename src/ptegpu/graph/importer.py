@@ -40,7 +40,7 @@ class _Importer:
 
     def run(self) -> Linear:
         method = self.method
-        linear = Linear(method.name, input_tree=method.input_tree)
+        linear = Linear(method.name, input_tree=method.input_tree, output_tree=method.output_tree)
         for k, value_id in enumerate(method.inputs):
             operand = self.operand(value_id)
             if isinstance(operand, Var):

@@ -69,6 +69,7 @@ class Linear:
     code: list[Instruction] = field(default_factory=list)
     folded: list[Call] = field(default_factory=list)  # computed at load, and no longer in the code
     input_tree: str = ""
+    output_tree: str = ""
 
 
 def variables(operand: Operand) -> list[Var]:

@@ -298,12 +298,21 @@ def define(
     for p in inspect.signature(rule).parameters.values():
         if p.kind is p.KEYWORD_ONLY:
             wants.add(p.name)
-        else:
+            continue
+        try:
             positional.append((p.name, _converter(hints[p.name]), _keeps_sym(hints[p.name]), p.default))
+        except KeyError:
+            raise TypeError(
+                f"parameter '{p.name}' of {rule.__name__} needs an annotation: Tensor, int, float, bool, str, Number "
+                "or SymInt, a list of one of these, each perhaps | None, or Any"
+            ) from None
     index = {n: k for k, (n, *_) in enumerate(positional)}
     for name in names:
         if name in REGISTRY:
-            raise ValueError(f"operator {name} is registered twice")
+            raise ValueError(
+                f"operator {name} is registered already: give yours another name, "
+                f"or delete ptegpu.ops.REGISTRY[{name!r}] first"
+            )
         REGISTRY[name] = OpDef(
             name,
             tuple(positional),

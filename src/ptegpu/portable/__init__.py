@@ -2,7 +2,7 @@
 
 from . import convolution, create, elementwise, index, linalg, moves, nn, pool, quantized, reduce, resample, sort
 from .prim import PRIMS
-from .registry import PORTABLE, Kernel, OutSpec, call
+from .registry import PORTABLE, Kernel, OutSpec, call, portable
 
 __all__ = [
     "PORTABLE",
@@ -18,6 +18,7 @@ __all__ = [
     "moves",
     "nn",
     "pool",
+    "portable",
     "quantized",
     "reduce",
     "resample",

@@ -73,7 +73,10 @@ def portable(*names: str, random: bool = False) -> Callable[[Function], Function
         wants_outs = any(p.name == "outs" and p.kind is p.KEYWORD_ONLY for p in parameters)
         for name in names:
             if name in PORTABLE:
-                raise ValueError(f"kernel {name} is registered twice")
+                raise ValueError(
+                    f"kernel {name} is registered already: give yours another name, "
+                    f"or delete ptegpu.portable.PORTABLE[{name!r}] first"
+                )
             PORTABLE[name] = Kernel(name, function, positional, wants_outs, random)
         return function
 

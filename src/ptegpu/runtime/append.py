@@ -48,4 +48,4 @@ def append_calls(linear: Linear, append: Append) -> None:
     """Let `append` add to the method and say what its outputs are."""
     tail = Tail(linear)
     append(tail)
-    linear.outputs = list(tail.outputs)
+    linear.outputs, linear.output_tree = list(tail.outputs), ""  # which grouped those that it had

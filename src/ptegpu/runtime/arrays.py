@@ -3,76 +3,121 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.linear import Var
+from ..graph.narrow import from_device
+from .signature import Spec
+
+KINDS = "pass a NumPy array, a torch tensor, an object with DLPack, a list or a number"
+BF16_KINDS = "pass a torch.bfloat16 tensor, an ml_dtypes.bfloat16 array, a list of numbers, or the bits as uint16"
 
 
 def as_array(value: Any, var: Var, what: str) -> np.ndarray:
     """An argument as a logical array of the declared dtype and an allowed shape; InvalidInput says what is wrong.
 
     NumPy arrays, torch tensors, anything with DLPack; Python numbers and lists take the declared dtype. Arrays that are
-    not contiguous, or channels_last, are read in their logical order.
+    not contiguous, or channels_last, are read in their logical order. bfloat16 is carried as uint16 bits.
     """
     assert var.dtype is not None
-    array = _to_numpy(value, var.dtype, what)
-    given = f"{array.dtype}{list(array.shape)}"
-    limit = "at most " if var.dynamic else ""
-    wanted = f"{var.dtype.value}{limit and ' of '}{limit}{list(var.sizes)}"
-    if array.dtype != var.dtype.numpy:
-        raise InvalidInput(f"{what} must be {wanted}, not {given}: convert it to {var.dtype.value} first")
-    if array.ndim != len(var.sizes):
-        raise InvalidInput(
-            f"{what} must be {wanted}, not {given}: it has {array.ndim} dimensions, {len(var.sizes)} are needed"
-        )
-    if var.dynamic:
-        fits = all(n <= m for n, m in zip(array.shape, var.sizes, strict=True))
-    else:
-        fits = array.shape == var.sizes
-    if not fits:
-        raise InvalidInput(f"{what} must be {wanted}, not {given}")
+    plain = isinstance(value, np.ndarray) and value.dtype == var.dtype.numpy
+    array = value if plain else _converted(value, var, what)
+    if array.shape != var.sizes:
+        _check_shape(array, var, what)
     return array
 
 
-def _to_numpy(value: Any, dtype: DType, what: str) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return value.view(np.uint16) if dtype is DType.BF16 and value.dtype.itemsize == 2 else value
-    if isinstance(value, bool | int | float | list | tuple | np.generic):
-        try:
-            array = np.asarray(value) if isinstance(value, np.generic) else np.asarray(value, dtype=dtype.numpy)
-        except (ValueError, TypeError, OverflowError) as e:
-            raise InvalidInput(f"{what} must be a tensor of {dtype.value}: {e}") from None
-        return array
-    if is_torch(value):
-        return _from_torch(value)
-    if hasattr(value, "__dlpack__"):
-        try:
-            return np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError) as e:
-            raise InvalidInput(f"{what} cannot be read through DLPack: {e}") from None
-    if hasattr(value, "__array__"):
-        return np.asarray(value)
-    raise InvalidInput(f"{what} must be a tensor of {dtype.value}, not {type(value).__name__}")
+def _check_shape(array: np.ndarray, var: Var, what: str) -> None:
+    assert var.dtype is not None
+    said = f"{what} must be {Spec.of('', var)}, not {var.dtype.value}{list(array.shape)}"
+    if array.ndim != len(var.sizes):
+        raise InvalidInput(f"{said}: it has {array.ndim} dimension{'s'[: array.ndim != 1]}, not {len(var.sizes)}")
+    if not var.dynamic or any(n > m for n, m in zip(array.shape, var.sizes, strict=True)):
+        raise InvalidInput(said)
+
+
+def _converted(value: Any, var: Var, what: str) -> np.ndarray:
+    """What is not yet an array of the declared dtype."""
+    dtype = var.dtype
+    assert dtype is not None
+    if isinstance(value, bool | int | float | list | tuple):
+        return _from_numbers(value, dtype, what)
+    array, name = _from_torch(value, what) if is_torch(value) else _from_arrays(value, dtype, what)
+    if name != dtype.value:
+        how = BF16_KINDS if dtype is DType.BF16 else f"convert it to {dtype.value} first"
+        raise InvalidInput(f"{what} must be {Spec.of('', var)}, not {name}{list(array.shape)}: {how}")
+    return array
+
+
+def _from_numbers(value: Any, dtype: DType, what: str) -> np.ndarray:
+    """Python numbers take the declared dtype; none loses its fraction."""
+    try:
+        found = np.asarray(value)
+        if found.dtype.kind in "SU":
+            raise TypeError("it holds text")
+        if found.dtype.kind == "f" and not (dtype.is_float or dtype is DType.BOOL):
+            fractions = found[found != np.floor(found)]
+            if fractions.size:
+                raise ValueError(f"{fractions.flat[0]} is no integer")
+        if dtype is DType.BF16:
+            return from_device(np.asarray(value, np.float32), dtype)
+        return np.asarray(value, dtype.numpy)
+    except (ValueError, TypeError, OverflowError) as e:
+        raise InvalidInput(f"{what} must be a tensor of {dtype.value}: {e}") from None
+
+
+def _from_arrays(value: Any, dtype: DType, what: str) -> tuple[np.ndarray, str]:
+    """An array of NumPy or of another library, and what to call its dtype."""
+    if not any(hasattr(value, name) for name in ("__dlpack__", "__array__", "__array_interface__")):
+        raise InvalidInput(f"{what} must be a tensor of {dtype.value}, not {type(value).__name__}: {KINDS}")
+    try:
+        if isinstance(value, np.ndarray):
+            array = value
+        else:
+            array = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+    except (BufferError, RuntimeError, TypeError) as e:
+        raise InvalidInput(f"{what} cannot be read from a {type(value).__name__}: {e}") from None
+    name = array.dtype.name if array.dtype.isnative else str(array.dtype)
+    return (array.view(np.uint16) if name == "bfloat16" else array), name
+
+
+def _from_torch(tensor: Any, what: str) -> tuple[np.ndarray, str]:
+    name = str(tensor.dtype).removeprefix("torch.")
+    try:
+        tensor = tensor.detach().cpu()
+        if name == "bfloat16":
+            tensor = tensor.contiguous().view(sys.modules["torch"].uint16)
+        return tensor.resolve_conj().resolve_neg().numpy(), name
+    except (RuntimeError, TypeError) as e:  # sparse, without data, of a dtype that NumPy lacks
+        raise InvalidInput(f"{what} cannot be read from a torch tensor: {e}") from None
 
 
 def is_torch(value: Any) -> bool:
     """Whether `value` is a torch tensor, without importing torch."""
-    return type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach")
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _from_torch(tensor: Any) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.contiguous().view(sys.modules["torch"].uint16)
-    return tensor.resolve_conj().resolve_neg().numpy()
+class Kind(NamedTuple):
+    """What a caller passed, and so gets back."""
 
+    torch: bool
+    bfloat16: np.dtype | None  # of the library that made one of the arguments; without it, bits as uint16
 
-def to_torch(array: np.ndarray, dtype: DType) -> Any:
-    """A result for a caller who passed torch tensors."""
-    torch = sys.modules["torch"]
-    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-    return tensor.view(torch.bfloat16) if dtype is DType.BF16 else tensor
+    @staticmethod
+    def of(arguments: Sequence[Any]) -> Kind:
+        others = (a.dtype for a in arguments if isinstance(a, np.ndarray) and a.dtype.kind == "V")
+        return Kind(any(map(is_torch, arguments)), next((d for d in others if d.name == "bfloat16"), None))
+
+    def result(self, array: np.ndarray, dtype: DType) -> Any:
+        """A writable array as this caller wants it."""
+        if self.torch:
+            torch = sys.modules["torch"]
+            tensor = torch.from_numpy(array)
+            return tensor.view(torch.bfloat16) if dtype is DType.BF16 else tensor
+        return array.view(self.bfloat16) if dtype is DType.BF16 and self.bfloat16 else array

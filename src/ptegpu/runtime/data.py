@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import InvalidProgram
+from ..errors import InvalidInput, InvalidProgram
 from ..format import Program, read_data
 from ..graph.importer import NamedData
 
@@ -20,6 +20,8 @@ def named_data(file: Program, data: Data) -> NamedData:
         sources: Sequence[Source | Mapping[str, Any]] = []
     else:
         one = isinstance(data, str | os.PathLike | bytes | bytearray | memoryview | Mapping)
+        if not one and not isinstance(data, Sequence):
+            raise InvalidInput(f"data is one or several .ptd files, or mappings to bytes, not {type(data).__name__}")
         sources = [data] if one else data  # type: ignore[list-item, assignment]
     merged: dict[str, Any] = dict(file.named_data)
     for source in sources:

@@ -1,27 +1,34 @@
 """The names of `executorch.runtime`, for code written against it.
 
-from ptegpu import Runtime
-outputs = Runtime.get().load_program("model.pte").load_method("forward").execute([x])
+    from ptegpu import Method, Program, Runtime, Verification  # instead of: from executorch.runtime import …
+
+    outputs = Runtime.get().load_program("model.pte").load_method("forward").execute([x])
+
+Where it differs from ExecuTorch 1.5:
+
+- Every method is made ready by `load_program`, so what cannot run is said there and not by `load_method`.
+- Errors are `RuntimeError`, `IndexError`, `KeyError` and `TypeError` in the same places, with words of their own.
+- Inputs may be NumPy arrays, lists and numbers, and torch tensors of any strides; NumPy in, NumPy out.
+- A dynamic input is held to the bound of each dimension, not to that of their product.
+- `repr` of a method's metadata also works where an input is no tensor. A negative index is an `IndexError`.
+- Operators have the names of their functional variants: `aten.add.Tensor`, not `aten::add.out`.
+- There is no ETDump; `Method.profile` and `ptegpu profile` tell the time of every kernel.
+- `get_attribute` is not there: nothing of a program can be read but its outputs.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from ..errors import InvalidInput
-from ..format import Method as FileMethod
-from ..format import Tensor
+from ..errors import InvalidInput, InvalidProgram
 from ..graph.importer import BACKENDS
 from ..ops import REGISTRY
 from ..portable import PORTABLE
-from . import program
-from .program import BoundMethod, Source
+from .program import Program, load
 
 
 class Verification(Enum):
@@ -29,83 +36,6 @@ class Verification(Enum):
 
     Minimal = 0
     InternalConsistency = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """What an input or output tensor looks like; `sizes` are upper bounds where shapes are dynamic."""
-
-    _tensor: Tensor
-
-    def sizes(self) -> tuple[int, ...]:
-        return self._tensor.sizes
-
-    def dtype(self) -> str:
-        return self._tensor.dtype.value
-
-    def is_memory_planned(self) -> bool:
-        return self._tensor.planned
-
-    def nbytes(self) -> int:
-        return self._tensor.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class MethodMeta:
-    """The signature of a method."""
-
-    _method: FileMethod
-
-    def name(self) -> str:
-        return self._method.name
-
-    def num_inputs(self) -> int:
-        return len(self._method.inputs)
-
-    def num_outputs(self) -> int:
-        return len(self._method.outputs)
-
-    def input_tensor_meta(self, index: int) -> TensorInfo:
-        return self._tensor(self._method.inputs, index, "input")
-
-    def output_tensor_meta(self, index: int) -> TensorInfo:
-        return self._tensor(self._method.outputs, index, "output")
-
-    def _tensor(self, ids: tuple[int, ...], index: int, what: str) -> TensorInfo:
-        value = self._method.values[ids[index]]
-        if not isinstance(value, Tensor):
-            raise InvalidInput(f"{what} {index} of {self._method.name} is no tensor")
-        return TensorInfo(value)
-
-
-class Method:
-    """A loaded method."""
-
-    def __init__(self, method: BoundMethod, metadata: MethodMeta) -> None:
-        self._method = method
-        self.metadata = metadata
-
-    def execute(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """Run with a sequence of inputs; a list of outputs."""
-        return self._method.execute(inputs)
-
-
-class Program:
-    """A program whose methods are loaded one by one."""
-
-    def __init__(self, loaded: program.Program) -> None:
-        self._program = loaded
-        self._files = {m.name: m for m in loaded.file.methods}
-
-    @property
-    def method_names(self) -> set[str]:
-        return set(self._files)
-
-    def load_method(self, name: str) -> Method:
-        return Method(self._program.method(name), self.metadata(name))
-
-    def metadata(self, method_name: str) -> MethodMeta:
-        return MethodMeta(self._files[method_name])
 
 
 class BackendRegistry:
@@ -140,11 +70,20 @@ class Runtime:
 
     def load_program(
         self,
-        data: Source | Path | BinaryIO,
+        data: bytes | bytearray | memoryview | BinaryIO | Path | str,
         *,
         verification: Verification = Verification.InternalConsistency,
+        enable_etdump: bool = False,
+        debug_buffer_size: int = 0,
+        data_path: Path | str | None = None,
         device: str | int = "auto",
     ) -> Program:
-        """Load from a path, bytes or an open file."""
-        source = data if isinstance(data, str | os.PathLike | bytes | bytearray | memoryview) else data.read()
-        return Program(program.load(source, device=device))
+        """Load from a path, bytes or an open file; `data_path` is a `.ptd` file with constants that live outside."""
+        if not isinstance(data, str | os.PathLike | bytes | bytearray | memoryview) and not hasattr(data, "read"):
+            raise TypeError(f"a program is bytes, a path or an open file, not {type(data).__name__}")
+        if enable_etdump:
+            raise InvalidInput("ptegpu makes no ETDump: leave enable_etdump out, and use Method.profile")
+        try:
+            return load(data, data_path, device)
+        except OSError as e:
+            raise InvalidProgram(f"cannot be read: {e.strerror}", path=str(e.filename or data)) from e

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -18,15 +20,16 @@ from ..graph.narrow import clipped, from_device, to_device
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from .append import Append, append_calls
-from .arrays import as_array, is_torch, to_torch
+from .arrays import Kind, as_array
 from .engine import Engine, Started
 from .host import run, seen
 from .indices import Limits
 from .join import join, written_by
 from .partition import Host, Item, Stretch, branches, mutates, partition
-from .tree import flatten_inputs
+from .signature import Signature
 
 Mark = Literal["called", "accepted", "submitted", "ran", "answered"]  # how far a call is; a plan is submitted, then ran
+NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
 MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembered
 
@@ -41,10 +44,14 @@ class Method:
         self.linear = import_method(method, named_data, mutates, path)
         if append is not None:
             append_calls(self.linear, append)
+        self.signature = Signature(self.linear)
+        self._places = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # what messages call inputs
         self.items = partition(self.linear)
         self.env: dict[Var, Any] = {}
         self.engines: dict[int, Engine] = {}
-        self._index = {item.start: k for k, item in enumerate(self.items)}
+        starts = [item.start for item in self.items]
+        jumps = [i.target for i in self.linear.code if isinstance(i, Jump)]
+        self._targets = {target: bisect_left(starts, target) for target in jumps}  # in the code → among the items
         self._joined, self._inner_states, self._read = join(self.linear, self.items)
         self._early: list[tuple[Engine, Limits]] = []
         self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
@@ -78,15 +85,14 @@ class Method:
             engine.close()
         self.engines, self._early = {}, []
 
-    def __call__(self, *arguments: Any) -> Any:
-        """Run; one output, or a tuple of all of them in the program's order."""
-        results = self.execute(arguments)
-        return results[0] if len(results) == 1 else tuple(results)
+    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
+        """Run; the outputs as the module returned them."""
+        return self.signature.unflatten(self.execute(arguments, keywords))
 
-    def execute(self, arguments: Sequence[Any]) -> list[Any]:
-        """Run; a list of all outputs."""
+    def execute(self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS) -> list[Any]:
+        """Run; a list of all outputs, in the program's order."""
         self._mark("called")
-        leaves, env = self._accept(arguments)
+        leaves, env = self._accept(arguments, keywords)
         for engine, limits in self._early:
             limits.check([env.get(v) for v in engine.joined.inputs])
         self._mark("accepted")
@@ -94,8 +100,8 @@ class Method:
             self._run(env)
         finally:  # what ran before an error did change the states
             self.env = {v: env[v] for v in self.env}
-        as_torch = any(is_torch(leaf) for leaf in leaves)
-        results = [self._result(env, o, as_torch) for o in self.linear.outputs]
+        kind = Kind.of(leaves)
+        results = [self._result(env, o, kind) for o in self.linear.outputs]
         self._mark("answered")
         return results
 
@@ -116,12 +122,14 @@ class Method:
         order = [engine.joined.outputs.index(o) for o in self.linear.outputs]  # type: ignore[arg-type]
         return Running(engine.start(self._inputs(env, engine), self._read[0]), order, self.linear.outputs)
 
-    def _accept(self, arguments: Sequence[Any]) -> tuple[list[Any], dict[Var, Any]]:
+    def _accept(
+        self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS
+    ) -> tuple[list[Any], dict[Var, Any]]:
         """The arguments one by one, and the slots with their first values."""
-        leaves = flatten_inputs(arguments, self.linear.input_tree, len(self.linear.inputs), self.name)
+        leaves = self.signature.flatten(arguments, keywords)
         env = dict(self.env)
-        for k, (declared, given) in enumerate(zip(self.linear.inputs, leaves, strict=True)):
-            self._set_input(env, declared, given, f"input {k} of {self.name}")
+        for declared, given, what in zip(self.linear.inputs, leaves, self._places, strict=True):
+            self._set_input(env, declared, given, what)
         return leaves, env
 
     def _set_input(self, env: dict[Var, Any], declared: Operand, given: Any, what: str) -> None:
@@ -151,16 +159,12 @@ class Method:
                 self._run_stretch(env, position - 1)
             elif isinstance(item.instruction, Jump):
                 if not self._truth(env, item.instruction.condition):
-                    position = self._target(item.instruction.target)
+                    position = self._targets[item.instruction.target]
             elif isinstance(item.instruction, Move):
                 env[item.instruction.target] = self._value(env, item.instruction.source)
             else:
                 self._run_host(env, item.instruction)
             self._mark("ran", item)
-
-    def _target(self, code_index: int) -> int:
-        later = [k for start, k in self._index.items() if start >= code_index]
-        return min(later, default=len(self.items))
 
     def _truth(self, env: dict[Var, Any], condition: Operand) -> bool:
         value = self._value(env, condition)
@@ -251,16 +255,14 @@ class Method:
             value = env[operand] = from_device(value.numpy(), operand.dtype)
         return seen(value, operand)
 
-    def _result(self, env: dict[Var, Any], operand: Operand, as_torch: bool) -> Any:
-        if isinstance(operand, Var) and operand.dtype is DType.BF16 and operand in env:
-            value = env[operand]
-        else:
-            value = self._value(env, operand)
+    def _result(self, env: dict[Var, Any], operand: Operand, kind: Kind) -> Any:
+        bits = env.get(operand, operand.data) if isinstance(operand, Var) and operand.dtype is DType.BF16 else None
+        value = self._value(env, operand) if bits is None else bits
         if isinstance(value, np.ndarray) and isinstance(operand, Var):
             if operand.kind in ("input", "constant", "state") or not value.flags.writeable:
                 value = value.copy()  # the caller may write to it
             assert operand.dtype is not None
-            return to_torch(value, operand.dtype) if as_torch else value
+            return kind.result(value, operand.dtype)
         return value
 
     def _host_states(self) -> list[Var]:

@@ -2,54 +2,70 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
-from ..errors import Closed, UnsupportedProgram
+from ..errors import Closed, InvalidInput, UnsupportedProgram
 from ..format import Program as File
 from ..format import read_program
 from ..gpu import Device, SharedConstants, open_device
 from ..passes.memory import ConstantKey
 from .append import Append
 from .data import Data, Source, named_data
-from .method import Method, Running
+from .metadata import MethodMeta
+from .method import Method as Compiled
+from .method import Running
 from .profile import Profile, profile_method
+from .signature import Spec
 
 DEFAULT = "forward"
 
 
 def load(
-    path: Source,
+    path: Source | BinaryIO,
     data: Data = None,
     device: str | int | Device = "auto",
     *,
-    methods: Iterable[str] | None = None,
+    methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
 ) -> Program:
     """Load a `.pte` and make it ready on a GPU.
 
-    `data` is one or several `.ptd` files, or mappings from key to bytes, with constants that live outside the program.
-    `device` is "auto", an adapter's index, or part of its name (`ptegpu doctor` lists them). `methods` limits which
-    methods are made ready. `append` adds operator calls to methods, by name: see `append.py`.
+    `path` may also be the file's bytes, or a file open for reading them. `data` is one or several `.ptd` files, or
+    mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's index, or
+    part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append` adds operator
+    calls to methods, by name: see `append.py`.
     """
-    file = read_program(path)
+    source = path.read() if hasattr(path, "read") else path
+    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
+        raise InvalidInput(f"a program is a path, bytes or a file open for reading bytes, not {type(path).__name__}")
+    if not isinstance(device, str | int | Device):
+        raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
+    file = read_program(source)
     named = named_data(file, data)
-    wanted = list(methods) if methods is not None else [m.name for m in file.methods]
+    wanted = (
+        [m.name for m in file.methods] if methods is None else [methods] if isinstance(methods, str) else [*methods]
+    )
     tails = append or {}
-    unknown = [m for m in (*wanted, *tails) if m not in {f.name for f in file.methods}]
-    if unknown:
-        raise KeyError(f"no method {unknown[0]!r}; the program has {', '.join(m.name for m in file.methods)}")
+    for name in (*wanted, *tails):
+        if name not in {m.name for m in file.methods}:
+            raise _no_method(name, [m.name for m in file.methods])
     compiled, problems = {}, []
     for method in file.methods:
         if method.name in wanted:
             try:
-                compiled[method.name] = Method(method, named, file.path, tails.get(method.name))
+                compiled[method.name] = Compiled(method, named, file.path, tails.get(method.name))
             except UnsupportedProgram as e:
                 problems.append(str(e))
     if problems:
         raise UnsupportedProgram("\n".join(problems))
     return Program(file, compiled, device if isinstance(device, Device) else open_device(device))
+
+
+def _no_method(name: str, names: Iterable[str]) -> KeyError:
+    return KeyError(f"no method {name!r}; the program has {', '.join(names) or 'none'}")
 
 
 class Program:
@@ -58,9 +74,10 @@ class Program:
     Two threads that call one program take turns.
     """
 
-    def __init__(self, file: File, methods: dict[str, Method], device: Device) -> None:
+    def __init__(self, file: File, methods: dict[str, Compiled], device: Device) -> None:
         self.file, self.device = file, device
         self._methods = methods
+        self._bound = {name: Method(self, method) for name, method in methods.items()}
         self._lock = threading.RLock()
         self._closed = False
         names: dict[ConstantKey, str] = {}
@@ -77,17 +94,34 @@ class Program:
         """The names of its methods."""
         return tuple(self._methods)
 
-    def method(self, name: str) -> BoundMethod:
-        """A callable for one method."""
+    def method(self, name: str) -> Method:
+        """One method, to call and to ask what it takes."""
         self._check_open()
-        if name not in self._methods:
-            raise KeyError(f"no method {name!r}; the program has {', '.join(self._methods)}")
-        return BoundMethod(self, self._methods[name])
+        if name not in self._bound:
+            raise _no_method(name, self._methods)
+        return self._bound[name]
 
-    def __call__(self, *inputs: Any) -> Any:
-        """Run `forward` (or the only method): the output, or a tuple of all outputs, mutated inputs first."""
+    def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
+        """Run `forward` (or the only method): what the exported module returned, mutated inputs before it."""
         name = DEFAULT if DEFAULT in self._methods or len(self._methods) != 1 else next(iter(self._methods))
-        return self.method(name)(*inputs)
+        return self.method(name)(*inputs, **keywords)
+
+    @property
+    def method_names(self) -> set[str]:
+        """The names of its methods, as ExecuTorch has them."""
+        return set(self._methods)
+
+    def load_method(self, name: str) -> Method:
+        """One method, as ExecuTorch asks for it; it is ready already."""
+        return self.method(name)
+
+    def metadata(self, method_name: str) -> MethodMeta:
+        """What ExecuTorch tells of a method."""
+        for method in self.file.methods:
+            if method.name == method_name:
+                return MethodMeta(method)
+        names = ", ".join(m.name for m in self.file.methods)
+        raise InvalidInput(f"no method {method_name!r}; the program has {names}")
 
     def reset(self) -> None:
         """All state (caches, buffers) back to its initial values."""
@@ -111,27 +145,46 @@ class Program:
 
     def __repr__(self) -> str:
         where, methods = self.file.path or "from memory", ", ".join(self._methods)
-        return f"<ptegpu.Program {where}: {methods} on {self.device.target.name}>"
+        closed = ", closed" if self._closed else ""
+        return f"<ptegpu.Program {where}: {methods} on {self.device.target.name}{closed}>"
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("this program was closed; load it again")
 
 
-class BoundMethod:
-    """One method of a program."""
+class Method:
+    """One method of a program. Call it with its inputs, by position or, where the file has names, by name."""
 
-    def __init__(self, program: Program, method: Method) -> None:
+    def __init__(self, program: Program, method: Compiled) -> None:
         self._program, self._method = program, method
         self.name = method.name
 
-    def __call__(self, *inputs: Any) -> Any:
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        """What it takes: names, dtypes, shapes or their bounds."""
+        return self._method.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        """What it gives, in the order of `execute`."""
+        return self._method.signature.outputs
+
+    @property
+    def metadata(self) -> MethodMeta:
+        """What ExecuTorch tells of it."""
+        return self._program.metadata(self.name)
+
+    def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
+        """Run; what the exported module returned. Inputs that the module writes come before it: `*mutated, result`."""
         with self._program._lock:
             self._program._check_open()
-            return self._method(*inputs)
+            return self._method(*inputs, **keywords)
 
     def execute(self, inputs: Sequence[Any]) -> list[Any]:
-        """All outputs, as a list."""
+        """Run; all outputs as a flat list, mutated inputs first."""
+        if not isinstance(inputs, list | tuple):
+            raise InvalidInput(f"execute takes a list of the inputs of {self.name}, not {type(inputs).__name__}")
         with self._program._lock:
             self._program._check_open()
             return self._method.execute(inputs)
@@ -166,3 +219,6 @@ class BoundMethod:
     def plans(self) -> list[Any]:
         """The plans of the last call (of a static method: the ones it always runs)."""
         return [p for e in self._method.engines.values() if (p := e.plan())]
+
+    def __repr__(self) -> str:
+        return f"<ptegpu.Method {self._method.signature}>"

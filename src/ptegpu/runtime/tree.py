@@ -1,68 +1,104 @@
-"""PyTorch's encoding of nested containers: how a method's arguments were grouped when it was exported."""
+"""PyTorch's encoding of nested containers: how a method's arguments and results were grouped when it was exported."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from typing import Any, Literal
 
 from ..errors import InvalidInput
 
-
-def flatten_inputs(arguments: Sequence[Any], tree: str, count: int, method: str) -> list[Any]:
-    """The leaves of `arguments` in the program's order.
-
-    As many arguments as the method has inputs are taken as they are; otherwise tuples, lists and dicts are opened as
-    the program's container metadata says.
-    """
-    spec = _positional(tree)
-    flat = len(arguments) == count and not any(isinstance(a, list | tuple | dict) for a in arguments)
-    if flat or spec is None or _plain(spec):
-        leaves = list(arguments)
-    else:
-        leaves = []
-        if len(arguments) != len(spec):
-            raise InvalidInput(f"{method} takes {len(spec)} arguments, {len(arguments)} given")
-        for k, (argument, child) in enumerate(zip(arguments, spec, strict=True)):
-            _open(argument, child, f"argument {k} of {method}", leaves)
-    if len(leaves) != count:
-        raise InvalidInput(f"{method} takes {count} inputs, {len(leaves)} given")
-    return leaves
+VERSION = 1
+MAX_DEPTH = 64
+_TUPLES = ("builtins.tuple", "collections.namedtuple", "torch.Size")
+_LISTS = ("builtins.list", "collections.deque", "torch.fx.immutable_collections.immutable_list")
+_DICTS = ("builtins.dict", "collections.OrderedDict", "collections.defaultdict")
 
 
-def _positional(tree: str) -> list[Any] | None:
-    """The specs of the positional arguments, or None if the metadata is absent or of another kind."""
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A leaf, or a container of trees. A dict has a key for each child; what is `absent` is None in every value."""
+
+    kind: Literal["leaf", "tuple", "list", "dict"] = "leaf"
+    children: tuple[Tree, ...] = ()
+    keys: tuple[Any, ...] = ()
+    absent: tuple[str, ...] = ()
+
+    @property
+    def leaves(self) -> int:
+        """How many there are."""
+        return 1 if self.kind == "leaf" else sum(child.leaves for child in self.children)
+
+    def items(self) -> Iterator[tuple[Any, Tree]]:
+        """The children with their keys or numbers."""
+        return zip(self.keys or range(len(self.children)), self.children, strict=True)
+
+    def paths(self, at: str) -> Iterator[str]:
+        """What to call each leaf, where the whole is called `at`: x[0]['key']."""
+        if self.kind == "leaf":
+            yield at
+        for key, child in self.items():
+            yield from child.paths(f"{at}[{key!r}]")
+
+    def flatten(self, value: Any, what: str, leaves: list[Any]) -> None:
+        """Append the leaves of `value`; InvalidInput, calling it `what`, if it has another structure."""
+        if self.kind == "leaf":
+            leaves.append(value)
+        elif self.kind == "dict":
+            self._flatten_dict(value, what, leaves)
+        else:
+            listed = isinstance(value, Sequence) and not isinstance(value, str)
+            if not listed or len(value) != len(self.children):
+                given = f"{len(value)} items" if listed else type(value).__name__
+                raise InvalidInput(f"{what} must be a {self.kind} of {len(self.children)} items, not {given}")
+            for k, (item, child) in enumerate(zip(value, self.children, strict=True)):
+                child.flatten(item, f"{what}[{k}]", leaves)
+
+    def _flatten_dict(self, value: Any, what: str, leaves: list[Any]) -> None:
+        if is_dataclass(value) and not isinstance(value, Mapping):
+            value = {key: getattr(value, key, None) for key in self.keys}
+        if not isinstance(value, Mapping) or set(value) - set(self.absent) != set(self.keys):
+            given = f"with {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+            raise InvalidInput(f"{what} must be a dict with the keys {list(self.keys)}, not {given}")
+        for key, child in zip(self.keys, self.children, strict=True):
+            child.flatten(value[key], f"{what}[{key!r}]", leaves)
+
+    def unflatten(self, leaves: Iterator[Any]) -> Any:
+        """A value of this structure."""
+        if self.kind == "leaf":
+            return next(leaves)
+        items = [child.unflatten(leaves) for child in self.children]
+        if self.kind == "dict":
+            return dict(zip(self.keys, items, strict=True)) | dict.fromkeys(self.absent)
+        return items if self.kind == "list" else tuple(items)
+
+
+def read_tree(text: str) -> Tree | None:
+    """The tree that a file holds; None where there is none, or one of another kind."""
     try:
-        version, root = json.loads(tree)
-        if version != 1:
-            return None
-        args = root["children_spec"][0]
-        kwargs = root["children_spec"][1]["children_spec"]
-        return [*args["children_spec"], *kwargs]
-    except (ValueError, KeyError, TypeError, IndexError):
+        version, root = json.loads(text)
+        return _node(root, MAX_DEPTH) if version == VERSION else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _plain(spec: list[Any]) -> bool:
-    return all(child.get("type") is None for child in spec)
-
-
-def _open(value: Any, spec: Any, what: str, leaves: list[Any]) -> None:
-    kind = spec.get("type")
-    children = spec.get("children_spec") or []
-    if kind is None:
-        leaves.append(value)
-    elif kind.endswith(".tuple") or kind.endswith(".list") or kind.endswith("namedtuple"):
-        if not isinstance(value, tuple | list) or len(value) != len(children):
-            given = f"{len(value)} items" if isinstance(value, tuple | list) else type(value).__name__
-            raise InvalidInput(f"{what} must be a {kind.rsplit('.', 1)[-1]} of {len(children)} items, not {given}")
-        for k, (item, child) in enumerate(zip(value, children, strict=True)):
-            _open(item, child, f"{what}[{k}]", leaves)
-    elif kind.endswith(("dict", "Dict")):
-        keys = json.loads(spec["context"]) if isinstance(spec.get("context"), str) else spec.get("context")
-        if not isinstance(value, dict) or list(map(str, sorted(value, key=str))) != sorted(map(str, keys)):
-            raise InvalidInput(f"{what} must be a dict with the keys {keys}")
-        for key, child in zip(keys, children, strict=True):
-            _open(value[key], child, f"{what}[{key!r}]", leaves)
-    else:
-        leaves.append(value)
+def _node(spec: Any, depth: int) -> Tree:
+    name, context = spec["type"], spec["context"]
+    if name is None:
+        return Tree()
+    if not depth:
+        raise ValueError("too deep")
+    children = tuple([_node(child, depth - 1) for child in spec["children_spec"]])
+    if name in _TUPLES:
+        return Tree("tuple", children)
+    if name in _LISTS:
+        return Tree("list", children)
+    keys: Any = json.loads(context) if isinstance(context, str) else context["dict_context"]
+    absent: Any = ()
+    if name not in _DICTS and len(keys) == 2 and all(isinstance(part, list) for part in keys):
+        keys, absent = keys  # a dataclass: the fields that hold something, and those that are None
+    keys = tuple([tuple(key) if isinstance(key, list) else key for key in keys])
+    if len(set(keys)) != len(children):
+        raise ValueError(f"{name} has {len(children)} items")
+    return Tree("dict", children, keys, tuple(absent))

@@ -1,0 +1,300 @@
+"""What a method says of its inputs and outputs, how arguments find their places, and how results are grouped."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executorch.exir import to_edge
+from tests.exporting import export, quiet
+from torch import nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+import ptegpu
+from ptegpu.dtypes import DType
+from ptegpu.format import pte
+from ptegpu.runtime.append import Tail
+from ptegpu.runtime.method import Method
+from ptegpu.runtime.tree import MAX_DEPTH, Tree, read_tree
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@dataclasses.dataclass
+class Pair:
+    first: Any
+    second: Any = None
+
+
+class Output(collections.OrderedDict[str, Any]):
+    """As the outputs of transformers: a dict that is registered with its keys."""
+
+
+Point = collections.namedtuple("Point", "x y")
+
+torch.export.register_dataclass(Pair, serialized_type_name="tests.Pair")
+pytree._register_namedtuple(Point, serialized_type_name="tests.Point")
+pytree.register_pytree_node(
+    Output,
+    lambda found: (list(found.values()), list(found.keys())),
+    lambda values, keys: Output(zip(keys, values)),
+    serialized_type_name="tests.Output",
+)
+
+
+def dumped(value: Any) -> str:
+    return pytree.treespec_dumps(pytree.tree_structure(value))
+
+
+def called(*args: Any, **kwargs: Any) -> str:
+    """The tree of a call with these arguments."""
+    return dumped((args, kwargs))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1, 1),
+        ((1,), (1,)),
+        ([1, (2, [3])], [1, (2, [3])]),
+        ({"b": 1, "a": {0: 2, (1, 2): 3}}, {"b": 1, "a": {0: 2, (1, 2): 3}}),
+        ({"a": None, "b": 1}, {"a": None, "b": 1}),
+        ({(1, 2): 1, (3, 4): 2}, {(1, 2): 1, (3, 4): 2}),
+        (collections.OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        (collections.defaultdict(list, a=1), {"a": 1}),
+        (collections.deque([1, 2]), [1, 2]),
+        (Point(1, 2), (1, 2)),
+        (Pair(1, 2), {"first": 1, "second": 2}),
+        (Pair(1), {"first": 1, "second": None}),
+        (Output(logits=1, states=(2, 3)), {"logits": 1, "states": (2, 3)}),
+        ((), ()),
+    ],
+    ids=repr,
+)
+def test_results_are_grouped_as_the_module_grouped_them(value: Any, expected: Any) -> None:
+    tree = read_tree(dumped(value))
+    leaves = pytree.tree_leaves(value)
+    assert tree is not None and tree.leaves == len(leaves)
+    found = tree.unflatten(iter(leaves))
+    assert found == expected and type(found) is type(expected)
+    again: list[Any] = []
+    tree.flatten(value, "x", again)
+    assert again == leaves
+
+
+def deep(levels: int) -> str:
+    leaf = json.dumps({"type": None, "context": None, "children_spec": []})
+    start = '{"type": "builtins.list", "context": "null", "children_spec": ['
+    return f"[1, {start * levels}{leaf}{']}' * levels}]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[2, {}]",
+        "[1, 3]",
+        "[1, {}]",
+        '[1, {"type": "builtins.dict", "context": "[]", "children_spec": [{"type": null, "context": null}]}]',
+        '[1, {"type": "some.Class", "context": "5", "children_spec": []}]',
+        '[1, {"type": "builtins.dict", "context": "[{}]", "children_spec": [{"type": null, "context": null}]}]',
+        deep(MAX_DEPTH + 1),
+        deep(100_000),
+    ],
+)
+def test_a_tree_of_another_kind_is_none(text: str) -> None:
+    assert read_tree(text) is None
+
+
+def test_a_tree_has_a_limit_of_depth() -> None:
+    tree = read_tree(deep(MAX_DEPTH))
+    assert isinstance(tree, Tree) and tree.leaves == 1
+
+
+def f32(*sizes: int) -> pte.Tensor:
+    return pte.Tensor(DType.F32, sizes, tuple(range(len(sizes))))
+
+
+def identity(values: list[pte.Value], input_tree: str, output_tree: str, outputs: list[int] | None = None) -> Method:
+    """A method that gives its inputs."""
+    ids = tuple(range(len(values)))
+    gives = ids if outputs is None else tuple(outputs)
+    return Method(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree, ()), {}, None)
+
+
+def test_inputs_by_name() -> None:
+    found = identity([f32(1)] * 3, called(0, mask=1, scale=2), "")
+    for args, kwargs in (((1, 2, 3), {}), ((1,), {"scale": 3, "mask": 2}), ((1, 2), {"scale": 3})):
+        given = [np.full(1, v, np.float32) for v in args]
+        assert [1, 2, 3] == [int(y[0]) for y in found(*given, **{k: [v] for k, v in kwargs.items()})]
+
+
+def test_inputs_in_containers() -> None:
+    found = identity([f32(1)] * 4, called({"b": 0, "a": [1]}, past=(2, 3)), "")
+    a, b, c, d = ([float(k)] for k in range(4))
+    for result in (found({"a": [a], "b": b}, past=(c, d)), found({"a": (a,), "b": b}, [c, d])):
+        assert [1, 0, 2, 3] == [int(y[0]) for y in result]
+    flat = [np.array(v, np.float32) for v in (b, a, c, d)]
+    assert [1, 0, 2, 3] == [int(y[0]) for y in found(*flat)] == [int(y[0]) for y in found.execute(flat)]
+
+
+def test_a_name_that_takes_one_value_may_be_left_out() -> None:
+    found = identity([f32(1), 5, None], called(0, scale=1, mask=2), "", outputs=[1])
+    assert 5 == found([1]) == found([1], scale=5) == found([1], mask=None, scale=5)
+
+
+NAMED = {"mask": [1.0], "past": ([1.0], [1.0])}
+LISTED = "(input 0: float32[1], mask: float32[1], past[0]: float32[1], past[1]: float32[1])"
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        (([1],), NAMED | {"msk": 1}, "forward has no input called 'msk': its inputs by name are mask, past"),
+        (([1], [1]), NAMED, "forward is given mask twice, by position and by name"),
+        (([1],), {"mask": [1]}, f"forward takes 3 arguments, 2 given, past is missing {LISTED}"),
+        ((), {"mask": [1]}, f"forward takes 3 arguments, 1 given {LISTED}"),
+        (([1],) * 5, {}, f"forward takes 3 arguments, 5 given {LISTED}"),
+        (([1],), {"mask": [1], "past": [[1]]}, "past of forward must be a tuple of 2 items, not 1 items"),
+        (([1],), {"mask": [1], "past": 1}, "past of forward must be a tuple of 2 items, not int"),
+        (
+            ([1],),
+            {"mask": [1], "past": ([1], [1, 2])},
+            "past[1] of forward must be float32[1], not float32[2]",
+        ),
+    ],
+)
+def test_arguments_that_find_no_place(args: tuple[Any, ...], kwargs: Mapping[str, Any], message: str) -> None:
+    found = identity([f32(1)] * 4, called(0, mask=1, past=(2, 3)), "")
+    with pytest.raises(ptegpu.InvalidInput) as error:
+        found(*args, **kwargs)
+    assert str(error.value) == message
+
+
+def test_dicts_with_other_keys() -> None:
+    found = identity([f32(1)] * 2, called({"a": 0, 1: 1}), "")
+    for given, said in (({"a": 0}, "with ['a']"), ([0, 1, 2], "list")):
+        with pytest.raises(ptegpu.InvalidInput) as error:
+            found(given)
+        assert str(error.value) == f"argument 0 of forward must be a dict with the keys ['a', 1], not {said}"
+
+
+def test_names_where_the_file_has_none() -> None:
+    for values, said in (([f32(1), 3], "the file has no names of inputs; pass them in order: float32[1], int 3"),
+                         ([], "it takes no inputs")):  # fmt: skip
+        with pytest.raises(ptegpu.InvalidInput) as error:
+            identity(values, "", "")(x=1)
+        assert str(error.value) == f"forward has no input called 'x': {said}"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[2, {}]", dumped(0), called(0, 1, 2), called(a=0, b=1, c=2)])
+def test_without_a_tree_that_fits_everything_is_flat(text: str) -> None:
+    values = (np.float32([1]), np.float32([2]))
+    assert isinstance(identity([f32(1)] * 2, text, "")(*values), tuple)
+
+
+def test_without_a_tree_one_output_is_itself_and_several_are_a_tuple() -> None:
+    assert 5 == identity([5], "", "")(5)
+    assert (5, 6) == identity([5, 6], "", "")(5, 6)
+    assert () == identity([], "", "")()
+    assert (5, 6) == identity([5, 6], "", dumped([1, 2, 3]))(5, 6)  # which needs three
+
+
+def test_mutated_inputs_come_first() -> None:
+    assert (5, 6) == identity([5, 6], "", dumped(0))(5, 6)
+    assert (5, (6, 7)) == identity([5, 6, 7], "", dumped((0, 0)))(5, 6, 7)
+    assert (5, 6, {"y": 7}) == identity([5, 6, 7], "", dumped({"y": 0}))(5, 6, 7)
+
+
+def test_an_appended_method_has_outputs_of_its_own() -> None:
+    class Three(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"y": x + 1, "z": x * 2}
+
+    def tail(tail: Tail) -> None:
+        shift = tail.input("shift", DType.F32, (2, 3))
+        tail.outputs = [*tail.call("aten.add.Tensor", tail.outputs[0], shift, gives=[(DType.F32, (2, 3))])]
+
+    with ptegpu.load(export(Three(), (torch.ones(2, 3),)), append={"forward": tail}) as program:
+        np.testing.assert_array_equal(X + 11, program(X, shift=np.full((2, 3), 10, np.float32)))
+        assert "(<input 0: float32[2, 3]>, <shift: float32[2, 3]>)" == repr(program.method("forward").inputs)
+
+
+class Nested(nn.Module):
+    """Containers in and out, a name, a number, an input that is written, and results that are None and a number."""
+
+    def forward(
+        self, x: torch.Tensor, pair: dict[str, torch.Tensor], *, scale: int, mask: Any = None
+    ) -> dict[str, Any]:
+        x.add_(1)
+        return {
+            "sum": x + pair["b"],
+            "parts": [x * scale, (pair["a"],)],
+            "none": None,
+            "number": 3,
+            "pair": Pair(x * 2),
+        }
+
+
+@pytest.fixture(scope="module")
+def nested() -> bytes:
+    x, pair = torch.ones(2, 3), {"b": torch.ones(2, 3), "a": torch.ones(2, 3)}
+    shapes = {"x": {0: (n := Dim("n", max=4))}, "pair": {"b": {0: n}, "a": {0: n}}, "scale": None, "mask": None}
+    with quiet():
+        exported = torch.export.export(Nested(), (x, pair), {"scale": 5, "mask": None}, dynamic_shapes=shapes)
+        return to_edge(exported).to_executorch().buffer
+
+
+def test_a_module_with_containers(nested: bytes) -> None:
+    pair = {"a": torch.full((2, 3), 2.0), "b": torch.full((2, 3), 3.0)}
+    x = torch.from_numpy(X)
+    expected = Nested()(x.clone(), pair, scale=5)
+    with ptegpu.load(nested) as program:
+        for mutated, found in (program(x, pair, scale=5), program(x, pair), program(x, pair, scale=5, mask=None)):
+            assert torch.equal(x + 1, mutated)
+            assert list(expected) == list(found)
+            assert torch.equal(expected["sum"], found["sum"]) and found["none"] is None and found["number"] == 3
+            first, (second,) = found["parts"]
+            assert torch.equal((x + 1) * 5, first) and torch.equal(pair["a"], second)
+            assert torch.equal((x + 1) * 2, found["pair"]["first"]) and found["pair"]["second"] is None
+        flat = program.method("forward").execute([x, pair["b"], pair["a"], 5, None])
+        assert [torch.Tensor] * 4 + [type(None), int, torch.Tensor] == list(map(type, flat))
+
+
+def test_inputs_and_outputs_are_plain_objects(nested: bytes) -> None:
+    with ptegpu.load(nested) as program:
+        method = program.method("forward")
+        assert method is program.method("forward") is program.load_method("forward")
+        assert method.inputs[0] == ptegpu.Spec("argument 0", "float32", (4, 3), dynamic=True)
+        assert method.inputs[3] == ptegpu.Spec("scale", "int", value=5)
+        assert [str(spec) for spec in method.inputs] == ["float32 of at most [4, 3]"] * 3 + ["int 5", "int or None"]
+        assert [spec.name for spec in method.inputs] == [
+            "argument 0",
+            "argument 1['b']",
+            "argument 1['a']",
+            "scale",
+            "mask",
+        ]
+        assert [spec.name for spec in method.outputs] == [
+            *("mutated input 0", "sum", "parts[0]", "parts[1][0]", "none", "number", "pair['first']")
+        ]
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            method.inputs[0].name = "x"
+        assert repr(method).startswith(
+            "<ptegpu.Method forward(argument 0: float32 of at most [4, 3], argument 1['b']: "
+        )
+        assert repr(method).endswith(", number: int 3, pair['first']: float32 of at most [4, 3]>")
+
+
+def test_a_call_parses_no_json(nested: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ptegpu.load(nested) as program:
+        monkeypatch.setattr(json, "loads", None)
+        program(X, {"a": X, "b": X})

@@ -1,0 +1,28 @@
+"""The public face: what `import ptegpu` offers, also to tab completion, without a GPU library loaded."""
+
+from __future__ import annotations
+
+import pydoc
+import subprocess
+import sys
+
+import ptegpu
+
+
+def test_every_public_name_is_there_and_is_completed() -> None:
+    shown = {name for name in dir(ptegpu) if not name.startswith("_")}
+    assert {"load", "Program", "Method", "Runtime", "Spec", "Verification", "InvalidInput"} <= shown
+    assert set(ptegpu.__all__) <= shown
+    assert all(hasattr(ptegpu, name) for name in shown)
+    assert not shown & {"Any", "TYPE_CHECKING", "annotations"}
+
+
+def test_asking_for_names_loads_nothing() -> None:
+    code = "import sys, ptegpu; dir(ptegpu); sys.exit('wgpu' in sys.modules or 'torch' in sys.modules)"
+    assert 0 == subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}).returncode
+
+
+def test_help_tells_of_the_main_things() -> None:
+    text = pydoc.render_doc(ptegpu, renderer=pydoc.plaintext)
+    for name in ("load(", "class Program(", "class Method(", "class Runtime(", 'ptegpu.load("model.pte")'):
+        assert name in text
