@@ -35,11 +35,6 @@ HYPOT = (  # squares of what is at most 1
 )
 
 
-BY_ZERO = "Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."
-BY_LITTLE = "Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, large quotients leave the exact rest."
-DIVISION = f"{BY_ZERO}\n\n{BY_LITTLE}"
-
-
 def floats(body: str) -> Bodies:
     """A body for floats alone; ints and bools are converted, as the declared output is a float."""
     return {"f32": body}
@@ -227,8 +222,6 @@ scaled("aten.sub", numbers("a - alpha * b"))
 scaled("aten.rsub", numbers("b - alpha * a"))
 binary("aten.mul", {**numbers("a * b"), "bool": "a && b"}, scalar="Scalar")
 binary("aten.div", floats("a / b"), scalar="Scalar")
-binary("aten.fmod", {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}, scalar="Scalar", doc=DIVISION)
-binary("aten.remainder", {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}, scalar="Scalar", doc=DIVISION)
 binary("aten.atan2", floats("arctan2(a, b)"), tensor="default")
 binary("aten.hypot", floats(HYPOT), tensor="default")
 binary("aten.minimum", LESSER, tensor="default", wide=True)
@@ -249,37 +242,6 @@ compare("aten.lt", "a < b")
 compare("aten.le", "a <= b")
 compare("aten.gt", "a > b")
 compare("aten.ge", "a >= b")
-
-FLOOR = {"f32": "floor_quotient(a, b)", "i32": "whole_floor_quotient(a, b)"}
-ROUNDED: Mapping[str | None, Bodies] = {
-    None: floats("a / b"),
-    "floor": FLOOR,
-    "trunc": {"f32": "trunc_quotient(a, b)", "i32": "a / b"},
-}
-binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar", doc=BY_ZERO)
-
-
-def _rounded(mode: str | None) -> Bodies:
-    if mode not in ROUNDED:
-        raise InvalidProgram(f"rounding mode '{mode}' is neither floor nor trunc")
-    return ROUNDED[mode]
-
-
-@op("aten.div.Tensor_mode")
-def div_mode(
-    x: Tensor, y: Tensor, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
-) -> Steps:
-    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
-    yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
-
-
-@op("aten.div.Scalar_mode")
-def div_scalar_mode(
-    x: Tensor, y: Number, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
-) -> Steps:
-    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
-    yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
-
 
 POWER = {"f32": "power(a, b)", "i32": "whole_power(a, b)", "bool": "a || !b"}
 POWERS = {  # exponents that need no logarithm
@@ -316,13 +278,6 @@ def pow_scalar(x: Tensor, exponent: Number, *, outs: tuple[Tensor, ...], target:
 @op("aten.pow.Scalar")
 def scalar_pow(base: Number, exponent: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     yield from combine("pow", POWER, [base, exponent], outs[0], target)
-
-
-@op("aten.remainder.Scalar_Tensor")
-def scalar_remainder(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
-    bodies = {"f32": "remainder(a, b)", "i32": "whole_remainder(a, b)"}
-    yield from combine("remainder", bodies, [x, y], outs[0], target)
 
 
 WHERE = {"f32": "select(c, b, a != 0.0)", "i32": "select(c, b, a != 0)", "bool": "select(c, b, a)"}
