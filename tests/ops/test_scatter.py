@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.exporting import export
 from tests.oracle import Case, T, check, device, graph_of, plan_of
 
+import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 
@@ -119,6 +122,92 @@ def test_without_features(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES[::9], ids=str)
 def test_long_rows_in_little_memory(case: Case) -> None:
     check(case, max_shared_bytes=64, max_invocations=32)
+
+
+class Attention(torch.nn.Module):
+    """A layer of a graph attention network: a softmax over the edges that end in each node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.score = torch.nn.Linear(4, 4), torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:  # x (nodes, 4), edges (2, count)
+        source, end = edges[0], edges[1]
+        h = self.linear(x)
+        score = self.score(torch.cat([h[source], h[end]], 1)).squeeze(1)
+        top = torch.full((x.shape[0],), -INF).scatter_reduce(0, end, score, "amax")
+        weight = (score - top[end]).exp()
+        total = torch.zeros(x.shape[0]).scatter_add(0, end, weight)
+        return torch.zeros_like(h).index_add(0, end, (weight / total[end])[:, None] * h[source])
+
+
+class Experts(torch.nn.Module):
+    """Tokens sorted by the experts that they are routed to, and their results added up again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.weight = torch.nn.Linear(4, 3), torch.nn.Parameter(torch.randn(3, 4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (tokens, 4)
+        share, expert = self.gate(x).softmax(-1).topk(2)
+        order = expert.reshape(-1).argsort(stable=True)
+        token = order // 2
+        result = torch.bmm(x[token][:, None], self.weight[expert.reshape(-1)[order]])[:, 0]
+        return torch.zeros_like(x).index_add(0, token, result * share.reshape(-1)[order][:, None])
+
+
+class Peaks(torch.nn.Module):
+    """The decoder of a detector: the highest points of heat maps, with what was regressed there."""
+
+    def forward(
+        self, heat: torch.Tensor, offset: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:  # (B, C, H, W), (B, 2, H, W)
+        _, _, height, width = heat.shape
+        kept = heat * (torch.nn.functional.max_pool2d(heat, 3, 1, 1) == heat).float()
+        score, place = kept.flatten(1).topk(4)
+        kind, at = place // (height * width), place % (height * width)
+        found = offset.flatten(2).transpose(1, 2).gather(1, at[..., None].expand(-1, -1, 2))
+        return score, kind, (at % width).float() + found[..., 0], (at // width).float() + found[..., 1]
+
+
+class Overlap(torch.nn.Module):
+    """Frames of a signal under a window, added up again where they overlap."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, 40)
+        frames = x.unfold(1, 16, 8) * torch.hann_window(16)
+        return torch.nn.functional.fold(frames.transpose(1, 2), (1, 40), (1, 16), stride=(1, 8))
+
+
+EDGES = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 3, 3]])
+MODELS = [
+    (Attention, lambda: (torch.randn(5, 4), EDGES)),
+    (Experts, lambda: (torch.randn(6, 4),)),
+    (Peaks, lambda: (torch.rand(1, 3, 5, 5), torch.rand(1, 2, 5, 5))),
+    (Overlap, lambda: (torch.randn(2, 40),)),
+]
+
+
+@pytest.mark.parametrize(("model", "made"), MODELS, ids=lambda x: x.__name__)
+def test_models_of_graphs_experts_detection_and_audio_are_one_plan(
+    model: type[torch.nn.Module], made: Callable[[], tuple[torch.Tensor, ...]]
+) -> None:
+    torch.manual_seed(0)
+    module, inputs = model().eval(), made()
+    with ptegpu.load(export(module, inputs)) as program:
+        got, want = program(*inputs), module(*inputs)
+        assert 1 == len(program.method("forward").plans)
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_a_graph_may_have_any_number_of_nodes_and_edges() -> None:
+    torch.manual_seed(0)
+    module = Attention().eval()
+    dims = ({0: torch.export.Dim("nodes", max=50)}, {1: torch.export.Dim("edges", max=3000)})
+    with ptegpu.load(export(module, (torch.randn(5, 4), EDGES), dynamic_shapes=dims)) as program:
+        for nodes, edges in ((5, 7), (50, 3000), (2, 3), (9, 40)):
+            ends = torch.cat([torch.arange(nodes), torch.randint(0, nodes, (max(edges - nodes, 0),))])
+            inputs = torch.randn(nodes, 4), torch.stack([ends.flip(0), ends])
+            torch.testing.assert_close(program(*inputs), module(*inputs), atol=1e-5, rtol=1e-5)
 
 
 REFUSED = [

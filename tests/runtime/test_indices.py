@@ -444,7 +444,7 @@ class Unserved(nn.Module):
 
     def forward(self, x: Tensor, i: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
         y = x * 2
-        summed = torch.index_put(y, (i,), y[:3], True)
+        summed = torch.index_put(torch.zeros(4, dtype=torch.int64), (i,), i, True)
         filled = torch.index_put(y, (mask,), y[:1, :2].reshape(-1), False)
         seven = y.reshape(2, 2, 1, 1, 1, 1, 4)[i % 2, i % 2, i % 1, i % 1, i % 1, i % 1, i]
         return summed + 1, filled + 1, seven + 1
