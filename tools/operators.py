@@ -66,9 +66,10 @@ SHORT = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint
 
 GENERAL = """\
 - **64 bits.** On the GPU, int64 is int32 and float64 is float32. In a delegate the exporter has chosen so, and results
-  wrap or round as int32 and float32 do. Outside of one, the GPU only moves and compares int64, refuses an input that
-  does not fit int32, and leaves arithmetic to the host, as it does everything in float64, bfloat16, int16, uint16,
-  uint32 and uint64. What PyTorch makes int64 from narrower ints, such as their sum, is made on the host there.
+  wrap or round as int32 and float32 do. Outside of one, the GPU only moves and compares int64, and divides what it
+  has by what is known; it refuses an input that does not fit int32, and leaves other arithmetic to the host, as it does
+  everything in float64, bfloat16, int16, uint16, uint32 and uint64. What PyTorch makes int64 from narrower
+  ints, such as their sum, is made on the host there.
 - **Scalars.** An int beyond int32 in arithmetic with an int32 tensor is refused. PyTorch wraps it; but the tensor may
   have been int64, for which that is wrong.
 - **Halves** are computed in float32 and rounded once. PyTorch rounds some intermediate results too: its last bit may be

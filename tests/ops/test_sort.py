@@ -131,6 +131,17 @@ def test_many_merges(case: Case, memory: int) -> None:
     check(case, max_shared_bytes=memory, max_invocations=32)
 
 
+def test_merges_take_turns_in_two_pairs_of_buffers() -> None:
+    case = stable(T((1, 40000)))
+    graph, _ = graph_of(
+        case, {id(case.args[0]): np.zeros((1, 40000), np.float32)}, [np.zeros((1, 40000), np.float32)] * 2
+    )
+    graph.nodes[0].outs[1].dtype = I32
+    plan = plan_of(graph, Target())
+    assert 7 == len(plan.dispatches)  # 20 chunks, 5 merges, the values
+    assert 4 == sum(b.name.startswith("scratch") for b in plan.buffers)
+
+
 def test_topk_agrees_with_pytorch_where_no_two_are_equal() -> None:
     x = T((3, 50), values=tuple(np.random.default_rng(0).permutation(150).astype(float)))
     for largest in (True, False):

@@ -48,27 +48,31 @@ def _sorted(
     count = -(-length // width)  # runs per row, the last of which may be shorter
     run, last = min(keep, width), min(keep, length - (count - 1) * width)
 
-    def result(count: int, run: int, last: int) -> Generator[Step, Any, tuple[Result, list[Tensor], int]]:
-        room = (count - 1) * run + last
-        if count == 1 and out is not None:
-            return "places", [out], room
-        keys = yield Scratch((rows, room), DType.I32)
-        numbers = yield Scratch((rows, room), DType.I32)
-        return "runs", [keys, numbers], room
+    room = (count - 1) * run + last  # per row, which no merge makes larger
+    pairs: list[list[Tensor]] = []  # of keys and numbers, written in turn
 
-    kind, wrote, room = yield from result(count, run, last)
+    def wanted() -> Generator[Step, Any, tuple[Result, list[Tensor]]]:
+        if count == 1 and out is not None:
+            return "places", [out]
+        if len(pairs) < 2:
+            pairs.append([(yield Scratch((rows, room), DType.I32)), (yield Scratch((rows, room), DType.I32))])
+        else:
+            pairs.reverse()
+        return "runs", pairs[-1]
+
+    kind, wrote = yield from wanted()
     kernel = kernels.chunks(x.dtype, order, width, kind, target)
     params = {"rows": rows, "length": length, "inner": inner, "chunks": count, "keep": run, "room": room, **size}
     groups = -(-rows * count * width // kernels.slots(width, target))
     yield Dispatch(kernel, [x], wrote, groups, params)
     while count > 1:
         params = {"rows": rows, "given": room, "runs": count, "run": run, "last": last, "inner": inner}
-        pair = last + (run if count % 2 == 0 else 0)
-        count, run, last, given = -(-count // 2), min(keep, 2 * run), min(keep, pair), wrote
-        kind, wrote, room = yield from result(count, run, last)
-        kernel = kernels.merge(kind, target)
-        groups = -(-given[0].numel // kernel.kernel.workgroup)
-        yield Dispatch(kernel, given, wrote, groups, {**params, "keep": run, "room": room})
+        groups = -(-rows * room // target.workgroup(256))
+        pair, given = last + (run if count % 2 == 0 else 0), wrote
+        count, run, last = -(-count // 2), min(keep, 2 * run), min(keep, pair)
+        room = (count - 1) * run + last
+        kind, wrote = yield from wanted()
+        yield Dispatch(kernels.merge(kind, target), given, wrote, groups, {**params, "keep": run, "room": room})
     return tuple(wrote)
 
 
