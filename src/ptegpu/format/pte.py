@@ -36,6 +36,11 @@ class Tensor:
     place: tuple[int, int] | None = None  # (memory, offset) of planned memory: a view has the place of its source
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the program or its data have the elements it starts with."""
+        return self.data is not None or self.initial is not None or self.key is not None
+
+    @property
     def numel(self) -> int:
         return prod(self.sizes)
 
