@@ -301,6 +301,24 @@ def test_other_backends_are_named() -> None:
     assert expected == str(error.value)
 
 
+def test_element_types_that_do_not_run_are_listed_once_each_with_foreign_backends() -> None:
+    complexes = [pte.Tensor(DType.C64, (2, 3), (0, 1)), pte.Tensor(DType.C64, (4,), (0,)), tensor(4)]
+    steps = [kernel("aten::abs.out", 0, 1, 1), kernel("aten::abs.out", 1, 2, 2)]
+    with pytest.raises(UnsupportedProgram) as error:
+        by_hand(method([*complexes], [0], [2], *steps))
+    expected = (
+        "method forward has tensors that ptegpu does not compute with: input 0 is complex64[2, 3], v1 is complex64[4]; "
+        "export it with tensors of bools, ints and floats"
+    )
+    assert expected == str(error.value)
+    delegates = (pte.Delegate("XnnpackBackend", memoryview(b""), ()),)
+    with pytest.raises(UnsupportedProgram) as error:
+        by_hand(replace(method([*complexes], [0], [2], *steps, pte.DelegateCall(0, (2,))), delegates=delegates))
+    backend, types = str(error.value).splitlines()
+    assert expected == types
+    assert backend.startswith("method forward calls the backend XnnpackBackend; ")
+
+
 def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.Method:
     """A method that copies constants of these dimensions out of a delegate."""
     count = len(constants)

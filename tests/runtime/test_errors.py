@@ -98,6 +98,19 @@ def test_another_backend_is_named(file: bytes) -> None:
     )
 
 
+def test_complex_tensors_are_named() -> None:
+    class Spectrum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.view_as_real(torch.fft.rfft(x))
+
+    with pytest.raises(ptegpu.UnsupportedProgram) as error:
+        ptegpu.load(export(Spectrum(), (torch.ones(2, 8),)))
+    assert str(error.value) == (
+        "method forward has tensors that ptegpu does not compute with: v1 is complex64[2, 5]; "
+        "export it with tensors of bools, ints and floats"
+    )
+
+
 def test_a_device_that_is_not_there_lists_those_that_are(file: bytes) -> None:
     with pytest.raises(ptegpu.NoAdapter, match="no such gpu"):
         ptegpu.load(file, device="no such gpu")

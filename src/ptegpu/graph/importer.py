@@ -38,7 +38,7 @@ class _Importer:
         self.blobs: dict[int, BlobGraph] = {}
         self.owners: dict[tuple[int, int], int] = {}  # place in planned memory → the value last written there
         self.known: set[int] = set()  # values that have been written
-        self._check_backends()
+        self._check_supported()
         self.chains = self._effects()
         self.written = {v for chain in self.chains for _, _, writes in chain for v in writes}
 
@@ -61,15 +61,27 @@ class _Importer:
         self._mark_states(linear)
         return linear
 
-    def _check_backends(self) -> None:
-        calls = [i for chain in self.method.chains for i in chain if isinstance(i, pte.DelegateCall)]
-        others = dict.fromkeys(d for c in calls if (d := self.method.delegates[c.delegate].id) not in BACKENDS)
+    def _check_supported(self) -> None:
+        """Backends and element types that are not ptegpu's, all at once."""
+        method, problems = self.method, []
+        calls = [i for chain in method.chains for i in chain if isinstance(i, pte.DelegateCall)]
+        others = dict.fromkeys(d for c in calls if (d := method.delegates[c.delegate].id) not in BACKENDS)
         if others:
-            backends = f"the backend{'s' if len(others) > 1 else ''} {', '.join(others)}"
-            raise UnsupportedProgram(
-                f"method {self.method.name} calls {backends}; ptegpu runs {', '.join(BACKENDS)} and "
-                "programs without a delegate: export with VulkanPartitioner or WebGPUPartitioner"
+            problems.append(
+                f"method {method.name} calls the backend{'s' if len(others) > 1 else ''} {', '.join(others)}; ptegpu "
+                f"runs {', '.join(BACKENDS)} and programs without a delegate: export with VulkanPartitioner or "
+                "WebGPUPartitioner"
             )
+        names = {value_id: f"input {k}" for k, value_id in enumerate(method.inputs)}
+        tensors = [(names.get(k, f"v{k}"), v) for k, v in enumerate(method.values) if isinstance(v, pte.Tensor)]
+        found = [f"{name} is {t.dtype.value}{list(t.sizes)}" for name, t in tensors if not t.dtype.runs]
+        if found:
+            problems.append(
+                f"method {method.name} has tensors that ptegpu does not compute with: {', '.join(found)}; "
+                "export it with tensors of bools, ints and floats"
+            )
+        if problems:
+            raise UnsupportedProgram("\n".join(problems))
 
     def _chain(self, chain: list[Effect], code: list[Instruction]) -> None:
         starts: list[int] = []
