@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,15 +59,23 @@ def test_the_inputs_of_a_call_that_a_blob_takes(
     assert (expected, (len(given),)) == found(blob(wanted, [inner(5)]), given, [OUT])
 
 
-def test_a_blob_may_have_more_outputs_than_the_call() -> None:
-    graph = blob([inner(4)], [inner(2, 3), inner(5)])
+BUFFER = BlobTensor(DType.F32, (2, 3), constant=0)
+
+
+def test_the_first_outputs_may_be_new_values_of_buffers() -> None:
+    graph = replace(blob([inner(4)], [inner(2, 3), inner(5)]), values=(inner(4), inner(2, 3), inner(5), BUFFER))
     assert ((0,), (1,)) == found(graph, [B], [OUT])
     assert ((1,), (2,)) == found(graph, [0, B], [OUT])
+    assert ((0,), (1, 2)) == found(graph, [B], [A, OUT])
 
 
 def test_memory_that_was_never_written_may_be_an_input() -> None:
-    graph = blob([inner(4), inner(5)], [inner(5), inner(5)])
+    graph = blob([inner(4), inner(5)], [inner(5)])
     assert ((0, 1), (2,)) == found(graph, [B], [OUT, OUT])
+
+
+def test_a_result_may_be_written_again() -> None:
+    assert ((0,), (1,)) == found(blob([inner(4)], [inner(4)]), [B, B], [])
 
 
 AMBIGUOUS = [

@@ -8,6 +8,7 @@ So the file does not say where the outputs start, nor which inputs are gone; it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format.delegate import BlobGraph, BlobTensor, BlobValue
@@ -23,12 +24,8 @@ def ends(
     count = len(blob.inputs)
     if len(ids) < count:
         raise InvalidProgram(f"{where} takes {count} inputs, the call gives {len(ids)} values", path=path)
-    outs = 0
-    for value_id, output in zip(reversed(ids), reversed(blob.outputs)):
-        if not fresh(value_id) or not _fits(blob.values[output], values[value_id]):
-            break
-        outs += 1
-    given = ids[: len(ids) - outs]
+    outs = max(len(blob.outputs) - _buffers(blob), len(list(takewhile(fresh, reversed(ids)))))
+    given = ids[: len(ids) - min(outs, len(blob.outputs))]
     if len(given) <= count:
         return ids[:count], ids[count:]
     wanted = [blob.values[k] for k in blob.inputs]
@@ -43,6 +40,14 @@ def ends(
             "export without partitions (`ptegpu export torch --no-delegate`)"
         )
     return tuple(given[place] for place in first), ids[len(given) :]
+
+
+def _buffers(blob: BlobGraph) -> int:
+    """How many outputs may be new values of buffers: they come first, and are of the types of constants."""
+    tensors = [v for v in blob.values if isinstance(v, BlobTensor)]
+    constants = {(t.dtype, t.dims) for t in tensors if t.constant >= 0}
+    outputs = [v for k in blob.outputs if isinstance(v := blob.values[k], BlobTensor)]
+    return len(list(takewhile(lambda t: (t.dtype, t.dims) in constants, outputs)))
 
 
 def _embed(wanted: Sequence[BlobValue], given: Sequence[Value]) -> list[int] | None:
