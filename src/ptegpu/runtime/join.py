@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..graph.linear import Call, Jump, Linear, Move, Var, variables
+from ..errors import InvalidProgram
+from ..graph.graph import Arg, Sym, Tensor
+from ..graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
 from ..ops import REGISTRY
 from .build import Joined, build
 from .partition import Host, Item, Stretch
@@ -27,6 +29,8 @@ def join(linear: Linear, items: list[Item]) -> Join:
     for k, item in enumerate(items):
         if not isinstance(item, Stretch):
             continue
+        for c in item.calls:
+            _check(c)
         others = [j for j in range(len(items)) if j != k]
         states = {v for v in touched[k] if v.kind == "state" and not any(v in touched[j] for j in others)}
         written = dict.fromkeys(written_by(item))
@@ -37,6 +41,31 @@ def join(linear: Linear, items: list[Item]) -> Join:
         found.read[k] = [p for p, v in enumerate(needed) if v in on_host]
         found.graphs[k] = build(f"{linear.name}.{k}", item.calls, needed, states)
     return found
+
+
+def _check(c: Call) -> None:
+    """That the operator takes arguments of these kinds, and has results of these: passes and rules rely on it."""
+    definition = REGISTRY[c.op]
+    try:
+        definition.bind([_stand_in(a) for a in c.args])
+    except InvalidProgram as e:
+        raise InvalidProgram(f"{c.where}: {e}") from None
+    scalar = definition.sym is not None
+    if any(scalar != (v.dtype is None) for v in c.outs):
+        gives, says = ("an int", "a tensor") if scalar else ("a tensor", "an int")
+        raise InvalidProgram(f"{c.where} gives {gives}, the program says {says}")
+    one = scalar or definition.view is not None or "finish" in definition.wants
+    if not c.outs or (one and len(c.outs) > 1):
+        raise InvalidProgram(f"{c.where} cannot have {len(c.outs)} results")
+
+
+def _stand_in(operand: Operand) -> Arg:
+    """A value of the kind that the operand will have in a graph."""
+    if isinstance(operand, tuple):
+        return tuple(_stand_in(o) for o in operand)
+    if not isinstance(operand, Var):
+        return operand
+    return Sym(operand.name) if operand.dtype is None else Tensor(operand.name, operand.dtype.device, operand.sizes)
 
 
 def written_by(item: Item) -> list[Var]:

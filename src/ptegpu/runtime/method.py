@@ -182,7 +182,8 @@ class Method:
                 results = call(instruction.op, args, specs)
         except PtegpuError as e:
             raise type(e)(f"{instruction.where}: {e}") from e
-        except (AttributeError, LookupError, TypeError, ValueError) as e:  # a primitive that got what it cannot take
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
+            # a primitive that got what it cannot take
             raise ExecutionError(f"{instruction.where} failed: {e}") from e
         for var, result in zip(instruction.outs, results, strict=True):
             if var.dtype is not None:
@@ -290,5 +291,5 @@ def _equal(declared: Operand, given: Any) -> bool:
         return given is None
     try:
         return bool(declared == given)
-    except (ValueError, TypeError):
+    except Exception:  # of a tensor, or whatever else was given, that cannot be compared
         return False
