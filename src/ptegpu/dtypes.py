@@ -24,8 +24,32 @@ class DType(Enum):
     F32 = "float32"
     F64 = "float64"
 
+    # What ExecuTorch can store besides, and ptegpu only names:
+    C32 = "complex32"
+    C64 = "complex64"
+    C128 = "complex128"
+    QI8 = "qint8"
+    QU8 = "quint8"
+    QI32 = "qint32"
+    QU4X2 = "quint4x2"
+    QU2X4 = "quint2x4"
+    BITS1X8 = "bits1x8"
+    BITS2X4 = "bits2x4"
+    BITS4X2 = "bits4x2"
+    BITS8 = "bits8"
+    BITS16 = "bits16"
+    F8_E5M2 = "float8_e5m2"
+    F8_E4M3 = "float8_e4m3fn"
+    F8_E5M2_UZ = "float8_e5m2fnuz"
+    F8_E4M3_UZ = "float8_e4m3fnuz"
+
     def __repr__(self) -> str:
         return self.value
+
+    @property
+    def runs(self) -> bool:
+        """Whether ptegpu computes with it; the rest of this class is for types that do."""
+        return self not in _NAMED_ONLY
 
     @property
     def size(self) -> int:
@@ -57,7 +81,16 @@ INTS = (DType.I32, DType.I8, DType.U8)
 NUMBERS = (*FLOATS, *INTS)
 ON_GPU = (*NUMBERS, DType.BOOL)
 
-_SIZES = {d: 2 if d is DType.BF16 else np.dtype(d.value).itemsize for d in DType}
+_ALL = tuple(DType)
+_NAMED_ONLY = dict.fromkeys(_ALL[_ALL.index(DType.C32) :], 1) | {  # bytes of an element, or of those in one byte
+    DType.C32: 4,
+    DType.C64: 8,
+    DType.C128: 16,
+    DType.QI32: 4,
+    DType.BITS16: 2,
+}
+RUNS = tuple(d for d in DType if d not in _NAMED_ONLY)
+_SIZES = {d: 2 if d is DType.BF16 else np.dtype(d.value).itemsize for d in RUNS} | _NAMED_ONLY
 _DEVICE = {
     DType.I64: DType.I32,
     DType.F64: DType.F32,
@@ -65,4 +98,4 @@ _DEVICE = {
     DType.I16: DType.I32,
     DType.U16: DType.I32,
 }
-_BY_NUMPY = {np.dtype(d.value): d for d in DType if d is not DType.BF16}
+_BY_NUMPY = {np.dtype(d.value): d for d in RUNS if d is not DType.BF16}

@@ -142,6 +142,11 @@ def test_constants_inline_and_named() -> None:
     )
 
 
+def test_a_view_without_elements_may_have_the_bytes_of_the_whole() -> None:
+    graph = read(of(tensor([0, 3], {2: i32(0)}), constants=[constant(0, 4)]), b"1234")
+    assert graph.values == (BlobTensor(DType.F32, (0, 3), constant=0),)
+
+
 def test_calls_inputs_and_outputs() -> None:
     chain = Tables([table(u32(3), text("aten.add.Tensor"), ids(0, 1, 1))])
     graph = read(of(value(1), value(1), s0=text("0"), s1=chain, s3=Vector("I", [0]), s4=Vector("I", [1, 0])))
@@ -164,10 +169,15 @@ REFUSED = [
     (of(tensor([1 << 31] * 2)), "a tensor of sizes [2147483648, 2147483648] is too large"),
     (of(tensor([2], {2: i32(0)})), "constant 0 does not exist: there are 0"),
     (of(tensor([2], {2: i32(0)}), constants=[constant(0, 4)]), "constant 0 holds 4 bytes, its tensor needs 8"),
-    (of(constants=[constant(2, 3)]), "a constant of 3 bytes at 2 ends after the blob's 4 bytes of constants"),
+    (
+        of(tensor([2], {2: i32(0)}), constants=[constant(0, 12)]),
+        "constant 0 holds 12 bytes, its tensor float32[2] needs 8: it is a view of a larger tensor, which the exporter "
+        "wrote whole; clone such tensors before exporting, or use `ptegpu export`",
+    ),
+    (of(constants=[constant(2, 11)]), "a constant of 11 bytes at 2 ends after the blob's 12 bytes of constants"),
     (
         of(constants=[constant((1 << 64) - 1, 3)]),
-        "a constant of 3 bytes at 18446744073709551615 ends after the blob's 4 bytes of constants",
+        "a constant of 3 bytes at 18446744073709551615 ends after the blob's 12 bytes of constants",
     ),
     (of(value(9, ids(1))), "value 1 does not exist: there are 1"),
     (of(value(9, ids(0))), "a list of values holds another one"),
@@ -181,7 +191,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("root", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
 def test_a_bad_graph_is_refused_with_the_reason(root: Table, reason: str) -> None:
-    blob = memoryview(delegate_blob(root, b"1234"))
+    blob = memoryview(delegate_blob(root, b"123456789012"))
     with pytest.raises(InvalidProgram) as caught:
         read_delegate(blob, base=1000, path="m.pte")
     assert (caught.value.reason, caught.value.path) == (reason, "m.pte")

@@ -145,3 +145,13 @@ def test_delegates_agree(path: Path) -> None:
             assert found.calls == tuple(ours.Call(call.node_id, call.name, tuple(call.args)) for call in theirs.chain)
             assert (found.inputs, found.outputs) == (tuple(theirs.input_ids), tuple(theirs.output_ids))
             assert [(c.key, c.nbytes) for c in found.constants] == [(c.named_key, c.length) for c in theirs.constants]
+
+
+def test_every_element_type_of_executorch_has_its_name_and_size() -> None:
+    from executorch.exir.scalar_type import ScalarType
+    from executorch.exir.tensor import scalar_type_table
+
+    found = {int(code): (str(dtype), dtype.itemsize) for dtype, code in scalar_type_table.items()}
+    ours = {code: (f"torch.{dtype.value}", dtype.size) for code, dtype in SCALAR_TYPES.items()}
+    assert {code: ours[code] for code in found} == found
+    assert {int(code) for code in ScalarType} <= set(SCALAR_TYPES)

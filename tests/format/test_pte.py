@@ -343,7 +343,8 @@ def calls(kind: int, *fields: Field | None) -> Table:
 EXTERNAL: dict[int, Field] = {9: table(None, None, i8(1))}
 
 REFUSED: list[tuple[Table, str]] = [
-    (of(plan(tensor(dtype=12))), "unknown element type 12"),
+    (of(plan(tensor(dtype=30))), "unknown element type 30"),
+    (of(plan(tensor(dtype=-1))), "unknown element type -1"),
     (of(plan(tensor([1] * 17))), "a list of 17 items is longer than 16"),
     (of(plan(tensor([2, -1]))), "tensor sizes [2, -1] are negative"),
     (of(plan(tensor([2, 3], order=[0, 0]))), "dimension order [0, 0] does not fit the sizes [2, 3]"),

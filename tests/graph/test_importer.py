@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
-from ptegpu.format import pte, read_program
+from ptegpu.format import BlobGraph, BlobTensor, Constant, pte, read_program
 from ptegpu.format.ptd import NamedTensor
+from ptegpu.graph import importer
 from ptegpu.graph.importer import NamedData, array_of, import_method
 from ptegpu.graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
 from ptegpu.runtime.data import named_data
@@ -286,17 +288,72 @@ def test_external_data_must_be_what_the_program_says(data: NamedData, expected: 
     assert expected == refused(method([tensor(4, key="w")], [], [0]), data)
 
 
-def test_another_backend_is_named() -> None:
-    found = method([tensor(4)], [0], [0], pte.DelegateCall(0, (0,)))
-    delegate = pte.Delegate("XnnpackBackend", memoryview(b""), ())
-    found = pte.Method(**{f: getattr(found, f) for f in found.__slots__} | {"delegates": (delegate,)})
+def test_other_backends_are_named() -> None:
+    steps = [pte.DelegateCall(k, (0,)) for k in range(3)]
+    ids = ("CoreMLBackend", "VulkanBackend", "XnnpackBackend", "UncalledBackend")
+    delegates = tuple(pte.Delegate(name, memoryview(b""), ()) for name in ids)
     with pytest.raises(UnsupportedProgram) as error:
-        by_hand(found)
+        by_hand(replace(method([tensor(4)], [0], [0], *steps), delegates=delegates))
     expected = (
-        "method forward calls the backend XnnpackBackend; ptegpu runs VulkanBackend and programs without a delegate: "
-        "export with VulkanPartitioner or WebGPUPartitioner"
+        "method forward calls the backends CoreMLBackend, XnnpackBackend; ptegpu runs VulkanBackend and programs "
+        "without a delegate: export with VulkanPartitioner or WebGPUPartitioner"
     )
     assert expected == str(error.value)
+
+
+def test_element_types_that_do_not_run_are_listed_once_each_with_foreign_backends() -> None:
+    complexes = [pte.Tensor(DType.C64, (2, 3), (0, 1)), pte.Tensor(DType.C64, (4,), (0,)), tensor(4)]
+    steps = [kernel("aten::abs.out", 0, 1, 1), kernel("aten::abs.out", 1, 2, 2)]
+    with pytest.raises(UnsupportedProgram) as error:
+        by_hand(method([*complexes], [0], [2], *steps))
+    expected = (
+        "method forward has tensors that ptegpu does not compute with: input 0 is complex64[2, 3], v1 is complex64[4]; "
+        "export it with tensors of bools, ints and floats"
+    )
+    assert expected == str(error.value)
+    delegates = (pte.Delegate("XnnpackBackend", memoryview(b""), ()),)
+    with pytest.raises(UnsupportedProgram) as error:
+        by_hand(replace(method([*complexes], [0], [2], *steps, pte.DelegateCall(0, (2,))), delegates=delegates))
+    backend, types = str(error.value).splitlines()
+    assert expected == types
+    assert backend.startswith("method forward calls the backend XnnpackBackend; ")
+
+
+def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.Method:
+    """A method that copies constants of these dimensions out of a delegate."""
+    count = len(constants)
+    values = tuple(BlobTensor(DType.F32, dims, k) for k in range(count))
+    graph = BlobGraph("0", (), values, (), tuple(range(count)), constants)
+    call = pte.DelegateCall(0, tuple(range(count)))
+    outs: list[pte.Value] = [tensor(*dims) for _ in constants]
+    found = method(outs, [], list(range(count)), call)
+    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def blobs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blob of a delegate is the graph itself."""
+    monkeypatch.setattr(importer, "read_delegate", lambda blob, **_: blob)
+
+
+@pytest.mark.usefixtures("blobs_by_hand")
+@pytest.mark.parametrize("held", [8, 17, 32])
+def test_named_data_of_a_delegate_has_the_bytes_of_its_tensor(held: int) -> None:
+    expected = (
+        f"model.pte: delegate 0: constant 0 needs 16 bytes, and its data 'w' has {held}; "
+        "give the data that was exported with this program"
+    )
+    assert expected == refused(of_constants((4,), Constant(None, "w", 16)), {"w": memoryview(bytes(held))})
+
+
+@pytest.mark.usefixtures("blobs_by_hand")
+def test_constants_of_one_key_are_of_one_size() -> None:
+    data = {"w": named(np.arange(4, dtype=np.float32).tobytes())}
+    tied = by_hand(of_constants((4,), Constant(None, "w", 16), Constant(None, "w", 16)), data)
+    assert [[0, 1, 2, 3]] * 2 == [c.args[0].data.tolist() for c in calls(tied)]  # type: ignore[union-attr]
+    empty = by_hand(of_constants((0, 4), Constant(None, "w", 16)), data)
+    assert [(0, 4)] == [c.args[0].data.shape for c in calls(empty)]  # type: ignore[union-attr]
+    assert "constant 0 needs 8 bytes" in refused(of_constants((2,), Constant(None, "w", 8)), data)
 
 
 def test_bytes_in_another_dimension_order_are_read_logically() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.graphs import Sketch
+from tests.graphs import Sketch, plan_of
 
 from ptegpu.dtypes import DType
-from ptegpu.errors import ExecutionError, ShapeError
+from ptegpu.errors import ExecutionError, InvalidInput, ShapeError
 from ptegpu.graph import live
-from ptegpu.graph.graph import Graph, Node, Shape, Tensor, Value
-from ptegpu.graph.live import Live, settle
+from ptegpu.graph.graph import Arg, Graph, Node, Shape, Tensor, Value
+from ptegpu.graph.live import Live, evaluate, settle
+from ptegpu.ops.registry import REGISTRY, OpDef, Out
+
+HUGE = 2**62
 
 
 def nothing(tensor: Tensor) -> np.ndarray:
@@ -159,6 +163,62 @@ def test_a_symbolic_int_beyond_32_bits_is_refused() -> None:
     expected = "mul #0: the symbolic int 2147483648 does not fit int32"
     assert expected == refused(engine, {a: 32768}, ExecutionError)
     assert [0, 0] == [int(a), int(product)]
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 10**30])
+def test_an_int_of_a_call_beyond_32_bits_is_refused(value: int) -> None:
+    s = Sketch()
+    a = s.sym()
+    engine = Live(s.returns(s.node("neg", a)))
+    expected = f"s1: the int {value} does not fit int32, which is what the GPU computes with"
+    assert expected == refused(engine, {a: value}, InvalidInput)
+    assert 0 == int(a)
+
+
+NONSENSE: list[tuple[str, tuple[Arg, ...], str]] = [
+    (
+        "aten.upsample_nearest2d.vec",
+        (None, (math.inf, 2.0)),
+        "(x:float32[1, 1, 2, 2], None, (inf, 2.0)): cannot convert float infinity to integer",
+    ),
+    (
+        "aten.upsample_nearest2d.vec",
+        (None, (math.nan, 2.0)),
+        "(x:float32[1, 1, 2, 2], None, (nan, 2.0)): cannot convert float NaN to integer",
+    ),
+    (
+        "quantized_decomposed.quantize_per_tensor.default",
+        (0.0, 3, -128, 127, None),
+        "(x:float32[1, 1, 2, 2], 0.0, 3, -128, 127, None): float division by zero",
+    ),
+    (
+        "aten.round.decimals",
+        (HUGE,),
+        f"(x:float32[1, 1, 2, 2], {HUGE}): (34, 'Numerical result out of range')",
+    ),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "reason"), NONSENSE, ids=[f"{op}{args}" for op, args, _ in NONSENSE])
+def test_numbers_that_a_rule_cannot_compute_with_are_shown(op: str, args: tuple[Arg, ...], reason: str) -> None:
+    x = Tensor("x", DType.F32, (1, 1, 2, 2), "input")
+    dtype = DType.I8 if "quantize" in op else DType.F32
+    out = Tensor("y", dtype, (1, 1, 2, 2))
+    graph = Graph("g", [x], [out], [Node(REGISTRY[op], (x, *args), (out,), f"{op} #4")])
+    with pytest.raises(ShapeError) as error:
+        settle(graph)
+        plan_of(graph)
+    assert f"{op} #4: cannot compute with {reason}" == str(error.value)
+
+
+def test_a_long_list_is_cut_in_the_message() -> None:
+    def divides(sizes: Arg) -> Iterator[Out]:
+        yield Out((1 // 0,))
+
+    op = OpDef("test.divides", (("sizes", lambda a: a, False, None),), frozenset(), steps=divides)
+    with pytest.raises(ShapeError) as error:
+        evaluate(Node(op, ((1,) * 300,), (Tensor("y", DType.F32, (2,)),), "it"), nothing)
+    assert f"it: cannot compute with ({'(' + '1, ' * 66}1 …): integer division or modulo by zero" == str(error.value)
 
 
 def test_shapes_that_do_not_fit_each_other_name_the_node() -> None:

@@ -76,7 +76,7 @@ BlobValue = None | bool | int | float | str | BlobTensor | SymInt | ValueList | 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Bytes in the blob, or the key of named data that has at least `nbytes`."""
+    """Bytes in the blob, or the key of named data that has `nbytes`."""
 
     data: memoryview | None
     key: str | None
@@ -182,9 +182,20 @@ def _read_tensor(table: Table, constants: tuple[Constant, ...]) -> BlobTensor:
     constant, memory = max(table.i32(2), -1), max(table.i32(3), -1)
     if constant >= len(constants):
         table.fail(f"constant {constant} does not exist: there are {len(constants)}")
-    if constant >= 0 and constants[constant].nbytes < nbytes:
-        table.fail(f"constant {constant} holds {constants[constant].nbytes} bytes, its tensor needs {nbytes}")
+    if constant >= 0 and nbytes:
+        _check_constant(table, f"constant {constant}", constants[constant].nbytes, f"{dtype.value}{list(dims)}", nbytes)
     return BlobTensor(dtype, dims, constant, memory, staging)
+
+
+def _check_constant(table: Table, name: str, held: int, tensor: str, needed: int) -> None:
+    """More bytes than the shape takes are those around a view, and nothing says where in them it lies."""
+    if held < needed:
+        table.fail(f"{name} holds {held} bytes, its tensor needs {needed}")
+    if held > needed:
+        table.fail(
+            f"{name} holds {held} bytes, its tensor {tensor} needs {needed}: it is a view of a larger tensor, which "
+            "the exporter wrote whole; clone such tensors before exporting, or use `ptegpu export`"
+        )
 
 
 def _read_call(table: Table, count: int) -> Call:

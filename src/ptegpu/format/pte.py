@@ -37,6 +37,11 @@ class Tensor:
     name: str | None = None  # what the exported module calls it, where the exporter was told to say
 
     @property
+    def is_stored(self) -> bool:
+        """Whether the program or its data have the elements it starts with."""
+        return self.data is not None or self.initial is not None or self.key is not None
+
+    @property
     def numel(self) -> int:
         return prod(self.sizes)
 

@@ -10,12 +10,14 @@ from ..dtypes import DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd, pte
 from ..format.delegate import BlobGraph, read_delegate
+from .ends import Ids, ends
 from .graph import Shape
 from .inline import inline
 from .linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from .names import functional
 
 NamedData = Mapping[str, memoryview | ptd.NamedTensor]
+Effect = tuple[pte.Instruction, Ids, Ids]  # with the values that it reads and writes
 Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arguments written in place
 
 BACKENDS = ("VulkanBackend",)
@@ -36,7 +38,9 @@ class _Importer:
         self.blobs: dict[int, BlobGraph] = {}
         self.owners: dict[tuple[int, int], int] = {}  # place in planned memory → the value last written there
         self.known: set[int] = set()  # values that have been written
-        self.written = self._written_ids()
+        self._check_supported()
+        self.chains = self._effects()
+        self.written = {v for chain in self.chains for _, _, writes in chain for v in writes}
 
     def run(self) -> Linear:
         method = self.method
@@ -50,26 +54,47 @@ class _Importer:
             linear.inputs.append(operand)
         for value_id in method.inputs:
             self._write(value_id)
-        for chain in method.chains:
+        for chain in self.chains:
             self._chain(chain, linear.code)
         self._find_views(method.outputs, linear.code)
         linear.outputs = [self.operand(v) for v in method.outputs]
         self._mark_states(linear)
         return linear
 
-    def _chain(self, chain: tuple[pte.Instruction, ...], code: list[Instruction]) -> None:
+    def _check_supported(self) -> None:
+        """Backends and element types that are not ptegpu's, all at once."""
+        method, problems = self.method, []
+        calls = [i for chain in method.chains for i in chain if isinstance(i, pte.DelegateCall)]
+        others = dict.fromkeys(d for c in calls if (d := method.delegates[c.delegate].id) not in BACKENDS)
+        if others:
+            problems.append(
+                f"method {method.name} calls the backend{'s' if len(others) > 1 else ''} {', '.join(others)}; ptegpu "
+                f"runs {', '.join(BACKENDS)} and programs without a delegate: export with VulkanPartitioner or "
+                "WebGPUPartitioner"
+            )
+        names = {value_id: f"input {k}" for k, value_id in enumerate(method.inputs)}
+        tensors = [(names.get(k, f"v{k}"), v) for k, v in enumerate(method.values) if isinstance(v, pte.Tensor)]
+        found = [f"{name} is {t.dtype.value}{list(t.sizes)}" for name, t in tensors if not t.dtype.runs]
+        if found:
+            problems.append(
+                f"method {method.name} has tensors that ptegpu does not compute with: {', '.join(found)}; "
+                "export it with tensors of bools, ints and floats"
+            )
+        if problems:
+            raise UnsupportedProgram("\n".join(problems))
+
+    def _chain(self, chain: list[Effect], code: list[Instruction]) -> None:
         starts: list[int] = []
         jumps: list[tuple[int, int]] = []  # (position in code, instruction of the chain it goes to)
-        for number, instruction in enumerate(chain):
+        for number, (instruction, reads, writes) in enumerate(chain):
             starts.append(len(code))
-            reads, writes = self._ids(instruction)
             self._find_views(reads, code)
             for value_id in writes:
                 self._write(value_id)
             if isinstance(instruction, pte.KernelCall):
-                code.append(self._kernel(instruction, number))
+                code.append(self._kernel(instruction, reads, writes, number))
             elif isinstance(instruction, pte.DelegateCall):
-                code.extend(self._delegate(instruction))
+                code.extend(self._delegate(instruction.delegate, reads, writes))
             elif isinstance(instruction, pte.MoveCall):
                 code.append(Move(self.operand(instruction.source), self.slot(instruction.target)))
             elif isinstance(instruction, pte.JumpFalse):
@@ -81,13 +106,27 @@ class _Importer:
             assert isinstance(jump, Jump)
             code[position] = Jump(jump.condition, starts[destination])
 
-    def _ids(self, instruction: pte.Instruction) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Values that an instruction reads and writes."""
-        if isinstance(instruction, pte.KernelCall) and instruction.args:
+    def _effects(self) -> list[list[Effect]]:
+        """The instructions with the values that each reads and writes."""
+        values = self.method.values
+        has_value = set(self.method.inputs)
+        has_value.update(k for k, v in enumerate(values) if isinstance(v, pte.Tensor) and v.is_stored)
+        chains: list[list[Effect]] = []
+        for chain in self.method.chains:
+            chains.append([])
+            for instruction in chain:
+                reads, writes = self._ids(instruction, has_value)
+                has_value.update(writes)
+                chains[-1].append((instruction, reads, writes))
+        return chains
+
+    def _ids(self, instruction: pte.Instruction, has_value: set[int]) -> tuple[Ids, Ids]:
+        if isinstance(instruction, pte.KernelCall):
             return self._split(instruction)
         if isinstance(instruction, pte.DelegateCall):
-            count = self._inputs_of(instruction)
-            return instruction.args[:count], instruction.args[count:]
+            blob, where = self._blob(instruction.delegate), f"delegate {instruction.delegate}"
+            values = self.method.values
+            return ends(blob, instruction.args, values, lambda k: k not in has_value, where, self.path)
         if isinstance(instruction, pte.MoveCall):
             return (instruction.source,), (instruction.target,)
         if isinstance(instruction, pte.JumpFalse):
@@ -119,14 +158,6 @@ class _Importer:
                 )
             code.append(Call(VIEW, (self.operand(owner), value.sizes), (self.slot(value_id),), f"view of v{owner}"))
             self.known.add(value_id)
-
-    def _written_ids(self) -> set[int]:
-        """Values that an instruction gives another value: scalars among them are not literals."""
-        return {v for chain in self.method.chains for i in chain for v in self._ids(i)[1]}
-
-    def _inputs_of(self, call: pte.DelegateCall) -> int:
-        blob = self._blob(call.delegate)
-        return len(blob.inputs) if blob else len(call.args)
 
     def _used_ids(self) -> set[int]:
         used = set(self.method.outputs)
@@ -193,9 +224,11 @@ class _Importer:
             raise InvalidProgram(f"{name}: the data '{t.key}' has {len(found)} bytes of {t.nbytes}", path=self.path)
         return array_of(found[: t.nbytes], t.dtype, t.sizes, t.dim_order)
 
-    def _split(self, call: pte.KernelCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _split(self, call: pte.KernelCall) -> tuple[Ids, Ids]:
         """Value ids of a kernel call's arguments and of its results."""
         args = call.args
+        if not args:
+            raise InvalidProgram(f"{call.operator} has no arguments", path=self.path)
         last = self.method.values[args[-1]]
         if call.operator == _COPY_INDEX:
             return args, args[:1]
@@ -213,39 +246,20 @@ class _Importer:
             return args[:-2], args[-1:]
         return args[:-1], args[-1:]
 
-    def _kernel(self, call: pte.KernelCall, number: int) -> Call:
-        if not call.args:
-            raise InvalidProgram(f"{call.operator} has no arguments", path=self.path)
-        ids, outs = self._split(call)
+    def _kernel(self, call: pte.KernelCall, ids: Ids, outs: Ids, number: int) -> Call:
         name = functional(call.operator)
         where = f"{call.operator} #{number}"
         return Call(name, tuple(self.operand(i) for i in ids), tuple(self.slot(i) for i in outs), where)
 
-    def _blob(self, index: int) -> BlobGraph | None:
-        delegate = self.method.delegates[index]
-        if delegate.id not in BACKENDS:
-            return None
+    def _blob(self, index: int) -> BlobGraph:
         if index not in self.blobs:
+            delegate = self.method.delegates[index]
             self.blobs[index] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
         return self.blobs[index]
 
-    def _delegate(self, call: pte.DelegateCall) -> list[Instruction]:
-        blob = self._blob(call.delegate)
-        if blob is None:
-            backend = self.method.delegates[call.delegate].id
-            raise UnsupportedProgram(
-                f"method {self.method.name} calls the backend {backend}; ptegpu runs {', '.join(BACKENDS)} and "
-                "programs without a delegate: export with VulkanPartitioner or WebGPUPartitioner"
-            )
-        ids = call.args
-        if len(ids) < len(blob.inputs):
-            raise InvalidProgram(
-                f"delegate {call.delegate} takes {len(blob.inputs)} inputs, the call gives {len(ids)} values",
-                path=self.path,
-            )
-        given = [self.operand(i) for i in ids[: len(blob.inputs)]]
-        outs = [self.slot(i) for i in ids[len(blob.inputs) :]]
-        return inline(blob, given, outs, self.named_data, f"delegate {call.delegate}", self.path)
+    def _delegate(self, index: int, ids: Ids, outs: Ids) -> list[Instruction]:
+        given, results = [self.operand(i) for i in ids], [self.slot(i) for i in outs]
+        return inline(self._blob(index), given, results, self.named_data, f"delegate {index}", self.path)
 
     def _mark_states(self, linear: Linear) -> None:
         """Constants that get written, and planned tensors read before they are written, keep their value.

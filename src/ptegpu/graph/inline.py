@@ -91,7 +91,7 @@ class _Inliner:
         if isinstance(value, BlobTensor):
             operand = Var(f"{self.prefix}{value_id}", value.dtype, value.dims)
             if value.constant >= 0:
-                operand.kind, operand.data = "constant", self._constant(value_id, value)
+                operand.kind, operand.data = "constant", self._constant(value)
                 self.sources[operand] = {operand}
         elif isinstance(value, SymInt):
             operand = Var(f"{self.prefix}{value_id}", None)
@@ -119,7 +119,7 @@ class _Inliner:
             self._fail(f"prepack makes {value!r} out of the constant {constant!r}")
         self.slots[value_id] = constant
 
-    def _constant(self, value_id: int, value: BlobTensor) -> np.ndarray:
+    def _constant(self, value: BlobTensor) -> np.ndarray:
         constant = self.blob.constants[value.constant]
         data = constant.data
         if data is None:
@@ -128,8 +128,11 @@ class _Inliner:
             if found is None:
                 self._fail(f"constant {value.constant} ('{constant.key}') is in no file given; give its .ptd file")
             data = found.data if isinstance(found, ptd.NamedTensor) else found
-        if len(data) < value.nbytes:
-            self._fail(f"constant {value.constant} has {len(data)} bytes, value {value_id} needs {value.nbytes}")
+        if len(data) != value.nbytes and value.nbytes:
+            self._fail(
+                f"constant {value.constant} needs {value.nbytes} bytes, and its data '{constant.key}' has {len(data)}; "
+                "give the data that was exported with this program"
+            )
         return np.frombuffer(data[: value.nbytes], value.dtype.numpy).reshape(value.dims)
 
     def _sources(self, v: Var) -> set[Var]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ..errors import ExecutionError, InvalidProgram, ShapeError
+from ..errors import ExecutionError, InvalidInput, InvalidProgram, PtegpuError, ShapeError
 from .graph import Graph, Node, Shape, Tensor, Value, flatten
 
 Data = Callable[[Tensor], np.ndarray]
@@ -54,6 +54,9 @@ class Live:
 
         try:
             for value, new in changes.items():
+                if isinstance(new, int) and not _fits(new):
+                    what = f"{value.name}: the int {new}"
+                    raise InvalidInput(f"{what} does not fit int32, which is what the GPU computes with")
                 reshaped |= assign(value, new)
             while queue:
                 node = self.nodes[heapq.heappop(queue)]
@@ -67,6 +70,10 @@ class Live:
         return reshaped
 
 
+def _fits(value: int) -> bool:
+    return -(2**31) <= value < 2**31
+
+
 def _set(value: Value, new: Shape | int) -> None:
     if isinstance(value, Tensor):
         assert isinstance(new, tuple)
@@ -78,22 +85,13 @@ def _set(value: Value, new: Shape | int) -> None:
 
 def evaluate(node: Node, data: Data) -> Sequence[Shape | int]:
     """What a node's outputs are now: live shapes, or a symbolic int."""
+    if node.op.sym is not None:
+        return [_symbolic(node, data)]
+    outs = [o for o in node.outs if isinstance(o, Tensor)]
     try:
-        if node.op.sym is not None:
-            extra = {"data": data} if "data" in node.op.wants else {}
-            value = int(node.op.sym(*node.op.bind(node.args), **extra))
-            if not -(2**31) <= value < 2**31:
-                raise ExecutionError(f"{node.name}: the symbolic int {value} does not fit int32")
-            return [value]
-        outs = [o for o in node.outs if isinstance(o, Tensor)]
         shapes = node.op.infer(node.args, outs)
-    except ZeroDivisionError:
-        raise ExecutionError(f"{node.name}: division by zero") from None
     except (ShapeError, InvalidProgram) as e:
-        raise ShapeError(f"{node.name}: {e}") from None
-    except (IndexError, ValueError, TypeError) as e:
-        inputs = ", ".join(map(repr, node.values()))
-        raise ShapeError(f"{node.name} cannot take {inputs or 'these arguments'}: {e}") from e
+        raise ShapeError(f"{node.name}: {e}") from e
     if len(outs) != len(shapes):
         raise ShapeError(f"{node.name} has {len(shapes)} results, the program says {len(outs)}")
     for out, shape in zip(outs, shapes, strict=True):
@@ -104,6 +102,24 @@ def evaluate(node: Node, data: Data) -> Sequence[Shape | int]:
                 f"but the program allows at most {list(out.max_shape)}"
             )
     return shapes
+
+
+def _symbolic(node: Node, data: Data) -> int:
+    assert node.op.sym is not None
+    extra = {"data": data} if "data" in node.op.wants else {}
+    try:
+        value = int(node.op.sym(*node.op.bind(node.args), **extra))
+    except (ShapeError, InvalidProgram) as e:
+        raise ShapeError(f"{node.name}: {e}") from None
+    except PtegpuError:
+        raise
+    except ZeroDivisionError:
+        raise ExecutionError(f"{node.name}: division by zero") from None
+    except (ArithmeticError, LookupError, ValueError) as e:
+        raise ExecutionError(f"{node.name}: {e}") from e
+    if not _fits(value):
+        raise ExecutionError(f"{node.name}: the symbolic int {value} does not fit int32")
+    return value
 
 
 def settle(graph: Graph) -> None:

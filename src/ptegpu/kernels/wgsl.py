@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dtypes import DType
+from ..errors import InvalidProgram
 from ..plan.plan import Access, Feature, Kernel
 from ..plan.target import Target
 
@@ -81,7 +82,11 @@ class KernelSpec:
         if missing or extra:
             raise TypeError(f"kernel {self.kernel.name}: parameters missing {missing}, unknown {extra}")
         words = [struct.pack("<I", groups)]
-        words += [_pack_word(t, values[n]) for n, t in self.params]
+        for name, kind in self.params:
+            try:
+                words.append(_pack_word(kind, values[name]))
+            except (struct.error, ArithmeticError, ValueError):
+                raise InvalidProgram(f"kernel {self.kernel.name} cannot take {values[name]} as its {name}") from None
         block = b"".join(words)
         return block + bytes(-len(block) % 16)
 

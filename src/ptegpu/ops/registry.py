@@ -31,6 +31,7 @@ from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 
 OPTIONS = ("dtype", "layout", "device", "pinned", "pin_memory")  # of a new tensor
+NONSENSE = (ArithmeticError, LookupError, ValueError)  # what Python raises where a program's numbers make no sense
 
 Number: TypeAlias = int | float
 SymInt: TypeAlias = int | Sym
@@ -142,6 +143,14 @@ class OpDef:
 
     def infer(self, args: Sequence[Arg], outs: Sequence[Tensor]) -> list[Shape]:
         """Live output shapes from live input shapes: the rule runs up to its last `Out`."""
+        try:
+            return self._infer(args, outs)
+        except PtegpuError:
+            raise
+        except (*NONSENSE, TypeError, StopIteration) as e:
+            raise _refused(args, e) from e
+
+    def _infer(self, args: Sequence[Arg], outs: Sequence[Tensor]) -> list[Shape]:
         values = self.bind(args)
         if self.view is not None:
             return [tuple(self.view(*values))]
@@ -180,6 +189,10 @@ class OpDef:
                     raise InvalidProgram(f"it has more results than the {len(outs)} that the program takes")
         except StopIteration:
             return
+        except PtegpuError:
+            raise
+        except NONSENSE as e:
+            raise _refused(args, e) from e
 
     def extras(self, target: Target, outs: Sequence[Tensor], finish: Any = None) -> dict[str, Any]:
         """The keyword-only parameters that the rule asked for."""
@@ -192,7 +205,7 @@ class OpDef:
             return []
         try:
             return list(self.indexes(dict(zip((name for name, *_ in self.parameters), self.bind(args), strict=True))))
-        except (PtegpuError, LookupError):
+        except (PtegpuError, *NONSENSE):
             return []
 
     def takes(self, operands: Sequence[Any]) -> bool:
@@ -218,6 +231,11 @@ class OpDef:
 
 
 REGISTRY: dict[str, OpDef] = {}
+
+
+def _refused(args: Sequence[Arg], e: Exception) -> ShapeError:
+    shown = ", ".join(map(repr, args))
+    return ShapeError(f"cannot compute with ({shown if len(shown) < 200 else shown[:200] + ' …'}): {e}")
 
 
 def op(

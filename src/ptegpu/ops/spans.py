@@ -34,14 +34,13 @@ def fits(span: Span | None) -> bool:
 def spans(call: Call, of: Of) -> list[Span | None]:
     """Those of a call's results; `of` knows its operands'."""
     definition = REGISTRY.get(call.op)
-    if call.op in RULES:
-        found = RULES[call.op](call, of)
-    elif definition is not None and definition.moves:
-        found = of(call.args[0])
-    else:
-        found = None
+    rule = RULES.get(call.op) or (_of(0) if definition is not None and definition.moves else None)
     places = PLACES.get(call.op)
-    return [_places(call) if k == places else _declared(found, out) for k, out in enumerate(call.outs)]
+    try:
+        found = rule(call, of) if rule else None
+        return [_places(call) if k == places else _declared(found, out) for k, out in enumerate(call.outs)]
+    except (LookupError, TypeError):  # not the operator's schema, which loading says
+        return [None] * len(call.outs)
 
 
 def of_dtype(dtype: DType | None) -> Span | None:

@@ -96,7 +96,7 @@ def _joinable(node: Node) -> bool:
         return False
     try:
         return _formula(node, Target()) is not None
-    except (PtegpuError, ValueError, TypeError, IndexError):
+    except (PtegpuError, TypeError):
         return False
 
 

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from ..dtypes import DType
+from ..dtypes import RUNS, DType
 from ..errors import InvalidProgram
 from .plan import Plan
 
@@ -97,7 +97,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         return tuple(_read(parts[0], v, f"{where}[{k}]") for k, v in enumerate(value))
     if get_origin(kind) is UnionType:  # int | None
         return None if value is None else _read(parts[0], value, where)
-    allowed = parts if get_origin(kind) is Literal else [d.value for d in DType] if kind is DType else None
+    allowed = parts if get_origin(kind) is Literal else [d.value for d in RUNS] if kind is DType else None
     if allowed is not None:
         if value not in allowed:
             _damaged(f"{where} is {value!r}, not one of {', '.join(allowed)}")

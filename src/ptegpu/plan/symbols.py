@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import UnsupportedProgram
+from ..errors import InvalidProgram, UnsupportedProgram
 from ..graph.graph import Graph, Node, Sym, Tensor
 from ..kernels.wgsl import SYM_VECTORS
 from .plan import SymStep
@@ -28,6 +28,8 @@ class Symbols:
         """Where a kernel finds `value`: a symbolic int's word, or that of a literal."""
         key = value if isinstance(value, Sym) else int(value)
         if key not in self.table:
+            if isinstance(key, int) and not -(2**31) <= key < 2**31:
+                raise InvalidProgram(f"the int {key} does not fit int32, which is what the GPU computes with")
             if len(self.table) == CAPACITY:
                 raise UnsupportedProgram(f"graph {self.graph.name} has more than {CAPACITY} symbolic ints")
             self.table[key] = len(self.table)

@@ -190,7 +190,10 @@ def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
 def repeat(x: Array, repeats: Sequence[int]) -> Array:
     if len(repeats) < x.ndim:
         raise ShapeError(f"{len(repeats)} repeats for a tensor of sizes {list(x.shape)}")
-    return np.tile(x, tuple(repeats)) if len(repeats) else x
+    sizes = [1] * (len(repeats) - x.ndim) + list(x.shape)
+    pairs = [n for pair in zip(repeats, sizes) for n in pair]  # np.tile crashes where the sizes overflow
+    spread = np.broadcast_to(x.reshape([1 if k % 2 == 0 else n for k, n in enumerate(pairs)]), pairs)
+    return spread.reshape([r * n for r, n in zip(repeats, sizes)])
 
 
 @portable("aten.tril.default")

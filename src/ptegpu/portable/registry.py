@@ -99,7 +99,7 @@ def call(name: str, args: Sequence[Any], outs: Sequence[OutSpec]) -> list[Array]
             return [_own(cast(r, o.numpy), values) for r, o in zip(results, outs)]
     except PtegpuError as e:
         raise type(e)(f"{name}: {e}") from e
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
         given = ", ".join(map(_describe, values))
         raise ExecutionError(f"{name}({given}) failed: {e}") from e
 

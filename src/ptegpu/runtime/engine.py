@@ -75,8 +75,11 @@ class Engine:
         self.current_baked: tuple[int, ...] = ()
         self.limits = Limits()
         if not joined.dynamic:
-            self._settle_static()
-            self.current, self.limits = self._prepare(())
+            try:
+                self._settle_static()
+                self.current, self.limits = self._prepare(())
+            except ShapeError as e:
+                raise InvalidProgram(str(e)) from e
 
     def plan(self) -> Plan | None:
         """The plan of the last run, or of a static graph."""
@@ -110,10 +113,7 @@ class Engine:
         self.session.close()
 
     def _settle_static(self) -> None:
-        try:
-            settle(self.graph)
-        except ShapeError as e:
-            raise InvalidProgram(str(e)) from None
+        settle(self.graph)
         for node in self.graph.nodes:
             for out in node.outs:
                 if isinstance(out, Tensor) and out.shape != out.max_shape:

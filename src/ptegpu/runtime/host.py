@@ -41,7 +41,8 @@ def run(c: Call, args: Sequence[Any]) -> list[Any]:
             results = call(c.op, _plain(c, args), specs)
     except PtegpuError as e:
         raise type(e)(f"{c.where}: {e}") from e
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # what a primitive cannot take
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
+        # a primitive that got what it cannot take
         raise ExecutionError(f"{c.where} failed: {e}") from e
     return [_declared(c, v, r) for v, r in zip(c.outs, results, strict=True)]
 

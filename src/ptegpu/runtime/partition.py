@@ -8,6 +8,7 @@ the host must look: at a branch, an item read from a tensor just computed, or an
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -165,6 +166,14 @@ def _readable(operand: Operand, written: Counter[Var]) -> bool:
 
 def _indices(call: Call, definition: OpDef) -> set[Var]:
     """The slots that are nothing but indices of this call: what does not fit 32 bits is out of range there too."""
+    args, tensors = stand_ins(call.args)
+    bounded = [b.values for b in definition.bounds(args)]
+    uses = Counter(variables(call.args))
+    return {v for v, t in tensors.items() if uses[v] == sum(b is t for b in bounded)}
+
+
+def stand_ins(operands: Sequence[Operand]) -> tuple[list[Arg], dict[Var, Tensor]]:
+    """Values of the kinds that the operands will have in a graph, and the tensors among them by slot."""
     tensors: dict[Var, Tensor] = {}
 
     def stand_in(operand: Operand) -> Arg:
@@ -176,9 +185,7 @@ def _indices(call: Call, definition: OpDef) -> set[Var]:
             return Sym(operand.name)
         return tensors.setdefault(operand, Tensor(operand.name, operand.dtype.device, operand.sizes))
 
-    bounded = [b.values for b in definition.bounds([stand_in(a) for a in call.args])]
-    uses = Counter(variables(call.args))
-    return {v for v, t in tensors.items() if uses[v] == sum(b is t for b in bounded)}
+    return [stand_in(o) for o in operands], tensors
 
 
 def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
