@@ -18,6 +18,8 @@ from . import loader
 
 Kind = Literal["discrete", "integrated", "software"]
 
+BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}  # elsewhere Vulkan alone
+
 _PREFERENCE: tuple[Kind, ...] = ("discrete", "integrated", "software")
 _KINDS: dict[str, Kind] = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software"}
 _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel", 0x13B5: "Arm", 0x5143: "Qualcomm", 0x106B: "Apple"}
@@ -48,7 +50,7 @@ def native_adapters() -> tuple[Any, ...]:
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
     with suppress(RuntimeError):  # another user of wgpu in this process has made its instance already
-        set_instance_extras(backends=["Metal" if sys.platform == "darwin" else "Vulkan"])
+        set_instance_extras(backends=BACKENDS.get(sys.platform, ["Vulkan"]))
     return tuple(wgpu.gpu.enumerate_adapters_sync())
 
 

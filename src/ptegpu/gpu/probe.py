@@ -31,8 +31,8 @@ def _sizes(device: Device, workgroup: int) -> set[int]:
     sizes = device.buffer("subgroup sizes", nbytes, "storage")
     group = device.bind_group(pipeline, [(sizes, 0, nbytes)])
     with native.Recorder(device.handle) as recorder:
-        recorder.compute([(pipeline.handle, group.handle, _GROUPS, 1)])
-        commands = Commands(recorder.finish(), [sizes])
+        recorder.compute([(pipeline.handle, group, _GROUPS, 1)])
+        commands = Commands(recorder, [sizes])
     submit(device, commands)
     found = set(memoryview(device.read(sizes, nbytes)).cast("I"))
     device.release(sizes)
