@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class AdapterInfo:
     driver: str
     features: frozenset[str]
     limits: Mapping[str, int]
+    twin: int = 0  # its number among those of the same name and backend, in the driver's order
 
     def __str__(self) -> str:
         return f"{self.index}: {self.name} ({self.type}, {self.backend})"
@@ -56,7 +57,12 @@ def native_adapters() -> tuple[Any, ...]:
 
 def adapters() -> list[AdapterInfo]:
     """Every adapter of this machine, in the order that an index given as `device` counts."""
-    return [_info(index, adapter) for index, adapter in enumerate(native_adapters())]
+    found: list[AdapterInfo] = []
+    for index, adapter in enumerate(native_adapters()):
+        info = _info(index, adapter)
+        twins = sum((other.name, other.backend) == (info.name, info.backend) for other in found)
+        found.append(replace(info, twin=twins))
+    return found
 
 
 def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterInfo:

@@ -17,7 +17,7 @@ _GROUPS = 2
 def subgroup_size(device: Device) -> int:
     """The size every subgroup has; 0 when it varies."""
     if device.info.backend == "Vulkan":
-        smallest, largest = vulkan.subgroup_range(device.info.name)
+        smallest, largest = vulkan.subgroup_range(device.info.name, device.info.twin)
         if smallest < largest:
             return 0  # the driver chooses per pipeline, so that no probe speaks for another kernel
     widest = device.target.workgroup(device.target.max_invocations)
