@@ -1,83 +1,40 @@
-"""The command `ptegpu`. Errors are one line on stderr and exit code 1, usage errors exit code 2."""
+"""The command `ptegpu`. Importing it takes no time, so that `main` already stands when the commands are imported."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import NoReturn
 
-import typer
-
-import ptegpu
-
-from ..errors import PtegpuError
-from .chat import chat
-from .console import print_error
-from .demo import demo
-from .doctor import doctor
-from .evaluate import evaluate
-from .export import export
-from .generate import generate
-from .inspect import inspect
-from .profile import profile
-from .run import run
-
-app = typer.Typer(
-    help="Run ExecuTorch programs (.pte) on any GPU, through WebGPU.",
-    epilog="--debug, with any command, shows the traceback of an error.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _command in (run, inspect, profile, doctor, generate, chat, evaluate):
-    app.command()(_command)
-app.add_typer(export)
-app.add_typer(demo)
+INTERRUPTED = 130  # exit codes as shells have them for a process that SIGINT ends,
+CLOSED_PIPE = 141  # and for one that SIGPIPE ends: `ptegpu … | head` then ends like any other command before `head`
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"ptegpu {ptegpu.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; always ends in SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         try:
-            app([a for a in given if a != "--debug"], prog_name="ptegpu")
+            from .app import run_line
+
+            run_line(given)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except (PtegpuError, OSError, ModuleNotFoundError) as e:
-        if "--debug" in given or not (message := _message(e)):
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except (BrokenPipeError, SystemExit) as e:  # typer makes exit code 1 of a closed pipe
+        if isinstance(e, SystemExit) and not isinstance(e.__context__, BrokenPipeError):
             raise
-        print_error(message)
-        sys.exit(1)
+        _let_go()
+        sys.exit(CLOSED_PIPE)
 
 
-_PACKAGES = {"wgpu": "wgpu==0.32.*", "tokenizers": "ptegpu[llm]", "torch": "ptegpu[export]"}
-
-
-def _message(e: Exception) -> str:
-    """What to tell; nothing for an error that is not the user's."""
-    if isinstance(e, OSError) and e.strerror:
-        return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
-    if isinstance(e, ModuleNotFoundError):
-        missing = _PACKAGES.get(e.name or "")
-        return f"{e.name} is not installed. Run: pip install '{missing}'" if missing else ""
-    return str(e)
+def _let_go() -> None:
+    """What is left for streams whose reader is gone is dropped, as Python would complain about it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
