@@ -3,8 +3,8 @@
     python benchmarks/record.py [--dispatches 500] [--repeats 100] [--device auto]
 
 Both record the same steps (pipeline when it changes, bind group, dispatch) into one compute pass. "record" is from
-the new encoder to the end of the pass; "finish" makes the command buffer of it, inside wgpu-native, and is the same
-work for both. The paths take turns, with the GPU idle, and the best of the repeats counts.
+the new encoder to the end of the pass; "submit" makes the command buffer of it and hands it over, inside wgpu-native,
+and is the same work for both. The paths take turns, with the GPU idle, and the best of the repeats counts.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import wgpu
+
 from ptegpu.gpu import Device, Prepared, Session, native, open_device
-from ptegpu.gpu.submit import Commands, flush, submit
+from ptegpu.gpu.adapters import native_adapters
+from ptegpu.gpu.submit import Commands, submit
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan
 
 WGSL = """
@@ -46,52 +49,55 @@ def raw_path(device: Device, prepared: Prepared) -> tuple[float, float]:
     start = time.perf_counter()
     with native.Recorder(device.handle) as recorder:
         recorder.compute(prepared.steps)
-        recorded = time.perf_counter()
-        commands = recorder.finish()
-    finished = time.perf_counter()
-    submit(device, Commands(commands, prepared.buffers))
-    return recorded - start, finished - recorded
-
-
-def wgpu_py_path(device: Device, steps: list[tuple[Any, Any, int, int]]) -> tuple[float, float]:
-    start = time.perf_counter()
-    encoder = device.wrapped.create_command_encoder()
-    compute_pass = encoder.begin_compute_pass()
-    for pipeline, group, x, y in steps:
-        if pipeline is not None:
-            compute_pass.set_pipeline(pipeline)
-        compute_pass.set_bind_group(0, group)
-        compute_pass.dispatch_workgroups(x, y)
-    compute_pass.end()
+        commands = Commands(recorder, prepared.buffers)
     recorded = time.perf_counter()
-    commands = encoder.finish()
-    finished = time.perf_counter()
-    device.wrapped.queue.submit([commands])
-    return recorded - start, finished - recorded
+    submit(device, commands)
+    submitted = time.perf_counter()
+    device.wait()
+    return recorded - start, submitted - recorded
 
 
-def wgpu_py_steps(device: Device, prepared: Prepared) -> list[tuple[Any, Any, int, int]]:
-    """The steps of a prepared plan as objects of wgpu-py."""
-    steps, last = [], None
-    for dispatch in prepared.plan.dispatches:
-        pipeline, layout = device.pipeline(prepared.plan.kernels[dispatch.kernel]).owners
-        places = [
-            {"buffer": prepared.buffers[binding.buffer].wrapped, "offset": binding.offset, "size": binding.nbytes}
-            for binding in dispatch.bindings
-        ]
-        entries = [{"binding": number, "resource": place} for number, place in enumerate(places)]
-        group = device.wrapped.create_bind_group(layout=layout, entries=entries)
-        steps.append((None if pipeline is last else pipeline, group, *dispatch.grid))
-        last = pipeline
-    return steps
+class WgpuPy:
+    """The same plan with objects of wgpu-py, on a device of its own."""
+
+    def __init__(self, adapter: Any, plan: Plan) -> None:
+        self.device = device = adapter.request_device_sync()
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC
+        self.buffers = buffers = [device.create_buffer(size=buffer.nbytes, usage=usage) for buffer in plan.buffers]
+        modules = [device.create_shader_module(code=kernel.wgsl) for kernel in plan.kernels]
+        pipelines = [device.create_compute_pipeline(layout="auto", compute={"module": m}) for m in modules]
+        self.steps = []
+        for dispatch in plan.dispatches:
+            places = [{"buffer": buffers[b.buffer], "offset": b.offset, "size": b.nbytes} for b in dispatch.bindings]
+            entries = [{"binding": number, "resource": place} for number, place in enumerate(places)]
+            pipeline = pipelines[dispatch.kernel]
+            group = device.create_bind_group(layout=pipeline.get_bind_group_layout(0), entries=entries)
+            self.steps.append((pipeline, group, *dispatch.grid))
+
+    def path(self) -> tuple[float, float]:
+        start = time.perf_counter()
+        encoder = self.device.create_command_encoder()
+        compute_pass = encoder.begin_compute_pass()
+        last = None
+        for pipeline, group, x, y in self.steps:
+            if pipeline is not last:
+                compute_pass.set_pipeline(pipeline)
+            compute_pass.set_bind_group(0, group)
+            compute_pass.dispatch_workgroups(x, y)
+            last = pipeline
+        compute_pass.end()
+        recorded = time.perf_counter()
+        self.device.queue.submit([encoder.finish()])
+        submitted = time.perf_counter()
+        self.device.queue.read_buffer(self.buffers[0])  # waits
+        return recorded - start, submitted - recorded
 
 
-def best(device: Device, repeats: int, *paths: Path) -> list[tuple[float, float]]:
-    """Seconds of recording and of finishing, the least of each, for each path."""
+def best(repeats: int, *paths: Path) -> list[tuple[float, float]]:
+    """Seconds of recording and of submitting, the least of each, for each path."""
     times: list[list[tuple[float, float]]] = [[] for _ in paths]
     for _ in range(repeats):
         for path, seen in zip(paths, times):
-            native.wait(device.handle, flush(device))
             seen.append(path())
     return [(min(t[0] for t in seen), min(t[1] for t in seen)) for seen in times]
 
@@ -105,12 +111,12 @@ def main() -> None:
     device = open_device(options.device)
     with Session(device) as session:
         prepared = session.prepare(chain(options.dispatches))
-        steps = wgpu_py_steps(device, prepared)
-        raw, py = best(device, options.repeats, lambda: raw_path(device, prepared), lambda: wgpu_py_path(device, steps))
+        other = WgpuPy(native_adapters()[device.info.index], prepared.plan)
+        raw, py = best(options.repeats, lambda: raw_path(device, prepared), other.path)
     each = 1e6 / options.dispatches
     rows = {"ptegpu": [*raw, sum(raw)], "wgpu-py": [*py, sum(py)]}
     print(f"{device.info}, {options.dispatches} dispatches, best of {options.repeats}; µs per dispatch")
-    print(f"{'':10}{'record':>8}{'finish':>8}{'both':>8}")
+    print(f"{'':10}{'record':>8}{'submit':>8}{'both':>8}")
     for name, seconds in rows.items():
         print(f"{name:10}" + "".join(f"{second * each:8.2f}" for second in seconds))
     ratios = [ours / theirs for ours, theirs in zip(rows["ptegpu"], rows["wgpu-py"])]

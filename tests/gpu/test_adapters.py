@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from ctypes import c_void_p
+from types import SimpleNamespace
+
 import pytest
 
 from ptegpu.errors import NoAdapter
-from ptegpu.gpu import AdapterInfo, adapters, choose, loader
+from ptegpu.gpu import AdapterInfo, adapters, choose, loader, memory, vulkan
 
 
 def info(index: int, name: str, kind: str) -> AdapterInfo:
@@ -76,3 +80,50 @@ def test_this_machine_has_an_adapter():
     chosen = choose(found)
     assert chosen.name
     assert chosen.limits["max-compute-invocations-per-workgroup"] >= 256
+
+
+class FakeVulkan:
+    """A Vulkan with these GPUs; the free memory of each is its place, in GiB."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def vkGetPhysicalDeviceProperties2(self, gpu, properties):
+        properties._obj.name = self.names[gpu.value - 1].encode()
+
+    def vkGetPhysicalDeviceMemoryProperties2(self, gpu, asked):
+        asked._obj.heaps, asked._obj.heap[0].flags = 1, 1
+        vulkan._Budget.from_address(asked._obj.next).budget[0] = gpu.value << 30
+
+
+def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
+    names = ("NVIDIA H200", "llvmpipe", "NVIDIA H200", "NVIDIA T4", "NVIDIA H200")
+    said = {"vendor": "", "vendor_id": 0x10DE, "description": "", "adapter_type": "DiscreteGPU"}
+    native = [
+        SimpleNamespace(info=said | {"device": name, "backend_type": backend}, features=(), limits={})
+        for backend in ("Vulkan", "D3D12")
+        for name in names
+    ]
+    fake = FakeVulkan(*names)
+    monkeypatch.setattr(vulkan, "_loader", lambda: fake)
+    monkeypatch.setattr(vulkan, "_gpus", lambda: [c_void_p(n + 1) for n in range(len(names))])
+    monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda: native)
+    vulkan._gpu.cache_clear()
+    try:
+        found = [memory.available_bytes(info) for info in adapters()]
+    finally:
+        vulkan._gpu.cache_clear()
+    assert [n << 30 for n in (1, 2, 3, 4, 5)] + [None] * 5 == found
+
+
+def test_each_system_opens_the_backends_it_has(monkeypatch):
+    from wgpu.backends.wgpu_native import extras
+
+    opened: list[list[str]] = []
+    monkeypatch.setattr(loader, "configure", lambda: None)
+    monkeypatch.setattr(extras, "set_instance_extras", lambda backends: opened.append(backends))
+    for system in ("linux", "darwin", "win32"):
+        monkeypatch.setattr(sys, "platform", system)
+        sys.modules["ptegpu.gpu.adapters"].native_adapters.__wrapped__()
+    assert [["Vulkan"], ["Metal"], ["Vulkan", "DX12"]] == opened
+    assert all(f"InstanceBackend.{name}" in extras.native_flags for names in opened for name in names)

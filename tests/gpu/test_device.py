@@ -12,6 +12,7 @@ from ptegpu.errors import DeviceError, DeviceLost, KernelError, LimitExceeded, N
 from ptegpu.gpu import Session, native, open_device
 from ptegpu.gpu.buffers import BufferPool, GpuBuffer
 from ptegpu.gpu.memory import host_available_bytes
+from ptegpu.gpu.submit import Commands, submit
 from ptegpu.plan.plan import Kernel
 from ptegpu.plan.target import Target
 
@@ -95,12 +96,13 @@ def test_a_missing_entry_point_is_a_kernel_error(device):
     )
 
 
-def test_errors_of_recording_are_raised_when_it_finishes(device):
+def test_errors_of_recording_are_raised_when_it_is_submitted(device):
     small, large = device.buffer("small", 16, "storage"), device.buffer("large", 64, "storage")
     with native.Recorder(device.handle) as recorder:
         recorder.copy(large.handle, 0, small.handle, 0, 64)
-        with pytest.raises(DeviceError) as caught:
-            recorder.finish()
+        commands = Commands(recorder, [small, large])
+    with pytest.raises(DeviceError) as caught:
+        submit(device, commands)
     assert "overrunning the bounds of the Destination buffer of size 16" in str(caught.value)
 
 
@@ -159,7 +161,7 @@ def test_out_of_memory_says_what_was_needed_and_what_there_is(device, monkeypatc
 
 def test_the_pool_reuses_by_size_and_forgets_the_oldest(device):
     pool = BufferPool(max_bytes=100, max_count=3)
-    small = [GpuBuffer(device.wrapped, f"{n}", 16, "storage") for n in range(4)]
+    small = [GpuBuffer(device.handle, f"{n}", 16, "storage") for n in range(4)]
     for buffer in small:
         pool.give(buffer)
     assert [buffer.state for buffer in small] == ["destroyed", "ready", "ready", "ready"]
@@ -168,7 +170,7 @@ def test_the_pool_reuses_by_size_and_forgets_the_oldest(device):
     assert small[3] is pool.take(16, "storage")
     assert small[3].dirty
     assert pool.nbytes == 32
-    large = GpuBuffer(device.wrapped, "large", 112, "storage")
+    large = GpuBuffer(device.handle, "large", 112, "storage")
     pool.give(large)
     assert large.state == "destroyed"
     pool.clear()

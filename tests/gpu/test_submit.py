@@ -14,23 +14,23 @@ ROOT = Path(__file__).resolve().parents[2]
 CASE = """
 import sys
 from ptegpu.errors import DeviceError
-from ptegpu.gpu import native, open_device
-from ptegpu.gpu.submit import Commands, flush, submit
+from ptegpu.gpu import create, native, open_device
+from ptegpu.gpu.submit import Commands, submit
 
 case = sys.argv[1]
 device = open_device(subgroups=False)
 source, staging = device.buffer("source", 64, "storage"), device.buffer("target", 64, "staging")
 with native.Recorder(device.handle) as recorder:
     recorder.copy(source.handle, 0, staging.handle, 0, 64)
-    commands = Commands(recorder.finish(), (source, staging))
+    commands = Commands(recorder, (source, staging))
 if case == "destroyed":
     source.destroy()
 elif case == "mapped":
-    staging.read(device.handle, 64, flush(device))
+    staging.read(device, 64)
 elif case == "twice":
     submit(device, commands)
 elif case == "lost":
-    device.wrapped.destroy()
+    create.destroy_device(device.handle)
 try:
     submit(device, commands)
 except DeviceError as error:
@@ -41,7 +41,7 @@ fresh.write(buffer, b"it is alive now.")
 print(fresh.read(buffer, 16).decode())
 """
 
-UNGUARDED = CASE.replace("Commands(recorder.finish(), (source, staging))", "recorder.finish()").replace(
+UNGUARDED = CASE.replace("Commands(recorder, (source, staging))", "recorder.end()").replace(
     "    submit(device, commands)\nexcept", "    native.submit(device.queue, commands)\nexcept"
 )
 

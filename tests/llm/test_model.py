@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +16,10 @@ import tokenizers
 import torch
 from tests.llm.tiny import CONTEXT, TEXT, VOCABULARY, TinyLM
 
+import ptegpu
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.llm import LanguageModel
+from ptegpu.runtime import engine
 
 PROMPT = "Once upon a time there was a small fox who lived in a wood."
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -63,6 +68,18 @@ def test_only_new_tokens_run_and_the_result_is_the_same(model: LanguageModel, te
         assert fresh.timings.reused_tokens == 0
         assert fresh.tokens == made.tokens
         np.testing.assert_allclose(fresh.logprobs, made.logprobs, atol=1e-5)
+
+
+def test_the_next_step_is_on_its_way_while_a_plan_makes_room(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
+    model.reset()
+    monkeypatch.setattr(engine, "MAX_PLANS", 4)
+    for length in range(3, 9):
+        model.generate([length] * length, max_tokens=1, **FREE)
+    made = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
+    assert (alone.tokens, alone.logprobs) == (made.tokens, made.logprobs)
 
 
 def test_the_same_prompt_runs_one_token(model: LanguageModel) -> None:
@@ -330,3 +347,35 @@ def test_signatures_that_are_refused(folder: Path) -> None:
     assert "input 1 of its forward is int64[2]" == reason(**with_value(1, sizes=(2,)))
     assert "the output of its forward is int64[1, 320]" == reason(**with_value(0, output=True, dtype=DType.I64))
     assert "the output of its forward is float32[2, 320]" == reason(**with_value(0, output=True, sizes=(2, 320)))
+
+
+INTERRUPTED = """
+import random, signal, sys
+from ptegpu.llm import LanguageModel
+
+def generate(number):
+    made = model.generate(prompts[number], max_tokens=6, temperature=float(number % 2), seed=1, stop_tokens=())
+    return made.tokens
+
+model = LanguageModel(sys.argv[1])
+prompts = [[5, 6, 7], [5, 6, 7, 8, 9, 10], [11] * 20]
+expected = [generate(number) for number in range(3)]
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+chosen, right = random.Random(0), 0
+for n in range(50):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-4, 0.05))
+        while True:
+            generate(chosen.randrange(3))
+    except KeyboardInterrupt:
+        number = chosen.randrange(3)
+        right += expected[number] == generate(number)
+print(right)
+"""
+
+
+def test_interrupted_generations_leave_the_model_right(folder: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(folder / "tiny.pte")]
+    environ = os.environ | {"PYTHONPATH": str(Path(ptegpu.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=100, check=False)
+    assert (0, "", "50\n") == (done.returncode, done.stderr, done.stdout)

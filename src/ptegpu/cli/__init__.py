@@ -1,4 +1,4 @@
-"""The command `ptegpu`. Errors are one line on stderr: exit code 1, or 2 where the command line is wrong."""
+"""The command `ptegpu`. Importing it takes no time, so that `main` already stands when the commands are imported."""
 
 from __future__ import annotations
 
@@ -6,56 +6,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import NoReturn
 
-import typer
-
-import ptegpu
-
-from ..errors import PtegpuError
-from .chat import chat
-from .console import print_error
-from .demo import demo
-from .doctor import doctor
-from .evaluate import evaluate
-from .export import export
-from .generate import generate
-from .inspect import inspect
-from .profile import profile
-from .run import run
-
-UsageError: Any = typer.BadParameter.__mro__[1]  # typer has it under no public name
-
-app = typer.Typer(
-    help="Run ExecuTorch programs (.pte) on any GPU, through WebGPU.",
-    epilog="--debug, with any command, shows the traceback of an error.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _command in (run, inspect, profile, doctor, generate, chat, evaluate):
-    app.command()(_command)
-app.add_typer(export)
-app.add_typer(demo)
+INTERRUPTED = 130  # exit codes as shells have them for a process that SIGINT ends,
+CLOSED_PIPE = 141  # and for one that SIGPIPE ends: `ptegpu … | head` then ends like any other command before `head`
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(f"ptegpu {ptegpu.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    pass
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; always ends in SystemExit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -63,41 +20,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
             stream.reconfigure(errors="replace")
     try:
         try:
-            code = app([a for a in given if a != "--debug"], prog_name="ptegpu", standalone_mode=False)
+            from .app import run_line
+
+            code = run_line(given)
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except UsageError as e:
-        if message := _usage(e):
-            print_error(message)
-        sys.exit(2)
-    except (PtegpuError, OSError, ModuleNotFoundError) as e:
-        if "--debug" in given or not (message := _message(e)):
+        sys.exit(code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except (BrokenPipeError, SystemExit) as e:  # typer makes exit code 1 of a closed pipe
+        if isinstance(e, SystemExit) and not isinstance(e.__context__, BrokenPipeError):
             raise
-        print_error(message)
-        sys.exit(1)
-    sys.exit(code if isinstance(code, int) else 0)
+        _let_go()
+        sys.exit(CLOSED_PIPE)
 
 
-def _usage(e: Any) -> str:
-    """What is wrong with the command line, and where its help is; nothing where the help was shown already."""
-    if type(e).__name__ == "NoArgsIsHelpError":
-        return ""
-    command = e.ctx.command_path if e.ctx else "ptegpu"
-    text = e.format_message().replace("Value error, ", "").rstrip(".")
-    return f"{text}{' See' if text.endswith('?') else '; see'} {command} --help"
-
-
-_PACKAGES = {"wgpu": "wgpu==0.32.*", "tokenizers": "ptegpu[llm]", "torch": "ptegpu[export]"}
-
-
-def _message(e: Exception) -> str:
-    """What to tell; nothing for an error that is not the user's."""
-    if isinstance(e, OSError) and e.strerror:
-        return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
-    if isinstance(e, ModuleNotFoundError):
-        missing = _PACKAGES.get(e.name or "")
-        return f"{e.name} is not installed. Run: pip install '{missing}'" if missing else ""
-    return str(e)
+def _let_go() -> None:
+    """What is left for streams whose reader is gone is dropped, as Python would complain about it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from ..errors import NoAdapter
 from . import loader
 
 Kind = Literal["discrete", "integrated", "software"]
+
+BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}  # elsewhere Vulkan alone
 
 _PREFERENCE: tuple[Kind, ...] = ("discrete", "integrated", "software")
 _KINDS: dict[str, Kind] = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software"}
@@ -35,6 +37,7 @@ class AdapterInfo:
     driver: str
     features: frozenset[str]
     limits: Mapping[str, int]
+    twin: int = 0  # its number among those of the same name and backend, in the driver's order
 
     def __str__(self) -> str:
         return f"{self.index}: {self.name} ({self.type}, {self.backend})"
@@ -48,13 +51,18 @@ def native_adapters() -> tuple[Any, ...]:
     from wgpu.backends.wgpu_native.extras import set_instance_extras
 
     with suppress(RuntimeError):  # another user of wgpu in this process has made its instance already
-        set_instance_extras(backends=["Metal" if sys.platform == "darwin" else "Vulkan"])
+        set_instance_extras(backends=BACKENDS.get(sys.platform, ["Vulkan"]))
     return tuple(wgpu.gpu.enumerate_adapters_sync())
 
 
 def adapters() -> list[AdapterInfo]:
     """Every adapter of this machine, in the order that an index given as `device` counts."""
-    return [_info(index, adapter) for index, adapter in enumerate(native_adapters())]
+    found: list[AdapterInfo] = []
+    for index, adapter in enumerate(native_adapters()):
+        info = _info(index, adapter)
+        twins = sum((other.name, other.backend) == (info.name, info.backend) for other in found)
+        found.append(replace(info, twin=twins))
+    return found
 
 
 def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterInfo:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import wgpu
 
-from . import native
+from . import create, native
+
+if TYPE_CHECKING:
+    from .device import Device
 
 Kind = Literal["storage", "uniform", "staging", "queries"]
 State = Literal["ready", "mapped", "destroyed"]
@@ -23,27 +26,32 @@ _USAGE: dict[Kind, int] = {
 class GpuBuffer:
     """A buffer. `state` is what a submit must know: only a ready buffer may be used by submitted work.
 
-    `dirty` says that it comes from the pool with the bytes of its former owner; a new buffer holds zeros.
+    `dirty` says that it comes from the pool with the bytes of its former owner; a new buffer holds zeros. `owners`
+    counts those who gave it back.
     """
 
-    __slots__ = ("dirty", "handle", "kind", "name", "nbytes", "state", "wrapped")
+    __slots__ = ("dirty", "handle", "kind", "name", "nbytes", "owners", "state")
 
-    def __init__(self, device: Any, name: str, nbytes: int, kind: Kind) -> None:
-        with native.checked():
-            self.wrapped = device.create_buffer(label=name, size=nbytes, usage=_USAGE[kind])
-        self.handle = native.handle_of(self.wrapped)
+    def __init__(self, device: native.Handle, name: str, nbytes: int, kind: Kind) -> None:
+        self.handle = create.buffer(device, name, nbytes, _USAGE[kind])
         self.name, self.nbytes, self.kind = name, nbytes, kind
         self.state: State = "ready"
         self.dirty = False
+        self.owners = 0
 
-    def read(self, device: native.Handle, nbytes: int, submission: int) -> memoryview:
-        """Maps the first bytes of a staging buffer once `submission` is done; `unmap` ends the view."""
+    def read(self, device: Device, nbytes: int) -> memoryview:
+        """Maps the first bytes of a staging buffer once the work that fills it is done; `unmap` ends the view.
+
+        Where that fails or is interrupted, it can be tried again.
+        """
         self.state = "mapped"
         try:
-            return native.map_for_reading(device, self.handle, nbytes, submission)
+            native.map_for_reading(device.handle, self.handle, nbytes)
         except BaseException:
-            self.destroy()
+            self.state = "ready"
             raise
+        device.check_alive()
+        return native.mapped(self.handle, nbytes)
 
     def unmap(self) -> None:
         native.unmap(self.handle)
@@ -51,7 +59,7 @@ class GpuBuffer:
 
     def destroy(self) -> None:
         self.state = "destroyed"
-        self.wrapped.destroy()
+        create.destroy_buffer(self.handle)
 
 
 class BufferPool:
@@ -60,7 +68,10 @@ class BufferPool:
     def __init__(self, max_bytes: int = 256 << 20, max_count: int = 256) -> None:
         self._max_bytes, self._max_count = max_bytes, max_count
         self._free: list[GpuBuffer] = []  # oldest first
-        self.nbytes = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._free)
 
     def __len__(self) -> int:
         return len(self._free)
@@ -70,23 +81,20 @@ class BufferPool:
         for position in range(len(self._free) - 1, -1, -1):
             buffer = self._free[position]
             if buffer.nbytes == nbytes and buffer.kind == kind:
-                self.nbytes -= nbytes
                 return self._free.pop(position)
         return None
 
     def give(self, buffer: GpuBuffer) -> None:
+        buffer.owners += 1
         if buffer.state != "ready" or buffer.nbytes > self._max_bytes:
             buffer.destroy()
             return
         buffer.dirty = True
         self._free.append(buffer)
-        self.nbytes += buffer.nbytes
         while self.nbytes > self._max_bytes or len(self._free) > self._max_count:
-            oldest = self._free.pop(0)
-            self.nbytes -= oldest.nbytes
-            oldest.destroy()
+            self._free.pop(0).destroy()
 
     def clear(self) -> None:
         for buffer in self._free:
             buffer.destroy()
-        self._free, self.nbytes = [], 0
+        self._free = []

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
-from ..errors import DeviceLost, NoAdapter, OutOfMemory
+from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory
 from ..plan.plan import Kernel
 from ..plan.target import Target
-from . import memory, native
+from . import create, memory, native
 from .adapters import AdapterInfo, adapters, choose, native_adapters
 from .buffers import BufferPool, GpuBuffer, Kind
 from .pipelines import Pipeline, PipelineCache
 from .probe import subgroup_size
-from .submit import Commands, flush, submit
+from .submit import Commands, submit
 
 Limits = Literal["adapter", "browser"]
 
@@ -95,23 +95,18 @@ class Device:
         f16, subgroups = f16 and "shader-f16" in info.features, subgroups and "subgroup" in info.features
         self.timestamps = "timestamp-query" in info.features  # whether GPU time can be measured
         features = ["shader-f16"] * f16 + ["subgroup"] * subgroups + ["timestamp-query"] * self.timestamps
-        required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else None
-        with native.checked():
-            self.wrapped = adapter.request_device_sync(
-                label="ptegpu", required_features=features, required_limits=required
-            )
+        required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else {}
+        self.handle, self.queue, given = create.device(adapter._internal, features, required)
         self.info, self.limits = info, limits
-        self.handle = native.handle_of(self.wrapped)
-        self.queue = native.handle_of(self.wrapped.queue)
         self.lock = threading.RLock()
         self.counters = Counters()
         self.traffic = Traffic()
         self.pool = BufferPool()
-        self._pipelines = PipelineCache(self.wrapped)
+        self._pipelines = PipelineCache(self.handle)
         self.pending_bytes = 0  # written, but not submitted yet
         self._lost: str | None = None
-        self._probe = GpuBuffer(self.wrapped, "probe", 16, "storage")
-        self.target = _target(info, self.wrapped.limits, f16=f16, subgroups=subgroups)
+        self._probe = GpuBuffer(self.handle, "probe", 16, "storage")
+        self.target = _target(info, given, f16=f16, subgroups=subgroups)
         if subgroups:
             self.target = replace(self.target, subgroup_size=subgroup_size(self))
 
@@ -161,10 +156,10 @@ class Device:
             self.counters.pipelines_created += len(self._pipelines) - before
             return pipeline
 
-    def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> native.BindGroup:
+    def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> native.Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
         self.counters.bind_groups_created += 1
-        return native.BindGroup(self.handle, pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
+        return native.bind_group(self.handle, pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
 
     def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
         """Bytes into a buffer, before whatever is submitted next. A tail of 1 to 3 bytes is padded with zeros."""
@@ -187,7 +182,7 @@ class Device:
             with native.Recorder(self.handle) as recorder:
                 for buffer in buffers:
                     recorder.clear(buffer.handle, buffer.nbytes)
-                commands = Commands(recorder.finish(), buffers)
+                commands = Commands(recorder, buffers)
             submit(self, commands)
         for buffer in buffers:
             buffer.dirty = False
@@ -199,9 +194,9 @@ class Device:
         with self.lock:
             with native.Recorder(self.handle) as recorder:
                 recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
-                commands = Commands(recorder.finish(), (buffer, staging))
-            submission = submit(self, commands)
-        data = bytes(staging.read(self.handle, nbytes, submission))
+                commands = Commands(recorder, (buffer, staging))
+            submit(self, commands)
+        data = bytes(staging.read(self, nbytes))
         self.counters.readbacks += 1
         staging.unmap()
         self.release(staging)
@@ -209,8 +204,10 @@ class Device:
         return data
 
     def wait(self) -> None:
-        """Blocks until everything written and submitted so far is done."""
-        native.wait(self.handle, flush(self))
+        """Waits until everything written and submitted so far is done."""
+        with self.lock:
+            submit(self)
+        native.wait(self.handle, bool)
 
     def destroy(self) -> None:
         """Ends the device; what still uses it raises DeviceLost from then on."""
@@ -218,16 +215,16 @@ class Device:
             if self._lost is None:
                 self.pool.clear()
                 self._lost = "the GPU device was destroyed; load the program again"
-                self.wrapped.destroy()
+                create.destroy_device(self.handle)
 
     def _new_buffer(self, name: str, nbytes: int, kind: Kind) -> GpuBuffer:
         try:
-            buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
+            buffer = GpuBuffer(self.handle, name, nbytes, kind)
         except OutOfMemory:
             self.pool.clear()
             self.wait()
             try:
-                buffer = GpuBuffer(self.wrapped, name, nbytes, kind)
+                buffer = GpuBuffer(self.handle, name, nbytes, kind)
             except OutOfMemory:
                 left = self.available_bytes()
                 there = "" if left is None else f"; {left} are available"
@@ -257,7 +254,7 @@ def open_device(
         if found is None or found.lost:
             try:
                 found = Device(info, native_adapters()[info.index], limits=limits, f16=f16, subgroups=subgroups)
-            except RuntimeError as error:
+            except DeviceError as error:
                 raise NoAdapter(f"{info} cannot be opened: {error}") from error
             _devices[key] = found
         return found
@@ -268,15 +265,15 @@ def _within(wanted: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, 
     return {name: (max if name.startswith("min-") else min)(n, adapter[name]) for name, n in wanted.items()}
 
 
-def _target(info: AdapterInfo, limits: dict[str, int], *, f16: bool, subgroups: bool) -> Target:
+def _target(info: AdapterInfo, limits: create.Limits, *, f16: bool, subgroups: bool) -> Target:
     return Target(
         name=info.name,
-        max_invocations=min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]),
-        max_shared_bytes=limits["max-compute-workgroup-storage-size"],
-        max_storage_buffers=limits["max-storage-buffers-per-shader-stage"],
-        max_binding_bytes=limits["max-storage-buffer-binding-size"],
-        max_buffer_bytes=limits["max-buffer-size"],
-        max_groups=limits["max-compute-workgroups-per-dimension"],
+        max_invocations=min(limits.maxComputeInvocationsPerWorkgroup, limits.maxComputeWorkgroupSizeX),
+        max_shared_bytes=limits.maxComputeWorkgroupStorageSize,
+        max_storage_buffers=limits.maxStorageBuffersPerShaderStage,
+        max_binding_bytes=limits.maxStorageBufferBindingSize,
+        max_buffer_bytes=limits.maxBufferSize,
+        max_groups=limits.maxComputeWorkgroupsPerDimension,
         f16=f16,
         subgroups=subgroups,
         software=info.type == "software",

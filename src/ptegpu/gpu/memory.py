@@ -12,7 +12,7 @@ def available_bytes(info: AdapterInfo) -> int | None:
     """Bytes that new buffers of an adapter may take; None when that is unknown."""
     if info.type != "discrete":
         return host_available_bytes(Path("/proc/meminfo"))
-    return vulkan.available_bytes(info.name) if info.backend == "Vulkan" else None
+    return vulkan.available_bytes(info.name, info.twin) if info.backend == "Vulkan" else None
 
 
 def host_available_bytes(meminfo: Path) -> int | None:

@@ -1,20 +1,28 @@
-"""wgpu-native's raw functions: recording, submitting and mapping without wgpu-py's cost per call.
+"""wgpu-native's raw functions: recording, submitting, mapping and waiting without wgpu-py's cost per call.
 
-The only module that calls the C library. Each call carries its C signature. Errors the library reports during a
-`checked` block are raised as ours at its end; nothing here guards against the cases in which a submit aborts the
-process: `submit.py` does.
+Only this module and `create.py` call the C library. Each call carries its C signature. Errors the library reports
+during a `checked` block are raised as ours at its end; nothing here guards against the cases in which a submit aborts
+the process: `submit.py` does.
+
+A signal handler may raise between any two steps of Python code. So every object of the library is owned from the call
+that makes it on (`owned`), no finalizer and no callback that a wait depends on runs Python code (cffi would print and
+forget what is raised there), and `wait` is the one place that waits.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, repeat
+from operator import not_
 from types import TracebackType
 from typing import Any
 
-import wgpu
-from wgpu.backends.wgpu_native import ffi, lib
-from wgpu.backends.wgpu_native._api import error_handler
+from _cffi_backend import callback as c_callback  # type: ignore[import-untyped]
+from _cffi_backend import gcp
+from wgpu.backends.wgpu_native import ffi, lib, lib_path
 from wgpu.backends.wgpu_native._helpers import generate_report
 
 from ..errors import DeviceError, DeviceLost, OutOfMemory
@@ -23,13 +31,15 @@ Handle = Any  # a C pointer to a wgpu-native object
 Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
 Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
 
+_SPIN = 200e-6  # seconds that `wait` polls without a pause
+_PAUSE = 1 / 16  # of the time waited so far, between two polls after that
+_LONGEST_PAUSE = 5e-3  # seconds
+
+_NULL = ffi.NULL
 _LOST = ("device is lost", "device lost")
 _FULL = ("not enough memory", "out of memory")
 
-
-def handle_of(wrapped: Any) -> Handle:
-    """The C pointer inside an object of wgpu-py."""
-    return wrapped._internal
+ctypes.CDLL(lib_path)  # never unloaded: objects are released until the interpreter ends
 
 
 def as_error(message: str) -> DeviceError:
@@ -44,20 +54,70 @@ def as_error(message: str) -> DeviceError:
     return DeviceError(words)
 
 
-class checked:
-    """A block in which errors of wgpu-native, and those wgpu-py raises, become ours."""
+class _Said(threading.local):
+    """What callbacks heard on this thread: errors of the library, and what signal handlers raised meanwhile."""
 
-    __slots__ = ()
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.raised: list[BaseException] = []
+
+
+_said = _Said()
+
+
+def callback(signature: str) -> Callable[[Callable[..., None]], Any]:
+    """A callback that does its work although a signal handler raises in it; `checked` raises that later."""
+
+    def decorate(function: Callable[..., None]) -> Any:
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+
+        def again(_: object, error: BaseException, trace: TracebackType) -> None:
+            _said.raised.append(error)
+            function(*(trace.tb_frame.f_locals[name] for name in names))
+
+        return ffi.callback(signature, function, onerror=again)
+
+    return decorate
+
+
+def text_of(view: Any) -> str:
+    """A WGPUStringView's text."""
+    if view.data == ffi.NULL:
+        return ""
+    return ffi.string(view.data, min(view.length, 1 << 20)).decode(errors="replace")  # type: ignore[no-any-return]
+
+
+@callback("void(WGPUDevice const *, WGPUErrorType, WGPUStringView, void *, void *)")
+def on_error(_device: Any, _kind: int, message: Any, _1: Any, _2: Any) -> None:
+    """Where a device reports errors; it does so inside the call that fails, on the calling thread."""
+    _said.errors.append(text_of(message))
+
+
+class checked:
+    """A block in which errors of wgpu-native become ours, as `translate` makes them of its words."""
+
+    __slots__ = ("_translate",)
+
+    def __init__(self, translate: Callable[[str], Exception] = as_error) -> None:
+        self._translate = translate
 
     def __enter__(self) -> None:
-        error_handler.capture("ptegpu")
+        _said.errors.clear()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        reported = error_handler.release("ptegpu")
-        if isinstance(error, wgpu.GPUError):
-            raise as_error(str(error)) from None
-        if error is None and reported is not None:
-            raise as_error(reported[1])
+        if _said.raised:
+            raise _said.raised.pop()
+        if error is None and _said.errors:
+            raise self._translate("\n".join(line.rstrip() for line in _said.errors[-1].splitlines()))
+
+
+def owned(release: Any, create: Any, *arguments: Any) -> Handle:
+    """What the C function `create` makes, released with its last reference; NULL if it makes nothing.
+
+    One step of Python code makes and owns it, so that no signal handler can come between the two.
+    """
+    made = filter(None, map(create, *zip(arguments)))
+    return next(map(gcp, made, (release,)), _NULL)
 
 
 class Recorder:
@@ -67,14 +127,13 @@ class Recorder:
 
     def __init__(self, device: Handle) -> None:
         # WGPUCommandEncoder wgpuDeviceCreateCommandEncoder(WGPUDevice, WGPUCommandEncoderDescriptor const *)
-        self._encoder = lib.wgpuDeviceCreateCommandEncoder(device, ffi.NULL)
+        self._encoder = owned(lib.wgpuCommandEncoderRelease, lib.wgpuDeviceCreateCommandEncoder, device, ffi.NULL)
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # void wgpuCommandEncoderRelease(WGPUCommandEncoder)
-        lib.wgpuCommandEncoderRelease(self._encoder)
+        self._encoder = None
 
     def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, nbytes: int) -> None:
         # void wgpuCommandEncoderCopyBufferToBuffer(WGPUCommandEncoder, WGPUBuffer source, uint64_t sourceOffset,
@@ -103,7 +162,8 @@ class Recorder:
         dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
         # WGPUComputePassEncoder wgpuCommandEncoderBeginComputePass(WGPUCommandEncoder,
         #     WGPUComputePassDescriptor const *)
-        compute_pass = lib.wgpuCommandEncoderBeginComputePass(self._encoder, descriptor)
+        begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
+        compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
         for pipeline, group, x, y in steps:
             if pipeline is not None:
                 set_pipeline(compute_pass, pipeline)
@@ -111,8 +171,6 @@ class Recorder:
             dispatch(compute_pass, x, y, 1)
         # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
         lib.wgpuComputePassEncoderEnd(compute_pass)
-        # void wgpuComputePassEncoderRelease(WGPUComputePassEncoder)
-        lib.wgpuComputePassEncoderRelease(compute_pass)
 
     def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
         """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
@@ -120,42 +178,24 @@ class Recorder:
         #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
         lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
 
-    def finish(self) -> Handle:
-        """The command buffer; whatever was recorded wrongly is raised here."""
-        commands = ffi.NULL
-        try:
-            with checked():
-                # WGPUCommandBuffer wgpuCommandEncoderFinish(WGPUCommandEncoder, WGPUCommandBufferDescriptor const *)
-                commands = lib.wgpuCommandEncoderFinish(self._encoder, ffi.NULL)
-        except DeviceError:
-            if commands != ffi.NULL:
-                release_commands(commands)
-            raise
-        return commands
-
-
-def release_commands(commands: Handle) -> None:
-    # void wgpuCommandBufferRelease(WGPUCommandBuffer)
-    lib.wgpuCommandBufferRelease(commands)
+    def end(self) -> Handle:
+        """What was recorded, for `submit`."""
+        encoder, self._encoder = self._encoder, None
+        return encoder
 
 
 class QuerySet:
-    """Room for timestamps; released with its last reference."""
+    """Room for timestamps."""
 
     __slots__ = ("count", "handle")
 
     def __init__(self, device: Handle, count: int) -> None:
         descriptor = ffi.new("WGPUQuerySetDescriptor *")
         descriptor.type, descriptor.count = lib.WGPUQueryType_Timestamp, count
-        self.count, self.handle = count, ffi.NULL
+        self.count = count
         with checked():
             # WGPUQuerySet wgpuDeviceCreateQuerySet(WGPUDevice, WGPUQuerySetDescriptor const *)
-            self.handle = lib.wgpuDeviceCreateQuerySet(device, descriptor)
-
-    def __del__(self) -> None:
-        if lib is not None and self.handle != ffi.NULL:
-            # void wgpuQuerySetRelease(WGPUQuerySet)
-            lib.wgpuQuerySetRelease(self.handle)
+            self.handle = owned(lib.wgpuQuerySetRelease, lib.wgpuDeviceCreateQuerySet, device, descriptor)
 
 
 def timestamp_period(queue: Handle) -> float:
@@ -164,27 +204,17 @@ def timestamp_period(queue: Handle) -> float:
     return float(lib.wgpuQueueGetTimestampPeriod(queue))
 
 
-class BindGroup:
-    """Buffers bound at 0, 1, … as (buffer, offset, nbytes); released with its last reference."""
-
-    __slots__ = ("handle",)
-
-    def __init__(self, device: Handle, layout: Handle, entries: Sequence[tuple[Handle, int, int]]) -> None:
-        c_entries = ffi.new("WGPUBindGroupEntry[]", len(entries))
-        for number, (buffer, offset, nbytes) in enumerate(entries):
-            entry = c_entries[number]
-            entry.binding, entry.buffer, entry.offset, entry.size = number, buffer, offset, nbytes
-        descriptor = ffi.new("WGPUBindGroupDescriptor *")
-        descriptor.layout, descriptor.entryCount, descriptor.entries = layout, len(entries), c_entries
-        self.handle = ffi.NULL
-        with checked():
-            # WGPUBindGroup wgpuDeviceCreateBindGroup(WGPUDevice, WGPUBindGroupDescriptor const *)
-            self.handle = lib.wgpuDeviceCreateBindGroup(device, descriptor)
-
-    def __del__(self) -> None:
-        if lib is not None and self.handle != ffi.NULL:
-            # void wgpuBindGroupRelease(WGPUBindGroup)
-            lib.wgpuBindGroupRelease(self.handle)
+def bind_group(device: Handle, layout: Handle, entries: Sequence[tuple[Handle, int, int]]) -> Handle:
+    """Buffers bound at 0, 1, … as (buffer, offset, nbytes)."""
+    c_entries = ffi.new("WGPUBindGroupEntry[]", len(entries))
+    for number, (buffer, offset, nbytes) in enumerate(entries):
+        entry = c_entries[number]
+        entry.binding, entry.buffer, entry.offset, entry.size = number, buffer, offset, nbytes
+    descriptor = ffi.new("WGPUBindGroupDescriptor *")
+    descriptor.layout, descriptor.entryCount, descriptor.entries = layout, len(entries), c_entries
+    with checked():
+        # WGPUBindGroup wgpuDeviceCreateBindGroup(WGPUDevice, WGPUBindGroupDescriptor const *)
+        return owned(lib.wgpuBindGroupRelease, lib.wgpuDeviceCreateBindGroup, device, descriptor)
 
 
 def write(queue: Handle, buffer: Handle, offset: int, data: memoryview | bytes) -> None:
@@ -202,53 +232,78 @@ def probe_alive(queue: Handle, buffer: Handle) -> None:
         lib.wgpuQueueWriteBuffer(queue, buffer, 0, ffi.NULL, 0)
 
 
-def submit(queue: Handle, commands: Handle | None) -> int:
-    """Hands over one command buffer (or, with None, only the pending writes) and returns the submission's index."""
-    c_commands = ffi.NULL if commands is None else ffi.new("WGPUCommandBuffer[1]", [commands])
+def submit(queue: Handle, recorded: Handle | None) -> None:
+    """Hands over what was recorded or, with None, only the pending writes. What was recorded wrongly is raised here.
+
+    The library never frees a command buffer that is not submitted, and aborts where a faulty one is. So one step of
+    Python code finishes it, looks for errors, and submits it.
+    """
     with checked():
-        # WGPUSubmissionIndex wgpuQueueSubmitForIndex(WGPUQueue, size_t commandCount, WGPUCommandBuffer const *)
-        return int(lib.wgpuQueueSubmitForIndex(queue, 0 if commands is None else 1, c_commands))
+        if recorded is None:
+            lib.wgpuQueueSubmit(queue, 0, ffi.NULL)
+            return
+        # WGPUCommandBuffer wgpuCommandEncoderFinish(WGPUCommandEncoder, WGPUCommandBufferDescriptor const *)
+        finished = map(lib.wgpuCommandEncoderFinish, (recorded,), (ffi.NULL,))
+        kept = map(gcp, finished, (lib.wgpuCommandBufferRelease,))
+        sound = compress(kept, map(not_, repeat(_said.errors)))
+        # void wgpuQueueSubmit(WGPUQueue, size_t commandCount, WGPUCommandBuffer const * commands)
+        next(map(lib.wgpuQueueSubmit, (queue,), (1,), zip(sound)), None)
 
 
-def wait(device: Handle, submission: int) -> None:
-    """Blocks the calling thread until a submission is done; callbacks of finished maps run meanwhile."""
+def wait(device: Handle, done: Callable[[bool], object]) -> None:
+    """Polls until `done` holds, which is told whether the queue is empty. Signal handlers may raise at any time.
+
+    A poll that blocks would be deaf to signals, and would keep other threads from submitting.
+    """
+    poll, null = lib.wgpuDevicePoll, ffi.NULL
     with checked():
-        # WGPUBool wgpuDevicePoll(WGPUDevice, WGPUBool wait, WGPUSubmissionIndex const * submissionIndex)
-        lib.wgpuDevicePoll(device, 1, ffi.new("WGPUSubmissionIndex *", submission))
+        # WGPUBool wgpuDevicePoll(WGPUDevice, WGPUBool wait, WGPUSubmissionIndex const *): only its lowest byte is set
+        idle = poll(device, 0, null) & 1
+        began = time.perf_counter()
+        while not done(idle):
+            waited = time.perf_counter() - began
+            if waited > _SPIN:
+                time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
+            idle = poll(device, 0, null) & 1
 
 
-_tokens = itertools.count(1)
-_map_results: dict[int, tuple[int, str]] = {}  # token of a map request → status and message
+_STATUS = ffi.typeof("void (*)(uint32_t)")
+_unanswered: list[Any] = []  # the callbacks that the library may still call
 
 
-def _remember_map(status: int, message: Any, token: Any, _: Any) -> None:
-    text = "" if message.data == ffi.NULL else ffi.string(message.data, message.length).decode(errors="replace")
-    _map_results[int(ffi.cast("uintptr_t", token))] = (status, text)
+def map_for_reading(device: Handle, buffer: Handle, nbytes: int) -> None:
+    """Maps the first bytes of a MAP_READ buffer once the work submitted so far that uses it is done.
 
-
-_on_mapped = ffi.callback("void(WGPUMapAsyncStatus, WGPUStringView, void *, void *)", _remember_map)
-
-
-def map_for_reading(device: Handle, buffer: Handle, nbytes: int, submission: int) -> memoryview:
-    """The bytes of a MAP_READ buffer once `submission` is done: a view that `unmap` ends."""
-    token = next(_tokens)
+    If that fails, or a signal handler raises, the buffer is as before.
+    """
+    answer: list[int] = []
+    # list.append runs no Python code. It takes the first argument, the status, and leaves the others alone, as a C
+    # function may where its caller cleans up.
+    answered = c_callback(_STATUS, answer.append, None, None)
     info = ffi.new("WGPUBufferMapCallbackInfo *")
     info.mode = lib.WGPUCallbackMode_AllowProcessEvents
-    info.callback = _on_mapped
-    info.userdata1 = ffi.cast("void *", token)
-    with checked():
-        # WGPUFuture wgpuBufferMapAsync(WGPUBuffer, WGPUMapMode, size_t offset, size_t size,
-        #     WGPUBufferMapCallbackInfo)
-        lib.wgpuBufferMapAsync(buffer, lib.WGPUMapMode_Read, 0, nbytes, info[0])
-    # Another thread's poll may have taken our callback and not run it yet when our own poll returns.
-    while token not in _map_results:
-        wait(device, submission)
-    status, message = _map_results.pop(token)
-    if status != lib.WGPUMapAsyncStatus_Success:
-        raise as_error(f"reading back failed: {message or f'status {status}'}")
+    info.callback = ffi.cast("WGPUBufferMapCallback", answered)
+    _unanswered.append(answered)
+    try:
+        with checked():
+            # WGPUFuture wgpuBufferMapAsync(WGPUBuffer, WGPUMapMode, size_t offset, size_t size,
+            #     WGPUBufferMapCallbackInfo)
+            lib.wgpuBufferMapAsync(buffer, lib.WGPUMapMode_Read, 0, nbytes, info[0])
+        wait(device, lambda _: answer)
+        if answer[0] != lib.WGPUMapAsyncStatus_Success:
+            raise DeviceError(f"reading back failed: status {answer[0]}")
+    except BaseException:
+        lib.wgpuBufferUnmap(buffer)  # withdraws the request, which answers it
+        raise
+    finally:
+        if answer:
+            _unanswered.remove(answered)
+
+
+def mapped(buffer: Handle, nbytes: int) -> memoryview:
+    """The first bytes of a mapped buffer: a view that `unmap` ends. One that is not mapped aborts the process."""
     # void const * wgpuBufferGetConstMappedRange(WGPUBuffer, size_t offset, size_t size)
-    address = lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes)
-    return memoryview(ffi.buffer(address, nbytes))
+    return memoryview(ffi.buffer(lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes))
 
 
 def unmap(buffer: Handle) -> None:

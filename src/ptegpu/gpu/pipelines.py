@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import wgpu
-
-from ..errors import DeviceLost, KernelError, OutOfMemory
+from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
-from . import native
+from . import create, native
 
-_BINDING_TYPES: dict[Access, str] = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
 _LOCATION = re.compile(r"┌─ .*:(\d+):(\d+)")
 _REASON = re.compile(r"(?:parsing|validation) error: (.+)")
 _NOTE = re.compile(r"│ +[\^-]+ (.+)")
@@ -22,17 +18,16 @@ _NOTE = re.compile(r"│ +[\^-]+ (.+)")
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A compiled kernel: the C pointers, and the objects that keep them alive."""
+    """A compiled kernel."""
 
     handle: native.Handle
     layout: native.Handle  # of bind group 0
-    owners: tuple[Any, ...]
 
 
 class PipelineCache:
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: native.Handle) -> None:
         self._device = device
-        self._layouts: dict[tuple[Access, ...], tuple[Any, Any]] = {}  # bind group layout, pipeline layout
+        self._layouts: dict[tuple[Access, ...], tuple[native.Handle, native.Handle]] = {}  # bind group's, pipeline's
         self._pipelines: dict[tuple[str, str, tuple[Access, ...]], Pipeline] = {}
 
     def __len__(self) -> int:
@@ -46,29 +41,16 @@ class PipelineCache:
         return pipeline
 
     def _compile(self, kernel: Kernel, source: str) -> Pipeline:
-        group_layout, layout = self._layout(kernel.access)
-        try:
-            module = self._device.create_shader_module(label=kernel.name, code=source)
-            stage = {"module": module, "entry_point": kernel.entry}
-            pipeline = self._device.create_compute_pipeline(label=kernel.name, layout=layout, compute=stage)
-        except wgpu.GPUError as error:
-            ours = native.as_error(str(error))
-            if isinstance(ours, (DeviceLost, OutOfMemory)):
-                raise ours from None
-            raise kernel_error(kernel, str(error), str(ours)) from None
-        return Pipeline(native.handle_of(pipeline), native.handle_of(group_layout), (pipeline, group_layout))
+        if kernel.access not in self._layouts:
+            self._layouts[kernel.access] = create.layouts(self._device, kernel.access)
+        group_layout, layout = self._layouts[kernel.access]
 
-    def _layout(self, access: tuple[Access, ...]) -> tuple[Any, Any]:
-        if access not in self._layouts:
-            entries = [
-                {"binding": number, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": _BINDING_TYPES[kind]}}
-                for number, kind in enumerate(access)
-            ]
-            with native.checked():
-                group_layout = self._device.create_bind_group_layout(entries=entries)
-                layout = self._device.create_pipeline_layout(bind_group_layouts=[group_layout])
-            self._layouts[access] = group_layout, layout
-        return self._layouts[access]
+        def translate(words: str) -> DeviceError:
+            ours = native.as_error(words)
+            return ours if isinstance(ours, (DeviceLost, OutOfMemory)) else kernel_error(kernel, words, str(ours))
+
+        handle = create.pipeline(self._device, kernel.name, source, kernel.entry, layout, translate)
+        return Pipeline(handle, group_layout)
 
 
 def kernel_error(kernel: Kernel, words: str, summary: str) -> KernelError:

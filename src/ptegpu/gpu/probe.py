@@ -17,7 +17,7 @@ _GROUPS = 2
 def subgroup_size(device: Device) -> int:
     """The size every subgroup has; 0 when it varies."""
     if device.info.backend == "Vulkan":
-        smallest, largest = vulkan.subgroup_range(device.info.name)
+        smallest, largest = vulkan.subgroup_range(device.info.name, device.info.twin)
         if smallest < largest:
             return 0  # the driver chooses per pipeline, so that no probe speaks for another kernel
     widest = device.target.workgroup(device.target.max_invocations)
@@ -31,8 +31,8 @@ def _sizes(device: Device, workgroup: int) -> set[int]:
     sizes = device.buffer("subgroup sizes", nbytes, "storage")
     group = device.bind_group(pipeline, [(sizes, 0, nbytes)])
     with native.Recorder(device.handle) as recorder:
-        recorder.compute([(pipeline.handle, group.handle, _GROUPS, 1)])
-        commands = Commands(recorder.finish(), [sizes])
+        recorder.compute([(pipeline.handle, group, _GROUPS, 1)])
+        commands = Commands(recorder, [sizes])
     submit(device, commands)
     found = set(memoryview(device.read(sizes, nbytes)).cast("I"))
     device.release(sizes)

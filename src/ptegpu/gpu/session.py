@@ -43,34 +43,33 @@ class Reading:
 class Prepared:
     """A plan made ready on a session: its buffers in the plan's order, and what the recording loop replays."""
 
-    __slots__ = ("buffers", "groups", "plan", "session", "steps", "syms")
+    __slots__ = ("buffers", "plan", "session", "steps", "syms")
 
     def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer]) -> None:
         self.session: Session | None = session
         self.plan, self.buffers = plan, buffers
         self.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
         self.steps: list[native.Step] = []
-        self.groups: list[native.BindGroup] = []
 
     def end(self) -> None:
-        self.session, self.steps, self.groups = None, [], []
+        self.session, self.steps = None, []
 
 
 class Pending:
-    """A run on its way. `outputs` are on the device; `result` waits and reads, once."""
+    """A run on its way. `outputs` are on the device; `result` waits and reads, once. If that is interrupted, it can be
+    called again."""
 
-    def __init__(
-        self, session: Session, plan: Plan, reading: Reading, submission: int, outputs: list[DeviceTensor]
-    ) -> None:
+    def __init__(self, session: Session, plan: Plan, reading: Reading, outputs: list[DeviceTensor]) -> None:
         self.outputs = outputs
-        self._session, self._plan, self._reading, self._submission = session, plan, reading, submission
+        self._session, self._plan, self._reading = session, plan, reading
         self._result: list[Tensor] | None = None
 
     def result(self) -> list[Tensor]:
         """Arrays for the outputs that are read, device tensors for the others."""
         if self._result is None:
-            arrays = self._session.read(self._plan, self._reading, self._submission)
+            arrays = self._session.read(self._plan, self._reading)
             self._result = [arrays.get(number, output) for number, output in enumerate(self.outputs)]
+            self._session.free(self._reading)
         return self._result
 
     def discard(self) -> None:
@@ -112,9 +111,9 @@ class Session:
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
             pipelines = [self.device.pipeline(kernel) for kernel in plan.kernels]
-            self._store.add(plan, missing)
-            prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
             try:
+                self._store.add(plan, missing)
+                prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
                 self._bind(prepared, pipelines)
             except BaseException:
                 self._store.drop([buffer.name for buffer in missing])
@@ -128,7 +127,6 @@ class Session:
             if prepared.session is not self:
                 return
             prepared.end()
-            self.generation += 1
             self._prepared.remove(prepared)
             used = {buffer.name for other in self._prepared for buffer in other.plan.buffers}
             own = [b.name for b in prepared.plan.buffers if b.role in ("params", "temp") and b.name not in used]
@@ -159,18 +157,21 @@ class Session:
             if prepared.session is not self:
                 raise DeviceError(f"plan {prepared.plan.name} was prepared by another session, or released")
             given = self._accept(prepared, inputs)
+            words = _words(prepared, syms)
             reading = self._reading(prepared.plan, read)
             with self.device.lock:
-                copies = self._write(prepared, given, syms)
-                commands = self._record(prepared, copies, reading)
-                self.generation += 1
-                submission = submit(self.device, commands)
+                for value in given:
+                    if isinstance(value, DeviceTensor):
+                        value.check_fresh()
+                self.generation += 1  # even a run that is interrupted on the way may have overwritten the last outputs
+                copies = self._write(prepared, given, words)
+                submit(self.device, self._record(prepared, copies, reading))
                 self.device.counters.dispatches += len(prepared.steps)
             outputs = [
                 DeviceTensor(self, prepared.buffers[port.buffer], port.dtype, port.shape, self.generation)
                 for port in prepared.plan.outputs
             ]
-            pending = Pending(self, prepared.plan, reading, submission, outputs)
+            pending = Pending(self, prepared.plan, reading, outputs)
             if self.timer is not None:
                 pending.result()
                 self.timer.collect(prepared)
@@ -187,8 +188,6 @@ class Session:
     def close(self) -> None:
         """Gives every buffer back; whatever uses the session afterwards raises Closed."""
         with self._lock, self.device.lock:
-            if self._closed:
-                return
             self._closed = True
             for prepared in self._prepared:
                 prepared.end()
@@ -203,7 +202,7 @@ class Session:
             raise Closed("the session is closed")
 
     def _bind(self, prepared: Prepared, pipelines: Sequence[Pipeline]) -> None:
-        groups: dict[tuple[object, ...], native.BindGroup] = {}
+        groups: dict[tuple[object, ...], native.Handle] = {}
         last = None
         for dispatch in prepared.plan.dispatches:
             if 0 in dispatch.grid:
@@ -213,9 +212,8 @@ class Session:
             if key not in groups:
                 entries = [(prepared.buffers[b.buffer], b.offset, b.nbytes) for b in dispatch.bindings]
                 groups[key] = self.device.bind_group(pipeline, entries)
-            prepared.steps.append((None if pipeline is last else pipeline.handle, groups[key].handle, *dispatch.grid))
+            prepared.steps.append((None if pipeline is last else pipeline.handle, groups[key], *dispatch.grid))
             last = pipeline
-        prepared.groups = list(groups.values())
 
     def _accept(self, prepared: Prepared, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Inputs that fit their ports; tensors that cannot be copied on this device become arrays."""
@@ -250,35 +248,21 @@ class Session:
         return Reading(tuple(places), total, staging if total else None)
 
     def _write(
-        self, prepared: Prepared, given: Sequence[Tensor], syms: Sequence[int] | None
+        self, prepared: Prepared, given: Sequence[Tensor], words: bytes | None
     ) -> list[tuple[DeviceTensor, Port]]:
         """Writes arrays and symbolic ints; returns the tensors that are still to be copied on the device."""
         copies = []
-        self._write_syms(prepared, syms)
+        if prepared.syms is not None and words is not None and words != self._syms:
+            self._syms = None  # until they are written
+            self.device.write(self._store[prepared.syms.name], words)
+            self._syms = words
         for value, port in zip(given, prepared.plan.inputs, strict=True):
             target = prepared.buffers[port.buffer]
             if not isinstance(value, DeviceTensor):
                 self.device.write(target, _bytes_of(value))
             elif value.buffer is not target and port.nbytes:
-                value.check_fresh()
                 copies.append((value, port))
         return copies
-
-    def _write_syms(self, prepared: Prepared, syms: Sequence[int] | None) -> None:
-        if prepared.syms is None:
-            return
-        where, room = f"plan {prepared.plan.name}", prepared.syms.nbytes
-        if syms is None:
-            raise InvalidInput(f"{where} reads symbolic ints, none given")
-        try:
-            words = np.array(syms, dtype=np.int32).tobytes()
-        except OverflowError:
-            raise InvalidInput(f"{where}: a symbolic int does not fit 32 bits: {list(syms)}") from None
-        if len(words) > room:
-            raise InvalidInput(f"{where}: {len(syms)} symbolic ints do not fit {room} bytes")
-        if words != self._syms:
-            self.device.write(self._store[prepared.syms.name], words)
-            self._syms = words
 
     def _record(self, prepared: Prepared, copies: Sequence[tuple[DeviceTensor, Port]], reading: Reading) -> Commands:
         plan, buffers = prepared.plan, prepared.buffers
@@ -300,25 +284,22 @@ class Session:
                     if port.nbytes:
                         nbytes = _word_aligned(port.nbytes)
                         recorder.copy(buffers[port.buffer].handle, 0, reading.staging.handle, place, nbytes)
-            return Commands(recorder.finish(), touched)
+            return Commands(recorder, touched)
 
-    def read(self, plan: Plan, reading: Reading, submission: int) -> dict[int, np.ndarray]:
-        """The outputs of a submission, when it is done; the staging buffer is free again."""
+    def read(self, plan: Plan, reading: Reading) -> dict[int, np.ndarray]:
+        """The outputs of a run, when it is done."""
         with self._lock:
             self._check_open()
             if reading.staging is None:
                 return {number: _empty(plan.outputs[number]) for number, _ in reading.places}
             started = perf_counter()
+            view = reading.staging.read(self.device, reading.nbytes)
             try:
-                view = reading.staging.read(self.device.handle, reading.nbytes, submission)
                 self.device.counters.readbacks += 1
-                try:
-                    return {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
-                finally:
-                    reading.staging.unmap()
-                    self.device.traffic.read(sum(plan.outputs[k].nbytes for k, _ in reading.places), started)
+                return {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
             finally:
-                self.free(reading)
+                reading.staging.unmap()
+                self.device.traffic.read(sum(plan.outputs[k].nbytes for k, _ in reading.places), started)
 
     def free(self, reading: Reading) -> None:
         """The staging buffer may serve another run: that one's copy comes after, in the queue's order."""
@@ -329,6 +310,22 @@ class Session:
                 self._staging = reading.staging
             else:
                 self.device.release(reading.staging)
+
+
+def _words(prepared: Prepared, syms: Sequence[int] | None) -> bytes | None:
+    """What the syms buffer must hold; None where the plan reads none."""
+    if prepared.syms is None:
+        return None
+    where, room = f"plan {prepared.plan.name}", prepared.syms.nbytes
+    if syms is None:
+        raise InvalidInput(f"{where} reads symbolic ints, none given")
+    try:
+        words = np.array(syms, dtype=np.int32).tobytes()
+    except OverflowError:
+        raise InvalidInput(f"{where}: a symbolic int does not fit 32 bits: {list(syms)}") from None
+    if len(words) > room:
+        raise InvalidInput(f"{where}: {len(syms)} symbolic ints do not fit {room} bytes")
+    return words
 
 
 def _check_fits(number: int, port: Port, given: np.ndarray | DeviceTensor) -> None:

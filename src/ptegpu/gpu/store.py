@@ -19,7 +19,7 @@ class SharedConstants:
 
     def __init__(self) -> None:
         self._held: dict[str, GpuBuffer] = {}
-        self._users: dict[str, int] = {}
+        self._users: dict[str, set[BufferStore]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -27,16 +27,18 @@ class SharedConstants:
     def get(self, name: str) -> GpuBuffer | None:
         return self._held.get(name)
 
-    def add_user(self, name: str, buffer: GpuBuffer) -> None:
+    def add_user(self, name: str, buffer: GpuBuffer, user: BufferStore) -> None:
+        self._users.setdefault(name, set()).add(user)
         self._held[name] = buffer
-        self._users[name] = self._users.get(name, 0) + 1
 
-    def drop(self, name: str) -> bool:
-        """One user less; whether that was the last."""
-        self._users[name] -= 1
-        if self._users[name]:
+    def drop(self, name: str, user: BufferStore) -> bool:
+        """One user less; whether nobody else is left."""
+        users = self._users.setdefault(name, set())
+        users.discard(user)
+        if users:
             return False
-        del self._users[name], self._held[name]
+        del self._users[name]
+        self._held.pop(name, None)
         return True
 
 
@@ -83,14 +85,16 @@ class BufferStore:
             for buffer in fresh:
                 self._fill(plan, buffer)
         except BaseException:
-            self.drop([buffer.name for buffer in missing if buffer.name in self._buffers])
+            self.drop([buffer.name for buffer in missing])
             raise
 
     def drop(self, names: Iterable[str]) -> None:
         for name in names:
-            buffer = self._buffers.pop(name)
+            buffer = self._buffers.pop(name, None)
+            if buffer is None:
+                continue
             self._first.pop(name, None)
-            if name not in self._constants or self._shared.drop(name):
+            if name not in self._constants or self._shared.drop(name, self):
                 self._device.release(buffer)
             self._constants.discard(name)
         self._states = [name for name in self._states if name in self._buffers]
@@ -109,10 +113,12 @@ class BufferStore:
         kind: Kind = "uniform" if buffer.role in ("params", "syms") else "storage"
         shared = self._shared.get(buffer.name) if buffer.role == "constant" else None
         made = shared or self._device.buffer(buffer.name, buffer.nbytes, kind)
+        if buffer.role != "constant":
+            self._buffers[buffer.name] = made
+            return True
+        self._constants.add(buffer.name)  # first: whoever drops the buffer must know that others may use it
         self._buffers[buffer.name] = made
-        if buffer.role == "constant":
-            self._constants.add(buffer.name)
-            self._shared.add_user(buffer.name, made)
+        self._shared.add_user(buffer.name, made, self)
         return shared is None
 
     def _fill(self, plan: Plan, buffer: Buffer) -> None:

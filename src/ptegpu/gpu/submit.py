@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Commands:
-    """A finished command buffer and every GPU buffer it touches. wgpu-native frees it only once it was submitted."""
+    """Recorded work and every GPU buffer it touches."""
 
     __slots__ = ("_buffers", "_handle")
 
-    def __init__(self, handle: native.Handle, buffers: Iterable[GpuBuffer]) -> None:
-        self._handle: native.Handle | None = handle
+    def __init__(self, recorder: native.Recorder, buffers: Iterable[GpuBuffer]) -> None:
+        self._handle: native.Handle | None = recorder.end()
         self._buffers = tuple(buffers)
 
     def take(self) -> native.Handle:
@@ -35,31 +35,12 @@ class Commands:
         handle, self._handle = self._handle, None
         return handle
 
-    def __del__(self) -> None:
-        if self._handle is not None and native is not None:
-            native.release_commands(self._handle)
 
-
-def submit(device: Device, commands: Commands) -> int:
-    """Starts recorded work, after the writes before it; returns the submission's index."""
+def submit(device: Device, commands: Commands | None = None) -> None:
+    """Starts recorded work, after the writes before it; without any, the writes alone."""
     device.check_alive()
-    handle = commands.take()
-    try:
-        submission = native.submit(device.queue, handle)
-    finally:
-        native.release_commands(handle)
-    _count(device)
-    return submission
-
-
-def flush(device: Device) -> int:
-    """Starts the pending writes alone; returns the submission's index."""
-    device.check_alive()
-    submission = native.submit(device.queue, None)
-    _count(device)
-    return submission
-
-
-def _count(device: Device) -> None:
+    if device.info.type == "software":
+        native.wait(device.handle, bool)  # for the work before: such a driver waits in the submit, deaf to signals
+    native.submit(device.queue, None if commands is None else commands.take())
     device.counters.submits += 1
     device.pending_bytes = 0

@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 class DeviceTensor:
-    """An output of the session's last run. The next run, reset or close of that session ends it."""
+    """An output of the session's last run. The next run, reset or close of that session ends it; so does the release of
+    its plan, if no other plan has its buffer."""
 
-    __slots__ = ("_generation", "buffer", "dtype", "session", "shape")
+    __slots__ = ("_generation", "_owners", "buffer", "dtype", "session", "shape")
 
     def __init__(
         self, session: Session, buffer: GpuBuffer, dtype: DType, shape: tuple[int, ...], generation: int
     ) -> None:
         self.session, self.buffer, self.dtype, self.shape = session, buffer, dtype, shape
-        self._generation = generation
+        self._generation, self._owners = generation, buffer.owners
 
     def __repr__(self) -> str:
         return f"<DeviceTensor {self.dtype.value}{list(self.shape)} on {self.session.device.target.name}>"
@@ -39,7 +40,7 @@ class DeviceTensor:
         """Raises unless the bytes are still those of the run that made them."""
         if self.session.closed:
             raise Closed("the session of this device tensor is closed")
-        if self._generation != self.session.generation:
+        if (self._generation, self._owners) != (self.session.generation, self.buffer.owners):
             raise InvalidInput("this device tensor is of an earlier run: read it or pass it on before the next one")
 
     def numpy(self) -> np.ndarray:

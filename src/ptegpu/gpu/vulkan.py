@@ -85,9 +85,13 @@ class _Memory(Structure):  # VkPhysicalDeviceMemoryProperties2
     )
 
 
-def available_bytes(name: str) -> int | None:
-    """What the driver still grants of the own memory of the GPU of that name; None when it does not say."""
-    gpu = _gpu(name)
+def available_bytes(name: str, twin: int) -> int | None:
+    """What the driver still grants of a GPU's own memory; None when it does not say.
+
+    WebGPU tells of a GPU neither its UUID nor its place on the bus. So it is found by its name and, among GPUs of the
+    same name, by its number: wgpu lists them in Vulkan's order.
+    """
+    gpu = _gpu(name, twin)
     if gpu is None:
         return None
     budget = _Budget(_MEMORY_BUDGET)
@@ -97,9 +101,9 @@ def available_bytes(name: str) -> int | None:
     return max((budget.budget[n] - budget.usage[n] for n in local), default=None)
 
 
-def subgroup_range(name: str) -> tuple[int, int]:
-    """The smallest and largest subgroup the GPU of that name forms; (0, 0) when it does not say."""
-    gpu = _gpu(name)
+def subgroup_range(name: str, twin: int) -> tuple[int, int]:
+    """The smallest and largest subgroup a GPU forms; (0, 0) when it does not say."""
+    gpu = _gpu(name, twin)
     if gpu is None:
         return 0, 0
     sizes = _SubgroupSizes(_SUBGROUP_SIZES)
@@ -109,14 +113,15 @@ def subgroup_range(name: str) -> tuple[int, int]:
 
 
 @cache
-def _gpu(name: str) -> c_void_p | None:
-    """The first physical device of that name."""
+def _gpu(name: str, twin: int) -> c_void_p | None:
+    """Number `twin` of the physical devices of that name."""
+    found = []
     for gpu in _gpus():
         properties = _Properties(_PROPERTIES)
         _loader().vkGetPhysicalDeviceProperties2(gpu, byref(properties))
         if properties.name.decode(errors="replace") == name:
-            return gpu
-    return None
+            found.append(gpu)
+    return found[twin] if twin < len(found) else None
 
 
 @cache

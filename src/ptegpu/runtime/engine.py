@@ -138,19 +138,21 @@ class Engine:
                 raise ExecutionError(f"the host cannot read {tensor.name} before the run")
             return source.numpy() if isinstance(source, DeviceTensor) else source
 
+        current, self.current = self.current, None  # until it is known to fit, whatever is raised on the way
         reshaped = self.live.update(changes, data)
         baked = tuple(s.value for s in self.baked)
-        if reshaped or self.current is None or baked != self.current_baked:
+        if reshaped or current is None or baked != self.current_baked:
             key = (tuple(t.shape for t in self.tensors), baked)
             found = self.plans.get(key)
-            self.current = None
             if found is None:
                 found = self._prepare(key)
             self.plans[key] = found
             self.plans.move_to_end(key)
             while len(self.plans) > MAX_PLANS:
                 self.session.release(self.plans.popitem(last=False)[1][0])
-            (self.current, self.limits), self.current_baked = found, baked
+            current, self.limits = found
+            self.current_baked = baked
+        self.current = current
 
     def _prepare(self, key: tuple[object, ...]) -> tuple[Prepared, Limits]:
         self.planned += 1
