@@ -18,7 +18,7 @@ PACKAGE = SRC / "ptegpu"
 
 # Bottom to top: a module may import from its own row and from the rows above it here.
 LAYERS = (
-    {"errors", "dtypes"},
+    {"errors", "dtypes", "files"},
     {"format"},
     {"kernels"},
     {"graph"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 import ptegpu
 from ptegpu.errors import ExportError
-from ptegpu.export import Outside, Source, difference, export, export_with_account, find_source
+from ptegpu.export import Outside, Source, export, export_with_account, find_source
 from ptegpu.format import read_program
 
 X = torch.randn((3, 8), generator=torch.Generator().manual_seed(0))
@@ -36,11 +37,6 @@ class Twice(torch.nn.Module):
         return x.permute(1, 0, 2) * 2
 
 
-class Rolled(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.roll(x, 1, 0) + 1
-
-
 class Fixed(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.view(3, 8)
@@ -54,28 +50,31 @@ def test_a_file_and_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_what_is_delegated_and_what_is_not() -> None:
-    source = Source(Parts(), (X,))
-    lowered, notes = export_with_account(source, ["0:0=1..64"])
-    assert (1, []) == (lowered.partitions, notes)
+    made = export_with_account(Source(Parts(), (X,)), dynamic=["0:0=1..64"])
+    lowered = made.lowered
+    assert (1, []) == (lowered.partitions, made.notes)
     assert {"aten.linear.default": 1, "aten.relu.default": 1} == dict(lowered.delegated)
     assert (Outside("aten.cumsum.default", 1, "the partitioner has no such operator"),) == lowered.outside
     assert len(lowered.data) < 4000  # without the buffer
-    assert difference(source, lowered.data) < 1e-5
+    assert made.difference is not None and made.difference < 1e-5
     with ptegpu.load(lowered.data) as program:
         assert [(64, 4), (1, 4)] == [program(torch.ones(n, 8))["y"].shape for n in (64, 1)]
 
 
-def test_no_partitions_where_partitioning_fails() -> None:
-    source = Source(Rolled(), (X,))
-    lowered, notes = export_with_account(source)
-    reason = "fake mode from fake tensor input 0 doesn't match mode from fake tensor input 1"
-    assert [f"there are no partitions: ExecuTorch cannot lower this program: {reason}"] == notes
-    assert 0 == lowered.partitions
-    assert 0 == difference(source, lowered.data)
+def test_no_partitions_where_partitioning_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise Exception("in a pass") from AssertionError("sizes (<torch.Size object at 0x7f>) differ\nat length")
+
+    monkeypatch.setattr("executorch.backends.vulkan.vulkan_preprocess.apply_passes", fail)
+    note = "there are no partitions: ExecuTorch cannot lower this program: sizes differ"
+    made = export_with_account(Source(Twice(), (torch.ones(1, 2, 3),)))
+    assert ([note], 0, 0.0) == (made.notes, made.lowered.partitions, made.difference)
+    with pytest.warns(UserWarning, match=f"^{note}$"):
+        assert made.lowered.data == export(Twice(), (torch.ones(1, 2, 3),))
 
 
 def test_bounds_beyond_the_size_of_a_texture() -> None:
-    lowered, _ = export_with_account(Source(Twice(), (torch.ones(2, 5, 4),)), ["0:1=1..5000"])
+    lowered = export_with_account(Source(Twice(), (torch.ones(2, 5, 4),)), dynamic=["0:1=1..5000"]).lowered
     assert ((2, 5000, 4),) == lowered.bounds
     (method,) = read_program(lowered.data).methods
     assert 1 == len(method.delegates)
@@ -93,22 +92,76 @@ def test_bounds_beyond_the_size_of_a_texture() -> None:
 )
 def test_dimensions_that_cannot_change(text: str, message: str) -> None:
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
-        export_with_account(Source(Fixed(), (X,)), [text])
+        export_with_account(Source(Fixed(), (X,)), dynamic=[text])
 
 
 def test_a_size_of_one_is_no_example() -> None:
     message = "0:0=1..9: the example input 0 has 1 there, which PyTorch takes as fixed"
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
-        export_with_account(Source(Twice(), (torch.ones(1, 2, 3),)), ["0:0=1..9"])
+        export_with_account(Source(Twice(), (torch.ones(1, 2, 3),)), dynamic=["0:0=1..9"])
 
 
-def test_a_module_that_cannot_be_traced() -> None:
-    class Bad(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ x
+class Short(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] < 5 else x
 
-    with pytest.raises(ExportError, match=r"^PyTorch cannot trace this module: .*3.*8"):
-        export(Bad(), (X,))
+
+class Bad(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.squared(x)
+
+    def squared(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+
+class Branching(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum() > 0 else -x
+
+
+class Raising(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise LookupError
+
+
+def frame(function: Callable[..., object], line: int, text: str) -> str:
+    """As Python shows it, of the line so many lines after a function's first."""
+    code = function.__code__
+    return f'\n  File "{code.co_filename}", line {code.co_firstlineno + line}, in {code.co_name}\n    {text}'
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            Short,
+            "Constraints violated (n)!\n  - Not all values of n = L['x'].size()[0] in the specified range n <= 9 "
+            "satisfy the generated guard 2 <= L['x'].size()[0] and L['x'].size()[0] <= 4\n"
+            "Suggested fixes:\n  n = Dim('n', max=4)",
+        ),
+        (
+            Bad,
+            "RuntimeError: a and b must have same reduction dim, but got [s77, 8] X [s77, 8]."
+            + frame(Bad.forward, 1, "return self.squared(x)")
+            + frame(Bad.squared, 1, "return x @ x"),
+        ),
+        (
+            Branching,
+            "Could not guard on data-dependent expression Eq(u0, 1) (unhinted: Eq(u0, 1)).  (Size-like symbols: none)\n"
+            "consider using data-dependent friendly APIs such as guard_or_false, guard_or_true and "
+            "statically_known_true." + frame(Branching.forward, 1, "return x if x.sum() > 0 else -x"),
+        ),
+        (Raising, "LookupError" + frame(Raising.forward, 1, "raise LookupError")),
+    ],
+)
+def test_modules_that_cannot_be_traced(
+    module: type[torch.nn.Module], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ExportError) as raised:
+        export(module(), (X,), dynamic_shapes=({0: torch.export.Dim("n", max=9)},))
+    found = re.sub(r"\n +[~^]+$", "", str(raised.value), flags=re.MULTILINE)  # what newer Pythons underline
+    assert f"PyTorch cannot trace this module: {message}" == found
+    assert ("", "") == capfd.readouterr()
 
 
 def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +176,7 @@ import torch
 def pair(): return torch.nn.Identity(), torch.ones(2)
 def triple(): return torch.nn.Identity(), [torch.ones(2)], ({0: torch.export.Dim("n", max=8)},)
 def number(): return 3
+def raising(): return {}["weights"]
 """
 
 
@@ -130,9 +184,10 @@ def number(): return 3
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "some_models.py").write_text(SOURCE)
     (tmp_path / "broken_models.py").write_text("import no_such_package")
+    (tmp_path / "misspelt_models.py").write_text("import torch as")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("some_models", "broken_models"):
+    for name in ("some_models", "broken_models", "misspelt_models"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -148,14 +203,29 @@ def test_functions_are_found_in_the_current_folder(folder: Path) -> None:
     [
         ("some_models", "'some_models' is not of the form package.module:function"),
         ("no_models:pair", "there is no module 'no_models' here or among the installed packages"),
-        ("broken_models:pair", "broken_models cannot be imported: No module named 'no_such_package'"),
+        (
+            "broken_models:pair",
+            "broken_models cannot be imported: ModuleNotFoundError: No module named 'no_such_package'\n"
+            '  File "FOLDER/broken_models.py", line 1, in <module>\n    import no_such_package',
+        ),
+        (
+            "misspelt_models:pair",
+            "misspelt_models cannot be imported: SyntaxError: invalid syntax (misspelt_models.py, line 1)",
+        ),
         ("some_models:none", "some_models has no function 'none'"),
         (
             "some_models:number",
             "some_models:number must return (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes)",
         ),
+        (
+            "some_models:raising",
+            "some_models:raising fails: KeyError: 'weights'\n"
+            '  File "FOLDER/some_models.py", line 6, in raising\n    def raising(): return {}["weights"]',
+        ),
     ],
 )
 def test_functions_that_are_not_found(name: str, message: str, folder: Path) -> None:
-    with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(ExportError) as raised:
         find_source(name)
+    found = re.sub(r"\n +[~^]+$", "", str(raised.value), flags=re.MULTILINE)
+    assert message == found.replace(str(folder), "FOLDER")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..errors import NoAdapter
+from ..files import check_writable
 from .console import console, counted, duration, number, print_json, progress, say, show_table, size
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def llm(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Export a language model of the Llama, Qwen or Gemma family, with its tokenizer beside it."""
+    check_writable(output)
     with progress("Starting PyTorch"):
         from ..export import Options, export_llm
     chosen = embedding.value if embedding else None
@@ -92,30 +93,22 @@ def torch(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Export any module, with example inputs and dimensions that may change."""
+    check_writable(output)
     with progress("Starting PyTorch"):
-        from ..export import difference, export_with_account, find_source
+        from ..export import export_with_account, find_source
     started = time.perf_counter()
-    notes: list[str]
     with progress(f"Exporting {function}"):
-        source = find_source(function)
-        lowered, notes = export_with_account(source, dynamic or (), delegate=delegate)
-        output.write_bytes(lowered.data)
-        found = None
-        if check:
-            try:
-                found = difference(source, lowered.data)
-            except NoAdapter as e:
-                notes.append(f"not checked, for lack of a GPU: {e}")
-    seconds = time.perf_counter() - started
+        made = export_with_account(find_source(function), output, dynamic or (), delegate=delegate, check=check)
+    seconds, nbytes = time.perf_counter() - started, len(made.lowered.data)
     if json:
-        account = _lowered_json(lowered) | {"notes": notes, "difference": found, "seconds": seconds}
-        print_json({"files": [str(output)], "nbytes": len(lowered.data)} | account)
+        account = _lowered_json(made.lowered) | {"notes": made.notes, "difference": made.difference}
+        print_json({"files": [str(output)], "nbytes": nbytes} | account | {"seconds": seconds})
         return
-    say((output.name, "bold"), f" · {size(len(lowered.data))} · {duration(seconds)}")
-    _show_lowered(lowered)
-    if found is not None:
-        _line("check", f"at most {number(found)} from eager PyTorch")
-    _show_notes(notes)
+    say((output.name, "bold"), f" · {size(nbytes)} · {duration(seconds)}")
+    _show_lowered(made.lowered)
+    if made.difference is not None:
+        _line("check", f"at most {number(made.difference)} from eager PyTorch")
+    _show_notes(made.notes)
 
 
 @contextmanager

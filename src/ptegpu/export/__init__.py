@@ -5,17 +5,17 @@ from __future__ import annotations
 from .backend import cache_patterns, quiet
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
-from .module import Source, difference, export, export_with_account, find_source
+from .module import Exported, Source, export, export_with_account, find_source
 
 __all__ = [
     "Check",
+    "Exported",
     "ExportedModel",
     "Lowered",
     "Options",
     "Outside",
     "Source",
     "cache_patterns",
-    "difference",
     "export",
     "export_llm",
     "export_with_account",

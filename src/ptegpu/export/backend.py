@@ -43,6 +43,8 @@ try:
         from executorch.backends.vulkan.patterns import pattern_registry
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
         from executorch.exir.dialects._ops import ops
+        from executorch.exir.dialects.edge._ops import EdgeOpOverload
+        from executorch.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
         from executorch.extension.llm.custom_ops import custom_ops
         from safetensors import SafetensorError, safe_open
         from torchao.quantization.quant_primitives import (
@@ -56,6 +58,9 @@ except ImportError as e:
 
 __all__ = [
     "EdgeCompileConfig",
+    "EdgeOpOverload",
+    "ExportedProgramPassBase",
+    "ExportedProgramPassResult",
     "MappingType",
     "SafetensorError",
     "VulkanPartitioner",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_tex
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 ROPES = ("default", "linear", "llama3")
 SLIDING = "sliding_attention"
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Config:
 
 def read_config(folder: Path) -> Config:
     """The folder's `config.json` and, for the special tokens, `generation_config.json`."""
+    if not folder.is_dir():
+        raise ExportError(_no_folder(folder.as_posix()))
     path = folder / "config.json"
     given = _read_json(path)
     family = given.get("model_type")
@@ -129,6 +133,16 @@ def read_config(folder: Path) -> Config:
         logit_cap=given.get("final_logit_softcapping", 30.0 if family == "gemma2" else None),
         bos=bos,
         eos=eos,
+    )
+
+
+def _no_folder(name: str) -> str:
+    if not HUB_ID.fullmatch(name):
+        return f"there is no folder {name}"
+    local = name.rpartition("/")[2]
+    return (
+        f"there is no folder {name}. If this is a model of the Hugging Face Hub, download it and give the folder "
+        f"{local} instead:\n  hf download {name} --local-dir {local}"
     )
 
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import ptegpu
 
-from ..errors import ExportError, NoAdapter
+from ..errors import ExportError
+from ..files import check_writable, write
 from .backend import torch
+from .check import THIS_MACHINE, TOLERANCE, distance
 from .checkpoint import Progress, Weights, load
 from .config import Config, read_config
 from .decoder import Decoder
@@ -32,6 +34,7 @@ EMBEDDINGS = ("float", "4bit")
 GROUPS = (32, 64, 128)
 CONTEXT, CHUNK = 2048, 512  # at most, unless asked for more
 CHECKED = 8  # tokens
+ROUNDED_TOLERANCE = 5e-2  # of the largest logit, where activations have 16 or 8 bits
 TEXTURE_DEPTH = 2048  # beyond it, the partitioner would cut max_seq down to it
 
 
@@ -76,6 +79,15 @@ class Check:
     largest: float  # logit
     same_choice: bool
 
+    def held(self, options: Options) -> None:
+        """Raises if the difference is more than rounding."""
+        rounded = options.dtype == "float16" or options.quantize == "8da4w"
+        if not self.difference <= (ROUNDED_TOLERANCE if rounded else TOLERANCE) * self.largest:
+            raise ExportError(
+                f"the exported program is wrong: its logits are up to {self.difference:.4g} from eager PyTorch's, of "
+                f"which the largest is {self.largest:.4g}. Nothing was written; please report it"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class ExportedModel:
@@ -100,7 +112,8 @@ def export_llm(
 ) -> ExportedModel:
     """Writes the program to `path` and the tokenizer beside it.
 
-    With `check`, a few tokens are run by ptegpu and by PyTorch.
+    With `check`, a few tokens are run by ptegpu and by PyTorch first: if their logits differ by more than rounding,
+    that is an error, and nothing is written.
     """
     seconds: dict[str, float] = {}
 
@@ -113,6 +126,7 @@ def export_llm(
         progress(name, 1, 1)
 
     source, target = Path(folder), Path(path)
+    check_writable(target)
     config = read_config(source)
     chosen = (options or Options()).checked(config)
     with phase("Reading weights"):
@@ -122,20 +136,20 @@ def export_llm(
     with phase("Lowering"):
         lowered = lower(program, options=_partitioner_options(chosen), constants=metadata(config, chosen))
         del program
-    with phase("Writing"):
-        target.write_bytes(lowered.data)
-        files, notes = [target], list(weights.notes)
-        tokenizer = write_tokenizer(source, target)
-        files += tokenizer
-        if not tokenizer:
-            notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
-    found = None
+    found, notes = None, list(weights.notes)
     if check:
         with phase("Checking"):
             try:
                 found = compare(decoder, lowered.data, lowered.bounds[0][1])
-            except NoAdapter as e:
-                notes.append(f"not checked, for lack of a GPU: {e}")
+                found.held(chosen)
+            except THIS_MACHINE as e:
+                notes.append(f"not checked: {e}")
+    with phase("Writing"):
+        write(target, lowered.data)
+        tokenizer = write_tokenizer(source, target)
+        if not tokenizer:
+            notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
+    files = [target, *tokenizer]
     return ExportedModel(config, chosen, lowered, parameters, weights.stored, notes, files, found, seconds)
 
 
@@ -214,9 +228,9 @@ def compare(decoder: Decoder, data: bytes, longest: int) -> Check:
         for first, given in zip((0, prompt), tokens.split(prompt, dim=1)):
             position = torch.tensor([first])
             expected = decoder(given, position)
-            found = torch.as_tensor(program(given, position)).to(expected.dtype)
-            difference = max(difference, float((found - expected).abs().max()))
-            largest = max(largest, float(expected.abs().max()))
+            found = torch.as_tensor(program(given, position))
+            apart, scale = distance(found, expected)
+            difference, largest = max(difference, apart), max(largest, scale)
             same = same and bool((found.argmax(-1) == expected.argmax(-1)).all())
     decoder.reset()
     return Check(count, difference, largest, same)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import io
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,15 @@ from .backend import (
     to_edge_transform_and_lower,
     torch,
 )
+from .causes import explained, root_cause
+from .constants import PrepareConstants, drop_unread, own_constants
 
-ADDRESS = re.compile(r" \(<[^>]* at 0x\w+>\)")
 NO_LIMITS = (2**31 - 1,) * 3
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
+
+
+class CannotLower(ExportError):
+    """ExecuTorch fails on a traced program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +57,16 @@ class Lowered:
 
 
 def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
-    """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's own words."""
-    with quiet():
+    """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
+    with quiet(), redirect_stderr(io.StringIO()):  # where it prints the graph it had so far
         try:
             with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
                 module.eval()
             program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
         except Exception as e:
-            raise ExportError(f"PyTorch cannot trace this module: {_root_cause(e)}") from e
-    _drop_unused_buffers(program)
+            raise ExportError(f"PyTorch cannot trace this module: {explained(e)}") from e
+    drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
-
-
-def _drop_unused_buffers(program: ExportedProgram) -> None:
-    """ExecuTorch leaves out unused parameters, but would store these; a shared one counts as unused too."""
-    signature = program.graph_signature
-    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    written = set(signature.buffers_to_mutate.values())
-    for spec in list(signature.input_specs):
-        if spec.kind == InputKind.BUFFER and spec.target not in written and not places[spec.arg.name].users:
-            signature.input_specs.remove(spec)
-            program.state_dict.pop(spec.target, None)
-            program.constants.pop(spec.target, None)
-            program.graph.erase_node(places[spec.arg.name])
-    program.graph_module.recompile()
 
 
 def ranges(program: ExportedProgram) -> list[list[tuple[int, int]]]:
@@ -116,20 +107,42 @@ def lower(
     """
     cache_patterns()
     admit_packed_weights()
-    partitioner = [VulkanPartitioner(dict(options or {}))] if delegate else []
+    partitioner = [Partitioner(dict(options or {}))] if delegate else []
     config = EdgeCompileConfig(_check_ir_validity=False)
+    for traced in [program] if isinstance(program, ExportedProgram) else program.values():
+        own_constants(traced)
     with quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
                 program if isinstance(program, ExportedProgram) else dict(program),
+                transform_passes=[PrepareConstants()],
                 partitioner=partitioner,
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,
             )
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
-            raise ExportError(f"ExecuTorch cannot lower this program: {_root_cause(e)}") from e
+            raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
     return _account(data, reasons if delegate else {})
+
+
+class Partitioner(VulkanPartitioner):
+    """Without partitions that take no tensor or give none, such as those of sizes alone: ExecuTorch fails on them."""
+
+    def partition(self, exported_program: ExportedProgram) -> Any:
+        result = super().partition(exported_program)
+        partitions: dict[str, set[torch.fx.Node]] = {}
+        for node in exported_program.graph.nodes:
+            if node.op != "placeholder" and (tag := node.meta.get("delegation_tag")):
+                partitions.setdefault(tag, set()).add(node)
+        for tag, nodes in partitions.items():
+            taken = {a for n in nodes for a in n.all_input_nodes} - nodes
+            given = {n for n in nodes if not nodes.issuperset(n.users)}
+            if not all(any(isinstance(n.meta.get("val"), torch.Tensor) for n in side) for side in (taken, given)):
+                del result.partition_tags[tag]
+                for node in nodes:
+                    del node.meta["delegation_tag"]
+        return result
 
 
 @contextmanager
@@ -172,11 +185,3 @@ def _plain(name: str) -> str:
     namespace, _, rest = name.replace("::", ".").partition(".")
     base, _, overload = rest.partition(".")
     return f"{namespace}.{base.removesuffix('_copy')}.{overload or 'default'}"
-
-
-def _root_cause(e: BaseException) -> str:
-    """The exporter wraps what went wrong in the name of a pass; the innermost error says it."""
-    while inner := e.__cause__ or e.__context__:
-        e = inner
-    text = ADDRESS.sub("", str(e).strip())
-    return text.splitlines()[0] if text else type(e).__name__

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-import ptegpu
-
-from ..errors import ExportError
+from ..errors import ExportError, InvalidProgram, UnsupportedProgram
+from ..files import check_writable, write
 from .backend import torch
-from .lowering import Lowered, lower, lower_untightened, ranges, trace
+from .causes import explained
+from .check import CannotRun, Check, NotChecked
+from .lowering import CannotLower, Lowered, lower, lower_untightened, ranges, trace
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
 MOST_SPECIAL = 2  # PyTorch may say from 2 on, and the program takes 1 as well
@@ -33,6 +33,13 @@ class Source:
     dynamic_shapes: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class Exported:
+    lowered: Lowered
+    notes: list[str]
+    difference: float | None  # from eager PyTorch, the largest of any element; None: not checked
+
+
 def export(
     module: torch.nn.Module,
     args: tuple[Any, ...],
@@ -41,29 +48,38 @@ def export(
     dynamic_shapes: Any = None,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
+    check: bool = True,
 ) -> bytes:
-    """A `.pte` for `module`, also written to `path` if given.
+    """A `.pte` for `module`, also written to `path` if given. Notes on it are warnings.
 
     `args` are inputs to trace it with and `dynamic_shapes` what `torch.export` takes. `options` are those of the
-    Vulkan/WebGPU partitioner, which is left out if not `delegate`: ptegpu runs such programs on the GPU as well.
+    Vulkan/WebGPU partitioner, which is left out if not `delegate`: ptegpu runs such programs on the GPU as well. With
+    `check`, the program is run on `args` and compared with eager PyTorch; see `export_with_account`.
     """
-
-    def traced() -> torch.export.ExportedProgram:
-        return trace(module, args, dynamic_shapes)
-
-    lowered = lower_untightened(traced(), traced, delegate=delegate, options=dict(options or {}))
-    if path is not None:
-        Path(path).write_bytes(lowered.data)
-    return lowered.data
+    source = Source(module, args, dynamic_shapes)
+    made = export_with_account(source, path, delegate=delegate, options=options, check=check)
+    for note in made.notes:
+        warnings.warn(note, stacklevel=2)
+    return made.lowered.data
 
 
 def export_with_account(
-    source: Source, dynamic: Sequence[str] = (), *, delegate: bool = True
-) -> tuple[Lowered, list[str]]:
+    source: Source,
+    path: str | os.PathLike[str] | None = None,
+    dynamic: Sequence[str] = (),
+    *,
+    delegate: bool = True,
+    options: Mapping[str, Any] | None = None,
+    check: bool = True,
+) -> Exported:
     """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own.
 
-    Where partitioning fails, the program has no partitions, which ptegpu runs on the GPU as well.
+    Where partitioning fails, or ptegpu cannot run what came of it, the program has no partitions, which ptegpu runs on
+    the GPU as well. A program that cannot be run even so, or gives other results than eager PyTorch, is an error, and
+    nothing is written.
     """
+    if path is not None:
+        check_writable(path)
     wanted = parse_dynamic(dynamic, source.args)
 
     def traced() -> torch.export.ExportedProgram:
@@ -72,24 +88,29 @@ def export_with_account(
         _check_dynamic(program, wanted, source.args)
         return program
 
+    def compared(lowered: Lowered, notes: list[str]) -> Exported:
+        if not check:
+            return Exported(lowered, notes, None)
+        try:
+            return Exported(lowered, notes, comparison.difference(lowered.data))
+        except NotChecked as e:
+            return Exported(lowered, [*notes, f"not checked: {e}"], None)
+
+    options = dict(options or {})
+    comparison = Check(source.module, source.args, half=bool(options.get("force_fp16")))
     program = traced()
-    if not delegate:
-        return lower(program, delegate=False), []
-    try:
-        return lower_untightened(program, traced), []
-    except ExportError as e:
-        return lower(traced(), delegate=False), [f"there are no partitions: {e}"]
-
-
-def difference(source: Source, data: bytes) -> float:
-    """The largest, of any element of any output, between ptegpu and eager PyTorch on the example inputs."""
-    module = copy.deepcopy(source.module)
-    with torch.no_grad():
-        expected = [torch.as_tensor(y) for y in tree_leaves(module(*copy.deepcopy(source.args)))]
-    with ptegpu.load(data, methods=["forward"]) as program:
-        found = [torch.as_tensor(y) for y in tree_leaves(program(*source.args))[-len(expected) :]]
-    errors = [(y.double() - e.double()).abs().max().item() for y, e in zip(found, expected) if e.numel()]
-    return max(errors, default=0.0)
+    made = None
+    notes: list[str] = []
+    if delegate:
+        try:
+            made = compared(lower_untightened(program, traced, options=options), [])
+        except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
+            notes.append(f"there are no partitions: {e}")
+            program = traced()
+    made = made or compared(lower(program, delegate=False), notes)
+    if path is not None:
+        write(path, made.lowered.data)
+    return made
 
 
 def find_source(name: str) -> Source:
@@ -101,14 +122,17 @@ def find_source(name: str) -> Source:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as e:
-        if e.name is None or not f"{module_name}.".startswith(f"{e.name}."):
-            raise ExportError(f"{module_name} cannot be imported: {e}") from e
-        raise ExportError(f"there is no module {e.name!r} here or among the installed packages") from None
+    except Exception as e:
+        if isinstance(e, ModuleNotFoundError) and e.name and f"{module_name}.".startswith(f"{e.name}."):
+            raise ExportError(f"there is no module {e.name!r} here or among the installed packages") from None
+        raise ExportError(f"{module_name} cannot be imported: {explained(e)}") from e
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ExportError(f"{module_name} has no function {function_name!r}")
-    found = function()
+    try:
+        found = function()
+    except Exception as e:
+        raise ExportError(f"{name} fails: {explained(e)}") from e
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
         raise ExportError(f"{name} must return (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes)")
     inputs = found[1] if isinstance(found[1], tuple) else tuple(found[1]) if isinstance(found[1], list) else (found[1],)

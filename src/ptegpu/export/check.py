@@ -1,0 +1,126 @@
+"""An exported program against eager PyTorch on the example inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils._pytree import tree_leaves, tree_map
+
+import ptegpu
+
+from ..errors import DeviceLost, ExportError, LimitExceeded, NoAdapter, OutOfMemory
+from .backend import torch
+from .causes import explained
+
+TOLERANCE = 1e-3  # of the largest element that is expected
+HALF_TOLERANCE = 2e-2  # where the program computes in float16
+NOISE = 8  # times what eager PyTorch itself is from float64
+ZERO = 1e-6  # where zeros are expected
+TIES = 0.01  # of the integers of a result: where two are nearly equal, rounding decides
+THIS_MACHINE = (NoAdapter, OutOfMemory, LimitExceeded, DeviceLost)  # says nothing about the program
+
+
+class CannotRun(ExportError):
+    """ptegpu does not load or run the program."""
+
+
+class NotChecked(Exception):
+    """There is nothing to compare, or nothing to run it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of a result from what is expected."""
+
+    output: int
+    largest: float  # of any element
+    scale: float  # the largest element that is expected
+    allowed: float
+
+
+class Check:
+    """Compares programs made of one module. Eager PyTorch runs once, and again only where results differ."""
+
+    def __init__(self, module: torch.nn.Module, args: tuple[Any, ...], *, half: bool = False) -> None:
+        self.module, self.args = module, args
+        self.tolerance = HALF_TOLERANCE if half else TOLERANCE
+        self.expected: list[torch.Tensor] | None = None
+
+    def difference(self, data: bytes) -> float:
+        """The largest of any element of any output; ExportError if it is too large for rounding."""
+        if self.expected is None:
+            self.expected = self._eager()
+        found = self._run(data, len(self.expected))
+        differences = [self._compared(k, y, e) for k, (y, e) in enumerate(zip(found, self.expected))]
+        if wrong := [d for d in differences if not d.largest <= d.allowed]:
+            self._judge(wrong)
+        return max((d.largest for d in differences), default=0.0)
+
+    def _eager(self, convert: Any = lambda x: x) -> list[torch.Tensor]:
+        """What a copy of the module gives."""
+        try:
+            with torch.no_grad():
+                module, args = convert(copy.deepcopy(self.module)), tree_map(convert, copy.deepcopy(self.args))
+                return _tensors(module(*args))
+        except Exception as e:
+            raise NotChecked(f"the module itself fails in eager PyTorch: {explained(e)}") from e
+
+    def _run(self, data: bytes, count: int) -> list[torch.Tensor]:
+        try:
+            with ptegpu.load(data, methods=["forward"]) as program:
+                return _tensors(program(*self.args))[-count:]
+        except THIS_MACHINE as e:
+            raise NotChecked(str(e)) from e
+        except Exception as e:
+            raise CannotRun(f"ptegpu cannot run the program: {e}") from e
+
+    def _compared(self, output: int, found: torch.Tensor, expected: torch.Tensor) -> Difference:
+        largest, scale = distance(found, expected)
+        if expected.dtype.is_floating_point or found.shape != expected.shape:
+            return Difference(output, largest, scale, self.tolerance * scale or ZERO)
+        different = (found != expected).double().mean().item() if expected.numel() else 0.0
+        return Difference(output, largest, scale, largest if different <= TIES else 0.0)
+
+    def _judge(self, wrong: Sequence[Difference]) -> None:
+        """Raises, unless eager PyTorch is as far from itself: by chance, or by rounding."""
+        assert self.expected is not None
+        again = self._eager()
+        try:
+            exact = self._eager(_double)
+        except NotChecked:
+            exact = self.expected
+        for d in wrong:
+            expected = self.expected[d.output]
+            if not distance(again[d.output], expected)[0] <= d.allowed:
+                raise NotChecked("the module gives other results each time")
+            if not d.largest <= NOISE * distance(exact[d.output], expected)[0]:
+                raise ExportError(
+                    f"the exported program is wrong: its output {d.output} is up to {d.largest:.4g} from eager "
+                    f"PyTorch's, whose largest element is {d.scale:.4g}. Nothing was written; please report it. Try "
+                    "without partitions (--no-delegate, delegate=False)"
+                )
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """The largest of any element, infinite for another shape, and the largest finite element that is expected."""
+    y, e = found.double(), expected.double()
+    finite = e[e.isfinite()].abs()
+    scale = finite.max().item() if finite.numel() else 0.0
+    if y.shape != e.shape:
+        return float("inf"), scale
+    same = (y == e) | (y.isnan() & e.isnan())
+    apart = torch.where(same, 0.0, (y - e).abs()).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    return (apart.max().item() if apart.numel() else 0.0), scale
+
+
+def _tensors(results: Any) -> list[torch.Tensor]:
+    return [torch.as_tensor(y) for y in tree_leaves(results) if not isinstance(y, str | None)]
+
+
+def _double(x: Any) -> Any:
+    if isinstance(x, torch.nn.Module):
+        return x.double()
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x

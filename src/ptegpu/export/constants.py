@@ -1,0 +1,192 @@
+"""The constants of a program: each owns its bytes, and what depends on constants alone is computed once, here."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves, tree_map
+
+from .backend import EdgeOpOverload, ExportedProgramPassBase, ExportedProgramPassResult, torch
+
+KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+NAMESPACES = ("aten", "dim_order_ops")  # quantization, and what becomes operators of the GPU, stays as it is
+LAYOUTS = {  # cost nothing on a constant, and are part of patterns such as linear layers
+    "alias_copy",
+    "clone",
+    "_clone_dim_order",
+    "detach_copy",
+    "expand_copy",
+    "permute_copy",
+    "squeeze_copy",
+    "t_copy",
+    "transpose_copy",
+    "unsqueeze_copy",
+    "view_copy",
+}
+SMALL = 1 << 16  # bytes that a result may always have
+GROWTH = 4  # times the bytes it is computed from
+WIDENED = 1 << 12  # bytes, if its elements are wider than those: these are weights in few bits
+LARGEST = 1 << 28  # bytes of anything on the way to a result
+
+
+def own_constants(program: ExportedProgram) -> None:
+    """Copies constants that are views, in place: of a view, ExecuTorch's serializer writes the whole storage."""
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind not in KINDS:
+            continue
+        for tensors in (program.state_dict, program.constants):
+            tensor = tensors.get(spec.target)
+            if isinstance(tensor, torch.Tensor) and (copy := _owned(tensor)) is not tensor:
+                tensors[spec.target] = torch.nn.Parameter(copy, False) if spec.kind == InputKind.PARAMETER else copy
+                place = places[spec.arg.name]
+                place.meta["val"] = place.meta["val"].fake_mode.from_tensor(tensors[spec.target], static_shapes=True)
+
+
+def _owned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself if its elements fill its storage, each once."""
+    if is_traceable_wrapper_subclass(tensor):
+        return tensor
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    if tensor.nbytes == tensor.untyped_storage().nbytes() and reach == tensor.numel():
+        return tensor
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+    """What never changes: parameters, and buffers that are not written."""
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    written = set(program.graph_signature.buffers_to_mutate.values())
+    found = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in KINDS and spec.target not in written:
+            tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            if isinstance(tensor, torch.Tensor) and not is_traceable_wrapper_subclass(tensor):
+                found[places[spec.arg.name]] = tensor
+    return found
+
+
+def drop_unread(program: ExportedProgram, kinds: tuple[InputKind, ...]) -> None:
+    """Removes constants of these kinds that nothing reads or writes; a shared one counts as unread too."""
+    signature = program.graph_signature
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    written = set(signature.buffers_to_mutate.values())
+    for spec in list(signature.input_specs):
+        if spec.kind in kinds and spec.target not in written and not places[spec.arg.name].users:
+            signature.input_specs.remove(spec)
+            program.state_dict.pop(spec.target, None)
+            program.constants.pop(spec.target, None)
+            program.graph.erase_node(places[spec.arg.name])
+    program.graph_module.recompile()
+
+
+def _keep_first_values(program: ExportedProgram) -> None:
+    """Of buffers that are written: ExecuTorch would start them at zero."""
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    written = set(program.graph_signature.buffers_to_mutate.values())
+    for name, target in program.graph_signature.inputs_to_buffers.items():
+        if target in written and program.state_dict.get(target, program.constants.get(target)).any():
+            places[name].meta["et_init_buffer"] = True
+
+
+class PrepareConstants(ExportedProgramPassBase):
+    """Computes what depends on no input and no size that may change, unless the file would grow by much."""
+
+    def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
+        _keep_first_values(exported_program)
+        folded = _Folder(exported_program).fold()
+        if folded:
+            drop_unread(exported_program, KINDS)
+        return ExportedProgramPassResult(exported_program, folded)
+
+
+class _Folder:
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program, self.graph = program, program.graph
+        self.values: dict[Node, Any] = dict(constants_of(program))
+        self.sources: dict[Node, frozenset[Node]] = {n: frozenset([n]) for n in self.values}  # of what is constant
+        for node in self.graph.nodes:
+            if _foldable(node) and all(a in self.sources for a in node.all_input_nodes):
+                self.sources[node] = frozenset().union(*(self.sources[a] for a in node.all_input_nodes))
+
+    def fold(self) -> bool:
+        chosen = self._chosen()
+        for node in chosen:
+            self._replace(node, self._value(node))
+        self.graph.eliminate_dead_code()
+        return bool(chosen)
+
+    def _chosen(self) -> list[Node]:
+        """The last nodes, of what is constant, that may become constants."""
+        last = {n: None for n in self.sources if any(u not in self.sources for u in n.users)}
+        for node in reversed(self.sources):
+            if node in last and not self._may_become_constant(node):
+                del last[node]
+                last |= dict.fromkeys(node.all_input_nodes)
+        return list(last)
+
+    def _may_become_constant(self, node: Node) -> bool:
+        result = node.meta["val"]
+        if (
+            node.op == "placeholder"
+            or not isinstance(result, torch.Tensor)
+            or _name(node) in LAYOUTS
+            or any(u.op == "output" for u in node.users)
+        ):
+            return False
+        sources = [self.values[s] for s in self.sources[node]]
+        if sources and max(sources, key=torch.Tensor.numel).itemsize < result.itemsize:
+            return result.nbytes <= WIDENED
+        return result.nbytes <= max(SMALL, GROWTH * sum(s.nbytes for s in sources))
+
+    def _value(self, node: Node) -> Any:
+        if node not in self.values:
+            args, kwargs = tree_map(lambda a: self._value(a) if isinstance(a, Node) else a, (node.args, node.kwargs))
+            with torch.no_grad():
+                self.values[node] = node.target(*args, **kwargs)
+        return self.values[node]
+
+    def _replace(self, node: Node, value: torch.Tensor) -> None:
+        signature, constants = self.program.graph_signature, self.program.constants
+        value = _owned(value.detach())
+        target = f"folded_{node.name}"
+        while target in constants:
+            target += "_"
+        constants[target] = value
+        inputs = set(signature.user_inputs)
+        first = next(n for n in self.graph.nodes if n.op != "placeholder" or n.name in inputs)
+        with self.graph.inserting_before(first):
+            place = self.graph.placeholder(target)
+        place.meta |= {k: v for k, v in node.meta.items() if k != "val"}
+        place.meta["val"] = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+        index = sum(spec.kind != InputKind.USER_INPUT for spec in signature.input_specs)
+        spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(place.name), target)
+        signature.input_specs.insert(index, spec)
+        node.replace_all_uses_with(place)
+
+
+def _foldable(node: Node) -> bool:
+    """Whether it computes the same tensors from the same arguments, none of them large, all of known sizes."""
+    if node.op != "call_function" or any(isinstance(a, torch.SymInt) for a in tree_leaves((node.args, node.kwargs))):
+        return False
+    target = node.target
+    if target is not operator.getitem:
+        if not isinstance(target, EdgeOpOverload) or target.namespace not in NAMESPACES:
+            return False
+        if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target._op.tags:
+            return False
+    results = tree_leaves(node.meta.get("val"))
+    return all(isinstance(r, torch.Tensor) and _fits(r) for r in results)
+
+
+def _fits(result: torch.Tensor) -> bool:
+    return all(isinstance(d, int) for d in result.shape) and result.nbytes <= LARGEST
+
+
+def _name(node: Node) -> str:
+    return node.target._schema.name.rpartition("::")[2] if isinstance(node.target, EdgeOpOverload) else ""
