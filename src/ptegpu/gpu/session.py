@@ -42,17 +42,17 @@ class Reading:
 class Prepared:
     """A plan made ready on a session: its buffers in the plan's order, and what the recording loop replays."""
 
-    __slots__ = ("buffers", "groups", "plan", "session", "steps", "syms")
+    __slots__ = ("buffers", "groups", "pipelines", "plan", "session", "steps", "syms")
 
-    def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer]) -> None:
+    def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer], pipelines: Sequence[Pipeline]) -> None:
         self.session: Session | None = session
-        self.plan, self.buffers = plan, buffers
+        self.plan, self.buffers, self.pipelines = plan, buffers, pipelines
         self.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
         self.steps: list[native.Step] = []
         self.groups: list[native.BindGroup] = []
 
     def end(self) -> None:
-        self.session, self.steps, self.groups = None, [], []
+        self.session, self.steps, self.groups, self.pipelines = None, [], [], ()
 
 
 class Pending:
@@ -112,9 +112,9 @@ class Session:
             self._store.check_memory(plan, missing)
             pipelines = [self.device.pipeline(kernel) for kernel in plan.kernels]
             self._store.add(plan, missing)
-            prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
+            prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers], pipelines)
             try:
-                self._bind(prepared, pipelines)
+                self._bind(prepared)
             except BaseException:
                 self._store.drop([buffer.name for buffer in missing])
                 raise
@@ -201,13 +201,13 @@ class Session:
         if self._closed:
             raise Closed("the session is closed")
 
-    def _bind(self, prepared: Prepared, pipelines: Sequence[Pipeline]) -> None:
+    def _bind(self, prepared: Prepared) -> None:
         groups: dict[tuple[object, ...], native.BindGroup] = {}
         last = None
         for dispatch in prepared.plan.dispatches:
             if 0 in dispatch.grid:
                 continue
-            pipeline = pipelines[dispatch.kernel]
+            pipeline = prepared.pipelines[dispatch.kernel]
             key = (id(pipeline), dispatch.bindings)
             if key not in groups:
                 entries = [(prepared.buffers[b.buffer], b.offset, b.nbytes) for b in dispatch.bindings]
