@@ -218,6 +218,13 @@ def tolerance(case: Case, dtype: DType, result: int) -> float:
     return case.atol[result] if isinstance(case.atol, tuple) else case.atol
 
 
+def close(got: Any, want: Any, share: float = 1e-5) -> None:
+    """Arrays or tensors of one shape and dtype; floats within a share of the largest magnitude (see `compare`)."""
+    got, want = np.asarray(got), np.asarray(want)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    compare(got, want, share if got.dtype.kind == "f" else 0.0, "the result")
+
+
 def compare(got: np.ndarray, want: np.ndarray, atol: float, what: str) -> None:
     """Within `atol` of the golden, as a share of its largest magnitude; infinities and NaNs at the same places.
 

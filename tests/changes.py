@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from .saved import Program
 
 
 def scaled(a: np.ndarray) -> np.ndarray:
@@ -56,6 +59,17 @@ def change_all(results: Sequence[Any], compare: Callable[[Sequence[Any]], None])
             except AssertionError:
                 tried.refused.add(name)
     return tried
+
+
+def change_outputs(program: Program) -> Tried:
+    """Every change of every output of every call."""
+    found = Tried()
+    for k, call in enumerate(program.calls):
+        tried = change_all(call.wanted, partial(program.compare, k))
+        found.unchanged += tried.unchanged
+        found.refused |= tried.refused
+        found.accepted += [f"{program.name}, call {k}: {what}" for what in tried.accepted]
+    return found
 
 
 def _what(a: np.ndarray, change: str) -> str:

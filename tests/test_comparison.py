@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ptegpu.dtypes import DType
-from tests.cases import ATOL, compare, declared, tables
+from tests.cases import ATOL, close, compare, declared, tables
 from tests.changes import CHANGES, Tried, change_all
 from tests.oracle import problem
 
@@ -92,3 +92,13 @@ def test_what_is_refused_at_any_tolerance(got: list[float], want: list[float], m
 def test_what_is_equal() -> None:
     for values in ([], [0.0, -0.0], [NAN, INF, -INF], [1.0, NAN, INF]):
         compare(np.array(values), np.array(values), 0.0, "it")
+
+
+def test_close_is_of_one_shape_and_dtype() -> None:
+    x = np.array([1.0, 2.0, 1000.0], np.float32)
+    close(x + np.float32(1e-3), x)
+    for other in (x + np.float32(0.1), x[None], x.astype(np.float64), x[:2]):
+        with pytest.raises(AssertionError):
+            close(other, x)
+    with pytest.raises(AssertionError):  # ints are exact
+        close(np.array([1, 2**40 + 1]), np.array([1, 2**40]))

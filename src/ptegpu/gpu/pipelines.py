@@ -25,7 +25,7 @@ _REASON = re.compile(r"(?:parsing|validation) error: (.+)")
 _NOTE = re.compile(r"│ +[\^-]+ (.+)")
 
 
-_KEPT = 256
+_KEPT = 128
 
 _Key: TypeAlias = tuple[str, str, tuple[Access, ...]]  # source, entry, bindings
 
