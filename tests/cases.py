@@ -2,7 +2,7 @@
 
 A `Case` names an operator of the registry and its arguments; `T(...)` stands for a random tensor. A `Problem` is a case
 with the values of its tensors and what PyTorch gives for them (`oracle.problem` makes it). It runs as a graph of one
-node, is lowered, run on the adapter, and compared. Moves, ints and bools must be exact.
+node, is lowered, run on the adapter, and compared. Ints, bools and what is only moved must be exact.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Case:
     args: tuple[Any, ...]
     reference: Callable[..., Any] | None = None  # by default torch.ops.<op>
     out: DType | None = None  # the declared output dtype, where the arguments do not determine it
-    atol: float | None = None
+    atol: float | tuple[float, ...] | None = None  # see `compare`; one for all results, or one for each
     note: str = ""
     mutated: tuple[int, ...] = field(default=())  # arguments whose final value is compared too (states)
     peer: Callable[..., Any] | None = None  # what PyTorch has for the job, where the reference is not meant to be fast
@@ -199,27 +199,43 @@ class Problem:
         plan = plan_of(graph, replace(gpu.target, **{"software": False, **target}), symbols, inputs)
         for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), symbolic(self.case.args), strict=True):
             sym.value = given.value
-        results = run_plan(plan, inputs, gpu, symbols.words())
-        for want, got in zip(self.golden, results, strict=True):
+        self.compare(run_plan(plan, inputs, gpu, symbols.words()))
+
+    def compare(self, results: Sequence[np.ndarray]) -> None:
+        """Hold results to the golden."""
+        for k, (want, got) in enumerate(zip(self.golden, results, strict=True)):
             assert got.shape == want.shape, f"shape {got.shape}, PyTorch {want.shape}"
             if got.dtype.kind == "f":
-                compare(got, want, tolerance(self.case, DType.of(got.dtype)), "ptegpu against float64")
+                compare(got, want, tolerance(self.case, DType.of(got.dtype), k), "ptegpu against float64")
             else:
                 np.testing.assert_array_equal(got, want.astype(got.dtype))
 
 
-def tolerance(case: Case, dtype: DType) -> float:
-    return case.atol or ATOL[dtype]
+def tolerance(case: Case, dtype: DType, result: int) -> float:
+    """What `compare` allows a result of a case."""
+    if case.atol is None:
+        return 0.0 if REGISTRY[case.op].moves else ATOL[dtype]
+    return case.atol[result] if isinstance(case.atol, tuple) else case.atol
+
+
+def close(got: Any, want: Any, share: float = 1e-5) -> None:
+    """Arrays or tensors of one shape and dtype; floats within a share of the largest magnitude (see `compare`)."""
+    got, want = np.asarray(got), np.asarray(want)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    compare(got, want, share if got.dtype.kind == "f" else 0.0, "the result")
 
 
 def compare(got: np.ndarray, want: np.ndarray, atol: float, what: str) -> None:
-    """Within `atol` of the golden relative to its scale; infinities and NaNs at the same places."""
+    """Within `atol` of the golden, as a share of its largest magnitude; infinities and NaNs at the same places.
+
+    A golden of nothing but zeros allows nothing else.
+    """
     got, want = got.astype(np.float64), want.astype(np.float64)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=f"{what}: NaN")
     finite = np.isfinite(want)
     np.testing.assert_array_equal(
         got[~finite & ~np.isnan(want)], want[~finite & ~np.isnan(want)], err_msg=f"{what}: inf"
     )
-    scale = max(1.0, float(np.abs(want[finite]).max(initial=0.0)))
+    scale = float(np.abs(want[finite]).max(initial=0.0))
     error = float(np.abs(got[finite] - want[finite]).max(initial=0.0))
     assert error <= atol * scale, f"{what}: error {error:.3g} at scale {scale:.3g}"

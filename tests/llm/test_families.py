@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.cases import device
+from tests.changes import change_outputs
 from tests.programs import DECODERS, program
 from tools import train_tales
 
@@ -23,6 +24,8 @@ NEAR = 1e-4  # logits closer than this may come in either order
 @pytest.mark.parametrize("name", DECODERS)
 def test_logits_are_those_of_pytorch(name: str) -> None:
     program(name).check(device())
+    changed = change_outputs(program(name))
+    assert ([], {}) == (changed.accepted, changed.unchanged)
 
 
 def test_logits_with_the_least_that_a_browser_has() -> None:

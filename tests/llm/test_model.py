@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from tests.cases import close, compare
 from tests.llm.tiny import CONTEXT, TEXT, VOCABULARY, TinyLM
 
 import ptegpu
@@ -49,7 +50,7 @@ def test_prefill_in_chunks_gives_what_pytorch_gives(
     )
     all_logits = torch.log_softmax(eager.logits([*ids, *made.tokens]).double(), -1)
     want = [float(all_logits[len(ids) - 1 + k, t]) for k, t in enumerate(made.tokens)]
-    np.testing.assert_allclose(made.logprobs, want, atol=1e-4)
+    close(made.logprobs, want, 1e-4)
 
 
 def test_only_new_tokens_run_and_the_result_is_the_same(model: LanguageModel, text: tokenizers.Tokenizer) -> None:
@@ -67,7 +68,7 @@ def test_only_new_tokens_run_and_the_result_is_the_same(model: LanguageModel, te
         fresh = model.generate(prompt, max_tokens=len(made.tokens), **FREE)
         assert fresh.timings.reused_tokens == 0
         assert fresh.tokens == made.tokens
-        np.testing.assert_allclose(fresh.logprobs, made.logprobs, atol=1e-5)
+        close(fresh.logprobs, made.logprobs)
 
 
 def test_the_next_step_is_on_its_way_while_a_plan_makes_room(
@@ -133,8 +134,8 @@ def test_scores_are_those_of_pytorch(
     ids = text.encode(TEXT[0] + TEXT[3]).ids
     logits = torch.log_softmax(eager.logits(ids), -1)
     want = logits[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
-    np.testing.assert_allclose(scorer.score(ids), want, atol=1e-4)
-    np.testing.assert_allclose(scorer.score(ids, 30), want[29:], atol=1e-4)
+    compare(scorer.score(ids), want, 1e-4, "scores")
+    compare(scorer.score(ids, 30), want[29:], 1e-4, "scores")
     assert 0 == len(scorer.score([5, 6], 2))
 
 

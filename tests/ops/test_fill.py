@@ -42,6 +42,7 @@ CASES = [
     Case("aten.empty_like.default", (T((2, 3), F16),), torch.zeros_like),
     Case("aten.fill.Scalar", (T((2, 3), F16), 1.5)),
     Case("aten.fill.Tensor", (T((2, 3), I32), T((), F32, values=(2.5,)))),
+    Case("aten.fill.Tensor", (T((2, 3)), T((), F32, values=(2.5,)))),
     *(made("arange.start_step", I32, *args)
       for args in ((0, 10, 1), (2, 11, 3), (5, -6, -2), (3, 3, 1), (0.0, 5.5, 1), (0, 1030, 1))),
     *(made("arange.start_step", F32, *args)

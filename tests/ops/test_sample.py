@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.cases import compare
 from tests.oracle import device, plan_of, run_plan
 
 from ptegpu.dtypes import DType
@@ -245,7 +246,7 @@ def test_scores(shape: tuple[int, ...], dtype: str) -> None:
     tokens = np.random.default_rng(2).integers(0, shape[-1], (1, len(rows))).astype(np.int32)
     top = rows.max(1, keepdims=True)
     want = (rows - top - np.log(np.exp(rows - top).sum(1, keepdims=True)))[np.arange(len(rows)), tokens[0]]
-    np.testing.assert_allclose(score(logits, tokens)[0], want, atol=2e-5)
+    compare(score(logits, tokens)[0], want, 2e-6, "scores")
 
 
 def test_no_tokens_no_scores() -> None:

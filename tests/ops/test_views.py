@@ -52,7 +52,7 @@ CASES = [
     *(aten("unsqueeze_copy.default", T((2, 3)), dim) for dim in (0, 1, 2, -1, -3)),
     aten("unsqueeze_copy.default", T(()), 0),
     aten("clone.default", T((2, 3), F16), None),
-    aten("alias_copy.default", T((2, 3), I8)),
+    aten("alias_copy.default", T((2, 3), I8, -99, 99)),
     aten("detach_copy.default", T((2, 3))),
     aten("lift_fresh_copy.default", T((2, 3))),
     Case("et_vk.prepack.default", (T((2, 3)),), torch.clone),

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tests.cases import device, run_plan
+from tests.cases import close, device, run_plan
 from tests.passes import products
 from tests.passes.products import MANY, TOLERANCE, Builder, run
 from tests.passes.test_siblings import LINEAR, SIZES, WAYS, labels
@@ -188,7 +188,7 @@ def test_live_rows(make):
         plan = lower(b.graph, memory, gpu.target, Symbols(b.graph))
         counts.append(len(plan.dispatches))
         for got, want in zip(run_plan(plan, [a[:m] for a in b.arrays], gpu), wanted, strict=True):
-            np.testing.assert_allclose(got, want[:m], rtol=0, atol=1e-6 * max(10.0, float(np.abs(want).max())))
+            close(got, want[:m], TOLERANCE[F32])
     assert counts == [1 + PRODUCTS[make], 1, 1, 0, 1, 1 + PRODUCTS[make]]
 
 

@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tests.cases import device, plan_of, run_plan
+from tests.cases import close, device, plan_of, run_plan
 from tests.passes import products
-from tests.passes.products import MANY, Builder, run
+from tests.passes.products import MANY, TOLERANCE, Builder, run
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
@@ -175,7 +175,7 @@ def test_live_rows(make):
         c.arrays = [whole]
         wanted, _ = run(c, ())
         for got, want in zip(run_plan(plan, [whole[:m]], gpu), wanted, strict=True):
-            np.testing.assert_allclose(got, want[:m], rtol=0, atol=1e-6 * max(10.0, float(np.abs(want).max())))
+            close(got, want[:m], TOLERANCE[F32])
     many = len(b.graph.nodes[0].outs)
     assert counts == [many, 1, 1, 0, 1, many]
 

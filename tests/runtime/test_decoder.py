@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.cases import close
 from torch.export import Dim
 
 import ptegpu
@@ -85,10 +86,10 @@ def test_every_prompt_length_in_any_order(module: Reference, program: ptegpu.Pro
     for length in lengths:
         tokens = torch.randint(0, 64, (1, length + 2))
         got = call(program, tokens, 0, length)
-        torch.testing.assert_close(got, module.logits(tokens[:, :length]), atol=1e-4, rtol=1e-4)
+        close(got, module.logits(tokens[:, :length]), 1e-4)
         for end in (length + 1, length + 2):  # decode goes on from there
             got = call(program, tokens, end - 1, end)
-            torch.testing.assert_close(got, module.logits(tokens[:, :end]), atol=1e-4, rtol=1e-4)
+            close(got, module.logits(tokens[:, :end]), 1e-4)
         with pytest.raises(ptegpu.InvalidInput):
             call(program, torch.zeros(1, LONGEST + 1, dtype=torch.int64), 0, LONGEST + 1)
 
@@ -99,7 +100,7 @@ def test_chunks_of_a_prompt_give_what_the_whole_gives(module: Reference, program
     for chunk in (1, 7, LONGEST):
         for first in range(0, 60, chunk):
             got = call(program, tokens, first, min(first + chunk, 60))
-        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+        close(got, want, 1e-4)
 
 
 def test_500_decode_steps_plan_create_and_allocate_nothing(module: Reference, program: ptegpu.Program) -> None:
@@ -114,7 +115,7 @@ def test_500_decode_steps_plan_create_and_allocate_nothing(module: Reference, pr
     assert engine.planned == planned
     assert (done.buffers_created, done.bind_groups_created, done.pipelines_created) == (0, 0, 0)
     assert (done.submits, done.readbacks) == (500, 500)
-    torch.testing.assert_close(got, module.logits(tokens[:, :509]), atol=1e-4, rtol=1e-4)
+    close(got, module.logits(tokens[:, :509]), 1e-4)
 
 
 def test_a_reset_forgets(program: ptegpu.Program) -> None:

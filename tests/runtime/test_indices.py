@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.cases import close
 from tests.exporting import export
 from tests.oracle import torch_operator
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def same(got: Any, want: Any) -> None:
     """Both are tuples, or one tensor."""
     pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
     for g, w in pairs:
-        torch.testing.assert_close(g, w.detach(), atol=1e-5, rtol=1e-5)
+        close(g, w.detach())
 
 
 def load(module: nn.Module, inputs: tuple[Any, ...], *, delegate: bool = True, **how: Any) -> ptegpu.Program:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.cases import close
 from tests.exporting import export
 from torch import nn
 
@@ -17,7 +18,7 @@ import ptegpu
 DATA = Path(__file__).parents[1] / "data"
 
 
-def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, atol: float = 1e-5, **how: Any) -> Any:
+def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, share: float = 1e-5, **how: Any) -> Any:
     """Calls the exported program and PyTorch side by side; returns the program, still open."""
     eager = copy.deepcopy(module).eval()
     program = ptegpu.load(export(module, args, **how))
@@ -28,7 +29,7 @@ def run_both(module: nn.Module, args: tuple[Any, ...], *, calls: int = 1, atol: 
         assert len(got) == len(want)
         for g, w in zip(got, want, strict=True):
             if isinstance(w, torch.Tensor):
-                torch.testing.assert_close(torch.as_tensor(g), w.detach(), atol=atol, rtol=1e-5)
+                close(g, w.detach(), share)
             else:
                 assert g == w
     return program
@@ -153,7 +154,7 @@ class Nested(nn.Module):
 def test_nested_arguments_are_opened_as_exported() -> None:
     x, y, z = torch.randn(3), torch.randn(3), torch.randn(3)
     program = run_both(Nested(), ((x, y), {"k": z}))
-    np.testing.assert_allclose(program(x.numpy(), y.numpy(), z.numpy()), x + y * z, atol=1e-6)  # flat works too
+    close(program(x.numpy(), y.numpy(), z.numpy()), x + y * z, 1e-6)  # flat works too
     with pytest.raises(ptegpu.InvalidInput) as error:
         program((x,), {"k": z})
     assert str(error.value) == "argument 0 of forward must be a tuple of 2 items, not 1 items"
@@ -185,7 +186,7 @@ def test_channels_last_and_non_contiguous_inputs(delegate: bool) -> None:
     x = torch.randn(1, 3, 4, 5).to(memory_format=torch.channels_last)
     program = run_both(Twice(), (x,), delegate=delegate)
     plain = np.random.default_rng(0).standard_normal((1, 5, 4, 3)).astype(np.float32).transpose(0, 3, 2, 1)
-    np.testing.assert_allclose(program(plain), plain * 2 + 1, atol=1e-6)
+    close(program(plain), plain * 2 + 1, 1e-6)
 
 
 class NoInputs(nn.Module):
@@ -235,7 +236,7 @@ def test_int64_inputs_narrow_with_a_range_check() -> None:
 @pytest.mark.parametrize("how", [{}, {"options": {"force_fp16": True}}], ids=["half", "force_fp16"])
 def test_half_programs(how: dict[str, Any]) -> None:
     x = torch.randn(3, 5)
-    run_both(Twice(), (x if how else x.half(),), atol=1e-2, **how)
+    run_both(Twice(), (x if how else x.half(),), share=1e-2, **how)
 
 
 class Dynamic(nn.Module):
@@ -253,11 +254,11 @@ def test_dynamic_batch_runs_at_every_size(delegate: bool) -> None:
     program = ptegpu.load(export(module, (torch.randn(4, 4),), dynamic_shapes=({0: batch},), delegate=delegate))
     for n in (8, 1, 5, 2, 8, 7):
         x = torch.randn(n, 4)
-        torch.testing.assert_close(program(x), module(x).detach(), atol=1e-5, rtol=1e-5)
+        close(program(x), module(x).detach())
     with pytest.raises(ptegpu.InvalidInput) as error:
         program(torch.randn(9, 4))
     assert str(error.value) == "input 0 of forward must be float32 of at most [8, 4], not float32[9, 4]"
-    torch.testing.assert_close(program(x), module(x).detach(), atol=1e-5, rtol=1e-5)
+    close(program(x), module(x).detach())
 
 
 class Sliced(nn.Module):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import compare
 from tests.ops.test_linear_q4 import int8pack, q4gsw, qcs4w
 from tests.runtime.test_random_graphs import MAXIMUM, Builder, Value, aten, broadcast, norm, sizes
 
@@ -340,8 +341,7 @@ def check(seed: int, joined: bool, device: Device) -> None:
             for g, w in zip(got, reference(arrays), strict=True):
                 assert isinstance(g, np.ndarray)
                 assert g.shape == w.shape, described
-                scale = max(1.0, float(np.abs(w).max(initial=0)))
-                np.testing.assert_allclose(g, w, rtol=0, atol=1e-4 * scale, err_msg=f"{described}\n{k.graph}")
+                compare(g, w, 1e-4, f"{described}\n{k.graph}")
     finally:
         engine.close()
 

@@ -71,7 +71,7 @@ class Check:
     def _run(self, data: bytes, count: int) -> list[torch.Tensor]:
         try:
             with ptegpu.load(data, methods=["forward"]) as program:
-                return _tensors(program(*self.args))[-count:]
+                return _tensors(program.method("forward").execute(self.args))[-count:]
         except THIS_MACHINE as e:
             raise NotChecked(str(e)) from e
         except Exception as e:

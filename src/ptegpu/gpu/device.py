@@ -151,9 +151,8 @@ class Device:
 
     def pipeline(self, kernel: Kernel) -> Pipeline:
         with self.lock:
-            before = len(self._pipelines)
             pipeline = self._pipelines.get(kernel)
-            self.counters.pipelines_created += len(self._pipelines) - before
+            self.counters.pipelines_created = self._pipelines.compiled
             return pipeline
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> native.Handle:

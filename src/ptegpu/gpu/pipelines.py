@@ -1,10 +1,16 @@
-"""Compute pipelines by source: a kernel compiles once per device, whoever asks. Compile errors name the line."""
+"""Compute pipelines by source: a kernel compiles once per device, whoever asks. Compile errors name the line.
+
+Pipelines in use are shared, however many there are. Of those that nothing uses, only the last are kept: each takes
+about a megabyte of the host's memory under a software adapter.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+from weakref import WeakValueDictionary
 
 from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
@@ -16,28 +22,37 @@ _REASON = re.compile(r"(?:parsing|validation) error: (.+)")
 _NOTE = re.compile(r"│ +[\^-]+ (.+)")
 
 
-@dataclass(frozen=True, slots=True)
+_KEPT = 128
+
+_Key: TypeAlias = tuple[str, str, tuple[Access, ...]]  # source, entry, bindings
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Pipeline:
-    """A compiled kernel."""
+    """A compiled kernel. Plans that use it keep it, so that others find it."""
 
     handle: native.Handle
     layout: native.Handle  # of bind group 0
 
 
 class PipelineCache:
-    def __init__(self, device: native.Handle) -> None:
-        self._device = device
+    def __init__(self, device: native.Handle, kept: int = _KEPT) -> None:
+        self.compiled = 0  # kernels, so far
+        self._device, self._kept = device, kept
         self._layouts: dict[tuple[Access, ...], tuple[native.Handle, native.Handle]] = {}  # bind group's, pipeline's
-        self._pipelines: dict[tuple[str, str, tuple[Access, ...]], Pipeline] = {}
-
-    def __len__(self) -> int:
-        return len(self._pipelines)
+        self._alive: WeakValueDictionary[_Key, Pipeline] = WeakValueDictionary()
+        self._recent: dict[_Key, Pipeline] = {}  # used last comes last
 
     def get(self, kernel: Kernel) -> Pipeline:
         key = (dialect.source(kernel, "naga"), kernel.entry, kernel.access)
-        pipeline = self._pipelines.get(key)
+        pipeline = self._alive.get(key)
         if pipeline is None:
-            pipeline = self._pipelines[key] = self._compile(kernel, key[0])
+            pipeline = self._alive[key] = self._compile(kernel, key[0])
+            self.compiled += 1
+        self._recent.pop(key, None)
+        self._recent[key] = pipeline
+        if len(self._recent) > self._kept:
+            del self._recent[next(iter(self._recent))]
         return pipeline
 
     def _compile(self, kernel: Kernel, source: str) -> Pipeline:

@@ -43,16 +43,16 @@ class Reading:
 class Prepared:
     """A plan made ready on a session: its buffers in the plan's order, and what the recording loop replays."""
 
-    __slots__ = ("buffers", "plan", "session", "steps", "syms")
+    __slots__ = ("buffers", "pipelines", "plan", "session", "steps", "syms")
 
-    def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer]) -> None:
+    def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer], pipelines: Sequence[Pipeline]) -> None:
         self.session: Session | None = session
-        self.plan, self.buffers = plan, buffers
+        self.plan, self.buffers, self.pipelines = plan, buffers, pipelines
         self.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
         self.steps: list[native.Step] = []
 
     def end(self) -> None:
-        self.session, self.steps = None, []
+        self.session, self.steps, self.pipelines = None, [], ()
 
 
 class Pending:
@@ -113,8 +113,8 @@ class Session:
             pipelines = [self.device.pipeline(kernel) for kernel in plan.kernels]
             try:
                 self._store.add(plan, missing)
-                prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
-                self._bind(prepared, pipelines)
+                prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers], pipelines)
+                self._bind(prepared)
             except BaseException:
                 self._store.drop([buffer.name for buffer in missing])
                 raise
@@ -201,13 +201,13 @@ class Session:
         if self._closed:
             raise Closed("the session is closed")
 
-    def _bind(self, prepared: Prepared, pipelines: Sequence[Pipeline]) -> None:
+    def _bind(self, prepared: Prepared) -> None:
         groups: dict[tuple[object, ...], native.Handle] = {}
         last = None
         for dispatch in prepared.plan.dispatches:
             if 0 in dispatch.grid:
                 continue
-            pipeline = pipelines[dispatch.kernel]
+            pipeline = prepared.pipelines[dispatch.kernel]
             key = (id(pipeline), dispatch.bindings)
             if key not in groups:
                 entries = [(prepared.buffers[b.buffer], b.offset, b.nbytes) for b in dispatch.bindings]

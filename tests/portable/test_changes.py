@@ -1,0 +1,38 @@
+"""Every case refuses results that are scaled by a twentieth, zeroed, or shifted by one element: see `tests/changes.py`.
+
+What a change does not change is counted below.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tests.changes import Tried, change_all
+from tests.portable.harness import Case, compare, expected, is_exact, to_numpy
+
+LEFT_AS_THEY_ARE = {
+    "scaled": {"bools": 212, "empty": 146, "not finite": 53, "small ints": 162, "zeros": 118},
+    "zeroed": {"empty": 146, "zeros": 118},
+    "shifted": {"empty": 146, "equal elements": 120, "one element": 334, "zeros": 118},
+}
+
+
+def test_every_case_refuses_changed_results() -> None:
+    found = Tried()
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        for case in getattr(importlib.import_module(f"tests.portable.{path.stem}"), "CASES", ()):
+            wanted = [w for w in expected(case) if w is not None]
+
+            def hold(given: Sequence[np.ndarray], case: Case = case, wanted: list[torch.Tensor] = wanted) -> None:
+                for w, g in zip(wanted, given, strict=True):
+                    compare(w, g, exact=is_exact(case))
+
+            tried = change_all([np.array(to_numpy(w), order="C") for w in wanted], hold)
+            found.unchanged += tried.unchanged
+            found.accepted += [f"{case}: {what}" for what in tried.accepted]
+    assert [] == found.accepted
+    assert found.table == LEFT_AS_THEY_ARE, f"LEFT_AS_THEY_ARE = {found.table}"

@@ -1,0 +1,104 @@
+"""Every case of an operator refuses results that are scaled by a twentieth, zeroed, or shifted by one element.
+
+What a change does not change is counted below: a case that adds to it tests a little less than it could.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from ptegpu.dtypes import DType
+from tests.cases import ATOL, close, compare, declared, tables
+from tests.changes import CHANGES, Tried, change_all
+from tests.oracle import problem
+
+NAN, INF = np.nan, np.inf
+
+# Results that a change leaves as they are, over all cases.
+LEFT_AS_THEY_ARE = {
+    "scaled": {"bools": 211, "empty": 138, "not finite": 29, "small ints": 258, "zeros": 108},
+    "zeroed": {"empty": 138, "zeros": 108},
+    "shifted": {"empty": 138, "equal elements": 106, "one element": 154, "zeros": 108},
+}
+# Operators of which no case can refuse a change, by what their results are.
+ZEROS = {"zeros.default", "zeros_like.default", "empty.memory_format", "empty_like.default"}
+TRUTH = {
+    *(f"{name}.{of}" for name in ("eq", "ne", "lt", "le", "gt", "ge") for of in ("Scalar", "Tensor")),
+    *(f"logical_{name}.default" for name in ("and", "or", "xor", "not")),
+    *(f"{name}.{of}" for name in ("any", "all") for of in ("default", "dim", "dims")),
+    *("isnan.default", "isinf.default"),
+}
+ONE_ELEMENT = {
+    *(f"{name}.default" for name in ("any", "all", "dot", "max", "min", "mean", "prod", "std", "sum", "var")),
+    "scalar_tensor.default",
+}
+ONE_VALUE = {f"{name}.default" for name in ("full", "full_like", "ones", "ones_like")} | {"fill.Scalar", "fill.Tensor"}
+NEVER_REFUSED = {
+    "scaled": {f"aten.{name}" for name in ZEROS | TRUTH},
+    "zeroed": {f"aten.{name}" for name in ZEROS},
+    "shifted": {
+        "quantized_decomposed.choose_qparams.tensor",  # one scale and one zero point
+        *(f"aten.{name}" for name in ZEROS | ONE_ELEMENT | ONE_VALUE),
+    },
+}
+
+
+def test_every_case_refuses_changed_results() -> None:
+    found, refused = Tried(), defaultdict[str, set[str]](set)
+    for case in tables():
+        given = problem(case)
+        right = [g.astype(declared(case, e).numpy) for g, e in zip(given.golden, given.eager, strict=True)]
+        tried = change_all(right, given.compare)
+        found.unchanged += tried.unchanged
+        found.accepted += [f"{case}: {what}" for what in tried.accepted]
+        refused[case.op] |= tried.refused
+    assert [] == found.accepted
+    assert found.table == LEFT_AS_THEY_ARE, f"LEFT_AS_THEY_ARE = {found.table}"
+    never = {change: {op for op in refused if change not in refused[op]} for change in CHANGES}
+    assert never == NEVER_REFUSED
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_tolerance_is_a_share_of_the_largest(scale: float) -> None:
+    want = np.array([0.0, 1e-9, -1.0, 0.5]) * scale
+    for error, right in ((0.9 * ATOL[DType.F32], True), (1.1 * ATOL[DType.F32], False)):
+        got = want + np.array([error * scale, 0, 0, 0])
+        if right:
+            compare(got, want, ATOL[DType.F32], "it")
+        else:
+            with pytest.raises(AssertionError, match="it: error"):
+                compare(got, want, ATOL[DType.F32], "it")
+
+
+@pytest.mark.parametrize(
+    ("got", "want", "message"),
+    [
+        ([1e-30, 0.0], [0.0, 0.0], "it: error 1e-30 at scale 0"),
+        ([1.0, NAN], [1.0, 2.0], "it: NaN"),
+        ([1.0, 2.0], [1.0, NAN], "it: NaN"),
+        ([1.0, INF], [1.0, 2.0], "it: error inf at scale 2"),
+        ([1.0, 2.0], [1.0, INF], "it: inf"),
+        ([1.0, -INF], [1.0, INF], "it: inf"),
+    ],
+)
+def test_what_is_refused_at_any_tolerance(got: list[float], want: list[float], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        compare(np.array(got), np.array(want), 0.1, "it")
+
+
+def test_what_is_equal() -> None:
+    for values in ([], [0.0, -0.0], [NAN, INF, -INF], [1.0, NAN, INF]):
+        compare(np.array(values), np.array(values), 0.0, "it")
+
+
+def test_close_is_of_one_shape_and_dtype() -> None:
+    x = np.array([1.0, 2.0, 1000.0], np.float32)
+    close(x + np.float32(1e-3), x)
+    for other in (x + np.float32(0.1), x[None], x.astype(np.float64), x[:2]):
+        with pytest.raises(AssertionError):
+            close(other, x)
+    with pytest.raises(AssertionError):  # ints are exact
+        close(np.array([1, 2**40 + 1]), np.array([1, 2**40]))
