@@ -187,6 +187,18 @@ def test_what_is_left_counts() -> None:
     assert {"aten.add.Tensor"} == operators(exported(Summed(), noise(2, 256)).lowered)
 
 
+class Masked(nn.Module):
+    """What is constant is used on the way, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.full((6, 6), -3.0).triu(1)
+        return (x + mask) * mask.exp().sum(0)
+
+
+def test_results_on_the_way() -> None:
+    assert {"aten.add.Tensor", "aten.mul.Tensor"} == operators(exported(Masked(), noise(6, 6)).lowered)
+
+
 class Counter(nn.Module):
     """Its buffer is a view, and changes."""
 

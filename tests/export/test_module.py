@@ -164,6 +164,22 @@ def test_modules_that_cannot_be_traced(
     assert ("", "") == capfd.readouterr()
 
 
+class Even(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(-1, 4, 3) if x.shape[0] < 12 else x
+
+
+def test_the_suggested_fix_is_kept_of_a_long_message() -> None:
+    with pytest.raises(ExportError) as raised:
+        export(Even(), (torch.ones(8, 6),), dynamic_shapes=({0: torch.export.Dim("n", max=64)},))
+    first, *reasons, fixes, base, size = str(raised.value).splitlines()
+    assert "PyTorch cannot trace this module: Constraints violated (n)!" == first
+    assert ["  - Not all", "  - Not all", "  - Not all", "  - and "] == [
+        re.match("  - (Not all|and )", r)[0] for r in reasons
+    ]
+    assert ("Suggested fixes:", "  _n = Dim('_n', min=1, max=5)", "  n = 2*_n") == (fixes, base, size)
+
+
 def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
     level = logging.getLogger().level
     export(Twice(), (torch.ones(1, 2, 3),))

@@ -14,12 +14,13 @@ NOISE = re.compile(  # of PyTorch's messages: how to log more, and where in PyTo
     |\ \(<[^>]*\ at\ 0x\w+>\)""",
     re.MULTILINE | re.DOTALL | re.VERBOSE,
 )
+SHOWN = 3  # reasons of one kind
 NOT_THE_USERS = sys.stdlib_module_names | {"ptegpu", "torch", "executorch"}
 
 
 def explained(e: BaseException) -> str:
     """PyTorch's words without its noise, then the lines of code that are neither PyTorch's nor ours."""
-    text = re.sub(r"\n\s*\n+", "\n", NOISE.sub("", str(e))).strip()
+    text = _shortened(re.sub(r"\n\s*\n+", "\n", NOISE.sub("", str(e))).strip())
     if not type(e).__module__.startswith("torch"):
         text = f"{type(e).__name__}: {text}".removesuffix(": ")
     stack = traceback.StackSummary.extract((f, n) for f, n in traceback.walk_tb(e.__traceback__) if _is_the_users(f))
@@ -32,6 +33,16 @@ def root_cause(e: BaseException) -> str:
         e = inner
     text = NOISE.sub("", str(e)).strip()
     return text.splitlines()[0] if text else type(e).__name__
+
+
+def _shortened(text: str) -> str:
+    """With the first few of a list of reasons, and all that follows it."""
+    lines = text.splitlines()
+    reasons = [k for k, line in enumerate(lines) if line.startswith("  - ")]
+    if len(reasons) > SHOWN:
+        lines[reasons[SHOWN]] = f"  - and {len(reasons) - SHOWN} more"
+        lines = [line for k, line in enumerate(lines) if k not in reasons[SHOWN + 1 :]]
+    return "\n".join(lines)
 
 
 def _is_the_users(frame: FrameType) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from .backend import EdgeOpOverload, ExportedProgramPassBase, ExportedProgramPassResult, torch
 
@@ -116,8 +117,9 @@ class _Folder:
 
     def fold(self) -> bool:
         chosen = self._chosen()
+        self._compute(chosen)
         for node in chosen:
-            self._replace(node, self._value(node))
+            self._replace(node, self.values[node])
         self.graph.eliminate_dead_code()
         return bool(chosen)
 
@@ -135,7 +137,7 @@ class _Folder:
         if (
             node.op == "placeholder"
             or not isinstance(result, torch.Tensor)
-            or _name(node) in LAYOUTS
+            or ((op := _operator(node)) is not None and op.overloadpacket.__name__ in LAYOUTS)
             or any(u.op == "output" for u in node.users)
         ):
             return False
@@ -144,12 +146,16 @@ class _Folder:
             return result.nbytes <= WIDENED
         return result.nbytes <= max(SMALL, GROWTH * sum(s.nbytes for s in sources))
 
-    def _value(self, node: Node) -> Any:
-        if node not in self.values:
-            args, kwargs = tree_map(lambda a: self._value(a) if isinstance(a, Node) else a, (node.args, node.kwargs))
-            with torch.no_grad():
-                self.values[node] = node.target(*args, **kwargs)
-        return self.values[node]
+    def _compute(self, chosen: list[Node]) -> None:
+        needed = set(chosen)
+        for node in reversed(self.sources):
+            if node in needed:
+                needed.update(node.all_input_nodes)
+        for node in self.sources:
+            if node in needed and node not in self.values:
+                args, kwargs = map_arg((node.args, node.kwargs), self.values.__getitem__)
+                with torch.no_grad():
+                    self.values[node] = node.target(*args, **kwargs)
 
     def _replace(self, node: Node, value: torch.Tensor) -> None:
         signature, constants = self.program.graph_signature, self.program.constants
@@ -174,11 +180,11 @@ def _foldable(node: Node) -> bool:
     """Whether it computes the same tensors from the same arguments, none of them large, all of known sizes."""
     if node.op != "call_function" or any(isinstance(a, torch.SymInt) for a in tree_leaves((node.args, node.kwargs))):
         return False
-    target = node.target
-    if target is not operator.getitem:
-        if not isinstance(target, EdgeOpOverload) or target.namespace not in NAMESPACES:
+    if node.target is not operator.getitem:
+        op = _operator(node)
+        if op is None or op.namespace not in NAMESPACES:
             return False
-        if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target._op.tags:
+        if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
             return False
     results = tree_leaves(node.meta.get("val"))
     return all(isinstance(r, torch.Tensor) and _fits(r) for r in results)
@@ -188,5 +194,6 @@ def _fits(result: torch.Tensor) -> bool:
     return all(isinstance(d, int) for d in result.shape) and result.nbytes <= LARGEST
 
 
-def _name(node: Node) -> str:
-    return node.target._schema.name.rpartition("::")[2] if isinstance(node.target, EdgeOpOverload) else ""
+def _operator(node: Node) -> torch._ops.OpOverload | None:
+    target = node.target._op if isinstance(node.target, EdgeOpOverload) else node.target
+    return target if isinstance(target, torch._ops.OpOverload) else None
