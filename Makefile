@@ -9,19 +9,22 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test lint types format bench clean
+.PHONY: help demo test test-quick lint types format bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help: ## list the commands
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 demo: .venv/.base .venv/.vulkan ## let the bundled language model tell a tale
 	@$(BIN)/ptegpu demo
 
-test: .venv/.test .venv/.vulkan ## run the tests
+test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorch
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) tests
+
+test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in under a minute
+	$(BIN)/python -m pytest -n $(WORKERS) -p tests.torchless -m "not slow and not torch" $(ARGS) tests
 
 lint: .venv/.dev ## check style
 	$(BIN)/ruff check .
@@ -50,6 +53,11 @@ clean: ## remove .venv and all caches
 .venv/.base: .venv/.made pyproject.toml constraints.txt
 	@echo "Installing ptegpu into .venv"
 	@$(PIP) -e '.[llm]'
+	@touch $@
+
+.venv/.quick: .venv/.base
+	@echo "Installing the test tools into .venv"
+	@$(PIP) -e '.[quick]'
 	@touch $@
 
 .venv/.test: .venv/.base

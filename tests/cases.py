@@ -201,6 +201,11 @@ class Problem:
             sym.value = given.value
         self.compare(run_plan(plan, inputs, gpu, symbols.words()))
 
+    @property
+    def right(self) -> list[np.ndarray]:
+        """The golden, in the dtypes that a device gives."""
+        return [g.astype(declared(self.case, e).numpy) for g, e in zip(self.golden, self.eager, strict=True)]
+
     def compare(self, results: Sequence[np.ndarray]) -> None:
         """Hold results to the golden."""
         for k, (want, got) in enumerate(zip(self.golden, results, strict=True)):

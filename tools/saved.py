@@ -2,6 +2,7 @@
 
     python -m tools.saved make cases.zip [--only softmax]     # needs PyTorch and ExecuTorch
     python -m tools.saved run cases.zip [--only softmax]      # needs neither
+    python -m tools.saved make tests/data/few.zip --few       # what `make test-quick` runs
 
 `run` opens the adapter four times, with f16 and subgroups on and off, and holds everything to the saved results.
 """
@@ -12,6 +13,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from zipfile import BadZipFile
@@ -21,10 +23,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from tests import saved
-from tests.cases import tables
+from tests.cases import Problem, tables
+from tests.changes import change_all
 
 from ptegpu.gpu.device import open_device
 
+FEW = typer.Option(False, "--few", help="a small case of each operator, and few models")
 ONLY = typer.Option("", help="only what has this in its name")
 app = typer.Typer(add_completion=False, help=__doc__)
 
@@ -42,18 +46,31 @@ class Run:
 
 
 @app.command()
-def make(file: Path, only: str = ONLY) -> None:
+def make(file: Path, only: str = ONLY, few: bool = FEW) -> None:
     """Compute PyTorch's results and export the models."""
+    from tests import programs as models
     from tests.oracle import problem
-    from tests.programs import PROGRAMS, program
 
     console = Console(stderr=True)
     cases = [case for case in tables() if only in str(case)]
-    names = [name for name in PROGRAMS if only in name]
+    names = [name for name in (models.FEW if few else models.PROGRAMS) if only in name]
     problems = [problem(c) for c in track(cases, "cases", console=console, disable=not console.is_terminal)]
-    programs = [program(n) for n in track(names, "programs", console=console, disable=not console.is_terminal)]
+    if few:
+        problems = smallest(problems)
+    programs = [models.program(n) for n in track(names, "programs", console=console, disable=not console.is_terminal)]
     saved.save(file, problems, programs)
     print(f"{file}: {len(problems)} cases, {len(programs)} programs, {file.stat().st_size / 1e6:.1f} MB")
+
+
+def smallest(problems: Iterable[Problem]) -> list[Problem]:
+    """One of each operator: of those that refuse the most changes of their results, the one with the fewest bytes."""
+    best: dict[str, tuple[tuple[float, int], Problem]] = {}
+    for p in problems:
+        same = change_all(p.right, p.compare).unchanged.total()
+        rank = same / len(p.golden), sum(a.nbytes for a in (*p.arrays.values(), *p.golden))
+        if p.case.op not in best or rank < best[p.case.op][0]:
+            best[p.case.op] = rank, p
+    return [p for _, p in best.values()]
 
 
 @app.command()

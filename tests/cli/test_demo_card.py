@@ -22,6 +22,7 @@ def card() -> str:
     return CARD.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_the_held_out_figures(model: LanguageModel, card: str) -> None:
     (row,) = re.findall(rf"their first {PREFIX} tokens \| (.+) \|$", card, re.MULTILINE)
     tokens, *stated = (float(cell) for cell in row.split(" | "))

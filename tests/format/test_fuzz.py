@@ -87,6 +87,7 @@ def test_every_truncation_is_refused(path: Path) -> None:
     assert [size for size in range(0, len(content), 64) if survives(content[:size])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FLIPPED, ids=lambda path: path.name)
 def test_every_flip_of_a_byte_is_read_or_refused(path: Path) -> None:
     content = path.read_bytes()
@@ -127,6 +128,7 @@ WORDS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(data=st.data(), path=st.sampled_from(PROGRAMS))
 @settings(max_examples=1500, deadline=None)
 def test_several_changes_are_read_or_refused(data: st.DataObject, path: Path) -> None:
@@ -217,6 +219,7 @@ def test_a_hostile_file_is_refused_in_little_memory(name: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FLIPPED, ids=lambda path: path.name)
 def test_a_damaged_file_takes_little_memory(path: Path) -> None:
     content = path.read_bytes()

@@ -12,6 +12,7 @@ from ptegpu import format as ours
 from ptegpu.format.container import SCALAR_TYPES
 from ptegpu.format.delegate import DATA_TYPES
 
+pytestmark = pytest.mark.torch
 DATA = Path(__file__).parent.parent / "data"
 PROGRAMS = sorted(DATA.glob("*.pte"))
 

@@ -1,30 +1,41 @@
-"""The tiny model, exported once: with logits of the last position, and of all of them."""
+"""The tiny model, exported once: with logits of the last position, and of all of them.
+
+PyTorch is imported by the fixtures that need it: not all tests here do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
-from tests.llm import tiny
+from tests.llm.words import write_tokenizer
 
 from ptegpu.llm import LanguageModel
+
+if TYPE_CHECKING:
+    from tests.llm.tiny import TinyLM
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.llm import tiny
+
     made = tmp_path_factory.mktemp("llm")
     tiny.export(tiny.TinyLM(), made / "tiny.pte", get_eos_ids=[1, 3])
     tiny.export(tiny.TinyLM(every=True), made / "every.pte", chunk=40)
-    tiny.write_tokenizer(made / "tiny.pte")
-    tiny.write_tokenizer(made / "every.pte")
+    write_tokenizer(made / "tiny.pte")
+    write_tokenizer(made / "every.pte")
     return made
 
 
 @pytest.fixture(scope="session")
-def eager() -> tiny.TinyLM:
-    return tiny.TinyLM()
+def eager() -> TinyLM:
+    from tests.llm.tiny import TinyLM
+
+    return TinyLM()
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from ptegpu.cli.generate import interruptible
 from ptegpu.llm import LanguageModel
 from ptegpu.llm.generation import Stream
 
+pytestmark = pytest.mark.torch
 Run = Callable[..., tuple[object, str, str]]
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROMPT = "Once upon a time"

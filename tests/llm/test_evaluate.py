@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases import close
 from tests.export import checkpoints
-from tests.llm.tiny import TEXT, TinyLM
+from tests.llm.tiny import TinyLM
+from tests.llm.words import TEXT
 
 from ptegpu.errors import InvalidInput
 from ptegpu.llm import LanguageModel, evaluate

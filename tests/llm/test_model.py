@@ -15,7 +15,8 @@ import pytest
 import tokenizers
 import torch
 from tests.cases import close, compare
-from tests.llm.tiny import CONTEXT, TEXT, VOCABULARY, TinyLM
+from tests.llm.tiny import CONTEXT, TinyLM
+from tests.llm.words import TEXT, VOCABULARY
 
 import ptegpu
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram

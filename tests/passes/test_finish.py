@@ -69,6 +69,7 @@ NODES = {residual: 1, swiglu: 2, activated: 1}
 SIZES = [(1, 64, 12), (1, 96, 33), (3, 64, 10), (8, 32, 20), (17, 64, 36), (40, 70, 33), (1, 4, 6), (12, 1024, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("kind", ["linear", "mm", "q4"])
 @pytest.mark.parametrize("make", NODES, ids=lambda f: f.__name__)

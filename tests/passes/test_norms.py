@@ -76,6 +76,7 @@ MAKERS = [single, residual, projections, swiglu]
 PRODUCTS = {single: 1, residual: 1, projections: 3, swiglu: 2}  # dispatches of each where nothing is joined
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("make", MAKERS)
 def test_rows_of_every_number_and_length(make, size):
@@ -85,6 +86,7 @@ def test_rows_of_every_number_and_length(make, size):
     same(lambda: make(*size, bias=k > 64), 1 if few else 1 + products)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f16", [True, False])
 @pytest.mark.parametrize(
     "how", [{"dtype": F16}, {"dtype": F16, "weight": F32}, {"weight": F16}, {"dtype": F16, "scales": F32}], ids=str
@@ -98,6 +100,7 @@ def test_halves(m, how, f16):
 FEATURES = {"f16": False, "subgroups": False, "limits": "browser"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES[::2], ids=str)
 def test_in_a_browser(size):
     """Of 8 storage buffers, the norm and two products take 8; a pair takes 7, and 9 with two biases."""
@@ -111,6 +114,7 @@ def test_in_a_browser(size):
     same(lambda: swiglu(*size, bias=True), 2 if few else 3, **FEATURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [projections, swiglu])
 @pytest.mark.parametrize("m", [2, 8])
 def test_where_workgroup_memory_is_short(make, m, monkeypatch):
@@ -124,6 +128,7 @@ def test_workgroups_of_128():
     same(lambda: swiglu(3, 512, (33,), 32), 1, subgroups=False, max_invocations=128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subgroups", [True, False])
 @pytest.mark.parametrize("way, parts", WAYS, ids=str)
 def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
@@ -174,6 +179,7 @@ def test_as_in_float64(size, magnitude):
         np.testing.assert_allclose(a, w, rtol=0, atol=TOLERANCE[F32] * float(np.abs(w).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_live_rows(make):
     """One graph, its memory planned for 12 rows, at fewer and at none."""

@@ -85,6 +85,7 @@ def test_pairs(size):
     same(lambda: (geglu if m in (2, 9) else swiglu)(m, k, ns[0], group), dispatches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("f16", [True, False])
 @pytest.mark.parametrize("how", [{"dtype": F16}, {"dtype": F16, "scales": F32}, {"scales": F16}], ids=str)
 @pytest.mark.parametrize("m", [1, 12])
@@ -118,6 +119,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subgroups", [True, False])
 @pytest.mark.parametrize("way, parts", WAYS, ids=str)
 def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
@@ -156,6 +158,7 @@ def test_a_weight_in_parts(make):
     same(lambda: make(2, 64, sizes, 32), None, max_binding_bytes=640)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda m: projections(m, 64, (20, 12, 12), 32), lambda m: swiglu(m, 64, 21, 32)])
 def test_live_rows(make):
     """One graph, its memory planned for 12 rows, at fewer and at none."""

@@ -11,9 +11,11 @@ from .decoders import DECODERS, Decoder
 from .int8 import QUANTIZED, Quantized
 from .models import MODELS, Methods, Model
 
-__all__ = ["DECODERS", "PROGRAMS", "program"]
+__all__ = ["DECODERS", "FEW", "PROGRAMS", "program"]
 
 PROGRAMS: dict[str, Model | Methods | Quantized | Decoder] = {**MODELS, **QUANTIZED, **DECODERS}
+
+FEW = ["bert", "several outputs at every size", "state", "cond", "every kind of output", "int64"]
 
 
 @cache
