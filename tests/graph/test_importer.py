@@ -12,9 +12,11 @@ import pytest
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import BlobGraph, BlobTensor, Constant, pte, read_program
+from ptegpu.format.delegate import Call as BlobCall
 from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer
 from ptegpu.graph.importer import NamedData, array_of, import_method
+from ptegpu.graph.inline import PREPACK
 from ptegpu.graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
 from ptegpu.runtime.data import named_data
 from ptegpu.runtime.partition import mutates
@@ -344,6 +346,14 @@ def test_named_data_of_a_delegate_has_the_bytes_of_its_tensor(held: int) -> None
         "give the data that was exported with this program"
     )
     assert expected == refused(of_constants((4,), Constant(None, "w", 16)), {"w": memoryview(bytes(held))})
+
+
+@pytest.mark.usefixtures("blobs_by_hand")
+def test_a_prepack_of_nothing_is_left_to_the_operator() -> None:
+    graph = BlobGraph("0", (BlobCall(7, PREPACK, (0,)),), (BlobTensor(DType.F32, (4,)),), (), (0,), ())
+    found = method([tensor(4)], [], [0], pte.DelegateCall(0, (0,)))
+    found = replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),))  # type: ignore[arg-type]
+    assert () == call(by_hand(found), PREPACK).args
 
 
 @pytest.mark.usefixtures("blobs_by_hand")

@@ -50,7 +50,7 @@ class _Inliner:
             if not call.args:
                 self._fail(f"{call.operator} #{call.node} has no result")
             args = tuple(self.operand(i) for i in call.args[:-1])
-            if call.operator == PREPACK and isinstance(args[0], Var) and args[0].kind == "constant":
+            if call.operator == PREPACK and args and isinstance(args[0], Var) and args[0].kind == "constant":
                 self._prepack(call.args[-1], args[0])
                 continue
             results = tuple(self._results(call.args[-1]))
