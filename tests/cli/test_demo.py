@@ -40,6 +40,7 @@ def test_as_json(invoke: Invoke) -> None:
     assert found["text"] in again
 
 
+@pytest.mark.slow
 def test_prompt_seed_and_temperature_matter(invoke: Invoke) -> None:
     def told(*options: object) -> str:
         return str(invoke("demo", "--json", *FEW, *options).json()["text"])

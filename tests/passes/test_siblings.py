@@ -72,6 +72,7 @@ SIZES = [  # rows, K, N of each, group
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_projections(size):
     dispatches = 1 if size[0] <= linear_q4.MAX_GEMV_ROWS else len(size[2])
@@ -94,6 +95,7 @@ def test_halves(m, how, f16):
     same(lambda: swiglu(m, 64, 21, 32, bias=True, **how), None, f16=f16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES[::2], ids=str)
 def test_in_a_browser(size):
     """Of 8 storage buffers, x and two products take 7, with a bias 8, with two 9; a pair takes 6 to 8."""
