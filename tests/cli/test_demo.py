@@ -62,7 +62,7 @@ def test_a_tale_ends_where_the_context_does(invoke: Invoke) -> None:
 def test_options_before_digits_are_not_lost(invoke: Invoke) -> None:
     ended = invoke("demo", "--json", "digits")
     assert 2 == ended.code
-    assert "options of digits go after it" in ended.err
+    assert "options of digits come after its name" in ended.err
 
 
 @pytest.mark.parametrize("options", [("--max-tokens", 0), ("--temperature", -1)])

@@ -29,7 +29,7 @@ def test_it_is_pleasant_to_see(invoke: Invoke) -> None:
     assert (ended.code, ended.err) == (0, "")
     first, *_, accuracy, times = ended.out.splitlines()
     assert first.startswith("digits.pte on ")
-    assert accuracy.startswith("10 of 10 images right · at most ")
+    assert accuracy.startswith("10 of 10 images correct · at most ")
     assert times.startswith("load ")
     assert "██" in ended.out
 

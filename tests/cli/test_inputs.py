@@ -42,7 +42,7 @@ def test_sources(text: str, expected: object) -> None:
     [
         (
             "foo",
-            "'foo' is none of random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, "
+            "'foo' is not one of random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, "
             "FILE.npy or FILE.npz",
         ),
         ("random:3..1", "'random:3..1': the range is empty"),
@@ -137,7 +137,7 @@ def test_files(tmp_path: Path) -> None:
 def test_wrong_counts(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput) as raised:
         make_inputs([X, X, X], ["ones", "ones"], {})
-    assert str(raised.value) == "the method has 3 inputs, 2 --input are given"
+    assert str(raised.value) == "the method has 3 inputs, but --input is given 2 times"
     np.savez(tmp_path / "two.npz", 1, 2)
     with pytest.raises(InvalidInput) as raised:
         make_inputs([X, X, X], [str(tmp_path / "two.npz")], {})

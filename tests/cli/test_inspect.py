@@ -58,7 +58,7 @@ def test_dynamic_bounds_and_missing_data(invoke: Invoke, data: Path) -> None:
     ended = invoke("inspect", data / "dynamic.pte")
     assert ended.code == 0
     assert "  input 0     int64 of at most [1, 16]" in ended.out.splitlines()
-    assert "note: 4 constants are in no file given, and taken as zeros; pass --data (" in ended.out
+    assert "note: 4 constants are in none of the files, and taken as zeros; pass --data (" in ended.out
     files = ["--data", data / "dynamic-0.ptd", "--data", data / "dynamic-1.ptd"]
     (method,) = invoke("inspect", data / "dynamic.pte", *files, "--json").json()["methods"]
     assert method["notes"] == []
@@ -79,8 +79,8 @@ def test_why_the_host_runs_what_it_runs(invoke: Invoke, counting: Path) -> None:
     (method,) = invoke("inspect", counting, "--json").json()["methods"]
     assert {
         "aten.masked_scatter.default": "no GPU kernel",
-        "aten.mul.Tensor": "int64, exact on the host only",
-        "aten.add.Tensor": "int64, exact on the host only",
+        "aten.mul.Tensor": "int64, exact only on the host",
+        "aten.add.Tensor": "int64, exact only on the host",
         "dim_order_ops._to_dim_order_copy.default": "float64, which its GPU kernel does not take",
         "aten.sum.dim_IntList": "float64, which its GPU kernel does not take",
     } == {row["name"]: row["why"] for row in method["operators"] if row["where"] == "host"}
@@ -98,11 +98,11 @@ F, S = Var("f", None), Var("s", None)  # scalars: a float, an int
     ("operator", "args", "out", "why"),
     [
         ("aten.nonzero.default", (X,), N, "no GPU kernel"),
-        ("aten.mul.Tensor", (N, N), N, "int64, exact on the host only"),
+        ("aten.mul.Tensor", (N, N), N, "int64, exact only on the host"),
         ("aten.add.Tensor", (Var("d", DType.F64, (3,)), 1.0, 1), Var("d", DType.F64, (3,)), "float64, {}"),
         ("aten.native_layer_norm.default", (I32, (3,), None, None, 1e-5), I32, "int32, {}"),
         ("aten.index.Tensor", (X, (Var("m", DType.BOOL, (3, 4)),)), X, "bool, {}"),
-        ("aten.mul.Scalar", (X, F), X, "a number that is known only when it runs, and no int"),
+        ("aten.mul.Scalar", (X, F), X, "a number that is known only at run time and is not an int"),
         ("aten._local_scalar_dense.default", (Var("y", DType.F32, (1,)),), F, "reads an item of a float32 tensor"),
         ("executorch_prim.truediv.Scalar", (S, 2), F, "numbers only, nothing for a GPU to do"),
         ("executorch_prim.add.Scalar", (S, 1), S, "numbers only, nothing for a GPU to do"),
@@ -168,7 +168,7 @@ def test_an_unknown_backend_is_shown_and_not_fatal(invoke: Invoke, mlp: Path, tm
     assert method["notes"] == [note]
     assert "BananaBackend, " in invoke("inspect", foreign).out
     ended = invoke("inspect", foreign, "--graph", tmp_path / "x.svg")
-    assert (ended.code, ended.err) == (1, f"error: there is no picture of method forward: {note}\n")
+    assert (ended.code, ended.err) == (1, f"error: cannot draw method forward: {note}\n")
 
 
 def test_plans_come_back(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_usage_errors_have_their_own_code(invoke: Invoke) -> None:
         ),
         (
             ["inspect", "x.pte", "--graph", "x.png"],
-            "Invalid value for --graph: x.png ends neither in .svg nor in .html; see ptegpu inspect --help",
+            "Invalid value for --graph: x.png must end in .svg or .html; see ptegpu inspect --help",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_where_nothing_can_be_written(
 ) -> None:
     file, folder = tmp_path / "nowhere" / name, tmp_path / name
     ended = invoke(command, mlp, option, file)
-    expected = f"error: {option} {file}: there is no folder {file.parent}; make it first\n"
+    expected = f"error: {option} {file}: there is no folder {file.parent}; create it first\n"
     assert (ended.code, ended.out, ended.err) == (1, "", expected)
     folder.mkdir()
     ended = invoke(command, mlp, option, folder)

@@ -242,7 +242,7 @@ def test_a_branch_leads_to_what_it_decides(invoke: Invoke, data: Path, tmp_path:
 def test_why_the_host_runs_it_is_in_the_title(invoke: Invoke, tmp_path: Path, counting: Path) -> None:
     assert invoke("inspect", counting, "--graph", tmp_path / "graph.svg").code == 0
     titles = [e.text or "" for e in ElementTree.parse(tmp_path / "graph.svg").getroot().iter(f"{SVG}title")]
-    assert any("on the host: int64, exact on the host only" in title for title in titles)
+    assert any("on the host: int64, exact only on the host" in title for title in titles)
 
 
 CVD = {  # how a colour looks, in linear light: as it is, without red, without green, without blue (Machado, 2009)

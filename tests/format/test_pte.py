@@ -143,7 +143,7 @@ def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_directory_and_a_pipe_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, what in ((tmp_path, "a directory"), (tmp_path / "pipe", "no regular file")):
+    for path, what in ((tmp_path, "a directory"), (tmp_path / "pipe", "not a regular file")):
         with pytest.raises(InvalidProgram) as caught:
             read_program(path)
         assert str(caught.value) == f"{path}: not an ExecuTorch program (.pte): it is {what}"

@@ -16,7 +16,7 @@ from ptegpu.runtime import engine
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 X = np.arange(plans.N, dtype=np.float32)
-STALE = "this device tensor is of an earlier run: read it or pass it on before the next one"
+STALE = "this device tensor is from an earlier run: read it or pass it on before the next one"
 
 
 @pytest.fixture

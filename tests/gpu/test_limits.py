@@ -63,7 +63,7 @@ def test_a_plan_beyond_a_limit(plan, message):
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (buffer(nbytes=84), "buffer a has 84 bytes, no multiple of 16"),
+        (buffer(nbytes=84), "buffer a has 84 bytes, which is not a multiple of 16"),
         (
             replace(PLAN, buffers=(Buffer("a", 80, "constant", 0), *PLAN.buffers[1:]), blobs=(bytes(81),)),
             "buffer a has 80 bytes, its first contents 81",

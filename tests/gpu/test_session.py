@@ -188,7 +188,7 @@ def test_symbolic_ints_are_written_when_they_change(session, device):
 @pytest.mark.parametrize(
     ("syms", "message"),
     [
-        (None, "plan fill reads symbolic ints, none given"),
+        (None, "plan fill needs symbolic ints, but none were given"),
         ([2**31], "plan fill: a symbolic int does not fit 32 bits: [2147483648]"),
         ([1] * 5, "plan fill: 5 symbolic ints do not fit 16 bytes"),
     ],
@@ -293,7 +293,9 @@ def test_a_stale_device_tensor_is_refused(session):
     for use in (old.numpy, lambda: session.run(prepared, [old, X])):
         with pytest.raises(InvalidInput) as caught:
             use()
-        assert str(caught.value) == "this device tensor is of an earlier run: read it or pass it on before the next one"
+        assert (
+            str(caught.value) == "this device tensor is from an earlier run: read it or pass it on before the next one"
+        )
 
 
 def test_an_empty_device_tensor_reads_as_an_empty_array(session):

@@ -88,7 +88,7 @@ def test_errors_are_one_line(run: Run, folder: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare.pte"
     bare.write_bytes((folder / "tiny.pte").read_bytes())
     looked = f"{tmp_path / 'bare.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
-    expected = f"error: no tokenizer: looked for {looked}; give one (--tokenizer, tokenizer=)\n"
+    expected = f"error: no tokenizer: looked for {looked}; pass one (--tokenizer, tokenizer=)\n"
     assert (1, "", expected) == run("generate", bare, PROMPT)
     assert (1, "", "error: the prompt is empty: give at least one token\n") == run("generate", folder / "tiny.pte", "")
     code, out, err = run("chat", bare, "--tokenizer", folder / "tiny.tokenizer.json", stdin="")
@@ -113,7 +113,7 @@ def test_chat_goes_on_after_a_message_that_is_too_long(run: Run, folder: Path) -
     lines = f"{'x ' * 200}\nHi\n"
     code, out, err = run("chat", folder / "tiny.pte", "--max-tokens", 3, "--seed", 2, stdin=lines)
     assert 0 == code and 1 == out.count("\n")
-    assert err.endswith("tokens, the model's context holds 96; /reset begins anew\n") and 1 == err.count("\n")
+    assert err.endswith("tokens, the model's context holds 96; /reset starts over\n") and 1 == err.count("\n")
 
 
 def test_the_first_interrupt_stops_the_sentence_the_second_all(model: LanguageModel) -> None:
@@ -176,7 +176,10 @@ def test_evaluate_says_what_is_slow_and_what_it_cannot_do(
     code, out, err = run("evaluate", folder / "tiny.pte", text, "--window", 9999)
     assert (0, "".join(f"note: {note}\n" for note in notes)) == (code, err)
     code, out, err = run("evaluate", folder / "every.pte", text, "--window", 0)
-    assert (1, "error: windows of 0 tokens with a stride of 1: 2 ≤ window, 1 ≤ stride < window\n") == (code, err)
+    assert (1, "error: a window of 0 tokens with a stride of 1 does not work: 2 ≤ window, 1 ≤ stride < window\n") == (
+        code,
+        err,
+    )
 
 
 def test_evaluate_compares_with_a_checkpoint(
@@ -210,6 +213,6 @@ def test_evaluate_takes_text_only(run: Run, folder: Path, tmp_path: Path) -> Non
     text = tmp_path / "text.txt"
     text.write_bytes(b"\xff\xfe")
     code, out, err = run("evaluate", folder / "tiny.pte", text)
-    assert (1, "") == (code, out) and err.startswith(f"error: {text} is no UTF-8: ")
+    assert (1, "") == (code, out) and err.startswith(f"error: {text} is not UTF-8: ")
     missing = tmp_path / "missing.txt"
     assert (1, "", f"error: {missing}: No such file or directory\n") == run("evaluate", folder / "tiny.pte", missing)

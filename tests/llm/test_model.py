@@ -250,9 +250,9 @@ def test_tokens_need_no_tokenizer(folder: Path, tmp_path: Path, model: LanguageM
         assert model.generate([5, 6, 7], max_tokens=5, **FREE).tokens == made.tokens
         assert "" == made.text
         looked = f"{tmp_path / 'alone.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
-        expected = f"no tokenizer: looked for {looked}; give one (--tokenizer, tokenizer=)"
+        expected = f"no tokenizer: looked for {looked}; pass one (--tokenizer, tokenizer=)"
         assert expected == refused(InvalidInput, bare.generate, "text")
-        expected = "no tokenizer: a model that is not a file needs one to be given"
+        expected = "no tokenizer: the model is not a file, so pass one (--tokenizer, tokenizer=)"
         assert expected == refused(InvalidInput, unnamed.generate, "text")
 
 
@@ -306,7 +306,7 @@ def test_logits_that_are_no_numbers(model: LanguageModel) -> None:
 def test_a_program_that_is_no_language_model() -> None:
     path = DATA / "mlp.pte"
     needed = "what is needed is forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]"
-    expected = f"{path} is no language model: its forward takes 1 inputs; {needed}"
+    expected = f"{path} is not a language model: its forward takes 1 inputs; {needed}"
     assert expected == refused(UnsupportedProgram, LanguageModel, path)
 
 
@@ -317,7 +317,7 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{")
     said = refused(InvalidInput, LanguageModel, path, tokenizer=broken)
-    assert said.startswith(f"{broken} is no tokenizer: ")
+    assert said.startswith(f"{broken} is not a tokenizer: ")
 
 
 def test_signatures_that_are_refused(folder: Path) -> None:
@@ -331,8 +331,8 @@ def test_signatures_that_are_refused(folder: Path) -> None:
     def reason(**changes: object) -> str:
         methods = tuple(replace(m, **changes) if m is forward else m for m in file.methods)  # type: ignore[arg-type]
         said = refused(UnsupportedProgram, read_signature, replace(file, methods=methods, path="x.pte"))
-        assert said.startswith("x.pte is no language model: ") and said.endswith(f"; what is needed is {SHAPE}")
-        return said.removeprefix("x.pte is no language model: ").removesuffix(f"; what is needed is {SHAPE}")
+        assert said.startswith("x.pte is not a language model: ") and said.endswith(f"; it needs a method {SHAPE}")
+        return said.removeprefix("x.pte is not a language model: ").removesuffix(f"; it needs a method {SHAPE}")
 
     def with_value(k: int, *, output: bool = False, **changes: object) -> dict[str, object]:
         number = (forward.outputs if output else forward.inputs)[k]

@@ -176,11 +176,11 @@ def test_a_template_that_is_none(tmp_path: Path) -> None:
     made = saved(tmp_path, BYTE_LEVEL)
     with pytest.raises(InvalidInput) as error:
         made.encode_chat([])
-    looked = f"no chat_template in {tmp_path / 'tokenizer_config.json'} and no chat_template.jinja beside it"
-    assert f"this model cannot chat: there is {looked}; generate continues a text" == str(error.value)
+    looked = f"no chat_template in {tmp_path / 'tokenizer_config.json'} and no chat_template.jinja next to it"
+    assert f"this model cannot chat: there is {looked}; use generate to continue a text" == str(error.value)
 
 
-@pytest.mark.parametrize(("content", "reason"), [("{", " is no JSON: "), ("[]", " holds no JSON object")])
+@pytest.mark.parametrize(("content", "reason"), [("{", " is not JSON: "), ("[]", " does not hold a JSON object")])
 def test_a_config_that_is_none(tmp_path: Path, content: str, reason: str) -> None:
     BYTE_LEVEL.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(content)

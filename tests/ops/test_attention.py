@@ -386,7 +386,7 @@ REFUSED = [
     (
         custom_sdpa,
         (q, T((1, 9, 2, 6)), T((1, 9, 2, 6)), 0),
-        "query [1, 3, 4, 8], key [1, 9, 2, 6] and value [1, 9, 2, 6] do not go together in attention",
+        "query [1, 3, 4, 8], key [1, 9, 2, 6] and value [1, 9, 2, 6] do not fit together in attention",
     ),
     (
         custom_sdpa,
@@ -399,12 +399,16 @@ REFUSED = [
         "query [1, 3, 4, 0], key [1, 9, 2, 0] and value [1, 9, 2, 0]: the heads have no elements",
     ),
     (custom_sdpa, (q, c, c, 0, T((3, 8))), "a mask of [3, 8] does not fit scores of [1, 4, 3, 9]"),
-    (custom_sdpa, (q, c, c, 0, None, 0.1), "attention drops 0.1 of its weights: export the model after eval()"),
+    (
+        custom_sdpa,
+        (q, c, c, 0, None, 0.1),
+        "attention has a dropout of 0.1: call eval() on the model before exporting it",
+    ),
     (
         sdpa,
         (q, T((1, 2, 2, 8)), k, c, c, 0, 1),
         "query [1, 3, 4, 8], key [1, 2, 2, 8] and value [1, 3, 2, 8] "
-        "must have one length, and keys and values one shape",
+        "must have the same length, and keys and values the same shape",
     ),
     (
         sdpa,

@@ -330,7 +330,11 @@ def refused(case: Case, out: np.ndarray) -> str:
             np.float32,
             "aten.gelu.default: gelu's approximation 'sin' is neither none nor tanh",
         ),
-        (aten("clamp.Tensor", T((2,)), None, None), np.float32, "aten.clamp.Tensor: clamp needs a bound"),
+        (
+            aten("clamp.Tensor", T((2,)), None, None),
+            np.float32,
+            "aten.clamp.Tensor: clamp needs a minimum or a maximum",
+        ),
     ],
     ids=str,
 )

@@ -74,7 +74,7 @@ def test_table_in_parts(width, dtype, f16):
 REFUSED = [
     (table(5, 8), T((2,)), InvalidProgram, "the indices must be integers, not float32"),
     (T((8,)), indices(2, below=5), ShapeError, "the weight must have 2 dimensions, not the shape [8]"),
-    (table(0, 8), indices(2, below=5), ShapeError, "there is no row to look up"),
+    (table(0, 8), indices(2, below=5), ShapeError, "the weight has no rows"),
 ]
 
 

@@ -136,13 +136,13 @@ weight = partial(T, dtype=U8)
 REFUSED = [
     (weight((5, 4)), T((5, 1)), 8, T((2,)), "the indices must be integers, not float32"),
     (weight((8,)), T((5, 1)), 8, of(2, below=5), "the weight must have 2 dimensions, not the shape [8]"),
-    (weight((0, 4)), T((0, 1)), 8, of(2, below=5), "there is no row to look up"),
+    (weight((0, 4)), T((0, 1)), 8, of(2, below=5), "the weight has no rows"),
     (
         weight((5, 4)),
         T((5, 1)),
         4,
         of(2, below=5),
-        "scales of shape [5, 1] do not serve 5 rows of 8 in groups of 4",
+        "scales of shape [5, 1] do not fit 5 rows of 8 in groups of 4",
     ),
 ]
 

@@ -83,7 +83,7 @@ def test_without_features(case: Case) -> None:
         (
             Case("aten.fill.Tensor", (T((2,)), T((2,)))),
             ShapeError,
-            "aten.fill.Tensor: the value to fill with has shape [2], and must have none",
+            "aten.fill.Tensor: the fill value has shape [2]; it must be a scalar",
         ),
     ],
     ids=str,

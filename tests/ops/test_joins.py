@@ -140,8 +140,8 @@ def test_at_most_eight_bindings() -> None:
             "a selection of [3] cannot be replaced by [4]",
         ),
         (aten("constant_pad_nd.default", T((2, 3)), [1], 0), "[1] cannot pad [2, 3]"),
-        (aten("constant_pad_nd.default", T((2, 3)), [-2, -2], 0), "[-2, -2] takes more away than [2, 3] has"),
-        (aten("tril.default", T((3,))), "[3] is no matrix"),
+        (aten("constant_pad_nd.default", T((2, 3)), [-2, -2], 0), "[-2, -2] removes more than [2, 3] has"),
+        (aten("tril.default", T((3,))), "[3] is not a matrix"),
     ],
     ids=str,
 )

@@ -223,8 +223,8 @@ REFUSED = [
     (q4((), 8, 4, 4).args, 0, T(()), "x must have at least one dimension"),
     (q4((), 8, 4, 4).args, 1, T((8,), U8), "the weight must have 2 dimensions, not the shape [8]"),
     (q4((), 8, 4, 4).args, 1, T((4, 3), U8), "rows of 3 bytes do not hold 8 elements of 4 bits"),
-    (q4((), 8, 4, 4).args, 2, T((1, 4)), "scales of shape [1, 4] do not serve 4 rows of 8 in groups of 4"),
-    (q4((), 8, 4, 4).args, 4, T((3,)), "a bias of shape [3] does not serve 4 columns"),
+    (q4((), 8, 4, 4).args, 2, T((1, 4)), "scales of shape [1, 4] do not fit 4 rows of 8 in groups of 4"),
+    (q4((), 8, 4, 4).args, 4, T((3,)), "a bias of shape [3] does not fit 4 columns"),
 ]
 
 

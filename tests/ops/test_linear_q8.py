@@ -207,8 +207,8 @@ def test_reference_of_the_int8_result_is_that_of_the_wheel():
 
 
 REFUSED = [
-    (dq((2,), 32, 4, 32), 1, T((3,)), "scales and zero points of shapes [3] and [2] for 2 rows"),
-    (dq((2,), 32, 4, 32), 4, T((1, 3), I32), "weight sums int32[1, 3] do not serve 4 rows of 1 groups"),
+    (dq((2,), 32, 4, 32), 1, T((3,)), "scales and zero points of shapes [3] and [2] do not fit 2 rows"),
+    (dq((2,), 32, 4, 32), 4, T((1, 3), I32), "weight sums int32[1, 3] do not fit 4 rows of 1 groups"),
     (to8((2,), 32, 4), 9, "gelu", "the activation 'gelu' is not one of none, relu"),
     (to8((2,), 32, 4), 3, T((4, 31), I8), "rows of 31 bytes do not hold 32 elements of 8 bits"),
 ]

@@ -133,8 +133,8 @@ def test_batch_norm_gives_the_statistics_it_used_where_they_are_wanted() -> None
 @pytest.mark.parametrize(
     ("case", "text"),
     [
-        (Case(LAYER, (T((2, 3)), [4], None, None, 1e-5)), "[4] is not how [2, 3] ends"),
-        (Case(LAYER, (T((2, 3)), [3], T((2,)), None, 1e-5)), "the weight [2] has not 3 elements"),
+        (Case(LAYER, (T((2, 3)), [4], None, None, 1e-5)), "[2, 3] does not end in [4]"),
+        (Case(LAYER, (T((2, 3)), [3], T((2,)), None, 1e-5)), "the weight [2] does not have 3 elements"),
         (group((2, 3, 4), 2), "the channels of [2, 3, 4] do not form 2 equal groups"),
         (Case(BATCH_ITSELF, (T((3,)), None, None, True, 0.1, 1e-5)), "[3] has no channels"),
     ],

@@ -204,8 +204,14 @@ def refusal(case: Case) -> str:
     [
         (total((T((2, 3)), [0, -2], False)), "a dimension is given twice in [0, -2]"),
         (total((T((2, 3)), [2], False)), "dimension 2 is out of range for rank 2"),
-        (Case("aten.amax.default", (T((2, 0)), [1], False)), "dimension 1 of [2, 0] is empty and has no extreme"),
-        (Case("aten.argmax.default", (T((2, 0)), None)), "dimension 1 of [2, 0] is empty and has no extreme"),
+        (
+            Case("aten.amax.default", (T((2, 0)), [1], False)),
+            "dimension 1 of [2, 0] is empty: it has no largest or smallest element",
+        ),
+        (
+            Case("aten.argmax.default", (T((2, 0)), None)),
+            "dimension 1 of [2, 0] is empty: it has no largest or smallest element",
+        ),
     ],
     ids=lambda v: str(v),
 )

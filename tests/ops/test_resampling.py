@@ -132,7 +132,7 @@ REFUSED = [
         sample((T((2, 3, 4, 4)), T((1, 2, 2, 2)), 0, 0, False)),
         "a grid of [1, 2, 2, 2] does not fit images of [2, 3, 4, 4]",
     ),
-    (sample((T((1, 3, 4, 4)), T((1, 2, 2, 2)), 3, 0, False)), "there is no interpolation 3 with padding 0"),
+    (sample((T((1, 3, 4, 4)), T((1, 2, 2, 2)), 3, 0, False)), "interpolation 3 is not supported with padding 0"),
     (
         Case("aten.reflection_pad2d.default", (T((1, 3, 4, 4)), [1, 1])),
         "[1, 1] cannot pad the last 2 dimensions of [1, 3, 4, 4]",
@@ -143,7 +143,7 @@ REFUSED = [
     ),
     (
         Case("aten.replication_pad2d.default", (T((1, 3, 4, 4)), [-4, 0, 1, 1])),
-        "[-4, 0, 1, 1] takes more away than [1, 3, 4, 4] has",
+        "[-4, 0, 1, 1] removes more than [1, 3, 4, 4] has",
     ),
     (priors((T((4,)), 8, 0.5)), "[4] has no height and width"),
 ]

@@ -221,7 +221,7 @@ REFUSED = [
     ),
     (
         aten("scatter_reduce.two", T((3,)), 0, at(3, 2), T((2,)), "median"),
-        "'median' is none of sum, prod, mean, amax, amin, add, multiply",
+        "the reduction 'median' is not one of sum, prod, mean, amax, amin, add, multiply",
     ),
     (aten("index_put.default", T((3,)), [at(3, 1)], T((3,)), True), "values of [3] do not fit the indexed [1]"),
     (

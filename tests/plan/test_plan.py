@@ -115,7 +115,7 @@ DAMAGED = [
     ("version", 2, "not a ptegpu plan of version 1"),
     ("kernels", ..., "the plan is damaged: kernels missing"),
     ("name", 3, "the plan is damaged: name is 3, no str"),
-    ("buffers", {}, "the plan is damaged: buffers is no list"),
+    ("buffers", {}, "the plan is damaged: buffers is not a list"),
     ("buffers.0.nbytes", "80", "the plan is damaged: buffers[0].nbytes is '80', no int"),
     ("buffers.0.nbytes", True, "the plan is damaged: buffers[0].nbytes is True, no int"),
     (
@@ -127,15 +127,15 @@ DAMAGED = [
     ("buffers.1.blob", 1, "the plan is damaged: buffers[1].blob is 1, there are 1"),
     ("kernels.0.wgsl", None, "the plan is damaged: kernels[0].wgsl is None, no str"),
     ("dispatches.0.kernel", 7, "the plan is damaged: dispatches[0].kernel is 7, there are 1"),
-    ("dispatches.0.grid", [1, 2, 3], "the plan is damaged: dispatches[0].grid is no list of 2"),
+    ("dispatches.0.grid", [1, 2, 3], "the plan is damaged: dispatches[0].grid is not a list of 2"),
     ("dispatches.2.bindings.0.buffer", -1, "the plan is damaged: dispatches[2].bindings[0].buffer is -1, there are 5"),
     ("outputs.1.buffer", 5, "the plan is damaged: outputs[1].buffer is 5, there are 5"),
-    ("inputs.0.shape", 20, "the plan is damaged: inputs[0].shape is no list"),
+    ("inputs.0.shape", 20, "the plan is damaged: inputs[0].shape is not a list"),
     ("inputs.0.shape.0", 1.5, "the plan is damaged: inputs[0].shape[0] is 1.5, no int"),
     ("blobs.0", [0, 81], "the plan's bytes 0…81 are not in its binary of 80"),
     ("blobs.0", [-4, 4], "the plan's bytes -4…0 are not in its binary of 80"),
     ("blobs.0", [8, -4], "the plan's bytes 8…4 are not in its binary of 80"),
-    ("params", [0], "the plan is damaged: params is no list of 2"),
+    ("params", [0], "the plan is damaged: params is not a list of 2"),
 ]
 
 

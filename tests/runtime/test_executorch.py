@@ -143,11 +143,11 @@ def test_a_script_for_executorch_sees_the_same(files: dict[str, Path]) -> None:
 def test_its_errors_say_what_to_do(files: dict[str, Path]) -> None:
     found = script(ours, files)
     said = {what: str(error) for what, error in found.items() if isinstance(error, Exception)}
-    assert said["input 1"] == "input 1 of forward is no tensor, but 3"
+    assert said["input 1"] == "input 1 of forward is not a tensor, but 3"
     assert said["input 2"] == "forward has no input 2: there are 2, counted from 0"
     assert said["no metadata"] == "no method 'nope'; the program has forward"
     assert said["too few"] == "forward takes 2 inputs, 1 given (input 0: float32[2, 3], input 1: int 3)"
-    assert said["another number"] == "input 1 of forward was exported with the value 3 and takes no other, not 4"
+    assert said["another number"] == "input 1 of forward must be 3, the value it was exported with, not 4"
     assert said["missing"] == "no-such-folder/model.pte: cannot be read: No such file or directory"
     assert said["missing data"] == "no-such-folder/model.ptd: cannot be read: No such file or directory"
     assert said["no program"] == "a program is bytes, a path or an open file, not int"

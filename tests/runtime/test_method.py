@@ -69,7 +69,7 @@ def test_a_result_above_its_bound_says_where() -> None:
 def test_a_loop_without_an_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_INSTRUCTIONS", 1000)
     found = method([False, 1, 2], [], [2], pte.MoveCall(1, 2), pte.JumpFalse(0, 0))
-    assert "forward ran 1,000 instructions without an end" == refused(found)
+    assert "forward ran 1,000 instructions without ending" == refused(found)
 
 
 def test_a_tensor_that_is_read_before_it_is_written_is_named() -> None:

@@ -77,7 +77,9 @@ def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
     missing = _missing(found, given)
     if missing:
         shown = ", ".join(sorted(missing)[:3]) + (" …" if len(missing) > 3 else "")
-        found.notes.append(f"{len(missing)} constants are in no file given, and taken as zeros; pass --data ({shown})")
+        found.notes.append(
+            f"{len(missing)} constants are in none of the files, and taken as zeros; pass --data ({shown})"
+        )
     try:
         found.linear = import_method(method, {**given, **missing}, mutates, program.path)
     except UnsupportedProgram as e:
@@ -145,7 +147,7 @@ def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
         return "another host step needs its result"
     types = list(dict.fromkeys(v.dtype for v in (*variables(call.args), *call.outs) if v.dtype))
     if DType.I64 in types and serves(_with_types(call, {DType.I64: DType.I32})):
-        return "int64, exact on the host only"
+        return "int64, exact only on the host"
     for dtype in types:
         usual = DType.F32 if dtype.is_float else DType.I32
         if dtype is not usual and serves(_with_types(call, {DType.I64: DType.I32, dtype: usual})):
@@ -154,7 +156,7 @@ def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
     if first is not None and definition.dtypes and first.device not in definition.dtypes:
         return f"{first.value}, which its GPU kernel does not take"
     if any(v.dtype is None for v in variables(call.args)) and serves(_with_types(call, {None: DType.I32})):
-        return "a number that is known only when it runs, and no int"
+        return "a number that is known only at run time and is not an int"
     return "arguments that its GPU kernel does not take"
 
 

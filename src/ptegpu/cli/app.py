@@ -25,7 +25,7 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # typer has it under no public 
 
 app = typer.Typer(
     help="Run ExecuTorch programs (.pte) on any GPU, through WebGPU.",
-    epilog="--debug, with any command, shows the traceback of an error.",
+    epilog="With any command, --debug shows the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -79,14 +79,14 @@ def _turn(conversation: Conversation, line: str, stats: bool) -> None:
     try:
         stream = conversation.stream(line)
     except InvalidInput as e:
-        print_error(f"{e}; /reset begins anew")
+        print_error(f"{e}; /reset starts over")
         return
     with interruptible(stream):
         for piece in stream:
             write(piece)
     write("\n")
     if stream.generation.finish_reason == "context":
-        print_error("the model's context is full; /reset begins anew")
+        print_error("the model's context is full; /reset starts over")
     if stats:
         show_stats(stream.generation)
 

@@ -19,7 +19,7 @@ TITLE, SEED, TOKENS, TEMPERATURE = "The King's Daughter in the Forest", 5, 200, 
 MIN_P = 0.05  # without the unlikeliest words, a small model strays less
 WIDTH = 88  # columns of a tale, where the terminal has so many
 
-demo = typer.Typer(name="demo", help="Let the bundled language model tell a tale.", invoke_without_command=True)
+demo = typer.Typer(name="demo", help="Have the bundled language model tell a tale.", invoke_without_command=True)
 demo.command()(digits)
 
 
@@ -27,7 +27,7 @@ demo.command()(digits)
 def tell(
     context: typer.Context,
     prompt: Annotated[str, typer.Option(help="The title of the tale.")] = TITLE,
-    seed: Annotated[int, typer.Option(help="Another seed tells another tale.")] = SEED,
+    seed: Annotated[int, typer.Option(help="A different seed tells a different tale.")] = SEED,
     max_tokens: MaxTokens = TOKENS,
     temperature: Temperature = TEMPERATURE,
     device: Device = "auto",
@@ -38,7 +38,7 @@ def tell(
             source is not None and source.name == "COMMANDLINE"
             for source in map(context.get_parameter_source, context.params)
         ):
-            context.fail(f"options of {context.invoked_subcommand} go after it")
+            context.fail(f"options of {context.invoked_subcommand} come after its name")
         return
     model, load_s = open_model(MODEL, device, None)
     with model:

@@ -49,7 +49,7 @@ class Diagram:
 def diagram(found: Analysis, title: str) -> Diagram:
     """The graphs that would run, in the order of the method's instructions, with what the host does between them."""
     if found.linear is None:
-        raise InvalidInput(f"there is no picture of method {found.method.name}: {found.notes[-1]}")
+        raise InvalidInput(f"cannot draw method {found.method.name}: {found.notes[-1]}")
     return _Builder(found, found.linear, title).build()
 
 
@@ -82,7 +82,7 @@ class _Builder:
                 until = max(until, item.instruction.target)
                 condition = variables(item.instruction.condition)
                 if condition:
-                    branch = self.add(Box("branch", "if", details=["the host looks at the condition"], ints=True))
+                    branch = self.add(Box("branch", "if", details=["the host evaluates the condition"], ints=True))
                     self.arrows(condition, branch)
                     continue
             guarded = [k for k in range(first, len(self.diagram.boxes)) if self.diagram.boxes[k].kind != "state"]

@@ -25,7 +25,7 @@ def digits(
     device: Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run the other bundled model: a classifier of handwritten digits. Needs no extra."""
+    """Run the other bundled model, which classifies handwritten digits. Needs no extra."""
     folder = files("ptegpu") / "demo"
     with as_file(folder / "digits.npz") as file:
         arrays = np.load(file)
@@ -66,7 +66,7 @@ def digits(
     else:
         say(("digits.pte", "bold"), f" on {adapter.name} ({adapter.type}, {adapter.backend})")
         _show(images[digit], probabilities[digit], int(labels[digit]))
-        say(f"{right} of {len(images)} images right · at most {number(error)} from PyTorch's probabilities")
+        say(f"{right} of {len(images)} images correct · at most {number(error)} from PyTorch's probabilities")
         say(f"load {duration(load_s)} · first run {duration(runs_s[0])} · best run {duration(min(runs_s))}")
     if error > TOLERANCE:
         raise typer.Exit(1)

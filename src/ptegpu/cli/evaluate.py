@@ -30,19 +30,19 @@ def evaluate(
     text: Annotated[Path, typer.Argument(help="A text file.", show_default=False)],
     window: Annotated[
         int | None,
-        typer.Option(help="Tokens of context and text in one go.", show_default="512, or the model's context"),
+        typer.Option(help="Tokens in one window, context included.", show_default="512, or the model's context"),
     ] = None,
     stride: Annotated[
         int | None, typer.Option(help="Tokens from one window to the next.", show_default="half a window")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Stop after so many tokens.", min=2, show_default="all")] = None,
+    limit: Annotated[int | None, typer.Option(help="Stop after this many tokens.", min=2, show_default="all")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Compare with eager PyTorch of this checkpoint folder.", show_default=False)
+        Path | None, typer.Option(help="Compare with eager PyTorch, using this checkpoint folder.", show_default=False)
     ] = None,
-    quantize: Annotated[str, typer.Option(help="The checkpoint's weights, as in `export llm`.")] = "none",
-    group: Annotated[int, typer.Option(help="Weights that share a scale, as in `export llm`.")] = 32,
+    quantize: Annotated[str, typer.Option(help="How to quantize the checkpoint, as in `export llm`.")] = "none",
+    group: Annotated[int, typer.Option(help="How many weights share a scale, as in `export llm`.")] = 32,
     embedding: Annotated[
-        str | None, typer.Option(help="The checkpoint's embedding, as in `export llm`.", show_default="as there")
+        str | None, typer.Option(help="How to store its embedding, as in `export llm`.", show_default="the same")
     ] = None,
     tokenizer: TokenizerPath = None,
     device: Device = "auto",
@@ -57,7 +57,7 @@ def evaluate(
     try:
         decoded = content.decode()
     except UnicodeDecodeError as e:
-        raise InvalidInput(f"{text} is no UTF-8: {e}") from None
+        raise InvalidInput(f"{text} is not UTF-8: {e}") from None
     loaded, _ = open_model(model, device, tokenizer)
     with loaded:
         tokens = loaded.tokenizer.encode(decoded)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 CANCELLED = 130  # the exit code, as shells have it for Ctrl-C
 
 Model = Annotated[Path, typer.Argument(help="The language model, a .pte file.", show_default=False)]
-MaxTokens = Annotated[int, typer.Option(help="Tokens to generate at most.", min=1)]
+MaxTokens = Annotated[int, typer.Option(help="The most tokens to generate.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more varied.", min=0)]
-TopK = Annotated[int, typer.Option(help="Choose among the K likeliest tokens only; 0: all.", min=0)]
-TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens that have this share of probability.")]
-MinP = Annotated[float, typer.Option(help="Choose among tokens at least this likely relative to the likeliest.")]
-RepeatPenalty = Annotated[float, typer.Option(help="Above 1: tokens that came already become less likely.")]
+TopK = Annotated[int, typer.Option(help="Choose only among the K likeliest tokens; 0 means all.", min=0)]
+TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens that together have this probability.")]
+MinP = Annotated[float, typer.Option(help="Choose among tokens at least this likely, relative to the likeliest.")]
+RepeatPenalty = Annotated[float, typer.Option(help="Above 1, tokens that already occurred become less likely.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")]
-System = Annotated[str | None, typer.Option(help="What the model is told before the conversation.")]
+System = Annotated[str | None, typer.Option(help="Instructions to the model, before the conversation.")]
 TokenizerPath = Annotated[
-    Path | None, typer.Option(help="tokenizer.json, or a folder with it.", show_default="beside the model")
+    Path | None, typer.Option(help="tokenizer.json, or a folder that contains it.", show_default="next to the model")
 ]
 Device = Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")]
 Stats = Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens per second on stderr.")]
@@ -50,7 +50,7 @@ def generate(
     seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeat for more.")] = None,
     chat: Annotated[
-        bool, typer.Option("--chat", help="The prompt is a message to the model, not its beginning.")
+        bool, typer.Option("--chat", help="Treat the prompt as a message to the model, not as text to continue.")
     ] = False,
     system: System = None,
     tokenizer: TokenizerPath = None,
@@ -58,7 +58,7 @@ def generate(
     stats: Stats = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Continue a text; --chat, or --system, asks a question instead."""
+    """Continue a text, or answer a message with --chat or --system."""
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     options: dict[str, Any] = {
         "max_tokens": max_tokens,

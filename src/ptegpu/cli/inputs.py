@@ -16,6 +16,7 @@ import typer
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..format import Tensor, Value
+from .console import counted
 from .values import writable
 
 GRAMMAR = "random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, FILE.npy or FILE.npz"
@@ -66,7 +67,7 @@ def parse_source(text: str) -> Source:
         return Fill(float(text))
     match = re.fullmatch(_RANDOM, text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is none of {GRAMMAR}", param_hint="--input")
+        raise typer.BadParameter(f"{text!r} is not one of {GRAMMAR}", param_hint="--input")
     seed, low, high = match.groups()
     if low is not None and float(low) > float(high):
         raise typer.BadParameter(f"{text!r}: the range is empty", param_hint="--input")
@@ -101,7 +102,8 @@ def make_inputs(wanted: Sequence[Value], texts: Sequence[str], shapes: Mapping[i
         else:
             sources = [source] * len(wanted)
     if len(sources) != len(wanted):
-        raise InvalidInput(f"the method has {len(wanted)} inputs, {len(sources)} --input are given")
+        given = counted(len(sources), "time")
+        raise InvalidInput(f"the method has {counted(len(wanted), 'input')}, but --input is given {given}")
     return [_input(k, value, source, shapes.get(k)) for k, (value, source) in enumerate(zip(wanted, sources))]
 
 

@@ -40,18 +40,18 @@ _HOST: dict[str, Kind] = {
 def inspect(
     model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
     data: Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")] = None,
-    method: Annotated[str | None, typer.Option(help="Only this method.", show_default="all")] = None,
+    method: Annotated[str | None, typer.Option(help="Show only this method.", show_default="all")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    graph: Annotated[Path | None, typer.Option(help="Draw the method into FILE.svg or FILE.html.")] = None,
+    graph: Annotated[Path | None, typer.Option(help="Draw the method as FILE.svg or FILE.html.")] = None,
     plan: Annotated[
         Path | None, typer.Option(help="Write the method's plans for a browser's limits to FILE.json and FILE.bin.")
     ] = None,
 ) -> None:
     """Show methods, operators and where they run, memory, and what is unsupported. Needs no GPU."""
     if graph and graph.suffix not in (".svg", ".html"):
-        raise typer.BadParameter(f"{graph} ends neither in .svg nor in .html", param_hint="--graph")
+        raise typer.BadParameter(f"{graph} must end in .svg or .html", param_hint="--graph")
     if plan and plan.suffix != ".json":
-        raise typer.BadParameter(f"{plan} does not end in .json", param_hint="--plan")
+        raise typer.BadParameter(f"{plan} must end in .json", param_hint="--plan")
     check_folder(graph, "--graph")
     check_folder(plan, "--plan")
     with progress(f"Reading {model.name}"):

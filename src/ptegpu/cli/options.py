@@ -8,19 +8,19 @@ from typing import Annotated
 import typer
 
 Model = Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)]
-MethodName = Annotated[str | None, typer.Option(help="Which method.", show_default="forward, or the only one")]
+MethodName = Annotated[str | None, typer.Option(help="The method to run.", show_default="forward, or the only one")]
 Data = Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
         help="In input order: FILE.npy, FILE.npz (all inputs, arr_0 … or input0 …), random, random:SEED, "
-        "random:LOW..HIGH, ones, zeros, or a number. One that is no .npy serves all inputs.",
+        "random:LOW..HIGH, ones, zeros, or a number. A single value other than a .npy is used for all inputs.",
         show_default="random:0, a single int 0",
     ),
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option(help="Shape of a dynamic input, as 0=1x17; repeat for more.", show_default="the maximum"),
+    typer.Option(help="Shape of a dynamic input, such as 0=1x17; repeat for more.", show_default="the maximum"),
 ]
 DeviceName = Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -35,8 +35,8 @@ def profile(
     input: Inputs = None,
     shape: Shapes = None,
     device: DeviceName = "auto",
-    repeat: Annotated[int, typer.Option(help="Calls of each kind; times are medians.", min=1)] = 10,
-    by: Annotated[By, typer.Option(help="What a row of the table is.")] = By.KERNEL,
+    repeat: Annotated[int, typer.Option(help="How many calls to time; times are medians.", min=1)] = 10,
+    by: Annotated[By, typer.Option(help="What each row of the table stands for.")] = By.KERNEL,
     json: AsJson = False,
     trace: Annotated[
         Path | None, typer.Option(help="Write kernels and steps with their times to FILE.json, for ui.perfetto.dev.")
@@ -91,7 +91,7 @@ def show(found: Profile, by: By, model: str) -> None:
 def note(found: Profile) -> str:
     """That profiling splits passes, and what that costs."""
     extra, single = found.split_seconds, found.pass_seconds
-    costs = f"{duration(extra)} ({_percent(extra, single)})" if extra > 0 else "nothing that can be measured"
+    costs = f"{duration(extra)} ({_percent(extra, single)})" if extra > 0 else "nothing measurable"
     return (
         "Profiling gives each kernel a pass of its own, ordinary calls run all in one: the kernels add up to "
         f"{duration(found.kernel_seconds)}, the single pass takes {duration(single)}, so splitting costs {costs}."

@@ -34,7 +34,7 @@ def run(
     device: DeviceName = "auto",
     save: Annotated[Path | None, typer.Option(help="Write the outputs to FILE.npz (output0 …) or FILE.npy.")] = None,
     expect: Annotated[
-        Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit code 3 if unequal.")
+        Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit with code 3 if they differ.")
     ] = None,
     atol: Annotated[
         float | None,
@@ -43,7 +43,7 @@ def run(
         ),
     ] = None,
     rtol: Annotated[float, typer.Option(help="Relative tolerance of --expect.", min=0)] = 1e-3,
-    repeat: Annotated[int, typer.Option(help="Runs to time; state is reset before each.", min=1)] = 1,
+    repeat: Annotated[int, typer.Option(help="How many runs to time; state is reset before each.", min=1)] = 1,
     json: AsJson = False,
 ) -> None:
     """Run a method and print its outputs."""
@@ -53,7 +53,7 @@ def run(
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
     expected = read_arrays(expect, "output", len(gives)) if expect else None
     if save and save.suffix not in (".npz", ".npy"):
-        raise typer.BadParameter(f"{save} ends neither in .npz nor in .npy", param_hint="--save")
+        raise typer.BadParameter(f"{save} must end in .npz or .npy", param_hint="--save")
     check_folder(save, "--save")
     with progress(f"Loading {model.name}"):
         started = time.perf_counter()

@@ -30,7 +30,7 @@ def find_method(program: Program, name: str | None) -> Method:
 def check_folder(file: Path | None, option: str) -> None:
     """That a file can be written there, before what goes into it takes its time."""
     if file is not None and not file.parent.is_dir():
-        raise InvalidInput(f"{option} {file}: there is no folder {file.parent}; make it first")
+        raise InvalidInput(f"{option} {file}: there is no folder {file.parent}; create it first")
     if file is not None and file.is_dir():
         raise InvalidInput(f"{option} {file} is a folder; name a file in it")
 

@@ -62,7 +62,7 @@ def fail_foreign(data: memoryview, path: str | None, wanted: str) -> NoReturn:
 def _map(path: str, label: str, wanted: str) -> memoryview:
     kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind):
-        what = "a directory" if stat.S_ISDIR(kind) else "no regular file"
+        what = "a directory" if stat.S_ISDIR(kind) else "not a regular file"
         raise InvalidProgram(f"not {wanted}: it is {what}", path=label)
     with open(path, "rb") as file:
         if not os.fstat(file.fileno()).st_size:

@@ -43,7 +43,7 @@ def check(plan: Plan, target: Target) -> None:
         where = f"plan {plan.name}: buffer {buffer.name}"
         _limit(where, "bytes", buffer.nbytes, target.max_buffer_bytes, target)
         if buffer.nbytes % ALIGN:
-            raise DeviceError(f"{where} has {buffer.nbytes} bytes, no multiple of {ALIGN}")
+            raise DeviceError(f"{where} has {buffer.nbytes} bytes, which is not a multiple of {ALIGN}")
         first = memoryview(first_bytes(plan, buffer)).nbytes
         if first > buffer.nbytes:
             raise DeviceError(f"{where} has {buffer.nbytes} bytes, its first contents {first}")

@@ -318,7 +318,7 @@ def _words(prepared: Prepared, syms: Sequence[int] | None) -> bytes | None:
         return None
     where, room = f"plan {prepared.plan.name}", prepared.syms.nbytes
     if syms is None:
-        raise InvalidInput(f"{where} reads symbolic ints, none given")
+        raise InvalidInput(f"{where} needs symbolic ints, but none were given")
     try:
         words = np.array(syms, dtype=np.int32).tobytes()
     except OverflowError:

@@ -41,7 +41,7 @@ class DeviceTensor:
         if self.session.closed:
             raise Closed("the session of this device tensor is closed")
         if (self._generation, self._owners) != (self.session.generation, self.buffer.owners):
-            raise InvalidInput("this device tensor is of an earlier run: read it or pass it on before the next one")
+            raise InvalidInput("this device tensor is from an earlier run: read it or pass it on before the next one")
 
     def numpy(self) -> np.ndarray:
         """The values, read back into a fresh array."""

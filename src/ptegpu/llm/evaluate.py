@@ -70,7 +70,9 @@ def evaluate(
     """The perplexity of `tokens`, of a text of `nbytes`. `progress` is told how many tokens are scored."""
     step = max(1, size // 2) if stride is None else stride
     if size < 2 or not 1 <= step < size:
-        raise InvalidInput(f"windows of {size} tokens with a stride of {step}: 2 ≤ window, 1 ≤ stride < window")
+        raise InvalidInput(
+            f"a window of {size} tokens with a stride of {step} does not work: 2 ≤ window, 1 ≤ stride < window"
+        )
     if len(tokens) < 2:
         raise InvalidInput(f"the text has {len(tokens)} tokens, at least 2 are needed")
     started = time.perf_counter()

@@ -84,4 +84,4 @@ def _show(value: object) -> str:
 
 
 def _refuse(name: str, reason: str) -> NoReturn:
-    raise UnsupportedProgram(f"{name} is no language model: {reason}; what is needed is {SHAPE}")
+    raise UnsupportedProgram(f"{name} is not a language model: {reason}; it needs a method {SHAPE}")

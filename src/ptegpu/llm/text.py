@@ -31,7 +31,7 @@ class Tokenizer:
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:  # the library raises nothing narrower
-            raise InvalidInput(f"{path} is no tokenizer: {e}") from None
+            raise InvalidInput(f"{path} is not a tokenizer: {e}") from None
         self.config_path = path.with_name(prefix + CONFIG)
         config = _read_config(self.config_path)
         template = path.with_name(prefix + TEMPLATE)
@@ -46,8 +46,8 @@ class Tokenizer:
     def chat(self) -> ChatTemplate:
         """The chat template; InvalidInput if there is none."""
         if self._chat is None:
-            looked = f"no chat_template in {self.config_path} and no {TEMPLATE} beside it"
-            raise InvalidInput(f"this model cannot chat: there is {looked}; generate continues a text")
+            looked = f"no chat_template in {self.config_path} and no {TEMPLATE} next to it"
+            raise InvalidInput(f"this model cannot chat: there is {looked}; use generate to continue a text")
         return self._chat
 
     def id_of(self, token: str | None) -> int | None:
@@ -79,14 +79,14 @@ def find_tokenizer(model: Path | None, given: str | os.PathLike[str] | None) -> 
             raise InvalidInput(f"no tokenizer: {path} does not exist")
         return Tokenizer(path, path.name.removesuffix(FILE) if path.name.endswith(FILE) else "")
     if model is None:
-        raise InvalidInput("no tokenizer: a model that is not a file needs one to be given")
+        raise InvalidInput("no tokenizer: the model is not a file, so pass one (--tokenizer, tokenizer=)")
     prefix = f"{model.stem}."
     candidates = [(model.with_name(prefix + FILE), prefix), (model.with_name(FILE), "")]
     for path, start in candidates:
         if path.is_file():
             return Tokenizer(path, start)
     looked = " and ".join(str(path) for path, _ in candidates)
-    raise InvalidInput(f"no tokenizer: looked for {looked}; give one (--tokenizer, tokenizer=)")
+    raise InvalidInput(f"no tokenizer: looked for {looked}; pass one (--tokenizer, tokenizer=)")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -95,9 +95,9 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text("utf-8"))
     except ValueError as e:
-        raise InvalidInput(f"{path} is no JSON: {e}") from None
+        raise InvalidInput(f"{path} is not JSON: {e}") from None
     if not isinstance(config, dict):
-        raise InvalidInput(f"{path} holds no JSON object")
+        raise InvalidInput(f"{path} does not hold a JSON object")
     return config
 
 

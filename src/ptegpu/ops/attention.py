@@ -167,13 +167,13 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
     qs, ks, vs = (sizes(x, heads_first) for x in (q, k, v))
     shapes = f"query {list(q.shape)}, key {list(k.shape)} and value {list(v.shape)}"
     if not qs.batch == ks.batch == vs.batch or ks[1:3] != vs[1:3] or qs.dim != ks.dim:
-        raise ShapeError(f"{shapes} do not go together in attention")
+        raise ShapeError(f"{shapes} do not fit together in attention")
     if ks.heads == 0 or qs.heads % ks.heads:
         raise ShapeError(f"{shapes}: {qs.heads} query heads cannot share {ks.heads} key heads")
     if qs.dim == 0:
         raise ShapeError(f"{shapes}: the heads have no elements")
     if dropout:
-        raise InvalidProgram(f"attention drops {dropout} of its weights: export the model after eval()")
+        raise InvalidProgram(f"attention has a dropout of {dropout}: call eval() on the model before exporting it")
     if mask is None:
         return
     scores = (qs.batch, qs.heads, qs.length, ks.length)
@@ -247,7 +247,7 @@ def sdpa_with_kv_cache(
     check_cache(key, key_cache)
     if key.shape != value.shape or key_cache.shape != value_cache.shape or key.shape[1] != query.shape[1]:
         shapes = f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)}"
-        raise ShapeError(f"{shapes} must have one length, and keys and values one shape")
+        raise ShapeError(f"{shapes} must have the same length, and keys and values the same shape")
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
     bounded = by_position(attn_mask, is_causal)
     rows = query.numel // max(1, query.shape[0] * key.shape[2] * query.shape[3])

@@ -23,7 +23,7 @@ def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None, *, 
     Unlike PyTorch on a CPU, whose maximum may lose it, a NaN makes the distance NaN for p = inf too.
     """
     if min(x1.rank, x2.rank) < 2 or x1.shape[-1] != x2.shape[-1]:
-        raise ShapeError(f"rows of {list(x1.shape)} and of {list(x2.shape)} have no distance")
+        raise ShapeError(f"{list(x1.shape)} and {list(x2.shape)} are not matrices with rows of equal length")
     batch = broadcast(x1.shape[:-2], x2.shape[:-2])
     rows, others, width = x1.shape[-2], x2.shape[-2], x1.shape[-1]
     out = yield Out((*batch, rows, others), x1.dtype)

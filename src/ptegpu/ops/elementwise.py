@@ -390,4 +390,4 @@ def clamp_tensor(
     elif high is not None:
         yield from combine("clamp", LESSER, [x, high], outs[0], target)
     else:
-        raise InvalidProgram("clamp needs a bound")
+        raise InvalidProgram("clamp needs a minimum or a maximum")

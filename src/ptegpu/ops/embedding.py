@@ -41,7 +41,7 @@ def embedding(
         raise InvalidProgram(f"the indices must be integers, not {indices.dtype.value}")
     total, width = weight.shape
     if not total and indices.numel:
-        raise ShapeError("there is no row to look up")
+        raise ShapeError("the weight has no rows")
     out = yield Out((*indices.shape, width), weight.dtype)
     lanes = 4 if width % 4 == 0 else 1
     written = out.dtype if lanes == 4 else store_type(out.dtype, target)

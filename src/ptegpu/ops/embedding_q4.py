@@ -31,10 +31,10 @@ def lookup(
         raise InvalidProgram(f"the indices must be integers, not {indices.dtype.value}")
     total, width = weight.shape[0], 2 * weight.shape[1]
     if not total and indices.numel:
-        raise ShapeError("there is no row to look up")
+        raise ShapeError("the weight has no rows")
     scale_row, scale_group = _strides(scales, total, width, group)
     if zeros is not None and zeros.shape != scales.shape:
-        raise ShapeError(f"zero points of shape {list(zeros.shape)} for scales of shape {list(scales.shape)}")
+        raise ShapeError(f"zero points of shape {list(zeros.shape)} do not fit scales of shape {list(scales.shape)}")
     out = yield Out((*indices.shape, width))
     if not out.numel:
         return
@@ -72,7 +72,7 @@ def _strides(scales: Tensor, total: int, width: int, group: int) -> tuple[int, i
             return 1, shape[1]
     if group > 0 and len(shape) == 2 and shape[0] == total and shape[1] * group >= width:
         return shape[1], 1
-    raise ShapeError(f"scales of shape {list(shape)} do not serve {total} rows of {width} in groups of {group}")
+    raise ShapeError(f"scales of shape {list(shape)} do not fit {total} rows of {width} in groups of {group}")
 
 
 @op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"), wide=True, indexes=rows)

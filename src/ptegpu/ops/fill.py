@@ -63,7 +63,7 @@ def fill_scalar(x: Tensor, value: Number, *, target: Target) -> Steps:
 @op("aten.fill.Tensor", wide=True)
 def fill_tensor(x: Tensor, value: Tensor, *, target: Target) -> Steps:
     if value.shape:
-        raise ShapeError(f"the value to fill with has shape {list(value.shape)}, and must have none")
+        raise ShapeError(f"the fill value has shape {list(value.shape)}; it must be a scalar")
     out = yield Out(x.shape)
     yield pointwise("fill", "a", [value], out, target, compute=out.dtype)
 

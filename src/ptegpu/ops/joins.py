@@ -122,7 +122,7 @@ def constant_pad(x: Tensor, pad: list[int], value: Number = 0, *, target: Target
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[-1::-2]))
     shape = [n + low + high for n, (low, high) in zip(x.shape, pairs, strict=True)]
     if min(shape, default=0) < 0:
-        raise ShapeError(f"{pad} takes more away than {list(x.shape)} has")
+        raise ShapeError(f"{pad} removes more than {list(x.shape)} has")
     out = yield Out(shape, x.dtype)
     axes = [Moved("pad" if any(p) else "plain", m, n, p[0]) for m, n, p in zip(shape, x.shape, pairs, strict=True)]
     yield _remap(x, axes, value, out, target)
@@ -130,7 +130,7 @@ def constant_pad(x: Tensor, pad: list[int], value: Number = 0, *, target: Target
 
 def _triangle(sign: Literal["<=", ">="], x: Tensor, diagonal: int, target: Target) -> Steps:
     if x.rank < 2:
-        raise ShapeError(f"{list(x.shape)} is no matrix")
+        raise ShapeError(f"{list(x.shape)} is not a matrix")
     out = yield Out(x.shape, x.dtype)
     kernel = kernels.triangle(x.dtype, sign, target)
     height, width = x.shape[-2:]

@@ -303,9 +303,9 @@ def check(x: Tensor, weight: Weight, bias: Tensor | None) -> None:
     if packed.shape[1] * 8 < k * weight.bits:
         raise ShapeError(f"rows of {packed.shape[1]} bytes do not hold {k} elements of {weight.bits} bits")
     if group < 1 or scales.shape[-1] < n or math.prod(scales.shape[:-1]) * group < k:
-        raise ShapeError(f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {group}")
+        raise ShapeError(f"scales of shape {list(scales.shape)} do not fit {n} rows of {k} in groups of {group}")
     if bias is not None and bias.numel < n:
-        raise ShapeError(f"a bias of shape {list(bias.shape)} does not serve {n} columns")
+        raise ShapeError(f"a bias of shape {list(bias.shape)} does not fit {n} columns")
 
 
 def products(

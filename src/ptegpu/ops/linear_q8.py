@@ -197,7 +197,7 @@ def is_relu(activation: str) -> bool:
 
 def check_sums(sums: Tensor, n: int, groups: int) -> None:
     if sums.dtype is not DType.I32 or sums.shape[-1] < n or math.prod(sums.shape[:-1]) < groups:
-        raise ShapeError(f"weight sums {sums.dtype.value}{list(sums.shape)} do not serve {n} rows of {groups} groups")
+        raise ShapeError(f"weight sums {sums.dtype.value}{list(sums.shape)} do not fit {n} rows of {groups} groups")
 
 
 @op("et_vk.linear_dq8ca_q4gsw.default", splits=("weights",), dtypes=FLOATS)
@@ -222,7 +222,7 @@ def linear_dq8ca_q4gsw(
     k, m, n = x.shape[-1], math.prod(x.shape[:-1]), weights.shape[0]
     if input_scales.numel != m or input_zero_points.numel != m:
         shapes = f"{list(input_scales.shape)} and {list(input_zero_points.shape)}"
-        raise ShapeError(f"scales and zero points of shapes {shapes} for {m} rows")
+        raise ShapeError(f"scales and zero points of shapes {shapes} do not fit {m} rows")
     check_sums(weight_sums, n, _ceil(k, group_size))
     out = yield Out((*x.shape[:-1], n))
     if not m * n:

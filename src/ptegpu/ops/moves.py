@@ -20,7 +20,7 @@ FEWEST = 16  # elements along a side of what is copied in tiles
 def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     order = [normalise_dim(d, x.rank) for d in dims]
     if sorted(order) != list(range(x.rank)):
-        raise ShapeError(f"{dims} is no order of the {x.rank} dimensions of {list(x.shape)}")
+        raise ShapeError(f"{dims} is not an order of the {x.rank} dimensions of {list(x.shape)}")
     out = yield Out([x.shape[d] for d in order], x.dtype)
     own = contiguous(x.shape)
     strides = tuple(own[d] for d in order)
@@ -128,7 +128,7 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
     first = offset or 0
     last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     if 0 not in size and not (0 <= first <= last < x.numel and min(stride, default=0) >= 0):
-        raise ShapeError(f"strides {stride} over {size} from {first} leave {list(x.shape)}")
+        raise ShapeError(f"strides {stride} over {size} from {first} reach outside {list(x.shape)}")
     out = yield Out(size, x.dtype)
     yield pointwise("as_strided", "a", [Strided(x, tuple(stride), first)], out, target)
 
@@ -154,7 +154,7 @@ def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
     *batch, channels, h, w = _image(x)
     r = factor
     if r < 1 or channels % (r * r):
-        raise ShapeError(f"{channels} channels are no multiple of {r}²")
+        raise ShapeError(f"{channels} channels are not a multiple of {r}²")
     c = channels // (r * r)
     out = yield Out([*batch, c, h * r, w * r], x.dtype)
     n = math.prod(batch)
@@ -173,7 +173,7 @@ def pixel_unshuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
     *batch, c, tall, broad = _image(x)
     r = factor
     if r < 1 or tall % r or broad % r:
-        raise ShapeError(f"an image of {tall} × {broad} has no blocks of {r} × {r}")
+        raise ShapeError(f"an image of {tall} × {broad} cannot be cut into blocks of {r} × {r}")
     h, w = tall // r, broad // r
     out = yield Out([*batch, c * r * r, h, w], x.dtype)
     n = math.prod(batch)
@@ -243,7 +243,7 @@ def narrow(x: Tensor, dim: int, start: SymInt, length: int, *, target: Target) -
     d = normalise_dim(dim, x.rank)
     first, count = span(x.shape[d], start, None, 1)
     if not 0 <= length <= count:
-        raise ShapeError(f"{length} elements from {first} on leave dimension {dim} of {list(x.shape)}")
+        raise ShapeError(f"{length} elements from {first} on exceed dimension {dim} of {list(x.shape)}")
     out = yield Out([*x.shape[:d], length, *x.shape[d + 1 :]], x.dtype)
     yield sliced(x, d, start if isinstance(start, Sym) else first, 1, out, target)
 
@@ -284,7 +284,7 @@ def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], targe
 def unbind(x: Tensor, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     d = normalise_dim(dim, x.rank)
     if x.shape[d] != len(outs):
-        raise ShapeError(f"dimension {dim} of {list(x.shape)} is not made of {len(outs)} parts")
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} cannot be unbound into {len(outs)} parts")
     pieces = []
     for _ in outs:
         pieces.append((yield Out([*x.shape[:d], *x.shape[d + 1 :]], x.dtype)))

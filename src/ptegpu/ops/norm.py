@@ -75,14 +75,14 @@ def normalise(
 def trailing(x: Tensor, normalized_shape: list[int]) -> int:
     """Elements of a row; ShapeError unless the last dimensions of `x` are the normalised ones."""
     if not normalized_shape or x.shape[-len(normalized_shape) :] != tuple(normalized_shape):
-        raise ShapeError(f"{normalized_shape} is not how {list(x.shape)} ends")
+        raise ShapeError(f"{list(x.shape)} does not end in {normalized_shape}")
     return math.prod(normalized_shape)
 
 
 def check_affine(size: int, weight: Tensor | None, bias: Tensor | None) -> None:
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and t.numel != size:
-            raise ShapeError(f"the {name} {list(t.shape)} has not {size} elements")
+            raise ShapeError(f"the {name} {list(t.shape)} does not have {size} elements")
 
 
 def statistics_shape(x: Tensor, normalized_shape: list[int]) -> Shape:

@@ -65,13 +65,13 @@ def _geometry(
 def _check(x: Tensor, geometry: Geometry, weights: Tensor, sums: Tensor, bias: Tensor | None, groups: int) -> None:
     """ShapeError unless everything belongs together."""
     if groups < 1 or x.shape[1] % groups or weights.rank != 2 or weights.shape[0] % groups:
-        raise ShapeError(f"weights {list(weights.shape)} in {groups} groups for the input {list(x.shape)}")
+        raise ShapeError(f"weights {list(weights.shape)} in {groups} groups do not fit the input {list(x.shape)}")
     depth = x.shape[1] // groups
     if weights.shape[1] < depth * math.prod(geometry.kernel):
         raise ShapeError(f"rows of {weights.shape[1]} do not hold {depth} channels of {list(geometry.kernel)}")
     check_sums(sums, weights.shape[0], 1)
     if bias is not None and bias.numel < weights.shape[0]:
-        raise ShapeError(f"a bias of shape {list(bias.shape)} does not serve {weights.shape[0]} channels")
+        raise ShapeError(f"a bias of shape {list(bias.shape)} does not fit {weights.shape[0]} channels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def q8ta_conv2d_dw(
     geometry = _geometry(x, kernel_size, stride, padding, dilation)
     channels = x.shape[1]
     if weights.shape != (*geometry.kernel, channels) or groups != channels:
-        raise ShapeError(f"weights {list(weights.shape)} in {groups} groups for the input {list(x.shape)}")
+        raise ShapeError(f"weights {list(weights.shape)} in {groups} groups do not fit the input {list(x.shape)}")
     numbers = Numbers(input_scale, input_zero_point, output_scale, output_zero_point, is_relu(activation))
     out = yield Out((x.shape[0], channels, *geometry.out), DType.I8)
     if not out.numel:

@@ -101,7 +101,7 @@ def _along(t: Tensor, shape: Shape, axis: int) -> Strided:
     """One number per index of dimension `axis`."""
     dim = normalise_dim(axis, len(shape))
     if t.numel != shape[dim]:
-        raise ShapeError(f"{t.numel} scales or zero points for {shape[dim]} channels")
+        raise ShapeError(f"{t.numel} scales or zero points do not fit {shape[dim]} channels")
     return Strided(t, tuple(int(k == dim) for k in range(len(shape))))
 
 
@@ -146,7 +146,7 @@ def _per_row(t: Tensor, shape: Shape) -> Strided:
     """One number per row of the last dimension."""
     rows = (*shape[:-1], 1)
     if t.numel * shape[-1] != math.prod(shape):
-        raise ShapeError(f"scales or zero points of shape {list(t.shape)} for rows of shape {list(shape)}")
+        raise ShapeError(f"scales or zero points of shape {list(t.shape)} do not fit rows of shape {list(shape)}")
     return Strided(t, broadcast_strides(rows, shape))
 
 
@@ -183,13 +183,13 @@ class Blocks:
 
     def __init__(self, shape: Shape, block: Sequence[int]) -> None:
         if len(block) != len(shape):
-            raise ShapeError(f"blocks of {list(block)} for the shape {list(shape)}")
+            raise ShapeError(f"blocks of {list(block)} do not fit the shape {list(shape)}")
         self.shape: list[int] = []  # the same elements, in dimensions of either kind
         self.inside: list[int] = []
         self.counts: list[int] = []
         for n, b in zip(shape, block, strict=True):
             if b < 1 or n % b:
-                raise ShapeError(f"blocks of {list(block)} for the shape {list(shape)}")
+                raise ShapeError(f"blocks of {list(block)} do not fit the shape {list(shape)}")
             self.counts.append(n // b)
             if b not in (1, n):
                 self.shape.append(n // b)
@@ -205,7 +205,7 @@ class Blocks:
     def parameter(self, t: Tensor) -> Strided:
         strides = iter(contiguous(self.kept))
         if t.numel != math.prod(self.kept):
-            raise ShapeError(f"scales or zero points of shape {list(t.shape)} for {list(self.counts)} blocks")
+            raise ShapeError(f"scales or zero points of shape {list(t.shape)} do not fit {list(self.counts)} blocks")
         return Strided(t, tuple(0 if k in self.inside else next(strides) for k in range(len(self.shape))))
 
     def of(self, x: Tensor) -> Strided:
@@ -314,7 +314,7 @@ def choose_qparams_affine(
     is float, as all that quantises activations gives it.
     """
     if mapping_type not in RULES or mapping_type == "PER_TOKEN":
-        raise InvalidProgram(f"no parameters are chosen by the mapping '{mapping_type}'")
+        raise InvalidProgram(f"the mapping type '{mapping_type}' is not supported")
     blocks = Blocks(x.shape, block_size)
     shape = tuple(blocks.counts) if keepdim else blocks.kept
     scale = yield Out(shape)

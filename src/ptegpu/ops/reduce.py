@@ -229,7 +229,7 @@ def length_of(x: Tensor, dims: Sequence[int]) -> int:
 def require_elements(x: Tensor, dims: Sequence[int]) -> None:
     for k in dims:
         if x.shape[k] == 0:
-            raise ShapeError(f"dimension {k} of {list(x.shape)} is empty and has no extreme")
+            raise ShapeError(f"dimension {k} of {list(x.shape)} is empty: it has no largest or smallest element")
 
 
 def totals(base: str, fold: str, *overloads: str, dtypes: Sequence[DType] = ()) -> None:

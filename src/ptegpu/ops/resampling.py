@@ -149,7 +149,7 @@ def grid_sampler_2d(
     if grid.rank != 4 or grid.shape[0] != x.shape[0] or grid.shape[3] != 2:
         raise ShapeError(f"a grid of {list(grid.shape)} does not fit images of {list(x.shape)}")
     if interpolation_mode not in range(3) or padding_mode not in range(3):
-        raise InvalidProgram(f"there is no interpolation {interpolation_mode} with padding {padding_mode}")
+        raise InvalidProgram(f"interpolation {interpolation_mode} is not supported with padding {padding_mode}")
     out = yield Out((*x.shape[:2], *grid.shape[1:3]), x.dtype)
     kernel = kernels.grid_sample(
         x.dtype, grid.dtype, INTERPOLATIONS[interpolation_mode], PADDINGS[padding_mode], align_corners, target
@@ -170,7 +170,7 @@ def _pads(name: str, axis: kernels.Axis, rank: int) -> None:
         if axis == "reflect" and any(max(pair) >= n for n, pair in zip(size, pairs, strict=True)):
             raise ShapeError(f"{padding} reflects more than {list(x.shape)} has")
         if min(to) < 1:
-            raise ShapeError(f"{padding} takes more away than {list(x.shape)} has")
+            raise ShapeError(f"{padding} removes more than {list(x.shape)} has")
         out = yield Out((*x.shape[:-rank], *to), x.dtype)
         axes = [Mapped(axis, n, m, {"low": low}) for n, m, (low, _) in zip(size, to, pairs, strict=True)]
         yield _map(x, axes, out, target)

@@ -37,7 +37,7 @@ def sample(logits: Tensor, settings: Tensor, seen: Tensor, how: int, *, target: 
         return
     length = logits.shape[-1]
     if settings.shape != (len(SETTINGS),) or (how & PENALTY and seen.numel * 32 < length):
-        raise ShapeError(f"settings of {list(settings.shape)}, seen of {list(seen.shape)} for {length} tokens")
+        raise ShapeError(f"settings of {list(settings.shape)}, seen of {list(seen.shape)} do not fit {length} tokens")
     history = [seen] if how & PENALTY else []
     if how & DRAW:
         yield from _draw(logits, settings, history, list(_rounds(how)), token, logprob, target)

@@ -31,7 +31,7 @@ FOLDS: Mapping[str, Fold] = {
 
 def _fold(reduce: str) -> Fold:
     if reduce not in FOLDS:
-        raise InvalidProgram(f"'{reduce}' is none of {', '.join(FOLDS)}")
+        raise InvalidProgram(f"the reduction '{reduce}' is not one of {', '.join(FOLDS)}")
     return FOLDS[reduce]
 
 

@@ -107,7 +107,7 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     """
     length = x.shape[normalise_dim(dim, x.rank)] if x.rank else 1
     if not 0 <= k <= length:
-        raise ShapeError(f"dimension {dim} of {list(x.shape)} has no {k} elements")
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} has fewer than {k} elements")
     yield from _values_and_places(x, dim, k, "down" if largest else "up", target)
 
 
@@ -161,5 +161,5 @@ def median(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Ste
     d = normalise_dim(dim, x.rank)
     length = x.shape[d] if x.rank else 1
     if not length:
-        raise ShapeError(f"dimension {dim} of {list(x.shape)} has no middle")
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} is empty and has no median")
     yield from _kth(x, d, (length - 1) // 2, keepdim, True, target)

@@ -25,7 +25,7 @@ def linear_dw(d_out: Tensor, x: Tensor, *, target: Target) -> Steps:
         raise ShapeError("d_out and x must have at least one dimension")
     rows, n, k = math.prod(d_out.shape[:-1]), d_out.shape[-1], x.shape[-1]
     if math.prod(x.shape[:-1]) != rows:
-        raise ShapeError(f"d_out {list(d_out.shape)} and x {list(x.shape)} must have as many rows")
+        raise ShapeError(f"d_out {list(d_out.shape)} and x {list(x.shape)} must have the same number of rows")
     out = yield Out((n, k))
     turned = d_out
     if rows > 1 and n > 1:
@@ -43,7 +43,7 @@ def linear_q4gsw_backward(
         raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weights.shape)}")
     n, k = weights.shape[0], 2 * weights.shape[1]
     if not d_out.rank or d_out.shape[-1] != n:
-        raise ShapeError(f"d_out of shape {list(d_out.shape)} does not belong to a weight of {n} rows")
+        raise ShapeError(f"d_out of shape {list(d_out.shape)} does not fit a weight of {n} rows")
     _check_scales(weight_scales, n, k, group_size)
     out = yield Out((*d_out.shape[:-1], k))
     m = math.prod(d_out.shape[:-1])
@@ -73,7 +73,7 @@ def q4gsw_requant(latent: Tensor, scales: Tensor, group_size: int, *, target: Ta
 
 def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
     if group < 1 or scales.rank != 2 or scales.shape[1] < n or scales.shape[0] * group < k:
-        raise ShapeError(f"scales of shape {list(scales.shape)} do not serve {n} rows of {k} in groups of {group}")
+        raise ShapeError(f"scales of shape {list(scales.shape)} do not fit {n} rows of {k} in groups of {group}")
 
 
 @op(
@@ -96,7 +96,7 @@ def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) 
         raise InvalidProgram(f"the labels must be integers, not {labels.dtype.value}")
     rows, classes = logits.shape
     if rows and not classes:
-        raise ShapeError("there is no class to choose")
+        raise ShapeError("there are no classes")
     loss = yield Out(())
     gradient = yield Out(logits.shape)
     losses = yield Scratch((rows,), DType.F32)
@@ -129,7 +129,7 @@ def adamw_step(
     """One step of AdamW on a parameter and its two moments, in place; the results are their new values."""
     if not param.shape == m.shape == v.shape == grad.shape:
         shapes = ", ".join(str(list(t.shape)) for t in (param, m, v, grad))
-        raise ShapeError(f"parameter, moments and gradient must have one shape, not {shapes}")
+        raise ShapeError(f"parameter, moments and gradient must have the same shape, not {shapes}")
     results = []
     for state in (param, m, v):
         results.append((yield Out(state.shape, state.dtype)))

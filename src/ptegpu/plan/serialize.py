@@ -93,7 +93,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     if get_origin(kind) is tuple:
         repeated = parts[-1] is Ellipsis
         if not isinstance(value, list) or not (repeated or len(value) == len(parts)):
-            _damaged(f"{where} is no list{'' if repeated else f' of {len(parts)}'}")
+            _damaged(f"{where} is not a list{'' if repeated else f' of {len(parts)}'}")
         return tuple(_read(parts[0], v, f"{where}[{k}]") for k, v in enumerate(value))
     if get_origin(kind) is UnionType:  # int | None
         return None if value is None else _read(parts[0], value, where)

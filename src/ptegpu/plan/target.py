@@ -27,5 +27,5 @@ class Target:
     def workgroup(self, preferred: int) -> int:
         """The largest power of two that is at most `preferred` and within the adapter's limit."""
         if preferred < 1:
-            raise ValueError(f"a workgroup of {preferred} invocations")
+            raise ValueError(f"a workgroup needs at least 1 invocation, not {preferred}")
         return 1 << (min(preferred, self.max_invocations).bit_length() - 1)

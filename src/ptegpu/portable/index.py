@@ -114,7 +114,7 @@ _FOLDS: dict[str, np.ufunc] = {
 def _folded(x: Array, where: Position, source: Array, reduce: str, include_self: bool) -> Array:
     """`x` with all that the positions send to each element, which counts itself unless it gets something else."""
     if reduce not in _FOLDS:
-        raise ExecutionError(f"'{reduce}' is none of {', '.join(_FOLDS)}")
+        raise ExecutionError(f"the reduction '{reduce}' is not one of {', '.join(_FOLDS)}")
     counts = np.zeros(x.shape, np.int64)
     np.add.at(counts, where, 1)
     found = x.astype(compute_type(x.dtype))

@@ -218,7 +218,7 @@ def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], storag
     for k, (n, s) in enumerate(zip(size, stride)):
         where += (np.arange(n) * s).reshape([-1] + [1] * (len(size) - k - 1))
     if where.size and not 0 <= where.min() <= where.max() < x.size:
-        raise ExecutionError(f"strides {list(stride)} leave a tensor of {x.size} elements")
+        raise ExecutionError(f"strides {list(stride)} reach outside a tensor of {x.size} elements")
     return x.reshape(-1)[where]
 
 

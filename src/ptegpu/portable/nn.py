@@ -109,7 +109,9 @@ def native_batch_norm(
     eps: float,
 ) -> Normalised:
     if training:
-        raise UnsupportedProgram("batch norm that updates running statistics")
+        raise UnsupportedProgram(
+            "batch norm that updates running statistics: call eval() on the model before exporting it"
+        )
     return native_batch_norm_no_training(x, weight, bias, running_mean, running_var, momentum, eps)
 
 

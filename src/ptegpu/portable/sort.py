@@ -59,7 +59,7 @@ def median_along(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Arra
     """The lower of two in the middle; the first NaN, if there is one."""
     row, along = at_least_1d(x), axis(dim, x.ndim)
     if not row.shape[along]:
-        raise ExecutionError(f"dimension {dim} of sizes {list(x.shape)} has no middle")
+        raise ExecutionError(f"dimension {dim} of sizes {list(x.shape)} is empty and has no median")
     nan = np.isnan(row)
     middle = np.argsort(row, along, kind="stable").take([(row.shape[along] - 1) // 2], along)
     place = np.where(nan.any(along, keepdims=True), nan.argmax(along, keepdims=True), middle)

@@ -63,7 +63,7 @@ def _from_numbers(value: Any, dtype: DType, what: str) -> np.ndarray:
         if found.dtype.kind == "f" and not (dtype.is_float or dtype is DType.BOOL):
             fractions = found[found != np.floor(found)]
             if fractions.size:
-                raise ValueError(f"{fractions.flat[0]} is no integer")
+                raise ValueError(f"{fractions.flat[0]} is not an integer")
         if dtype is DType.BF16:
             return from_device(np.asarray(value, np.float32), dtype)
         return np.asarray(value, dtype.numpy)

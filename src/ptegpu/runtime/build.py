@@ -80,7 +80,7 @@ class _Builder:
         for k in definition.mutates:
             tensor, var = args[k], call.args[k]
             if not isinstance(tensor, Tensor) or not isinstance(var, Var):
-                raise InvalidProgram(f"{call.where}: argument {k} is written, but it is no tensor")
+                raise InvalidProgram(f"{call.where}: argument {k} is written, but is not a tensor")
             if tensor.kind in ("input", "constant"):  # never clobbered: the change goes to a copy
                 tensor = self.copy(tensor, call.where)
                 args[k] = self.env[var] = tensor

@@ -28,6 +28,6 @@ def named_data(file: Program, data: Data) -> NamedData:
         found = source if isinstance(source, Mapping) else read_data(source)
         for key, tensor in found.items():
             if key in merged:
-                raise InvalidProgram(f"the named data {key!r} is in two files", path=file.path)
+                raise InvalidProgram(f"two files have named data with the key {key!r}", path=file.path)
             merged[key] = tensor
     return merged

@@ -88,7 +88,7 @@ class MethodMeta:
             raise IndexOutOfRange(f"{self._name} has no {what} {index}: there are {len(values)}, counted from 0")
         value = values[index]
         if not isinstance(value, Tensor):
-            raise IndexOutOfRange(f"{what} {index} of {self._name} is no tensor, but {value!r}")
+            raise IndexOutOfRange(f"{what} {index} of {self._name} is not a tensor, but {value!r}")
         return TensorInfo(value)
 
     def __repr__(self) -> str:

@@ -145,7 +145,7 @@ class Method:
         elif declared is None and isinstance(given, int):
             pass  # an int that may change, and that nothing uses
         elif not _equal(declared, given):
-            raise InvalidInput(f"{what} was exported with the value {declared!r} and takes no other, not {given!r}")
+            raise InvalidInput(f"{what} must be {declared!r}, the value it was exported with, not {given!r}")
 
     def _run(self, env: dict[Var, Any]) -> None:
         position = executed = self._recall(env)
@@ -154,7 +154,7 @@ class Method:
             position += 1
             executed += 1
             if executed > MAX_INSTRUCTIONS:
-                raise ExecutionError(f"{self.name} ran {MAX_INSTRUCTIONS:,} instructions without an end")
+                raise ExecutionError(f"{self.name} ran {MAX_INSTRUCTIONS:,} instructions without ending")
             if isinstance(item, Stretch):
                 self._run_stretch(env, position - 1)
             elif isinstance(item.instruction, Jump):
