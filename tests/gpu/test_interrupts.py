@@ -34,15 +34,15 @@ def counts():
     return native.object_counts()
 """
 
-# A run that takes a while, interrupted when it has begun: the process is in the library then, so that Python runs the
-# signal's handler in the first Python code after that, be it a callback's.
-DURING_A_RUN = """
+SLOW = """
 def slow(turns):
     plan = loads.arithmetic(device.target, groups=64, turns=turns)
     return session.prepare(replace(plan, name=f"slow{turns}", outputs=(plans.f32("y", 1, (4,)),)))
 
-session, other = Session(device), Session(device)
-add = other.prepare(plans.add())
+def busy(handle):
+    return not native.lib.wgpuDevicePoll(handle, 0, native.ffi.NULL) & 1
+
+session = Session(device)
 turns, seconds = 1 if device.target.software else 100, 0.0
 while seconds < 0.5:
     turns *= 2
@@ -50,6 +50,15 @@ while seconds < 0.5:
     began = time.perf_counter()
     (expected,) = session.run(load, [])
     seconds = time.perf_counter() - began
+"""
+
+# A run that takes a while, interrupted when it has begun: the process is in the library then, so that Python runs the
+# signal's handler in the first Python code after that, be it a callback's.
+DURING_A_RUN = (
+    SLOW
+    + """
+other = Session(device)
+add = other.prepare(plans.add())
 other.run(add, [X, X])
 before = counts()
 for wait in (device.wait, lambda: other.run(add, [X, X]), lambda: pending.result()):
@@ -59,12 +68,26 @@ for wait in (device.wait, lambda: other.run(add, [X, X]), lambda: pending.result
         wait()
         print("not interrupted")
     except KeyboardInterrupt:
-        busy = not native.lib.wgpuDevicePoll(device.handle, 0, native.ffi.NULL) & 1
-        print("interrupted", "during the run" if busy else "after the run")
+        print("interrupted", "during the run" if busy(device.handle) else "after the run")
     print(np.array_equal(other.run(add, [X, X])[0], X + X), np.array_equal(pending.result()[0], expected))
 del pending
 print(before == counts())
 """
+)
+
+WHEN_THE_PROCESS_ENDS = (
+    SLOW
+    + """
+from ptegpu.gpu import device as module
+pending = session.start(load, [])
+handle = native.ffi.cast("WGPUDevice", device.handle)
+module._leave()
+module._devices.clear()
+del device, session, load, pending
+gc.collect()
+print(busy(handle))
+"""
+)
 
 # What a signal's handler raises in the first line of a callback, delivered exactly there.
 IN_A_CALLBACK = """
@@ -222,6 +245,10 @@ def run(script: str, *arguments: str) -> list[str]:
 
 def test_an_interrupt_ends_a_long_wait_and_leaves_everything_usable() -> None:
     assert [*["interrupted during the run", "True True"] * 3, "True"] == run(DURING_A_RUN)
+
+
+def test_a_process_that_ends_does_not_wait_for_its_work() -> None:
+    assert ["True"] == run(WHEN_THE_PROCESS_ENDS)
 
 
 def test_an_interrupt_in_the_callback_of_an_error_is_raised() -> None:

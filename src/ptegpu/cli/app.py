@@ -87,6 +87,7 @@ def _message(e: Exception) -> str:
     if isinstance(e, OSError) and e.strerror:
         return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
     if isinstance(e, ModuleNotFoundError):
-        missing = _PACKAGES.get(e.name or "")
-        return f"{e.name} is not installed. Run: pip install '{missing}'" if missing else ""
+        package = (e.name or "").partition(".")[0]
+        missing = _PACKAGES.get(package)
+        return f"{package} is not installed. Run: pip install '{missing}'" if missing else ""
     return str(e)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -257,6 +258,13 @@ def open_device(
                 raise NoAdapter(f"{info} cannot be opened: {error}") from error
             _devices[key] = found
         return found
+
+
+@atexit.register
+def _leave() -> None:
+    """A device that is released waits for its work. A process that ends, perhaps interrupted, does not."""
+    for device in _devices.values():
+        native.disown(device.handle)
 
 
 def _within(wanted: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, int]:

@@ -120,6 +120,11 @@ def owned(release: Any, create: Any, *arguments: Any) -> Handle:
     return next(map(gcp, made, (release,)), _NULL)
 
 
+def disown(handle: Handle) -> None:
+    """It is not released any more."""
+    gcp(handle, None)
+
+
 class Recorder:
     """One command encoder; a context manager that releases it whatever happens."""
 
