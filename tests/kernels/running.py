@@ -1,0 +1,41 @@
+"""One generated kernel on the adapter, without an operator around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ptegpu.dtypes import DType
+from ptegpu.gpu import Device, Session
+from ptegpu.kernels.wgsl import SYM_VECTORS, KernelSpec
+from ptegpu.plan.plan import ALIGN, Binding, Buffer, Dispatch, Plan, Port
+
+
+def run(
+    spec: KernelSpec,
+    reads: Sequence[np.ndarray],
+    writes: Sequence[int],
+    gpu: Device,
+    *,
+    groups: int = 1,
+    grid: tuple[int, int] | None = None,
+    params: Mapping[str, int | float] | None = None,
+    syms: Sequence[int] = (),
+) -> list[np.ndarray]:
+    """What it writes: so many elements for each of its writes, which are zeros before. `params` is without `groups`."""
+    block = spec.pack(groups, params or {})
+    dtypes = [*(DType.of(a.dtype) for a in reads), *(s.dtype for s in spec.writes)]
+    ports = [Port(f"port {k}", k, dtype, (n,)) for k, (dtype, n) in enumerate(zip(dtypes, [*map(len, reads), *writes]))]
+    sizes = [max(ALIGN, -(-p.nbytes // ALIGN) * ALIGN) for p in ports]
+    buffers = [Buffer(p.name, n, "input" if k < len(reads) else "temp") for k, (p, n) in enumerate(zip(ports, sizes))]
+    buffers.append(Buffer("params", len(block), "params"))
+    if spec.reads_syms:
+        buffers.append(Buffer("syms", SYM_VECTORS * 16, "syms"))
+    bindings = tuple(Binding(k, 0, b.nbytes) for k, b in enumerate(buffers))
+    dispatch = Dispatch(0, bindings, grid or (groups, 1), "the kernel")
+    inputs, outputs = tuple(ports[: len(reads)]), tuple(ports[len(reads) :])
+    plan = Plan(spec.kernel.name, tuple(buffers), (spec.kernel,), (dispatch,), (), inputs, outputs, block)
+    with Session(gpu) as session:
+        found = session.run(session.prepare(plan), list(reads), syms)
+    return [f for f in found if isinstance(f, np.ndarray)]
