@@ -348,7 +348,7 @@ def linear_qcs4w(
 ) -> Steps:
     """weight (N, K / 2), even elements in the high half, offset by 8; scales (N).
 
-    Unlike ExecuTorch's reference, which forgets it, the offset is subtracted, as the packing has it.
+    Unlike ExecuTorch's reference, which forgets to, it subtracts the offset that the packing adds.
     """
     packed = Weight(weight, scales, 4, max(1, 2 * weight.shape[-1]), high_first=True)
     yield from linear(x, packed, None, target, finish)

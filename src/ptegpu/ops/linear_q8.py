@@ -215,7 +215,7 @@ def linear_dq8ca_q4gsw(
 ) -> Steps:
     """x (…, K) is quantised to int8 with a scale and a zero point per row; weights as those of `linear_q4gsw`.
 
-    Unlike ExecuTorch's reference, which leaves that out, x is quantised, as in the pattern the operator stands for.
+    Unlike ExecuTorch's reference, which does not, it quantises x, as the pattern that the operator replaces does.
     """
     weight = Weight(weights, weight_scales, 4, group_size)
     linear_q4.check(x, weight, bias)
@@ -276,7 +276,7 @@ def linear_q8ta_q8csw(
 ) -> Steps:
     """weights (N, K), int8; scales, sums and bias (N), maybe padded. The result is float.
 
-    Unlike ExecuTorch's reference, which leaves that out, x is quantised, as in the pattern the operator stands for.
+    Unlike ExecuTorch's reference, which does not, it quantises x, as the pattern that the operator replaces does.
     """
     weight = Weight(weights, weight_scales, 8, max(1, weights.shape[-1]))
     yield from linear_q8(x, input_scale, input_zero_point, weight, weight_sums, bias, target)
