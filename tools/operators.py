@@ -66,18 +66,18 @@ SHORT = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint
 
 GENERAL = """\
 - **64 bits.** On the GPU, int64 is int32 and float64 is float32. In a delegate this is the exporter's choice, and
-  results wrap or round as int32 and float32 do. Outside a delegate, the GPU moves and compares int64, computes what provably
-  fits 32 bits, and refuses an input that does not fit int32. Other int64 arithmetic runs on the host, and so does
-  everything in float64, int16, uint16, uint32 and uint64.
+  results wrap or round as int32 and float32 do. Outside a delegate, the GPU moves and compares int64, computes what
+  provably fits 32 bits, and refuses an input that does not fit int32. Other int64 arithmetic runs on the host, and so
+  does everything in float64, int16, uint16, uint32 and uint64.
 - **Scalars.** Arithmetic of an int32 tensor with an int beyond int32 is refused. PyTorch wraps the int, but the tensor
   may have been int64, for which that is wrong.
 - **Halves** are computed in float32 and rounded once. PyTorch also rounds some intermediate results: its last bit may
   differ, a value next to a tie may become a different int or pixel, and an int above 65,504 becomes inf when it is
   converted to a half, not only in the result.
 - **Floats.** Sums are added up in a different order. `exp`, `log` and `pow` are WGSL's, with relative errors of up
-  to some 1e-5. A GPU may flush subnormal numbers to zero. The bits of a NaN and the sign of a zero are not kept. A float beyond int32
-  becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves that undefined. If an
-  intermediate float overflows, as the statistics of a norm may, one may give inf and the other NaN.
+  to some 1e-5. A GPU may flush subnormal numbers to zero. The bits of a NaN and the sign of a zero are not kept. A
+  float beyond int32 becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves this
+  undefined. If an intermediate float overflows, as the statistics of a norm may, one may give inf and the other NaN.
 - **Sizes.** A tensor has at most 2³¹ elements and must fit one binding of the device, for which 128 MiB are guaranteed;
   larger ones are refused when the program is loaded. Larger constants are cut into parts if the operator can take
   parts. Convolutions, `mm`, `bmm` and `addmm` cannot, as every part would contribute to every sum. These can:

@@ -1,4 +1,4 @@
-"""`ptegpu evaluate`: the perplexity of a text, and, where the checkpoint is at hand, PyTorch's beside it."""
+"""`ptegpu evaluate`: the perplexity of a text and, given the checkpoint, PyTorch's next to it."""
 
 from __future__ import annotations
 

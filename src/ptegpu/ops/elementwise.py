@@ -260,7 +260,7 @@ binary("aten.pow", POWER, tensor="Tensor_Tensor")
 
 @op("aten.round.decimals")
 def round_decimals(x: Tensor, decimals: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """To so many digits after the point or, if negative, before it."""
+    """To that many digits after the point or, if negative, before it."""
     body = "round(a * ten) / ten" if decimals >= 0 else "round(a / ten) * ten"
     yield from combine("round", floats(body), [x], outs[0], target, ten=10.0 ** abs(decimals))
 

@@ -67,7 +67,7 @@ def _dtype(given: Tensor | float) -> DType | None:
 def packed_rows(
     x: Tensor, scale: Tensor | float, zero: Tensor | int, bits: int, target: Target
 ) -> Generator[Step, Any, Tensor]:
-    """Steps that put x into words as weights of so many bits want them; they return those."""
+    """Steps that pack x into words as weights of that many bits need them; they return the words."""
     k = x.shape[-1]
     if x.dtype is DType.I8 and bits == 8 and k % 4 == 0:
         return x

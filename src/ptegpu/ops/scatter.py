@@ -1,4 +1,4 @@
-"""Values folded into a tensor where indices send them: sums, products, means and extremes of all that one place gets.
+"""Values reduced into a tensor at given indices: the sum, product, mean or extreme of all values for one place.
 
 Values are folded in their order, in f32 or i32, so that results do not depend on chance. Indices are sorted first.
 int64 is compared on the GPU, and added or multiplied on the host.

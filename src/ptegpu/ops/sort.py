@@ -1,4 +1,4 @@
-"""Sorting along a dimension, and what comes of it: the largest k, the k-th. Numbers of elements are sorted, and the
+"""Sorting along a dimension, and what follows from it: the largest k, the k-th. Indices of elements are sorted, and the
 values are then read at them.
 
 Equal elements keep their order, NaN is larger than any number.
