@@ -65,29 +65,28 @@ SHORT = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint
 
 
 GENERAL = """\
-- **64 bits.** On the GPU, int64 is int32 and float64 is float32. In a delegate the exporter has chosen so, and results
-  wrap or round as int32 and float32 do. Outside of one, the GPU only moves and compares int64, and divides what it
-  has by what is known; it refuses an input that does not fit int32, and leaves other arithmetic to the host, as it does
-  everything in float64, bfloat16, int16, uint16, uint32 and uint64. What PyTorch makes int64 from narrower
-  ints, such as their sum, is made on the host there.
-- **Scalars.** An int beyond int32 in arithmetic with an int32 tensor is refused. PyTorch wraps it; but the tensor may
-  have been int64, for which that is wrong.
-- **Halves** are computed in float32 and rounded once. PyTorch rounds some intermediate results too: its last bit may be
-  another, a value next to a tie may become another int or another pixel, and an int above 65,504 becomes inf on its way
-  to a half, not only in the result.
-- **Floats.** Sums are made in another order. `exp`, `log` and `pow` are WGSL's, whose relative error may be some 1e-5.
-  A GPU may flush subnormal numbers to zero. The bits of a NaN and the sign of a zero are not kept. A float beyond int32
-  becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves that undefined. Where a float
-  overflows on the way, as the statistics of a norm do, one may give inf and the other NaN.
-- **Sizes.** A tensor has at most 2³¹ elements and fits one binding of the device, of which 128 MiB are guaranteed;
-  larger ones are refused when the program is loaded. Larger constants are cut into parts where the operator can take
-  them, not in convolutions, `mm`, `bmm` and `addmm`, where every part would be a term of every sum. These can:
+- **64 bits.** On the GPU, int64 is int32 and float64 is float32. In a delegate this is the exporter's choice, and
+  results wrap or round as int32 and float32 do. Outside a delegate, the GPU moves and compares int64, computes what
+  provably fits 32 bits, and refuses an input that does not fit int32. Other int64 arithmetic runs on the host, and so
+  does everything in float64, int16, uint16, uint32 and uint64.
+- **Scalars.** Arithmetic of an int32 tensor with an int beyond int32 is refused. PyTorch wraps the int, but the tensor
+  may have been int64, for which that is wrong.
+- **Halves** are computed in float32 and rounded once. PyTorch also rounds some intermediate results: its last bit may
+  differ, a value next to a tie may become a different int or pixel, and an int above 65,504 becomes inf when it is
+  converted to a half, not only in the result.
+- **Floats.** Sums are added up in a different order. `exp`, `log` and `pow` are WGSL's, with relative errors of up
+  to some 1e-5. A GPU may flush subnormal numbers to zero. The bits of a NaN and the sign of a zero are not kept. A
+  float beyond int32 becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves this
+  undefined. If an intermediate float overflows, as the statistics of a norm may, one may give inf and the other NaN.
+- **Sizes.** A tensor has at most 2³¹ elements and must fit one binding of the device, for which 128 MiB are guaranteed;
+  larger ones are refused when the program is loaded. Larger constants are cut into parts if the operator can take
+  parts. Convolutions, `mm`, `bmm` and `addmm` cannot, as every part would contribute to every sum. These can:
   {splits}.
 - **Layouts.** Every result is contiguous; memory formats and dimension orders of results are not kept, only values.
-- **Complex** tensors are served by the two FFTs alone, float8 and quantized dtypes by none.
+- **Complex** tensors work only in the two FFTs; float8 and quantized dtypes do not work at all.
 - **Operators of ExecuTorch** (`et_vk`, `llama`, `quantized_decomposed`, `torchao`) take the dtypes and ranks that the
-  exporter gives them, not all for which their Python references would compute something.
-- **Chance.** No operator of a program draws random numbers, and attention refuses dropout."""
+  exporter gives them, not everything that their Python references accept.
+- **Randomness.** No operator of a program draws random numbers, and attention refuses dropout."""
 
 
 def kernels() -> dict[object, set[str]]:
@@ -183,25 +182,25 @@ def page() -> str:
     lines = [
         "# Operators",
         "",
-        "Made by `python -m tools.operators > docs/operators.md`; a test holds that it is current.",
+        "Made by `python -m tools.operators > docs/operators.md`; a test checks that it is current.",
         "",
         f"- {len(names)} operators by name: {places['both']} on the GPU and the host, {places['GPU']} on the GPU "
-        f"alone, {places['host']} on the host alone, {places['before the run']} symbolic.",
+        f"only, {places['host']} on the host only, {places['before the run']} symbolic.",
         f"- Of the {len(DELEGATE)} operators that ExecuTorch's exporter puts into a delegate, "
-        f"{len(DELEGATE) - len(missing)} are served{_listed(host_only, ', on the host alone')}.",
-        f"- Not served{_listed(missing, '')}." if missing else "- None is missing.",
-        f"- {sum(counts.values()):,} cases hold {len(counts)} of them to PyTorch.",
-        "- What they refuse, or compute otherwise than PyTorch: "
+        f"{len(DELEGATE) - len(missing)} are supported{_listed(host_only, ', on the host only')}.",
+        f"- Not supported{_listed(missing, '')}." if missing else "- None is missing.",
+        f"- {sum(counts.values()):,} cases compare {len(counts)} of them with PyTorch.",
+        "- What they refuse, or compute differently from PyTorch: "
         "[where it differs from PyTorch](#where-it-differs-from-pytorch).",
         "",
-        "**Kind**: a *kernel* is WGSL; a *view* costs nothing where the dtype stays, and is a cast where it changes; a "
-        "*symbolic* operator is host arithmetic whose result kernels read; *NumPy* runs on the host alone.",
+        "**Kind**: a *kernel* is WGSL; a *view* is free if the dtype stays the same, and a cast if it changes; a "
+        "*symbolic* operator is host arithmetic whose result kernels read; *NumPy* runs only on the host.",
         "",
         "**Dtypes** are those of the first tensor on the GPU; *all* are f32, f16, i32, i8, u8 and bool. Other tensors "
-        "may have other dtypes where PyTorch promotes them. The host takes every dtype, and int64 where 32 bits would "
-        "not be exact; a call whose dtype the GPU does not take runs there.",
+        "may have other dtypes where PyTorch promotes them. The host takes every dtype; calls whose dtype the GPU does "
+        "not take run there, and so does int64 where 32 bits would not be exact.",
         "",
-        "**Dynamic**: sizes may be below those of the export. Each case of `tests/ops` also runs below its maximum.",
+        "**Dynamic**: sizes may be smaller than in the export. Each case of `tests/ops` also runs below its maximum.",
         "",
         "**Kernels** are those in the plans of the cases, by the names that profiles show. Large sizes may take other "
         "tiles.",

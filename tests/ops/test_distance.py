@@ -63,4 +63,6 @@ def test_refused() -> None:
     graph, _ = graph_of(case, arrays, [np.zeros((3, 3), np.float32)])
     with pytest.raises(ShapeError) as raised:
         plan_of(graph, Target())
-    assert str(raised.value) == "aten._cdist_forward.default: [3, 4] and [3, 5] are not matrices with rows of equal length"
+    assert (
+        str(raised.value) == "aten._cdist_forward.default: [3, 4] and [3, 5] are not matrices with rows of equal length"
+    )

@@ -1,4 +1,4 @@
-"""The command `ptegpu`. Importing it takes no time, so that `main` already stands when the commands are imported."""
+"""The command `ptegpu`. Importing it takes no time, so `main` can handle Ctrl-C while the commands are imported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _let_go() -> None:
-    """What is left for streams whose reader is gone is dropped, as Python would complain about it at its end."""
+    """Drops what is left for streams whose reader is gone: Python would complain about it at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,4 +1,4 @@
-"""A program looked at without running it: where each operator would run, what joins into plans, what it takes.
+"""A program examined without running it: where each operator would run, which plans there are, what they take.
 
 Needs no GPU and no GPU library. What is unsupported or missing is noted, not fatal; a broken file is.
 """

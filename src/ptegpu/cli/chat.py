@@ -1,4 +1,4 @@
-"""`ptegpu chat`: a conversation, line by line. Ctrl-C stops the sentence, not the chat."""
+"""`ptegpu chat`: a conversation, line by line. Ctrl-C stops the answer, not the chat."""
 
 from __future__ import annotations
 

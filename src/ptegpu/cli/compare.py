@@ -1,4 +1,4 @@
-"""Results held against expected ones."""
+"""Results compared with expected ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ptegpu demo digits`: the bundled digit classifier on one of its images, held to PyTorch's results."""
+"""`ptegpu demo digits`: the bundled digit classifier on one of its images, compared with PyTorch's results."""
 
 from __future__ import annotations
 

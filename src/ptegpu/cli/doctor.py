@@ -1,4 +1,4 @@
-"""`ptegpu doctor`: what this machine has, what is missing and how to get it, whether its adapter computes rightly."""
+"""`ptegpu doctor`: what this machine has, what is missing and how to get it, whether its adapter computes correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ptegpu evaluate`: the perplexity of a text, and, where the checkpoint is at hand, PyTorch's beside it."""
+"""`ptegpu evaluate`: the perplexity of a text and, given the checkpoint, PyTorch's next to it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def evaluate(
     quantize: Annotated[str, typer.Option(help="How to quantize the checkpoint, as in `export llm`.")] = "none",
     group: Annotated[int, typer.Option(help="How many weights share a scale, as in `export llm`.")] = 32,
     embedding: Annotated[
-        str | None, typer.Option(help="How to store its embedding, as in `export llm`.", show_default="the same")
+        str | None,
+        typer.Option(
+            help="How to store its embedding, as in `export llm`.", show_default="4bit if the weights are in 4 bits"
+        ),
     ] = None,
     tokenizer: TokenizerPath = None,
     device: Device = "auto",

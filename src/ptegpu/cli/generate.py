@@ -113,7 +113,7 @@ def write(text: str) -> None:
 
 @contextmanager
 def interruptible(stream: Stream) -> Iterator[None]:
-    """The first Ctrl-C ends the text after the token in the works, the second raises as usual."""
+    """The first Ctrl-C ends the text after the current token, the second raises as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Arrays for a method's inputs, made of what the command line says: files, random numbers, one number everywhere."""
+"""Arrays for a method's inputs, as the command line describes them: files, random numbers, one number everywhere."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def parse_shapes(texts: Sequence[str], count: int) -> dict[int, tuple[int, ...]]
 
 
 def make_inputs(wanted: Sequence[Value], texts: Sequence[str], shapes: Mapping[int, tuple[int, ...]]) -> list[Any]:
-    """An argument for each input. One source that is no file, or one `.npz`, serves all of them.
+    """An argument for each input. A single source that is not a file, or a single `.npz`, is used for all of them.
 
     Without any they are random, but single ints are 0: they are mostly positions, of which only the first always fits.
     """

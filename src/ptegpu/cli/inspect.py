@@ -1,4 +1,4 @@
-"""`ptegpu inspect`: what is in a program and what would become of it here, without running it or having a GPU."""
+"""`ptegpu inspect`: what is in a program and how ptegpu would run it, without running it or needing a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ptegpu profile`: GPU time per kernel, operator or dispatch, held against what the adapter can do."""
+"""`ptegpu profile`: GPU time per kernel, operator or dispatch, compared with what the adapter can do."""
 
 from __future__ import annotations
 

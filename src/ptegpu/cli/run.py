@@ -1,4 +1,4 @@
-"""`ptegpu run`: one method on inputs from files or made up, its outputs printed, saved, held against expected ones."""
+"""`ptegpu run`: runs one method on inputs from files or generated ones; prints, saves or compares its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes to frozen dataclasses: `.pte` programs, `.ptd` data, delegate blobs; every offset, count and size is proved.
+"""Bytes to frozen dataclasses: `.pte` programs, `.ptd` data, delegate blobs; every offset, count and size is checked.
 
 The only error that a bad file can cause is `InvalidProgram`. Nothing here knows a GPU, torch or an operator.
 """

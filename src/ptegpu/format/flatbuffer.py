@@ -1,4 +1,4 @@
-"""A bounds-checked FlatBuffers reader: nothing is read from a place that was not proved to lie in the buffer.
+"""A bounds-checked FlatBuffers reader: it reads nothing before checking that it lies in the buffer.
 
 A `Table` is opened at a position and asked for fields by slot number; an absent scalar is its default, an absent
 vector is empty, an absent string or table is `None`. A bad buffer raises `InvalidProgram` with the file offset.
@@ -182,7 +182,7 @@ class Table:
         return struct.unpack_from(f"<{count}{code}", self._data, start)
 
     def _field(self, slot: int, nbytes: int) -> int:
-        """Where a field of so many bytes is; 0 if it is absent."""
+        """Where a field of that many bytes is; 0 if it is absent."""
         fields = self._fields
         if slot >= len(fields):
             return 0

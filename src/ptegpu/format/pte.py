@@ -1,4 +1,4 @@
-"""`.pte` programs: bytes to frozen dataclasses, with every offset, count, index and size proved on the way.
+"""`.pte` programs: bytes to frozen dataclasses, with every offset, count, index and size checked.
 
 Constants are views on the mapped file. What a method's values, instructions and lists refer to exists; whether an
 operator gets arguments that it can use is not looked at here. Slot numbers are those of ExecuTorch's `program.fbs`.

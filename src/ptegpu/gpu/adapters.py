@@ -1,4 +1,4 @@
-"""Which GPUs there are and which one is meant, and the Vulkan loader set up so that they are found.
+"""Which GPUs there are and which one is meant; sets up the Vulkan loader so that they are found.
 
 `adapters()` lists, `choose()` picks. Where nothing is found, `NoAdapter` says which package to install.
 """

@@ -1,4 +1,4 @@
-"""GPU buffers with the state that wgpu-native does not tell, and a bounded pool of released ones."""
+"""GPU buffers with the state that wgpu-native does not report, and a bounded pool of released ones."""
 
 from __future__ import annotations
 

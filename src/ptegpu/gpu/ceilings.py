@@ -1,4 +1,4 @@
-"""What an adapter reaches at most, measured: bytes copied and f32 operations done per second."""
+"""The most that an adapter reaches, measured: bytes copied and f32 operations per second."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Vulkan loader, before wgpu starts it: found, pointed at a driver that nobody registered, or diagnosed.
+"""The Vulkan loader, before wgpu starts it: finds it, points it at an unregistered driver, or says what is missing.
 
 Compute images often carry NVIDIA's libraries without the file that registers them; `configure` writes that file.
-It leaves everything alone that an administrator or the user has set up.
+It leaves alone whatever an administrator or the user has set up.
 """
 
 from __future__ import annotations

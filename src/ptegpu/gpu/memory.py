@@ -1,4 +1,4 @@
-"""How much memory an adapter still has: its own, as Vulkan tells, or the host's, where the adapter shares that."""
+"""How much memory an adapter still has: its own, as Vulkan reports it, or the host's, if the adapter shares that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute pipelines by source: a kernel compiles once per device, whoever asks. Compile errors name the line.
+"""Compute pipelines by source: a kernel compiles once per device. Compile errors name the line.
 
 Pipelines in use are shared, however many there are. Of those that nothing uses, only the last are kept: each takes
 about a megabyte of the host's memory under a software adapter.

@@ -1,4 +1,4 @@
-"""The subgroup size of a device, found by running a kernel: WebGPU does not tell it."""
+"""The subgroup size of a device, found by running a kernel: WebGPU does not report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to the GPU's queue. wgpu-native aborts the process where this module raises.
+"""The only way to submit to the GPU's queue. wgpu-native aborts the process where this module raises.
 
 The four cases: a destroyed buffer, a mapped buffer, a command buffer submitted twice, a lost device.
 """

@@ -1,4 +1,4 @@
-"""What WebGPU does not tell about a GPU, asked of Vulkan directly: free memory, and the range of subgroup sizes."""
+"""What WebGPU does not report about a GPU, read from Vulkan directly: free memory, and the range of subgroup sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the invocations of a workgroup share rows: so many lanes to a row, and how the lanes agree on one number.
+"""How the invocations of a workgroup share rows: how many lanes work on a row, and how they agree on one number.
 
 A row is whatever ends in a few numbers: the elements behind one output of a sum, a line of a softmax, a vector that is
 normalised. Bodies built with `Lanes` see `row` (clamped to `P.rows`), `live` (false for a clamped one, which must not
@@ -61,7 +61,7 @@ class Lanes:
         return self.together > 1
 
     def groups(self, rows: int) -> int:
-        """Workgroups for so many rows."""
+        """Workgroups for that many rows."""
         return -(-rows // self.rows)
 
     def place(self, block: str = "group") -> str:
@@ -290,7 +290,7 @@ def cut_params(stage: Stage) -> list[tuple[str, str]]:
 
 
 class Variant(NamedTuple):
-    """So many lanes per row where the condition holds for (rows, loads of a row)."""
+    """The lanes per row, if the condition holds for (rows, loads of a row)."""
 
     lanes: int
     when: Callable[[int, int], bool] | None
@@ -345,7 +345,7 @@ HELD_COLUMNS = Choice(
 
 
 def choose(choice: Choice, rows: int, loads: int, target: Target) -> Lanes:
-    """The lanes for rows of so many loads."""
+    """The lanes for rows of that many loads."""
     subgroup = target.subgroup_size if target.subgroups else 0
     for v in choice.variants:
         workgroup = target.workgroup(v.workgroup)

@@ -1,4 +1,4 @@
-"""Text from language models: prompts in, text out, with the KV cache and the choice of tokens on the GPU.
+"""Text from language models: prompts in, text out, with the KV cache and the sampling of tokens on the GPU.
 
 from ptegpu.llm import LanguageModel
 with LanguageModel("model.pte") as model:

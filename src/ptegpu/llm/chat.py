@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Conversation:
     """Turns with a model; `options` hold for every turn, and a turn may give others.
 
-    Each turn renders all `messages` anew, so the outcome is that of a fresh model; only what the cache lacks runs.
+    Each turn renders all `messages` again, so the result is that of a fresh model; only what the cache lacks is run.
     """
 
     def __init__(self, model: LanguageModel, system: str | None = None, **options: Unpack[Options]) -> None:

@@ -1,4 +1,4 @@
-"""Between text and tokens: the tokenizer beside a model, text piece by piece as tokens come, stop strings.
+"""Between text and tokens: the tokenizer next to a model, text piece by piece as tokens arrive, stop strings.
 
 Nothing here knows of a GPU. `Detokenizer` gives out whole characters only; `StopStrings` gives out nothing that may
 still turn out to be the beginning of a stop string.
@@ -134,7 +134,7 @@ class Detokenizer:
 
     def _give(self, text: str) -> str:
         new = text[len(self._shown) :]
-        self._tokens = self._tokens[self._known :] if new else self._tokens  # enough to write the next one rightly
+        self._tokens = self._tokens[self._known :] if new else self._tokens  # enough to write the next one correctly
         self._known, self._shown = len(self._tokens), self._decode(self._tokens)
         return new
 

@@ -201,7 +201,7 @@ def custom_sdpa(
 ) -> Steps:
     """query [B, S, H, D] from `start_pos` on over caches [B, C, H', D] up to start_pos + S, or all C with a mask.
 
-    Unlike ExecuTorch, a dropout above 0 is refused: a run is never a training step.
+    Unlike ExecuTorch, it refuses a dropout above 0: a run is never a training step.
     """
     check(query, key, value, attn_mask, drpout_p, heads_first=False)
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
@@ -241,7 +241,7 @@ def sdpa_with_kv_cache(
 ) -> Steps:
     """Keys and values [B, S, H', D] go into their caches first; S is the query's, whatever `seq_len` says.
 
-    Unlike ExecuTorch, a dropout above 0 is refused: a run is never a training step.
+    Unlike ExecuTorch, it refuses a dropout above 0: a run is never a training step.
     """
     check(query, key_cache, value_cache, attn_mask, drpout_p, heads_first=False)
     check_cache(key, key_cache)
@@ -283,8 +283,8 @@ def sdpa(
 ) -> Steps:
     """q [B, H, S, D], k and v [B, H', T, D].
 
-    Unlike its reference in PyTorch, a bool mask hides where it is false instead of adding 1 where it is true; and
-    tensors have at most 4 dimensions, of equal batches, as attention in models has.
+    Unlike in its PyTorch reference, a bool mask hides positions where it is false, instead of adding 1 where it is
+    true. Tensors have at most 4 dimensions and equal batches, which covers attention in models.
     """
     check(q, k, v, attn_mask, 0.0, heads_first=True)
     out = yield Out((*q.shape[:-1], v.shape[-1]), q.dtype)
@@ -306,8 +306,8 @@ def scaled_dot_product_attention(
 ) -> Steps:
     """The same; causal is query i seeing keys 0 … i.
 
-    Unlike PyTorch, a dropout above 0 is refused, because a run is never a training step; and tensors have at most 4
-    dimensions, of equal batches, as attention in models has.
+    Unlike PyTorch, it refuses a dropout above 0, because a run is never a training step. Tensors have at most 4
+    dimensions and equal batches, which covers attention in models.
     """
     check(query, key, value, attn_mask, dropout_p, heads_first=True)
     out = yield Out((*query.shape[:-1], value.shape[-1]), query.dtype)

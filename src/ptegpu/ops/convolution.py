@@ -327,8 +327,8 @@ def convolution(
 ) -> Steps:
     """x (batch, channels, …) by weight (out channels, channels / groups, …).
 
-    Unlike PyTorch, which returns a tensor without channels, an input or a weight that has none is refused: no exporter
-    is known to write one.
+    Unlike PyTorch, which returns a tensor without channels, it refuses an input or a weight without channels: no known
+    exporter writes one.
     """
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     yield from _convolve(x, weight, bias, *geometry, None, target)
@@ -352,8 +352,8 @@ def conv_with_clamp(
 ) -> Steps:
     """A convolution whose result is kept within bounds; relu has no upper one.
 
-    Unlike PyTorch, which returns a tensor without channels, an input or a weight that has none is refused: no exporter
-    is known to write one.
+    Unlike PyTorch, which returns a tensor without channels, it refuses an input or a weight without channels: no known
+    exporter writes one.
     """
     low = -math.inf if output_min is None else output_min
     high = math.inf if output_max is None else output_max

@@ -1,4 +1,4 @@
-"""The names that an operator is written with, for packages of others: import them, and register before `ptegpu.load`.
+"""What other packages need to write operators: import these names, and register before `ptegpu.load`.
 
     from ptegpu.ops.custom import floats, unary
 

@@ -20,7 +20,7 @@ NORMS: dict[float, Norm] = {0.0: "0", 1.0: "1", 2.0: "2", math.inf: "inf"}
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None, *, target: Target) -> Steps:
     """x1 (…, P, M) and x2 (…, R, M) to distances (…, P, R), each from differences.
 
-    Unlike PyTorch on a CPU, whose maximum may lose it, a NaN makes the distance NaN for p = inf too.
+    Unlike PyTorch on a CPU, whose maximum may drop it, a NaN makes the distance NaN for p = inf, too.
     """
     if min(x1.rank, x2.rank) < 2 or x1.shape[-1] != x2.shape[-1]:
         raise ShapeError(f"{list(x1.shape)} and {list(x2.shape)} are not matrices with rows of equal length")

@@ -1,4 +1,4 @@
-"""Division that rounds, and what it leaves. A kernel cannot raise: an integer divided by zero gives some number."""
+"""Division that rounds, and its remainder. A kernel cannot raise: an integer divided by zero gives some number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .elementwise import Bodies, binary, combine, floats
 from .registry import Number, Steps, op
 
 BY_ZERO = "Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."
-BY_LITTLE = "Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, large quotients leave the exact rest."
+BY_LITTLE = (
+    "Unlike PyTorch on a CPU, whose vectorised float32 gives NaN there, large quotients leave the exact remainder."
+)
 REST = f"{BY_ZERO}\n\n{BY_LITTLE}"
 
 FMOD = {"f32": "fmod(a, b)", "i32": "whole_fmod(a, b)"}

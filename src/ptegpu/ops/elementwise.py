@@ -114,7 +114,8 @@ def compare(base: str, body: str) -> None:
     def tensors(x: Tensor, y: Tensor, *, target: Target) -> Steps:
         """Floats are compared in f32.
 
-        Unlike PyTorch, a float32 tensor of no dimension is not rounded to float16 before halves are compared with it.
+        Unlike PyTorch, it does not round a float32 tensor without dimensions to float16 before comparing it with
+        halves.
         """
         out = yield Out(broadcast(x.shape, y.shape), DType.BOOL)
         yield pointwise(base, body, [x, y], out, target, compute=common_dtype(x, y))
@@ -122,8 +123,8 @@ def compare(base: str, body: str) -> None:
     def with_scalar(x: Tensor, y: Number, *, target: Target) -> Steps:
         """An int scalar takes the dtype of an 8-bit tensor, any takes that of halves.
 
-        Unlike PyTorch, which wraps a scalar beyond int32 to compare it with int32, and rounds int32 to compare it with
-        a whole float, int32 is compared by value: on the GPU it may have been int64, and the float an int.
+        Unlike PyTorch, which wraps a scalar beyond int32 and rounds int32 to compare it with a whole float, it compares
+        int32 by value: on the GPU, the tensor may have been int64, and the float an int.
         """
         out = yield Out(x.shape, DType.BOOL)
         y = wrapped(y, x.dtype) if isinstance(y, int) else y
@@ -259,7 +260,7 @@ binary("aten.pow", POWER, tensor="Tensor_Tensor")
 
 @op("aten.round.decimals")
 def round_decimals(x: Tensor, decimals: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    """To so many digits after the point or, if negative, before it."""
+    """To that many digits after the point or, if negative, before it."""
     body = "round(a * ten) / ten" if decimals >= 0 else "round(a / ten) * ten"
     yield from combine("round", floats(body), [x], outs[0], target, ten=10.0 ** abs(decimals))
 

@@ -32,8 +32,8 @@ def embedding(
 ) -> Steps:
     """weight (V, D), indices of any shape. The other arguments matter to gradients only.
 
-    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row where they are out of range: to
-    look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row if they are out of range: checking
+    them would need a read back. Others raise.
     """
     if weight.rank != 2:
         raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weight.shape)}")

@@ -87,8 +87,8 @@ def embedding_q4gsw(
 ) -> Steps:
     """Even elements are in the low half of a byte if the weight is one of a linear layer, else in the high half.
 
-    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row where they are out of range: to
-    look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row if they are out of range: checking
+    them would need a read back. Others raise.
     """
     yield from lookup(weight, weight_scales, None, group_size, indices, not is_linear_weight, target)
 
@@ -113,8 +113,8 @@ def embedding_4bit(
 ) -> Steps:
     """Scales and zero points are one per row, or (V, groups).
 
-    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row where they are out of range: to
-    look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest row if they are out of range: checking
+    them would need a read back. Others raise.
     """
     width = 2 * weight.shape[-1]
     groups = weight_scales.shape[1] if weight_scales.rank == 2 else 1

@@ -143,8 +143,8 @@ def arange(
 ) -> Steps:
     """Start, end and step are ints where the result's dtype is one.
 
-    Unlike PyTorch, which does so for int64 alone and otherwise repeats the start, a step that is 0 then is refused: on
-    the GPU int64 is int32.
+    Unlike PyTorch, which does so only for int64 and otherwise repeats the start, it refuses a step that becomes 0: on
+    the GPU, int64 is int32.
     """
     yield from stepped(start, end, step, outs[0].dtype, target)
 

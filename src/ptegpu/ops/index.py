@@ -219,8 +219,8 @@ def overwriting(a: Mapping[str, Any]) -> bool:
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, target: Target) -> Steps:
     """`x` at the indices along `dim`.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and take the
-    nearest element where they are out of range: to look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and take the
+    nearest element if they are out of range: checking them would need a read back. Others raise.
     """
     yield from taken(x, aligned(x, dim, index), target)
 
@@ -229,8 +229,8 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, tar
 def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps:
     """The slices of `x` along `dim` that a vector names.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and take the
-    nearest element where they are out of range: to look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and take the
+    nearest element if they are out of range: checking them would need a read back. Others raise.
     """
     d = normalise_dim(dim, x.rank)
     if index.rank > 1:
@@ -243,8 +243,8 @@ def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps
 def index_tensor(x: Tensor, indices: list[Tensor | None], *, target: Target) -> Steps:
     """`x[i, j, …]`. Masks and more than six indices are the host's.
 
-    Unlike PyTorch, which raises, indices that the GPU computed take the nearest element where they are out of range: to
-    look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed take the nearest element if they are out of range:
+    checking them would need a read back. Others raise.
     """
     yield from taken(x, advanced(x, indices), target)
 
@@ -253,9 +253,9 @@ def index_tensor(x: Tensor, indices: list[Tensor | None], *, target: Target) -> 
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: Target) -> Steps:
     """`x` with elements of `source` at the indices along `dim`.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
-    nothing where they are out of range: to look at them would cost a read back. Others raise. Of several elements for
-    one place any may stay.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
+    nothing if they are out of range: checking them would need a read back. Others raise. If several elements go to one
+    place, any of them may win.
     """
     place = aligned(x, dim, index)
     if source.rank != index.rank or any(n > m for n, m in zip(index.shape, source.shape)):
@@ -267,7 +267,7 @@ def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: Targe
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: Number, *, target: Target) -> Steps:
     """`x` with one value at the indices along `dim`.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
-    nothing where they are out of range: to look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
+    nothing if they are out of range: checking them would need a read back. Others raise.
     """
     yield from put(x, aligned(x, dim, index), value, (), target)

@@ -80,7 +80,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
-    """The choice within what the weight's rows, K, and the adapter allow. `blocks` counts loads of so many words."""
+    """The choice within what the weight's rows, K, and the adapter allow. `blocks` counts loads of that many words."""
     words = math.gcd(row_bytes, 4 * how.words) // 4 if row_bytes % 4 == 0 else 1
     needed = 1 << (blocks(words) - 1).bit_length()
     lanes = min(how.lanes, max(needed, FEWEST_LANES), target.workgroup(256))
@@ -89,7 +89,7 @@ def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Targ
 
 
 def _reduced_bytes(how: Gemv, sums: int, squares: int, target: Target) -> int:
-    """Workgroup memory in which lanes add up so many sums for each row of the weight, and so many for all."""
+    """Workgroup memory in which lanes add up `sums` for each row of the weight, and `squares` for all."""
     each = how.lanes // target.subgroup_size if by_subgroups(how, target) else how.lanes
     return (sums * how.rows + squares) * each * how.slots * 4
 
@@ -118,7 +118,7 @@ class Few(Dispatch):
 
     @property
     def operands(self) -> list[Tensor]:
-        """What it reads beside x."""
+        """What it reads besides x."""
         return [self.weight.packed, self.weight.scales, *self.product.added]
 
 
@@ -348,7 +348,7 @@ def linear_qcs4w(
 ) -> Steps:
     """weight (N, K / 2), even elements in the high half, offset by 8; scales (N).
 
-    Unlike ExecuTorch's reference, which forgets it, the offset is subtracted, as the packing has it.
+    Unlike ExecuTorch's reference, which forgets to, it subtracts the offset that the packing adds.
     """
     packed = Weight(weight, scales, 4, max(1, 2 * weight.shape[-1]), high_first=True)
     yield from linear(x, packed, None, target, finish)

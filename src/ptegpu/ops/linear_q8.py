@@ -67,7 +67,7 @@ def _dtype(given: Tensor | float) -> DType | None:
 def packed_rows(
     x: Tensor, scale: Tensor | float, zero: Tensor | int, bits: int, target: Target
 ) -> Generator[Step, Any, Tensor]:
-    """Steps that put x into words as weights of so many bits want them; they return those."""
+    """Steps that pack x into words as weights of that many bits need them; they return the words."""
     k = x.shape[-1]
     if x.dtype is DType.I8 and bits == 8 and k % 4 == 0:
         return x
@@ -215,7 +215,7 @@ def linear_dq8ca_q4gsw(
 ) -> Steps:
     """x (…, K) is quantised to int8 with a scale and a zero point per row; weights as those of `linear_q4gsw`.
 
-    Unlike ExecuTorch's reference, which leaves that out, x is quantised, as in the pattern the operator stands for.
+    Unlike ExecuTorch's reference, which does not, it quantises x, as the pattern that the operator replaces does.
     """
     weight = Weight(weights, weight_scales, 4, group_size)
     linear_q4.check(x, weight, bias)
@@ -276,7 +276,7 @@ def linear_q8ta_q8csw(
 ) -> Steps:
     """weights (N, K), int8; scales, sums and bias (N), maybe padded. The result is float.
 
-    Unlike ExecuTorch's reference, which leaves that out, x is quantised, as in the pattern the operator stands for.
+    Unlike ExecuTorch's reference, which does not, it quantises x, as the pattern that the operator replaces does.
     """
     weight = Weight(weights, weight_scales, 8, max(1, weights.shape[-1]))
     yield from linear_q8(x, input_scale, input_zero_point, weight, weight_sums, bias, target)

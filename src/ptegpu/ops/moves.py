@@ -167,8 +167,8 @@ def pixel_shuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
 def pixel_unshuffle(x: Tensor, factor: int, *, target: Target) -> Steps:
     """(…, C, H·r, W·r) becomes (…, C·r², H, W).
 
-    Unlike PyTorch, which returns an empty tensor as it is, one has the shape of any other: a shape that depends on
-    whether there are elements could not be live.
+    Unlike PyTorch, which returns an empty tensor unchanged, it gives empty tensors the same shape as any other: the
+    shape rule must not depend on whether there are elements.
     """
     *batch, c, tall, broad = _image(x)
     r = factor

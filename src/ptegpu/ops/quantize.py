@@ -310,8 +310,8 @@ def choose_qparams_affine(
 ) -> Steps:
     """The extremes of each block, and zero, are within the range.
 
-    Unlike torchao, a range that is not given is int8's, because a delegate's file does not say the target dtype; and x
-    is float, as all that quantises activations gives it.
+    Unlike torchao, it takes a range that is not given to be int8's, because a delegate's file does not say the target
+    dtype. x is float, as it is wherever activations are quantised.
     """
     if mapping_type not in RULES or mapping_type == "PER_TOKEN":
         raise InvalidProgram(f"the mapping type '{mapping_type}' is not supported")
@@ -328,8 +328,8 @@ def choose_qparams_affine(
 def choose_qparams_tensor(
     x: Tensor, quant_min: int, quant_max: int, eps: float, dtype: Any = None, *, target: Target
 ) -> Steps:
-    """Unlike PyTorch, which chooses in float64, the zero point is exact only in a range of at most 24 bits, as all are
-    that weights and activations have: the GPU has no float64.
+    """Unlike PyTorch, which chooses in float64, it gives an exact zero point only for ranges of at most 24 bits, which
+    includes all that weights and activations have: the GPU has no float64.
     """
     scale = yield Out((1,))
     zero = yield Out((1,))

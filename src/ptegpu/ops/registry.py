@@ -13,7 +13,7 @@ Keyword-only parameters are filled in by the lowering if present: `target` (what
 declared outputs: dtype and maximum shape) and `finish` (arithmetic on each element before it is stored, or None). First
 come as many `Out`s as there are outputs, and running a rule for its shapes stops there; then `Dispatch` and `Scratch`.
 
-A symbolic int given for a plain `int` is its value now: the plan is made anew when it changes.
+A symbolic int given for a plain `int` is its value now: the plan is made again when it changes.
 """
 
 from __future__ import annotations

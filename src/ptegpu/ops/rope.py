@@ -87,7 +87,7 @@ def apply_rotary_emb_hf(
     pattern that the operator stands for unsqueezes tables at 1.
 
     Unlike in ExecuTorch's reference, which takes rows of the first dimension, `start_pos` counts rows of P in tables
-    [B, P, R] too: the exporter puts the start of a slice there, and batches are not sliced.
+    [B, P, R], too: the exporter stores the start of a slice there, and batches are not sliced.
     """
     by_batch = freqs_cos.rank == 3
     _check_pair(xq, xk, "[B, H, S, D]" if by_batch else "[B, S, H, D]")
@@ -117,8 +117,7 @@ def apply_rotary_emb_hf(
 def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor, *, target: Target) -> Steps:
     """x [B, N, C], pairs turn by a table of N · C elements that are (cos, sin) pairs, whatever its shape.
 
-    Unlike in ExecuTorch's reference, the result of halves and a table in float32 is halves, as for the other rotary
-    embeddings.
+    Unlike in ExecuTorch's reference, halves and a table in float32 give halves, as for the other rotary embeddings.
     """
     if x.rank != 3 or x.shape[2] % 2 or freqs_cis.numel != x.shape[1] * x.shape[2]:
         raise ShapeError(f"a table of shape {list(freqs_cis.shape)} does not fit {list(x.shape)}")

@@ -1,4 +1,4 @@
-"""The next token, chosen where the logits are: the host reads a token and its log-probability, not the vocabulary.
+"""The next token, chosen on the GPU: the host reads a token and its log-probability, not the vocabulary.
 
 These operators are ptegpu's own: no exporter writes them, `ptegpu.llm` appends them to a model's `forward`.
 """

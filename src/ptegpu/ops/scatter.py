@@ -1,4 +1,4 @@
-"""Values folded into a tensor where indices send them: sums, products, means and extremes of all that one place gets.
+"""Values reduced into a tensor at given indices: the sum, product, mean or extreme of all values for one place.
 
 Values are folded in their order, in f32 or i32, so that results do not depend on chance. Indices are sorted first.
 int64 is compared on the GPU, and added or multiplied on the host.
@@ -154,8 +154,8 @@ def _linear(place: Place, at: int, end: int, sizes: Shape, out: Tensor, target: 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: Target) -> Steps:
     """`x` plus elements of `source` at the indices along `dim`.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
-    nothing where they are out of range: to look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
+    nothing if they are out of range: checking them would need a read back. Others raise.
     """
     yield from scattered("sum", x, dim, index, source, True, target)
 
@@ -164,8 +164,8 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: T
 def scatter_by(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, target: Target) -> Steps:
     """`x` plus, or times, elements of `source` at the indices along `dim`.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
-    nothing where they are out of range: to look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
+    nothing if they are out of range: checking them would need a read back. Others raise.
     """
     yield from scattered(_fold(reduce), x, dim, index, source, True, target)
 
@@ -176,8 +176,8 @@ def scatter_reduce(
 ) -> Steps:
     """`x` with the sums, products, means or extremes of what the indices along `dim` send to each place.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
-    nothing where they are out of range: to look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
+    nothing if they are out of range: checking them would need a read back. Others raise.
     """
     yield from scattered(_fold(reduce), x, dim, index, source, include_self, target)
 
@@ -188,8 +188,8 @@ def index_reduce(
 ) -> Steps:
     """`x` with the products, means or extremes of the slices of `source` that a vector sends to each place of `dim`.
 
-    Unlike PyTorch, which raises, indices that the GPU computed count from the end where they are negative and write
-    nothing where they are out of range: to look at them would cost a read back. Others raise.
+    Unlike PyTorch, which raises, indices that the GPU computed count from the end if they are negative, and write
+    nothing if they are out of range: checking them would need a read back. Others raise.
     """
     d = normalise_dim(dim, x.rank)
     if index.rank > 1 or source.shape != (*x.shape[:d], index.numel, *x.shape[d + 1 :])[: x.rank]:
@@ -220,8 +220,8 @@ def index_put(
     """`x` with `x[i, j, …] = values`, or `+=`, or one value where a mask is true. Other masks, more than six indices,
     and sums of int64 are the host's.
 
-    Unlike PyTorch, which raises, indices that the GPU computed write nothing where they are out of range: to look at
-    them would cost a read back. Others raise. Of several values for one place any may stay where none are added.
+    Unlike PyTorch, which raises, indices that the GPU computed write nothing if they are out of range: checking them
+    would need a read back. Others raise. If several values go to one place and are not added, any of them may win.
     """
     if accumulate:
         yield from accumulated(x, indices, values, target)

@@ -1,4 +1,4 @@
-"""Sorting along a dimension, and what comes of it: the largest k, the k-th. Numbers of elements are sorted, and the
+"""Sorting along a dimension, and what follows from it: the largest k, the k-th. Indices of elements are sorted, and the
 values are then read at them.
 
 Equal elements keep their order, NaN is larger than any number.
@@ -103,11 +103,11 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False, *, target: Target) 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, target: Target) -> Steps:
     """The k largest or smallest elements, in order.
 
-    Unlike PyTorch, which may take any, the first of equal elements are taken, and come in their order.
+    Unlike PyTorch, which may take any of several equal elements, it takes the first ones, in their order.
     """
     length = x.shape[normalise_dim(dim, x.rank)] if x.rank else 1
     if not 0 <= k <= length:
-        raise ShapeError(f"dimension {dim} of {list(x.shape)} has fewer than {k} elements")
+        raise ShapeError(f"k = {k} is out of range for dimension {dim} of {list(x.shape)}")
     yield from _values_and_places(x, dim, k, "down" if largest else "up", target)
 
 
@@ -143,12 +143,12 @@ def _kth(x: Tensor, dim: int, k: int, keepdim: bool, middle: bool, target: Targe
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target: Target) -> Steps:
     """The k-th smallest element, counted from 1, and where it is.
 
-    Unlike PyTorch, which may take any, equal elements count in their order.
+    Unlike PyTorch, which may take any of several equal elements, it counts them in their order.
     """
     d = normalise_dim(dim, x.rank)
     length = x.shape[d] if x.rank else 1
     if not 1 <= k <= length:
-        raise ShapeError(f"dimension {dim} of {list(x.shape)} has no element number {k}")
+        raise ShapeError(f"k = {k} is out of range for dimension {dim} of {list(x.shape)}")
     yield from _kth(x, d, k - 1, keepdim, False, target)
 
 
@@ -156,7 +156,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target:
 def median(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
     """The element in the middle, the lower of two, or NaN where there is one, and where it is.
 
-    Unlike PyTorch, which may take any, equal elements count in their order.
+    Unlike PyTorch, which may take any of several equal elements, it counts them in their order.
     """
     d = normalise_dim(dim, x.rank)
     length = x.shape[d] if x.rank else 1

@@ -1,7 +1,7 @@
-"""Where int64 values must lie: what is proved to fit 32 bits is computed on the GPU, exactly.
+"""The range of int64 values: what provably fits 32 bits is computed on the GPU, exactly.
 
-A span is the least and the greatest value that a tensor of ints, or an int, can have in any call. Sizes count at their
-maximum. What no rule here bounds has no span, and int64 arithmetic on it stays on the host.
+A span is the smallest and the largest value that a tensor of ints, or an int, can have in any call. Sizes count at
+their maximum. A value that no rule here bounds has no span, and int64 arithmetic on it stays on the host.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) 
 
     Rows with a negative label count for nothing.
 
-    Unlike PyTorch, which raises, a label that the GPU computed counts as the last where it is beyond V: to look at it
-    would cost a read back. Others raise.
+    Unlike PyTorch, which raises, a label that the GPU computed counts as the last one if it is V or more: checking it
+    would need a read back. Others raise.
     """
     if logits.rank != 2 or labels.shape != logits.shape[:1]:
         raise ShapeError(f"logits {list(logits.shape)} and labels {list(labels.shape)} must be (R, V) and (R)")

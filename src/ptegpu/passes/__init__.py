@@ -1,1 +1,1 @@
-"""Rewrites of a graph between import and lowering: fold constants, remove the dead, split, plan memory."""
+"""Rewrites of a graph between import and lowering: fold constants, remove dead nodes, join, split, plan memory."""

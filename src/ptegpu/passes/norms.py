@@ -1,8 +1,8 @@
-"""Join an RMS norm to the products that alone read it: for few rows, as in decoding, these compute it themselves.
+"""Join an RMS norm to the products that are its only readers: for few rows, as in decoding, they compute it themselves.
 
 The products are one node, or several that `siblings` made one. The norm moves down to them. Its result stays a result
-of the node, but for few rows it is never stored. Where the products cannot take it in, it is computed first, as it is
-apart. So the node is right at every live size, and for weights in parts.
+of the node, but for few rows it is never stored. If the products cannot take it in, it is computed first, as a
+separate norm would be. So the node is right at every live size, and for weights in parts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Join products that read the same x, so that few rows of it, as in decoding, take one dispatch for all of them.
+"""Join products that read the same x: for few rows of x, as in decoding, one dispatch computes all of them.
 
 - Siblings, such as the projections to queries, keys and values, become one node with a result for each.
 - A pair becomes one node too, where the second one computes with the first one's result, and nobody else does: gate and

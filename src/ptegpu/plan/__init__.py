@@ -1,4 +1,4 @@
-"""The record layer: plans as plain data, the adapter they are made for, and how graphs become plans (`lower`)."""
+"""Plans as plain data, the adapter they are made for, and how graphs become plans (`lower`)."""
 
 from .dialect import source
 from .plan import Binding, Buffer, Copy, Dispatch, Kernel, Plan, Port, SymStep

@@ -1,4 +1,4 @@
-"""The record layer: a `Plan` is plain data that a runner executes without knowing any operator.
+"""A `Plan` is plain data that a runner executes without knowing any operator.
 
 One plan is one compute pass: `dispatches` run in order, then `copies` (state written back), then outputs are read.
 Plans of one graph at different live shapes share their buffers: a buffer is known by its `name`, and a runner

@@ -1,4 +1,4 @@
-"""Sorting, what comes of it, and search in what is sorted. A NaN is larger than any number."""
+"""Sorting, what follows from it, and search in sorted sequences. A NaN is larger than any number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outer program: methods, their instructions, their inputs and outputs. `program.py` is the way in.
+"""The outer program: methods, their instructions, their inputs and outputs. `program.py` is the entry point.
 
 Nothing is imported here, so that `partition`, `build` and `join` can be used where there is no GPU library.
 """

@@ -37,7 +37,7 @@ class Step:
         return max(self.seconds - spent, 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; `share` is left to whoever knows the sum."""
+        """As plain data; `share` is left to the caller, which knows the sum."""
         return {
             "kind": self.kind,
             "name": self.name,

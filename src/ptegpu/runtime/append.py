@@ -6,7 +6,7 @@
 
     program = ptegpu.load("model.pte", append={"forward": largest})
 
-What is no output any more is not read back from the GPU, and not computed where nothing else needs it.
+What is no longer an output is not read back from the GPU, and not computed unless something else needs it.
 """
 
 from __future__ import annotations

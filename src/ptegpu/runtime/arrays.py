@@ -1,4 +1,4 @@
-"""What callers may pass, as NumPy arrays of the dtype and shape the program declares; and results in kind."""
+"""What callers pass, as NumPy arrays of the declared dtype and shape; and results as the caller's kind of array."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Started:
         return self._merged(self._pending.result())
 
     def discard(self) -> None:
-        """Nobody will ask for the result."""
+        """The result will not be asked for."""
         self._pending.discard()
 
     def resident(self) -> list[Result]:
@@ -86,7 +86,7 @@ class Engine:
         return self.current.plan if self.current else None
 
     def plan_now(self) -> Plan:
-        """The plan of the last run made anew: its bytes and flops are those at the symbolic ints of that run."""
+        """The plan of the last run, made again: its bytes and flops are those at the symbolic ints of that run."""
         return lower(self.graph, self.memory, self.device.target, self.symbols)
 
     def run(self, inputs: Sequence[Given], read: Sequence[int]) -> list[Result]:

@@ -12,7 +12,7 @@ Where it differs from ExecuTorch 1.5:
 - A dynamic input is held to the bound of each dimension, not to that of their product.
 - `repr` of a method's metadata also works where an input is no tensor. A negative index is an `IndexError`.
 - Operators have the names of their functional variants: `aten.add.Tensor`, not `aten::add.out`.
-- There is no ETDump; `Method.profile` and `ptegpu profile` tell the time of every kernel.
+- There is no ETDump; `Method.profile` and `ptegpu profile` measure the time of every kernel.
 - `get_attribute` is not there: nothing of a program can be read but its outputs.
 """
 
@@ -32,7 +32,7 @@ from .program import Program, load
 
 
 class Verification(Enum):
-    """How thoroughly a program is checked. ptegpu always proves everything, whichever is asked for."""
+    """How thoroughly a program is checked. ptegpu always checks everything, whichever is requested."""
 
     Minimal = 0
     InternalConsistency = 1
@@ -58,7 +58,7 @@ class OperatorRegistry:
 
 
 class Runtime:
-    """The way in; there is one."""
+    """The entry point, a singleton."""
 
     backend_registry = BackendRegistry()
     operator_registry = OperatorRegistry()

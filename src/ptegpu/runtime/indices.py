@@ -1,8 +1,9 @@
 """Indices out of range, where the host knows them before a run: inputs, constants and symbolic ints.
 
-The operators say in the registry which of their arguments are indices (`indexes`). An index tensor is followed back
-through operators that only move values; if it comes from an input or a constant, its elements are held to the live size
-of what they index, before anything is submitted. What the GPU computed stays with the kernels, which leave no buffer.
+The operators say in the registry which of their arguments are indices (`indexes`). An index tensor is traced back
+through operators that only move values. If it comes from an input or a constant, its elements are checked against the
+live size of what they index, before anything is submitted. Indices that the GPU computed are left to the kernels, which
+never reach outside a buffer.
 
 Which inputs need which bounds is found once per plan. A call then costs a minimum and a maximum per input that is used
 as an index, and a comparison per symbolic int.

@@ -1,4 +1,4 @@
-"""What ExecuTorch tells of a method and its tensors, under the names and with the text that ExecuTorch has."""
+"""What ExecuTorch reports about a method and its tensors, with ExecuTorch's names and texts."""
 
 from __future__ import annotations
 

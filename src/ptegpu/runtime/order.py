@@ -1,9 +1,9 @@
 """What the host computes before the GPU starts, and the order of everything else.
 
-A call that only the host serves ends a stretch. Often all that it depends on is known before the run: constants, the
-sizes of the inputs, or ints that the caller gave (token ids, masks, positions). Such calls, with the calls that they
-need, run first; those that depend on constants alone run once, at load. The rest of a block (calls between two
-branches) is ordered so that host and GPU take turns as rarely as the data allows.
+A call that only the host can run ends a stretch. Often everything that it depends on is known before the run:
+constants, the sizes of the inputs, or ints from the caller (token ids, masks, positions). Such calls, and those that
+they need, run first; calls that depend only on constants run once, at load. The rest of a block (calls between two
+branches) is ordered so that host and GPU alternate as rarely as the data allows.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _level(c: Call, levels: dict[Var, Known], written: Counter[Var]) -> Known:
 
 
 def _hoist(code: Sequence[Instruction], on_gpu: Sequence[bool], known: Sequence[Known]) -> list[bool]:
-    """Of each instruction, whether the GPU runs it: neither what only the host serves, nor what that needs early."""
+    """For each instruction, whether the GPU runs it: not what only the host can run, nor what that needs beforehand."""
     places = list(on_gpu)
     needed: set[Var] = set()
     for k in range(len(code) - 1, -1, -1):
@@ -167,7 +167,7 @@ def _constant(operand: Operand) -> Any:
 def _alternate(
     code: Sequence[Instruction], block: Sequence[int], places: Sequence[bool], known: Sequence[Known]
 ) -> list[int]:
-    """The block in an order that the data allows, in which host and GPU take turns rarely; a branch stays last."""
+    """The block in an order that respects the data and alternates rarely between host and GPU; a branch stays last."""
     waiting, followers = _dependencies(code, block)
     ready: dict[bool, list[tuple[bool, int]]] = {False: [], True: []}
 

@@ -1,8 +1,8 @@
 """Which calls of a method run on the GPU together, and which the host runs one by one.
 
-Consecutive calls that the registry serves form a stretch, which becomes one graph and one plan. A stretch ends where
-the host must look: at a branch, an item read from a tensor just computed, or an operator that only has a NumPy kernel.
-`order.py` brings the calls into an order with few stretches first.
+Consecutive calls that have a GPU kernel form a stretch, which becomes one graph and one plan. A stretch ends where the
+host has to act: at a branch, an item read from a tensor just computed, or an operator that only has a NumPy kernel.
+First, `order.py` reorders the calls so that there are few stretches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Item = Stretch | Host
 
 
 def branches(item: Item) -> bool:
-    """Whether what comes after it may not run."""
+    """Whether it may skip what comes after it."""
     return isinstance(item, Host) and isinstance(item.instruction, Jump)
 
 
@@ -204,7 +204,7 @@ def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
 
 
 def _beyond_int32(operand: Operand) -> bool:
-    """Whether a literal or a constant has a value that int32 has not."""
+    """Whether a literal or a constant has a value that does not fit int32."""
     known = operand.data if isinstance(operand, Var) and operand.dtype is DType.I64 else operand
     if isinstance(known, np.ndarray):
         return bool(known.size) and not (known.min() >= -(2**31) and known.max() < 2**31)

@@ -1,4 +1,4 @@
-"""Where the time of a method goes: its kernels, its ordinary runs, the host, held against what the adapter can do."""
+"""Where the time of a method goes: its kernels, its ordinary runs, the host; compared with what the adapter can do."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Profile:
         }
 
     def trace(self) -> dict[str, Any]:
-        """Kernels and steps along time, as Chrome's trace events, which Perfetto opens. Both begin at 0: they were
+        """Kernels and steps on a timeline, as Chrome's trace events, which Perfetto opens. Both begin at 0: they were
         measured in different calls."""
         names = {1: f"{self.method}: GPU, a pass for each kernel", 2: f"{self.method}: host, steps of another call"}
         meta = [_named("process_name", 0, self.adapter.name)]
