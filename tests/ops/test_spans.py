@@ -144,3 +144,15 @@ def test_the_gpu_has_whole_numbers_for_every_rule_of_arithmetic() -> None:
         "aten.sort.default",
         "aten.sort.stable",
     }
+
+
+@pytest.mark.parametrize("bounds", [(Y,), (None, Y), (LOW, Y), (Y, HIGH)])
+def test_a_clamp_to_what_nothing_bounds_has_no_span(bounds: tuple[Operand, ...]) -> None:
+    known = {X: (0, 5), LOW: (-4, -1), HIGH: (2, 6)}.get
+    assert [None] == spans(Call("aten.clamp.Tensor", (X, *bounds), (INDEX,), "clamp"), known)
+
+
+def test_a_scalar_wraps_in_a_narrower_result() -> None:
+    one, narrow = Var("one", DType.I64, ()), Var("narrow", DType.I32, SHAPE)
+    known = {one: (-(2**40), -(2**40)), narrow: (0, 9)}.get
+    assert [INT32] == spans(Call("aten.maximum.default", (one, narrow), (narrow,), "maximum"), known)

@@ -214,3 +214,15 @@ def test_int64_that_is_proved_to_fit_is_computed_on_the_gpu(delegate: bool) -> N
         for n in (3, 1, 5):
             check(program, module, torch.randn(n, 4, 6))
         assert program.method("forward").in_one_plan
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor, flag: torch.Tensor) -> torch.Tensor:
+        return torch.cond(flag.sum() > 0, lambda x: x * 2, lambda x: x + 1, (x,))
+
+
+def test_bfloat16_comes_out_of_a_branch() -> None:
+    module, x = Branches(), torch.tensor([1.5, -3.0, 0.25]).bfloat16()
+    with ptegpu.load(export(module, (x, torch.ones(1)), delegate=False)) as program:
+        for flag in (torch.ones(1), -torch.ones(1)):
+            check(program, module, x, flag)

@@ -200,3 +200,29 @@ def test_items_say_which_of_them_depend_on_sizes() -> None:
     ]
     items, _ = cut(Linear("forward", [x], [], code))
     assert [True, True, True] == [isinstance(i, Host) and i.by_size for i in items]
+
+
+def test_what_needs_a_result_that_could_not_be_folded_is_not_folded() -> None:
+    """Three of four are there: the result is smaller than declared."""
+    mask, table = var("mask", BOOL, data=np.array([True, False, True, True])), var("table", I64, 4, 1)
+    where, n, twice = var("where", I64, 4, 1), var("n", None), var("twice", None)
+    code: list[Instruction] = [
+        call(COUNT, mask, out=where),
+        call("aten.mul.Scalar", where, BIG, out=table),
+        call("aten.sym_size.int", where, 0, out=n),
+        call("executorch_prim.mul.Scalar", n, 2, out=twice),
+    ]
+    linear = Linear("forward", [], [table, twice], code)
+    assert "where* table* n twice" == shown(linear)
+    assert table.data is None and twice.initial is None
+
+
+def test_steps_on_the_way_to_a_constant_are_not_kept() -> None:
+    steps, table, more = var("steps", I64), var("table", I64), var("more", I64)
+    code: list[Instruction] = [
+        call("aten.arange.start_step", 0, 4, 1, out=steps),
+        call("aten.mul.Scalar", steps, BIG, out=table),
+        call("aten.add.Scalar", table, 1, out=more),
+    ]
+    assert "" == shown(Linear("forward", [], [more], code))
+    assert steps.data is None and table.data is None and more.data is not None

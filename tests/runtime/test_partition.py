@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var
-from ptegpu.runtime.partition import Host, Stretch, cut, describe, mutates, partition
+from ptegpu.runtime import partition as module
+from ptegpu.runtime.partition import Host, Stretch, cut, describe, mutates, partition, places_of
 
 F32, I64, I32, BOOL = DType.F32, DType.I64, DType.I32, DType.BOOL
 
@@ -205,3 +208,31 @@ def test_all_operators_that_nothing_serves_are_listed_with_counts() -> None:
 
 def test_an_operator_that_nobody_has_writes_nothing_in_place() -> None:
     assert () == mutates("aten.strange.default")
+
+
+def test_a_state_may_have_what_is_not_written_to_it() -> None:
+    """It begins beyond 32 bits, whatever it becomes."""
+    state = Var("n", I64, (4,), kind="state", data=np.full(4, 2**40))
+    best = call("aten.argmax.default", var(), 0, out=state)
+    assert [False, True] == places_of(
+        Linear("forward", [], [], [call("aten.remainder.Scalar", state, 7, out=I64), best])
+    )
+
+
+def test_the_bits_of_bfloat16_bound_no_value() -> None:
+    huge = var(DType.BF16, data=np.full(4, 0x5380, np.uint16))  # 2⁴⁰
+    whole = var(I64)
+    cast, product = call("aten._to_copy.default", huge, out=whole), call("aten.mul.Tensor", whole, var(BOOL), out=I64)
+    assert [False, False] == places_of(Linear("forward", [], [], [cast, product]))
+
+
+def test_a_chain_that_stays_on_the_host_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once more, to see that nothing changes."""
+    asked: list[Call] = []
+    real = module.joins
+    monkeypatch.setattr(module, "joins", lambda c, facts: asked.append(c) or real(c, facts))
+    chain = [var(I64) for _ in range(20)]
+    code: list[Instruction] = [call("aten.mul.Tensor", var(I64), var(I64), out=chain[0])]
+    code += [call("aten.clone.default", a, out=b) for a, b in pairwise(chain)]
+    assert not any(places_of(Linear("forward", [], [], code)))
+    assert 2 * len(code) == len(asked)

@@ -37,7 +37,7 @@ def spans(call: Call, of: Of) -> list[Span | None]:
     rule = RULES.get(call.op) or (_of(0) if definition is not None and definition.moves else None)
     places = PLACES.get(call.op)
     try:
-        found = rule(call, of) if rule else None
+        found = rule(call, lambda operand: _held(of(operand), call.outs[0])) if rule else None
         return [_places(call) if k == places else _declared(found, out) for k, out in enumerate(call.outs)]
     except (LookupError, TypeError):  # not the operator's schema, which loading says
         return [None] * len(call.outs)
@@ -54,10 +54,15 @@ def of_dtype(dtype: DType | None) -> Span | None:
 
 def _declared(found: Span | None, out: Var) -> Span | None:
     """What its type cannot hold wraps."""
-    whole = of_dtype(out.dtype) or INT64
-    if found is not None and whole[0] <= found[0] and found[1] <= whole[1]:
-        return found if out.dtype is None or not out.dtype.is_float else None
+    if (held := _held(found, out)) is not None:
+        return held if out.dtype is None or not out.dtype.is_float else None
     return of_dtype(out.dtype)
+
+
+def _held(operand: Span | None, out: Var) -> Span | None:
+    """That of an operand in the type of the result, which may be narrower than a scalar's."""
+    whole = of_dtype(out.dtype) or INT64
+    return operand if operand is not None and whole[0] <= operand[0] and operand[1] <= whole[1] else None
 
 
 def _sizes(operand: Operand) -> tuple[int, ...]:
@@ -126,8 +131,10 @@ def _absolute(call: Call, of: Of) -> Span | None:
 
 
 def _clamped(call: Call, of: Of) -> Span | None:
-    low = of(call.args[1]) if len(call.args) > 1 and call.args[1] is not None else None
-    high = of(call.args[2]) if len(call.args) > 2 and call.args[2] is not None else None
+    bounds = [*call.args[1:3], None, None][:2]
+    low, high = (None if b is None else of(b) for b in bounds)
+    if any(span is None and b is not None for b, span in zip(bounds, (low, high), strict=True)):
+        return None
     a = of(call.args[0])
     if low and high:
         return min(low[0], high[0]), high[1]  # the upper bound wins where they cross

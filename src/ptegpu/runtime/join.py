@@ -24,7 +24,7 @@ class Join(NamedTuple):
 def join(linear: Linear, items: list[Item]) -> Join:
     """A graph per stretch: what it must hand on, what the host will look at, which states it keeps to itself."""
     touched = [_touched(item) for item in items]
-    reads = [_reads(item) for item in items]
+    reads = [read_by(item) for item in items]
     finals = {v for o in linear.outputs for v in variables(o)}
     found = Join({}, {}, {})
     for k, item in enumerate(items):
@@ -65,7 +65,8 @@ def written_by(item: Item) -> list[Var]:
     return [v for i in _instructions(item) for v in writes(i)]
 
 
-def _reads(item: Item) -> set[Var]:
+def read_by(item: Item) -> set[Var]:
+    """The slots whose values it uses."""
     return {v for i in _instructions(item) for v in reads(i)}
 
 
@@ -74,7 +75,7 @@ def _instructions(item: Item) -> Sequence[Instruction]:
 
 
 def _touched(item: Item) -> set[Var]:
-    return _reads(item) | set(written_by(item))
+    return read_by(item) | set(written_by(item))
 
 
 def _read_first(item: Stretch) -> set[Var]:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..dtypes import DType
 from ..errors import ExecutionError, InvalidInput
 from ..format import Method as FileMethod
 from ..gpu import Device, DeviceTensor, SharedConstants
@@ -24,7 +23,7 @@ from .arrays import Kind, as_array
 from .engine import Engine, Started
 from .host import run, seen
 from .indices import Limits
-from .join import join, written_by
+from .join import join, read_by, written_by
 from .partition import Host, Item, Stretch, branches, mutates, partition
 from .signature import Signature
 
@@ -55,6 +54,7 @@ class Method:
         self._joined, self._inner_states, self._read = join(self.linear, self.items)
         self._early: list[tuple[Engine, Limits]] = []
         self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
+        self._kept = self._used_later()
         self._remembered: dict[tuple[Any, ...], dict[Var, Any]] = {}
         self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
 
@@ -161,7 +161,7 @@ class Method:
                 if not self._truth(env, item.instruction.condition):
                     position = self._targets[item.instruction.target]
             elif isinstance(item.instruction, Move):
-                env[item.instruction.target] = self._value(env, item.instruction.source)
+                env[item.instruction.target] = self._stored(env, item.instruction.source)
             else:
                 self._run_host(env, item.instruction)
             self._mark("ran", item)
@@ -226,7 +226,7 @@ class Method:
             for item in self._by_size:
                 self._run_host(found, item.instruction)  # type: ignore[arg-type]
                 self._mark("ran", item)
-            found = {v: found[v] for item in self._by_size for v in item.instruction.outs}  # type: ignore[union-attr]
+            found = {v: found[v] for v in self._kept}
             for value in found.values():
                 if isinstance(value, np.ndarray):
                     value.flags.writeable = False
@@ -236,10 +236,21 @@ class Method:
         env.update(found)
         return len(self._by_size)
 
+    def _used_later(self) -> list[Var]:
+        """Of what depends on sizes only, the slots that anything else reads."""
+        others = (item for item in self.items if not isinstance(item, Host) or not item.by_size)
+        read = {v for item in others for v in read_by(item)}.union(*map(variables, self.linear.outputs))
+        return [v for item in self._by_size for v in written_by(item) if v in read]
+
     def _value(self, env: dict[Var, Any], operand: Operand) -> Any:
         """What the host sees: arrays read back if they are still on the GPU, lists resolved."""
         if isinstance(operand, tuple):
             return [self._value(env, o) for o in operand]
+        value = self._stored(env, operand)
+        return seen(value, operand) if isinstance(operand, Var) else value
+
+    def _stored(self, env: dict[Var, Any], operand: Operand) -> Any:
+        """The same as slots hold it: bfloat16 as its bits."""
         if not isinstance(operand, Var):
             return operand
         if operand in env:
@@ -253,11 +264,10 @@ class Method:
         if isinstance(value, DeviceTensor):
             assert operand.dtype is not None
             value = env[operand] = from_device(value.numpy(), operand.dtype)
-        return seen(value, operand)
+        return value
 
     def _result(self, env: dict[Var, Any], operand: Operand, kind: Kind) -> Any:
-        bits = env.get(operand, operand.data) if isinstance(operand, Var) and operand.dtype is DType.BF16 else None
-        value = self._value(env, operand) if bits is None else bits
+        value = self._stored(env, operand) if isinstance(operand, Var) else self._value(env, operand)
         if isinstance(value, np.ndarray) and isinstance(operand, Var):
             if operand.kind in ("input", "constant", "state") or not value.flags.writeable:
                 value = value.copy()  # the caller may write to it

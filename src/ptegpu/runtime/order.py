@@ -60,7 +60,7 @@ def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
     """
     known = _known(linear)
     places = _hoist(linear.code, on_gpu, known)
-    folded = {k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k] and _fold(linear.code[k])}
+    folded = _fold_all(linear.code, [k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k]])
     linear.folded += [c for k in sorted(folded) if isinstance(c := linear.code[k], Call)]
     order: list[int] = []
     moved: dict[int, int] = {}  # first instruction of a block → its new place
@@ -70,6 +70,9 @@ def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
     moved[len(linear.code)] = len(order)
     ordered = [linear.code[k] for k in order]
     linear.code = [Jump(i.condition, moved[i.target]) if isinstance(i, Jump) else i for i in ordered]
+    used = {*(v for i in linear.code for v in reads(i)), *(v for o in linear.outputs for v in variables(o))}
+    for v in (v for c in linear.folded for v in c.outs if v not in used):
+        v.data = None  # a step on the way to another constant
     front = next((n for n, k in enumerate(order) if places[k] or known[k] > Known.PER_SIZE), len(order))
     return [places[k] for k in order], front
 
@@ -135,6 +138,18 @@ def _hoist(code: Sequence[Instruction], on_gpu: Sequence[bool], known: Sequence[
             places[k] = False
             needed.update(reads(code[k]))
     return places
+
+
+def _fold_all(code: Sequence[Instruction], places: Sequence[int]) -> set[int]:
+    """Compute what can be computed now, of these calls on constants and on each other's results."""
+    folded: set[int] = set()
+    failed: set[Var] = set()
+    for k in places:
+        if failed.isdisjoint(reads(code[k])) and _fold(code[k]):
+            folded.add(k)
+        else:
+            failed.update(writes(code[k]))
+    return folded
 
 
 def _fold(instruction: Instruction) -> bool:

@@ -94,12 +94,13 @@ def places_of(linear: Linear) -> list[bool]:
     """Of each instruction, whether the GPU serves it. int64 that the host computed may not fit 32 bits afterwards."""
     facts = Facts(linear)
     while True:
-        places = [isinstance(i, Call) and joins(i, facts) for i in linear.code]
-        found = {v for i, on_gpu in zip(linear.code, places, strict=True) if not on_gpu for v in writes(i)}
-        wide = {v for v in found if v.dtype is DType.I64 and not fits(facts.span(v))}
-        if wide <= facts.unproved:
+        known, places = len(facts.unproved), []
+        for i in linear.code:
+            places.append(isinstance(i, Call) and joins(i, facts))
+            if not places[-1]:
+                facts.unproved |= {v for v in writes(i) if v.dtype is DType.I64 and not fits(facts.span(v))}
+        if len(facts.unproved) == known:
             return places
-        facts.unproved |= wide
 
 
 class Facts:
@@ -113,7 +114,9 @@ class Facts:
         for i in linear.code:
             if isinstance(i, Call):
                 found = spans(i, self.span)
-                self._spans |= {v: s for v, s in zip(i.outs, found, strict=True) if self.written[v] == 1}
+                self._spans |= {
+                    v: s for v, s in zip(i.outs, found, strict=True) if self.written[v] == 1 and v.kind == "temp"
+                }
 
     def span(self, operand: Operand) -> Span | None:
         """The least and the greatest value that it can have; None if nothing bounds it."""
@@ -121,7 +124,7 @@ class Facts:
             if operand in self._spans:
                 return self._spans[operand]
             known = operand.data if operand.kind == "constant" and not self.written[operand] else None
-            if known is not None and known.size and known.dtype.kind in "bui":
+            if known is not None and known.size and operand.dtype is not None and not operand.dtype.is_float:
                 return int(known.min()), int(known.max())
             return of_dtype(operand.dtype)
         whole = isinstance(operand, int) or (isinstance(operand, float) and operand.is_integer())
