@@ -305,7 +305,7 @@ def test_logits_that_are_no_numbers(model: LanguageModel) -> None:
 
 def test_a_program_that_is_no_language_model() -> None:
     path = DATA / "mlp.pte"
-    needed = "what is needed is forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]"
+    needed = "it needs a method forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]"
     expected = f"{path} is not a language model: its forward takes 1 inputs; {needed}"
     assert expected == refused(UnsupportedProgram, LanguageModel, path)
 
