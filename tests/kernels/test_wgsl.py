@@ -51,7 +51,7 @@ def steps(count: int, lanes: int) -> dict[str, Any]:
     return {"groups": -(-n // 8), "params": {"n": n}}
 
 
-@pytest.mark.parametrize(("dtype", "lanes"), itertools.product(COMPUTE, (1, 4)))
+@pytest.mark.parametrize(("dtype", "lanes"), list(itertools.product(COMPUTE, (1, 4))))
 def test_reads_give_the_compute_type(gpu: Device, dtype: DType, lanes: int) -> None:
     x = values(dtype)
     out = I32 if COMPUTE[dtype] == "bool" else DType({"f32": "float32", "i32": "int32"}[COMPUTE[dtype]])

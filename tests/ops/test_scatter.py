@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.exporting import export
 from tests.oracle import Case, T, check, device, graph_of, plan_of
 
 import ptegpu
@@ -193,6 +192,8 @@ def test_models_of_graphs_experts_detection_and_audio_are_one_plan(
 ) -> None:
     torch.manual_seed(0)
     module, inputs = model().eval(), made()
+    from tests.exporting import export  # benchmarks read this file where ExecuTorch is not installed
+
     with ptegpu.load(export(module, inputs)) as program:
         got, want = program(*inputs), module(*inputs)
         assert 1 == len(program.method("forward").plans)
@@ -203,6 +204,8 @@ def test_a_graph_may_have_any_number_of_nodes_and_edges() -> None:
     torch.manual_seed(0)
     module = Attention().eval()
     dims = ({0: torch.export.Dim("nodes", max=50)}, {1: torch.export.Dim("edges", max=3000)})
+    from tests.exporting import export
+
     with ptegpu.load(export(module, (torch.randn(5, 4), EDGES), dynamic_shapes=dims)) as program:
         for nodes, edges in ((5, 7), (50, 3000), (2, 3), (9, 40)):
             ends = torch.cat([torch.arange(nodes), torch.randint(0, nodes, (max(edges - nodes, 0),))])

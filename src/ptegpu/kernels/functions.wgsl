@@ -37,14 +37,14 @@ fn quarter_cos(x: f32) -> f32 {
 fn quarters(x: f32) -> f32 { return round(x * 0.63661977); }
 
 // x less `turns` quarter turns and `quadrant` more of them; π/2 is in three parts, the first two of so few bits that
-// their products with a count up to 2¹⁶ stay (nearly) exact
+// their products with a count up to 2¹⁴ stay (nearly) exact
 fn turned(x: f32, turns: f32, quadrant: i32) -> f32 {
   let r = ((x - turns * 1.5703125) - turns * 0.00048375129699707031) - turns * 7.5497899e-8;
   let v = select(quarter_sin(r), quarter_cos(r), (quadrant & 1) == 1);
   return select(v, -v, (quadrant & 2) == 2);
 }
 
-// x for any finite |x| ≥ 2¹⁶, by the bits of 2/π that matter at its exponent: |x| · 2/π modulo 4 as a number of 64 bits,
+// x for any finite |x| ≥ 2, by the bits of 2/π that matter at its exponent: |x| · 2/π modulo 4 as a number of 64 bits,
 // of which two are quarter turns
 fn far_turned(x: f32, quadrant: i32) -> f32 {
   let bits = bitcast<u32>(x);
@@ -82,13 +82,13 @@ fn product(a: u32, b: u32) -> vec2<u32> {
 }
 
 fn sine(x: f32) -> f32 {
-  if (abs(x) > 1e5 && !is_inf(x)) { return far_turned(x, 0); }
+  if (abs(x) > 16384.0 && !is_inf(x)) { return far_turned(x, 0); }
   let turns = quarters(x);
   return turned(x, turns, i32(turns));
 }
 
 fn cosine(x: f32) -> f32 {
-  if (abs(x) > 1e5 && !is_inf(x)) { return far_turned(x, 1); }
+  if (abs(x) > 16384.0 && !is_inf(x)) { return far_turned(x, 1); }
   let turns = quarters(x);
   return turned(x, turns, i32(turns) + 1);
 }
