@@ -220,6 +220,25 @@ def test_as_far_as_rounding_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         Check(Cancelled(), (x,)).difference(b"")
 
 
+class Stepped(nn.Module):
+    """Its results are in steps of 8 bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.ops.quantized_decomposed.quantize_per_tensor(x, 3 / 127, 0, -128, 127, torch.int8)
+        return torch.ops.quantized_decomposed.dequantize_per_tensor(steps, 3 / 127, 0, -128, 127, torch.int8)
+
+
+def test_a_step_where_activations_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Check._run
+    for steps in (1, 3):
+        monkeypatch.setattr(Check, "_run", lambda *given, n=steps: [y + n * 3 / 127 for y in run(*given)])
+        if steps > 1:
+            with pytest.raises(ExportError):
+                export(Stepped(), (X,))
+        else:
+            export(Stepped(), (X,))
+
+
 class Exporting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_exporting():

@@ -12,11 +12,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 import ptegpu
 
 from ..errors import DeviceLost, ExportError, LimitExceeded, NoAdapter, OutOfMemory
-from .backend import torch
+from .backend import quiet, torch
 from .causes import explained
 
 TOLERANCE = 1e-3  # of the largest element that is expected
-HALF_TOLERANCE = 2e-2  # where the program computes in float16
+ROUNDED_TOLERANCE = 2e-2  # where activations have 16 or 8 bits: a step of 8 bits is 1/127 of the largest
 NOISE = 8  # times what eager PyTorch itself is from float64
 ZERO = 1e-6  # where zeros are expected
 TIES = 0.01  # of the integers of a result: where two are nearly equal, rounding decides
@@ -44,17 +44,20 @@ class Difference:
 class Check:
     """Compares programs made of one module. Eager PyTorch runs once, and again only where results differ."""
 
-    def __init__(self, module: torch.nn.Module, args: tuple[Any, ...], *, half: bool = False) -> None:
+    def __init__(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         self.module, self.args = module, args
-        self.tolerance = HALF_TOLERANCE if half else TOLERANCE
         self.expected: list[torch.Tensor] | None = None
 
-    def difference(self, data: bytes) -> float:
-        """The largest of any element of any output; ExportError if it is too large for rounding."""
+    def difference(self, data: bytes, *, rounded: bool = False) -> float:
+        """The largest of any element of any output; ExportError if it is too large for rounding.
+
+        `rounded`: the program rounds activations to 16 or 8 bits.
+        """
+        tolerance = ROUNDED_TOLERANCE if rounded else TOLERANCE
         if self.expected is None:
             self.expected = self._eager()
         found = self._run(data, len(self.expected))
-        differences = [self._compared(k, y, e) for k, (y, e) in enumerate(zip(found, self.expected))]
+        differences = [_compared(k, y, e, tolerance) for k, (y, e) in enumerate(zip(found, self.expected))]
         if wrong := [d for d in differences if not d.largest <= d.allowed]:
             self._judge(wrong)
         return max((d.largest for d in differences), default=0.0)
@@ -62,7 +65,7 @@ class Check:
     def _eager(self, convert: Any = lambda x: x) -> list[torch.Tensor]:
         """What a copy of the module gives."""
         try:
-            with torch.no_grad():
+            with quiet(), torch.no_grad():
                 module, args = convert(copy.deepcopy(self.module)), tree_map(convert, copy.deepcopy(self.args))
                 return _tensors(module(*args))
         except Exception as e:
@@ -76,13 +79,6 @@ class Check:
             raise NotChecked(str(e)) from e
         except Exception as e:
             raise CannotRun(f"ptegpu cannot run the program: {e}") from e
-
-    def _compared(self, output: int, found: torch.Tensor, expected: torch.Tensor) -> Difference:
-        largest, scale = distance(found, expected)
-        if expected.dtype.is_floating_point or found.shape != expected.shape:
-            return Difference(output, largest, scale, self.tolerance * scale or ZERO)
-        different = (found != expected).double().mean().item() if expected.numel() else 0.0
-        return Difference(output, largest, scale, largest if different <= TIES else 0.0)
 
     def _judge(self, wrong: Sequence[Difference]) -> None:
         """Raises, unless eager PyTorch is as far from itself: by chance, or by rounding."""
@@ -102,6 +98,14 @@ class Check:
                     f"PyTorch's, whose largest element is {d.scale:.4g}. Nothing was written; please report it. Try "
                     "without partitions (--no-delegate, delegate=False)"
                 )
+
+
+def _compared(output: int, found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Difference:
+    largest, scale = distance(found, expected)
+    if expected.dtype.is_floating_point or found.shape != expected.shape:
+        return Difference(output, largest, scale, tolerance * scale or ZERO)
+    different = (found != expected).double().mean().item() if expected.numel() else 0.0
+    return Difference(output, largest, scale, largest if different <= TIES else 0.0)
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:

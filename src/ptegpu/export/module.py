@@ -21,6 +21,7 @@ from .check import CannotRun, Check, NotChecked
 from .lowering import CannotLower, Lowered, lower, lower_untightened, ranges, trace
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
+QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # activations; weights are quantized before
 MOST_SPECIAL = 2  # PyTorch may say from 2 on, and the program takes 1 as well
 
 
@@ -92,13 +93,14 @@ def export_with_account(
         if not check:
             return Exported(lowered, notes, None)
         try:
-            return Exported(lowered, notes, comparison.difference(lowered.data))
+            return Exported(lowered, notes, comparison.difference(lowered.data, rounded=rounded))
         except NotChecked as e:
             return Exported(lowered, [*notes, f"not checked: {e}"], None)
 
     options = dict(options or {})
-    comparison = Check(source.module, source.args, half=bool(options.get("force_fp16")))
+    comparison = Check(source.module, source.args)
     program = traced()
+    rounded = bool(options.get("force_fp16")) or any(QUANTIZES.search(str(n.target)) for n in program.graph.nodes)
     made = None
     notes: list[str] = []
     if delegate:
