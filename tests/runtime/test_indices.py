@@ -81,15 +81,15 @@ def operators(delegate: bool) -> list[str]:
 
 NAMES = {  # of the calls, as messages have them: the exporter puts some into delegates
     True: [
-        "aten.embedding.default #4 of delegate 0",
+        "aten.embedding.default #2 of delegate 0",
         "quantized_decomposed::embedding_4bit.out #0",
-        "aten.gather.default #5 of delegate 0",
-        "aten.index_select.default #7 of delegate 0",
+        "aten.gather.default #3 of delegate 0",
+        "aten.index_select.default #5 of delegate 0",
         "aten::index.Tensor_out #1",
-        "aten::index_put.out #4",
-        "aten::scatter.src_out #5",
-        "aten::scatter.value_out #2",
-        "et_vk.embedding_q4gsw.default #10 of delegate 0",
+        "aten::index_put.out #5",
+        "aten::scatter.src_out #2",
+        "aten::scatter.value_out #3",
+        "et_vk.embedding_q4gsw.default #6 of delegate 0",
     ],
     False: [
         "aten::embedding.out #0",
@@ -98,8 +98,8 @@ NAMES = {  # of the calls, as messages have them: the exporter puts some into de
         "aten::index_select.out #3",
         "aten::index.Tensor_out #4",
         "aten::index_put.out #6",
-        "aten::scatter.src_out #9",
-        "aten::scatter.value_out #10",
+        "aten::scatter.src_out #7",
+        "aten::scatter.value_out #8",
     ],
 }
 
