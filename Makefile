@@ -24,7 +24,7 @@ test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorc
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) tests
 
 test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in under a minute
-	$(BIN)/python -m pytest -n $(WORKERS) -p tests.torchless -m "not slow and not torch" $(ARGS) tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -p tests.torchless -m "not slow and not torch" $(ARGS) tests
 
 lint: .venv/.dev ## check style
 	$(BIN)/ruff check .

@@ -123,6 +123,7 @@ def test_where_workgroup_memory_is_short(make, m, monkeypatch):
     same(lambda: make(m, 1032, (5, 4), 8), 1, **FEATURES)
 
 
+@pytest.mark.slow
 def test_workgroups_of_128():
     same(lambda: projections(3, 512, (33, 9), 32), 1, subgroups=False, max_invocations=128)
     same(lambda: swiglu(3, 512, (33,), 32), 1, subgroups=False, max_invocations=128)
@@ -165,6 +166,7 @@ def weights(node: Node) -> np.ndarray:
     return whole * np.repeat(scales.data.T.astype(np.float64), group, axis=1)[: len(pairs), :k]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("size", [(1, 64), (1, 2048), (3, 68), (8, 516)], ids=str)
 def test_as_in_float64(size, magnitude):

@@ -79,6 +79,7 @@ def test_projections(size):
     same(lambda: projections(*size, bias=size[1] > 64), dispatches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_pairs(size):
     m, k, ns, group = size
