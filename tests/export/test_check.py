@@ -220,6 +220,36 @@ def test_as_far_as_rounding_goes(monkeypatch: pytest.MonkeyPatch) -> None:
         Check(Cancelled(), (x,)).difference(b"")
 
 
+class Overflowing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 1e30) * 1e30
+
+
+def test_infinities_are_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Check, "_run", lambda *_: [X * torch.nan])
+    with pytest.raises(ExportError, match=r"^the exported program is wrong: its output 0 is up to inf from "):
+        Check(Overflowing(), (X,)).difference(b"")
+
+
+def test_results_that_are_missing() -> None:
+    data = lower(trace(Cancelled(), (X,))).data
+    with pytest.raises(ExportError, match=r"^the program gives 1 results, and eager PyTorch 2$"):
+        Check(Scaled(), (X,)).difference(data)
+
+
+class Adding(nn.Module):
+    """Writes to its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1) * 2
+
+
+def test_inputs_stay_as_they_are() -> None:
+    x = torch.zeros(3)
+    assert 0 == export_with_account(Source(Adding(), (x,))).difference
+    assert [0, 0, 0] == x.tolist()
+
+
 class Stepped(nn.Module):
     """Its results are in steps of 8 bits."""
 
