@@ -75,11 +75,7 @@ class Check:
     def _run(self, data: bytes, count: int) -> list[torch.Tensor]:
         try:
             with ptegpu.load(data, methods=["forward"]) as program:
-<<<<<<< HEAD
-                return _tensors(program.method("forward").execute(self.args))[-count:]
-=======
-                found = _tensors(program(*copy.deepcopy(self.args)))
->>>>>>> w-export
+                found = _tensors(program.method("forward").execute(copy.deepcopy(self.args)))
         except THIS_MACHINE as e:
             raise NotChecked(str(e)) from e
         except Exception as e:
