@@ -151,6 +151,11 @@ def test_an_item_of_a_state_is_read_by_the_host() -> None:
     assert "hg" == places(item, call("aten.select_copy.int", var(F32, 4, 4), 0, n))
 
 
+@pytest.mark.parametrize("op", ["aten._local_scalar_dense.default", "aten.sym_size.int", "aten.relu.default"])
+def test_a_call_without_arguments_is_no_crash(op: str) -> None:
+    assert 1 == len(places(call(op, out=var(None) if "relu" not in op else var())))
+
+
 def test_an_item_of_a_float_is_no_symbolic_int() -> None:
     n = var(None)
     code = [call("et_vk.select_as_symint.default", var(), 0, 0, out=n)]

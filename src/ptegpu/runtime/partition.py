@@ -146,7 +146,7 @@ def joins(call: Call, facts: Facts) -> bool:
     if definition.sym is not None:
         if not all(_int_like(a, facts.ints) for a in call.args):
             return False
-        return "data" not in definition.wants or _readable(call.args[0], facts.written)
+        return "data" not in definition.wants or _readable(_first(call), facts.written)
     tensors = [v for v in (*variables(call.args), *call.outs) if v.dtype is not None]
     if any(v.dtype in _EXACT_ON_HOST or v.dtype.device not in ON_GPU for v in tensors):  # type: ignore[union-attr]
         return False
@@ -199,7 +199,7 @@ def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
     if not definition.wide:
         involved = [a for a in call.args if isinstance(a, Var | int | float)]
         return call.op in RULES and all(fits(facts.span(v)) for v in (*involved, *call.outs))
-    source = _dtype(call.args[0]) if call.args else None
+    source = _dtype(_first(call))
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
     scalars = [call.args[k] for k in definition.numbers if k < len(call.args)]
     too_wide = any(map(_beyond_int32, (*scalars, *variables(call.args))))
@@ -212,6 +212,11 @@ def _beyond_int32(operand: Operand) -> bool:
     if isinstance(known, np.ndarray):
         return bool(known.size) and not (known.min() >= -(2**31) and known.max() < 2**31)
     return isinstance(known, int) and not -(2**31) <= known < 2**31
+
+
+def _first(call: Call) -> Operand:
+    """A file may call with fewer arguments than the operator has, which is said later."""
+    return call.args[0] if call.args else None
 
 
 def _dtype(operand: Operand) -> DType | None:
@@ -233,7 +238,7 @@ def _int_scalars(linear: Linear) -> set[Var]:
                 instruction.op in REGISTRY
                 and REGISTRY[instruction.op].sym is not None
                 and all(_int_like(a, ints) for a in instruction.args)
-                and _dtype(instruction.args[0]) in (None, DType.I32, DType.I64)
+                and _dtype(_first(instruction)) in (None, DType.I32, DType.I64)
             )
             if known:
                 ints.update(instruction.outs)
