@@ -33,12 +33,36 @@ def started(code: str, *arguments: object) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(SRC)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )
 
 
 @pytest.mark.parametrize("module", ["typer", "rich.console", "numpy", "ptegpu.cli.run", "wgpu", "ptegpu.gpu.session"])
 def test_an_interrupt_before_the_command_runs(module: str, mlp: Path) -> None:
     with started(INTERRUPT.format(module=module) + ENTRY, "run", mlp) as process:
+        out, err = process.communicate(timeout=100)
+    assert (130, b"", b"") == (process.returncode, out, err)
+
+
+IN_A_CLASS = """
+import sys
+
+class Attribute:
+    def __set_name__(self, owner, name):
+        raise KeyboardInterrupt
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            type("Owner", (), {"attribute": Attribute()})
+
+sys.meta_path.insert(0, Interrupt())
+"""
+
+
+def test_an_interrupt_while_a_class_is_made(mlp: Path) -> None:
+    """Python 3.11 raises a RuntimeError there."""
+    with started(IN_A_CLASS + ENTRY, "run", mlp) as process:
         out, err = process.communicate(timeout=100)
     assert (130, b"", b"") == (process.returncode, out, err)
 

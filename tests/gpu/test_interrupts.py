@@ -7,6 +7,7 @@ or a finalizer would be printed there, and lost.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -237,7 +238,13 @@ def run(script: str, *arguments: str) -> list[str]:
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", START + script, *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT, timeout=SECONDS
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+        cwd=ROOT,
+        timeout=SECONDS,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )
     assert (0, "") == (done.returncode, done.stderr)
     return done.stdout.splitlines()

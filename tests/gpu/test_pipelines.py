@@ -24,7 +24,7 @@ def alive() -> int:
 
 
 def test_what_nothing_uses_goes_but_for_the_last(device: Device) -> None:
-    cache = PipelineCache(device.wrapped, kept=3)
+    cache = PipelineCache(device.handle, kept=3)
     kernels, before = distinct(8), alive()
     for kernel in kernels:
         cache.get(kernel)
@@ -39,7 +39,7 @@ def test_what_nothing_uses_goes_but_for_the_last(device: Device) -> None:
 
 
 def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device) -> None:
-    cache = PipelineCache(device.wrapped, kept=1)
+    cache = PipelineCache(device.handle, kept=1)
     first, *others = distinct(5)
     used = cache.get(first)
     for kernel in others:
@@ -49,7 +49,7 @@ def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device
 
 
 def test_a_plan_keeps_its_pipelines(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_pipelines", PipelineCache(device.wrapped, kept=1))
+    monkeypatch.setattr(device, "_pipelines", PipelineCache(device.handle, kept=1))
     x = np.arange(plans.N, dtype=np.float32)
     before = alive()
     with Session(device) as session:

@@ -14,6 +14,7 @@ from tests.cases import device
 from tests.kernels.running import run
 
 from ptegpu.dtypes import DType
+from ptegpu.graph.narrow import from_device, to_device
 from ptegpu.kernels.functions import _library, functions
 from ptegpu.kernels.wgsl import Storage, build
 
@@ -41,10 +42,16 @@ class F:
     call: str = ""  # of `a` and `b`, where it is not the function of its arguments
 
 
+def _bfloat16(a: np.ndarray) -> np.ndarray:
+    """Rounded to 8 bits of mantissa, ties to even."""
+    return to_device(from_device(a.astype(np.float32), DType.BF16), DType.BF16, "a")
+
+
 TURNS = [*span(-30, 30), *span(-16384, 16384), *span(16384, 1.1e5), 1e10, -1e20, 1e30]
 FLOATS = {
     "nan": F(lambda a: np.full_like(a, NAN), call="nan()"),
     "is_nan": F(np.isnan, near=0, call="select(0.0, 1.0, is_nan(a))"),
+    "bfloat16": F(_bfloat16, near=0),
     "is_inf": F(np.isinf, near=0, call="select(0.0, 1.0, is_inf(a))"),
     "lesser": F(np.minimum, near=0, arity=2),
     "greater": F(np.maximum, near=0, arity=2),

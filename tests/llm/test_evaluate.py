@@ -53,7 +53,7 @@ def test_what_cannot_be_evaluated(model: LanguageModel) -> None:
     for size, stride, said in ((1, 1, "1 tokens with a stride of 1"), (8, 8, "8 tokens with a stride of 8")):
         with pytest.raises(InvalidInput) as error:
             evaluate(model, [5, 6, 7], 3, size, stride)
-        assert f"windows of {said}: 2 ≤ window, 1 ≤ stride < window" == str(error.value)
+        assert f"a window of {said} does not work: 2 ≤ window, 1 ≤ stride < window" == str(error.value)
     with pytest.raises(InvalidInput) as error:
         evaluate(model, [5], 3)
     assert "the text has 1 tokens, at least 2 are needed" == str(error.value)

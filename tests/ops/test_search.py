@@ -44,6 +44,8 @@ CASES = [
     *(bucketize(T((7,), values=(NAN, INF, -INF, 0.0, -0.0, 2.5, 9.0)), ENDS, False, right) for right in (False, True)),
     searchsorted(T((2, 3), values=(5.0, 1.0, 3.0, 9.0, 7.0, 8.0)), T((2, 4), high=9), False, False, None,
                  T((2, 3), I32, values=(1, 2, 0, 1, 2, 0))),
+    bucketize(T((40,), low=0, high=50), ordered(F32, 100)),  # places above 10, which a twentieth changes
+    searchsorted(ordered(F32, 100), T((40,), low=0, high=50)),
     bucketize(of(I32, 5), ordered(I32, 1)),
     bucketize(of(F32, 5), ordered(F32, 0)),
     bucketize(of(F32, 0, 3), ordered(F32, 4)),

@@ -33,6 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         _let_go()
         sys.exit(CLOSED_PIPE)
+    except Exception as e:  # Python makes a RuntimeError of an interrupt while a class is made, as imports do
+        if not _from_interrupt(e):
+            raise
+        sys.exit(INTERRUPTED)
+
+
+def _from_interrupt(e: BaseException | None) -> bool:
+    return e is not None and (isinstance(e, KeyboardInterrupt) or _from_interrupt(e.__cause__ or e.__context__))
 
 
 def _let_go() -> None:
