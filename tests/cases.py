@@ -18,15 +18,12 @@ from typing import Any, Literal
 import numpy as np
 
 from ptegpu import ops  # noqa: F401  (fills the registry)
+from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
-from ptegpu.graph.live import Live, settle
+from ptegpu.graph.live import settle
 from ptegpu.ops.registry import REGISTRY
-from ptegpu.passes.memory import plan_memory
-from ptegpu.passes.split import split_constants
-from ptegpu.plan.lower import lower
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 ATOL = {DType.F32: 1e-4, DType.F16: 1e-2}
@@ -148,19 +145,33 @@ def _grows(a: Any) -> bool:
     return any(map(_grows, a)) if isinstance(a, list | tuple) else isinstance(a, T) and a.limit is not None
 
 
-def plan_of(
-    graph: Graph, target: Target, symbols: Symbols | None = None, inputs: Sequence[np.ndarray] | None = None
-) -> Plan:
-    """The plan at the maximum shapes or, with inputs, in memory for those but at the inputs' shapes."""
-    settle(graph)
-    for t in graph.tensors():
-        assert t.shape == t.max_shape, f"the shape rule says {t.shape}, PyTorch {t.max_shape}"
-    split_constants(graph, target)
-    memory = plan_memory(graph, target)
-    if inputs is not None:
-        tensors = [v for v in graph.inputs if isinstance(v, Tensor)]
-        Live(graph).update({t: x.shape for t, x in zip(tensors, inputs, strict=True)}, lambda _: np.empty(0))
-    return lower(graph, memory, target, symbols or Symbols(graph))
+def given(graph: Graph, case: Case, inputs: Sequence[np.ndarray]) -> list[Any]:
+    """What the graph is given: arrays and ints in the order of its inputs."""
+    arrays, ints = iter(inputs), iter(symbolic(case.args))
+    return [next(ints).value if isinstance(v, Sym) else next(arrays) for v in graph.inputs]
+
+
+def planner_of(graph: Graph, target: Target, dynamic: bool = False, **how: Any) -> Planner:
+    """What plans a graph; `dynamic` if the sizes of all inputs may change."""
+    for v in graph.inputs:
+        if isinstance(v, Sym):
+            v.value = 0
+    return Planner(graph, target, [dynamic or isinstance(v, Sym) for v in graph.inputs], **how)
+
+
+def plan_of(graph: Graph, target: Target, inputs: Sequence[Any] | None = None, dynamic: bool = False) -> Plan:
+    """The plan as it is for these inputs; without any, for all sizes."""
+    if inputs is None:
+        return planner_of(graph, target, dynamic).cover().plan()
+    planner = planner_of(graph, target, dynamic)
+    planner.extend(*sizes_of(inputs))
+    return planner.plan()
+
+
+def sizes_of(inputs: Sequence[Any]) -> tuple[list[Any], Callable[[int, int], int]]:
+    """The shapes of inputs (ints: themselves), and how to read their elements."""
+    shapes = [x if isinstance(x, int) else x.shape for x in inputs]
+    return shapes, lambda position, element: int(np.asarray(inputs[position]).reshape(-1)[element])
 
 
 @cache
@@ -170,12 +181,12 @@ def device(f16: bool = True, subgroups: bool = True, limits: str = "adapter") ->
     return open_device("auto", f16=f16, subgroups=subgroups, limits=limits)
 
 
-def run_plan(plan: Plan, inputs: Sequence[np.ndarray], gpu: Any, syms: Sequence[int] | None = None) -> list[np.ndarray]:
+def run_plan(plan: Plan, inputs: Sequence[Any], gpu: Any) -> list[np.ndarray]:
     from ptegpu.gpu.session import Session
 
     session = Session(gpu)
     try:
-        return session.run(session.prepare(plan), inputs, syms)
+        return session.run(session.prepare(plan), inputs)
     finally:
         session.close()
 
@@ -194,12 +205,13 @@ class Problem:
 
         The kernels are those for a GPU, also where a CPU pretends to be one.
         """
-        graph, inputs = graph_of(self.case, self.arrays, self.eager)
-        symbols = Symbols(graph)
-        plan = plan_of(graph, replace(gpu.target, **{"software": False, **target}), symbols, inputs)
-        for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), symbolic(self.case.args), strict=True):
-            sym.value = given.value
-        self.compare(run_plan(plan, inputs, gpu, symbols.words()))
+        graph, arrays = graph_of(self.case, self.arrays, self.eager)
+        inputs = given(graph, self.case, arrays)
+        settle(graph)
+        for t in graph.tensors():
+            assert t.shape == t.max_shape, f"the shape rule says {t.shape}, PyTorch {t.max_shape}"
+        plan = plan_of(graph, replace(gpu.target, **{"software": False, **target}), inputs, _grows(self.case.args))
+        self.compare(run_plan(plan, inputs, gpu))
 
     @property
     def right(self) -> list[np.ndarray]:

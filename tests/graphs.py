@@ -8,15 +8,14 @@ from inspect import Parameter
 import numpy as np
 
 from ptegpu import ops  # noqa: F401  (fills the registry)
+from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg, Graph, Sym, Tensor, Value, flatten
 from ptegpu.graph.graph import Node as GraphNode
 from ptegpu.ops.pointwise import pointwise
 from ptegpu.ops.registry import REGISTRY, OpDef, Out, Steps
-from ptegpu.passes.memory import Memory, plan_memory
-from ptegpu.plan.lower import lower
+from ptegpu.passes.memory import Memory
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 
@@ -94,7 +93,6 @@ class Sketch:
 
 
 def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:
-    """The graph's plan at its live shapes, and the memory that it is laid out in."""
-    target = target or Target()
-    memory = plan_memory(graph, target)
-    return lower(graph, memory, target, Symbols(graph)), memory
+    """The graph's plan, and the memory that it is laid out in."""
+    planner = Planner(graph, target or Target()).cover()
+    return planner.plan(), planner.memory

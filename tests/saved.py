@@ -19,7 +19,7 @@ import numpy as np
 import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call as KernelCall
-from ptegpu.runtime.partition import Host
+from ptegpu.compiler.partition import Host
 
 from .cases import Case, Problem, S, T, compare, declared, walk
 

@@ -18,7 +18,7 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
 from ptegpu.plan.serialize import from_json
-from ptegpu.runtime.partition import Facts, joins
+from ptegpu.compiler.partition import Facts, joins
 
 
 def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:

@@ -18,8 +18,8 @@ from ptegpu.graph import importer
 from ptegpu.graph.importer import NamedData, array_of, import_method
 from ptegpu.graph.inline import PREPACK
 from ptegpu.graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
-from ptegpu.runtime.data import named_data
-from ptegpu.runtime.partition import mutates
+from ptegpu.compiler.data import named_data
+from ptegpu.compiler.partition import mutates
 
 DATA = Path(__file__).parent.parent / "data"
 

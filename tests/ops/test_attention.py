@@ -19,7 +19,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, ShapeError
 from ptegpu.gpu import SharedConstants
 from ptegpu.plan.target import Target
-from ptegpu.runtime.build import Joined
+from ptegpu.compiler.build import Joined
 from ptegpu.runtime.engine import Engine
 
 F16, F32, BOOL = DType.F16, DType.F32, DType.BOOL

@@ -11,7 +11,7 @@ import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.graph.linear import Var
-from ptegpu.runtime.append import Tail
+from ptegpu.compiler.append import Tail
 
 
 class Twice(torch.nn.Module):

@@ -19,9 +19,9 @@ from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
-from ptegpu.runtime.join import join
+from ptegpu.compiler.join import join
 from ptegpu.runtime.method import Method
-from ptegpu.runtime.partition import Stretch
+from ptegpu.compiler.partition import Stretch
 
 
 class Sum(nn.Module):

@@ -15,8 +15,8 @@ from ptegpu.passes.memory import plan_memory
 from ptegpu.plan import Target
 from ptegpu.plan.lower import lower
 from ptegpu.plan.symbols import Symbols
-from ptegpu.runtime.join import join
-from ptegpu.runtime.partition import mutates, partition
+from ptegpu.compiler.join import join
+from ptegpu.compiler.partition import mutates, partition
 
 DATA = Path(__file__).parents[1] / "data"
 MUTANTS = 300  # of each file

@@ -18,7 +18,7 @@ from torch.export import Dim
 
 import ptegpu
 from ptegpu.ops import REGISTRY
-from ptegpu.runtime.indices import FOLLOWED
+from ptegpu.compiler.indices import FOLLOWED
 
 ROWS, WIDTH = 10, 4
 GOOD = torch.tensor([[1, 9, 0]])

@@ -28,7 +28,7 @@ from ptegpu.ops import REGISTRY
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
-from ptegpu.runtime.build import Joined
+from ptegpu.compiler.build import Joined
 from ptegpu.runtime.engine import Engine
 
 WIDTHS = (8, 16, 20)  # of rows

@@ -24,7 +24,7 @@ from ptegpu.gpu import SharedConstants, open_device
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.ops import REGISTRY
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.runtime.build import Joined
+from ptegpu.compiler.build import Joined
 from ptegpu.runtime.engine import Engine
 
 MAXIMUM = {"b": 3, "t": 5}

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
-from ptegpu.runtime.append import Tail
+from ptegpu.compiler.append import Tail
 from ptegpu.runtime.method import Method
 from ptegpu.runtime.tree import MAX_DEPTH, Tree, read_tree
 

@@ -12,6 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..compiler.build import Joined
+from ..compiler.data import named_data
+from ..compiler.join import join
+from ..compiler.partition import Facts, Item, Stretch, cut, joins, mutates
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
 from ..format import BlobGraph, BlobTensor, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
@@ -30,11 +34,7 @@ from ..plan.plan import Plan
 from ..plan.symbols import Symbols
 from ..plan.target import Target
 from ..portable import PORTABLE, PRIMS
-from ..runtime.build import Joined
-from ..runtime.data import named_data
-from ..runtime.host import on_host
-from ..runtime.join import join
-from ..runtime.partition import Facts, Item, Stretch, cut, joins, mutates
+from ..portable.host import on_host
 
 GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
 ITEMS = ("aten._local_scalar_dense.default",)  # read a tensor's only element

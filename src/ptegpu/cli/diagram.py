@@ -9,6 +9,8 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Literal
 
+from ..compiler.build import Joined
+from ..compiler.partition import Stretch
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.graph import Graph, Sym, flatten
@@ -17,9 +19,7 @@ from ..graph.linear import Call, Jump, Linear, Move, Var, variables
 from ..ops import REGISTRY
 from ..ops.registry import OpDef
 from ..portable import PORTABLE
-from ..runtime.build import Joined
-from ..runtime.host import on_host
-from ..runtime.partition import Stretch
+from ..portable.host import on_host
 from .analysis import Analysis, is_joint
 from .console import dims, number
 from .palette import group

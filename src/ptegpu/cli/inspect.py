@@ -12,10 +12,10 @@ import numpy as np
 import typer
 from rich.text import Text
 
+from ..compiler.partition import Host
 from ..errors import InvalidInput
 from ..format import Program, read_program
 from ..plan.serialize import to_json
-from ..runtime.partition import Host
 from ..runtime.signature import Signature
 from ..runtime.steps import Kind, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans

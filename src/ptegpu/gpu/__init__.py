@@ -5,7 +5,7 @@ from __future__ import annotations
 from .adapters import AdapterInfo, adapters, choose
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
-from .session import Pending, Prepared, Session
+from .session import Pending, Prepared, Session, Unplanned
 from .store import SharedConstants
 from .tensor import DeviceTensor
 
@@ -18,6 +18,7 @@ __all__ = [
     "Prepared",
     "Session",
     "SharedConstants",
+    "Unplanned",
     "adapters",
     "check",
     "choose",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import DeviceError, LimitExceeded
-from ..plan.plan import ALIGN, OFFSET_ALIGN, Buffer, Dispatch, Plan
+from ..plan.plan import ALIGN, OFFSET_ALIGN, Buffer, Dispatch, Expr, Plan, Port
 from ..plan.target import Target
 
 _MAX_UNIFORM_BYTES = 65536  # of one uniform binding, on every adapter and in every browser
@@ -12,7 +12,11 @@ _MAX_UNIFORM_BUFFERS = 12  # bound to one dispatch
 
 def device_bytes(plan: Plan) -> int:
     """GPU memory that running `plan` takes: its buffers, and the staging its outputs are read through."""
-    return plan.device_bytes + sum(staging_bytes(port.nbytes) for port in plan.outputs)
+    largest = 0
+    for family in plan.families:
+        buffers = [plan.buffers[o.buffer] for o in family.outputs if isinstance(o, Port)]
+        largest = max(largest, sum(staging_bytes(b.nbytes) for b in buffers))
+    return plan.device_bytes + largest
 
 
 def staging_bytes(nbytes: int) -> int:
@@ -23,7 +27,7 @@ def staging_bytes(nbytes: int) -> int:
 def first_bytes(plan: Plan, buffer: Buffer) -> bytes | memoryview:
     """What a buffer of `plan` starts with; the rest of it is zeros."""
     if buffer.role == "params":
-        return plan.params
+        return plan.params[[b.name for b in plan.buffers if b.role == "params"].index(buffer.name)]
     return b"" if buffer.blob is None else plan.blobs[buffer.blob]
 
 
@@ -47,13 +51,20 @@ def check(plan: Plan, target: Target) -> None:
         first = memoryview(first_bytes(plan, buffer)).nbytes
         if first > buffer.nbytes:
             raise DeviceError(f"{where} has {buffer.nbytes} bytes, its first contents {first}")
-    for dispatch in plan.dispatches:
-        _check_dispatch(plan, dispatch, target)
+    for family in plan.families:
+        for choices in family.steps:
+            for choice in choices:
+                for dispatch in choice.dispatches:
+                    _check_dispatch(plan, dispatch, target)
     for copy in plan.copies:
         source, end = plan.buffers[copy.source], plan.buffers[copy.target]
         if copy.nbytes % 4 or copy.source == copy.target or copy.nbytes > min(source.nbytes, end.nbytes):
             raise DeviceError(f"plan {plan.name}: cannot copy {copy.nbytes} bytes from {source.name} to {end.name}")
-    for port in (*plan.inputs, *plan.outputs):
+    ports = [Port(i.name, i.buffer, i.dtype, i.shape) for i in plan.inputs if i.dtype and i.buffer is not None]
+    ports += [o for family in plan.families for o in family.outputs if isinstance(o, Port)]
+    for port in ports:
+        if any(isinstance(n, Expr) for n in port.shape):
+            continue  # checked when the sizes are known
         if port.nbytes > plan.buffers[port.buffer].nbytes:
             buffer = plan.buffers[port.buffer]
             raise DeviceError(f"plan {plan.name}: {port.name} has {port.nbytes} bytes, its buffer {buffer.nbytes}")
@@ -62,7 +73,7 @@ def check(plan: Plan, target: Target) -> None:
 def _check_dispatch(plan: Plan, dispatch: Dispatch, target: Target) -> None:
     kernel = plan.kernels[dispatch.kernel]
     where = f"plan {plan.name}: {dispatch.label} ({kernel.name})"
-    for groups in dispatch.grid:
+    for groups in (n for n in dispatch.grid if not isinstance(n, Expr)):
         _limit(where, "workgroups in one dimension", groups, target.max_groups, target)
     if len(dispatch.bindings) != len(kernel.access):
         raise DeviceError(f"{where} binds {len(dispatch.bindings)} buffers, its kernel has {len(kernel.access)}")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ..plan.lower import fold
-from ..plan.plan import Binding, Buffer, Dispatch, Kernel, Plan
+from ..plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, fixed, fold
 from ..plan.target import Target
 from .device import Device
 from .session import Session
@@ -49,7 +48,7 @@ fn main(
     bindings = (Binding(0, 0, nbytes), Binding(1, 0, nbytes))
     dispatch = Dispatch(0, bindings, grid, "copying", read_bytes=nbytes, write_bytes=nbytes)
     buffers = (Buffer("x", nbytes, "temp"), Buffer("y", nbytes, "temp"))
-    return Plan("copying", buffers, (kernel,), (dispatch,), (), (), (), b"")
+    return fixed("copying", buffers, (kernel,), (dispatch,))
 
 
 def arithmetic(target: Target, groups: int, turns: int) -> Plan:
@@ -77,4 +76,4 @@ fn main(@builtin(global_invocation_id) id: vec3u) {{
     bindings = (Binding(0, 0, 16), Binding(1, 0, nbytes))
     dispatch = Dispatch(0, bindings, (groups, 1), "arithmetic", read_bytes=16, write_bytes=nbytes, flops=flops)
     buffers = (Buffer("zeros", 16, "state"), Buffer("y", nbytes, "temp"))
-    return Plan("arithmetic", buffers, (kernel,), (dispatch,), (), (), (), b"")
+    return fixed("arithmetic", buffers, (kernel,), (dispatch,))

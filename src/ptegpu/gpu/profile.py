@@ -12,7 +12,7 @@ from statistics import median, median_low
 
 from ..plan.plan import Dispatch, Plan
 from .loads import warm
-from .session import Prepared, Session, Tensor
+from .session import Given, Prepared, Session
 from .timer import Span, Timer
 
 
@@ -26,25 +26,21 @@ class KernelTime:
     seconds: float
 
 
-def profile(
-    session: Session, prepared: Prepared, inputs: Sequence[Tensor], syms: Sequence[int] | None = None, repeats: int = 10
-) -> list[KernelTime]:
+def profile(session: Session, prepared: Prepared, inputs: Sequence[Given], repeats: int = 10) -> list[KernelTime]:
     """The time of every dispatch, the median over `repeats` runs after one that does not count."""
     timer = Timer(session.device, each=True)
     warm(session.device)
     with timer.watching([session]):
         for _ in range(repeats + 1):
-            session.run(prepared, inputs, syms, read=[])
-    return kernel_times(launches(prepared.plan), [run.spans for run in timer.runs[1:]])
+            session.run(prepared, inputs, read=[])
+    return kernel_times(launches(timer.runs[0].plan), [run.spans for run in timer.runs[1:]])
 
 
-def pass_time(
-    session: Session, prepared: Prepared, inputs: Sequence[Tensor], syms: Sequence[int] | None = None
-) -> float:
+def pass_time(session: Session, prepared: Prepared, inputs: Sequence[Given]) -> float:
     """Seconds on the GPU of one ordinary run; 0 for a plan without dispatches."""
     timer = Timer(session.device, each=False)
     with timer.watching([session]):
-        session.run(prepared, inputs, syms, read=[])
+        session.run(prepared, inputs, read=[])
     return sum(seconds for _, seconds in busy(timer.runs[0].spans))
 
 

@@ -1,7 +1,8 @@
-"""Runs the plans of one graph: buffers by name, one compute pass and one submit per run, one read back at its end.
+"""Runs plans: buffers by name, one compute pass and one submit per run, one read back at its end.
 
-Knows nothing of operators or shapes: inputs arrive in the device's dtype and in the plan's shapes. Two threads on
-one session take turns.
+Knows nothing of operators: inputs arrive in the device's dtype. A run at sizes that are not those of the run before
+evaluates the plan's numbers and writes its parameters; pipelines and bind groups are made when a choice is first taken,
+or all at once (`Session.warm`). Two threads on one session take turns.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..errors import Closed, DeviceError, InvalidInput
-from ..plan.plan import Plan, Port
+from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
+from ..plan.numbers import Item, Shapes
+from ..plan.plan import Choice, Dispatch, Expr, Input, Number, Plan, Port
+from ..plan.resolve import At, Resolver, evaluated
 from . import native
 from .buffers import GpuBuffer
 from .device import Device
@@ -27,6 +30,7 @@ from .tensor import DeviceTensor
 from .timer import Timer
 
 Tensor: TypeAlias = np.ndarray | DeviceTensor
+Given: TypeAlias = np.ndarray | DeviceTensor | int
 
 _MIN_STAGING = 256
 
@@ -40,34 +44,74 @@ class Reading:
     staging: GpuBuffer | None
 
 
+class Launch(NamedTuple):
+    """A dispatch with what it takes to record it."""
+
+    pipeline: Pipeline
+    group: native.Handle
+    dispatch: Dispatch
+
+
+class Patches(NamedTuple):
+    """Words of the parameters that depend on sizes: their places in the image, and the rows that give them."""
+
+    buffer: int  # number of the image
+    ints: np.ndarray
+    int_rows: np.ndarray
+    floats: np.ndarray
+    float_rows: np.ndarray
+
+
+@dataclass(eq=False, slots=True)
+class Ready:
+    """A plan at the sizes of one run: what the recording loop replays."""
+
+    key: tuple[Any, ...]
+    at: At
+    steps: list[native.Step]
+    outputs: tuple[Port | Number, ...]  # shapes are plain
+    images: list[np.ndarray]  # of parameters that have to be written first
+
+
 class Prepared:
-    """A plan made ready on a session: its buffers in the plan's order, and what the recording loop replays."""
+    """A plan made ready on a session: its buffers in the plan's order, what is bound, and the sizes of the last run."""
 
-    __slots__ = ("buffers", "pipelines", "plan", "session", "steps", "syms")
-
-    def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer], pipelines: Sequence[Pipeline]) -> None:
+    def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer]) -> None:
         self.session: Session | None = session
-        self.plan, self.buffers, self.pipelines = plan, buffers, pipelines
+        self.plan, self.buffers = plan, buffers
+        self.resolver = Resolver(plan)
         self.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
-        self.steps: list[native.Step] = []
+        self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
+        self.ready: Ready | None = None
+        self.written: Ready | None = None  # whose parameters the buffers hold
+        self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
+        self.groups: dict[tuple[object, ...], native.Handle] = {}
+        self.pipelines: dict[int, Pipeline] = {}
+        self.combined: dict[tuple[int, tuple[int, ...]], tuple[list[Launch], list[Patches]]] = {}
+        self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 
     def end(self) -> None:
-        self.session, self.steps, self.pipelines = None, [], ()
+        self.session, self.ready, self.written = None, None, None
+        self.launches, self.groups, self.pipelines, self.combined = {}, {}, {}, {}
+
+
+class Unplanned(LookupError):
+    """No family or no choice of a plan holds at the sizes given."""
 
 
 class Pending:
-    """A run on its way. `outputs` are on the device; `result` waits and reads, once. If that is interrupted, it can be
-    called again."""
+    """A run on its way. `outputs` are on the device (ints are known); `result` waits and reads, once. If that is
+    interrupted, it can be called again."""
 
-    def __init__(self, session: Session, plan: Plan, reading: Reading, outputs: list[DeviceTensor]) -> None:
+    def __init__(self, session: Session, ready: Ready, reading: Reading, outputs: list[DeviceTensor | int]) -> None:
         self.outputs = outputs
-        self._session, self._plan, self._reading = session, plan, reading
-        self._result: list[Tensor] | None = None
+        self._session, self._ready, self._reading = session, ready, reading
+        self._result: list[Given] | None = None
 
-    def result(self) -> list[Tensor]:
+    def result(self) -> list[Given]:
         """Arrays for the outputs that are read, device tensors for the others."""
         if self._result is None:
-            arrays = self._session.read(self._plan, self._reading)
+            arrays = self._session.read(self._ready, self._reading)
             self._result = [arrays.get(number, output) for number, output in enumerate(self.outputs)]
             self._session.free(self._reading)
         return self._result
@@ -104,76 +148,93 @@ class Session:
         return self._closed
 
     def prepare(self, plan: Plan) -> Prepared:
-        """Checks every limit, then allocates what is not there yet, uploads and compiles. All or nothing."""
+        """Checks every limit, then allocates what is not there yet and uploads; compiles what every size needs. All or
+        nothing."""
         with self._lock, self.device.lock:
             self._check_open()
             check(plan, self.device.target)
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
-            pipelines = [self.device.pipeline(kernel) for kernel in plan.kernels]
             try:
                 self._store.add(plan, missing)
-                prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers], pipelines)
-                self._bind(prepared)
+                prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
+                if not plan.rows:
+                    self.warm(prepared)
             except BaseException:
                 self._store.drop([buffer.name for buffer in missing])
                 raise
             self._prepared.append(prepared)
             return prepared
 
-    def release(self, prepared: Prepared) -> None:
-        """Forgets a plan: its bind groups, its parameters, and the temporaries that only it has."""
+    def extend(self, prepared: Prepared, plan: Plan) -> None:
+        """The same plan with more families and choices: nothing of what it had has changed."""
         with self._lock, self.device.lock:
+            self._check_open()
+            check(plan, self.device.target)
+            missing = self._store.missing(plan)
+            self._store.check_memory(plan, missing)
+            self._store.add(plan, missing)
+            prepared.buffers = [self._store[buffer.name] for buffer in plan.buffers]
+            prepared.plan, prepared.resolver, prepared.combined = plan, Resolver(plan), {}
+            prepared.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
+            prepared.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
+            prepared.ready = prepared.written = None
+
+    def warm(self, prepared: Prepared) -> None:
+        """Compile and bind everything that any size may need."""
+        with self._lock, self.device.lock:
+            self._check_open()
+            for f, family in enumerate(prepared.plan.families):
+                for s, choices in enumerate(family.steps):
+                    for c in range(len(choices)):
+                        self._launches(prepared, f, s, c)
+
+    def ready(self, prepared: Prepared, inputs: Sequence[Given]) -> Ready:
+        """The plan at the sizes of these inputs; Unplanned if it does not hold for them."""
+        with self._lock:
+            self._check_open()
             if prepared.session is not self:
-                return
-            prepared.end()
-            self._prepared.remove(prepared)
-            used = {buffer.name for other in self._prepared for buffer in other.plan.buffers}
-            own = [b.name for b in prepared.plan.buffers if b.role in ("params", "temp") and b.name not in used]
-            self._store.drop(own)
+                raise DeviceError(f"plan {prepared.plan.name} was prepared by another session")
+            shapes, item = given_sizes(inputs)
+            key = prepared.resolver.key(shapes, item)
+            if prepared.ready is None or prepared.ready.key != key:
+                with self.device.lock:
+                    prepared.ready = self._at(prepared, key, shapes, item)
+            return prepared.ready
 
-    def run(
-        self,
-        prepared: Prepared,
-        inputs: Sequence[Tensor],
-        syms: Sequence[int] | None = None,
-        *,
-        read: Sequence[int] | None = None,
-    ) -> list[Tensor]:
+    def run(self, prepared: Prepared, inputs: Sequence[Given], *, read: Sequence[int] | None = None) -> list[Given]:
         """One run. Outputs listed in `read` (all when None) come back as arrays, the others stay on the device."""
-        return self.start(prepared, inputs, syms, read=read).result()
+        return self.start(prepared, inputs, read=read).result()
 
-    def start(
-        self,
-        prepared: Prepared,
-        inputs: Sequence[Tensor],
-        syms: Sequence[int] | None = None,
-        *,
-        read: Sequence[int] | None = None,
-    ) -> Pending:
+    def start(self, prepared: Prepared, inputs: Sequence[Given], *, read: Sequence[int] | None = None) -> Pending:
         """A run that is not waited for: its outputs on the device may go into the next one before it ends."""
         with self._lock:
             self._check_open()
             if prepared.session is not self:
-                raise DeviceError(f"plan {prepared.plan.name} was prepared by another session, or released")
+                raise DeviceError(f"plan {prepared.plan.name} was prepared by another session")
             given = self._accept(prepared, inputs)
-            words = _words(prepared, syms)
-            reading = self._reading(prepared.plan, read)
+            ready = self.ready(prepared, inputs)
+            ints = prepared.resolver.words_at(*given_sizes(inputs)) if prepared.resolver.words else {}
+            words = self._words(prepared, ready, ints)
+            reading = self._reading(ready, read)
             with self.device.lock:
                 for value in given:
                     if isinstance(value, DeviceTensor):
                         value.check_fresh()
                 self.generation += 1  # even a run that is interrupted on the way may have overwritten the last outputs
-                copies = self._write(prepared, given, words)
-                submit(self.device, self._record(prepared, copies, reading))
-                self.device.counters.dispatches += len(prepared.steps)
-            outputs = [
-                DeviceTensor(self, prepared.buffers[port.buffer], port.dtype, port.shape, self.generation)
-                for port in prepared.plan.outputs
+                copies = self._write(prepared, ready, given, words)
+                submit(self.device, self._record(prepared, ready, copies, reading))
+                self.device.counters.dispatches += len(ready.steps)
+            outputs: list[DeviceTensor | int] = [
+                DeviceTensor(self, prepared.buffers[o.buffer], o.dtype, o.shape, self.generation)  # type: ignore[arg-type]
+                if isinstance(o, Port)
+                else int(ints[o.row] if isinstance(o, Expr) else o)
+                for o in ready.outputs
             ]
-            pending = Pending(self, prepared.plan, reading, outputs)
+            pending = Pending(self, ready, reading, outputs)
             if self.timer is not None:
                 pending.result()
+                prepared.last = evaluated(prepared.plan, *given_sizes(inputs))
                 self.timer.collect(prepared)
             return pending
 
@@ -201,43 +262,100 @@ class Session:
         if self._closed:
             raise Closed("the session is closed")
 
-    def _bind(self, prepared: Prepared) -> None:
-        groups: dict[tuple[object, ...], native.Handle] = {}
-        last = None
-        for dispatch in prepared.plan.dispatches:
-            if 0 in dispatch.grid:
-                continue
-            pipeline = prepared.pipelines[dispatch.kernel]
-            key = (id(pipeline), dispatch.bindings)
-            if key not in groups:
-                entries = [(prepared.buffers[b.buffer], b.offset, b.nbytes) for b in dispatch.bindings]
-                groups[key] = self.device.bind_group(pipeline, entries)
-            prepared.steps.append((None if pipeline is last else pipeline.handle, groups[key], *dispatch.grid))
-            last = pipeline
+    def _launches(self, prepared: Prepared, family: int, step: int, choice: int) -> list[Launch]:
+        """The dispatches of a choice, compiled and bound."""
+        key = (family, step, choice)
+        if key not in prepared.launches:
+            plan, found = prepared.plan, []
+            for dispatch in plan.families[family].steps[step][choice].dispatches:
+                if dispatch.kernel not in prepared.pipelines:
+                    prepared.pipelines[dispatch.kernel] = self.device.pipeline(plan.kernels[dispatch.kernel])
+                pipeline = prepared.pipelines[dispatch.kernel]
+                bound = (dispatch.kernel, dispatch.bindings)
+                if bound not in prepared.groups:
+                    entries = [(prepared.buffers[b.buffer], b.offset, b.nbytes) for b in dispatch.bindings]
+                    prepared.groups[bound] = self.device.bind_group(pipeline, entries)
+                found.append(Launch(pipeline, prepared.groups[bound], dispatch))
+            prepared.launches[key] = found
+        return prepared.launches[key]
 
-    def _accept(self, prepared: Prepared, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Inputs that fit their ports; tensors that cannot be copied on this device become arrays."""
-        ports = prepared.plan.inputs
-        if len(inputs) != len(ports):
-            raise InvalidInput(f"plan {prepared.plan.name} takes {len(ports)} inputs, {len(inputs)} given")
-        own = {id(prepared.buffers[port.buffer]) for port in ports}
-        accepted: list[Tensor] = []
-        for number, (given, port) in enumerate(zip(inputs, ports, strict=True)):
-            _check_fits(number, port, given)
+    def _at(self, prepared: Prepared, key: tuple[Any, ...], shapes: Shapes, item: Item) -> Ready:
+        plan = prepared.plan
+        at = prepared.resolver.at(shapes, item)
+        if at is None:
+            raise Unplanned(f"plan {plan.name} does not hold for {list(shapes)}")
+        family = plan.families[at.family]
+        chosen = [choices[k] for choices, k in zip(family.steps, at.choices)]
+        refusal = family.refusal or next((c.refusal for c in chosen if c.refusal), "")
+        if refusal:
+            raise Unplanned(refusal)
+        which = (at.family, at.choices)
+        if which not in prepared.combined:
+            launches = [x for s, c in enumerate(at.choices) for x in self._launches(prepared, at.family, s, c)]
+            prepared.combined[which] = launches, _patches(prepared, chosen)
+        launches, patches = prepared.combined[which]
+        steps: list[native.Step] = []
+        last: Pipeline | None = None
+        most = self.device.target.max_groups
+        for pipeline, group, dispatch in launches:
+            x, y = at.number(dispatch.grid[0]), at.number(dispatch.grid[1])
+            if x <= 0 or y <= 0:
+                continue
+            if x > most or y > most:
+                raise LimitExceeded(
+                    f"plan {plan.name}: {dispatch.label} needs {x} × {y} workgroups, {most} are allowed"
+                )
+            steps.append((None if pipeline is last else pipeline.handle, group, x, y))
+            last = pipeline
+        outputs: list[Port | Number] = []
+        for o in family.outputs:
+            if isinstance(o, Port) and any(isinstance(n, Expr) for n in o.shape):
+                o = Port(o.name, o.buffer, o.dtype, tuple(at.number(n) for n in o.shape))
+                if min(o.shape, default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
+                    raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
+            outputs.append(o)
+        images = _images(plan, patches, at)
+        return Ready(key, at, steps, tuple(outputs), images)
+
+    def _accept(self, prepared: Prepared, inputs: Sequence[Given]) -> list[Given]:
+        """Inputs that fit the plan; tensors that cannot be copied on this device become arrays."""
+        takes = prepared.plan.inputs
+        if len(inputs) != len(takes):
+            raise InvalidInput(f"plan {prepared.plan.name} takes {len(takes)} inputs, {len(inputs)} given")
+        own = {id(prepared.buffers[i.buffer]) for i in takes if i.buffer is not None}
+        accepted: list[Given] = []
+        for number, (given, declared) in enumerate(zip(inputs, takes, strict=True)):
+            _check_fits(number, declared, given)
             if isinstance(given, DeviceTensor):
                 given.check_fresh()
-                target = prepared.buffers[port.buffer]
+                assert declared.buffer is not None
+                target = prepared.buffers[declared.buffer]
                 overwritten = id(given.buffer) in own and given.buffer is not target
                 if given.session.device is not self.device or overwritten:
                     given = given.numpy()
             accepted.append(given)
         return accepted
 
-    def _reading(self, plan: Plan, read: Sequence[int] | None) -> Reading:
+    def _words(self, prepared: Prepared, ready: Ready, ints: dict[int, Any]) -> bytes | None:
+        """What the syms buffer must hold; None where the plan has none."""
+        if prepared.syms is None:
+            return None
+        words = prepared.plan.families[ready.at.family].words
+        try:
+            held = np.array([ints[w.row] if isinstance(w, Expr) else w for w in words], np.int64)
+            if held.size and (held.min() < -(2**31) or held.max() >= 2**31):
+                raise OverflowError
+        except OverflowError:
+            raise InvalidInput(f"plan {prepared.plan.name}: a symbolic int does not fit 32 bits") from None
+        return held.astype(np.int32).tobytes()
+
+    def _reading(self, ready: Ready, read: Sequence[int] | None) -> Reading:
         places, total = [], 0
-        for number in range(len(plan.outputs)) if read is None else read:
-            places.append((number, total))
-            total += staging_bytes(plan.outputs[number].nbytes)
+        for number in range(len(ready.outputs)) if read is None else read:
+            port = ready.outputs[number]
+            if isinstance(port, Port):
+                places.append((number, total))
+                total += staging_bytes(port.nbytes)
         staging = self._staging
         if total and (staging is None or staging.nbytes < total or staging.state != "ready"):
             self._staging = None
@@ -248,58 +366,71 @@ class Session:
         return Reading(tuple(places), total, staging if total else None)
 
     def _write(
-        self, prepared: Prepared, given: Sequence[Tensor], words: bytes | None
-    ) -> list[tuple[DeviceTensor, Port]]:
-        """Writes arrays and symbolic ints; returns the tensors that are still to be copied on the device."""
+        self, prepared: Prepared, ready: Ready, given: Sequence[Given], words: bytes | None
+    ) -> list[tuple[DeviceTensor, GpuBuffer]]:
+        """Writes arrays, parameters and symbolic ints; returns the tensors that are still to be copied on the device."""
         copies = []
+        if prepared.written is not ready:
+            prepared.written = None  # until they are written
+            for k, image in zip(prepared.params, ready.images, strict=False):
+                self.device.write(prepared.buffers[k], image.data.cast("B"))
+            prepared.written = ready
         if prepared.syms is not None and words is not None and words != self._syms:
             self._syms = None  # until they are written
             self.device.write(self._store[prepared.syms.name], words)
             self._syms = words
-        for value, port in zip(given, prepared.plan.inputs, strict=True):
-            target = prepared.buffers[port.buffer]
+        for value, declared in zip(given, prepared.plan.inputs, strict=True):
+            if declared.buffer is None or isinstance(value, int):
+                continue
+            target = prepared.buffers[declared.buffer]
             if not isinstance(value, DeviceTensor):
                 self.device.write(target, _bytes_of(value))
-            elif value.buffer is not target and port.nbytes:
-                copies.append((value, port))
+            elif value.buffer is not target and value.nbytes:
+                copies.append((value, target))
         return copies
 
-    def _record(self, prepared: Prepared, copies: Sequence[tuple[DeviceTensor, Port]], reading: Reading) -> Commands:
+    def _record(
+        self,
+        prepared: Prepared,
+        ready: Ready,
+        copies: Sequence[tuple[DeviceTensor, GpuBuffer]],
+        reading: Reading,
+    ) -> Commands:
         plan, buffers = prepared.plan, prepared.buffers
         touched = [*buffers, *(tensor.buffer for tensor, _ in copies)]
         with native.Recorder(self.device.handle) as recorder:
-            for tensor, port in copies:
-                nbytes = _word_aligned(port.nbytes)
-                recorder.copy(tensor.buffer.handle, 0, buffers[port.buffer].handle, 0, nbytes)
-            if prepared.steps and self.timer is not None:
-                touched.append(self.timer.record(recorder, prepared.steps))
-            elif prepared.steps:
-                recorder.compute(prepared.steps)
+            for tensor, target in copies:
+                recorder.copy(tensor.buffer.handle, 0, target.handle, 0, _word_aligned(tensor.nbytes))
+            if ready.steps and self.timer is not None:
+                touched.append(self.timer.record(recorder, ready.steps))
+            elif ready.steps:
+                recorder.compute(ready.steps)
             for copy in plan.copies:
                 recorder.copy(buffers[copy.source].handle, 0, buffers[copy.target].handle, 0, copy.nbytes)
             if reading.staging is not None:
                 touched.append(reading.staging)
                 for number, place in reading.places:
-                    port = plan.outputs[number]
-                    if port.nbytes:
+                    port = ready.outputs[number]
+                    if isinstance(port, Port) and port.nbytes:
                         nbytes = _word_aligned(port.nbytes)
                         recorder.copy(buffers[port.buffer].handle, 0, reading.staging.handle, place, nbytes)
             return Commands(recorder, touched)
 
-    def read(self, plan: Plan, reading: Reading) -> dict[int, np.ndarray]:
+    def read(self, ready: Ready, reading: Reading) -> dict[int, np.ndarray]:
         """The outputs of a run, when it is done."""
         with self._lock:
             self._check_open()
+            ports = {number: ready.outputs[number] for number, _ in reading.places}
             if reading.staging is None:
-                return {number: _empty(plan.outputs[number]) for number, _ in reading.places}
+                return {number: _empty(port) for number, port in ports.items()}  # type: ignore[arg-type]
             started = perf_counter()
             view = reading.staging.read(self.device, reading.nbytes)
             try:
                 self.device.counters.readbacks += 1
-                return {number: _array(view, place, plan.outputs[number]) for number, place in reading.places}
+                return {number: _array(view, place, ports[number]) for number, place in reading.places}  # type: ignore[arg-type]
             finally:
                 reading.staging.unmap()
-                self.device.traffic.read(sum(plan.outputs[k].nbytes for k, _ in reading.places), started)
+                self.device.traffic.read(sum(p.nbytes for p in ports.values()), started)  # type: ignore[union-attr]
 
     def free(self, reading: Reading) -> None:
         """The staging buffer may serve another run: that one's copy comes after, in the queue's order."""
@@ -312,27 +443,66 @@ class Session:
                 self.device.release(reading.staging)
 
 
-def _words(prepared: Prepared, syms: Sequence[int] | None) -> bytes | None:
-    """What the syms buffer must hold; None where the plan reads none."""
-    if prepared.syms is None:
-        return None
-    where, room = f"plan {prepared.plan.name}", prepared.syms.nbytes
-    if syms is None:
-        raise InvalidInput(f"{where} needs symbolic ints, but none were given")
-    try:
-        words = np.array(syms, dtype=np.int32).tobytes()
-    except OverflowError:
-        raise InvalidInput(f"{where}: a symbolic int does not fit 32 bits: {list(syms)}") from None
-    if len(words) > room:
-        raise InvalidInput(f"{where}: {len(syms)} symbolic ints do not fit {room} bytes")
-    return words
+def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
+    """The shapes of inputs (ints: themselves), and how to read their elements."""
+
+    def item(position: int, element: int) -> int:
+        value = inputs[position]
+        array = value.numpy() if isinstance(value, DeviceTensor) else np.asarray(value)
+        return int(array.reshape(-1)[element])
+
+    return [x if isinstance(x, int) else x.shape for x in inputs], item
 
 
-def _check_fits(number: int, port: Port, given: np.ndarray | DeviceTensor) -> None:
+def _patches(prepared: Prepared, chosen: Sequence[Choice]) -> list[Patches]:
+    """The words that these choices have patched, by buffer."""
+    found: dict[int, dict[int, tuple[int, bool]]] = {k: {} for k in range(len(prepared.params))}
+    for choice in chosen:
+        for d in choice.dispatches:
+            if not d.patches:
+                continue
+            image = next(prepared.params.index(b.buffer) for b in d.bindings if b.buffer in prepared.params)
+            for p in d.patches:
+                found[image][p.word] = p.value.row, p.kind == "f32"
+    order = {row: k for k, row in enumerate(prepared.resolver.wanted)}
+    made = []
+    for image, words in found.items():
+        ints = [(word, order[row]) for word, (row, real) in words.items() if not real]
+        floats = [(word, order[row]) for word, (row, real) in words.items() if real]
+        arrays = [np.array(x, np.int64) for pairs in (ints, floats) for x in (zip(*pairs) if pairs else ((), ()))]
+        made.append(Patches(image, *arrays))
+    return made
+
+
+def _images(plan: Plan, patches: Sequence[Patches], at: At) -> list[np.ndarray]:
+    """What the parameter buffers hold at these sizes; nothing where it is the same at all."""
+    if not plan.rows:
+        return []
+    values = np.array(at.numbers, np.float64)
+    images = []
+    for p in patches:
+        image = np.frombuffer(plan.params[p.buffer], np.uint32).copy()
+        image[p.ints] = values[p.int_rows].astype(np.int64).astype(np.uint32)
+        image[p.floats] = values[p.float_rows].astype(np.float32).view(np.uint32)
+        images.append(image)
+    return images
+
+
+def _check_fits(number: int, declared: Input, given: Given) -> None:
+    if declared.dtype is None:
+        if not isinstance(given, int):
+            raise InvalidInput(f"input {number} ({declared.name}) must be an int, not {type(given).__name__}")
+        return
+    if isinstance(given, int):
+        raise InvalidInput(f"input {number} ({declared.name}) must be a tensor, not the int {given}")
     dtype = given.dtype.numpy if isinstance(given, DeviceTensor) else given.dtype
-    if dtype != port.dtype.numpy or tuple(given.shape) != port.shape:
-        wanted, got = f"{port.dtype.value}{list(port.shape)}", f"{dtype}{list(given.shape)}"
-        raise InvalidInput(f"input {number} ({port.name}) must be {wanted}, not {got}")
+    shape = tuple(given.shape)
+    fits = shape == declared.shape or (
+        declared.dynamic and len(shape) == len(declared.shape) and all(map(int.__le__, shape, declared.shape))
+    )
+    if dtype != declared.dtype.numpy or not fits:
+        wanted = f"{declared.dtype.value}{' of at most ' if declared.dynamic else ''}{list(declared.shape)}"
+        raise InvalidInput(f"input {number} ({declared.name}) must be {wanted}, not {dtype}{list(shape)}")
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

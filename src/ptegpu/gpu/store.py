@@ -65,7 +65,7 @@ class BufferStore:
                 raise DeviceError(f"{where} has {buffer.nbytes} bytes, but {found.nbytes} in an earlier plan")
             if buffer.name not in self._buffers:
                 missing.append(buffer)
-            elif buffer.role == "params" and self._first[buffer.name] != plan.params:
+            elif buffer.role == "params" and self._first[buffer.name] != first_bytes(plan, buffer):
                 raise DeviceError(f"{where} holds the parameters of another plan")
         return missing
 

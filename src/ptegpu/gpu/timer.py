@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import LimitExceeded
+from ..plan.plan import Plan
 from . import native
 from .buffers import GpuBuffer
 from .device import Device
@@ -23,9 +24,9 @@ Span = tuple[float, float]  # when a pass begins and ends, in seconds since the 
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """A run of a plan with the span of each of its passes."""
+    """A run of a plan, which is that of its sizes, with the span of each of its passes."""
 
-    prepared: Prepared
+    plan: Plan
     spans: tuple[Span, ...]
 
 
@@ -77,7 +78,8 @@ class Timer:
             first = self._first = ticks[0] if self._first is None else self._first
             seconds = [(tick - first) * self._seconds_per_tick for tick in ticks]
             spans = list(zip(seconds[::2], seconds[1::2], strict=True))
-        self.runs.append(TimedRun(prepared, tuple(spans)))
+        assert prepared.last is not None
+        self.runs.append(TimedRun(prepared.last, tuple(spans)))
 
 
 def _one_by_one(steps: Sequence[native.Step]) -> list[list[native.Step]]:

@@ -67,7 +67,7 @@ class Sym:
     value: int = 0
 
     def __int__(self) -> int:
-        return self.value
+        return int(self.value)
 
     __index__ = __int__
 

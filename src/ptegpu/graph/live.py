@@ -1,92 +1,20 @@
-"""Live shapes: when an input's shape or a symbolic int changes, the rules downstream of it rerun, once each, in order.
-
-A graph that never changes never comes here after it was built. The first update runs every rule, as a symbolic int has
-no value before. An update either settles completely or, if a rule refuses, leaves every shape and every symbolic int
-as it was.
-"""
+"""What a node's outputs are at the live shapes of its operands: shapes, or a symbolic int."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-import numpy as np
+from ..errors import ExecutionError, InvalidProgram, PtegpuError, ShapeError
+from ..sizes import Size
+from .graph import Graph, Node, Shape, Tensor
 
-from ..errors import ExecutionError, InvalidInput, InvalidProgram, PtegpuError, ShapeError
-from .graph import Graph, Node, Shape, Tensor, Value, flatten
-
-Data = Callable[[Tensor], np.ndarray]
+Item = Callable[[Tensor, int], int]  # an input's element, by its place among all
 
 
-class Live:
-    """Keeps `Tensor.shape` and `Sym.value` of one graph true to the inputs of the current call."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.nodes = graph.nodes
-        self.settled = False  # until every rule has run once
-        self.users: dict[Value, list[int]] = {}
-        self.readers: list[int] = []  # nodes that read data of an input, so that they run for every call
-        for k, node in enumerate(self.nodes):
-            shaping = tuple(a for j, a in enumerate(node.args) if j not in node.op.positions)
-            for v in dict.fromkeys(flatten(shaping)):
-                self.users.setdefault(v, []).append(k)
-            if "data" in node.op.wants:
-                self.readers.append(k)
-
-    def update(self, changes: Mapping[Value, Shape | int], data: Data) -> bool:
-        """Apply new input shapes and symbolic ints; returns whether any tensor's shape changed."""
-        undo: list[tuple[Value, Shape | int]] = []
-        queue = list(self.readers) if self.settled else list(range(len(self.nodes)))
-        queued = set(queue)
-        reshaped = False
-
-        def assign(value: Value, new: Shape | int) -> bool:
-            old: Shape | int = value.shape if isinstance(value, Tensor) else value.value
-            if old == new:
-                return False
-            undo.append((value, old))
-            _set(value, new)
-            for k in self.users.get(value, ()):
-                if k not in queued:
-                    queued.add(k)
-                    heapq.heappush(queue, k)
-            return isinstance(value, Tensor)
-
-        try:
-            for value, new in changes.items():
-                if isinstance(new, int) and not _fits(new):
-                    what = f"{value.name}: the int {new}"
-                    raise InvalidInput(f"{what} does not fit int32, which is what the GPU computes with")
-                reshaped |= assign(value, new)
-            while queue:
-                node = self.nodes[heapq.heappop(queue)]
-                for out, new in zip(node.outs, evaluate(node, data), strict=True):
-                    reshaped |= assign(out, new)
-        except BaseException:
-            for value, old in reversed(undo):
-                _set(value, old)
-            raise
-        self.settled = True
-        return reshaped
-
-
-def _fits(value: int) -> bool:
-    return -(2**31) <= value < 2**31
-
-
-def _set(value: Value, new: Shape | int) -> None:
-    if isinstance(value, Tensor):
-        assert isinstance(new, tuple)
-        value.shape = new
-    else:
-        assert isinstance(new, int)
-        value.value = new
-
-
-def evaluate(node: Node, data: Data) -> Sequence[Shape | int]:
+def evaluate(node: Node, item: Item) -> Sequence[Shape | int]:
     """What a node's outputs are now: live shapes, or a symbolic int."""
     if node.op.sym is not None:
-        return [_symbolic(node, data)]
+        return [_symbolic(node, item)]
     outs = [o for o in node.outs if isinstance(o, Tensor)]
     try:
         shapes = node.op.infer(node.args, outs)
@@ -104,11 +32,13 @@ def evaluate(node: Node, data: Data) -> Sequence[Shape | int]:
     return shapes
 
 
-def _symbolic(node: Node, data: Data) -> int:
+def _symbolic(node: Node, item: Item) -> int:
     assert node.op.sym is not None
-    extra = {"data": data} if "data" in node.op.wants else {}
+    reads = "data" in node.op.wants
     try:
-        value = int(node.op.sym(*node.op.bind(node.args), **extra))
+        value = node.op.sym(*node.op.bind(node.args), **({"data": None} if reads else {}))
+        if reads:  # so far, which element it is
+            value = _element(node.args[0], value, item)
     except (ShapeError, InvalidProgram) as e:
         raise ShapeError(f"{node.name}: {e}") from None
     except PtegpuError:
@@ -117,19 +47,31 @@ def _symbolic(node: Node, data: Data) -> int:
         raise ExecutionError(f"{node.name}: division by zero") from None
     except (ArithmeticError, LookupError, ValueError) as e:
         raise ExecutionError(f"{node.name}: {e}") from e
-    if not _fits(value):
+    value = value if isinstance(value, Size) else int(value)
+    if not -(2**31) <= value < 2**31:
         raise ExecutionError(f"{node.name}: the symbolic int {value} does not fit int32")
-    return value
+    return value  # type: ignore[return-value]
+
+
+def _element(tensor: object, element: int, item: Item) -> int:
+    assert isinstance(tensor, Tensor)
+    if tensor.kind == "constant":
+        assert tensor.data is not None
+        return int(tensor.data.reshape(-1)[int(element)])
+    if tensor.kind != "input":
+        raise ExecutionError(f"the host cannot read {tensor.name} before the run")
+    return item(tensor, element)
 
 
 def settle(graph: Graph) -> None:
-    """Run every rule once from the maximum shapes: how a graph is checked when it is built."""
+    """Run every rule once from the maximum shapes: how a graph of fixed shapes is checked."""
     for node in graph.nodes:
         if node.op.sym is None:
             outs = [o for o in node.outs if isinstance(o, Tensor)]
-            for out, shape in zip(outs, evaluate(node, _no_data), strict=True):
-                _set(out, shape)
+            for out, shape in zip(outs, evaluate(node, _no_item), strict=True):
+                assert isinstance(shape, tuple)
+                out.shape = shape
 
 
-def _no_data(tensor: Tensor) -> np.ndarray:
+def _no_item(tensor: Tensor, element: int) -> int:
     raise ExecutionError(f"{tensor.name} has no data before the run")

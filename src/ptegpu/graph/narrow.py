@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidInput
+from .linear import Var
 
 _I32 = np.iinfo(np.int32)
 _F32_MAX = float(np.finfo(np.float32).max)
@@ -49,3 +52,8 @@ def from_device(array: np.ndarray, dtype: DType) -> np.ndarray:
         nearest = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16  # ties to even
         return np.asarray(np.where(np.isnan(array), 0x7FC0, nearest), dtype=np.uint16)  # rounding could end a NaN
     return array.astype(dtype.numpy, copy=False)
+
+
+def seen(value: Any, v: Var) -> Any:
+    """A slot's value as kernels see it: bfloat16, which NumPy lacks, as float32."""
+    return to_device(value, DType.BF16, v.name) if v.dtype is DType.BF16 else value

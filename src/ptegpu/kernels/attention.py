@@ -15,10 +15,10 @@ A running softmax is (top, sum, Σ): the highest score, the sum of exponentials 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .wgsl import KernelSpec, Storage, build
 
 LOWEST = "-3.4028234663852886e38"  # finite, so that -inf - top is -inf and never NaN
@@ -231,7 +231,7 @@ def workgroup_range(rows: int, keys: int, split: bool, block: str) -> list[str]:
     return lines
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def tiles(form: Form, target: Target) -> KernelSpec:
     """64 rows per workgroup against 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .attention import LOWEST, Form, leave, module, strides, workgroup_range
 from .wgsl import KernelSpec, Storage, build
 
@@ -163,7 +163,7 @@ def _each(count: int, start: str, step: int, limit: int, body: Callable[[str], l
     return lines
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def rows(form: Form, count: int, target: Target) -> KernelSpec:
     """`count` rows per workgroup, a power of two.
 
@@ -268,7 +268,7 @@ def _weigh_one_by_one(v: int, slices: Slices, keys: int) -> list[str]:
     return [*lines, "}"]
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def merge(form: Form, target: Target) -> KernelSpec:
     """A workgroup per row: its slices share the splits."""
     workgroup, m = target.workgroup(256), form.value_quads

@@ -11,10 +11,9 @@ the cache. One dispatch writes any number of caches of one shape. How is the sty
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .wgsl import KernelSpec, Storage, build
 
 _MOVE = """
@@ -40,7 +39,7 @@ _PLACE = """  let e{j} = i * 4u + {j}u; let row{j} = e{j} / P.width; let positio
   any_inside = any_inside || inside{j};"""
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def write_cache(style: str, values: tuple[DType, ...], caches: tuple[DType, ...], target: Target) -> KernelSpec:
     """`width` is in quads for the style "quads"."""
     names = range(len(values))

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .functions import functions
 from .joins import chosen
 from .matmul import Gather
@@ -53,7 +53,7 @@ def _axes(kind: str, names: str, axes: Iterable[int]) -> list[tuple[str, str]]:
     return [(f"{n}{k}", kind) for k in axes for n in names]
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def window(kernel: tuple[int, ...]) -> Gather:
     """The input as the matrix b [channels · taps, positions] of `kernels.matmul`, zero where the window overhangs.
 
@@ -112,7 +112,7 @@ class Line:
         return output * self.stride + tap * self.dilation - self.padding
 
 
-@lru_cache(maxsize=512)
+@cached(512)
 def direct(s: Storages, line: Line, rank: int, x_quads: bool, y_quads: bool, target: Target) -> KernelSpec:
     """Four neighbouring outputs per invocation; the inputs that they share are loaded once per row of the window."""
     last, outer = rank - 1, range(rank - 1)
@@ -185,7 +185,7 @@ def _quads(offsets: list[int]) -> list[tuple[int, int]]:
     return [(q - offsets[0] // 4, q) for q in sorted({e // 4 for e in offsets})]
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
     """Output o takes input i through tap k where o = i · stride - padding + k · dilation, along every axis."""
     axes = range(rank)
@@ -242,7 +242,7 @@ def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def phases(weight: DType, rank: int, target: Target) -> KernelSpec:
     """Weights [group, channel, out channel, taps] as [group, phase, out channel, channel, taps of a phase, reversed].
 
@@ -266,7 +266,7 @@ def phases(weight: DType, rank: int, target: Target) -> KernelSpec:
     return chosen("convolution_phases", lines, {"a": weight}, weight, params, False, target)
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def interleave(s: Storages, rank: int, target: Target) -> KernelSpec:
     """The phases [image, group, phase, out channel, `P.q` positions] as outputs, with bias and clamped."""
     axes = range(rank)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import decode
 from .functions import functions
 from .wgsl import KernelSpec, Storage, build
@@ -23,7 +23,7 @@ _NORMS: dict[Norm, tuple[str, str]] = {
 }
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def distance(norm: Norm, a: DType, b: DType, out: DType, rank: int, lanes: int, target: Target) -> KernelSpec:
     """Output element c is the distance of the rows of `P.width` loads that begin at Σ c·a_s and Σ c·b_s."""
     add, end = _NORMS[norm]

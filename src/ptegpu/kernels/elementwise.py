@@ -18,11 +18,11 @@ then worked out once, and a strided operand can be found with one load:
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from ..dtypes import INTS, DType
 from ..plan.target import Target
+from ..sizes import cached
 from .functions import functions
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
@@ -44,7 +44,7 @@ class Operand(NamedTuple):
         return {"bool": "u32"}.get(COMPUTE[self.dtype], COMPUTE[self.dtype])
 
 
-@lru_cache(maxsize=4096)
+@cached(4096)
 def elementwise(
     name: str,
     body: str,

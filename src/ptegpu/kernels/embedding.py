@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import convert
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def embedding(weight: DType, indices: DType, out: DType, lanes: int, target: Target) -> KernelSpec:
     """An invocation copies `lanes` (1 or 4) neighbouring elements of a row if that row lies in this piece of the table.
 

@@ -5,17 +5,16 @@ Indices outside the table are clamped into it, so that nothing else is ever read
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import convert
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
 PARAMS = ("n", "width", "total", "first", "rows", "w_first", "s_first", "group", "scale_row", "scale_group")
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def embedding_q4(
     weight: DType,
     scales: DType,

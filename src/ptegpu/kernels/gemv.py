@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..plan.target import Target
+from ..sizes import cached
 from .matmul import Form, b_source, module
 from .wgsl import KernelSpec, Storage
 
 MIN_SUBGROUP = 4  # the smallest size WebGPU allows
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Target) -> KernelSpec:
     """`rows` rows of a [M, K], all there are, against `columns` rows of b [N, K]: a workgroup walks K together."""
     quads = form.a_quads and form.b_quads
@@ -82,7 +81,7 @@ def _reduce_tree(values: list[str], workgroup: int) -> tuple[list[str], int]:
     return lines, workgroup * count
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpec:
     """`rows` rows of a [M, K], all there are, against b [K, N]: a lane has four columns, a slice every so manieth k."""
     workgroup = target.workgroup(256)

@@ -7,10 +7,9 @@ outside of its dimension reads the nearest element, and writes nothing.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import WRAPPED, convert, decode
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
@@ -29,7 +28,7 @@ def _sum(name: str, prefix: str, rank: int) -> str:
     return " + ".join(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank)) or "0"
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> KernelSpec:
     """Output element c is `x` at Σ c·x_s + Σⱼ index j (at Σ c·ij_s) · ij_stride.
 
@@ -62,7 +61,7 @@ def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> K
     )
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def put(values: DType | None, out: DType, indices: int, rank: int, target: Target) -> KernelSpec:
     """Writes value c (at Σ c·v_s, or the number `P.value`) where `take` would read it. Of several values for one
     place any may stay."""

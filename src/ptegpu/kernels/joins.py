@@ -6,11 +6,11 @@ overlaying think of elements or, where all widths are multiples of four, of whol
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import WRAPPED, convert, decode
 from .wgsl import COMPUTE, ZERO, KernelSpec, Storage, build
 
@@ -18,7 +18,7 @@ NAMES = "abcdefgh"
 Axis = Literal["plain", "pad", "roll"]
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def join(sources: tuple[DType, ...], out: DType, quads: bool, target: Target) -> KernelSpec:
     """Rows put side by side: row r of the output is row r of each source in turn.
 
@@ -43,7 +43,7 @@ def join(sources: tuple[DType, ...], out: DType, quads: bool, target: Target) ->
     )
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target) -> KernelSpec:
     """`a` of shape (outer, size, inner) with `b` of shape (outer, count, inner) in its place at every `step`-th
     position from `start` on, which is a parameter or a symbolic int."""
@@ -63,7 +63,7 @@ def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target
     return chosen("overlay", lines, {"a": x, "b": source}, x, params, quads, target, helpers)
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     """`a` at coordinates that each axis k of the output changes: "pad" subtracts `P.low{k}` and, outside of
     `P.size{k}`, gives the number `P.fill`; "roll" adds `P.low{k}` and wraps around."""
@@ -89,7 +89,7 @@ def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     return chosen("remap", lines, {"a": dtype}, dtype, params, False, target)
 
 
-@lru_cache(maxsize=32)
+@cached(32)
 def triangle(dtype: DType, sign: Literal["<=", ">="], target: Target) -> KernelSpec:
     """Matrices of `P.height` × `P.width` with zeros but where column - row is on that side of `P.diagonal`."""
     lines = [

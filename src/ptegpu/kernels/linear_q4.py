@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .matmul import Form, Loader, module
 from .wgsl import KernelSpec, Storage
 
@@ -123,7 +123,7 @@ class _Row:
     column: int  # from `first` on
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def gemv(
     form: Form,
     packing: Packing,

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .linear_q4 import RAW, WHOLE, Gemv, by_subgroups, reduce_lanes, word_loader
 from .matmul import Tile
 from .wgsl import COMPUTE, KernelSpec, Storage, build
@@ -143,7 +143,7 @@ def _epilogue(form: Form) -> str:
     return "\n".join([*lines, "  }", "}"])
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bool, target: Target) -> KernelSpec:
     """Rows of x [rows, k] as words, `words` to a row: floats are quantised, int8 is only put in order."""
     if scale and zero:
@@ -181,7 +181,7 @@ def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bo
     )
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
     """`count` rows of x against a weight; sets of lanes have quads of its rows. A block is one load of such a row."""
     assert how.rows % 4 == 0
@@ -285,7 +285,7 @@ def _nibbles(
     return lines
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
     """A tile of y per workgroup, group by group of K.
 

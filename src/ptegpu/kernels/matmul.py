@@ -21,10 +21,10 @@ stored. `gemv_columns` and `gemm` store quads if the form says so, and can leave
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .functions import functions
 from .wgsl import COMPUTE, ZERO, KernelSpec, Storage, build
 
@@ -209,7 +209,7 @@ def b_source(form: Form) -> tuple[Storage, str, str]:
     return Storage(form.b, 4 if form.b_quads else 1), _quad("b", width, form.b_quads), "{column}"
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def outer(form: Form, target: Target) -> KernelSpec:
     """An invocation per element of y."""
     b = "(z * P.n + column) * P.k + k" if form.transposed else "(z * P.k + k) * P.n + column"
@@ -234,7 +234,7 @@ def outer(form: Form, target: Target) -> KernelSpec:
     )
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -> KernelSpec:
     """A tile of y per workgroup; `b` is a matrix as the form says, or what `loader` makes of other storage.
 
@@ -329,7 +329,7 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def add_parts(form: Form, target: Target) -> KernelSpec:
     """y from partial sums [parts, batch, M, N], which it reads as `a`."""
     body = [

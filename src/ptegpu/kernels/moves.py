@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
 TALL, BROAD = 64, 32  # of a tile: elements that are neighbours in x, and in y
 _PITCH = TALL + 1  # of the tile's lines, so that a column lies in as many banks as a line
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def transposition(dtype: DType, outer: int, quads: bool, target: Target) -> KernelSpec:
     """Of (outer, r, c): element r of x follows r - 1, element c of y follows c - 1; `P.c` is a multiple of four.
 

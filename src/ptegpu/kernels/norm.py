@@ -12,11 +12,11 @@ results. Rows and parameters are laid out in one of three ways:
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .lanes import SUM, Lanes, Stage, Sweep, cut_params, cut_place, stage_name
 from .wgsl import KernelSpec, Storage, build
 
@@ -33,7 +33,7 @@ _ACROSS = {
 }
 
 
-@lru_cache(maxsize=512)
+@cached(512)
 def norm(
     stage: Stage,
     layout: Layout,

@@ -8,11 +8,11 @@ is written directly.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .convolution import flat
 from .functions import functions
 from .wgsl import COMPUTE, KernelSpec, Storage, build
@@ -21,7 +21,7 @@ Extent = Literal["sliding", "even"]
 Divisor = Literal["window", "inside", "number"]  # the window with its padding, its part inside, or `P.divisor`
 
 
-@lru_cache(maxsize=128)
+@cached(128)
 def largest(x: DType, y: DType, indices: bool, extent: Extent, rank: int, target: Target) -> KernelSpec:
     """The largest of each window, NaN if one is there, and with `indices` its position in the plane.
 
@@ -59,7 +59,7 @@ def largest(x: DType, y: DType, indices: bool, extent: Extent, rank: int, target
     )
 
 
-@lru_cache(maxsize=128)
+@cached(128)
 def mean(x: DType, y: DType, divisor: Divisor, extent: Extent, rank: int, target: Target) -> KernelSpec:
     """The mean of each window; padding counts as zeros."""
     axes = range(rank)

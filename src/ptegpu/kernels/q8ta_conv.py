@@ -9,10 +9,9 @@ What lies outside of the image counts as zero, which is the zero point among int
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .linear_q8 import Gather
 from .wgsl import KernelSpec, Storage, build
 
@@ -32,7 +31,7 @@ def _coordinate(axis: int, transposed: bool) -> str:
     return f"fn along{k}(o: i32, t: i32) -> i32 {{ {found} return select(-1, at, {inside}); }}"
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> Gather:
     """`depth_quads`: the channels of a group, `P.depth`, are a multiple of four, so that a word has one tap."""
     lines = [
@@ -67,7 +66,7 @@ def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> Gather:
     return Gather("\n".join(lines), (("sets", "u32"), ("depth", "i32"), *AXES), shared_scales)
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def depthwise(weight: DType, scales: DType, bias: DType | None, relu: bool, target: Target) -> KernelSpec:
     """The weight is stored (kernel H, kernel W, channels)."""
     value = "f32(sum) * (P.x_scale * scales_at(u32(channel)))" + (" + bias_at(u32(channel))" if bias else "")

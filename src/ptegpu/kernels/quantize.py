@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import convert
 from .lanes import MAX, Agreement, Lanes
 from .wgsl import COMPUTE, KernelSpec, Storage, build
@@ -44,7 +43,7 @@ def _store(rule: str, scale: DType, zero: DType) -> list[str]:
     ]
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def choose_qparams(
     rule: str, x: DType, scale: DType, zero: DType, quads: bool, lanes: Lanes, target: Target
 ) -> KernelSpec:
@@ -78,7 +77,7 @@ def choose_qparams(
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def qparams_of_extremes(rule: str, scale: DType, zero: DType, target: Target) -> KernelSpec:
     """From the lowest and highest value of each row, in f32."""
     body = [

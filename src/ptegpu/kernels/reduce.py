@@ -9,11 +9,11 @@ a partial result, and a second kernel (`loads=False`) reduces those. Sums of hal
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import convert
 from .lanes import Agreement, Lanes
 from .wgsl import COMPUTE, KernelSpec, Storage, build
@@ -146,7 +146,7 @@ def _vector(value: str, source: str, to: str) -> str:
     return f"!({value} == vec4<{source}>(0))" if to == "bool" else f"vec4<{to}>({value})"
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def reduction(
     fold: str,
     x: DType,
@@ -203,7 +203,7 @@ def reduction(
     )
 
 
-@lru_cache(maxsize=1024)
+@cached(1024)
 def extremum(
     sign: str,  # ">" for the largest, "<" for the smallest
     x: DType,
@@ -256,7 +256,7 @@ def extremum(
     )
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def scan(name: str, operator: str, x: DType, out: DType, quads: bool, lanes: Lanes, target: Target) -> KernelSpec:
     """Running totals along rows of `P.length` loads that are `P.inner` apart, in rounds of four loads per lane.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import decode
 from .joins import chosen
 from .wgsl import KernelSpec
@@ -30,7 +30,7 @@ _SOURCE_PARAMS: dict[Axis, list[tuple[str, str]]] = {
 }
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def mapped(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     """Each element of the output, of sizes `P.d`, is one of the input, found axis by axis."""
     rank = len(axes)
@@ -44,7 +44,7 @@ def mapped(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     return chosen("resample", lines, {"a": dtype}, dtype, params, False, target)
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def bilinear(dtype: DType, align_corners: bool, target: Target) -> KernelSpec:
     """Planes of `P.height` × `P.width` stretched to `P.rows` × `P.columns`: `P.down` and `P.right` pixels per step."""
     lines = ["let column = i % P.columns; let row = i / P.columns % P.rows;"]
@@ -64,7 +64,7 @@ def bilinear(dtype: DType, align_corners: bool, target: Target) -> KernelSpec:
     return chosen("bilinear", lines, {"a": dtype}, dtype, params, False, target)
 
 
-@lru_cache(maxsize=128)
+@cached(128)
 def grid_sample(
     x: DType, grid: DType, interpolation: Interpolation, padding: Padding, align_corners: bool, target: Target
 ) -> KernelSpec:

@@ -11,10 +11,9 @@ style:
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .wgsl import KernelSpec, Storage, build
 
 _COS_SIN = {
@@ -47,7 +46,7 @@ fn {name}_turn(e: u32) -> f32 {{
 """
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic: bool, target: Target) -> KernelSpec:
     """`xs` are the dtypes of the tensors and of their results, `tables` those of cos and sin.
 

@@ -17,11 +17,11 @@ came: no temperature, no penalty, nothing left out.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .functions import functions
 from .lanes import MAX, SUM, Lanes
 from .wgsl import KernelSpec, Storage, build
@@ -66,7 +66,7 @@ def _part(body: str) -> str:
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def statistics(logits: DType, draws: bool, penalised: bool, target: Target) -> KernelSpec:
     """Per part: the largest logit and the sum of exponentials, as given and as changed by penalty and temperature.
 
@@ -143,7 +143,7 @@ def _raw_total(lanes: Lanes) -> str:
 _WORD = "fn word(o: u32) -> f32 { return bitcast<f32>(parts_at(o)); }"
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def choose(logits: DType, draws: bool, target: Target) -> KernelSpec:
     """One workgroup: the greedy token with its log-probability, or, with `draws`, the summary and empty bins."""
     lanes = _lanes(target)
@@ -246,7 +246,7 @@ def _pick(pick: Pick, fresh: bool, lanes: Lanes) -> str:
 _STATE = [(n, "u32") for n in ("length", "span", "old_bins", "old_state", "old_shift")]
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
     """Ends the digit before, as `pick` says, and fills the bins of the next with tokens, or with probability `mass`."""
     lanes = _lanes(target)
@@ -294,7 +294,7 @@ fn mixed(n: u32) -> u32 {
 fn noise(h: u32) -> f32 { return -log(-log1p(-min((f32(h) + 0.5) * 2.3283064365386963e-10, 0.99999994))); }"""
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def draw(selects: bool, target: Target) -> KernelSpec:
     """Per part: the token kept whose changed logit plus noise is largest."""
     lanes = _lanes(target)
@@ -331,7 +331,7 @@ def draw(selects: bool, target: Target) -> KernelSpec:
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def finish(logits: DType, target: Target) -> KernelSpec:
     """One workgroup: the token of the parts that `draw` left, with its log-probability."""
     lanes = _lanes(target)
@@ -358,7 +358,7 @@ def finish(logits: DType, target: Target) -> KernelSpec:
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def likelihood(logits: DType, target: Target) -> KernelSpec:
     """One workgroup per row: the log-probability of the row's given token, from the row's statistics."""
     lanes = _lanes(target)

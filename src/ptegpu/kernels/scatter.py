@@ -5,11 +5,11 @@ run.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import convert, decode
 from .functions import functions
 from .wgsl import COMPUTE, KernelSpec, Storage, build
@@ -35,7 +35,7 @@ def _sum(name: str, rank: int) -> str:
     return " + ".join(f"c{k} * P.{name}_s{k}" for k in range(rank)) or "0"
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool, target: Target) -> KernelSpec:
     """Output element c is element c of `x` with the values that a row of sorted indices sends there.
 
@@ -85,7 +85,7 @@ def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def linear(indices: int, rank: int, target: Target) -> KernelSpec:
     """Several indices as one: Σⱼ index j (at Σ c·ij_s) · ij_stride, or more than any where one is out of range."""
     params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .elementwise import convert
 from .joins import chosen
 from .wgsl import COMPUTE, KernelSpec
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def search(values: DType, sequence: DType, compute: DType, right: bool, sorter: bool, target: Target) -> KernelSpec:
     """For each value `a` how many of the `P.length` elements `b` of its sequence are below it or, with `right`, not
     above it. `P.count` values have one sequence, and sequences are `P.apart`. A NaN is above all; with a `sorter`, `c`

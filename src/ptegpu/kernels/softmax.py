@@ -7,10 +7,9 @@ them together and writes the results.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .lanes import MAX, SUM, Lanes, Stage, Sweep, cut_params, cut_place, stage_name
 from .reduce import Quads
 from .wgsl import KernelSpec, Storage, build
@@ -25,7 +24,7 @@ HELPERS = {
 }
 
 
-@lru_cache(maxsize=512)
+@cached(512)
 def softmax(
     stage: Stage,
     x: DType,

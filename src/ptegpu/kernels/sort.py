@@ -10,11 +10,11 @@ the elements of the result are.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
 # "low": up, but NaN first; "index": by what they index in `P.size`, those out of range behind all
@@ -65,7 +65,7 @@ def _writes(result: Result) -> dict[str, Storage]:
     return {"y_keys": _I32, "y": _I32} if result == "runs" else {"y": _I32}
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def chunks(dtype: DType, order: Order, width: int, result: Result, target: Target) -> KernelSpec:
     """Sort each chunk of `width` elements of `P.rows` rows of `P.length`, which are `P.inner` apart, and store the
     first `P.keep` of each, `P.room` per row."""
@@ -123,7 +123,7 @@ def chunks(dtype: DType, order: Order, width: int, result: Result, target: Targe
     )
 
 
-@lru_cache(maxsize=8)
+@cached(8)
 def merge(result: Result, target: Target) -> KernelSpec:
     """Merge runs 2i and 2i + 1 of each row into one of at most `P.keep` elements.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sizes import cached
 from .functions import functions
 from .lanes import MAX, SUM, Lanes, Sweep
 from .softmax import HELPERS, LOWEST
@@ -22,7 +21,7 @@ fn code(v: f32, row: u32, column: u32) -> i32 {
 }"""
 
 
-@lru_cache(maxsize=16)
+@cached(16)
 def requantise(latent: DType, scales: DType, quads: bool, target: Target) -> KernelSpec:
     """Four bytes of two codes per invocation. With `quads` rows are whole words, so all eight codes are of one row."""
     if quads:
@@ -61,7 +60,7 @@ fn pair(byte: u32) -> i32 {
     )
 
 
-@lru_cache(maxsize=64)
+@cached(64)
 def cross_entropy(
     x: DType, labels: DType, out: DType, quads: bool, held: int, lanes: Lanes, target: Target
 ) -> KernelSpec:
@@ -111,7 +110,7 @@ def cross_entropy(
     )
 
 
-@lru_cache(maxsize=16)
+@cached(16)
 def adamw(param: DType, m: DType, v: DType, grad: DType, target: Target) -> KernelSpec:
     """A step in place, with copies of the results in `y_param`, `y_mean` and `y_square`, four elements at a time."""
     states = {"param": Storage(param, 4), "mean": Storage(m, 4), "square": Storage(v, 4)}

@@ -134,7 +134,7 @@ def build(
     shared_bytes = 0
     for n, (element, count) in shared.items():
         lines.append(f"var<workgroup> {n}: array<{element}, {count}>;")
-        shared_bytes += _ELEMENT_BYTES[element] * count
+        shared_bytes += _ELEMENT_BYTES[element] * int(count)
     lines.append(f"const WG: u32 = {workgroup}u;")
     if helpers:
         lines.append(helpers)
@@ -155,7 +155,7 @@ def build(
         needs.append("f16")
     if subgroups:
         needs.append("subgroups")
-    kernel = Kernel(name, "\n".join(lines) + "\n", tuple(access), workgroup, shared_bytes, tuple(needs))
+    kernel = Kernel(name, "\n".join(lines) + "\n", tuple(access), int(workgroup), shared_bytes, tuple(needs))
     return KernelSpec(kernel, tuple(reads.values()), tuple(writes.values()), tuple(params))
 
 

@@ -17,12 +17,12 @@ import numpy as np
 
 import ptegpu
 
+from ..compiler.append import Tail
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
 from ..graph.linear import Var
 from ..kernels.sample import SETTINGS
-from ..runtime.append import Tail
 from .generation import Generation, Stream
 from .sampling import Sampling
 from .signature import METHOD, Signature, read_signature

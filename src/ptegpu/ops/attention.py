@@ -20,6 +20,7 @@ from ..kernels import attention_rows as few
 from ..kernels.attention import Form
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
+from ..sizes import largest, smallest
 from .cache import check_cache, fitting, written
 from .pointwise import broadcast_strides
 from .registry import Bounded, Dispatch, Out, Scratch, Steps, SymInt, op
@@ -125,7 +126,7 @@ def attend(
         params |= ys.strides("y")
     else:
         result = yield Scratch((splits, ks.batch, ks.heads, rows, form.value_quads + 1, 4), DType.F32)
-    pairs, seen = visible(qs.length, ks.length, causal, None if start is None else int(start))
+    pairs, seen = visible(qs.length, ks.length, causal, start.value if isinstance(start, Sym) else start)
     kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
     yield Dispatch(
         kernel,
@@ -134,7 +135,7 @@ def attend(
         groups,
         params,
         flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
-        read_bytes=q.nbytes + (k.nbytes + v.nbytes) * seen // max(ks.length, 1) + (mask.nbytes if mask else 0),
+        read_bytes=q.nbytes + (k.nbytes + v.nbytes) * seen // largest(ks.length, 1) + (mask.nbytes if mask else 0),
         write_bytes=kept + result.nbytes,
     )
     if splits > 1:
@@ -143,11 +144,11 @@ def attend(
 
 def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[int, int]:
     """How many pairs of query and key count, and up to which key; `start` is the position now."""
-    first = max(start or 0, 0)
+    first = 0 if start is None else largest(start, 0)
     if causal:
-        ends = [min(first + query + 1, keys) for query in range(queries)]
-        return sum(ends), ends[-1]
-    seen = keys if start is None else min(first + queries, keys)
+        full = largest(smallest(queries, keys - first), 0)  # those that see one key more than the one before
+        return full * first + full * (full + 1) // 2 + (queries - full) * keys, smallest(first + queries, keys)
+    seen = keys if start is None else smallest(first + queries, keys)
     return queries * seen, seen
 
 
@@ -159,19 +160,22 @@ def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
 def splits_of(keys: int, groups: int, wanted: int) -> int:
     """Over how many workgroups to split the keys, where there are `groups` without that. The cache's length counts,
     not the position."""
-    return max(1, min(-(-keys // KEYS_OF_A_SPLIT), wanted // groups))
+    return largest(1, smallest(-(-keys // KEYS_OF_A_SPLIT), wanted // groups))
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, heads_first: bool) -> None:
     """Raises unless these go together."""
     qs, ks, vs = (sizes(x, heads_first) for x in (q, k, v))
-    shapes = f"query {list(q.shape)}, key {list(k.shape)} and value {list(v.shape)}"
+
+    def shapes() -> str:
+        return f"query {list(q.shape)}, key {list(k.shape)} and value {list(v.shape)}"
+
     if not qs.batch == ks.batch == vs.batch or ks[1:3] != vs[1:3] or qs.dim != ks.dim:
-        raise ShapeError(f"{shapes} do not fit together in attention")
+        raise ShapeError(f"{shapes()} do not fit together in attention")
     if ks.heads == 0 or qs.heads % ks.heads:
-        raise ShapeError(f"{shapes}: {qs.heads} query heads cannot share {ks.heads} key heads")
+        raise ShapeError(f"{shapes()}: {qs.heads} query heads cannot share {ks.heads} key heads")
     if qs.dim == 0:
-        raise ShapeError(f"{shapes}: the heads have no elements")
+        raise ShapeError(f"{shapes()}: the heads have no elements")
     if dropout:
         raise InvalidProgram(f"attention has a dropout of {dropout}: call eval() on the model before exporting it")
     if mask is None:
@@ -250,7 +254,7 @@ def sdpa_with_kv_cache(
         raise ShapeError(f"{shapes} must have the same length, and keys and values the same shape")
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
     bounded = by_position(attn_mask, is_causal)
-    rows = query.numel // max(1, query.shape[0] * key.shape[2] * query.shape[3])
+    rows = query.numel // largest(1, query.shape[0] * key.shape[2] * query.shape[3])
     together = (
         bounded and key.dtype is value.dtype and key.shape[3] % 4 == 0 and 0 < rows <= few.most_rows(key.shape[3])
     )

@@ -16,6 +16,7 @@ from ..errors import InvalidProgram
 from ..graph.graph import Tensor
 from ..kernels.wgsl import COMPUTE
 from ..plan.target import Target
+from ..sizes import Size
 from .pointwise import pointwise
 from .registry import Number, Out, Steps, broadcast, define, op
 
@@ -59,14 +60,14 @@ def combine(
     """The steps of an operator whose tensors broadcast and are computed in the output's type."""
     body = body_for(name, bodies, out.dtype)
     out = yield Out(broadcast(*(x.shape for x in operands if isinstance(x, Tensor))))
-    given = [wrapped(x, out.dtype) if isinstance(x, int) else x for x in operands]
+    given = [wrapped(x, out.dtype) if isinstance(x, int | Size) else x for x in operands]
     yield pointwise(name, body, given, out, target, compute=out.dtype, scalars=scalars)
 
 
 def wrapped(value: int, dtype: DType) -> int:
     """An int scalar as an operand of an 8-bit tensor, whose dtype it takes first."""
     low, high = BOUNDS[dtype] if dtype in (DType.I8, DType.U8) else (value, value)
-    return value if low <= value <= high else int((value - low) % 256 + low)
+    return value if low <= value <= high else (value - low) % 256 + low
 
 
 def unary(name: str, bodies: Bodies, *, wide: bool = False) -> None:
@@ -127,7 +128,7 @@ def compare(base: str, body: str) -> None:
         int32 by value: on the GPU, the tensor may have been int64, and the float an int.
         """
         out = yield Out(x.shape, DType.BOOL)
-        y = wrapped(y, x.dtype) if isinstance(y, int) else y
+        y = wrapped(y, x.dtype) if isinstance(y, int | Size) else y
         low, high = BOUNDS[DType.I32]
         whole = not x.dtype.is_float and float(y).is_integer()
         if whole and not low <= y <= high:
@@ -370,7 +371,7 @@ def clamp(
     """A missing bound is the type's own; where the bounds cross, the upper one wins."""
     dtype = outs[0].dtype
     least, most = BOUNDS.get(dtype, (-math.inf, math.inf))
-    low, high = (wrapped(b, dtype) if isinstance(b, int) else b for b in (low, high))
+    low, high = (wrapped(b, dtype) if isinstance(b, int | Size) else b for b in (low, high))
     low, high = least if low is None else max(low, least), most if high is None else min(high, most)
     yield from combine("clamp", CLAMP, [x, low, high], outs[0], target)
 

@@ -11,6 +11,7 @@ from ..graph.graph import Tensor
 from ..kernels.embedding import embedding as kernel_of
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
+from ..sizes import smallest
 from .pointwise import cast
 from .registry import Bounded, Dispatch, Out, Scratch, Steps, op
 
@@ -50,7 +51,7 @@ def embedding(
     n = out.numel // lanes
     for first, part in weight.parts or ((0, weight),):
         params = {"n": n, "width": width // lanes, "total": total, "first": first, "rows": part.shape[0]}
-        needed = min(part.nbytes, out.nbytes) + indices.nbytes
+        needed = smallest(part.nbytes, out.nbytes) + indices.nbytes
         yield Dispatch(kernel, [part, indices], [y], -(-n // kernel.kernel.workgroup), params, read_bytes=needed)
     if y is not out:
         yield cast(y, out, target)

@@ -10,6 +10,7 @@ from ..graph.graph import Tensor
 from ..kernels.embedding_q4 import embedding_q4 as kernel_of
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
+from ..sizes import smallest
 from .embedding import rows
 from .pointwise import cast
 from .registry import Dispatch, Out, Scratch, Steps, op
@@ -46,7 +47,7 @@ def lookup(
     groups = -(-out.numel // (lanes * kernel.kernel.workgroup))
     common = {"n": out.numel, "width": width, "total": total, "group": group}
     common |= {"scale_row": scale_row, "scale_group": scale_group}
-    rows_needed = min(indices.numel, total) / max(total, 1)  # the part of the tables that can be needed
+    rows_needed = smallest(indices.numel, total)  # of the tables, at most
     for w_first, w in weight.parts or ((0, weight),):
         for s_first, s in scales.parts or ((0, scales),):
             first = max(w_first, s_first)
@@ -54,7 +55,9 @@ def lookup(
             if first < end:
                 reads = [w, s, indices, *([zeros] if zeros else [])]
                 params = {"first": first, "rows": end - first, "w_first": w_first, "s_first": s_first}
-                needed = indices.nbytes + int(rows_needed * sum(t.nbytes for t in reads if t is not indices))
+                needed = indices.nbytes + rows_needed * sum(t.nbytes for t in reads if t is not indices) // max(
+                    total, 1
+                )
                 yield Dispatch(kernel, reads, [y], groups, common | params, read_bytes=needed)
     if y is not out:
         yield cast(y, out, target)

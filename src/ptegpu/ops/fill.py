@@ -12,6 +12,7 @@ from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Shape, Tensor
 from ..plan.target import Target
+from ..sizes import Size
 from .pointwise import pointwise
 from .registry import Number, Out, Steps, define, op
 
@@ -120,10 +121,11 @@ constant("aten.empty", 0)
 def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Target) -> Steps:
     """The steps that count from `start` to before `end`, in ints where the output's dtype is one."""
     if not dtype.is_float:
-        start, end, step = int(start), int(end), int(step)
+        start, end, step = (x if isinstance(x, Size) else int(x) for x in (start, end, step))
     if not step or (end - start) / step < 0:
         raise InvalidProgram(f"arange cannot go from {start} to {end} in steps of {step}")
-    out = yield Out((math.ceil((end - start) / step),))
+    whole = not any(isinstance(x, float) for x in (start, end, step))
+    out = yield Out((-(-(end - start) // step) if whole else math.ceil((end - start) / step),))
     number = "f32(i)" if dtype.is_float else "i32(i)"
     yield pointwise("arange", f"a + {number} * b", [start, step], out, target)
 

@@ -17,6 +17,7 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import index as kernels
 from ..kernels.wgsl import COMPUTE, store_type
 from ..plan.target import Target
+from ..sizes import smallest
 from .elementwise import WHERE
 from .pointwise import Strided, broadcast_strides, cast, collapse, contiguous, pointwise, word
 from .registry import Bounded, Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
@@ -126,7 +127,7 @@ def read(x: Tensor, place: Place, out: Tensor, target: Target) -> Dispatch:
         params[f"d{rank - 1}"] = sizes[-1] // 4
     kernel = kernels.take(x.dtype, len(place.indices), rank, rows, target)
     groups = -(-out.numel // (4 * kernel.kernel.workgroup))
-    needed = min(x.nbytes, out.nbytes) + sum(i.tensor.nbytes for i in place.indices)
+    needed = smallest(x.nbytes, out.nbytes) + sum(i.tensor.nbytes for i in place.indices)
     return Dispatch(kernel, [x, *(i.tensor for i in place.indices)], [out], groups, params, read_bytes=needed)
 
 
@@ -136,7 +137,7 @@ def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> b
     apart = [params[f"x_s{k}"] for k in range(last)] + [params[f"i{j}_stride"] for j in range(indices)]
     return (
         params[f"x_s{last}"] == 1
-        and all(int(s) % 4 == 0 for s in apart)
+        and all(s % 4 == 0 for s in apart)
         and all(params[f"i{j}_s{last}"] == 0 for j in range(indices))
     )
 
@@ -160,7 +161,7 @@ def put(x: Tensor, place: Place, values: Tensor | Number, strides: tuple[int, ..
     groups = -(-math.prod(place.shape) // kernel.kernel.workgroup)
     reads = [i.tensor for i in place.indices] + ([values] if isinstance(values, Tensor) else [])
     changed = math.prod(place.shape) * store.size
-    yield Dispatch(kernel, reads, [words], groups, params, write_bytes=min(words.nbytes, changed))
+    yield Dispatch(kernel, reads, [words], groups, params, write_bytes=smallest(words.nbytes, changed))
     if not direct:
         yield cast(words, out, target)
 

@@ -24,8 +24,8 @@ def cat(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
     parts = [x for x in tensors if x.shape != (0,)] or tensors[:1]
     first = parts[0].shape
     d = normalise_dim(dim, len(first))
-    rest = {(*x.shape[:d], *x.shape[d + 1 :]) for x in parts}
-    if len(rest) > 1 or len({x.rank for x in parts}) > 1:
+    rest = [(*x.shape[:d], *x.shape[d + 1 :]) for x in parts]
+    if any(r != rest[0] for r in rest) or any(x.rank != len(first) for x in parts):
         raise ShapeError(f"{', '.join(str(list(x.shape)) for x in parts)} cannot be joined along dimension {dim}")
     out = yield Out([*first[:d], sum(x.shape[d] for x in parts), *first[d + 1 :]])
     yield from joined(parts, math.prod(first[:d]), out, target)
@@ -35,7 +35,7 @@ def cat(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
 def stack(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
     first = tensors[0].shape
     d = normalise_dim(dim, len(first) + 1)
-    if len({x.shape for x in tensors}) > 1:
+    if any(x.shape != first for x in tensors):
         raise ShapeError(f"{', '.join(str(list(x.shape)) for x in tensors)} cannot be stacked")
     out = yield Out([*first[:d], len(tensors), *first[d:]])
     yield from joined(tensors, math.prod(first[:d]), out, target)

@@ -10,6 +10,7 @@ from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import moves as kernels
 from ..plan.target import Target
+from ..sizes import largest, smallest
 from .pointwise import Strided, collapse, contiguous, pointwise
 from .registry import Dispatch, Out, Steps, SymInt, broadcast, normalise_dim, op
 
@@ -141,7 +142,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1, *, target
         raise ShapeError(f"a diagonal needs two dimensions, not {dim1} and {dim2}")
     own = contiguous(x.shape)
     down, right = max(-offset, 0), max(offset, 0)
-    length = max(min(x.shape[j] - down, x.shape[k] - right), 0)
+    length = largest(smallest(x.shape[j] - down, x.shape[k] - right), 0)
     rest = [d for d in range(x.rank) if d not in (j, k)]
     out = yield Out([*(x.shape[d] for d in rest), length], x.dtype)
     strides = (*(own[d] for d in rest), own[j] + own[k])
@@ -207,11 +208,11 @@ def span(size: int, start: SymInt | None, end: SymInt | None, step: int) -> tupl
         raise ShapeError(f"a slice needs a positive step, not {step}")
 
     def bound(value: SymInt | None, default: int) -> int:
-        at = default if value is None else int(value)
-        return min(max(at + size if at < 0 else at, 0), size)
+        at = default if value is None else value.value if isinstance(value, Sym) else value
+        return smallest(largest(at + size if at < 0 else at, 0), size)
 
     first = bound(start, 0)
-    return first, max(-(-(bound(end, size) - first) // step), 0)
+    return first, largest(-(-(bound(end, size) - first) // step), 0)
 
 
 def position(x: Tensor, dim: int, index: SymInt) -> int:

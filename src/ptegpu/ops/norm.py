@@ -12,6 +12,7 @@ from ..kernels.lanes import HELD_ROWS, Stage, choose, pieces
 from ..kernels.norm import Layout
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
+from ..sizes import real
 from .pointwise import Strided, pointwise
 from .registry import Dispatch, Out, Scratch, Steps, op
 
@@ -57,7 +58,7 @@ def normalise(
             lanes,
             target,
         )
-        params: dict[str, int | float] = {"rows": rows, "length": length // step, "count": float(length), "eps": eps}
+        params: dict[str, int | float] = {"rows": rows, "length": length // step, "count": real(length), "eps": eps}
         params |= {k: v // step if k in ("inner", "stride") else v for k, v in (extra or {}).items()}
         params |= cut.params(stage)
         groups = lanes.groups(rows) * cut.parts

@@ -13,6 +13,7 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels.elementwise import BY_STRIDES, Mode, Operand, elementwise
 from ..kernels.wgsl import COMPUTE
 from ..plan.target import Target
+from ..sizes import Size, real, smallest
 from .registry import Dispatch, Formula, Number
 
 NAMES = "abcdefgh"  # of operands, in their order
@@ -92,7 +93,7 @@ def pointwise(
     """
     shape = out.shape if shape is None else shape
     n = math.prod(shape)
-    numbers = {**{k: x for k, x in zip(NAMES, operands) if isinstance(x, int | float)}, **(scalars or {})}
+    numbers = {**{k: x for k, x in zip(NAMES, operands) if not isinstance(x, Tensor | Strided)}, **(scalars or {})}
     views = {
         k: x if isinstance(x, Strided) else Strided(x, broadcast_strides(x.shape, shape))
         for k, x in zip(NAMES, operands)
@@ -139,7 +140,7 @@ def pointwise(
 def _bytes_walked(view: Strided, shape: Shape) -> int:
     """What a view over this shape reads of its tensor."""
     elements = math.prod(n for n, stride in zip(shape, view.strides, strict=True) if stride)
-    return min(elements * view.tensor.dtype.size, view.tensor.nbytes)
+    return smallest(elements * view.tensor.dtype.size, view.tensor.nbytes)
 
 
 def _mode(view: Strided, strides: tuple[int, ...], sizes: Shape) -> Mode:
@@ -162,9 +163,11 @@ def word(value: Number, dtype: DType) -> Number:
     """A number as a parameter of the compute type of `dtype`; InvalidProgram if an int does not fit."""
     match COMPUTE[dtype]:
         case "f32":
-            return float(value)
+            return real(value)
         case "bool":
             return int(bool(value))
+        case _ if isinstance(value, Size) and -(2**31) <= value < 2**31:
+            return value
         case _ if math.isfinite(value) and -(2**31) <= int(value) < 2**31:
             return int(value)
         case _:

@@ -11,6 +11,7 @@ from ..graph.graph import Shape, Tensor
 from ..kernels import pooling as kernels
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
+from ..sizes import real
 from .convolution import per_axis
 from .reduce import reduce
 from .registry import Dispatch, Out, Steps, define
@@ -113,7 +114,7 @@ def _mean(x: Tensor, w: Windows, count_include_pad: bool, divisor: int | None, t
     out = yield Out(_pooled(x, w), x.dtype)
     if w.whole:
         axes = range(x.rank - len(w.size), x.rank)
-        yield from reduce("mean", x, axes, out, target, kind="f32", divisor=float(divisor or math.prod(w.size)))
+        yield from reduce("mean", x, axes, out, target, kind="f32", divisor=real(divisor or math.prod(w.size)))
         return
     by: kernels.Divisor = "number" if divisor else "window" if count_include_pad and w.kernel else "inside"
     kernel = kernels.mean(x.dtype, x.dtype, by, w.extent, len(w.size), target)

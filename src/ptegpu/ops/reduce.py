@@ -19,6 +19,7 @@ from ..kernels.lanes import ACROSS_ROWS, ALONG_ROWS, Lanes, choose
 from ..kernels.reduce import Quads
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
+from ..sizes import largest, real, smallest
 from .pointwise import cast, collapse, contiguous
 from .registry import Dispatch, Number, Out, Scratch, Step, Steps, define, normalise_dim, op
 
@@ -119,7 +120,7 @@ def lanes_for(rows: Rows, target: Target) -> tuple[Lanes, int, int]:
     groups = lanes.groups(rows.places)
     if rows.length <= LONG * lanes.count or groups * 2 > ENOUGH_GROUPS:
         return lanes, 1, rows.length
-    parts = min(-(-rows.length // (PART * lanes.count)), ENOUGH_GROUPS // groups)
+    parts = smallest(-(-rows.length // (PART * lanes.count)), ENOUGH_GROUPS // groups)
     span = -(-rows.length // parts)
     return lanes, -(-rows.length // span), span
 
@@ -237,7 +238,7 @@ def totals(base: str, fold: str, *overloads: str, dtypes: Sequence[DType] = ()) 
 
     def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
         out = yield Out(reduced_shape(x, dims, keepdim))
-        divisor = float(length_of(x, dims)) if fold == "mean" else None
+        divisor = real(length_of(x, dims)) if fold == "mean" else None
         as_bools = {"sum": "any", "prod": "all"}.get(fold, fold) if out.dtype is DType.BOOL else fold
         yield from reduce(as_bools, x, dims, out, target, kind=accumulator_of(out.dtype), divisor=divisor)
 
@@ -315,8 +316,8 @@ def spread(
     """Steps of `var` and `std`: the mean first, then squared deviations from it; returns the mean."""
     mean: Tensor = yield Scratch(out.shape, DType.F32)
     length = length_of(x, dims)
-    yield from reduce("mean", x, dims, mean, target, kind="f32", divisor=float(length))
-    divisor = max(0.0, length - correction)
+    yield from reduce("mean", x, dims, mean, target, kind="f32", divisor=real(length))
+    divisor = real(largest(length - correction, 0))
     yield from reduce(fold, x, dims, out, target, kind="f32", divisor=divisor, centre=mean)
     return mean
 

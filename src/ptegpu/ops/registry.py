@@ -29,6 +29,7 @@ from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
+from ..sizes import Size
 
 OPTIONS = ("dtype", "layout", "device", "pinned", "pin_memory")  # of a new tensor
 NONSENSE = (ArithmeticError, LookupError, ValueError)  # what Python raises where a program's numbers make no sense
@@ -400,11 +401,16 @@ def _tensor(a: Arg) -> Tensor:
 def _int(a: Arg) -> int:
     if isinstance(a, float) and not a.is_integer():
         raise ValueError("an integer is required")
-    return int(_scalar(a))
+    return _value(a) if isinstance(a, Sym | Size) else int(_scalar(a))
+
+
+def _value(a: Sym | Size) -> int:
+    """A symbolic int's value now, as the trace knows it."""
+    return a.value if isinstance(a, Sym) else a  # type: ignore[return-value]
 
 
 def _float(a: Arg) -> float:
-    return float(int(a)) if isinstance(a, Sym) else float(_scalar(a))
+    return _value(a) if isinstance(a, Sym | Size) else float(_scalar(a))
 
 
 def _scalar(a: Arg) -> Any:
@@ -425,7 +431,7 @@ _SCALARS: dict[frozenset[Any], Convert] = {
     frozenset({float}): _float,
     frozenset({bool}): lambda a: bool(int(_scalar(a))),
     frozenset({str}): _str,
-    frozenset({int, float}): lambda a: int(a) if isinstance(a, Sym) else _scalar(a),
+    frozenset({int, float}): lambda a: _value(a) if isinstance(a, Sym) else _scalar(a),
     frozenset({int, Sym}): lambda a: a if isinstance(a, Sym) else _int(a),
 }
 
@@ -442,8 +448,12 @@ def broadcast(*shapes: Shape) -> Shape:
     rank = max(map(len, shapes), default=0)
     out = []
     for k in range(rank):
-        sizes = {s[k - rank + len(s)] for s in shapes if k - rank + len(s) >= 0} - {1}
-        if len(sizes) > 1:
-            raise ShapeError(f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
-        out.append(sizes.pop() if sizes else 1)
+        size = 1
+        for n in (s[k - rank + len(s)] for s in shapes if k - rank + len(s) >= 0):
+            if n == size or n == 1:
+                continue
+            if size != 1:
+                raise ShapeError(f"shapes {', '.join(str(list(s)) for s in shapes)} do not broadcast")
+            size = n
+        out.append(size)
     return tuple(out)

@@ -92,7 +92,7 @@ def apply_rotary_emb_hf(
     by_batch = freqs_cos.rank == 3
     _check_pair(xq, xk, "[B, H, S, D]" if by_batch else "[B, S, H, D]")
     batch, seq = xq.shape[0], xq.shape[2 if by_batch else 1]
-    first = start_pos if isinstance(start_pos, int) else 0
+    first = 0 if isinstance(start_pos, Sym) else start_pos
     tables, rows, width = (1, 0, 0) if freqs_cos.rank not in (2, 3) else (1, *freqs_cos.shape)[-3:]
     shared = tables == 1 or tables == batch == xk.shape[0]
     fits = freqs_cos.rank in (2, 3) and shared and width % 2 == 0 and width <= xq.shape[3]

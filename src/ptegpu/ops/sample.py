@@ -14,6 +14,7 @@ from ..graph.graph import Tensor
 from ..kernels import sample as kernels
 from ..kernels.sample import BINS, DIGITS, PART_WORDS, SETTINGS, STATE_WORDS, Pick
 from ..plan.target import Target
+from ..sizes import largest
 from .registry import Dispatch, Out, Scratch, Steps, op
 
 GREEDY, DRAW, TOP_K, TOP_P, PENALTY = 1, 2, 4, 8, 16  # of `how`; 0: choose nothing
@@ -143,7 +144,7 @@ def _check(logits: Tensor) -> None:
 def _row(logits: Tensor, rows: int, target: Target) -> dict[str, int]:
     """The length of a row, the parts that it is cut into, the elements of one, and where the last `rows` rows begin."""
     length = logits.shape[-1]
-    span = max(EACH * target.workgroup(256), -(-length // max(1, MOST_PARTS // rows)))
+    span = largest(EACH * target.workgroup(256), -(-length // largest(1, MOST_PARTS // rows)))
     return {"length": length, "span": span, "parts": -(-length // span), "base": logits.numel - rows * length}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ExecutionError
 from ..graph.graph import Tensor
+from ..sizes import largest, smallest
 from .pointwise import contiguous
 from .registry import define, normalise_dim, sym
 
@@ -24,26 +25,27 @@ def sym_numel(x: Tensor) -> int:
 
 @sym("et_vk.select_as_symint.default")
 def select_as_symint(x: Tensor, dim: int, index: int, *, data: Callable[[Tensor], Any] | None) -> int:
-    """Element `index` along `dim` (first in the others) of an input; without data, which flat element that is."""
+    """Element `index` along `dim` (first in the others) of an input: which of all elements that is."""
     k = normalise_dim(dim, x.rank)
     size = x.shape[k]
     if not -size <= index < size:
         raise ExecutionError(f"index {index} is out of range for dimension {dim} of {x!r}")
     element = (index % size) * contiguous(x.shape)[k]
-    return element if data is None else int(data(x).reshape(-1)[element])
+    return element
 
 
 @sym("aten._local_scalar_dense.default")
 def local_scalar_dense(x: Tensor, *, data: Callable[[Tensor], Any] | None) -> int:
-    """The only element of an int tensor."""
+    """The only element of an int tensor: number 0."""
     if x.numel != 1:
         raise ExecutionError(f"{x!r} has {x.numel} elements, one is needed")
-    return 0 if data is None else int(data(x).reshape(-1)[0])
+    return 0
 
 
 def _binary(name: str, function: Callable[[int, int], int]) -> None:
     def rule(a: int, b: int) -> int:
-        return int(function(a, b))
+        value = function(a, b)
+        return int(value) if isinstance(value, bool) else value
 
     define([name, f"executorch_prim.{name}.Scalar"], rule, "sym", wide=True)
 
@@ -51,8 +53,8 @@ def _binary(name: str, function: Callable[[int, int], int]) -> None:
 for _name in ("add", "sub", "mul", "mod", "lt", "le", "gt", "ge", "eq", "ne"):
     _binary(_name, getattr(operator, _name))
 _binary("floordiv", operator.floordiv)
-_binary("sym_min", min)
-_binary("sym_max", max)
+_binary("sym_min", smallest)
+_binary("sym_max", largest)
 
 
 @sym("neg", "executorch_prim.neg.Scalar")

@@ -1,7 +1,7 @@
-"""Plans as plain data, the adapter they are made for, and how graphs become plans (`lower`)."""
+"""Plans as plain data, the adapter they are made for, and how a runner evaluates them."""
 
 from .dialect import source
-from .plan import Binding, Buffer, Copy, Dispatch, Kernel, Plan, Port, SymStep
+from .plan import Binding, Buffer, Copy, Dispatch, Kernel, Plan, Port
 from .target import Target
 
-__all__ = ["Binding", "Buffer", "Copy", "Dispatch", "Kernel", "Plan", "Port", "SymStep", "Target", "source"]
+__all__ = ["Binding", "Buffer", "Copy", "Dispatch", "Kernel", "Plan", "Port", "Target", "source"]

@@ -1,24 +1,48 @@
 """A `Plan` is plain data that a runner executes without knowing any operator.
 
-One plan is one compute pass: `dispatches` run in order, then `copies` (state written back), then outputs are read.
-Plans of one graph at different live shapes share their buffers: a buffer is known by its `name`, and a runner
-allocates each name once. Nothing here imports wgpu.
+One run is one compute pass: the dispatches in order, then `copies` (state written back), then outputs are read. What
+depends on the sizes of the inputs and on symbolic ints is a `Number`: an int, or a row of `Plan.rows`, a small program
+that a runner evaluates before a run. A `Family` holds for all sizes that satisfy its guards; in it, each step has
+choices with guards of their own, of which the first that holds is launched. So a size that was never seen before costs
+an evaluation and one write of parameters: buffers, kernels and bindings are the same for every size.
+
+A buffer is known by its `name`: a runner allocates each name once, also where several plans have it.
+Nothing here imports wgpu.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from ..dtypes import DType
+from ..errors import LimitExceeded
 
 Role = Literal["input", "temp", "constant", "state", "params", "syms"]
 Access = Literal["read", "write", "uniform"]  # "write" is read-write storage
 Feature = Literal["f16", "subgroups"]
+WordKind = Literal["u32", "i32", "f32"]
 
 ALIGN = 16  # buffer sizes are padded to this, so that kernels may load and store whole vec4s
 OFFSET_ALIGN = 256  # of bindings and of parameter blocks: what every adapter and browser accepts
+
+OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "div", "min", "max", "ceil", "floor", "lt", "ge", "eq", "ne")
+SOURCES = ("const", "size", "int", "item")
+Row: TypeAlias = tuple[str, int | float, int | float]
+"""A number that a runner computes: ("const", n, 0); ("size", input, dimension); ("int", input, 0), an int that is given;
+("item", row, input): the element of an int input that a row says; or an operator on two rows before it. Comparisons are
+1 or 0; x // 0 and x % 0 are 0; "ceil" and "floor" take their first operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """What row number `row` gives."""
+
+    row: int
+
+
+Number: TypeAlias = int | Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +80,28 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """A word of the parameters that depends on sizes: where it is in its buffer, in words, and what it is."""
+
+    word: int
+    value: Expr
+    kind: WordKind
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     kernel: int  # index into Plan.kernels
     bindings: tuple[Binding, ...]
-    grid: tuple[int, int]  # workgroups in x and y, each within the adapter's limit
+    grid: tuple[Number, Number]  # workgroups in x and y, each within the adapter's limit; none with a 0 in it
     label: str  # the node it serves, for profiles and errors
-    read_bytes: int = 0  # what it needs of its operands at their live sizes, for profiles
-    write_bytes: int = 0
-    flops: int = 0  # operations of matrix products, convolutions and attention; 0 for others
+    read_bytes: Number = 0  # what it needs of its operands at their live sizes, for profiles
+    write_bytes: Number = 0
+    flops: Number = 0  # operations of matrix products, convolutions and attention; 0 for others
+    patches: tuple[Patch, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        return self.read_bytes + self.write_bytes
+        return self.read_bytes + self.write_bytes  # type: ignore[operator]  # of a plan at given sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,33 +115,85 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output tensor: contiguous elements of `dtype` at the start of a buffer."""
+    """A tensor: contiguous elements of `dtype` at the start of a buffer."""
 
     name: str
     buffer: int
     dtype: DType  # on the device; the host side may be wider (int64 → int32)
-    shape: tuple[int, ...]
+    shape: tuple[Number, ...]
 
     @property
     def nbytes(self) -> int:
+        """Of a plan at given sizes."""
         n = self.dtype.size
         for d in self.shape:
-            n *= d
+            n *= d  # type: ignore[operator]
         return n
 
 
 @dataclass(frozen=True, slots=True)
-class SymStep:
-    """How a symbolic int is made on the host before a run; `target` is its word in the `syms` buffer.
+class Input:
+    """What a run is given: a tensor of at most this shape (of just that, unless `dynamic`), or, without dtype, an int."""
 
-    ("input", i): the i-th scalar given to the run; ("item", input, flat element): read from an input tensor;
-    ("const", n); and ("add" | "sub" | "mul" | "floordiv" | "mod" | "lt" | "le" | "gt" | "ge" | "eq" | "ne" |
-    "min" | "max", a, b) on words; ("neg" | "not", a).
+    name: str
+    buffer: int | None = None
+    dtype: DType | None = None
+    shape: tuple[int, ...] = ()
+    dynamic: bool = False
+    index: bool = False  # used as an index and for nothing else
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Values on their way to an index: reshaped ("view"), or by an operator that only moves them.
+
+    Arguments are numbers, None, bools, strings and tuples of these; `VALUES` stands for what is moved.
     """
 
-    target: int
     op: str
-    args: tuple[int, ...]
+    args: tuple[object, ...]
+    number: int  # of the operator's `results`
+    results: int
+    shape: tuple[Number, ...]
+
+
+VALUES = "<values>"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An index that the host knows: from `low` to below `end`, or the run is refused."""
+
+    kind: Literal["input", "constant", "int"]
+    source: Number  # the position among the inputs; the buffer of a constant; the int
+    low: Number
+    end: Number
+    text: str  # with {} for the value (and {} for its place): "input 1: the index {} at {}"
+    node: str
+    dtype: DType | None = None  # of a constant
+    shape: tuple[int, ...] = ()  # of a constant
+    moves: tuple[Moved, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Dispatches that serve where all guards (rows that are not 0) hold; or the reason why nothing does."""
+
+    guards: tuple[int, ...]
+    dispatches: tuple[Dispatch, ...]
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All sizes at which shapes follow the same expressions."""
+
+    guards: tuple[int, ...]
+    steps: tuple[tuple[Choice, ...], ...]
+    outputs: tuple[Port | Number, ...]
+    words: tuple[Number, ...] = ()  # of the `syms` buffer
+    bounds: tuple[Bound, ...] = ()
+    refusal: str = ""  # why nothing runs at these sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +201,11 @@ class Plan:
     name: str
     buffers: tuple[Buffer, ...]
     kernels: tuple[Kernel, ...]
-    dispatches: tuple[Dispatch, ...]
-    copies: tuple[Copy, ...]
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    params: bytes  # the contents of the "params" buffer, written once
-    syms: tuple[SymStep, ...] = ()
-    sym_outputs: tuple[int, ...] = ()  # words of `syms` that are results
+    inputs: tuple[Input, ...]
+    families: tuple[Family, ...]
+    copies: tuple[Copy, ...] = ()
+    rows: tuple[Row, ...] = ()
+    params: tuple[bytes, ...] = ()  # what the buffers of the role "params" hold, in their order; patches come on top
     blobs: Sequence[memoryview | bytes] = ()  # first bytes of constants and states; views on the mapped file
 
     @property
@@ -129,15 +213,43 @@ class Plan:
         """GPU memory the plan's buffers take."""
         return sum(b.nbytes for b in self.buffers)
 
-    def to_json(self) -> tuple[str, bytes]:
-        """The plan as JSON text and the binary it refers to."""
-        from .serialize import to_json
+    @property
+    def dispatches(self) -> tuple[Dispatch, ...]:
+        """Of a plan that is the same at every size."""
+        (family,) = self.families
+        return tuple(d for (choice,) in family.steps for d in choice.dispatches)
 
-        return to_json(self)
+    @property
+    def outputs(self) -> tuple[Port, ...]:
+        """The tensors among the outputs of a plan that is the same at every size."""
+        (family,) = self.families
+        return tuple(o for o in family.outputs if isinstance(o, Port))
 
-    @staticmethod
-    def from_json(text: str, binary: bytes | memoryview) -> Plan:
-        """The plan that `to_json` saved."""
-        from .serialize import from_json
 
-        return from_json(text, binary)
+def fixed(
+    name: str,
+    buffers: Sequence[Buffer],
+    kernels: Sequence[Kernel],
+    dispatches: Sequence[Dispatch],
+    copies: Sequence[Copy] = (),
+    inputs: Sequence[Port] = (),
+    outputs: Sequence[Port] = (),
+    params: bytes = b"",
+    blobs: Sequence[memoryview | bytes] = (),
+) -> Plan:
+    """A plan of these dispatches, the same at every size."""
+    takes = tuple(Input(p.name, p.buffer, p.dtype, p.shape) for p in inputs)  # type: ignore[arg-type]
+    family = Family((), tuple((Choice((), (d,)),) for d in dispatches), tuple(outputs))
+    held = (params,) if params else ()
+    return Plan(name, tuple(buffers), tuple(kernels), takes, (family,), tuple(copies), (), held, blobs)
+
+
+def fold(groups: int, limit: int, kernel: str) -> tuple[int, int]:
+    """Workgroups as a grid of two dimensions, as square as needed to stay within the limit of each."""
+    if groups <= limit:
+        return groups, 1
+    y = -(-groups // limit)
+    x = -(-groups // y)
+    if y > limit:
+        raise LimitExceeded(f"kernel {kernel} needs {groups:,} workgroups, the device allows {limit:,} × {limit:,}")
+    return x, y

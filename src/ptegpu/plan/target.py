@@ -29,3 +29,15 @@ class Target:
         if preferred < 1:
             raise ValueError(f"a workgroup needs at least 1 invocation, not {preferred}")
         return 1 << (min(preferred, self.max_invocations).bit_length() - 1)
+
+    def lacks(self, other: Target) -> str:
+        """What `other` would need to run what was made for this; empty if it has all."""
+        found = [
+            f"{name} of {getattr(self, name)}, it has {getattr(other, name)}"
+            for name in ("max_invocations", "max_shared_bytes", "max_storage_buffers", "max_binding_bytes")
+            if getattr(other, name) < getattr(self, name)
+        ]
+        found += [name for name in ("f16", "subgroups") if getattr(self, name) and not getattr(other, name)]
+        if self.subgroups and self.subgroup_size and self.subgroup_size != other.subgroup_size:
+            found.append(f"subgroups of {self.subgroup_size}")
+        return ", ".join(found)

@@ -13,8 +13,9 @@ from typing import Any
 
 from ..gpu import Device
 from ..gpu.device import Traffic
+from ..plan.bundle import Item
+from ..plan.plan import Plan
 from .method import Mark, Method
-from .partition import Item
 from .steps import kind_of, name_of
 
 
@@ -84,7 +85,7 @@ class Watch:
 
 def steps_of(method: Method, device: Device, call: Callable[[], object], repeats: int) -> list[Step]:
     """The steps of `call`, which runs the method once; times are medians over `repeats` of it."""
-    nodes = {id(method.items[k]): len(engine.graph.nodes) for k, engine in method.engines.items()}
+    nodes = {id(method.items[k]): _steps(engine.plan) for k, engine in method.engines.items()}
     plans = {key: f"plan {n} ({count} node{'s' * (count != 1)})" for n, (key, count) in enumerate(nodes.items(), 1)}
     found = []
     for _ in range(repeats):
@@ -102,6 +103,10 @@ def steps_of(method: Method, device: Device, call: Callable[[], object], repeats
         begin = max(typical[len(made)].begin, made[-1].begin + made[-1].seconds if made else 0.0)
         made.append(_median(same, begin))
     return made
+
+
+def _steps(plan: Plan) -> int:
+    return max((len(family.steps) for family in plan.families), default=0)
 
 
 def _median(same: Sequence[Step], begin: float) -> Step:

@@ -1,8 +1,7 @@
-"""A method of a program: its stretches on the GPU, the rest on the host, in the order of its instructions."""
+"""A method of a program: its plans on the GPU, the rest on the host, item by item."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -11,20 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import ExecutionError, InvalidInput
-from ..format import Method as FileMethod
-from ..gpu import Device, DeviceTensor, SharedConstants
-from ..graph.importer import NamedData, import_method
-from ..graph.linear import Call, Jump, Move, Operand, Var, variables
-from ..graph.narrow import clipped, from_device, to_device
-from ..ops import REGISTRY
-from ..passes.memory import ConstantKey
-from .append import Append, append_calls
+from ..gpu import Device, DeviceTensor, Pending, SharedConstants
+from ..graph.linear import Call, Jump, Move, Operand, Var
+from ..graph.narrow import clipped, from_device, seen, to_device
+from ..plan.bundle import Host, Item, Outer, Run
 from .arrays import Kind, as_array
-from .engine import Engine, Started
-from .host import run, seen
-from .indices import Limits
-from .join import join, read_by, written_by
-from .partition import Host, Item, Stretch, branches, mutates, partition
+from .engine import Engine, Extend
 from .signature import Signature
 
 Mark = Literal["called", "accepted", "submitted", "ran", "answered"]  # how far a call is; a plan is submitted, then ran
@@ -36,49 +27,42 @@ MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembe
 class Method:
     """A method ready to run. Make it through `Program.method`."""
 
-    def __init__(
-        self, method: FileMethod, named_data: NamedData, path: str | None, append: Append | None = None
-    ) -> None:
-        self.name = method.name
-        self.linear = import_method(method, named_data, mutates, path)
-        if append is not None:
-            append_calls(self.linear, append)
-        self.signature = Signature(self.linear)
+    def __init__(self, outer: Outer) -> None:
+        self.name, self.outer, self.items = outer.name, outer, outer.items
+        self.signature = Signature(outer)
         self._places = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # what messages call inputs
-        self.items = partition(self.linear)
         self.env: dict[Var, Any] = {}
-        self.engines: dict[int, Engine] = {}
-        starts = [item.start for item in self.items]
-        jumps = [i.target for i in self.linear.code if isinstance(i, Jump)]
-        self._targets = {target: bisect_left(starts, target) for target in jumps}  # in the code → among the items
-        self._joined, self._inner_states, self._read = join(self.linear, self.items)
-        self._early: list[tuple[Engine, Limits]] = []
+        self.engines: dict[int, Engine] = {}  # by the position of their item
+        self._early: list[tuple[Engine, Run, set[int]]] = []
         self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
-        self._kept = self._used_later()
         self._remembered: dict[tuple[Any, ...], dict[Var, Any]] = {}
         self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
 
-    def open(self, device: Device, names: dict[ConstantKey, str], constants: SharedConstants) -> None:
-        """Allocate, upload and compile."""
-        for k, joined in self._joined.items():
-            self.engines[k] = Engine(joined, device, names, constants)
+    def open(
+        self, device: Device, constants: SharedConstants, extend: Mapping[int, Extend] = MappingProxyType({})
+    ) -> None:
+        """Allocate, upload and compile. `extend` traces plans, by their numbers, for more sizes."""
+        for k, item in enumerate(self.items):
+            if isinstance(item, Run):
+                self.engines[k] = Engine(self.outer.plans[item.plan], device, constants, extend.get(item.plan))
         if len(self.items) > 1:
-            self._early = self._checked_first()
+            given = set(self.outer.given)
+            for k, engine in self.engines.items():  # of the plans that every call runs, before one changes a state
+                run = self.items[k]
+                if k < self.outer.branch and isinstance(run, Run):
+                    self._early.append((engine, run, {p for p, v in enumerate(run.inputs) if v in given}))
         self.reset()
 
-    def _checked_first(self) -> list[tuple[Engine, Limits]]:
-        """Of the stretches that every call runs, the indices to check before the first one changes a state."""
-        written = {v for item in self.items for v in written_by(item)}
-        given = {v for v in self.linear.inputs if isinstance(v, Var)} - written
-        branch = next((k for k, item in enumerate(self.items) if branches(item)), len(self.items))
-        early = [e for k, e in self.engines.items() if k < branch]
-        return [(e, e.guards.fixed(p for p, v in enumerate(e.joined.inputs) if v in given)) for e in early]
+    def prepare(self) -> None:
+        """Compile what any size may need."""
+        for engine in self.engines.values():
+            engine.warm()
 
     def reset(self) -> None:
         """States back to their initial values."""
         for engine in self.engines.values():
             engine.reset()
-        self.env = {v: _initial(v) for v in self._host_states()}
+        self.env = {v: _initial(v) for v in self.outer.states}
 
     def close(self) -> None:
         for engine in self.engines.values():
@@ -93,15 +77,15 @@ class Method:
         """Run; a list of all outputs, in the program's order."""
         self._mark("called")
         leaves, env = self._accept(arguments, keywords)
-        for engine, limits in self._early:
-            limits.check([env.get(v) for v in engine.joined.inputs])
+        for engine, run, known in self._early:
+            engine.check_early([env.get(v) for v in run.inputs], known)
         self._mark("accepted")
         try:
             self._run(env)
         finally:  # what ran before an error did change the states
             self.env = {v: env[v] for v in self.env}
         kind = Kind.of(leaves)
-        results = [self._result(env, o, kind) for o in self.linear.outputs]
+        results = [self._result(env, o, kind) for o in self.outer.outputs]
         self._mark("answered")
         return results
 
@@ -112,15 +96,19 @@ class Method:
     @cached_property
     def in_one_plan(self) -> bool:
         """Whether the GPU runs all of it at once, so that it can be started without waiting."""
-        one = len(self.items) == 1 and isinstance(self.items[0], Stretch) and not self._host_states()
-        return one and all(o in self._joined[0].outputs for o in self.linear.outputs)
+        match self.items:
+            case [Run() as run] if not self.outer.states:
+                return all(o in run.outputs for o in self.outer.outputs)
+        return False
 
     def start(self, arguments: Sequence[Any]) -> Running:
         """Run without waiting, where it is `in_one_plan`; arguments may be outputs of the run before, on the device."""
         _, env = self._accept(arguments)
-        engine = self.engines[0]
-        order = [engine.joined.outputs.index(o) for o in self.linear.outputs]  # type: ignore[arg-type]
-        return Running(engine.start(self._inputs(env, engine), self._read[0]), order, self.linear.outputs)
+        (run,) = self.items
+        assert isinstance(run, Run)
+        order = [run.outputs.index(o) for o in self.outer.outputs]  # type: ignore[arg-type]
+        pending = self.engines[0].start(self._inputs(env, run), run.read)
+        return Running(pending, order, self.outer.outputs)
 
     def _accept(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS
@@ -128,7 +116,7 @@ class Method:
         """The arguments one by one, and the slots with their first values."""
         leaves = self.signature.flatten(arguments, keywords)
         env = dict(self.env)
-        for declared, given, what in zip(self.linear.inputs, leaves, self._places, strict=True):
+        for declared, given, what in zip(self.outer.inputs, leaves, self._places, strict=True):
             self._set_input(env, declared, given, what)
         return leaves, env
 
@@ -155,30 +143,30 @@ class Method:
             executed += 1
             if executed > MAX_INSTRUCTIONS:
                 raise ExecutionError(f"{self.name} ran {MAX_INSTRUCTIONS:,} instructions without ending")
-            if isinstance(item, Stretch):
-                self._run_stretch(env, position - 1)
+            if isinstance(item, Run):
+                self._run_plan(env, position - 1, item)
             elif isinstance(item.instruction, Jump):
                 if not self._truth(env, item.instruction.condition):
-                    position = self._targets[item.instruction.target]
+                    position = item.instruction.target
             elif isinstance(item.instruction, Move):
                 env[item.instruction.target] = self._stored(env, item.instruction.source)
             else:
-                self._run_host(env, item.instruction)
+                self._run_host(env, item, item.instruction)
             self._mark("ran", item)
 
     def _truth(self, env: dict[Var, Any], condition: Operand) -> bool:
         value = self._value(env, condition)
         return bool(np.all(value)) if isinstance(value, np.ndarray) else bool(value)
 
-    def _inputs(self, env: dict[Var, Any], engine: Engine) -> list[Any]:
-        """What a stretch takes, in the types that the device has."""
+    def _inputs(self, env: dict[Var, Any], run: Run) -> list[Any]:
+        """What a plan takes, in the types that the device has."""
         inputs = []
-        for position, var in enumerate(engine.joined.inputs):
+        for var, declared in zip(run.inputs, self.outer.plans[run.plan].inputs, strict=True):
             value = env.get(var)
             if value is None:
                 value = self._value(env, var)
             if var.dtype is not None and not isinstance(value, DeviceTensor):
-                value = self._narrowed(value, var, position in engine.only_indices)
+                value = self._narrowed(value, var, declared.index)
             inputs.append(value)
         return inputs
 
@@ -193,20 +181,19 @@ class Method:
                 raise
             raise ExecutionError(f"{self.name} computed a value that the GPU cannot take: {e}") from None
 
-    def _run_stretch(self, env: dict[Var, Any], k: int) -> None:
-        engine = self.engines[k]
-        started = engine.start(self._inputs(env, engine), self._read[k])
-        self._mark("submitted", self.items[k])
-        results = started.result()
-        for var, result in zip(engine.joined.outputs, results, strict=True):
+    def _run_plan(self, env: dict[Var, Any], k: int, run: Run) -> None:
+        pending = self.engines[k].start(self._inputs(env, run), run.read)
+        self._mark("submitted", run)
+        for var, result in zip(run.outputs, pending.result(), strict=True):
             if isinstance(result, np.ndarray):
                 assert var.dtype is not None
                 result = from_device(result, var.dtype)
             env[var] = result
 
-    def _run_host(self, env: dict[Var, Any], c: Call) -> None:
-        by_shape = c.op in REGISTRY and REGISTRY[c.op].sym is not None and "data" not in REGISTRY[c.op].wants
-        args = [self._shape_of(env, a) if by_shape else self._value(env, a) for a in c.args]
+    def _run_host(self, env: dict[Var, Any], item: Host, c: Call) -> None:
+        from ..portable.host import run
+
+        args = [self._shape_of(env, a) if item.by_shape else self._value(env, a) for a in c.args]
         env.update(zip(c.outs, run(c, args), strict=True))
 
     def _shape_of(self, env: dict[Var, Any], operand: Operand) -> Any:
@@ -218,15 +205,15 @@ class Method:
         """The values that depend on the sizes of the inputs only, and how many items that does away with."""
         if not self._by_size:
             return 0
-        given = [env[v] for v in self.linear.inputs if isinstance(v, Var)]
+        given = [env[v] for v in self.outer.inputs if isinstance(v, Var)]
         key = tuple(x.shape if isinstance(x, np.ndarray | DeviceTensor) else x for x in given)
         found = self._remembered.get(key)
         if found is None:
             found = dict(env)
             for item in self._by_size:
-                self._run_host(found, item.instruction)  # type: ignore[arg-type]
+                self._run_host(found, item, item.instruction)  # type: ignore[arg-type]
                 self._mark("ran", item)
-            found = {v: found[v] for v in self._kept}
+            found = {v: found[v] for v in self.outer.kept}
             for value in found.values():
                 if isinstance(value, np.ndarray):
                     value.flags.writeable = False
@@ -235,12 +222,6 @@ class Method:
             self._remembered[key] = found
         env.update(found)
         return len(self._by_size)
-
-    def _used_later(self) -> list[Var]:
-        """Of what depends on sizes only, the slots that anything else reads."""
-        others = (item for item in self.items if not isinstance(item, Host) or not item.by_size)
-        read = {v for item in others for v in read_by(item)}.union(*map(variables, self.linear.outputs))
-        return [v for item in self._by_size for v in written_by(item) if v in read]
 
     def _value(self, env: dict[Var, Any], operand: Operand) -> Any:
         """What the host sees: arrays read back if they are still on the GPU, lists resolved."""
@@ -275,22 +256,11 @@ class Method:
             return kind.result(value, operand.dtype)
         return value
 
-    def _host_states(self) -> list[Var]:
-        """States that do not live inside one graph."""
-        inner = {v for s in self._inner_states.values() for v in s}
-        found: dict[Var, None] = {}
-        for instruction in self.linear.code:
-            if isinstance(instruction, Call):
-                for v in (*variables(instruction.args), *instruction.outs):
-                    if v.kind == "state" and v not in inner:
-                        found.setdefault(v)
-        return list(found)
-
 
 class Running:
     """A call on its way; its results are in the order of the method's outputs."""
 
-    def __init__(self, started: Started, order: list[int], outputs: Sequence[Operand]) -> None:
+    def __init__(self, started: Pending, order: list[int], outputs: Sequence[Operand]) -> None:
         self._started, self._order, self._outputs = started, order, outputs
 
     def result(self) -> list[Any]:
@@ -300,7 +270,7 @@ class Running:
 
     def resident(self) -> list[Any]:
         """The outputs as they are on the device, for the next call."""
-        results = self._started.resident()
+        results = self._started.outputs
         return [results[k] for k in self._order]
 
     def discard(self) -> None:

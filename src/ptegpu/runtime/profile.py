@@ -17,7 +17,6 @@ from ..gpu.profile import KernelTime, busy, kernel_times, launches
 from ..gpu.timer import TimedRun, Timer
 from ..plan.plan import Dispatch
 from .account import Step, by_name, steps_of, together
-from .engine import Engine
 from .method import Method
 
 By = Literal["kernel", "operator", "dispatch"]
@@ -184,8 +183,7 @@ def profile_method(method: Method, device: Device, arguments: Sequence[Any], rep
         raise InvalidInput(f"a profile takes at least 1 call, not {repeats}")
     each, whole = Timer(device, each=True), Timer(device, each=False)
     peak = ceilings(device)
-    engines = {id(engine.session): engine for engine in method.engines.values()}
-    sessions = [engine.session for engine in engines.values()]
+    sessions = [engine.session for engine in method.engines.values()]
 
     def call() -> float:
         method.reset()
@@ -205,7 +203,7 @@ def profile_method(method: Method, device: Device, arguments: Sequence[Any], rep
     steps = steps_of(method, device, call, repeats)
     passes = [sum(s for run in ran for _, s in busy(run.spans)) for ran in calls(whole)]
     ran = calls(each)
-    launched = [launch for run in ran[-1] for launch in _launches(run, engines)]
+    launched = [launch for run in ran[-1] for launch in launches(run.plan)]
     times = kernel_times(launched, [[span for run in runs for span in run.spans] for runs in ran])
     method.reset()
     return Profile(method.name, device.info, repeats, tuple(times), median(passes), median(wall), peak, tuple(steps))
@@ -215,12 +213,6 @@ def _taken(timer: Timer, call: Callable[[], object]) -> list[TimedRun]:
     timer.runs = []
     call()
     return timer.runs
-
-
-def _launches(run: TimedRun, engines: dict[int, Engine]) -> list[tuple[str, Dispatch]]:
-    """The dispatches of a run, with figures as of the symbolic ints now where its plan is still the current one."""
-    engine = engines[id(run.prepared.session)]
-    return launches(engine.plan_now() if run.prepared is engine.current else run.prepared.plan)
 
 
 def _row(name: str, kernels: Sequence[KernelTime], kernel: str = "") -> Row:

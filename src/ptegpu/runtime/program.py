@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..errors import Closed, InvalidInput, UnsupportedProgram
-from ..format import Program as File
-from ..format import read_program
+from ..errors import Closed, InvalidInput
 from ..gpu import Device, SharedConstants, open_device
-from ..passes.memory import ConstantKey
-from .append import Append
-from .data import Data, Source, named_data
+from ..plan.bundle import Bundle, Outer
+from ..plan.plan import Plan
+from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
 from .method import Running
 from .profile import Profile, profile_method
 from .signature import Spec
 
+if TYPE_CHECKING:
+    from ..compiler.append import Append
+    from ..compiler.data import Data, Source
+    from ..compiler.program import Sizes
+
 DEFAULT = "forward"
 
 
 def load(
-    path: Source | BinaryIO,
+    path: Source | BinaryIO | Bundle,
     data: Data = None,
     device: str | int | Device = "auto",
     *,
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
+    sizes: Sizes | None = None,
 ) -> Program:
-    """Load a `.pte` and make it ready on a GPU.
+    """Load a `.pte` or a bundle and make it ready on a GPU.
 
-    `path` may also be the file's bytes, or a file open for reading them. `data` is one or several `.ptd` files, or
-    mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's index, or
-    part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append` adds operator
-    calls to methods, by name: see `append.py`.
+    `path` may also be the file's bytes, or a file open for reading them, or a `Bundle`. `data` is one or several `.ptd`
+    files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
+    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append` adds
+    operator calls to methods, by name: see `append.py`. `sizes` are those to plan for: see `ptegpu.compile`.
     """
-    source = path.read() if hasattr(path, "read") else path
-    if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview):
-        raise InvalidInput(f"a program is a path, bytes or a file open for reading bytes, not {type(path).__name__}")
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
-    file = read_program(source)
-    named = named_data(file, data)
-    wanted = (
-        [m.name for m in file.methods] if methods is None else [methods] if isinstance(methods, str) else [*methods]
-    )
-    tails = append or {}
-    for name in (*wanted, *tails):
-        if name not in {m.name for m in file.methods}:
-            raise _no_method(name, [m.name for m in file.methods])
-    compiled, problems = {}, []
-    for method in file.methods:
-        if method.name in wanted:
-            try:
-                compiled[method.name] = Compiled(method, named, file.path, tails.get(method.name))
-            except UnsupportedProgram as e:
-                problems.append(str(e))
-    if problems:
-        raise UnsupportedProgram("\n".join(problems))
-    return Program(file, compiled, device if isinstance(device, Device) else open_device(device))
+    bundle = path if isinstance(path, Bundle) else _saved(path)
+    if bundle is not None:
+        return _load_bundle(bundle, device, data, methods, append)
+    from ..compiler.program import cut_methods, plan_methods, read_source
+
+    file = read_source(path)  # type: ignore[arg-type]
+    cuts = cut_methods(file, data, methods, append)
+    opened = device if isinstance(device, Device) else open_device(device)
+    outers, planners = plan_methods(cuts, opened.target, sizes)
+    return Program(Bundle(file, (opened.target,), (outers,), planners), outers, opened)
+
+
+def _saved(path: Any) -> Bundle | None:
+    """The bundle in a path or in bytes, if that is what it is."""
+    from ..plan.save import is_bundle
+
+    return Bundle.load(path) if is_bundle(path) else None
+
+
+def _load_bundle(
+    bundle: Bundle, device: str | int | Device, data: Any, methods: str | Iterable[str] | None, append: Any
+) -> Program:
+    if data is not None or append:
+        raise InvalidInput("a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile")
+    opened = device if isinstance(device, Device) else open_device(device)
+    outers = bundle.outers(opened.target)
+    wanted = list(outers) if methods is None else [methods] if isinstance(methods, str) else [*methods]
+    for name in wanted:
+        if name not in outers:
+            raise _no_method(name, outers)
+    return Program(bundle, {name: outers[name] for name in wanted}, opened)
 
 
 def _no_method(name: str, names: Iterable[str]) -> KeyError:
@@ -74,17 +86,23 @@ class Program:
     Two threads that call one program take turns.
     """
 
-    def __init__(self, file: File, methods: dict[str, Compiled], device: Device) -> None:
-        self.file, self.device = file, device
+    def __init__(self, bundle: Bundle, outers: Mapping[str, Outer], device: Device) -> None:
+        self.bundle, self.file, self.device = bundle, bundle.file, device
+        methods = {name: Compiled(outer) for name, outer in outers.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
         self._lock = threading.RLock()
         self._closed = False
-        names: dict[ConstantKey, str] = {}
         constants = SharedConstants()
+        own = (
+            bundle.planners
+            if outers and bundle.methods[0].get(next(iter(outers))) is next(iter(outers.values()))
+            else {}
+        )
         try:
-            for method in methods.values():
-                method.open(device, names, constants)
+            for name, method in methods.items():
+                extend = {n: _extender(planner) for (of, n), planner in own.items() if of == name}
+                method.open(device, constants, extend)
         except BaseException:
             self.close()
             raise
@@ -122,6 +140,13 @@ class Program:
                 return MethodMeta(method)
         names = ", ".join(m.name for m in self.file.methods)
         raise InvalidInput(f"no method {method_name!r}; the program has {names}")
+
+    def prepare(self) -> None:
+        """Compile all kernels that inputs of any size may need: a call never does after this."""
+        with self._lock:
+            self._check_open()
+            for method in self._methods.values():
+                method.prepare()
 
     def reset(self) -> None:
         """All state (caches, buffers) back to its initial values."""
@@ -211,14 +236,19 @@ class Method:
             return self._method.start(inputs)
 
     @property
-    def graphs(self) -> list[Any]:
-        """The graphs that run on the GPU, in order."""
-        return [e.graph for e in self._method.engines.values()]
-
-    @property
-    def plans(self) -> list[Any]:
-        """The plans of the last call (of a static method: the ones it always runs)."""
-        return [p for e in self._method.engines.values() if (p := e.plan())]
+    def plans(self) -> list[Plan]:
+        """What runs on the GPU, in order, for all sizes."""
+        return [e.plan for e in self._method.engines.values()]
 
     def __repr__(self) -> str:
         return f"<ptegpu.Method {self._method.signature}>"
+
+
+def _extender(planner: Any) -> Extend:
+    """Traces a plan for sizes that it lacks."""
+
+    def extend(shapes: Sequence[Any], item: Callable[[int, int], int]) -> Plan:
+        planner.extend(shapes, item)
+        return planner.plan()  # type: ignore[no-any-return]
+
+    return extend

@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import InvalidInput
 from ..format import Method as FileMethod
 from ..format import Tensor, Value
-from ..graph.linear import Linear, Operand, Var
+from ..graph.linear import Operand, Var
+from ..plan.bundle import Outer
 from .tree import Tree, read_tree
 
 SHOWN = 8  # inputs listed in a message
@@ -61,7 +62,7 @@ class Spec:
 class Signature:
     """The inputs and outputs of a method, from the file or as loaded."""
 
-    def __init__(self, method: FileMethod | Linear) -> None:
+    def __init__(self, method: FileMethod | Outer) -> None:
         takes: list[Any] = list(method.inputs)
         gives: list[Any] = list(method.outputs)
         if isinstance(method, FileMethod):

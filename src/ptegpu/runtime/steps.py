@@ -5,23 +5,24 @@ from __future__ import annotations
 from typing import Literal
 
 from ..graph.linear import Call, Jump
-from ..portable import PORTABLE
-from .partition import Item, Stretch
+from ..plan.bundle import Item, Run
 
 Kind = Literal["plan", "NumPy call", "scalar call", "jump", "move"]
 
 
 def kind_of(item: Item) -> Kind:
     """A plan of the GPU; or, on the host: a NumPy kernel, arithmetic on scalars, a jump, a move."""
-    if isinstance(item, Stretch):
+    if isinstance(item, Run):
         return "plan"
     if isinstance(item.instruction, Call):
+        from ..portable import PORTABLE
+
         return "NumPy call" if item.instruction.op in PORTABLE else "scalar call"
     return "jump" if isinstance(item.instruction, Jump) else "move"
 
 
 def name_of(item: Item) -> str:
     """The operator of a call; the kind of anything else."""
-    if isinstance(item, Stretch) or not isinstance(item.instruction, Call):
+    if isinstance(item, Run) or not isinstance(item.instruction, Call):
         return kind_of(item)
     return item.instruction.op

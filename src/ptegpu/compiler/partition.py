@@ -19,7 +19,7 @@ from ..graph.graph import Arg, Sym, Tensor
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from ..ops import REGISTRY, OpDef
 from ..ops.spans import RULES, Span, fits, of_dtype, spans
-from .host import on_host
+from ..portable.host import on_host
 from .order import arrange, writes
 
 _INT_RESULTS = ("sym_size.int", "aten.sym_size.int", "aten.sym_numel.default", "et_vk.select_as_symint.default")

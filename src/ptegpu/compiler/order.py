@@ -20,9 +20,10 @@ import numpy as np
 
 from ..errors import PtegpuError
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
+from ..graph.narrow import seen
 from ..ops import REGISTRY
 from ..portable import PORTABLE
-from .host import on_host, run, seen
+from ..portable.host import on_host, run
 
 LARGEST = 1 << 28  # bytes: a larger result is not kept between calls
 

@@ -10,9 +10,9 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import ExecutionError, PtegpuError, UnsupportedProgram
 from ..graph.linear import Call, Var
-from ..graph.narrow import from_device, to_device
+from ..graph.narrow import from_device
 from ..ops import REGISTRY
-from ..portable import PORTABLE, PRIMS, OutSpec, call
+from . import PORTABLE, PRIMS, OutSpec, call
 
 
 def on_host(c: Call) -> bool:
@@ -24,11 +24,6 @@ def _plain(c: Call, args: Sequence[Any]) -> Sequence[Any]:
     """A delegate calls by the whole schema; the kernels have that of the out variants."""
     short = c.op not in REGISTRY or len(args) <= len(PORTABLE[c.op].parameters)
     return args if short else REGISTRY[c.op].without_options(args)
-
-
-def seen(value: Any, v: Var) -> Any:
-    """A slot's value as kernels see it: bfloat16, which NumPy lacks, as float32."""
-    return to_device(value, DType.BF16, v.name) if v.dtype is DType.BF16 else value
 
 
 def run(c: Call, args: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,154 @@
+"""Indices out of range, where the host knows them before a run: inputs, constants and symbolic ints.
+
+The operators say in the registry which of their arguments are indices (`indexes`). An index tensor is traced back
+through operators that only move values. If it comes from an input or a constant, its elements are checked against the
+live size of what they index, before anything is submitted. Indices that the GPU computed are left to the kernels, which
+never reach outside a buffer.
+
+What is found becomes the `bounds` of a plan's family. `runtime/bounds.py` checks them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..dtypes import INTS, DType
+from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value, flatten
+from ..ops import REGISTRY
+from ..passes.memory import Memory
+from ..plan.plan import VALUES, Bound, Moved
+from ..portable import PORTABLE
+from ..sizes import plain_value
+from .node import number
+
+# Rules that only move values, with a name under which NumPy's kernel is found: a rule may have others too.
+FOLLOWED = {d.steps: name for name, d in REGISTRY.items() if d.moves and d.view is None and name in PORTABLE}
+
+
+class Move(NamedTuple):
+    """One result of an operator that only moves values."""
+
+    node: Node
+    number: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Index:
+    """An index of a node, and where its values come from."""
+
+    node: Node
+    number: int  # among the node's indices
+    source: Tensor | Sym | int  # an input, a constant, a symbolic int or a literal
+    moves: tuple[Move, ...]  # from the source to the index
+
+
+class Indices:
+    """The indices of a graph that the host knows before a run."""
+
+    def __init__(self, graph: Graph, memory: Memory) -> None:
+        self.graph, self.memory = graph, memory
+        made = {out: Move(node, k) for node in graph.nodes for k, out in enumerate(node.outs)}
+        mutated = {t for node in graph.nodes for t in node.mutates}
+        self.found: list[Index] = []
+        for node in graph.nodes:
+            for k, bounded in enumerate(node.op.bounds(node.args)):
+                moves, source = _trace(bounded.values, made, mutated)
+                if source is not None:
+                    self.found.append(Index(node, k, source, moves))
+        uses = Counter(v for n in graph.nodes for v in n.values())
+        uses.update(flatten(tuple(graph.outputs)))
+        indexed = Counter(g.source for g in self.found if not g.moves)
+        self.only = {v for v in graph.inputs if v in indexed and uses[v] == indexed[v]}  # inputs that are nothing else
+
+    def bounds(self, buffers: dict[str, int]) -> tuple[Bound, ...]:
+        """At the live shapes."""
+        return tuple(self._bound(index, buffers) for index in self.found)
+
+    def _bound(self, index: Index, buffers: dict[str, int]) -> Bound:
+        source = index.source
+        bounded = index.node.op.bounds(index.node.args)[index.number]
+        low, end, node = number(bounded.low), number(bounded.end), index.node.name
+        if isinstance(source, Tensor):
+            moves = tuple(_moved(m) for m in index.moves)
+            if source.kind == "constant":
+                buffer, text = (
+                    buffers[self.memory.buffer_of[source].name],
+                    f"constant {source.name}: the index {{}} at {{}}",
+                )
+                return Bound("constant", buffer, low, end, text, node, source.dtype, source.max_shape, moves)
+            place = self.graph.inputs.index(source)
+            return Bound("input", place, low, end, f"{source.name}: the index {{}} at {{}}", node, moves=moves)
+        value = number(source.value) if isinstance(source, Sym) else source
+        text = _origin(self.graph, source) if isinstance(source, Sym) else "the position {}"
+        return Bound("int", value, low, end, text, node)
+
+
+def _moved(move: Move) -> Moved:
+    node = move.node
+    out = node.outs[move.number]
+    assert isinstance(out, Tensor)
+    shape = tuple(map(number, out.shape))
+    if node.op.view is not None:
+        return Moved("view", (), 0, 1, shape)
+    return Moved(FOLLOWED[node.op.steps], tuple(map(_plain, node.args)), move.number, len(node.outs), shape)
+
+
+def _trace(
+    values: Tensor | Sym | int, made: dict[Value, Move], mutated: set[Tensor]
+) -> tuple[tuple[Move, ...], Tensor | Sym | int | None]:
+    """What moved the values on their way, and what they are: None, if the GPU computes them."""
+    moves: list[Move] = []
+    while isinstance(values, Tensor) and values.kind == "temp":
+        move = made.get(values)
+        if move is None or values in mutated or not _keeps_values(move):
+            return (), None
+        moves.append(move)
+        first = move.node.args[0]
+        assert isinstance(first, Tensor)
+        values = first
+    known = not isinstance(values, Tensor) or values.kind == "input" or (values.kind == "constant" and not values.parts)
+    return tuple(reversed(moves)), values if known else None
+
+
+def _keeps_values(move: Move) -> bool:
+    op, source, out = move.node.op, move.node.args[0], move.node.outs[move.number]
+    if not op.moves or not isinstance(source, Tensor) or not isinstance(out, Tensor):
+        return False
+    exact = out.dtype is source.dtype or (out.dtype is DType.I32 and source.dtype in (*INTS, DType.BOOL))
+    return exact and (op.view is not None or op.steps in FOLLOWED)
+
+
+def _plain(a: Arg) -> object:
+    """An argument as data; the only tensor is the one that is moved."""
+    if isinstance(a, tuple):
+        return tuple(map(_plain, a))
+    if isinstance(a, Tensor):
+        return VALUES
+    return number(a.value) if isinstance(a, Sym) else a
+
+
+def _origin(graph: Graph, sym: Sym) -> str:
+    """A symbolic int with what it was made from; {} is where its value goes."""
+    made = {out: node for node in graph.nodes for out in node.outs}
+    node = made.get(sym)
+    if node is None:
+        return f"{sym.name}: the position {{}}"
+    first = node.args[0]
+    if isinstance(first, Tensor) and "data" in node.op.wants:
+        assert node.op.sym is not None
+        element = plain_value(node.op.sym(*node.op.bind(node.args), data=None))
+        place = np.unravel_index(element, [plain_value(n) for n in first.shape])
+        return f"{first.name}: the position {{}} at {[int(k) for k in place]}"
+    queue, sources = [sym], dict[str, None]()
+    while queue:
+        value = queue.pop()
+        if value in made:
+            queue += [v for v in flatten(made[value].args) if isinstance(v, Sym)]
+            sources |= {v.name: None for v in flatten(made[value].args) if isinstance(v, Tensor)}
+        else:
+            sources[value.name] = None
+    return f"the position {{}}, computed from {' and '.join(sources)},"

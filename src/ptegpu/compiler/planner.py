@@ -1,0 +1,424 @@
+"""From a graph to a plan that holds for every size: rules run on sizes that remember, until all sizes are covered.
+
+First the shape rules run, at the largest sizes; the guards that they leave say for which sizes the shapes follow the same
+expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches serves.
+Sizes that no family or no choice covers are traced next, until none is left among those that are looked at: all, where
+there are not too many, else a sample. A size that was missed is traced when it is asked for (`Planner.extend`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import InvalidProgram, PtegpuError
+from ..graph.graph import Graph, Sym, Tensor, Value
+from ..graph.live import evaluate
+from ..passes.memory import ConstantKey, plan_memory
+from ..passes.split import split_constants
+from ..plan.numbers import SCALAR, Item, Many, needed
+from ..plan.plan import (
+    Bound,
+    Choice,
+    Copy,
+    Expr,
+    Family,
+    Input,
+    Number,
+    Plan,
+    Port,
+)
+from ..plan.target import Target
+from ..sizes import BIG, Size, Table, Trace
+from .indices import Indices
+from .node import Lowering, Tables, number
+
+MAX_POINTS = 16384  # sizes that are looked at
+MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
+INT_RANGE = (-(2**31), 2**31 - 1)
+
+
+class Point:
+    """Values of rows at one set of sizes; `base` are those of the rows that are sizes and ints, `item` reads data.
+
+    Data that nobody has seen is 0.
+    """
+
+    def __init__(self, table: Table, base: Mapping[int, int], item: Item = lambda _, __: 0) -> None:
+        self.table, self._found, self._item = table, dict(base), item
+
+    def __getitem__(self, row: int) -> int:
+        if row not in self._found:
+            for k in needed(self.table.rows, [row]):
+                if k not in self._found:
+                    op, a, b = self.table.rows[k]
+                    if op == "item":
+                        self._found[k] = self._item(int(b), self._found[int(a)])
+                    elif op == "const":
+                        self._found[k] = a  # type: ignore[assignment]
+                    else:
+                        self._found[k] = SCALAR[op](self._found[int(a)], self._found[int(b)])
+        return self._found[row]
+
+
+@dataclass(slots=True)
+class _Family:
+    guards: tuple[int, ...]
+    values: dict[Value, tuple[Number, ...]]  # shapes; of a symbolic int, its number
+    refusal: PtegpuError | None = None
+    choices: list[list[_Choice]] = field(default_factory=list)  # of each step
+    bounds: tuple[Bound, ...] = ()
+
+
+@dataclass(slots=True)
+class _Choice:
+    guards: tuple[int, ...]
+    lowering: Lowering
+    refusal: PtegpuError | None = None
+
+
+class Planner:
+    """The plan of one graph, as far as it was traced.
+
+    `dynamic` says of each input whether its sizes may change (by default none do). `sizes` are the values to look at, by
+    name: of a dimension "input 0[1]", of an int its own name. `names` are those of constants across graphs.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        target: Target,
+        dynamic: Sequence[bool] | None = None,
+        names: dict[ConstantKey, str] | None = None,
+        sizes: Mapping[str, Iterable[int]] | None = None,
+        *,
+        plain: bool = False,
+    ) -> None:
+        self.plain = plain  # sizes are plain ints, and what is planned holds for these alone: what tests compare with
+        split_constants(graph, target)
+        self.graph, self.target = graph, target
+        self.memory = plan_memory(graph, target, names)
+        self.table = Table()
+        self.tables = Tables(graph, self.memory, target, self._room)
+        self.indices = Indices(graph, self.memory)
+        self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
+        self.base: dict[int, str] = {}  # rows that are sizes and ints → their names
+        for k, v in enumerate(graph.inputs):
+            if isinstance(v, Sym):
+                self.base[self.table.add("int", k, 0, INT_RANGE)] = v.name
+            elif self.dynamic[k]:
+                for d, n in enumerate(v.max_shape):
+                    self.base[self.table.add("size", k, d, (0, n))] = f"{v.name}[{d}]"
+        self.sizes = {name: sorted(set(values)) for name, values in (sizes or {}).items()}
+        for v in (*graph.inputs, *(o for n in graph.nodes for o in n.outs)):
+            if isinstance(v, Sym):
+                self.tables.word(v)
+        self.steps = [(k, n) for k, n in enumerate(graph.nodes) if n.op.sym is None]
+        self.families: list[_Family] = []
+        self.grid: dict[int, np.ndarray] = {}
+        self.many: Many | None = None
+        self.complete = False
+        self.traces = 0  # of nodes
+
+    # The sizes that are looked at
+
+    def cover(self) -> Planner:
+        """Trace until every size that is looked at is covered."""
+        largest = {
+            row: int(self.table.ranges[row][1]) if self._is_size(row) else self._ints(row)[0] for row in self.base
+        }
+        first = self._trace_shapes(Point(self.table, largest))
+        if not self.base:
+            if first.refusal is not None:
+                raise first.refusal
+            self._check_declared(first)
+        self._make_grid(first)
+        self._cover_shapes()
+        for family in self.families:
+            self._cover_steps(family)
+        if not self.base and (refused := next((c.refusal for cs in first.choices for c in cs if c.refusal), None)):
+            raise refused
+        return self
+
+    def extend(self, given: Sequence[tuple[int, ...] | int], item: Item) -> None:
+        """Trace for inputs of these shapes (ints: these values), and with these elements; what cannot run raises."""
+        point = Point(self.table, {row: self._given(row, given) for row in self.base}, item)
+        self.tables.renew()
+        family = next((f for f in self.families if self._holds(f.guards, point)), None)
+        if family is None:
+            family = self._trace_shapes(point)
+        if family.refusal is not None:
+            raise family.refusal
+        family.choices = family.choices or [[] for _ in self.steps]
+        for k in range(len(self.steps)):
+            choice = next((c for c in family.choices[k] if self._holds(c.guards, point)), None)
+            choice = choice or self._trace_step(family, k, point)
+            if choice.refusal is not None:
+                raise choice.refusal
+
+    def _given(self, row: int, given: Sequence[tuple[int, ...] | int]) -> int:
+        op, a, b = self.table.rows[row]
+        value = given[int(a)]
+        return value[int(b)] if op == "size" else value  # type: ignore[index, return-value]
+
+    def _is_size(self, row: int) -> bool:
+        return self.table.rows[row][0] == "size"
+
+    def _ints(self, row: int) -> list[int]:
+        return self.sizes.get(self.base[row], [0])
+
+    def _holds(self, guards: Iterable[int], point: Point) -> bool:
+        return all(bool(point[g]) for g in guards)
+
+    def _make_grid(self, first: _Family) -> None:
+        """Arrays of sizes: those that must be equal vary together, those that must have a value have it."""
+        parent = {row: row for row in self.base}
+
+        def root(row: int) -> int:
+            while parent[row] != row:
+                row = parent[row]
+            return row
+
+        pinned: set[int] = set()
+        for g in first.guards:
+            op, a, b = self.table.rows[g]
+            if op == "eq" and a in self.base and b in self.base:
+                parent[root(int(a))] = root(int(b))
+            elif op == "eq":
+                pinned |= {int(x) for x in (a, b) if x in self.base}
+        pinned = {root(row) for row in pinned}
+        classes: dict[int, list[int]] = {}
+        for row in self.base:
+            classes.setdefault(root(row), []).append(row)
+        axes, complete = [], True
+        for key, rows in classes.items():
+            given = [v for row in rows for v in self.sizes.get(self.base[row], ())]
+            high = min(int(self.table.ranges[row][1]) for row in rows)
+            if not self._is_size(key):
+                axes.append(given or [0])
+                complete = False
+            elif given:
+                axes.append(sorted({v for v in given if 0 <= v <= high}))
+                complete = False
+            else:
+                axes.append([high] if key in pinned else list(range(high + 1)))
+        total = math.prod(map(len, axes))
+        if total > MAX_POINTS:
+            complete = False
+            points = _sampled(axes)
+        else:
+            points = np.array(list(itertools.product(*axes)), np.int64).reshape(total, len(axes))
+        self.grid = {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}
+        self.complete = complete
+        self.many = Many(self.table.rows, self.grid)
+
+    def _mask(self, guards: Iterable[int]) -> np.ndarray:
+        """The points where all guards hold; a guard on data that nobody has seen says nothing of them."""
+        assert self.many is not None
+        count = len(next(iter(self.grid.values()))) if self.grid else 1
+        mask = np.ones(count, bool)
+        for g in guards:
+            try:
+                mask &= np.asarray(self.many[g], bool)
+            except KeyError:
+                continue
+        return mask
+
+    def _point(self, k: int) -> Point:
+        return Point(self.table, {row: int(values[k]) for row, values in self.grid.items()})
+
+    def _cover_shapes(self) -> None:
+        left = ~np.logical_or.reduce([self._mask(f.guards) for f in self.families])
+        while left.any() and len(self.families) < MAX_FAMILIES:
+            family = self._trace_shapes(self._point(int(np.flatnonzero(left)[-1])))
+            mask = self._mask(family.guards)
+            left &= ~mask
+
+    def _cover_steps(self, family: _Family) -> None:
+        if family.refusal is not None:
+            return
+        family.choices = [[] for _ in self.steps]
+        inside = self._mask(family.guards)
+        if not inside.any():
+            return
+        for k in range(len(self.steps)):
+            left = inside.copy()
+            while left.any() and len(family.choices[k]) < MAX_FAMILIES:
+                choice = self._trace_step(family, k, self._point(int(np.flatnonzero(left)[-1])))
+                left &= ~self._mask(choice.guards)
+
+    # Traces
+
+    def _trace_shapes(self, point: Point) -> _Family:
+        trace = Trace(self.table)
+        graph = self.graph
+        for k, v in enumerate(graph.inputs):
+            if isinstance(v, Sym):
+                row = self.table.add("int", k, 0)
+                v.value = self._traced(trace, row, point)
+            elif self.dynamic[k]:
+                rows = [self.table.add("size", k, d) for d in range(len(v.max_shape))]
+                v.shape = tuple(self._traced(trace, row, point) for row in rows)
+            else:
+                v.shape = v.max_shape
+        places = {v: k for k, v in enumerate(graph.inputs)}
+
+        def item(tensor: Tensor, element: int) -> int:
+            row = self.table.add("item", trace.row(element), places[tensor], INT_RANGE)
+            return self._traced(trace, row, point)
+
+        refusal: PtegpuError | None = None
+        try:
+            for node in graph.nodes:
+                for out, new in zip(node.outs, evaluate(node, item), strict=True):
+                    if isinstance(out, Tensor):
+                        out.shape = new  # type: ignore[assignment]
+                    else:
+                        out.value = new  # type: ignore[assignment]
+        except PtegpuError as e:
+            refusal = e
+        guards = _guards(trace, refusal)
+        family = _Family(guards, {}, refusal)
+        self.families.append(family)
+        if refusal is None:
+            for v in self._values():
+                numbers = tuple(map(number, v.shape)) if isinstance(v, Tensor) else (number(v.value),)
+                family.values[v] = numbers
+            more = Trace(self.table)
+            self._set(family, more, point)
+            family.bounds = self.indices.bounds(self.tables.buffers)
+            family.guards = tuple(dict.fromkeys((*guards, *more.guards)))
+        return family
+
+    def _traced(self, trace: Trace, row: int, point: Point) -> int:
+        return point[row] if self.plain else Size(trace, row, point[row])  # type: ignore[return-value]
+
+    def _values(self) -> Iterable[Value]:
+        syms = [v for v in (*self.graph.inputs, *(o for n in self.graph.nodes for o in n.outs)) if isinstance(v, Sym)]
+        return [*self.graph.tensors(), *syms]
+
+    def _set(self, family: _Family, trace: Trace, point: Point, values: Iterable[Value] | None = None) -> None:
+        """The shapes of the family at a point, in a trace of their own."""
+
+        def traced(n: Number) -> int:
+            return trace.at(n.row, point[n.row]) if isinstance(n, Expr) else n  # type: ignore[return-value]
+
+        for v in family.values if values is None else values:
+            numbers = family.values.get(v)
+            if numbers is None:
+                continue
+            if isinstance(v, Tensor):
+                v.shape = tuple(map(traced, numbers))
+            else:
+                v.value = traced(numbers[0])
+
+    def _trace_step(self, family: _Family, k: int, point: Point) -> _Choice:
+        place, node = self.steps[k]
+        trace = Trace(self.table)
+        self._set(family, trace, point, (*node.values(), *node.outs))
+        lowering = Lowering(self.tables, place, node, trace)
+        refusal: PtegpuError | None = None
+        try:
+            lowering.run()
+        except PtegpuError as e:
+            refusal = e
+        self.traces += 1
+        choice = _Choice(_guards(trace, refusal), lowering, refusal)
+        family.choices[k].append(choice)
+        return choice
+
+    def _room(self, size: Size, trace: Trace) -> int:
+        """The most that a size can be where the trace's guards hold."""
+        if self.complete and self.many is not None:
+            mask = self._mask(trace.guards)
+            return int(np.max(np.broadcast_to(self.many[size.row], mask.shape)[mask], initial=0))
+        high = trace.range(size.row)[1]
+        return int(size) if high == BIG else int(high)
+
+    def _check_declared(self, family: _Family) -> None:
+        for node in self.graph.nodes:
+            for out in node.outs:
+                if isinstance(out, Tensor) and family.values[out] != out.max_shape:
+                    gives, says = list(family.values[out]), list(out.max_shape)
+                    raise InvalidProgram(f"{node.name} gives {gives}, the program says {says}")
+
+    # The record
+
+    def plan(self) -> Plan:
+        """What was traced so far, as data."""
+        graph, memory = self.graph, self.memory
+        index = self.tables.index
+        inputs = []
+        for k, v in enumerate(graph.inputs):
+            if isinstance(v, Tensor):
+                buffer = index(memory.buffer_of[v])
+                only = v in self.indices.only
+                inputs.append(Input(v.name, buffer, v.dtype, v.max_shape, self.dynamic[k], only))
+            else:
+                inputs.append(Input(v.name))
+        copies = [
+            Copy(index(memory.buffer_of[value]), index(memory.buffer_of[state]), -(-state.max_nbytes // 4) * 4)
+            for state, value in graph.writebacks
+            if memory.buffer_of[value] is not memory.buffer_of[state]
+        ]
+        families = tuple(self._family(f) for f in self.families)
+        buffers = tuple(self.tables.finished())
+        images = tuple(bytes(i) + bytes(-len(i) % 16) for i in self.tables.images)
+        rows = tuple(self.table.rows)
+        kernels = tuple(self.tables.kernels)
+        return Plan(graph.name, buffers, kernels, tuple(inputs), families, tuple(copies), rows, images, memory.blobs)
+
+    def _family(self, family: _Family) -> Family:
+        if family.refusal is not None:
+            return Family(family.guards, (), (), refusal=str(family.refusal))
+        steps = tuple(
+            tuple(Choice(c.guards, tuple(c.lowering.dispatches), str(c.refusal or "")) for c in choices)
+            for choices in family.choices
+        )
+        outputs: list[Port | Number] = []
+        for v in self.graph.outputs:
+            if isinstance(v, Tensor):
+                buffer = self.tables.index(self.memory.buffer_of[v])
+                outputs.append(Port(v.name, buffer, v.dtype, family.values[v]))
+            else:
+                outputs.append(family.values[v][0] if isinstance(v, Sym) else int(v))  # type: ignore[arg-type]
+        words = tuple(family.values[key][0] if isinstance(key, Sym) else key for key in self.tables.words)
+        return Family(family.guards, steps, tuple(outputs), words, family.bounds)
+
+
+def _guards(trace: Trace, refusal: PtegpuError | None) -> tuple[int, ...]:
+    """Where it holds. The texts at the end of a refusal name sizes, which would be the same for others like them."""
+    guards = list(trace.guards.items())
+    while refusal is not None and guards and guards[-1][1] == "text":
+        guards.pop()
+    return tuple(row for row, _ in guards)
+
+
+def _sampled(axes: Sequence[Sequence[int]]) -> np.ndarray:
+    """Points on a coarser grid: small values, those around powers of two, the largest, and some between."""
+    each = max(2, int(MAX_POINTS ** (1 / len(axes))))
+    if each < 4:  # too many axes for a grid
+        rng = np.random.default_rng(0)
+        picks = [rng.choice(axis, 512) for axis in axes]
+        return np.stack([np.r_[p, axis[-1]] for p, axis in zip(picks, axes, strict=True)], axis=1)
+    chosen = [_picked(axis, each) for axis in axes]
+    return np.array(list(itertools.islice(itertools.product(*chosen), 4 * MAX_POINTS)), np.int64)
+
+
+def _picked(axis: Sequence[int], count: int) -> list[int]:
+    if len(axis) <= count:
+        return list(axis)
+    powers = [n for k in range(axis[-1].bit_length()) for n in ((1 << k) - 1, 1 << k, (1 << k) + 1)]
+    spread = [axis[round(k * (len(axis) - 1) / count)] for k in range(count + 1)]
+    ordered = [axis[-1], 0, *sorted(powers, key=lambda n: n), *spread]
+    known = set(axis)
+    return sorted(dict.fromkeys([n for n in ordered if n in known]))[-count:]
+
+
+def planned(graph: Graph, target: Target, dynamic: Sequence[bool] | None = None) -> Plan:
+    """The plan of a graph, for all sizes that its inputs may have."""
+    return Planner(graph, target, dynamic).cover().plan()

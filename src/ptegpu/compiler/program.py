@@ -1,0 +1,186 @@
+"""From a program to a bundle, without a device: cut methods into stretches, build their graphs, plan each for targets."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+from ..errors import InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
+from ..format import Method as FileMethod
+from ..format import Program as File
+from ..format import read_program
+from ..graph.importer import NamedData, import_method
+from ..graph.linear import Call, Jump, Linear, Var, variables
+from ..ops import REGISTRY
+from ..passes.memory import ConstantKey
+from ..plan.bundle import Bundle, Host, Item, Outer, Run
+from ..plan.target import Target
+from .append import Append, append_calls
+from .data import Data, Source, named_data
+from .join import Join, join, read_by, written_by
+from .partition import Item as Part
+from .partition import Stretch, mutates, partition
+from .planner import Planner
+
+Sizes = Mapping[str, Iterable[int]]
+Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Cut:
+    """A method as stretches and host instructions, each stretch with its graph."""
+
+    linear: Linear
+    items: Sequence[Part]
+    joined: Join
+
+
+def compile(
+    source: Source | BinaryIO,
+    data: Data = None,
+    targets: Target | Sequence[Target] | None = None,
+    sizes: Sizes | None = None,
+    *,
+    methods: str | Iterable[str] | None = None,
+    append: Mapping[str, Append] | None = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
+
+    `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); without
+    them all sizes that the program allows, or a sample where there are too many. See `ptegpu.load` for the rest.
+    """
+    if targets is None:
+        targets = (Target(),)
+    wanted = (targets,) if isinstance(targets, Target) else tuple(targets)
+    if not wanted:
+        raise InvalidInput("a bundle needs at least one target")
+    file = read_source(source)
+    cuts = cut_methods(file, data, methods, append)
+    made, planners = [], {}
+    for number, target in enumerate(wanted):
+        outers, found = plan_methods(cuts, target, sizes, progress)
+        made.append(outers)
+        if number == 0:
+            planners = found
+        if number + 1 < len(wanted):  # planning splits constants: the next target begins anew
+            cuts = cut_methods(file, data, methods, append)
+    return Bundle(file, wanted, tuple(made), planners)
+
+
+def read_source(source: Source | BinaryIO) -> File:
+    """The program in a path, in bytes, or in an open file."""
+    given: Any = source.read() if hasattr(source, "read") else source
+    if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
+        raise InvalidInput(f"a program is a path, bytes or a file open for reading bytes, not {type(source).__name__}")
+    return read_program(given)
+
+
+def cut_methods(
+    file: File,
+    data: Data = None,
+    methods: str | Iterable[str] | None = None,
+    append: Mapping[str, Append] | None = None,
+) -> dict[str, Cut]:
+    """The methods, cut and joined; UnsupportedProgram lists what none of them can do."""
+    named = named_data(file, data)
+    names = [m.name for m in file.methods]
+    wanted = names if methods is None else [methods] if isinstance(methods, str) else [*methods]
+    tails = append or {}
+    for name in (*wanted, *tails):
+        if name not in names:
+            raise no_method(name, names)
+    found, problems = {}, []
+    for method in file.methods:
+        if method.name in wanted:
+            try:
+                found[method.name] = cut_method(method, named, file.path, tails.get(method.name))
+            except UnsupportedProgram as e:
+                problems.append(str(e))
+    if problems:
+        raise UnsupportedProgram("\n".join(problems))
+    return found
+
+
+def no_method(name: str, names: Iterable[str]) -> KeyError:
+    return KeyError(f"no method {name!r}; the program has {', '.join(names) or 'none'}")
+
+
+def cut_method(method: FileMethod, named: NamedData, path: str | None, append: Append | None = None) -> Cut:
+    linear = import_method(method, named, mutates, path)
+    if append is not None:
+        append_calls(linear, append)
+    items = partition(linear)
+    return Cut(linear, items, join(linear, items))
+
+
+def plan_methods(
+    cuts: Mapping[str, Cut], target: Target, sizes: Sizes | None = None, progress: Progress | None = None
+) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
+    """Each method planned for a target, and what traces its plans further."""
+    names: dict[ConstantKey, str] = {}
+    outers, planners = {}, {}
+    total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
+    for name, cut in cuts.items():
+        mine: dict[int, Planner] = {}
+        for k, joined in cut.joined.graphs.items():
+            if progress is not None:
+                progress(joined.graph.name, done, total)
+            dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
+            planner = Planner(joined.graph, target, dynamic, names, sizes)
+            try:
+                mine[k] = planner.cover()
+            except ShapeError as e:  # of a graph whose sizes never change
+                raise InvalidProgram(str(e)) from e
+            planners[name, len(mine) - 1] = planner
+            done += 1
+        outers[name] = _outer(cut, mine)
+    return outers, planners
+
+
+def _outer(cut: Cut, planners: Mapping[int, Planner]) -> Outer:
+    linear, parts = cut.linear, cut.items
+    starts = [part.start for part in parts]
+    items: list[Item] = []
+    numbers = {k: n for n, k in enumerate(planners)}
+    for k, part in enumerate(parts):
+        if isinstance(part, Stretch):
+            joined = cut.joined.graphs[k]
+            items.append(Run(numbers[k], tuple(joined.inputs), tuple(joined.outputs), tuple(cut.joined.read[k])))
+            continue
+        instruction = part.instruction
+        by_shape = isinstance(instruction, Call) and _by_shape(instruction)
+        if isinstance(instruction, Jump):
+            instruction = replace(instruction, target=bisect_left(starts, instruction.target))
+        items.append(Host(instruction, part.by_size, by_shape))
+    inner = {v for s in cut.joined.states.values() for v in s}
+    touched = (
+        v for i in linear.code if isinstance(i, Call) for v in (*variables(i.args), *i.outs) if v.kind == "state"
+    )
+    states = tuple(dict.fromkeys(v for v in touched if v not in inner))
+    early = [p for p in parts if not isinstance(p, Stretch) and p.by_size]
+    others = [p for p in parts if isinstance(p, Stretch) or not p.by_size]
+    read = {v for p in others for v in read_by(p)}.union(*map(variables, linear.outputs))
+    kept = tuple(v for p in early for v in written_by(p) if v in read)
+    written = {v for p in parts for v in written_by(p)}
+    given = tuple(v for v in linear.inputs if isinstance(v, Var) and v not in written)
+    return Outer(
+        linear.name,
+        tuple(linear.inputs),
+        tuple(linear.outputs),
+        linear.input_tree,
+        linear.output_tree,
+        tuple(items),
+        tuple(p.plan() for p in planners.values()),
+        states,
+        kept,
+        given,
+    )
+
+
+def _by_shape(call: Call) -> bool:
+    definition = REGISTRY.get(call.op)
+    return definition is not None and definition.sym is not None and "data" not in definition.wants
