@@ -27,8 +27,9 @@ from ptegpu.passes.split import split_constants
 from ptegpu.plan.lower import lower
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.symbols import Symbols
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
+ONE_UNIT = replace(CLASSES["discrete"], units=1)  # where any product has tiles enough to be large ones
 ATOL = {DType.F32: 1e-4, DType.F16: 1e-2}
 
 
@@ -189,14 +190,14 @@ class Problem:
     eager: Sequence[np.ndarray]
     golden: Sequence[np.ndarray]
 
-    def check(self, gpu: Any, **target: int) -> None:
-        """Run it on a device and hold it to the golden; `target` lowers limits that kernels are generated for.
+    def check(self, gpu: Any, **target: Any) -> None:
+        """Run it on a device and hold it to the golden; `target` changes what kernels are generated for.
 
         The kernels are those for a GPU, also where a CPU pretends to be one.
         """
         graph, inputs = graph_of(self.case, self.arrays, self.eager)
         symbols = Symbols(graph)
-        plan = plan_of(graph, replace(gpu.target, **{"software": False, **target}), symbols, inputs)
+        plan = plan_of(graph, replace(gpu.target, **{"device_class": CLASSES["discrete"], **target}), symbols, inputs)
         for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), symbolic(self.case.args), strict=True):
             sym.value = given.value
         self.compare(run_plan(plan, inputs, gpu, symbols.words()))
