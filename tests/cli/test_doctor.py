@@ -44,8 +44,9 @@ def test_the_class_and_its_figures(invoke: Invoke, tmp_path: Path, monkeypatch: 
     assert asdict(assumed) == invoke("doctor", "--json").json()["class"]
     shown = "10 GB/s, 0.05 TFLOP/s (f32), 20 µs per dispatch, 4 parallel units (assumed: ptegpu doctor --measure finds"
     made_up = DeviceClass("software", 1e10, 5e10, 2e-5, 4)
-    monkeypatch.setattr(device, "target", replace(device.target, device_class=made_up))
-    assert f"class     software · {shown} them out)\n" in invoke("doctor").out
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "target", replace(device.target, device_class=made_up))
+        assert f"class     software · {shown} them out)\n" in invoke("doctor").out
     assert not list(tmp_path.iterdir())
 
     found = invoke("doctor", "--measure", "--json").json()

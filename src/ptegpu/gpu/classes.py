@@ -1,4 +1,4 @@
-"""The class of an adapter: as measured on it once and kept in the user's cache folder, or as its kind is assumed to be.
+"""The class of an adapter: as measured once and kept in the user's cache folder, or as is assumed of its kind.
 
 `PTEGPU_CACHE` names another folder; if it is `off`, nothing is kept and nothing read.
 """

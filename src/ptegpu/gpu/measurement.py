@@ -1,7 +1,7 @@
 """What an adapter can do, measured: the figures of its class.
 
-A load spends its time as on no other resource: copies of more than any cache holds, multiply-adds in registers, those
-of a single workgroup (the adapter has as many units as that is slower), and dispatches that do next to nothing.
+Four loads: a copy of more than any cache holds; multiply-adds in registers; the same in a single workgroup, as many
+times slower as there are units; dispatches that do next to nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _measured: WeakKeyDictionary[Device, DeviceClass] = WeakKeyDictionary()
 
 
 def measure(device: Device, *, keep: bool = False) -> DeviceClass:
-    """The class of a device with figures measured on it, on first use: that takes some tenths of a second.
+    """The class of a device with figures measured on it, in some tenths of a second; once measured, it is remembered.
 
-    `keep` saves them, so that from the next process on plans are made for them.
+    With `keep` also on disk: from the next process on, plans are made for it.
     """
     with device.lock:
         if device not in _measured:
@@ -48,7 +48,7 @@ def _measure(device: Device) -> DeviceClass:
     try:
         flops = load.dispatches[0].flops / _best(device, load)
         return DeviceClass(
-            target.device_class.name,
+            device.info.type,
             bandwidth=copy.dispatches[0].nbytes / _best(device, copy),
             flops=flops,
             dispatch_seconds=_best(device, replace(nothing, dispatches=nothing.dispatches * _DISPATCHES)) / _DISPATCHES,
