@@ -27,8 +27,8 @@ from tests.cases import Case, S, T, compare, graph_of, plan_of, symbolic, tables
 from tests.oracle import call, reference, torch_operator
 
 from ptegpu.gpu import Device, Session, open_device
-from ptegpu.gpu.ceilings import ceilings
 from ptegpu.gpu.loads import warm
+from ptegpu.gpu.measurement import measure as measure_class
 from ptegpu.gpu.timer import Timer
 from ptegpu.graph.graph import Sym
 from ptegpu.plan.symbols import Symbols
@@ -135,7 +135,7 @@ def main(
     torch.backends.cudnn.allow_tf32 = False
     console = Console(stderr=True)
     gpu = open_device(device)
-    peak = ceilings(gpu)
+    peak = measure_class(gpu)
     cases = [c for c in tables("BENCHMARKS") if not only or any(o in str(c) for o in only)]
     results, failures = [], {}
     for case in track(cases, "cases", console=console, disable=not console.is_terminal):
@@ -163,7 +163,7 @@ def main(
             r.case,
             f"{r.seconds * 1e6:.1f}",
             f"{rate / 1e9:.0f}",
-            f"{rate / peak.bytes_per_second:.0%}",
+            f"{rate / peak.bandwidth:.0%}",
             f"{r.flops / r.seconds / 1e12:.2f}" if r.flops else "",
             f"{r.torch_seconds * 1e6:.1f}" if r.torch_seconds else "",
             f"{r.ratio:.2f}" if r.ratio else "",

@@ -24,8 +24,9 @@ from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.graph.live import settle
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
+ONE_UNIT = replace(CLASSES["discrete"], units=1)  # where any product has tiles enough to be large ones
 ATOL = {DType.F32: 1e-4, DType.F16: 1e-2}
 
 
@@ -200,8 +201,8 @@ class Problem:
     eager: Sequence[np.ndarray]
     golden: Sequence[np.ndarray]
 
-    def check(self, gpu: Any, **target: int) -> None:
-        """Run it on a device and hold it to the golden; `target` lowers limits that kernels are generated for.
+    def check(self, gpu: Any, **target: Any) -> None:
+        """Run it on a device and hold it to the golden; `target` changes what kernels are generated for.
 
         The kernels are those for a GPU, also where a CPU pretends to be one.
         """
@@ -210,7 +211,8 @@ class Problem:
         settle(graph)
         for t in graph.tensors():
             assert t.shape == t.max_shape, f"the shape rule says {t.shape}, PyTorch {t.max_shape}"
-        plan = plan_of(graph, replace(gpu.target, **{"software": False, **target}), inputs, _grows(self.case.args))
+        adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
+        plan = plan_of(graph, adapter, inputs, _grows(self.case.args))
         self.compare(run_plan(plan, inputs, gpu))
 
     @property

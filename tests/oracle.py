@@ -79,7 +79,7 @@ def problem(case: Case, seed: int = 0) -> Problem:
 
 
 def check(
-    case: Case, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", seed: int = 0, **target: int
+    case: Case, *, f16: bool = True, subgroups: bool = True, limits: str = "adapter", seed: int = 0, **target: Any
 ) -> None:
-    """Run a case on the adapter and hold it to both oracles; `target` lowers limits that kernels are generated for."""
+    """Run a case on the adapter and hold it to both oracles; `target` changes what kernels are generated for."""
     problem(case, seed).check(device(f16, subgroups, limits), **target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,9 @@ from tests.cli.conftest import Invoke
 from ptegpu import gpu
 from ptegpu.cli import selfcheck
 from ptegpu.cli.doctor import nvidia_hints
+from ptegpu.gpu import classes
 from ptegpu.ops import REGISTRY
+from ptegpu.plan.target import CLASSES, DeviceClass
 
 
 def test_this_machine_is_healthy(invoke: Invoke) -> None:
@@ -33,6 +35,35 @@ def test_it_is_readable(invoke: Invoke) -> None:
     assert ended.out.startswith("system    ")
     assert ended.out.endswith("healthy\n")
     assert "self-check" in ended.out
+
+
+def test_the_class_and_its_figures(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path))
+    device = gpu.open_device()
+    assumed = CLASSES[device.info.type]
+    assert asdict(assumed) == invoke("doctor", "--json").json()["class"]
+    shown = "10 GB/s, 0.05 TFLOP/s (f32), 20 µs per dispatch, 4 parallel units (assumed: ptegpu doctor --measure finds"
+    made_up = DeviceClass("software", 1e10, 5e10, 2e-5, 4)
+    with monkeypatch.context() as patched:
+        patched.setattr(device, "target", replace(device.target, device_class=made_up))
+        assert f"class     software · {shown} them out)\n" in invoke("doctor").out
+    assert not list(tmp_path.iterdir())
+
+    found = invoke("doctor", "--measure", "--json").json()
+    assert (found["healthy"], found["problems"]) == (True, [])
+    assert found["class"] == asdict(classes.class_of(device.info))
+    assert found["class"]["measured"]
+    assert "(measured)\n" in invoke("doctor", "--measure").out
+
+
+def test_a_measurement_that_cannot_be_kept_is_a_problem(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "file"))
+    ended = invoke("doctor", "--measure")
+    assert ended.code == 0
+    assert "cannot be written (File exists): set PTEGPU_CACHE to another folder\n" in ended.out
 
 
 def test_every_family_is_checked() -> None:

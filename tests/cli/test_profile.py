@@ -13,10 +13,10 @@ from tests.cli.conftest import Invoke
 import ptegpu
 from ptegpu.cli.profile import By, note, report, show
 from ptegpu.gpu import AdapterInfo, open_device
-from ptegpu.gpu.ceilings import Ceilings
 from ptegpu.gpu.device import Traffic
 from ptegpu.gpu.profile import KernelTime
 from ptegpu.plan.plan import Dispatch
+from ptegpu.plan.target import DeviceClass
 from ptegpu.runtime.account import Step
 from ptegpu.runtime.profile import Profile
 
@@ -51,7 +51,8 @@ def made_up(pass_seconds: float = 50e-6) -> Profile:
         kernel("gemv", "aten.linear.default #2 of delegate 0", 30e-6, 40e-6, 39_900, 8_000_000),
     )
     adapter = AdapterInfo(0, "A GPU", "Vulkan", "discrete", "NVIDIA", "", frozenset(), {})
-    return Profile("forward", adapter, 5, kernels, pass_seconds, 200e-6, Ceilings(4e9, 1e12), STEPS)
+    peak = DeviceClass("discrete", 4e9, 1e12, 1e-6, 8)
+    return Profile("forward", adapter, 5, kernels, pass_seconds, 200e-6, peak, STEPS)
 
 
 def lines_of(out: str) -> list[str]:

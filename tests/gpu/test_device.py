@@ -14,7 +14,7 @@ from ptegpu.gpu.buffers import BufferPool, GpuBuffer
 from ptegpu.gpu.memory import host_available_bytes
 from ptegpu.gpu.submit import Commands, submit
 from ptegpu.plan.plan import Kernel
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
 
 def test_a_device_is_opened_once_per_options(device):
@@ -28,12 +28,12 @@ def test_the_target_is_the_adapter(device):
     assert ("shader-f16" in device.info.features) == target.f16
     assert ("subgroup" in device.info.features) == target.subgroups
     assert target.subgroup_size & (target.subgroup_size - 1) == 0
-    assert (device.info.type == "software") == target.software
+    assert CLASSES[device.info.type] == target.device_class
 
 
 def test_the_limits_of_a_browser():
     device = open_device(limits="browser", f16=False, subgroups=False)
-    assert Target(name=device.target.name, software=device.target.software) == device.target
+    assert Target(name=device.target.name, device_class=CLASSES[device.info.type]) == device.target
     with Session(device) as session:
         x = np.arange(plans.N, dtype=np.float32)
         np.testing.assert_array_equal(x + x, session.run(session.prepare(plans.add()), [x, x])[0])

@@ -44,7 +44,7 @@ def busy(handle):
     return not native.lib.wgpuDevicePoll(handle, 0, native.ffi.NULL) & 1
 
 session = Session(device)
-turns, seconds = 1 if device.target.software else 100, 0.0
+turns, seconds = 1 if device.info.type == "software" else 100, 0.0
 while seconds < 0.5:
     turns *= 2
     load = slow(turns)

@@ -1,4 +1,4 @@
-"""Timestamps around passes, what is made of them, the loads and the ceilings. No time is held against another."""
+"""Timestamps around passes, what is made of them, the loads and what is copied. No time is held against another."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.gpu import plans
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidInput, LimitExceeded, SubmitError
 from ptegpu.gpu import loads, native
-from ptegpu.gpu.ceilings import _copy_bytes, ceilings
+from ptegpu.gpu.measurement import _copy_bytes
 from ptegpu.gpu.profile import KernelTime, busy, kernel_times, launches, pass_time, profile
 from ptegpu.gpu.timer import Timer
 from ptegpu.plan.plan import Binding, Dispatch, Port
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
 X = np.arange(plans.N, dtype=np.float32)
 
@@ -163,37 +163,28 @@ def test_the_arithmetic_load_computes(session):
 
 def test_only_a_gpu_is_warmed(device, monkeypatch):
     small = loads.arithmetic
-    monkeypatch.setattr(loads, "arithmetic", lambda target, groups, turns: small(target, groups=1, turns=1))
-    monkeypatch.setattr(loads, "WARM_SECONDS", 0.001)
-    for software in (True, False):
-        monkeypatch.setattr(device, "target", replace(device.target, software=software))
+    monkeypatch.setattr(loads, "arithmetic", lambda target, groups, turns: small(target, 1, 1))
+    for kind, sizes in loads.SIZES.items():
+        monkeypatch.setitem(loads.SIZES, kind, sizes._replace(seconds=min(sizes.seconds, 0.001)))
+        monkeypatch.setattr(device, "target", replace(device.target, device_class=CLASSES[kind]))
         before = device.counters.snapshot()
         loads.warm(device)
-        assert software == (device.counters.since(before).dispatches == 0)
-
-
-def test_ceilings_are_measured_once(device):
-    found = ceilings(device)
-    assert found.bytes_per_second > 0.0
-    assert found.flops_per_second > 0.0
-    before = device.counters.snapshot()
-    assert found is ceilings(device)
-    assert 0 == device.counters.since(before).submits
+        assert (kind == "software") == (device.counters.since(before).dispatches == 0)
 
 
 @pytest.mark.parametrize(
-    "free, binding, software, expected",
+    "free, binding, kind, expected",
     [
-        (None, 2 << 30, False, 256 << 20),
-        (None, 128 << 20, False, 128 << 20),
-        (1 << 30, 2 << 30, False, 128 << 20),
-        (1000, 2 << 30, False, 1 << 20),
-        (None, 2 << 30, True, 8 << 20),
-        (None, 1001, True, 992),
+        (None, 2 << 30, "discrete", 256 << 20),
+        (None, 128 << 20, "integrated", 128 << 20),
+        (1 << 30, 2 << 30, "discrete", 128 << 20),
+        (1000, 2 << 30, "discrete", 1 << 20),
+        (None, 2 << 30, "software", 8 << 20),
+        (None, 1001, "software", 992),
     ],
 )
-def test_the_copy_fits_limits_and_memory(device, monkeypatch, free, binding, software, expected):
-    target = Target(max_binding_bytes=binding, max_buffer_bytes=2 << 30, software=software)
+def test_the_copy_fits_limits_and_memory(device, monkeypatch, free, binding, kind, expected):
+    target = Target(max_binding_bytes=binding, max_buffer_bytes=2 << 30, device_class=CLASSES[kind])
     monkeypatch.setattr(device, "target", target)
     monkeypatch.setattr(device, "available_bytes", lambda: free)
     assert expected == _copy_bytes(device)

@@ -92,6 +92,7 @@ def test_parameters_are_blocks_of_one_buffer(session):
 
 def test_plans_of_one_graph_share_buffers_but_not_parameters(session, device):
     double = session.prepare(plans.scale((2.0,), "params0"))
+    device.pool.clear()  # of what other tests left
     before = device.counters.snapshot()
     triple = session.prepare(plans.scale((3.0,), "params1"))
     made = device.counters.since(before)

@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.cases import ONE_UNIT
 from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import linear_q4, matmul
-from ptegpu.plan.target import Target
+from ptegpu.ops import linear_q4
+from ptegpu.plan.target import CLASSES, Target
 
 F16, U8, I8 = DType.F16, DType.U8, DType.I8
 
@@ -168,7 +169,7 @@ def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
 
 @pytest.mark.parametrize("case", [*GEMV[::3], *PER_CHANNEL[::3]], ids=str)
 def test_as_on_a_cpu(case):
-    check(case, software=True)
+    check(case, device_class=CLASSES["software"])
 
 
 @pytest.mark.parametrize("k, n", [(32, 8200), (4096, 3)])
@@ -182,9 +183,8 @@ def test_rows_too_long_for_workgroup_memory_are_not_staged(monkeypatch):
 
 
 @pytest.mark.parametrize("case, limits", [(q4((70,), 40, 130, 8), {}), (c8((70,), 20, 70), {"max_invocations": 128})])
-def test_larger_tiles(case, limits, monkeypatch):
-    monkeypatch.setattr(matmul, "BUSY", 1)
-    check(case, **limits)
+def test_larger_tiles(case, limits):
+    check(case, device_class=ONE_UNIT, **limits)
 
 
 @pytest.mark.parametrize("m", [2, 12])

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.cases import ONE_UNIT
 from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import PtegpuError
-from ptegpu.ops import linear_q8
 from ptegpu.plan.target import Target
 
 F16, F32, I32, I8, U8 = DType.F16, DType.F32, DType.I32, DType.I8, DType.U8
@@ -173,9 +173,8 @@ def test_workgroups_of_128(case):
 
 
 @pytest.mark.parametrize("case", [dq((70,), 64, 66, 32)], ids=str)
-def test_larger_tiles(case, monkeypatch):
-    monkeypatch.setattr(linear_q8, "BUSY", 1)
-    check(case)
+def test_larger_tiles(case):
+    check(case, device_class=ONE_UNIT)
 
 
 @pytest.mark.parametrize("f16", [True, False])

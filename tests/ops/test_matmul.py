@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tests.cases import ONE_UNIT
 from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
@@ -200,9 +201,8 @@ def test_workgroups_of_128(case):
     ],
     ids=str,
 )
-def test_larger_tiles(case, limits, monkeypatch):
-    monkeypatch.setattr(matmul, "BUSY", 1)
-    check(case, **limits)
+def test_larger_tiles(case, limits):
+    check(case, device_class=ONE_UNIT, **limits)
 
 
 @pytest.mark.parametrize("size", [(1, 40, 8), (8, 40, 8), (1, 5, 3), (1, 600, 12), (9, 600, 12)])

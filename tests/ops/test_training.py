@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.cases import ONE_UNIT
 from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import PtegpuError
-from ptegpu.ops import matmul
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I32 = DType.F32, DType.F16, DType.U8, DType.I32
@@ -190,9 +190,8 @@ def test_workgroups_of_128(case):
 
 
 @pytest.mark.parametrize("case", [dw((40,), 130, 70), dx((70,), 40, 130, 10)], ids=str)
-def test_larger_tiles(case, monkeypatch):
-    monkeypatch.setattr(matmul, "BUSY", 1)
-    check(case)
+def test_larger_tiles(case):
+    check(case, device_class=ONE_UNIT)
 
 
 @pytest.mark.parametrize("s", [0, 1, 5, 17])

@@ -13,7 +13,7 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Graph, Node, Tensor
 from ptegpu.ops import REGISTRY
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
 Passes: TypeAlias = Sequence[Callable[[Graph], None]]
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
@@ -82,7 +82,7 @@ def run(
     """The graph's results after these passes, and how many dispatches it took."""
     gpu = device(f16, subgroups, limits)
     join(b, passes)
-    plan = plan_of(b.graph, replace(gpu.target, software=False, **target))
+    plan = plan_of(b.graph, replace(gpu.target, device_class=CLASSES["discrete"], **target))
     return run_plan(plan, b.arrays, gpu), len(plan.dispatches)
 
 

@@ -16,6 +16,7 @@ from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.memory import plan_memory
 from ptegpu.plan.lower import lower
 from ptegpu.plan.symbols import Symbols
+from ptegpu.plan.target import CLASSES
 
 F32, F16 = DType.F32, DType.F16
 
@@ -39,7 +40,7 @@ def run(b: Builder, joined: int | None, **limits: int) -> list[np.ndarray]:
     if joined is not None:
         fuse_elementwise(b.graph)
         assert len(b.graph.nodes) == joined, b.graph
-    return run_plan(plan_of(b.graph, replace(gpu.target, software=False, **limits)), b.arrays, gpu)
+    return run_plan(plan_of(b.graph, replace(gpu.target, device_class=CLASSES["discrete"], **limits)), b.arrays, gpu)
 
 
 def residual(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:

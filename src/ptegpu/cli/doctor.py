@@ -19,7 +19,7 @@ from rich.text import Text
 import ptegpu
 
 from ..errors import PtegpuError
-from .console import explain, number, print_json, progress, say, show_table, size
+from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
 
 if TYPE_CHECKING:
     from ..gpu import AdapterInfo
@@ -32,18 +32,19 @@ LIMITS = {  # shown as: wgpu's name
     "invocations": "max-compute-invocations-per-workgroup",
     "storage_buffers": "max-storage-buffers-per-shader-stage",
 }
-VARIABLES = ("PTEGPU_DEVICE", "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+VARIABLES = ("PTEGPU_DEVICE", "PTEGPU_CACHE", "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
 NVIDIA_VERSION = Path("/proc/driver/nvidia/version")
 LOADER = "apt-get install libvulkan1"
 
 
 def doctor(
     device: Annotated[str, typer.Option(help="The adapter to check: auto, an index, or part of a name.")] = "auto",
+    measure: Annotated[bool, typer.Option("--measure", help="Measure it, and tune later plans to that.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show adapters and drivers, say what is missing, and check kernels against NumPy."""
     with progress("Looking for adapters"):
-        report = examine(device)
+        report = examine(device, measure)
     if json:
         print_json(report)
     else:
@@ -52,7 +53,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(device: str) -> dict[str, Any]:
+def examine(device: str, measure: bool = False) -> dict[str, Any]:
     """Everything that is known about GPUs here, with `healthy` as the verdict."""
     report: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -63,6 +64,7 @@ def examine(device: str) -> dict[str, Any]:
         "adapters": [],
         "auto": None,
         "chosen": None,
+        "class": None,
         "checks": [],
         "problems": [],
         "healthy": False,
@@ -94,7 +96,10 @@ def examine(device: str) -> dict[str, Any]:
         opened = gpu.open_device(chosen.index)
         report["subgroup_size"] = opened.target.subgroup_size
         report["available_bytes"] = opened.available_bytes()
+        report["class"] = asdict(opened.target.device_class)
         report["checks"] = [asdict(outcome) for outcome in run_checks(opened)]
+        if measure:
+            report["class"] = asdict(gpu.measure(opened, keep=True))
     except PtegpuError as e:
         report["problems"].append(str(e))
     report["healthy"] = bool(report["checks"]) and all(check["passed"] for check in report["checks"])
@@ -195,6 +200,16 @@ def _show_adapters(report: Mapping[str, Any]) -> None:
         chosen = report["adapters"][report["chosen"]]
         say()
         _line("checked", f"{chosen['index']}: {chosen['name']}{memory}{lanes}")
+        if report["class"]:
+            _line("class", _class(report["class"]))
+
+
+def _class(found: Mapping[str, Any]) -> str:
+    """What it is, its figures, and where they are from."""
+    source = "measured" if found["measured"] else "assumed: ptegpu doctor --measure finds them out"
+    rates = f"{number(found['bandwidth'] / 1e9)} GB/s, {number(found['flops'] / 1e12)} TFLOP/s (f32)"
+    times = f"{duration(found['dispatch_seconds'])} per dispatch, {counted(found['units'], 'parallel unit')}"
+    return f"{found['name']} · {rates}, {times} ({source})"
 
 
 def _line(name: str, text: str) -> None:

@@ -72,7 +72,7 @@ def show(found: Profile, by: By, model: str) -> None:
     """The tables and the totals on stdout."""
     a, peak = found.adapter, found.ceilings
     say((model, "bold"), f" · {found.method} on {a.name} ({a.type}, {a.backend})")
-    most = f"{number(peak.bytes_per_second / 1e9)} GB/s (copies), {number(peak.flops_per_second / 1e12)} TFLOP/s (f32)"
+    most = f"{number(peak.bandwidth / 1e9)} GB/s (copies), {number(peak.flops / 1e12)} TFLOP/s (f32)"
     explain(f"medians of {counted(found.repeats, 'call')} · this adapter's measured maximum: {most}")
     second = "kernel" if by is By.DISPATCH else "count"
     columns = [by.value, second, "GPU time", "share", "each", "GB/s", "of max", "TFLOP/s", "of max"]
@@ -133,8 +133,8 @@ def _cells(row: Row, found: Profile, by: By) -> list[str]:
         duration(row.seconds),
         _percent(row.seconds, found.kernel_seconds),
         "" if row.count == 1 else duration(row.seconds / row.count),
-        *_rate(row.bytes_per_second, 1e9, peak.bytes_per_second),
-        *_rate(row.flops_per_second, 1e12, peak.flops_per_second),
+        *_rate(row.bytes_per_second, 1e9, peak.bandwidth),
+        *_rate(row.flops_per_second, 1e12, peak.flops),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .adapters import AdapterInfo, adapters, choose
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
+from .measurement import measure
 from .session import Pending, Prepared, Session, Unplanned
 from .store import SharedConstants
 from .tensor import DeviceTensor
@@ -23,5 +24,6 @@ __all__ = [
     "check",
     "choose",
     "device_bytes",
+    "measure",
     "open_device",
 ]

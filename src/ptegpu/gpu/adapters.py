@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import NoAdapter
+from ..plan.target import Kind
 from . import loader
-
-Kind = Literal["discrete", "integrated", "software"]
 
 BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}  # elsewhere Vulkan alone
 

@@ -15,6 +15,7 @@ from ..plan.target import Target
 from . import create, memory, native
 from .adapters import AdapterInfo, adapters, choose, native_adapters
 from .buffers import BufferPool, GpuBuffer, Kind
+from .classes import class_of
 from .pipelines import Pipeline, PipelineCache
 from .probe import subgroup_size
 from .submit import Commands, submit
@@ -283,5 +284,5 @@ def _target(info: AdapterInfo, limits: create.Limits, *, f16: bool, subgroups: b
         max_groups=limits.maxComputeWorkgroupsPerDimension,
         f16=f16,
         subgroups=subgroups,
-        software=info.type == "software",
+        device_class=class_of(info),
     )

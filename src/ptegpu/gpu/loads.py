@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from ..plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, fixed, fold
-from ..plan.target import Target
+from ..plan.target import Kind, Target
 from .device import Device
 from .session import Session
-
-WARM_SECONDS = 0.2  # of load, after which a GPU has left its idle clocks
 
 _CHAINS = 8  # independent sums of four in each invocation, so that none waits for the one before
 _LINKS = 8  # fma of each chain in one turn of the loop
 
 
+class Sizes(NamedTuple):
+    """How much work a load is, so that it takes milliseconds."""
+
+    seconds: float  # of load, after which a GPU has left its idle clocks
+    copied: int  # bytes: more than any cache holds
+    groups: int
+    turns: int
+    turns_alone: int  # of a single workgroup
+
+
+SIZES: dict[Kind, Sizes] = {
+    "discrete": Sizes(0.2, 256 << 20, 4096, 128, 1024),
+    "integrated": Sizes(0.2, 256 << 20, 1024, 64, 512),
+    "software": Sizes(0.0, 8 << 20, 64, 64, 256),  # a CPU needs no load
+}
+
+
 def warm(device: Device) -> None:
-    """Runs a load until the GPU's clocks are up. A CPU that pretends to be one has none to wait for."""
-    if device.target.software:
+    """Runs a load until the GPU's clocks are up."""
+    sizes = SIZES[device.target.device_class.name]
+    if not sizes.seconds:
         return
     with Session(device) as session:
-        load = session.prepare(arithmetic(device.target, groups=4096, turns=64))
-        end = time.perf_counter() + WARM_SECONDS
+        load = session.prepare(arithmetic(device.target, sizes.groups, sizes.turns // 2))
+        end = time.perf_counter() + sizes.seconds
         while time.perf_counter() < end:
             session.run(load, [])
             device.wait()

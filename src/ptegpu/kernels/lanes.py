@@ -19,7 +19,6 @@ UNROLLED = 8  # reads of workgroup memory at most that are written out
 HELD_AT_MOST = 10  # loads a lane keeps in registers
 HELD_OF_PIECE = 8  # of a row that is cut in pieces
 AGREED_BYTES = 32  # of workgroup memory at most for each invocation that leaves numbers there
-MANY_ROWS = 2048  # that fill a GPU with 32 lanes each
 
 
 class Agreement(NamedTuple):
@@ -290,10 +289,10 @@ def cut_params(stage: Stage) -> list[tuple[str, str]]:
 
 
 class Variant(NamedTuple):
-    """The lanes per row, if the condition holds for (rows, loads of a row)."""
+    """The lanes per row, if the condition holds for (rows, loads of a row, workgroups that keep the GPU busy)."""
 
     lanes: int
-    when: Callable[[int, int], bool] | None
+    when: Callable[[int, int, int], bool] | None
     workgroup: int = 256
 
 
@@ -305,19 +304,19 @@ class Choice(NamedTuple):
 
 
 _SHORT_ROWS = (
-    Variant(1, lambda rows, loads: loads <= 4),
-    Variant(8, lambda rows, loads: loads <= 32),
-    Variant(32, lambda rows, loads: loads <= 128 or (loads <= 256 and rows >= MANY_ROWS)),
-    Variant(64, lambda rows, loads: loads <= 512 and rows >= MANY_ROWS),
+    Variant(1, lambda rows, loads, busy: loads <= 4),
+    Variant(8, lambda rows, loads, busy: loads <= 32),
+    Variant(32, lambda rows, loads, busy: loads <= 128 or (loads <= 256 and rows >= 16 * busy)),
+    Variant(64, lambda rows, loads, busy: loads <= 512 and rows >= 16 * busy),
 )
 # Rows that are walked: their loads are read once, in any number.
 ALONG_ROWS = Choice(False, (*_SHORT_ROWS, Variant(256, None)))
 ACROSS_ROWS = Choice(
     True,
     (
-        Variant(1, lambda rows, loads: loads <= 8 or rows >= 131072),
-        Variant(8, lambda rows, loads: loads <= 64 or rows >= 16384),
-        Variant(32, lambda rows, loads: rows > 4 or loads <= 256),
+        Variant(1, lambda rows, loads, busy: loads <= 8 or rows >= 1024 * busy),
+        Variant(8, lambda rows, loads, busy: loads <= 64 or rows >= 128 * busy),
+        Variant(32, lambda rows, loads, busy: rows > 4 or loads <= 256),
         Variant(64, None),
     ),
 )
@@ -326,19 +325,19 @@ HELD_ROWS = Choice(
     False,
     (
         *_SHORT_ROWS,
-        Variant(256, lambda rows, loads: loads <= 256 * HELD_OF_PIECE),
-        Variant(512, lambda rows, loads: loads <= 512 * HELD_OF_PIECE, 512),
-        Variant(1024, lambda rows, loads: loads <= 1024 * HELD_AT_MOST, 1024),
+        Variant(256, lambda rows, loads, busy: loads <= 256 * HELD_OF_PIECE),
+        Variant(512, lambda rows, loads, busy: loads <= 512 * HELD_OF_PIECE, 512),
+        Variant(1024, lambda rows, loads, busy: loads <= 1024 * HELD_AT_MOST, 1024),
         Variant(256, None),
     ),
 )
 HELD_COLUMNS = Choice(
     True,
     (
-        Variant(1, lambda rows, loads: loads <= HELD_OF_PIECE),
-        Variant(8, lambda rows, loads: loads <= 8 * HELD_OF_PIECE),
-        Variant(32, lambda rows, loads: loads <= 32 * HELD_OF_PIECE),
-        Variant(128, lambda rows, loads: loads <= 128 * HELD_OF_PIECE, 1024),
+        Variant(1, lambda rows, loads, busy: loads <= HELD_OF_PIECE),
+        Variant(8, lambda rows, loads, busy: loads <= 8 * HELD_OF_PIECE),
+        Variant(32, lambda rows, loads, busy: loads <= 32 * HELD_OF_PIECE),
+        Variant(128, lambda rows, loads, busy: loads <= 128 * HELD_OF_PIECE, 1024),
         Variant(32, None),
     ),
 )
@@ -351,6 +350,6 @@ def choose(choice: Choice, rows: int, loads: int, target: Target) -> Lanes:
         workgroup = target.workgroup(v.workgroup)
         lanes = Lanes(min(v.lanes, workgroup), workgroup, choice.columns, subgroup)
         fits = workgroup == v.workgroup and workgroup // lanes.together * AGREED_BYTES <= target.max_shared_bytes
-        if v.when is None or (v.when(rows, loads) and (fits or v.workgroup <= 256)):
+        if v.when is None or (v.when(rows, loads, target.device_class.busy) and (fits or v.workgroup <= 256)):
             return lanes
     raise AssertionError("the last variant has no condition")

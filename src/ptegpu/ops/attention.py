@@ -27,7 +27,7 @@ from .registry import Bounded, Dispatch, Out, Scratch, Steps, SymInt, op
 
 FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empty
 KEYS_OF_A_SPLIT = 256  # at least
-GROUPS_OF_ROWS, GROUPS_OF_TILES = 512, 256  # workgroups below which keys are split
+OF_ROWS, OF_TILES = 4, 2  # times the workgroups that keep a GPU busy: with fewer, keys are split
 
 
 class Sizes(NamedTuple):
@@ -84,7 +84,8 @@ def attend(
     tiled = takes_tiles(rows, vs.dim, target)
     most = kernels.TILE_ROWS if tiled else few.most_rows(qs.dim)
     blocks = -(-rows // most)
-    splits = splits_of(ks.length, ks.batch * ks.heads * blocks, GROUPS_OF_TILES if tiled else GROUPS_OF_ROWS)
+    wanted = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
+    splits = splits_of(ks.length, ks.batch * ks.heads * blocks, wanted)
     quads = qs.dim % 4 == 0 and vs.dim % 4 == 0
     form = Form(
         q.dtype,

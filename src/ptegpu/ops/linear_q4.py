@@ -72,7 +72,7 @@ GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits
     Choice(Gemv(rows=1, lanes=256, words=1), when=lambda m, n, k: n <= 1024),
     Choice(Gemv(rows=1, lanes=32, slots=8, staged=True)),
 )
-ON_A_CPU = Choice(Gemv(rows=4, lanes=32, slots=2))  # where workgroup memory and barriers gain nothing
+BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=32, slots=2)),)}  # workgroup memory and barriers gain nothing there
 
 
 def _ceil(a: int, b: int) -> int:
@@ -145,7 +145,7 @@ def _share(p: Product, weights: Sequence[Weight], columns: int, normed: bool, ta
     def blocks(words: int) -> int:
         return _ceil(p.k, words * packing.elements)
 
-    choice = ON_A_CPU if target.software else next(c for c in GEMVS if c.when(p.m, columns, p.k))
+    choice = next(c for c in BY_CLASS.get(target.device_class.name, GEMVS) if c.when(p.m, columns, p.k))
     how = fitted(choice.gemv, blocks, row_bytes, target)
     if _is_pair(p):  # a set of lanes has rows of both
         how = replace(how, rows=_ceil(how.rows, 2))

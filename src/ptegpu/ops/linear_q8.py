@@ -21,7 +21,6 @@ from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from . import linear_q4
 from .linear_q4 import Weight
-from .matmul import BUSY
 from .pointwise import Source, Strided, broadcast_strides, cast, pointwise
 from .registry import Dispatch, Out, Scratch, Step, Steps, op
 
@@ -162,7 +161,7 @@ class Product:
 
     def _gemm(self, target: Target) -> Dispatch:
         m, n = self.x.count, self.weight.packed.shape[0]
-        tile = MEDIUM if _ceil(m, MEDIUM.size) * _ceil(n, MEDIUM.size) >= BUSY else SMALL
+        tile = MEDIUM if _ceil(m, MEDIUM.size) * _ceil(n, MEDIUM.size) >= target.device_class.busy else SMALL
         rows, columns = _ceil(m, tile.size), _ceil(n, tile.size)
         form = self.form(target)
         whole = form.run == WHOLE

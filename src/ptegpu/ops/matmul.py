@@ -33,8 +33,7 @@ from .registry import Dispatch, Number, Out, Scratch, Steps, broadcast, op
 
 MAX_GEMV_ROWS = 8  # against a matrix stored along K
 MAX_ROWS_ALONG_N = 4  # against one stored along N
-BUSY = 128  # workgroups of THREADS that keep a large GPU occupied
-THREADS = 256
+THREADS = 256  # of the workgroups that `DeviceClass.busy` counts
 WORTH_PARTS = 0.6  # of these threads: with more at work, adding up parts costs what they gain (measured on an H200)
 Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
 
@@ -151,8 +150,8 @@ def one_by_one(p: Product, target: Target) -> Steps:
 
 def _gemv_rows(p: Product, target: Target) -> Steps:
     """More rows of b per workgroup where there are many; more invocations along K where K is long."""
-    outputs = p.batch * p.n
-    columns = 4 if outputs >= 8192 and p.m <= 4 else 2 if outputs >= 4096 else 1
+    outputs, many = p.batch * p.n, 32 * target.device_class.busy
+    columns = 4 if outputs >= 2 * many and p.m <= 4 else 2 if outputs >= many else 1
     loads = p.k // 4 if p.k % 4 == 0 else p.k
     workgroup = min(1 << max(5, (loads // 4).bit_length() - 1), target.workgroup(256))
     blocks = _ceil(p.n, columns)
@@ -198,9 +197,9 @@ def in_parts(
     p: Product, tiles: int, threads: int, run: Callable[[Product, int, int], Dispatch], target: Target
 ) -> Steps:
     """One dispatch, or, where it would leave the GPU idle, one over parts of K and one that adds them up."""
-    running = tiles * p.batch * threads
-    wanted = min(2 * BUSY * THREADS // running, most_parts(p.k))
-    if wanted < 2 or running > WORTH_PARTS * BUSY * THREADS:
+    running, busy = tiles * p.batch * threads, target.device_class.busy * THREADS
+    wanted = min(2 * busy // running, most_parts(p.k))
+    if wanted < 2 or running > WORTH_PARTS * busy:
         yield run(p, 1, p.k)
         return
     k_part = _ceil(_ceil(p.k, wanted), DEPTH) * DEPTH
@@ -214,8 +213,8 @@ def in_parts(
 
 def fills(tile: Tile, p: Product, target: Target) -> bool:
     """Whether such tiles, K in parts, keep a GPU busy, and there are rows and columns for more than half of one."""
-    tiles = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size)
-    enough = tiles >= BUSY or tiles * most_parts(p.k) >= 2 * BUSY
+    tiles, busy = p.batch * _ceil(p.m, tile.size) * _ceil(p.n, tile.size), target.device_class.busy
+    enough = tiles >= busy or tiles * most_parts(p.k) >= 2 * busy
     return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
 
 

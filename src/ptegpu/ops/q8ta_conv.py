@@ -19,7 +19,6 @@ from ..kernels.q8ta_conv import depthwise, window
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from .linear_q8 import check_sums, is_relu
-from .matmul import BUSY
 from .registry import Dispatch, Out, Steps, op
 
 
@@ -123,8 +122,8 @@ def _products(
         gather,
     )
     products = x.shape[0] * groups
-    medium = products * -(-positions // MEDIUM.size) * -(-per_group // MEDIUM.size) >= BUSY
-    tile = MEDIUM if medium and per_group > SMALL.size else SMALL
+    tiles = products * -(-positions // MEDIUM.size) * -(-per_group // MEDIUM.size)
+    tile = MEDIUM if tiles >= target.device_class.busy and per_group > SMALL.size else SMALL
     rows, columns = -(-positions // tile.size), -(-per_group // tile.size)
     words = -(-k // 4)
     params: dict[str, int | float] = {"m": positions, "n": per_group, "x_words": words, "row_bytes": weights.shape[1]}

@@ -25,7 +25,7 @@ from .registry import Dispatch, Number, Out, Scratch, Step, Steps, define, norma
 
 LONG = 32  # loads per lane above which a row may be split
 PART = 8  # loads per lane that each part keeps
-ENOUGH_GROUPS = 1024  # workgroups that fill a GPU: splitting stops there
+ENOUGH = 8  # times the workgroups that keep a GPU busy: splitting stops there
 START = {
     ("sum", "f32"): 0.0,
     ("sum", "i32"): 0,
@@ -117,10 +117,10 @@ def whole_lanes(rows: Rows, target: Target) -> Lanes:
 def lanes_for(rows: Rows, target: Target) -> tuple[Lanes, int, int]:
     """The lanes that share a row, the parts it is split into, and the loads of a part."""
     lanes = whole_lanes(rows, target)
-    groups = lanes.groups(rows.places)
-    if rows.length <= LONG * lanes.count or groups * 2 > ENOUGH_GROUPS:
+    groups, enough = lanes.groups(rows.places), ENOUGH * target.device_class.busy
+    if rows.length <= LONG * lanes.count or groups * 2 > enough:
         return lanes, 1, rows.length
-    parts = smallest(-(-rows.length // (PART * lanes.count)), ENOUGH_GROUPS // groups)
+    parts = smallest(-(-rows.length // (PART * lanes.count)), enough // groups)
     span = -(-rows.length // parts)
     return lanes, -(-rows.length // span), span
 

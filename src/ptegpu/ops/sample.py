@@ -20,7 +20,7 @@ from .registry import Dispatch, Out, Scratch, Steps, op
 GREEDY, DRAW, TOP_K, TOP_P, PENALTY = 1, 2, 4, 8, 16  # of `how`; 0: choose nothing
 
 EACH = 8  # elements per invocation that make a part worth a workgroup
-MOST_PARTS = 256
+MOST_PARTS = 2  # times the workgroups that keep a GPU busy
 
 
 @op("ptegpu.sample.default", dtypes=FLOATS)
@@ -144,7 +144,8 @@ def _check(logits: Tensor) -> None:
 def _row(logits: Tensor, rows: int, target: Target) -> dict[str, int]:
     """The length of a row, the parts that it is cut into, the elements of one, and where the last `rows` rows begin."""
     length = logits.shape[-1]
-    span = largest(EACH * target.workgroup(256), -(-length // largest(1, MOST_PARTS // rows)))
+    most = largest(1, MOST_PARTS * target.device_class.busy // rows)
+    span = largest(EACH * target.workgroup(256), -(-length // most))
     return {"length": length, "span": span, "parts": -(-length // span), "base": logits.numel - rows * length}
 
 

@@ -1,11 +1,41 @@
-"""What kernels are generated for: the limits and features of an adapter as plain data, without wgpu.
+"""What kernels are generated for: limits, features and class of an adapter as plain data, without wgpu.
 
 The defaults are those every browser grants, so `Target()` is the configuration that runs anywhere.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["discrete", "integrated", "software"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClass:
+    """What an adapter is and can do: all that tuning tables know of one GPU or another."""
+
+    name: Kind
+    bandwidth: float  # bytes per second, read and written, of a kernel that copies
+    flops: float  # f32 operations per second, a fused multiply-add counting as two
+    dispatch_seconds: float  # of a dispatch that does nothing, after another one
+    units: int  # workgroups of 256 invocations that compute side by side, each as fast as one alone
+    measured: bool = False  # on this adapter; otherwise assumed of all of its kind
+
+    @property
+    def busy(self) -> int:
+        """Workgroups of 256 invocations that keep it occupied. Powers of two, so that plans depend on no noise."""
+        return _BUSY.get(self.name) or 1 << max(0, round(math.log2(self.units)))
+
+
+CLASSES: Mapping[Kind, DeviceClass] = {  # what is assumed until `ptegpu doctor --measure` has found it out
+    "discrete": DeviceClass("discrete", 4e12, 6e13, 2.2e-6, 132),  # an H200
+    "integrated": DeviceClass("integrated", 6e10, 2e12, 5e-6, 16),  # a guess
+    "software": DeviceClass("software", 8e9, 1e11, 3e-5, 2),  # lavapipe on two cores
+}
+_BUSY: Mapping[Kind, int] = {"software": 128}  # whatever the number of its cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +52,7 @@ class Target:
     f16: bool = False
     subgroups: bool = False
     subgroup_size: int = 0  # the probed size; 0 when unknown or varying
-    software: bool = False  # a CPU pretending to be a GPU
+    device_class: DeviceClass = CLASSES["discrete"]
 
     def workgroup(self, preferred: int) -> int:
         """The largest power of two that is at most `preferred` and within the adapter's limit."""

@@ -10,12 +10,12 @@ from statistics import median
 from typing import Any, Literal
 
 from ..errors import InvalidInput
-from ..gpu import AdapterInfo, Device
-from ..gpu.ceilings import Ceilings, ceilings
+from ..gpu import AdapterInfo, Device, measure
 from ..gpu.loads import warm
 from ..gpu.profile import KernelTime, busy, kernel_times, launches
 from ..gpu.timer import TimedRun, Timer
 from ..plan.plan import Dispatch
+from ..plan.target import DeviceClass
 from .account import Step, by_name, steps_of, together
 from .method import Method
 
@@ -54,7 +54,7 @@ class Profile:
     kernels: tuple[KernelTime, ...]  # each in a pass of its own, in the order in which they ran
     pass_seconds: float  # on the GPU, of the single pass per plan that ordinary calls record
     wall_seconds: float  # of an ordinary call, from its arguments to its results
-    ceilings: Ceilings
+    ceilings: DeviceClass  # of the adapter, measured
     steps: tuple[Step, ...] = ()  # of a call, in the order in which they ran; each plan waited for by itself
 
     @property
@@ -94,7 +94,7 @@ class Profile:
         return {
             "method": self.method,
             "repeats": self.repeats,
-            "ceilings": {"bytes_per_s": peak.bytes_per_second, "flops_per_s": peak.flops_per_second},
+            "ceilings": {"bytes_per_s": peak.bandwidth, "flops_per_s": peak.flops},
             "totals": {
                 "dispatches": len(self.kernels),
                 "kernels_s": total,
@@ -125,9 +125,9 @@ class Profile:
                     "bytes": row.nbytes,
                     "flops": row.flops,
                     "bytes_per_s": row.bytes_per_second,
-                    "of_bandwidth": row.bytes_per_second / peak.bytes_per_second,
+                    "of_bandwidth": row.bytes_per_second / peak.bandwidth,
                     "flops_per_s": row.flops_per_second,
-                    "of_flops": row.flops_per_second / peak.flops_per_second,
+                    "of_flops": row.flops_per_second / peak.flops,
                 }
                 for row in self.rows(by)
             ],
@@ -182,7 +182,7 @@ def profile_method(method: Method, device: Device, arguments: Sequence[Any], rep
     if repeats < 1:
         raise InvalidInput(f"a profile takes at least 1 call, not {repeats}")
     each, whole = Timer(device, each=True), Timer(device, each=False)
-    peak = ceilings(device)
+    peak = measure(device)
     sessions = [engine.session for engine in method.engines.values()]
 
     def call() -> float:

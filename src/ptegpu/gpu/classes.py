@@ -1,0 +1,78 @@
+"""The class of an adapter: as measured once and kept in the user's cache folder, or as is assumed of its kind.
+
+`PTEGPU_CACHE` names another folder; if it is `off`, nothing is kept and nothing read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import asdict, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from .. import files
+from ..errors import DeviceError
+from ..plan.target import CLASSES, DeviceClass
+from .adapters import AdapterInfo
+
+VERSION = 1  # of the measurement: what another one kept does not count
+
+
+def class_of(info: AdapterInfo) -> DeviceClass:
+    """What was measured on an adapter or, failing that, what is assumed of its kind."""
+    path = place(info)
+    try:
+        return _read(json.loads(path.read_bytes()), info) if path else CLASSES[info.type]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return CLASSES[info.type]
+
+
+def keep(info: AdapterInfo, found: DeviceClass) -> None:
+    """Saves what was measured on an adapter, all of it or nothing."""
+    path = place(info)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, json.dumps({"adapter": _key(info), **asdict(found)}, indent=2).encode())
+    except OSError as e:
+        raise DeviceError(f"{path} cannot be written ({e.strerror}): set PTEGPU_CACHE to another folder") from e
+
+
+def place(info: AdapterInfo) -> Path | None:
+    """The file of an adapter; None where nothing is to be kept."""
+    folder = _folder()
+    return folder and folder / f"adapter-{sha256(json.dumps(_key(info)).encode()).hexdigest()[:16]}.json"
+
+
+def _folder() -> Path | None:
+    given = os.environ.get("PTEGPU_CACHE")
+    if given:
+        return None if given == "off" else Path(given)
+    try:
+        home = Path.home()
+    except RuntimeError:  # there is none
+        return None
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData/Local") / "ptegpu/cache"
+    usual = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "ptegpu"
+
+
+def _key(info: AdapterInfo) -> list[str | int]:
+    return [VERSION, info.name, info.backend, info.driver]
+
+
+def _read(entry: Any, info: AdapterInfo) -> DeviceClass:
+    """Raises if the entry is not a measurement of this adapter."""
+    found = DeviceClass(**{f.name: entry[f.name] for f in fields(DeviceClass)})
+    figures = (found.bandwidth, found.flops, found.dispatch_seconds)
+    here = (entry["adapter"], found.name, found.measured) == (_key(info), info.type, True)
+    counted = type(found.units) is int and 0 < found.units < 1 << 16
+    if not (here and counted and all(type(x) is float and 0 < x < math.inf for x in figures)):
+        raise ValueError("no measurement of this adapter")
+    return found
