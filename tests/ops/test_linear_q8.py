@@ -12,7 +12,7 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import PtegpuError
-from ptegpu.ops import linear_q8
+from ptegpu.ops import product
 from ptegpu.plan.target import Target
 
 F16, F32, I32, I8, U8 = DType.F16, DType.F32, DType.I32, DType.I8, DType.U8
@@ -174,7 +174,7 @@ def test_workgroups_of_128(case):
 
 @pytest.mark.parametrize("case", [dq((70,), 64, 66, 32)], ids=str)
 def test_larger_tiles(case, monkeypatch):
-    monkeypatch.setattr(linear_q8, "BUSY", 1)
+    monkeypatch.setattr(product, "BUSY", 1)
     check(case)
 
 

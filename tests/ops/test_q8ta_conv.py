@@ -13,7 +13,7 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import PtegpuError
-from ptegpu.ops import q8ta_conv
+from ptegpu.ops import product
 from ptegpu.plan.target import Target
 
 I8, I32, F32 = DType.I8, DType.I32, DType.F32
@@ -146,7 +146,7 @@ def test_in_a_browser_without_features(case):
 
 
 def test_larger_tiles(monkeypatch):
-    monkeypatch.setattr(q8ta_conv, "BUSY", 1)
+    monkeypatch.setattr(product, "BUSY", 1)
     check(case("", (2, 4, 9, 9), 70, (3, 3), padding=(1, 1)))
 
 
@@ -182,7 +182,7 @@ def changed(case: Case, position: int, value) -> Case:
 
 REFUSED = [
     (changed(PLAIN[0], 0, T((4, 5, 8), I8)), "the input must have 4 dimensions, not the shape [4, 5, 8]"),
-    (changed(PLAIN[0], 9, [8, 8]), "a kernel of [8, 8] is larger than the input of [5, 8] with its padding"),
+    (changed(PLAIN[0], 9, [8, 8]), "a kernel of [8, 8] does not fit an input of [5, 8] with padding [1, 1]"),
     (changed(PLAIN[0], 13, 3), "weights [4, 36] in 3 groups do not fit the input [1, 4, 5, 8]"),
     (changed(PLAIN[0], 0, T((1, 8, 5, 8), I8)), "rows of 36 do not hold 8 channels of [3, 3]"),
     (changed(PLAIN[0], 14, "gelu"), "the activation 'gelu' is not one of none, relu"),

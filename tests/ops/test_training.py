@@ -11,7 +11,7 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import PtegpuError
-from ptegpu.ops import matmul
+from ptegpu.ops import product
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I32 = DType.F32, DType.F16, DType.U8, DType.I32
@@ -191,7 +191,7 @@ def test_workgroups_of_128(case):
 
 @pytest.mark.parametrize("case", [dw((40,), 130, 70), dx((70,), 40, 130, 10)], ids=str)
 def test_larger_tiles(case, monkeypatch):
-    monkeypatch.setattr(matmul, "BUSY", 1)
+    monkeypatch.setattr(product, "BUSY", 1)
     check(case)
 
 
