@@ -151,6 +151,13 @@ def test_weights_of_bytes(m):
 
 
 @pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("m", range(2, 9))
+def test_every_number_of_rows(make, m):
+    """A kernel for up to so many rows computes and stores those that there are."""
+    same(lambda: make(m, 40, (9, 12), 8, bias=True), 1, subgroups=m % 2 == 0)
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_weight_in_parts(make):
     for how in ({}, {"dtype": F16}):
         same(lambda how=how: make(2, 64, (40, 8), 32, **how), None, max_binding_bytes=640, f16=False)

@@ -18,7 +18,7 @@ from ..kernels.linear_q8 import Form
 from ..kernels.matmul import Tile
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
-from .few import fitted
+from .few import fitted, kernel_rows
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def gemv(p: Product, target: Target) -> Steps:
     how = fitted(WAY, blocks, p.b.shape[1], target)
     while p.a.shape[-1] % (how.words * form.elements):  # words of x are loaded together too
         how = replace(how, words=how.words // 2)
-    kernel = kernels.gemv(form, how, p.m, target)
+    kernel = kernels.gemv(form, how, kernel_rows(p.m), target)
     groups = _ceil(p.n, how.rows * how.slots)
     yield _dispatch(p, kernel, groups, sums=form.bits == 8, row_blocks=blocks(how.words))
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from .norm import Norm
     from .product import Product
 
-MAX_ROWS = 8
+ROWS = (1, 2, 4, 8)  # that kernels are generated for
+MAX_ROWS = ROWS[-1]
 FEWEST_LANES = 8
 
 
@@ -45,6 +46,11 @@ GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits
     Choice(Gemv(rows=1, lanes=32, slots=8, staged=True)),
 )
 ON_A_CPU = Choice(Gemv(rows=4, lanes=32, slots=2))  # where workgroup memory and barriers gain nothing
+
+
+def kernel_rows(m: int) -> int:
+    """Of the kernel that computes m rows."""
+    return next(rows for rows in ROWS if m <= rows)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -92,14 +98,15 @@ def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target
     how = fitted(choice.gemv, blocks, row_bytes, target)
     if pair:  # a set of lanes has rows of both
         how = replace(how, rows=_ceil(how.rows, 2))
-    sums, squares = p.m * (1 + pair), p.m * normed
+    rows = kernel_rows(p.m)
+    sums, squares = rows * (1 + pair), rows * normed
     while _reduced_bytes(how, sums, squares, target) > target.max_shared_bytes:
         if how.rows > 1:
             how = replace(how, rows=how.rows // 2)
         else:
             how = replace(how, slots=how.slots // 2) if how.slots > 1 else replace(how, lanes=how.lanes // 2)
     row_blocks = blocks(how.words)
-    staged_bytes = (p.m * row_blocks * how.words * packing.elements + squares * how.lanes * how.slots) * 4
+    staged_bytes = (rows * row_blocks * how.words * packing.elements + squares * how.lanes * how.slots) * 4
     if staged_bytes + _reduced_bytes(how, sums, squares, target) > target.max_shared_bytes:
         how = replace(how, staged=False)
     quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
@@ -152,7 +159,7 @@ class Bundle:
             first.form(target, quads=False),
             first.packing,
             s.how,
-            first.m,
+            kernel_rows(first.m),
             s.tail,
             s.row_blocks,
             s.quads,

@@ -262,7 +262,7 @@ def _gemv_rows(p: Product, target: Target) -> Steps:
     loads = p.k // 4 if p.k % 4 == 0 else p.k
     workgroup = min(1 << max(5, (loads // 4).bit_length() - 1), target.workgroup(256))
     blocks = ceil(p.n, columns)
-    kernel = gemv_rows(p.form(target, quads=False), p.m, columns, workgroup, target)
+    kernel = gemv_rows(p.form(target, quads=False), few.kernel_rows(p.m), columns, workgroup, target)
     yield p.dispatch(kernel, p.batch * blocks, blocks=blocks)
 
 
@@ -275,7 +275,7 @@ def _gemv_columns(p: Product, target: Target) -> Steps:
     blocks = ceil(p.n, 4 * lanes)
 
     def run(q: Product, parts: int, k_part: int) -> Dispatch:
-        kernel = gemv_columns(q.form(target, quads=True), p.m, lanes, target)
+        kernel = gemv_columns(q.form(target, quads=True), few.kernel_rows(p.m), lanes, target)
         return q.dispatch(kernel, parts * p.batch * blocks, blocks=blocks, k_part=k_part)
 
     yield from _over_k(p, blocks, THREADS, run, target)
