@@ -218,6 +218,19 @@ def test_a_joined_node_has_the_arguments_and_results_of_all() -> None:
     assert [only.args[k] for k in only.op.splits] == constants[::2]
 
 
+def test_a_joined_graph_can_be_printed_and_compared() -> None:
+    """Its text has all that it was made of, so that equal graphs have equal texts."""
+    b, same, other = swiglu(1, 64, 8, 32), swiglu(1, 64, 8, 32), swiglu(1, 64, 8, 16)
+    before = [repr(n) for n in b.graph.nodes]
+    for made in (b, same, other):
+        join(made)
+    assert repr(b.graph) == repr(same.graph) != repr(other.graph)
+    assert all(line in repr(b.graph) for line in before)
+    (only,) = b.graph.nodes
+    assert [n.op.name for n in only.members] == [LINEAR, "fused(linear_q4gsw+sigmoid+mul+mul)"]
+    assert [n.op.name for n in only.members[1].members[:2]] == [LINEAR, "aten.sigmoid.default"]
+
+
 def test_pairs_and_siblings_of_the_same_x() -> None:
     b = Builder()
     x = b.input(1, 64)

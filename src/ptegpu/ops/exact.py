@@ -18,7 +18,7 @@ from ..kernels.linear_q8 import Form
 from ..kernels.matmul import Tile
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
-from .few import fitted, kernel_rows
+from .few import ceil, fitted, kernel_rows
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
@@ -28,10 +28,6 @@ MAX_ROWS = 4
 WAY = Gemv(rows=4, lanes=32, slots=4)
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def dtype_of(given: Tensor | float) -> DType | None:
     """Of one number for each row; None if all have the same."""
     return given.dtype if isinstance(given, Tensor) else None
@@ -39,7 +35,7 @@ def dtype_of(given: Tensor | float) -> DType | None:
 
 def _words(p: Product) -> int:
     """Of a row of x."""
-    return _ceil(p.k, 4) if p.window else p.a.shape[-1] // 4
+    return ceil(p.k, 4) if p.window else p.a.shape[-1] // 4
 
 
 def _form(p: Product, target: Target) -> Form:
@@ -79,7 +75,7 @@ def _dispatch(p: Product, kernel: KernelSpec, groups: int, *, sums: bool, **extr
     reads = [p.a, *p.matrix, *(t for t in given if isinstance(t, Tensor))]
     params: dict[str, int | float] = {"m": p.m, "n": p.n, "x_words": _words(p), **p.scaling, **_numbers(p)}
     params["first"] = params.pop("scale_first")
-    params |= {"scale_groups": _ceil(p.k, p.packed.group), "y_row": p.y_strides[1], "y_first": p.y_first}
+    params |= {"scale_groups": ceil(p.k, p.packed.group), "y_row": p.y_strides[1], "y_first": p.y_first}
     if p.window:
         params |= {"sets": p.sets or 1, "depth": p.depth, **p.window.params("iokspd")}
     return Dispatch(kernel, reads, [p.y], groups, {**params, **extra}, flops=p.flops, label=p.label)
@@ -89,20 +85,20 @@ def gemv(p: Product, target: Target) -> Steps:
     form = _form(p, target)
 
     def blocks(words: int) -> int:
-        return _ceil(p.k, words * form.elements)
+        return ceil(p.k, words * form.elements)
 
     how = fitted(WAY, blocks, p.b.shape[1], target)
     while p.a.shape[-1] % (how.words * form.elements):  # words of x are loaded together too
         how = replace(how, words=how.words // 2)
     kernel = kernels.gemv(form, how, kernel_rows(p.m), target)
-    groups = _ceil(p.n, how.rows * how.slots)
+    groups = ceil(p.n, how.rows * how.slots)
     yield _dispatch(p, kernel, groups, sums=form.bits == 8, row_blocks=blocks(how.words))
 
 
 def gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
     def steps(p: Product, target: Target) -> Steps:
         assert p.packed and p.int8
-        rows, columns = _ceil(p.m, tile.size), _ceil(p.n, tile.size)
+        rows, columns = ceil(p.m, tile.size), ceil(p.n, tile.size)
         form = _form(p, target)
         tiles = {"row_tiles": rows, "column_tiles": columns, "sums_stride": p.int8.sums.shape[-1]}
         tiles["group_words"] = _words(p) if form.run == WHOLE else p.packed.group // 4
@@ -117,5 +113,5 @@ def depthwise(p: Product, target: Target) -> Steps:
     kernel = q8ta_conv.depthwise(p.b.dtype, p.packed.scales.dtype, bias, p.int8.relu, target)
     assert p.window
     params = {"count": p.y.numel, "channels": p.a.shape[1], **p.window.params("iokspd"), **_numbers(p)}
-    groups = _ceil(p.y.numel, 4 * kernel.kernel.workgroup)
+    groups = ceil(p.y.numel, 4 * kernel.kernel.workgroup)
     yield Dispatch(kernel, [p.a, *p.matrix, *p.added], [p.y], groups, params, flops=p.flops, label=p.label)

@@ -53,7 +53,7 @@ def kernel_rows(m: int) -> int:
     return next(rows for rows in ROWS if m <= rows)
 
 
-def _ceil(a: int, b: int) -> int:
+def ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
@@ -83,7 +83,7 @@ class Sharing:
 
     def groups(self, n: int) -> int:
         """Workgroups for n columns."""
-        return _ceil(n, self.how.rows * self.how.slots)
+        return ceil(n, self.how.rows * self.how.slots)
 
 
 def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target) -> Sharing:
@@ -92,12 +92,12 @@ def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target
     row_bytes, packing = p.b.shape[1], p.packing
 
     def blocks(words: int) -> int:
-        return _ceil(p.k, words * packing.elements)
+        return ceil(p.k, words * packing.elements)
 
     choice = ON_A_CPU if target.software else next(c for c in GEMVS if c.when(p.m, columns, p.k))
     how = fitted(choice.gemv, blocks, row_bytes, target)
     if pair:  # a set of lanes has rows of both
-        how = replace(how, rows=_ceil(how.rows, 2))
+        how = replace(how, rows=ceil(how.rows, 2))
     rows = kernel_rows(p.m)
     sums, squares = rows * (1 + pair), rows * normed
     while _reduced_bytes(how, sums, squares, target) > target.max_shared_bytes:

@@ -18,8 +18,9 @@ from ..kernels.linear_q8 import pack_rows
 from ..plan.target import Target
 from . import linear_q4
 from .exact import dtype_of
+from .few import ceil
 from .pointwise import Source, Strided, broadcast_strides, pointwise
-from .product import Int8, Packed, ceil
+from .product import Int8, Packed
 from .registry import Dispatch, Out, Scratch, Step, Steps, op
 
 ACTIVATIONS = ("none", "relu")

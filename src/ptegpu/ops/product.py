@@ -21,6 +21,7 @@ from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SMALL, Finish, Form, Tile, ad
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from . import exact, few, windows
+from .few import ceil
 from .pointwise import cast
 from .registry import Dispatch, Scratch, Steps, Work
 from .windows import Window
@@ -243,10 +244,6 @@ def convolved(x: Tensor, b: Tensor, window: Window, groups: int, y: Tensor, **mo
     sizes = x.shape[0] * groups, m, n, depth * math.prod(window.kernel)
     more |= {"bias_strides": (n, 0, 1), "sets": groups, "window": window}
     return Product(x, b, True, *sizes, y, (m * n, 1, m), **more)
-
-
-def ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def one_by_one(p: Product, target: Target) -> Steps:

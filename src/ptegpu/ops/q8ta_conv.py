@@ -34,21 +34,26 @@ def _window(
 def _convolve(
     x: Tensor, window: Window, weights: Tensor, scales: Tensor, bias: Tensor | None, groups: int, int8: Int8
 ) -> Steps:
-    if groups < 1 or x.shape[1] % groups or weights.rank != 2 or weights.shape[0] % groups:
+    """Weights of three dimensions are depthwise, and their sums are not needed."""
+    channels, deep = weights.shape[-1 if weights.rank == 3 else 0], weights.rank == 3
+    fits = weights.shape == (*window.kernel, groups) if deep else weights.rank == 2
+    if groups < 1 or x.shape[1] % groups or channels % groups or not fits or (deep and x.shape[1] != channels):
         raise ShapeError(f"weights {list(weights.shape)} in {groups} groups do not fit the input {list(x.shape)}")
-    depth, channels = x.shape[1] // groups, weights.shape[0]
+    depth = x.shape[1] // groups
     k = depth * math.prod(window.kernel)
-    if weights.shape[1] < k:
-        raise ShapeError(f"rows of {weights.shape[1]} do not hold {depth} channels of {list(window.kernel)}")
-    check_sums(int8.sums, channels, 1)
+    if not deep:
+        if weights.shape[1] < k:
+            raise ShapeError(f"rows of {weights.shape[1]} do not hold {depth} channels of {list(window.kernel)}")
+        check_sums(int8.sums, channels, 1)
     if bias is not None and bias.numel < channels:
         raise ShapeError(f"a bias of shape {list(bias.shape)} does not fit {channels} channels")
     out = yield Out((x.shape[0], channels, *window.out), DType.I8)
     packed = Packed(scales, 8, max(k, 1))
-    yield convolved(x, weights, window, groups, out, bias=bias, packed=packed, int8=int8)
+    product = convolved(x, weights, window, groups, out, bias=bias, packed=packed, int8=int8)
+    yield replace(product, transposed=not deep)
 
 
-@op("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default", dtypes=(DType.I8,))
+@op("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default", "et_vk.q8ta_conv2d_dw.default", dtypes=(DType.I8,))
 def q8ta_conv2d(
     x: Tensor,
     input_scale: float,
@@ -66,7 +71,7 @@ def q8ta_conv2d(
     groups: int,
     activation: str = "none",
 ) -> Steps:
-    """Unlike in ExecuTorch's reference, rows of the weight are (kernel H, kernel W, channels), as they are exported."""
+    """Unlike in ExecuTorch's reference, weights have (kernel H, kernel W, channels) in this order, as exported."""
     window = _window(x, kernel_size, stride, padding, dilation)
     quantised = (input_scale, input_zero_point, weight_sums, output_scale, output_zero_point, is_relu(activation))
     yield from _convolve(x, window, weights, weight_scales, bias, groups, Int8(*quantised))
@@ -94,33 +99,3 @@ def q8ta_conv2d_transposed(
     window = _window(x, kernel_size, stride, padding, dilation, output_padding)
     quantised = (input_scale, input_zero_point, weight_sums, output_scale, output_zero_point, is_relu(activation))
     yield from _convolve(x, window, weights, weight_scales, bias, groups, Int8(*quantised))
-
-
-@op("et_vk.q8ta_conv2d_dw.default", dtypes=(DType.I8,))
-def q8ta_conv2d_dw(
-    x: Tensor,
-    input_scale: float,
-    input_zero_point: int,
-    weights: Tensor,
-    weight_sums: Tensor,
-    weight_scales: Tensor,
-    output_scale: float,
-    output_zero_point: int,
-    bias: Tensor | None,
-    kernel_size: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    activation: str = "none",
-) -> Steps:
-    """Channel by channel; the sums of the weights are not needed."""
-    window = _window(x, kernel_size, stride, padding, dilation)
-    channels = x.shape[1]
-    if weights.shape != (*window.kernel, channels) or groups != channels or not groups:
-        raise ShapeError(f"weights {list(weights.shape)} in {groups} groups do not fit the input {list(x.shape)}")
-    quantised = (input_scale, input_zero_point, weight_sums, output_scale, output_zero_point, is_relu(activation))
-    out = yield Out((x.shape[0], channels, *window.out), DType.I8)
-    product = convolved(x, weights, window, groups, out, bias=bias)
-    packed = Packed(weight_scales, 8, max(product.k, 1))
-    yield replace(product, transposed=False, packed=packed, int8=Int8(*quantised))
