@@ -211,7 +211,7 @@ def _abreast(products: Sequence[Product], target: Target) -> list[Bundle]:
 
 def together(p: Product, target: Target) -> Steps:
     """A product with its siblings and its norm, in as few dispatches as there can be; otherwise one after the other."""
-    products = [q for q in (replace(p, siblings=(), norm=None), *p.siblings) if q.m * q.n]
+    products = [q for q in (replace(p, siblings=(), norm=None), *p.siblings) if q.m * q.n > 0]
     whole = [q for q in products if serves(q) and not q.b.parts]
     rest = [q for q in products if not serves(q) or q.b.parts]
     pair = _paired(whole, target)

@@ -67,19 +67,15 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
     after = kind in ("chain", "finish")
     results = tuple(o for n in ([last] if after else members) for o in tensors(n))
     made = {o for n in members for o in n.outs if after or any(o in m.values() for m in members)}
+    whole = {"chain": members[:0], "finish": members[:1]}.get(kind, members)  # those whose arguments all count
     given = [
         (a, parameter, k in n.op.splits)
-        for n in members
+        for n in whole
         for k, (a, parameter) in enumerate(zip(n.args, n.op.parameters, strict=False))
+        if not (isinstance(a, Tensor) and a in made)
     ]
-    if kind == "chain":
-        given = []
-    elif kind == "finish":
-        given = given[: len(first.args)]
-    given = [g for g in given if not (isinstance(g[0], Tensor) and g[0] in made)]
-    if after:
-        others = [t for t in leaves(members if kind == "chain" else members[1:]) if t not in made]
-        given += [(t, (f"x{k}", _itself, False, None), False) for k, t in enumerate(others)]
+    others = [t for t in leaves(members[len(whole) :]) if t not in made]
+    given += [(t, (f"x{k}", _itself, False, None), False) for k, t in enumerate(others)]
     op = replace(
         last.op if kind == "chain" else first.op,
         name=f"fused({'+'.join(map(_short, members))})",

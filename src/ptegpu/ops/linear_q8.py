@@ -81,11 +81,11 @@ def linear_dq8ca_q4gsw(
         raise ShapeError(f"scales and zero points of shapes {shapes} do not fit {m} rows")
     check_sums(weight_sums, n, ceil(k, group_size))
     out = yield Out((*x.shape[:-1], n))
-    if not m * n:
+    if m * n == 0:
         return
     product = linear_q4.product(x, weights, packed, bias, out)
     packing = product.packing
-    if k and packing.aligned and (packing.run == WHOLE or packing.run >= 8):
+    if k > 0 and packing.aligned and (packing.run == WHOLE or packing.run >= 8):
         words = yield from packed_rows(x, input_scales, input_zero_points, 4, target)
         yield replace(product, a=words, int8=Int8(input_scales, input_zero_points, weight_sums))
         return
@@ -103,7 +103,7 @@ def linear_q8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, in
     linear_q4.check(x, weight, packed, bias)
     check_sums(int8.sums, weight.shape[0], 1)
     out = yield Out((*x.shape[:-1], weight.shape[0]))
-    if out.numel:
+    if out.numel > 0:
         words = yield from packed_rows(x, int8.scale, int8.zero, 8, target)
         yield replace(linear_q4.product(x, weight, packed, bias, out), a=words, int8=int8)
 

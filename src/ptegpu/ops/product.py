@@ -257,7 +257,7 @@ def _gemv_rows(p: Product, target: Target) -> Steps:
     outputs = p.batch * p.n
     columns = 4 if outputs >= 8192 and p.m <= 4 else 2 if outputs >= 4096 else 1
     loads = p.k // 4 if p.k % 4 == 0 else p.k
-    workgroup = min(1 << max(5, (loads // 4).bit_length() - 1), target.workgroup(256))
+    workgroup = target.workgroup(next((w for w in (256, 128, 64) if loads >= 4 * w), 32))
     blocks = ceil(p.n, columns)
     kernel = gemv_rows(p.form(target, quads=False), few.kernel_rows(p.m), columns, workgroup, target)
     yield p.dispatch(kernel, p.batch * blocks, blocks=blocks)
@@ -370,6 +370,6 @@ def _multiply(p: Product, target: Target) -> Steps:
         return
     if p.n == 1 and not (p.transposed or p.sets or p.packed):
         p = replace(p, transposed=True)
-    if p.packed and not p.k and not p.int8:  # there is nothing to unpack
+    if p.packed and p.k == 0 and not p.int8:  # there is nothing to unpack
         p = replace(p, b=p.a, packed=None)
     yield from choose(p, target).steps(p, target)
