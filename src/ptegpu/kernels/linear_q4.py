@@ -136,7 +136,7 @@ def gemv(
     further: tuple[DType | None, ...] = (),
     norm: DType | None = None,
 ) -> KernelSpec:
-    """At most `count` rows of a against a weight. A block is one load of a row of the weight, which has `blocks`.
+    """At most `count` rows of a against a weight. A block is one load of a row of the weight; a part of K has `blocks`.
 
     `tail`: K is no multiple of a block's elements. `scale_quads`: the scales of four columns can be loaded together.
 

@@ -5,9 +5,9 @@ The sums are integers, so they are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Tensor
@@ -19,7 +19,7 @@ from ..kernels.matmul import Tile
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from .few import ceil, fitted, kernel_rows
-from .registry import Dispatch, Steps
+from .registry import Dispatch, Scratch, Step, Steps
 
 if TYPE_CHECKING:
     from .product import Product
@@ -28,9 +28,27 @@ MAX_ROWS = 4
 WAY = Gemv(rows=4, lanes=32, slots=4)
 
 
-def dtype_of(given: Tensor | float) -> DType | None:
+def _dtype(given: Tensor | float) -> DType | None:
     """Of one number for each row; None if all have the same."""
     return given.dtype if isinstance(given, Tensor) else None
+
+
+def quantised(p: Product, target: Target) -> Generator[Step, Any, Product]:
+    """Steps that pack the rows of p into words as its weight needs them, unless they are; they return what is left."""
+    assert p.packed and p.int8
+    x, scale, zero, bits = p.a, p.int8.scale, p.int8.zero, p.packed.bits
+    if x.dtype is DType.I8 and bits == 8 and p.k % 4 == 0:
+        return p
+    words = ceil(p.k, 32 // bits) * (8 // bits)
+    packed = yield Scratch((p.m, 4 * words), DType.I8)
+    params: dict[str, int | float] = {"rows": p.m, "k": p.k, "words": words}
+    reads = [x, *(t for t in (scale, zero) if isinstance(t, Tensor))]
+    if x.dtype.is_float and not isinstance(scale, Tensor) and not isinstance(zero, Tensor):
+        params |= {"x_inverse": 1.0 / scale, "x_zero": float(zero)}
+    kernel = kernels.pack_rows(x.dtype, _dtype(scale), _dtype(zero), bits == 4, target)
+    groups = ceil(p.m * words, kernel.kernel.workgroup)
+    yield Dispatch(kernel, reads, [packed], groups, params, label=p.label)
+    return replace(p, a=packed)
 
 
 def _words(p: Product) -> int:
@@ -50,8 +68,8 @@ def _form(p: Product, target: Target) -> Form:
         p.bias.dtype if p.bias else None,
         p.y.dtype if quads else store_type(p.y.dtype, target),
         p.int8.relu,
-        dtype_of(p.int8.scale),
-        dtype_of(p.int8.zero),
+        _dtype(p.int8.scale),
+        _dtype(p.int8.zero),
         quads,
         p.packing.aligned,
         # A transposed convolution has its scales along the channels of one group.

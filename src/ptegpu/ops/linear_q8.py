@@ -1,48 +1,22 @@
-"""Linear layers on int8 activations: with weights of 4 bits and parameters per row, or of 8 bits and given ones.
-
-x becomes words of four int8 first (`packed_rows`), unless it already is.
-"""
+"""Linear layers on int8 activations: with weights of 4 bits and parameters per row, or of 8 bits and given ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
 
 from ..dtypes import FLOATS, DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
 from ..kernels.linear_q4 import WHOLE
-from ..kernels.linear_q8 import pack_rows
 from ..plan.target import Target
 from . import linear_q4
-from .exact import dtype_of
 from .few import ceil
 from .pointwise import Source, Strided, broadcast_strides, pointwise
 from .product import Int8, Packed
-from .registry import Dispatch, Out, Scratch, Step, Steps, op
+from .registry import Out, Scratch, Steps, op
 
 ACTIVATIONS = ("none", "relu")
-
-
-def packed_rows(
-    x: Tensor, scale: Tensor | float, zero: Tensor | int, bits: int, target: Target
-) -> Generator[Step, Any, Tensor]:
-    """Steps that pack x into words as weights of that many bits need them; they return the words."""
-    k = x.shape[-1]
-    if x.dtype is DType.I8 and bits == 8 and k % 4 == 0:
-        return x
-    m = math.prod(x.shape[:-1])
-    words = ceil(k, 32 // bits) * (8 // bits)
-    packed = yield Scratch((m, 4 * words), DType.I8)
-    params: dict[str, int | float] = {"rows": m, "k": k, "words": words}
-    reads = [x, *(t for t in (scale, zero) if isinstance(t, Tensor))]
-    if x.dtype.is_float and not isinstance(scale, Tensor) and not isinstance(zero, Tensor):
-        params |= {"x_inverse": 1.0 / scale, "x_zero": float(zero)}
-    kernel = pack_rows(x.dtype, dtype_of(scale), dtype_of(zero), bits == 4, target)
-    yield Dispatch(kernel, reads, [packed], ceil(m * words, kernel.kernel.workgroup), params)
-    return packed
 
 
 def is_relu(activation: str) -> bool:
@@ -86,8 +60,7 @@ def linear_dq8ca_q4gsw(
     product = linear_q4.product(x, weights, packed, bias, out)
     packing = product.packing
     if k > 0 and packing.aligned and (packing.run == WHOLE or packing.run >= 8):
-        words = yield from packed_rows(x, input_scales, input_zero_points, 4, target)
-        yield replace(product, a=words, int8=Int8(input_scales, input_zero_points, weight_sums))
+        yield replace(product, int8=Int8(input_scales, input_zero_points, weight_sums))
         return
     rounded = yield Scratch(x.shape, DType.F32)
     strides = broadcast_strides((*x.shape[:-1], 1), x.shape)
@@ -97,15 +70,13 @@ def linear_dq8ca_q4gsw(
     yield replace(product, a=rounded)
 
 
-def linear_q8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, int8: Int8, target: Target) -> Steps:
+def linear_q8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, int8: Int8) -> Steps:
     """A linear layer with weights of 8 bits and the same parameters for all of x, which is quantised first if float."""
     packed = Packed(scales, 8, max(1, weight.shape[-1]))
     linear_q4.check(x, weight, packed, bias)
     check_sums(int8.sums, weight.shape[0], 1)
     out = yield Out((*x.shape[:-1], weight.shape[0]))
-    if out.numel > 0:
-        words = yield from packed_rows(x, int8.scale, int8.zero, 8, target)
-        yield replace(linear_q4.product(x, weight, packed, bias, out), a=words, int8=int8)
+    yield replace(linear_q4.product(x, weight, packed, bias, out), int8=int8)
 
 
 @op("et_vk.linear_q8ta_q8csw.default", splits=("weights",), dtypes=(DType.I8, *FLOATS))
@@ -117,15 +88,13 @@ def linear_q8ta_q8csw(
     weight_sums: Tensor,
     weight_scales: Tensor,
     bias: Tensor | None = None,
-    *,
-    target: Target,
 ) -> Steps:
     """weights (N, K), int8; scales, sums and bias (N), maybe padded. The result is float.
 
     Unlike ExecuTorch's reference, which does not, it quantises x, as the pattern that the operator replaces does.
     """
     int8 = Int8(input_scale, input_zero_point, weight_sums)
-    yield from linear_q8(x, weights, weight_scales, bias, int8, target)
+    yield from linear_q8(x, weights, weight_scales, bias, int8)
 
 
 @op("et_vk.q8ta_linear.default", "et_vk.q8ta_linear_gemv.default", splits=("weights",), dtypes=(DType.I8,))
@@ -140,10 +109,8 @@ def q8ta_linear(
     output_zero_point: int,
     bias: Tensor | None = None,
     activation: str = "none",
-    *,
-    target: Target,
 ) -> Steps:
     """The same with a result in int8."""
     relu = is_relu(activation)
     int8 = Int8(input_scale, input_zero_point, weight_sums, output_scale, output_zero_point, relu)
-    yield from linear_q8(x, weights, weight_scales, bias, int8, target)
+    yield from linear_q8(x, weights, weight_scales, bias, int8)

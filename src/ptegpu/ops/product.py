@@ -58,7 +58,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Int8:
-    """Rows of int8, each with its scale and zero point, or all with the same; and how results become int8 again."""
+    """Rows become int8, each by its scale and zero point, or all by the same; and how results become int8 again."""
 
     scale: Tensor | float
     zero: Tensor | int
@@ -76,7 +76,7 @@ class Product(Work):
     and its rows are windows. `swapped` exchanges a and b, with what belongs to them.
     """
 
-    a: Tensor  # (batch, m, k); words of four where there is an `int8` and no `window`
+    a: Tensor  # (batch, m, k)
     b: Tensor  # (batch or sets, k, n), or (batch or sets, n, k) if transposed
     transposed: bool
     batch: int
@@ -106,12 +106,15 @@ class Product(Work):
         if self.siblings or self.norm:
             yield from few.together(self, target)
             return
+        if self.batch * self.m * self.n == 0:
+            return
         # Parts share the result, so the cast that a packed dtype may need comes once, after all of them.
         out, firsts = self.y, [first for first, _ in self.b.parts]
         quads = self.int8 and self.y_strides[1] % 4 == 0 and all(first % 4 == 0 for first in firsts)
         written = store_type(out.dtype, target) if firsts and not quads else out.dtype
         y = out if written is out.dtype else (yield Scratch(out.shape, written))
-        for part in self.columns(y):
+        whole = (yield from exact.quantised(self, target)) if self.int8 and not self.window else self
+        for part in whole.columns(y):
             yield from _multiply(part, target)
         if y is not out:
             yield replace(cast(y, out, target), label=self.label)
@@ -365,9 +368,7 @@ def choose(p: Product, target: Target) -> Variant:
 
 
 def _multiply(p: Product, target: Target) -> Steps:
-    """The steps of a product whose matrix is whole; none if it has no elements."""
-    if p.batch * p.m * p.n == 0:
-        return
+    """The steps of a product whose matrix is whole."""
     if p.n == 1 and not (p.transposed or p.sets or p.packed):
         p = replace(p, transposed=True)
     if p.packed and p.k == 0 and not p.int8:  # there is nothing to unpack
