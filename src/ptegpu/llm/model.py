@@ -22,6 +22,8 @@ from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
 from ..graph.linear import Var
 from ..kernels.sample import SETTINGS
+from ..ops.sample import SAMPLE, SCORE
+from ..ops.views import VIEW
 from ..runtime.append import Tail
 from .generation import Generation, Stream
 from .sampling import Sampling
@@ -90,11 +92,11 @@ class LanguageModel:
         seen = tail.input("seen", DType.I32, (_words(self.signature.vocabulary),), dynamic=True)
         how = tail.input("how")
         sampled = [(DType.I32, (1,)), (DType.F32, (1,))]
-        token, logprob = tail.call("ptegpu.sample.default", logits, settings, seen, how, gives=sampled)
+        token, logprob = tail.call(SAMPLE, logits, settings, seen, how, gives=sampled)
         rows = (1, self.signature.chunk if self.signature.every else 1)
         targets = tail.input("targets", DType.I32, rows, dynamic=True)
-        (scores,) = tail.call("ptegpu.score.default", logits, targets, gives=[(DType.F32, rows)])
-        (following,) = tail.call("aten.view_copy.default", token, (1, 1), gives=[(DType.I32, (1, 1))])
+        (scores,) = tail.call(SCORE, logits, targets, gives=[(DType.F32, rows)])
+        (following,) = tail.call(VIEW, token, (1, 1), gives=[(DType.I32, (1, 1))])
         tail.outputs = [following, logprob, scores]
 
     @property

@@ -110,7 +110,7 @@ def layer_norm(
     )
 
 
-@op("et_vk.rms_norm.default", dtypes=FLOATS)
+@op("et_vk.rms_norm.default", dtypes=FLOATS, prologue=True)
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, target: Target) -> Steps:
     length = x.shape[-1]
     check_affine(length, weight, None)

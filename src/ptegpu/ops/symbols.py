@@ -9,20 +9,20 @@ from typing import Any
 from ..errors import ExecutionError
 from ..graph.graph import Tensor
 from .pointwise import contiguous
-from .registry import define, normalise_dim, sym
+from .registry import Number, define, normalise_dim, sym
 
 
-@sym("sym_size.int", "aten.sym_size.int")
+@sym("sym_size.int", "aten.sym_size.int", whole=True)
 def sym_size(x: Tensor, dim: int) -> int:
     return x.shape[normalise_dim(dim, x.rank)]
 
 
-@sym("aten.sym_numel.default", "aten.sym_numel")
+@sym("aten.sym_numel.default", "aten.sym_numel", whole=True)
 def sym_numel(x: Tensor) -> int:
     return x.numel
 
 
-@sym("et_vk.select_as_symint.default")
+@sym("et_vk.select_as_symint.default", whole=True)
 def select_as_symint(x: Tensor, dim: int, index: int, *, data: Callable[[Tensor], Any] | None) -> int:
     """Element `index` along `dim` (first in the others) of an input; without data, which flat element that is."""
     k = normalise_dim(dim, x.rank)
@@ -41,11 +41,11 @@ def local_scalar_dense(x: Tensor, *, data: Callable[[Tensor], Any] | None) -> in
     return 0 if data is None else int(data(x).reshape(-1)[0])
 
 
-def _binary(name: str, function: Callable[[int, int], int]) -> None:
-    def rule(a: int, b: int) -> int:
+def _binary(name: str, function: Callable[[Any, Any], int]) -> None:
+    def rule(a: Number, b: Number) -> int:
         return int(function(a, b))
 
-    define([name, f"executorch_prim.{name}.Scalar"], rule, "sym", wide=True)
+    define([name, f"executorch_prim.{name}.Scalar"], rule, "sym", wide=True, verb=name.removeprefix("sym_"))
 
 
 for _name in ("add", "sub", "mul", "mod", "lt", "le", "gt", "ge", "eq", "ne"):
@@ -55,11 +55,11 @@ _binary("sym_min", min)
 _binary("sym_max", max)
 
 
-@sym("neg", "executorch_prim.neg.Scalar")
-def neg(a: int) -> int:
+@sym("neg", "executorch_prim.neg.Scalar", verb="neg")
+def neg(a: Number) -> Number:
     return -a
 
 
-@sym("executorch_prim.sym_not.Scalar")
-def sym_not(a: int) -> int:
+@sym("executorch_prim.sym_not.Scalar", verb="not")
+def sym_not(a: Number) -> int:
     return int(not a)

@@ -19,7 +19,7 @@ from ..graph.graph import Arg, Graph, Node, Tensor, Value, flatten
 from ..kernels.matmul import Finish
 from ..ops.matmul import Finishing
 from ..ops.pointwise import NAMES, pointwise
-from ..ops.registry import Dispatch, Formula, Out, Scratch, Steps
+from ..ops.registry import Dispatch, Formula, Out, Parameter, Scratch, Steps
 from ..plan.target import Target
 
 MAX_OPERANDS = 6  # of a joined node: with its result it stays below a browser's 8 storage buffers
@@ -122,16 +122,12 @@ def _join(chain: list[Node]) -> Node:
         out = yield Out(shape)
         yield _dispatch(chain, leaves, out, target)
 
-    parameters = tuple((f"x{k}", _itself, False, None) for k in range(len(leaves)))
+    parameters = tuple(Parameter(f"x{k}") for k in range(len(leaves)))
     short = "+".join(n.op.name.split(".")[1] for n in chain)
     op = replace(
         last.op, name=f"fused({short})", parameters=parameters, wants=frozenset({"target", "outs"}), steps=rule
     )
     return Node(op, tuple(leaves), last.outs, f"{last.name} and {len(chain) - 1} before it")
-
-
-def _itself(a: Arg) -> Arg:
-    return a
 
 
 def _finish(product: Node, chain: list[Node]) -> Node:
@@ -161,7 +157,7 @@ def _finish(product: Node, chain: list[Node]) -> Node:
 
     parameters = (
         *product.op.parameters[: len(product.args)],
-        *((f"x{k}", _itself, False, None) for k in range(len(others))),
+        *(Parameter(f"x{k}") for k in range(len(others))),
     )
     short = "+".join(n.op.name.split(".")[-2] for n in (product, *chain))
     op = replace(

@@ -17,15 +17,13 @@ from ..ops.registry import Dispatch
 from ..plan.target import Target
 from .siblings import Launches, as_one, is_constant, put
 
-RMS_NORM = "et_vk.rms_norm.default"
-
 
 def join_norms(graph: Graph) -> None:
     """Replace norms and the products that read them by joined nodes, in place."""
     users = Counter(v for n in graph.nodes for v in dict.fromkeys(n.values()))
     kept = set(flatten(tuple(graph.outputs))) | {v for pair in graph.writebacks for v in pair}
     mutated = {t for n in graph.nodes for t in n.mutates}
-    candidates = [n for n in graph.nodes if n.op.name == RMS_NORM and not mutated & {*n.values(), *n.outs}]
+    candidates = [n for n in graph.nodes if n.op.prologue and not mutated & {*n.values(), *n.outs}]
     norms = {y: n for n in candidates if is_constant(n.args[1]) and (y := n.outs[0]) not in kept and users[y] == 1}
     found = {n: norms[x] for n in graph.nodes if n.op.abreast and (x := n.args[0]) in norms}
     put(graph, {n: as_one([norm, n], partial(_ahead, norm)) for n, norm in found.items()}, set(found.values()))

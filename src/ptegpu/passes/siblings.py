@@ -128,6 +128,7 @@ def as_one(members: Sequence[Node], join: Callable[[Launches, Target], list[Disp
         wants=frozenset({"target", "outs"}),
         steps=rule,
         splits=tuple(k for k, (_, _, splits) in enumerate(given) if splits),
+        prologue=False,
     )
     return Node(op, tuple(argument for argument, _, _ in given), tuple(results), ", ".join(n.name for n in members))
 

@@ -58,13 +58,7 @@ class Symbols:
             tensors = [v for v in self.graph.inputs if isinstance(v, Tensor)]
             return SymStep(target, "item", (tensors.index(first), element))
         words = tuple(self.word(a) for a in node.args if isinstance(a, Sym | int | float))
-        return SymStep(target, _verb(node.op.name), words)
+        return SymStep(target, node.op.verb, words)
 
     def outputs(self) -> tuple[int, ...]:
         return tuple(self.table[v] for v in self.graph.outputs if isinstance(v, Sym))
-
-
-def _verb(name: str) -> str:
-    """What a step calls an operator: `executorch_prim.sym_min.Scalar` and `sym_min` are "min"."""
-    base = name.removeprefix("executorch_prim.").partition(".")[0]
-    return base.removeprefix("sym_")

@@ -205,7 +205,7 @@ class Method:
             env[var] = result
 
     def _run_host(self, env: dict[Var, Any], c: Call) -> None:
-        by_shape = c.op in REGISTRY and REGISTRY[c.op].sym is not None and "data" not in REGISTRY[c.op].wants
+        by_shape = c.op in REGISTRY and REGISTRY[c.op].by_shape
         args = [self._shape_of(env, a) if by_shape else self._value(env, a) for a in c.args]
         env.update(zip(c.outs, run(c, args), strict=True))
 
