@@ -22,6 +22,7 @@ from ptegpu.format import pte
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
 from ptegpu.runtime.method import Method
+from ptegpu.compiler.partition import partition
 
 
 class Sum(nn.Module):
@@ -329,8 +330,9 @@ MISTAKEN = [
 
 @pytest.mark.parametrize(("mistake", "message"), MISTAKEN, ids=[m for _, m in MISTAKEN])
 def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message: str) -> None:
+    linear = Linear("forward", [X], [Y], [mistake])
     with pytest.raises(ptegpu.InvalidProgram) as error:
-        join(Linear("forward", [X], [Y], [mistake]), [Stretch(0, [mistake])])
+        join(linear, partition(linear))
     assert str(error.value) == message
 
 

@@ -34,10 +34,9 @@ def evaluate(node: Node, item: Item) -> Sequence[Shape | int]:
 
 def _symbolic(node: Node, item: Item) -> int:
     assert node.op.sym is not None
-    reads = "data" in node.op.wants
     try:
-        value = node.op.sym(*node.op.bind(node.args), **({"data": None} if reads else {}))
-        if reads:  # so far, which element it is
+        value = node.op.sym(*node.op.bind(node.args))
+        if node.op.reads:  # so far, which element it is
             value = _element(node.args[0], value, item)
     except (ShapeError, InvalidProgram) as e:
         raise ShapeError(f"{node.name}: {e}") from None
