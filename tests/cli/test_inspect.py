@@ -14,11 +14,11 @@ from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
 from ptegpu.cli.analysis import why_on_host
+from ptegpu.compiler.partition import Facts, joins
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
 from ptegpu.plan.serialize import from_json
-from ptegpu.compiler.partition import Facts, joins
 
 
 def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:

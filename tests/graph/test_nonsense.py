@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from tests.cases import Case, T, graph_of, tables, walk
 from tests.oracle import reference
 from tests.portable import harness
@@ -24,8 +26,6 @@ from ptegpu.graph.graph import Graph, Tensor
 from ptegpu.graph.live import settle
 from ptegpu.kernels.wgsl import Storage, build
 from ptegpu.passes.memory import plan_memory
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 from ptegpu.portable import OutSpec, call
 

@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from tests.cases import close, device, run_plan
 from tests.passes import products
 from tests.passes.products import MANY, TOLERANCE, Builder, run
@@ -19,8 +21,6 @@ from ptegpu.ops import REGISTRY, linear_q4
 from ptegpu.passes.memory import plan_memory
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 F32, F16 = DType.F32, DType.F16

@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from tests.cases import close, device, plan_of, run_plan
 from tests.passes import products
 from tests.passes.products import MANY, TOLERANCE, Builder, run
@@ -18,9 +20,7 @@ from ptegpu.ops import REGISTRY, linear_q4
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.memory import plan_memory
 from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, join_siblings
-from ptegpu.plan.lower import lower
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8

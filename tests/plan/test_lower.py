@@ -6,6 +6,8 @@ import struct
 from inspect import Parameter
 
 import pytest
+from ptegpu.plan.lower import fold, lower, plain
+from ptegpu.plan.symbols import Symbols
 from tests.graphs import Sketch, plan_of
 
 from ptegpu.dtypes import DType
@@ -14,9 +16,7 @@ from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.kernels.wgsl import SYM_VECTORS, Storage, build
 from ptegpu.ops.registry import Dispatch as Launch
 from ptegpu.ops.registry import OpDef, Out, Steps
-from ptegpu.plan.lower import fold, lower, plain
 from ptegpu.plan.plan import Copy, Dispatch, Plan, SymStep
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from tests.gpu import plans
 from tests.graphs import Sketch, plan_of
 
@@ -16,9 +18,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
 from ptegpu.graph.graph import Graph
 from ptegpu.passes.memory import plan_memory
-from ptegpu.plan.lower import lower
 from ptegpu.plan.plan import Copy, Plan, SymStep
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 

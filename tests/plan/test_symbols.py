@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from ptegpu.plan.symbols import CAPACITY, Symbols
 from tests.graphs import Sketch
 
 from ptegpu.dtypes import DType
@@ -14,7 +15,6 @@ from ptegpu.errors import UnsupportedProgram
 from ptegpu.graph.graph import Graph, Shape, Sym, Tensor, Value
 from ptegpu.graph.live import Live
 from ptegpu.plan.plan import SymStep
-from ptegpu.plan.symbols import CAPACITY, Symbols
 
 COMPARES = ("lt", "le", "gt", "ge", "eq", "ne")
 BINARY = ("add", "sub", "mul", "floordiv", "mod", "sym_min", "sym_max", *COMPARES)
