@@ -51,7 +51,7 @@ NEGATED = replace(SCALED, name="negated", wgsl=SCALED.wgsl.replace("x[id.x] *", 
 
 
 def sized() -> Plan:
-    """n elements: up to 99 become x × n / 2, up to 149 -x × n / 2, more are refused, and more than 180 not planned for."""
+    """n elements: up to 99 become x × n / 2, up to 149 -x × n / 2; more are refused, above 180 nothing is planned."""
     rows = (
         ("size", 0, 0),
         *(("const", n, 0) for n in (2, 63, 64, 100, 150, 181)),  # 1 to 6

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.exporting import export
+from tests.methods import method_of
 from torch import nn
 
 import ptegpu
@@ -336,7 +337,7 @@ def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message
 
 def host_method(operator: str, values: list[pte.Value], inputs: tuple[int, ...], args: tuple[int, ...]) -> Method:
     chain = (pte.KernelCall(operator, args),)
-    return Method(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", "", ()), {}, None)
+    return method_of(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", "", ()))
 
 
 def test_arithmetic_of_the_host_that_overflows_names_the_instruction() -> None:
