@@ -40,8 +40,9 @@ def agreed(graph: Graph, scalars: Sequence[int] = (), inputs: Sequence[np.ndarra
         planner.extend(*sizes_of(given))
         found.append(evaluated(planner.plan(), *sizes_of(given)).families[0].words)
     assert found[0] == found[1]
-    covered = evaluated(Planner(graph, Target(), dynamic).cover().plan(), *sizes_of(given))
-    assert found[0] == covered.families[0].words
+    covered = Planner(graph, Target(), dynamic).cover()  # of ints, no more than 0 is looked at
+    covered.extend(*sizes_of(given))
+    assert found[0] == evaluated(covered.plan(), *sizes_of(given)).families[0].words
     return list(found[0])
 
 

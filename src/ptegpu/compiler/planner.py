@@ -69,7 +69,7 @@ class Point:
         return self._found[row]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Family:
     guards: tuple[int, ...]
     values: dict[Value, tuple[Number, ...]]  # shapes; of a symbolic int, its number
@@ -78,7 +78,7 @@ class _Family:
     bounds: tuple[Bound, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Choice:
     guards: tuple[int, ...]
     lowering: Lowering
@@ -158,14 +158,18 @@ class Planner:
         family = next((f for f in self.families if self._holds(f.guards, point)), None)
         if family is None:
             family = self._trace_shapes(point)
-        if family.refusal is not None:
-            raise family.refusal
+        if family.refusal is not None:  # said again, with the sizes of this call
+            again = self._trace_shapes(point)
+            self.families.remove(again)
+            raise again.refusal or family.refusal
         family.choices = family.choices or [[] for _ in self.steps]
         for k in range(len(self.steps)):
             choice = next((c for c in family.choices[k] if self._holds(c.guards, point)), None)
             choice = choice or self._trace_step(family, k, point)
             if choice.refusal is not None:
-                raise choice.refusal
+                again = self._trace_step(family, k, point)
+                family.choices[k].remove(again)
+                raise again.refusal or choice.refusal
 
     def _given(self, row: int, given: Sequence[tuple[int, ...] | int]) -> int:
         op, a, b = self.table.rows[row]
@@ -411,7 +415,7 @@ class Planner:
         ]
         families = tuple(self._family(f) for f in self.families)
         buffers = tuple(self.tables.finished())
-        images = tuple(bytes(i) + bytes(-len(i) % 16) for i in self.tables.images)
+        images = tuple(bytes(i) + bytes(-len(i) % 16) for i in self.tables.images if i)
         rows = tuple(self.table.rows)
         kernels = tuple(self.tables.kernels)
         return Plan(graph.name, buffers, kernels, tuple(inputs), families, tuple(copies), rows, images, memory.blobs)
