@@ -179,6 +179,8 @@ class Size:
         return self != 0
 
     def bit_length(self) -> int:
+        if self < 0:
+            return int(self).bit_length()
         bits = int(self.value).bit_length()
         assert self < 1 << bits
         if bits:

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from ptegpu.plan.serialize import from_json
 from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
@@ -18,7 +19,6 @@ from ptegpu.compiler.partition import Facts, joins
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
-from ptegpu.plan.serialize import from_json
 
 
 def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
