@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -95,3 +96,17 @@ def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:
     """The graph's plan, and the memory that it is laid out in."""
     planner = Planner(graph, target or Target()).cover()
     return planner.plan(), planner.memory
+
+
+def engine_of(graph: Graph, gpu: Any) -> Any:
+    """An engine of the runtime for a graph whose inputs may have any size."""
+    from ptegpu.gpu import SharedConstants
+    from ptegpu.runtime.engine import Engine
+
+    planner = Planner(graph, gpu.target, [True] * len(graph.inputs)).cover()
+
+    def extend(shapes: Sequence[Any], item: Any) -> Plan:
+        planner.extend(shapes, item)
+        return planner.plan()
+
+    return Engine(planner.plan(), gpu, SharedConstants(), extend)

@@ -1,4 +1,4 @@
-"""Files with flipped bytes, all the way to a plan: whatever is wrong is one of our errors, and nothing else happens."""
+"""Files with flipped bytes, all the way to a bundle: what is wrong is one of our errors, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 
 from ptegpu import PtegpuError
 from ptegpu.compiler.join import join
-from ptegpu.compiler.partition import mutates, partition
+from ptegpu.compiler.partition import partition
+from ptegpu.compiler.planner import Planner
+from ptegpu.compiler.program import compile
 from ptegpu.dtypes import DType
-from ptegpu.format import read_program
 from ptegpu.graph.graph import Sym, Tensor
-from ptegpu.graph.importer import import_method
 from ptegpu.graph.linear import Call, Linear, Operand, Var, variables
-from ptegpu.graph.live import settle
 from ptegpu.ops import REGISTRY
 from ptegpu.ops.schema import Kinds
-from ptegpu.passes.memory import plan_memory
 from ptegpu.plan import Target
 from ptegpu.portable import PORTABLE, PRIMS
 from ptegpu.portable.host import schema_of
@@ -31,22 +27,10 @@ DATA = Path(__file__).parents[1] / "data"
 MUTANTS = 300  # of each file
 
 
-def plan(data: bytes) -> None:
-    """Everything that loading does before it needs a GPU."""
-    file = read_program(data)
-    for method in file.methods:
-        linear = import_method(method, file.named_data, mutates)
-        graphs, _, _ = join(linear, partition(linear))
-        for joined in graphs.values():
-            if not joined.dynamic:
-                settle(joined.graph)
-                lower(joined.graph, plan_memory(joined.graph, Target()), Target(), Symbols(joined.graph))
-
-
 @pytest.mark.parametrize("name", ["mlp", "cnn", "control", "methods"])
-def test_flipped_bytes_end_in_a_plan_or_in_an_error_of_ours(name: str) -> None:
+def test_flipped_bytes_end_in_a_bundle_or_in_an_error_of_ours(name: str) -> None:
     original = (DATA / f"{name}.pte").read_bytes()
-    plan(original)
+    compile(original)
     rng = random.Random(name)
     refused = 0
     for _ in range(MUTANTS):
@@ -54,7 +38,7 @@ def test_flipped_bytes_end_in_a_plan_or_in_an_error_of_ours(name: str) -> None:
         for _ in range(rng.choice([1, 1, 2, 4])):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         try:
-            plan(bytes(data))
+            compile(bytes(data))
         except PtegpuError as error:
             refused += 1
             assert str(error)
@@ -114,7 +98,6 @@ def test_a_call_ends_in_a_graph_or_in_an_error_of_ours(op: str) -> None:
         linear = chance.method(op)
         try:
             for joined in join(linear, partition(linear)).graphs.values():
-                Guards(joined.graph, joined.dynamic)
-                settle(joined.graph)
+                Planner(joined.graph, Target(), [True] * len(joined.inputs)).cover()
         except PtegpuError as error:
             assert str(error)

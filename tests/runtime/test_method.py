@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from tests.methods import method_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram
@@ -20,7 +21,7 @@ def i64(*sizes: int) -> pte.Tensor:
 
 def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> Method:
     made = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "", ())
-    return Method(made, {}, "model.pte")
+    return method_of(made, "model.pte")
 
 
 def kernel(name: str, *args: int) -> pte.KernelCall:

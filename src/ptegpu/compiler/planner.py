@@ -412,7 +412,7 @@ class Planner:
         ]
         families = tuple(self._family(f) for f in self.families)
         buffers = tuple(self.tables.finished())
-        images = tuple(bytes(i) + bytes(-len(i) % 16) for i in self.tables.images)
+        images = tuple(bytes(i) + bytes(-len(i) % 16) for i in self.tables.images if i)
         rows = tuple(self.table.rows)
         kernels = tuple(self.tables.kernels)
         return Plan(graph.name, buffers, kernels, tuple(inputs), families, tuple(copies), rows, images, memory.blobs)

@@ -44,6 +44,8 @@ def _measure(device: Device) -> DeviceClass:
     load = arithmetic(target, sizes.groups, sizes.turns)
     alone = arithmetic(target, 1, sizes.turns_alone)
     nothing = arithmetic(target, 1, 1)
+    (family,) = nothing.families
+    many = replace(nothing, families=(replace(family, steps=family.steps * _DISPATCHES),))
     warm(device)
     try:
         flops = load.dispatches[0].flops / _best(device, load)
@@ -51,7 +53,7 @@ def _measure(device: Device) -> DeviceClass:
             device.info.type,
             bandwidth=copy.dispatches[0].nbytes / _best(device, copy),
             flops=flops,
-            dispatch_seconds=_best(device, replace(nothing, dispatches=nothing.dispatches * _DISPATCHES)) / _DISPATCHES,
+            dispatch_seconds=_best(device, many) / _DISPATCHES,
             units=max(1, round(flops * _best(device, alone) / alone.dispatches[0].flops)),
             measured=True,
         )

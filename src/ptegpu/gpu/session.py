@@ -165,9 +165,12 @@ class Session:
             check(plan, self.device.target)
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
+            kernels = [] if plan.rows else plan.kernels
+            pipelines = {k: self.device.pipeline(kernel) for k, kernel in enumerate(kernels)}
             try:
                 self._store.add(plan, missing)
                 prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
+                prepared.pipelines = pipelines
                 if not plan.rows:
                     self.warm(prepared)
             except BaseException:

@@ -319,6 +319,8 @@ def broadcast(*shapes: Shape) -> Shape:
     for k in range(rank):
         size = 1
         for n in (s[k - rank + len(s)] for s in shapes if k - rank + len(s) >= 0):
+            if type(size) is int and size == 1:  # so far: whatever comes now is the size
+                size = n
             if n == size or n == 1:
                 continue
             if size != 1:
