@@ -5,6 +5,7 @@
     program = ptegpu.load("model.pte")
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
     program.method("forward").inputs         # names, dtypes and bounds of what it takes
+    ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
 
 `ptegpu.export` makes such files (extra `export`), `ptegpu.llm` runs language models (extra `llm`), and the command
 `ptegpu --help` does both from a shell.
@@ -34,6 +35,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .compiler.program import compile
+    from .plan.bundle import Bundle
     from .runtime.executorch import Runtime, Verification
     from .runtime.metadata import MethodMeta, TensorInfo
     from .runtime.program import Method, Program, load
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Bundle": ".plan.bundle",
+    "compile": ".compiler.program",
     "load": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
@@ -53,6 +58,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Bundle",
     "Closed",
     "DeviceError",
     "DeviceLost",
@@ -76,6 +82,7 @@ __all__ = [
     "TensorInfo",
     "UnsupportedProgram",
     "Verification",
+    "compile",
     "load",
 ]
 

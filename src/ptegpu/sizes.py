@@ -37,6 +37,7 @@ class Table:
         self.sources = [self.add("source", k, 0, known) for k, known in enumerate(sources)]
 
     def const(self, value: int | float) -> int:
+        value = int(value) if isinstance(value, bool) else value
         return self.add("const", value, 0, (value, value))
 
     def add(self, op: str, a: int | float, b: int | float, known: Range | None = None) -> int:
@@ -46,11 +47,11 @@ class Table:
         if key not in self._known:
             self._known[key] = len(self.rows)
             self.rows.append(row)
-            self.ranges.append(known if known is not None else _range(op, self.ranges[int(a)], self.ranges[int(b)]))
+            self.ranges.append(known if known is not None else result_range(op, self.ranges[int(a)], self.ranges[int(b)]))
         return self._known[key]
 
 
-def _range(op: str, a: Range, b: Range) -> Range:
+def result_range(op: str, a: Range, b: Range) -> Range:
     """Where results lie; wide open where that would take more thought than it is worth."""
     match op:
         case "add":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..compiler.program import compile as compile_program
+import ptegpu
+
 from ..plan.bundle import Bundle
 from ..plan.target import Target
 from .analysis import memory
@@ -52,11 +53,11 @@ def compile(
     targets = [_target(name) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
-        bundle = compile_program(
+        bundle = _maker(model, method)(
             model,
             data or None,
             targets,
-            sizes or None,
+            sizes=sizes or None,
             methods=method or None,
             progress=lambda name, done, total: step(done, total, name),
         )
@@ -70,6 +71,14 @@ def compile(
         return
     say((output.name, "bold"), f" · {size_text(nbytes)}, made of {model.name} in {duration(seconds)}")
     _show(methods, several=len(targets) > 1)
+
+
+def _maker(model: Path, methods: Sequence[str] | None) -> Callable[..., Bundle]:
+    """What compiles a program: a language model gets what `ptegpu generate` needs, unless its method is left out."""
+    from ..llm import compiling
+
+    whole = not methods or compiling.METHOD in methods
+    return compiling.compile if whole and compiling.is_language_model(model) else ptegpu.compile
 
 
 def _target(name: str) -> Target:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,12 @@ from ..compiler.order import writes
 from ..errors import InvalidInput
 from ..graph.linear import Call, Jump, Var
 from ..plan.bundle import Host, Outer
-from ..plan.numbers import Many
+from ..plan.numbers import Many, needed
 from ..plan.plan import Family, Input, Plan, Port
 from ..plan.resolve import Resolver, chosen, evaluated
 from ..portable import PORTABLE
 
-MAX_POINTS = 1 << 14  # sizes at which guards are compared; where there are more, all guards are shown
+MAX_POINTS = 1 << 18  # sizes at which guards are compared; where there are more, all guards are shown
 LONGEST = 80  # characters of an expression inside another one; a longer one is named by its row
 _INFIX = {
     "lt": ("<", 1), "ge": (">=", 1), "eq": ("==", 1), "ne": ("!=", 1), "add": ("+", 2), "sub": ("-", 2),
@@ -97,111 +96,144 @@ class Text:
         return self._is_const(row) and self.plan.rows[row][1] == 0
 
 
-class Guards:
-    """The guards of a family and of its choices, without those that follow from others."""
+class Space:
+    """All values of some sizes of a plan, to find out what guards say about them."""
 
-    def __init__(self, plan: Plan, text: Text, family: Family) -> None:
-        self.text = text
-        self.direct, self.axes, grid = _grid(plan, family.guards)
-        self.many = Many(plan.rows, grid) if grid else None
-        self.inside = np.ones(len(next(iter(grid.values()))) if grid else 1, bool)
-        self.of_family = self.record(family.guards, family.refusal)
-        if self.many is not None:
-            self.inside = self._mask(family.guards)
-        self.direct = set()
+    def __init__(self, plan: Plan, names: Mapping[int, str], columns: Mapping[int, np.ndarray], count: int) -> None:
+        self.names, self.count = names, count  # of the sizes that vary, by their rows
+        self.many = Many(plan.rows, columns)
 
-    def record(self, guards: Sequence[int], refusal: str) -> dict[str, Any]:
-        """Guards as they are in the plan, and, simpler if that can be, the sizes at which they hold."""
-        found = self._telling(guards)
-        guards = [g for g in guards if g in found]
-        equal = [self.text(g) for g in guards if g in self.direct]
-        rest = [g for g in guards if g not in self.direct]
-        box = self._box(rest) if rest else []
-        texts = [self.text(g) for g in guards]
-        return {"where": ", ".join(texts if box is None else [*equal, *box]), "guards": texts, "refusal": refusal}
-
-    def _mask(self, guards: Iterable[int]) -> np.ndarray:
-        found = self.inside.copy()
+    def mask(self, guards: Iterable[int]) -> np.ndarray:
+        found = np.ones(self.count, bool)
         for g in guards:
-            if (mask := self._holds(g)) is not None:
-                found &= mask
+            found &= np.asarray(self.many[g], bool)
         return found
 
-    def _holds(self, guard: int) -> np.ndarray | None:
-        """Where it does; None if that depends on more than sizes."""
-        assert self.many is not None
-        try:
-            return np.broadcast_to(np.asarray(self.many[guard], bool), self.inside.shape)
-        except KeyError:
-            return None
-
-    def _telling(self, guards: Sequence[int]) -> set[int]:
-        if self.many is None or not (full := self._mask(guards)).any():
-            return set(guards)
-        kept = list(guards)
-        for g in sorted(guards, key=lambda g: -len(self.text(g))):
+    def telling(self, guards: Sequence[int], inside: np.ndarray, length: Callable[[int], int]) -> list[int]:
+        """The guards without those that follow from the others; long ones go first."""
+        kept, full = list(guards), inside & self.mask(guards)
+        for g in sorted(guards, key=lambda g: -length(g)):
             rest = [k for k in kept if k != g]
-            if g not in self.direct and self._holds(g) is not None and np.array_equal(self._mask(rest), full):
+            if np.array_equal(inside & self.mask(rest), full):
                 kept = rest
-        return set(kept)
+        return kept
 
-    def _box(self, guards: Sequence[int]) -> list[str] | None:
+    def box(self, guards: Sequence[int], inside: np.ndarray) -> list[str] | None:
         """The guards as a range of each size; None where they are no such thing."""
-        if self.many is None or any(self._holds(g) is None for g in guards) or not (full := self._mask(guards)).any():
+        full = inside & self.mask(guards)
+        if not full.any():
             return None
-        sides = []  # (values of a size, its name, the operator, the limit)
-        for axis in self.axes:
-            values, name = self.many[axis], self.text(axis)
-            sides += [(values, name, ">=", int(values[full].min())), (values, name, "<=", int(values[full].max()))]
-        kept = list(sides)
+        sides = []  # (size, operator, limit)
+        for row in self.names:
+            values = self.many[row][full]
+            sides += [(row, ">=", int(values.min())), (row, "<=", int(values.max()))]
+        kept, within = list(sides), inside & self._within(sides)
+        if not np.array_equal(within, full):
+            return None
         for side in sides:
             rest = [k for k in kept if k is not side]
-            if np.array_equal(self._within(rest), self._within(kept)):
+            if np.array_equal(inside & self._within(rest), within):
                 kept = rest
-        if not np.array_equal(self._within(kept), full):
-            return None
         texts = []
-        for name, of in itertools.groupby(kept, lambda side: side[1]):
-            limits = [(sign, limit) for _, _, sign, limit in of]
-            low, high = limits[0][1], limits[-1][1]
-            one = f"{name} {limits[0][0]} {low}" if limits[0] != ("<=", 0) else f"{name} == 0"
-            texts.append(
-                one if len(limits) == 1 else f"{name} == {low}" if low == high else f"{low} <= {name} <= {high}"
-            )
+        for low, high in zip(sides[::2], sides[1::2], strict=True):
+            name, one = self.names[low[0]], low[2] == high[2]
+            if low in kept and high in kept and not one:
+                texts.append(f"{low[2]} <= {name} <= {high[2]}")
+            elif low in kept or high in kept:
+                _, sign, limit = low if low in kept else high
+                texts.append(f"{name} {'==' if one else sign} {limit}")
         return texts
 
-    def _within(self, sides: Iterable[tuple[np.ndarray, str, str, int]]) -> np.ndarray:
-        found = self.inside.copy()
-        for values, _, sign, limit in sides:
-            found &= values >= limit if sign == ">=" else values <= limit
+    def _within(self, sides: Iterable[tuple[int, str, int]]) -> np.ndarray:
+        found = np.ones(self.count, bool)
+        for row, sign, limit in sides:
+            found &= self.many[row] >= limit if sign == ">=" else self.many[row] <= limit
         return found
 
 
-def _grid(plan: Plan, guards: Sequence[int]) -> tuple[set[int], list[int], dict[int, np.ndarray]]:
-    """Guards that say that a size equals another or a number; sizes that vary; all their values, unless too many."""
+class Guards:
+    """The guards of a family and of its choices, without those that follow from others.
+
+    What guards say is found out for each set of sizes that any of them is about, at all values that these can have.
+    """
+
+    def __init__(self, plan: Plan, text: Text, family: Family) -> None:
+        self.plan, self.text, self.family = plan, text, family
+        self.same, self.values, self.direct = _equal(plan, family.guards)
+        self._about: dict[int, frozenset[int] | None] = {}
+        self._spaces: dict[frozenset[int], Space] = {}
+        self.of_family = self._record(family.guards, (), family.refusal)
+
+    def of_choice(self, guards: Sequence[int], refusal: str) -> dict[str, Any]:
+        return self._record([g for g in guards if g not in self.family.guards], self.family.guards, refusal)
+
+    def _record(self, guards: Sequence[int], known: Sequence[int], refusal: str) -> dict[str, Any]:
+        """Guards as they are in the plan, where `known` hold; and, simpler if that can be, the sizes where they do."""
+        kept, where = [g for g in guards if g in self.direct], [self.text(g) for g in guards if g in self.direct]
+        groups: dict[frozenset[int] | None, list[int]] = {}
+        for g in guards:
+            if g not in self.direct:
+                groups.setdefault(self.about(g), []).append(g)
+        for about, same in sorted(groups.items(), key=lambda item: len(item[0] or "about more than sizes")):
+            if about is None or math.prod(len(self.values[key]) for key in about) > MAX_POINTS:
+                kept += same
+                where += map(self.text, same)
+                continue
+            space = self._space(about)
+            inside = space.mask(
+                [k for k in known if _is_within(self.about(k), about)]
+                + [k for k in guards if k not in same and _is_within(self.about(k), about)]
+            )
+            telling = space.telling(same, inside, lambda g: len(self.text(g)))
+            box = space.box(telling, inside) if telling else []
+            kept += telling
+            where += [self.text(g) for g in telling] if box is None else box
+        texts = [self.text(g) for g in guards if g in kept]
+        return {"where": ", ".join(where), "guards": texts, "refusal": refusal}
+
+    def about(self, guard: int) -> frozenset[int] | None:
+        """The sizes that it depends on and that vary; None if it depends on ints or on data, too."""
+        if guard not in self._about:
+            sources = [k for k in needed(self.plan.rows, [guard]) if self.plan.rows[k][0] in ("size", "int", "item")]
+            sizes = frozenset(self.same[k] for k in sources if k in self.same and len(self.values[self.same[k]]) > 1)
+            self._about[guard] = sizes if all(k in self.same for k in sources) else None
+        return self._about[guard]
+
+    def _space(self, about: frozenset[int]) -> Space:
+        if about not in self._spaces:
+            axes = sorted(about)
+            grid = np.meshgrid(*(self.values[key] for key in axes), indexing="ij")
+            columns = {key: points.ravel() for key, points in zip(axes, grid, strict=True)}
+            count = math.prod(len(self.values[key]) for key in axes)
+            of = {row: columns[key] for row, key in self.same.items() if key in columns}
+            of |= {row: self.values[key] for row, key in self.same.items() if len(self.values[key]) == 1}
+            self._spaces[about] = Space(self.plan, {key: self.text(key) for key in axes}, of, count)
+        return self._spaces[about]
+
+
+def _is_within(about: frozenset[int] | None, sizes: frozenset[int]) -> bool:
+    return about is not None and about <= sizes
+
+
+def _equal(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int, np.ndarray], set[int]]:
+    """Each size with that which stands for all that equal it; the values of these; the guards that say so."""
     sizes = {k: plan.inputs[int(a)].shape[int(b)] for k, (op, a, b) in enumerate(plan.rows) if op == "size"}
     same = {row: row for row in sizes}
     values = {row: np.arange(most + 1) for row, most in sizes.items()}
     direct: set[int] = set()
     for g in guards:
         op, a, b = plan.rows[g]
-        if op != "eq" or a not in sizes:
+        if op != "eq" or a not in sizes or (b not in sizes and plan.rows[int(b)][0] != "const"):
             continue
+        direct.add(g)
+        key = same[int(a)]
         if b in sizes:
-            old, new = same[int(a)], same[int(b)]
-            values[new] = np.intersect1d(values[old], values[new])
-            same = {row: new if key == old else key for row, key in same.items()}
-            direct.add(g)
-        elif plan.rows[int(b)][0] == "const":
-            key = same[int(a)]
+            new = same[int(b)]
+            values[new] = np.intersect1d(values[key], values[new])
+            same = {row: new if of == key else of for row, of in same.items()}
+        else:
             values[key] = values[key][values[key] == plan.rows[int(b)][1]]
-            direct.add(g)
-    axes = list(dict.fromkeys(same.values()))
-    if math.prod(len(values[key]) for key in axes) > MAX_POINTS:
-        return direct, axes, {}
-    points = np.array(list(itertools.product(*(values[key].tolist() for key in axes))), np.int64)
-    columns = {key: points.reshape(-1, len(axes))[:, k] for k, key in enumerate(axes)}
-    return direct, axes, {row: columns[key] for row, key in same.items()}
+    return same, values, direct
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
@@ -212,7 +244,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
         guards = Guards(plan, text, family)
         alike = Counter(tuple((c.guards, c.refusal) for c in choices) for choices in family.steps)
         steps = [
-            {"nodes": count, "choices": [guards.record(*choice) for choice in choices]}
+            {"nodes": count, "choices": [guards.of_choice(*choice) for choice in choices]}
             for choices, count in alike.most_common()
         ]
         families.append(guards.of_family | {"steps": steps})

@@ -64,19 +64,18 @@ def inspect(
     given = one_size_each(size or [])
     with progress(f"Reading {model.name}"):
         program, source = open_source(model)
-        methods = [find_method(program, method)] if method else list(program.methods)
-        names = [m.name for m in methods]
         if isinstance(source, Bundle):
             if graph or data:
                 raise InvalidInput(
                     f"{model} is a bundle, which takes no data and has no operators to draw: give its .pte"
                 )
             found: list[Analysis] = []
-            made = _compiled(source, names)
+            made = _compiled(source, method)
             check_sizes([outer for _, outer in made], given)
             signatures = [Signature(outer) for _, outer in made]
             report = _bundle_report(source, model, made, given)
         else:
+            methods = [find_method(program, method)] if method else program.methods
             found = [analyse(program, m, data or []) for m in methods]
             check_sizes([a.outer for a in found if a.outer], given)
             signatures = [Signature(m) for m in methods]
@@ -96,10 +95,13 @@ def _file_report(program: Program) -> dict[str, Any]:
     return {"file": program.path, "nbytes": program.nbytes, "version": program.version, "named_data": named}
 
 
-def _compiled(bundle: Bundle, names: Sequence[str]) -> list[tuple[Target, Outer]]:
-    """The methods of these names, for each target."""
+def _compiled(bundle: Bundle, name: str | None) -> list[tuple[Target, Outer]]:
+    """All methods, or that of a name, for each target."""
     pairs = zip(bundle.targets, bundle.methods, strict=True)
-    return [(target, outer) for target, outers in pairs for outer in outers.values() if outer.name in names]
+    found = [(target, outer) for target, outers in pairs for outer in outers.values()]
+    if name is not None and name not in bundle.methods[0]:
+        raise InvalidInput(f"no method {name!r}; the bundle has {', '.join(bundle.methods[0]) or 'none'}")
+    return [(target, outer) for target, outer in found if name in (None, outer.name)]
 
 
 def _bundle_report(
@@ -261,7 +263,7 @@ def _show_costs(found: Sequence[Mapping[str, Any]]) -> None:
     for k, cost in enumerate(found, 1):
         at = ", ".join(f"{name}={n}" for name, n in cost["sizes"].items())
         if cost["family"] is None or cost["refusal"]:
-            rows.append([k, at, cost["family"] or "", cost["refusal"] or "traced when it is run", *[""] * 5])
+            rows.append([k, at, cost["family"] or "", cost["refusal"] or "not planned", *[""] * 5])
             continue
         choices = ", ".join(f"{choice} × {n}" for choice, n in sorted(cost["choices"].items()))
         figures = [f"{cost['dispatches']:,}", f"{cost['workgroups']:,}", number(cost["flops"])]

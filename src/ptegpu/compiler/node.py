@@ -187,6 +187,8 @@ class Lowering:
         if nbytes > limit:
             raise LimitExceeded(f"its scratch of {nbytes:,} bytes is more than {target.name} binds")
         most = min(self.tables.room(nbytes, self.trace), limit) if isinstance(nbytes, Size) else int(nbytes)
+        if nbytes > most:  # which it is not: the comparison says so of all sizes that this is for
+            raise LimitExceeded(f"its scratch of {nbytes:,} bytes does not fit")
         need = max(ALIGN, -(-most // ALIGN) * ALIGN)
         buffer = self.tables.memory.scratch(self.k, need, {b.name for b in self._scratch.values()})
         if buffer is None:  # of a rounded size, so that other nodes and sizes can use it too

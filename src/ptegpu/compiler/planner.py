@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -33,13 +34,16 @@ from ..plan.plan import (
     Port,
 )
 from ..plan.target import Target
-from ..sizes import BIG, Size, Table, Trace
+from ..sizes import BIG, Size, Table, Trace, plain_value
 from .indices import Indices
 from .node import Lowering, Tables, number
 
 MAX_POINTS = 16384  # sizes that are looked at
 MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
 INT_RANGE = (-(2**31), 2**31 - 1)
+
+Sizes: TypeAlias = Mapping[str, Iterable[int]]  # values to look at, by name, each with each
+Points: TypeAlias = Sequence[Mapping[str, int]]  # or one by one, what is not named being as large as it can
 
 
 class Point:
@@ -94,7 +98,8 @@ class Planner:
         target: Target,
         dynamic: Sequence[bool] | None = None,
         names: dict[ConstantKey, str] | None = None,
-        sizes: Mapping[str, Iterable[int]] | None = None,
+        sizes: Sizes | None = None,
+        points: Points = (),
         *,
         plain: bool = False,
     ) -> None:
@@ -113,7 +118,7 @@ class Planner:
             elif self.dynamic[k]:
                 for d, n in enumerate(v.max_shape):
                     self.base[self.table.add("size", k, d, (0, n))] = f"{v.name}[{d}]"
-        self.sizes = {name: sorted(set(values)) for name, values in (sizes or {}).items()}
+        self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
         for v in (*graph.inputs, *(o for n in graph.nodes for o in n.outs)):
             if isinstance(v, Sym):
                 self.tables.word(v)
@@ -122,7 +127,9 @@ class Planner:
         self.grid: dict[int, np.ndarray] = {}
         self.many: Many | None = None
         self.complete = False
+        self.anchors: set[int] = set()  # guards that say how the sizes that are looked at hang together
         self.traces = 0  # of nodes
+        self._few: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     # The sizes that are looked at
 
@@ -188,13 +195,29 @@ class Planner:
             op, a, b = self.table.rows[g]
             if op == "eq" and a in self.base and b in self.base:
                 parent[root(int(a))] = root(int(b))
-            elif op == "eq":
+                self.anchors.add(g)
+            elif op == "eq" and (a in self.base or b in self.base):
                 pinned |= {int(x) for x in (a, b) if x in self.base}
+                self.anchors.add(g)
         pinned = {root(row) for row in pinned}
         classes: dict[int, list[int]] = {}
         for row in self.base:
             classes.setdefault(root(row), []).append(row)
-        axes, complete = [], True
+        self.grid, self.complete = self._listed() if self.points else self._product(classes, pinned)
+        self.many = Many(self.table.rows, self.grid)
+
+    def _listed(self) -> tuple[dict[int, np.ndarray], bool]:
+        """The sizes that were given one by one."""
+        columns = {
+            row: [p.get(name, int(self.table.ranges[row][1]) if self._is_size(row) else 0) for p in self.points]
+            for row, name in self.base.items()
+        }
+        return {row: np.array(column, np.int64) for row, column in columns.items()}, False
+
+    def _product(self, classes: dict[int, list[int]], pinned: set[int]) -> tuple[dict[int, np.ndarray], bool]:
+        """Each with each, and whether these are all that there are."""
+        axes: list[Sequence[int]] = []
+        complete = True
         for key, rows in classes.items():
             given = [v for row in rows for v in self.sizes.get(self.base[row], ())]
             high = min(int(self.table.ranges[row][1]) for row in rows)
@@ -212,9 +235,7 @@ class Planner:
             points = _sampled(axes)
         else:
             points = np.array(list(itertools.product(*axes)), np.int64).reshape(total, len(axes))
-        self.grid = {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}
-        self.complete = complete
-        self.many = Many(self.table.rows, self.grid)
+        return {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}, complete
 
     def _mask(self, guards: Iterable[int]) -> np.ndarray:
         """The points where all guards hold; a guard on data that nobody has seen says nothing of them."""
@@ -250,6 +271,28 @@ class Planner:
             while left.any() and len(family.choices[k]) < MAX_FAMILIES:
                 choice = self._trace_step(family, k, self._point(int(np.flatnonzero(left)[-1])))
                 left &= ~self._mask(choice.guards)
+                if self.complete and self.anchors <= set(family.guards):
+                    choice.guards = self._needed(choice.guards, inside)
+        self._few.clear()
+
+    def _needed(self, guards: tuple[int, ...], inside: np.ndarray) -> tuple[int, ...]:
+        """Those that tell sizes of a family apart; all of its sizes are looked at."""
+        if guards not in self._few:
+            kept = list(guards)
+            for g in guards:
+                others = [x for x in kept if x != g]
+                if np.array_equal(self._mask(kept) & inside, self._mask(others) & inside) and self._known(g):
+                    kept = others
+            self._few[guards] = tuple(kept)
+        return self._few[guards]
+
+    def _known(self, row: int) -> bool:
+        """Whether it depends on sizes only, not on data that nobody has seen."""
+        try:
+            self.many[row]  # type: ignore[index]
+        except KeyError:
+            return False
+        return True
 
     # Traces
 
@@ -333,11 +376,12 @@ class Planner:
 
     def _room(self, size: Size, trace: Trace) -> int:
         """The most that a size can be where the trace's guards hold."""
-        if self.complete and self.many is not None:
+        here = int(plain_value(size))
+        if self.grid and self._known(size.row):
             mask = self._mask(trace.guards)
-            return int(np.max(np.broadcast_to(self.many[size.row], mask.shape)[mask], initial=0))
+            return int(np.max(np.broadcast_to(self.many[size.row], mask.shape)[mask], initial=here))  # type: ignore[index]
         high = trace.range(size.row)[1]
-        return int(size) if high == BIG else int(high)
+        return here if high == BIG else int(high)
 
     def _check_declared(self, family: _Family) -> None:
         for node in self.graph.nodes:

@@ -26,9 +26,8 @@ from .join import Join, join, read_by, written_by
 from .partition import Item as Part
 from .partition import Stretch, mutates, partition
 from .partition import cut as cut_code
-from .planner import Planner
+from .planner import Planner, Points, Sizes
 
-Sizes = Mapping[str, Iterable[int]]
 Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
 
 
@@ -49,12 +48,16 @@ def compile(
     *,
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
+    also: Mapping[str, tuple[str, Append]] | None = None,
+    points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
 
     `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); without
-    them all sizes that the program allows, or a sample where there are too many. See `ptegpu.load` for the rest.
+    them all sizes that the program allows, or a sample where there are too many. `points`
+    are sizes one by one, by method. `also` makes further methods: by their names, the method that each is made from, and
+    what is appended to it. See `ptegpu.load` for the rest.
     """
     if targets is None:
         targets = (Target(),)
@@ -62,15 +65,15 @@ def compile(
     if not wanted:
         raise InvalidInput("a bundle needs at least one target")
     file = read_source(source)
-    cuts = cut_methods(file, data, methods, append)
+    cuts = cut_methods(file, data, methods, append, also)
     made, planners = [], {}
     for number, target in enumerate(wanted):
-        outers, found = plan_methods(cuts, target, sizes, progress)
+        outers, found = plan_methods(cuts, target, sizes, points, progress)
         made.append(outers)
         if number == 0:
             planners = found
         if number + 1 < len(wanted):  # planning splits constants: the next target begins anew
-            cuts = cut_methods(file, data, methods, append)
+            cuts = cut_methods(file, data, methods, append, also)
     return Bundle(file, wanted, tuple(made), planners)
 
 
@@ -87,22 +90,26 @@ def cut_methods(
     data: Data = None,
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
+    also: Mapping[str, tuple[str, Append]] | None = None,
 ) -> dict[str, Cut]:
     """The methods, cut and joined; UnsupportedProgram lists what none of them can do."""
     named = named_data(file, data)
     names = [m.name for m in file.methods]
     wanted = names if methods is None else [methods] if isinstance(methods, str) else [*methods]
     tails = append or {}
-    for name in (*wanted, *tails):
+    more = also or {}
+    for name in (*wanted, *tails, *(of for of, _ in more.values())):
         if name not in names:
             raise no_method(name, names)
+    by_name = {m.name: m for m in file.methods}
+    made = {name: (by_name[name], tails.get(name)) for name in names if name in wanted}
+    made |= {name: (by_name[of], tail) for name, (of, tail) in more.items()}
     found, problems = {}, []
-    for method in file.methods:
-        if method.name in wanted:
-            try:
-                found[method.name] = cut_method(method, named, file.path, tails.get(method.name))
-            except UnsupportedProgram as e:
-                problems.append(str(e))
+    for name, (method, tail) in made.items():
+        try:
+            found[name] = cut_method(method, named, file.path, tail)
+        except UnsupportedProgram as e:
+            problems.append(str(e))
     if problems:
         raise UnsupportedProgram("\n".join(problems))
     return found
@@ -132,7 +139,11 @@ def cut_method(
 
 
 def plan_methods(
-    cuts: Mapping[str, Cut], target: Target, sizes: Sizes | None = None, progress: Progress | None = None
+    cuts: Mapping[str, Cut],
+    target: Target,
+    sizes: Sizes | None = None,
+    points: Mapping[str, Points] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
     """Each method planned for a target, and what traces its plans further."""
     _check_names(cuts, sizes or {})
@@ -145,14 +156,14 @@ def plan_methods(
             if progress is not None:
                 progress(joined.graph.name, done, total)
             dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
-            planner = Planner(joined.graph, target, dynamic, names, sizes)
+            planner = Planner(joined.graph, target, dynamic, names, sizes, (points or {}).get(name, ()))
             try:
                 mine[k] = planner.cover()
             except ShapeError as e:  # of a graph whose sizes never change
                 raise InvalidProgram(str(e)) from e
             planners[name, len(mine) - 1] = planner
             done += 1
-        outers[name] = _outer(cut, mine)
+        outers[name] = _outer(name, cut, mine)
     return outers, planners
 
 
@@ -171,7 +182,7 @@ def _check_names(cuts: Mapping[str, Cut], sizes: Sizes) -> None:
             raise InvalidInput(f"the program has no size {name!r} that may change; those that may: {may}")
 
 
-def _outer(cut: Cut, planners: Mapping[int, Planner]) -> Outer:
+def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
     linear, parts = cut.linear, cut.items
     starts = [part.start for part in parts]
     items: list[Item] = []
@@ -198,7 +209,7 @@ def _outer(cut: Cut, planners: Mapping[int, Planner]) -> Outer:
     written = {v for p in parts for v in written_by(p)}
     given = tuple(v for v in linear.inputs if isinstance(v, Var) and v not in written)
     return Outer(
-        linear.name,
+        name,
         tuple(linear.inputs),
         tuple(linear.outputs),
         linear.input_tree,

@@ -21,6 +21,7 @@ from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
+from ..sampling import SETTINGS
 from ..sizes import cached
 from .functions import functions
 from .lanes import MAX, SUM, Lanes
@@ -32,7 +33,6 @@ BINS = 2048
 DIGITS = ((21, 2047, 0), (10, 2047, 0xFFE00000), (0, 1023, 0xFFFFFC00))  # shift, mask, bits of a key already settled
 STATE_WORDS = 3  # after the bins, per digit: the settled bits, the weight still wanted, the least key allowed
 PART_WORDS = 5  # raw top, raw sum, top, sum, token
-SETTINGS = ("scale", "top_k", "top_p", "floor", "penalty", "relief", "seed", "step")  # i32[8]; but for ints, f32 bits
 
 LOWEST = "-3.4028234663852886e38"  # finite, so that -inf - top is -inf and never NaN
 I32 = Storage(DType.I32)

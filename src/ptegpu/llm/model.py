@@ -17,13 +17,13 @@ import numpy as np
 
 import ptegpu
 
-from ..compiler.append import Tail
-from ..dtypes import DType
 from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
-from ..graph.linear import Var
-from ..kernels.sample import SETTINGS
+from ..sampling import SETTINGS
 from .generation import Generation, Stream
+from ..plan.bundle import Bundle
+from ..plan.save import is_bundle
+from .compiling import GENERATE, sampling_of, points_of, words_of
 from .sampling import Sampling
 from .signature import METHOD, Signature, read_signature
 from .text import Detokenizer, StopStrings, Tokenizer, find_tokenizer
@@ -66,7 +66,8 @@ class LanguageModel:
         data: Any = None,
         chunk: int = CHUNK,
     ) -> None:
-        self.signature: Signature = read_signature(read_program(path))
+        saved = Bundle.load(path) if is_bundle(path) else None
+        self.signature: Signature = read_signature(saved.file if saved else read_program(path))
         self.chunk = min(chunk, self.signature.chunk)
         if self.chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {chunk}")
@@ -75,27 +76,18 @@ class LanguageModel:
         self._tokenizer: Tokenizer | None = None
         if tokenizer is not None:
             self._tokenizer = find_tokenizer(self._path, tokenizer)
-        self.program = ptegpu.load(path, data, device, methods=[METHOD], append={METHOD: self._append})
-        self._forward = self.program.method(METHOD)
+        if saved is not None:
+            if GENERATE not in saved.methods[0]:
+                raise InvalidInput(f"{path} has no method {GENERATE!r}: make it with `ptegpu compile`, or llm.compile")
+            self.program = ptegpu.load(saved, data, device, methods=[GENERATE])
+        else:
+            append, points = {METHOD: sampling_of(self.signature)}, {METHOD: points_of(self.signature)}
+            self.program = ptegpu.load(path, data, device, methods=[METHOD], append=append, points=points)
+        self._forward = self.program.method(*self.program.methods)
         self._lock = threading.RLock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: object = None  # whose tokens they are
         self._ahead: Any = None  # the owner's next step, already on its way
-
-    def _append(self, tail: Tail) -> None:
-        """The last logits become a token; the logits of given tokens become their log-probabilities."""
-        logits = tail.outputs[-1]
-        assert isinstance(logits, Var)
-        settings = tail.input("settings", DType.I32, (len(SETTINGS),))
-        seen = tail.input("seen", DType.I32, (_words(self.signature.vocabulary),), dynamic=True)
-        how = tail.input("how")
-        sampled = [(DType.I32, (1,)), (DType.F32, (1,))]
-        token, logprob = tail.call("ptegpu.sample.default", logits, settings, seen, how, gives=sampled)
-        rows = (1, self.signature.chunk if self.signature.every else 1)
-        targets = tail.input("targets", DType.I32, rows, dynamic=True)
-        (scores,) = tail.call("ptegpu.score.default", logits, targets, gives=[(DType.F32, rows)])
-        (following,) = tail.call("aten.view_copy.default", token, (1, 1), gives=[(DType.I32, (1, 1))])
-        tail.outputs = [following, logprob, scores]
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -366,14 +358,10 @@ class _Seen:
 
     def __init__(self, vocabulary: int, needed: bool) -> None:
         self._needed = needed
-        self.bits = np.zeros(_words(vocabulary) if needed else 1, np.int32)
+        self.bits = np.zeros(words_of(vocabulary) if needed else 1, np.int32)
 
     def add(self, tokens: Iterable[int]) -> None:
         if self._needed:
             view = self.bits.view(np.uint32)
             for t in tokens:
                 view[t >> 5] |= np.uint32(1 << (t & 31))
-
-
-def _words(vocabulary: int) -> int:
-    return -(-vocabulary // 32)

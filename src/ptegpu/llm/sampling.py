@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import InvalidInput
-from ..ops.sample import DRAW, GREEDY, PENALTY, TOP_K, TOP_P
+from ..sampling import DRAW, GREEDY, PENALTY, TOP_K, TOP_P
 
 SEEDS = 1 << 32
 

@@ -209,6 +209,8 @@ def span(size: int, start: SymInt | None, end: SymInt | None, step: int) -> tupl
 
     def bound(value: SymInt | None, default: int) -> int:
         at = default if value is None else value.value if isinstance(value, Sym) else value
+        if isinstance(at, int):
+            at = max(-(2**31), min(at, 2**31))  # "to the end" is written as a very large number
         return smallest(largest(at + size if at < 0 else at, 0), size)
 
     first = bound(start, 0)

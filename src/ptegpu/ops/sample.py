@@ -12,12 +12,11 @@ from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import sample as kernels
-from ..kernels.sample import BINS, DIGITS, PART_WORDS, SETTINGS, STATE_WORDS, Pick
+from ..kernels.sample import BINS, DIGITS, PART_WORDS, STATE_WORDS, Pick
 from ..plan.target import Target
+from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import largest
 from .registry import Dispatch, Out, Scratch, Steps, op
-
-GREEDY, DRAW, TOP_K, TOP_P, PENALTY = 1, 2, 4, 8, 16  # of `how`; 0: choose nothing
 
 EACH = 8  # elements per invocation that make a part worth a workgroup
 MOST_PARTS = 2  # times the workgroups that keep a GPU busy

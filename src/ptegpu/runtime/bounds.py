@@ -31,7 +31,7 @@ def check(
         if bound.kind == "int":
             position = value(bound.source)
             if not low <= position < end:
-                raise IndexOutOfRange(f"{bound.text.format(position)} {_range(bound, low, end)}")
+                raise IndexOutOfRange(f"{_told(bound, position)} {_range(bound, low, end)}")
             continue
         key = (bound.kind, bound.source)
         if key not in extremes:
@@ -43,7 +43,7 @@ def check(
             assert array is not None
             outside = _first_outside(bound, array, low, end, late)
             if outside:
-                raise IndexOutOfRange(f"{bound.text.format(*outside)} {_range(bound, low, end)}")
+                raise IndexOutOfRange(f"{_told(bound, *outside)} {_range(bound, low, end)}")
 
 
 def fixed(bound: Bound) -> bool:
@@ -87,6 +87,13 @@ def _plain(a: Any, positions: np.ndarray, late: Callable[[Number], Any]) -> Any:
     if isinstance(a, tuple):
         return [_plain(x, positions, late) for x in a]
     return positions if a == VALUES and isinstance(a, str) else late(a) if isinstance(a, Expr) else a
+
+
+def _told(bound: Bound, *values: object) -> str:
+    text = bound.text
+    for value in values:
+        text = text.replace("{}", str(value), 1)
+    return text
 
 
 def _range(bound: Bound, low: int, end: int) -> str:

@@ -20,7 +20,7 @@ from .signature import Spec
 if TYPE_CHECKING:
     from ..compiler.append import Append
     from ..compiler.data import Data, Source
-    from ..compiler.program import Sizes
+    from ..compiler.planner import Points, Sizes
 
 DEFAULT = "forward"
 
@@ -33,13 +33,14 @@ def load(
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
     sizes: Sizes | None = None,
+    points: Mapping[str, Points] | None = None,
 ) -> Program:
     """Load a `.pte` or a bundle and make it ready on a GPU.
 
     `path` may also be the file's bytes, or a file open for reading them, or a `Bundle`. `data` is one or several `.ptd`
     files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
     index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append` adds
-    operator calls to methods, by name: see `append.py`. `sizes` are those to plan for: see `ptegpu.compile`.
+    operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan for: see `ptegpu.compile`.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
@@ -51,7 +52,7 @@ def load(
     file = read_source(path)  # type: ignore[arg-type]
     cuts = cut_methods(file, data, methods, append)
     opened = device if isinstance(device, Device) else open_device(device)
-    outers, planners = plan_methods(cuts, opened.target, sizes)
+    outers, planners = plan_methods(cuts, opened.target, sizes, points)
     return Program(Bundle(file, (opened.target,), (outers,), planners), outers, opened)
 
 

@@ -1,0 +1,82 @@
+"""What generation adds to a language model: the next token is chosen on the GPU, in the same plan as the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..dtypes import DType
+from ..errors import UnsupportedProgram
+from ..graph.linear import Var
+from ..sampling import MODES, PENALTY, SETTINGS
+from .signature import METHOD, Signature, read_signature
+
+if TYPE_CHECKING:
+    from ..compiler.append import Tail
+    from ..plan.bundle import Bundle
+
+GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
+
+
+def words_of(vocabulary: int) -> int:
+    """Words that have a bit per token."""
+    return -(-vocabulary // 32)
+
+
+def sampling_of(signature: Signature) -> Callable[[Tail], None]:
+    """The last logits become a token; the logits of given tokens become their log-probabilities."""
+
+    def append(tail: Tail) -> None:
+        logits = tail.outputs[-1]
+        assert isinstance(logits, Var)
+        settings = tail.input("settings", DType.I32, (len(SETTINGS),))
+        seen = tail.input("seen", DType.I32, (words_of(signature.vocabulary),), dynamic=True)
+        how = tail.input("how")
+        sampled = [(DType.I32, (1,)), (DType.F32, (1,))]
+        token, logprob = tail.call("ptegpu.sample.default", logits, settings, seen, how, gives=sampled)
+        rows = (1, signature.chunk if signature.every else 1)
+        targets = tail.input("targets", DType.I32, rows, dynamic=True)
+        (scores,) = tail.call("ptegpu.score.default", logits, targets, gives=[(DType.F32, rows)])
+        (following,) = tail.call("aten.view_copy.default", token, (1, 1), gives=[(DType.I32, (1, 1))])
+        tail.outputs = [following, logprob, scores]
+
+    return append
+
+
+def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
+    """The sizes that generation runs at: prompts of every length, with and without scores; and every way to sample."""
+    words = words_of(signature.vocabulary)
+    lengths = range(1, signature.chunk + 1)
+
+    def point(length: int, targets: int, how: int) -> dict[str, int]:
+        seen = words if how & PENALTY else 1
+        return {"input 0[1]": length, "targets[1]": targets, "how": how, "seen[0]": seen}
+
+    found = [point(n, 0, how) for n in (1, 2, signature.chunk) for how in MODES if n <= signature.chunk]
+    found += [point(n, 0, 1) for n in lengths] + [point(n, 0, 0) for n in lengths]
+    return found + [point(n, n if signature.every else 1, 0) for n in lengths]
+
+
+def compile(path: Any, data: Any = None, targets: Any = None, **how: Any) -> Bundle:
+    """A language model as a bundle that `LanguageModel` and `ptegpu generate` take; its own methods are in it, too.
+
+    Raises UnsupportedProgram if it is none. See `ptegpu.compile` for the arguments.
+    """
+    from ..compiler.program import compile as compile_program
+    from ..compiler.program import read_source
+
+    signature = read_signature(read_source(path))
+    also = {GENERATE: (METHOD, sampling_of(signature))}
+    points = {GENERATE: points_of(signature)}
+    return compile_program(path, data, targets, also=also, points=points, **how)
+
+
+def is_language_model(path: Any) -> bool:
+    """Whether generation can use a program."""
+    from ..compiler.program import read_source
+
+    try:
+        read_signature(read_source(path))
+    except UnsupportedProgram:
+        return False
+    return True
