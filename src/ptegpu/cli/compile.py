@@ -11,6 +11,7 @@ import typer
 
 import ptegpu
 
+from ..errors import InvalidInput
 from ..plan.bundle import Bundle
 from ..plan.target import Target
 from .analysis import memory
@@ -18,7 +19,7 @@ from .console import bar, counted, duration, explain, print_json, say, show_tabl
 from .console import size as size_text
 from .families import numpy_calls, parse_sizes
 from .options import AsJson, Data
-from .values import check_folder
+from .values import check_folder, find_method, open_source
 
 BROWSER, THIS = "browser", "this"
 
@@ -50,6 +51,11 @@ def compile(
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
     check_folder(output, "--output")
     sizes = parse_sizes(size or [])
+    program, source = open_source(model)
+    if isinstance(source, Bundle):
+        raise InvalidInput(f"{model} is a bundle already")
+    for name in method or []:
+        find_method(program, name)
     targets = [_target(name) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def open_source(path: Path) -> tuple[Program, Path | Bundle]:
     if not is_bundle(path):
         return read_program(path), path
     bundle = Bundle.load(path)
-    return bundle.file, bundle
+    methods = tuple(m for m in bundle.file.methods if m.name in bundle.methods[0])
+    return replace(bundle.file, methods=methods), bundle
 
 
 def find_method(program: Program, name: str | None) -> Method:
