@@ -4,7 +4,7 @@
                                    [--best 8] [--device auto]
 
 Each way runs a pass of layers whose weights together exceed any cache, each waiting for the one before, as in decoding;
-GPU time by timestamps, clocks warm, the best of the repeats. The way that `ptegpu.ops.linear_q4.GEMVS` takes is marked:
+GPU time by timestamps, clocks warm, the best of the repeats. The way that `ptegpu.ops.few.GEMVS` takes is marked:
 what is found here belongs into that table.
 """
 
@@ -25,8 +25,8 @@ from ptegpu.gpu import Device, Prepared, Session, open_device
 from ptegpu.gpu.timer import Timer
 from ptegpu.graph.graph import Graph, Node, Tensor
 from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import linear_q4
-from ptegpu.ops.linear_q4 import Choice
+from ptegpu.ops import few
+from ptegpu.ops.few import Choice
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.passes.memory import plan_memory
 from ptegpu.plan.lower import lower
@@ -35,7 +35,6 @@ from ptegpu.plan.target import Target
 
 AT_ONCE = 256 << 20  # bytes of weights in a pass
 MOST_LAYERS = 64
-NARROW = 8192
 MOST_SUMS = 32  # of one invocation
 REPEATS = 5
 WARM_SECONDS = 0.5
@@ -64,31 +63,26 @@ def layers(n: int, k: int, rows: int, group: int) -> Graph:
     return graph
 
 
-def ways(m: int, n: int, target: Target) -> Iterator[Choice]:
-    """The grid: K is cut into parts for narrow outputs only, and workgroups have 64 to 256 invocations."""
-    parts = (1, 2, 4) if n <= NARROW and m == 1 else (1,)
+def ways(m: int, target: Target) -> Iterator[Choice]:
+    """The grid: workgroups have 64 to 256 invocations."""
     words_of = (1, 4) if m == 1 else (1, 2)
-    for rows, lanes, words, staged, cut in itertools.product(
-        (1, 2, 4, 8), (32, 64, 256), words_of, (False, True), parts
-    ):
+    for rows, lanes, words, staged in itertools.product((1, 2, 4, 8), (32, 64, 256), words_of, (False, True)):
         for workgroup in (64, 128, 256):
             if lanes <= workgroup <= target.max_invocations and rows * m <= MOST_SUMS:
-                yield Choice(Gemv(rows, lanes, words, workgroup // lanes, staged), cut)
+                yield Choice(Gemv(rows, lanes, words, workgroup // lanes, staged))
 
 
 def fits(choice: Choice, k: int, rows: int, target: Target) -> bool:
     """Whether there is a load for most lanes, and memory for what they share."""
-    part = -(-k // (8 * choice.gemv.words) // choice.parts)
-    shared = rows * part * choice.gemv.words * 32 if choice.gemv.staged else 0
+    loads = -(-k // (8 * choice.gemv.words))
+    shared = rows * loads * choice.gemv.words * 32 if choice.gemv.staged else 0
     tree = 0 if target.subgroup_size else choice.gemv.rows * choice.gemv.lanes * choice.gemv.slots * 4
-    return choice.gemv.lanes <= part and shared + tree + 1024 <= target.max_shared_bytes
+    return choice.gemv.lanes <= loads and shared + tree + 1024 <= target.max_shared_bytes
 
 
 def name(choice: Choice) -> str:
     g = choice.gemv
-    return (
-        f"rows {g.rows}, lanes {g.lanes}, words {g.words}, slots {g.slots}{', staged' * g.staged}, parts {choice.parts}"
-    )
+    return f"rows {g.rows}, lanes {g.lanes}, words {g.words}, slots {g.slots}{', staged' * g.staged}"
 
 
 def measure(device: Device, n: int, k: int, rows: int, group: int, console: Console) -> list[tuple[float, str]]:
@@ -97,18 +91,18 @@ def measure(device: Device, n: int, k: int, rows: int, group: int, console: Cons
     target = device.target
     memory = plan_memory(graph, target)
     x = np.random.default_rng(1).standard_normal((rows, k), np.float32)
-    table = linear_q4.GEMVS
+    table = few.GEMVS
     taken = next(c for c in table if c.when(rows, n, k))
     choices = [(f"{name(taken)}  (taken)", taken)]
-    choices += [(name(c), c) for c in ways(rows, n, target) if fits(c, k, rows, target)]
+    choices += [(name(c), c) for c in ways(rows, target) if fits(c, k, rows, target)]
     with Session(device) as session:
         prepared: dict[Prepared, str] = {}
         for label, choice in track(choices, f"{n} x {k}: compiling", console=console):
-            linear_q4.GEMVS = (Choice(choice.gemv, choice.parts),)
+            few.GEMVS = (Choice(choice.gemv),)
             try:
                 prepared[session.prepare(lower(graph, memory, target, Symbols(graph), label))] = label
             finally:
-                linear_q4.GEMVS = table
+                few.GEMVS = table
         warm_until = time.perf_counter() + WARM_SECONDS
         for way in itertools.cycle(prepared):
             session.run(way, [x], read=[])

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import ptegpu
+from ptegpu.compiler.partition import Host
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call as KernelCall
-from ptegpu.compiler.partition import Host
 
 from .cases import Case, Problem, S, T, compare, declared, walk
 

@@ -10,11 +10,11 @@ import torch
 from tools import operators
 
 from ptegpu import errors
-from ptegpu.format import read_program
-from ptegpu.graph.importer import import_method
 from ptegpu.compiler.data import named_data
 from ptegpu.compiler.join import join
 from ptegpu.compiler.partition import mutates, partition
+from ptegpu.format import read_program
+from ptegpu.graph.importer import import_method
 from tests.exporting import export
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -147,6 +147,17 @@ def test_only_export_imports_torch_on_load() -> None:
     assert violations(breaks) == []
 
 
+def test_passes_know_no_family_of_operators() -> None:
+    """They go by what the registry and the records say of a node, and name no operator."""
+    families = {
+        f"ptegpu.ops.{path.stem}" for path in (PACKAGE / "ops").glob("*.py") if "\n@op(" in path.read_text("utf-8")
+    }
+    assert {"ptegpu.ops.matmul", "ptegpu.ops.norm"} <= families
+    assert violations(lambda module, found: layer(module) == "passes" and found.target in families) == []
+    named = re.compile(r'"(?:aten|et_vk|ptegpu|llama)\.')
+    assert [] == [path.name for path in (PACKAGE / "passes").glob("*.py") if named.search(path.read_text("utf-8"))]
+
+
 def run_blocked(code: str) -> subprocess.CompletedProcess[str]:
     """Runs code in a fresh interpreter where importing wgpu or torch raises."""
     start = f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\n"

@@ -47,7 +47,9 @@ class Table:
         if key not in self._known:
             self._known[key] = len(self.rows)
             self.rows.append(row)
-            self.ranges.append(known if known is not None else result_range(op, self.ranges[int(a)], self.ranges[int(b)]))
+            self.ranges.append(
+                known if known is not None else result_range(op, self.ranges[int(a)], self.ranges[int(b)])
+            )
         return self._known[key]
 
 

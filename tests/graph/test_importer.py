@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ptegpu.compiler.data import named_data
+from ptegpu.compiler.partition import mutates
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import BlobGraph, BlobTensor, Constant, pte, read_program
@@ -18,8 +20,6 @@ from ptegpu.graph import importer
 from ptegpu.graph.importer import NamedData, array_of, import_method
 from ptegpu.graph.inline import PREPACK
 from ptegpu.graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
-from ptegpu.compiler.data import named_data
-from ptegpu.compiler.partition import mutates
 
 DATA = Path(__file__).parent.parent / "data"
 

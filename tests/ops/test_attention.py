@@ -15,11 +15,11 @@ from tests.oracle import Case, S, T, check, compare, device, graph_of, plan_of, 
 from torch import nn
 
 import ptegpu
+from ptegpu.compiler.build import Joined
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, ShapeError
 from ptegpu.gpu import SharedConstants
 from ptegpu.plan.target import Target
-from ptegpu.compiler.build import Joined
 from ptegpu.runtime.engine import Engine
 
 F16, F32, BOOL = DType.F16, DType.F32, DType.BOOL

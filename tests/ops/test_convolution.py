@@ -14,7 +14,8 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.graph.graph import Tensor
-from ptegpu.ops import convolution
+from ptegpu.ops import product
+from ptegpu.ops.windows import window_of
 from ptegpu.plan.target import Target
 
 F16 = DType.F16
@@ -248,14 +249,10 @@ CHOICES = [
 def test_choice_of_variant(case, name):
     x, weight, _, stride, padding, dilation, flipped, more, groups = case.args
     given, w = Tensor("x", x.dtype, x.shape), Tensor("w", weight.dtype, weight.shape)
-    geometry = convolution.geometry_of(given, w, stride, padding, dilation, flipped, more)
-    y = Tensor("y", x.dtype, (x.shape[0], weight.shape[1] * groups if flipped else weight.shape[0], *geometry.out))
-    found = convolution.Convolution(given, w, None, y, geometry, flipped, groups, None)
-    assert convolution.choose(found, Target()).name == name
-
-
-def test_the_last_variant_has_no_condition():
-    assert convolution.VARIANTS[-1].when is convolution.Variant("", convolution._direct).when
+    window = window_of(x.shape[2:], weight.shape[2:], stride, padding, dilation, more if flipped else None)
+    y = Tensor("y", x.dtype, (x.shape[0], weight.shape[1] * groups if flipped else weight.shape[0], *window.out))
+    found = product.convolved(given, w, window, groups, y)
+    assert product.choose(found, Target()).name == name
 
 
 GEOMETRY = conv((1, 3, 4, 4), (5, 3, 3, 3)).args[3:]

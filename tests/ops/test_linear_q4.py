@@ -13,7 +13,7 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import linear_q4
+from ptegpu.ops import few
 from ptegpu.plan.target import CLASSES, Target
 
 F16, U8, I8 = DType.F16, DType.U8, DType.I8
@@ -150,19 +150,19 @@ def test_workgroups_of_128(case):
 
 
 WAYS = [
-    (Gemv(rows=1, lanes=8, words=1, slots=4), 1),
-    (Gemv(rows=2, lanes=16, words=2, slots=2), 3),
-    (Gemv(rows=4, lanes=32, words=4, slots=8), 1),
-    (Gemv(rows=8, lanes=8, words=4, slots=2, staged=True), 3),
-    (Gemv(rows=1, lanes=256, words=1, staged=True), 1),
-    (Gemv(rows=3, lanes=4, words=1, slots=5), 3),
+    Gemv(rows=1, lanes=8, words=1, slots=4),
+    Gemv(rows=2, lanes=16, words=2, slots=2),
+    Gemv(rows=4, lanes=32, words=4, slots=8),
+    Gemv(rows=8, lanes=8, words=4, slots=2, staged=True),
+    Gemv(rows=1, lanes=256, words=1, staged=True),
+    Gemv(rows=3, lanes=4, words=1, slots=5),
 ]
 
 
 @pytest.mark.parametrize("subgroups", [True, False])
-@pytest.mark.parametrize("way, parts", WAYS, ids=str)
-def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
-    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(way, parts),))
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_way_to_share_out(way, subgroups, monkeypatch):
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(way),))
     check(q4((1,), 256, 21, 32, bias=True), subgroups=subgroups)
     check(q4((2,), 100, 12, 20), subgroups=subgroups)
 
@@ -178,7 +178,7 @@ def test_sums_of_eight_rows_fit_into_the_memory_of_browsers(k, n):
 
 
 def test_rows_too_long_for_workgroup_memory_are_not_staged(monkeypatch):
-    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(Gemv(rows=1, lanes=32, staged=True)),))
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=1, lanes=32, staged=True)),))
     check(q4((1,), 4096, 3, 32), limits="browser", subgroups=False, f16=False)
 
 

@@ -13,7 +13,7 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.graph.graph import Tensor
-from ptegpu.ops import matmul
+from ptegpu.ops import product
 from ptegpu.plan.target import Target
 
 F16 = DType.F16
@@ -237,12 +237,12 @@ CHOICES = [
 def test_choice_of_variant(size, name):
     m, n, k, transposed = size
     x = Tensor("x", DType.F32, (m, k))
-    p = matmul.Product(x, x, transposed, 1, m, n, k, x, (m * n, n, 1))
-    assert matmul.choose(p, Target()).name == name
+    p = product.Product(x, x, transposed, 1, m, n, k, x, (m * n, n, 1))
+    assert product.choose(p, Target()).name == name
 
 
 def test_the_last_variant_has_no_condition():
-    assert matmul.VARIANTS[-1].when is matmul.Variant("", matmul.one_by_one).when
+    assert product.VARIANTS[-1].when is product.Variant("", product.one_by_one).when
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, F16])

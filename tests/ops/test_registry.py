@@ -89,7 +89,7 @@ def test_parameters_without_a_default_come_first() -> None:
 def test_keyword_only_parameters_are_those_that_are_filled_in() -> None:
     assert [] == offenders(lambda d: d.sym is not None and not d.wants <= {"data"})
     assert [] == offenders(lambda d: d.view is not None and bool(d.wants))
-    assert [] == offenders(lambda d: d.steps is not None and not d.wants <= {"target", "outs", "finish"})
+    assert [] == offenders(lambda d: d.steps is not None and not d.wants <= {"target", "outs"})
 
 
 def test_positions_are_of_parameters_and_dtypes_are_those_of_a_gpu() -> None:

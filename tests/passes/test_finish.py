@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from tests.cases import close, device, plan_of, run_plan
 from tests.passes import products
 from tests.passes.products import TOLERANCE
@@ -14,8 +16,6 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Tensor
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.memory import plan_memory
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import CLASSES
 
 F32, F16 = DType.F32, DType.F16

@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from tests.cases import close, device, run_plan
 from tests.passes import products
 from tests.passes.products import MANY, TOLERANCE, Builder, run
@@ -15,12 +17,10 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
 from ptegpu.graph.live import Live, settle
 from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import REGISTRY, linear_q4
+from ptegpu.ops import REGISTRY, few
 from ptegpu.passes.memory import plan_memory
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 F32, F16 = DType.F32, DType.F16
@@ -81,9 +81,9 @@ PRODUCTS = {single: 1, residual: 1, projections: 3, swiglu: 2}  # dispatches of 
 @pytest.mark.parametrize("make", MAKERS)
 def test_rows_of_every_number_and_length(make, size):
     m, k, ns, _ = size
-    few = m <= linear_q4.MAX_GEMV_ROWS
+    one = m <= few.MAX_ROWS
     products = len(ns) if make is projections else PRODUCTS[make]
-    same(lambda: make(*size, bias=k > 64), 1 if few else 1 + products)
+    same(lambda: make(*size, bias=k > 64), 1 if one else 1 + products)
 
 
 @pytest.mark.slow
@@ -105,13 +105,13 @@ FEATURES = {"f16": False, "subgroups": False, "limits": "browser"}
 def test_in_a_browser(size):
     """Of 8 storage buffers, the norm and two products take 8; a pair takes 7, and 9 with two biases."""
     m, _, ns, _ = size
-    few = m <= linear_q4.MAX_GEMV_ROWS
-    same(lambda: single(*size, bias=True), 1 if few else 2, **FEATURES)
-    same(lambda: residual(*size, bias=True), 1 if few else 2, **FEATURES)
-    same(lambda: projections(*size), -(-len(ns) // 2) if few else 1 + len(ns), **FEATURES)
+    one = m <= few.MAX_ROWS
+    same(lambda: single(*size, bias=True), 1 if one else 2, **FEATURES)
+    same(lambda: residual(*size, bias=True), 1 if one else 2, **FEATURES)
+    same(lambda: projections(*size), -(-len(ns) // 2) if one else 1 + len(ns), **FEATURES)
     same(lambda: projections(*size, bias=True), None, **FEATURES)
-    same(lambda: swiglu(*size), 1 if few else 3, **FEATURES)
-    same(lambda: swiglu(*size, bias=True), 2 if few else 3, **FEATURES)
+    same(lambda: swiglu(*size), 1 if one else 3, **FEATURES)
+    same(lambda: swiglu(*size, bias=True), 2 if one else 3, **FEATURES)
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_in_a_browser(size):
 @pytest.mark.parametrize("m", [2, 8])
 def test_where_workgroup_memory_is_short(make, m, monkeypatch):
     """Sets of 256 lanes cannot add up the sums and the squares of 8 rows in 16 KiB."""
-    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(Gemv(rows=2, lanes=256, words=1)),))
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=256, words=1)),))
     same(lambda: make(m, 1032, (5, 4), 8), 1, **FEATURES)
 
 
@@ -131,14 +131,13 @@ def test_workgroups_of_128():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subgroups", [True, False])
-@pytest.mark.parametrize("way, parts", WAYS, ids=str)
-def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
-    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(way, parts),))
-    same(lambda: single(1, 256, (21,), 32), 1 if parts == 1 else 3, subgroups=subgroups)
-    dispatches = 1 if parts == 1 else None
-    same(lambda: projections(1, 256, (21, 40), 32, bias=True), dispatches, subgroups=subgroups)
-    same(lambda: swiglu(2, 100, (12,), 20), dispatches, subgroups=subgroups)
-    same(lambda: residual(3, 30, (12,), 10), dispatches, subgroups=subgroups)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_way_to_share_out(way, subgroups, monkeypatch):
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(way),))
+    same(lambda: single(1, 256, (21,), 32), 1, subgroups=subgroups)
+    same(lambda: projections(1, 256, (21, 40), 32, bias=True), 1, subgroups=subgroups)
+    same(lambda: swiglu(2, 100, (12,), 20), 1, subgroups=subgroups)
+    same(lambda: residual(3, 30, (12,), 10), 1, subgroups=subgroups)
 
 
 @pytest.mark.parametrize("m", [1, 4, 12])
@@ -148,7 +147,14 @@ def test_weights_of_bytes(m):
         b.graph.outputs = [b.bytes_linear(b.y, n) for n in (9, 4)]
         return b
 
-    same(make, 1 if m <= linear_q4.MAX_GEMV_ROWS else 3)
+    same(make, 1 if m <= few.MAX_ROWS else 3)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("m", range(2, 9))
+def test_every_number_of_rows(make, m):
+    """A kernel for up to so many rows computes and stores those that there are."""
+    same(lambda: make(m, 40, (9, 12), 8, bias=True), 1, subgroups=m % 2 == 0)
 
 
 @pytest.mark.parametrize("make", MAKERS)

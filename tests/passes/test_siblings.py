@@ -6,6 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from tests.cases import close, device, plan_of, run_plan
 from tests.passes import products
 from tests.passes.products import MANY, TOLERANCE, Builder, run
@@ -14,13 +16,11 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
 from ptegpu.graph.live import Live, settle
 from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import REGISTRY, linear_q4
+from ptegpu.ops import REGISTRY, few
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.memory import plan_memory
 from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, join_siblings
-from ptegpu.plan.lower import lower
 from ptegpu.plan.plan import Plan
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
@@ -75,7 +75,7 @@ SIZES = [  # rows, K, N of each, group
 @pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_projections(size):
-    dispatches = 1 if size[0] <= linear_q4.MAX_GEMV_ROWS else len(size[2])
+    dispatches = 1 if size[0] <= few.MAX_ROWS else len(size[2])
     same(lambda: projections(*size, bias=size[1] > 64), dispatches)
 
 
@@ -83,7 +83,7 @@ def test_projections(size):
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_pairs(size):
     m, k, ns, group = size
-    dispatches = 1 if m <= linear_q4.MAX_GEMV_ROWS else 2
+    dispatches = 1 if m <= few.MAX_ROWS else 2
     same(lambda: (geglu if m in (2, 9) else swiglu)(m, k, ns[0], group), dispatches)
 
 
@@ -102,10 +102,10 @@ def test_in_a_browser(size):
     """Of 8 storage buffers, x and two products take 7, with a bias 8, with two 9; a pair takes 6 to 8."""
     m, k, ns, group = size
     features = {"f16": False, "subgroups": False, "limits": "browser"}
-    few = m <= linear_q4.MAX_GEMV_ROWS
-    same(lambda: projections(*size), -(-len(ns) // 2) if few else len(ns), **features)
-    same(lambda: projections(m, k, (ns[1],) * 4, group, bias=True), 3 if few else 4, **features)
-    same(lambda: swiglu(m, k, ns[0], group, bias=True), 1 if few else 2, **features)
+    one = m <= few.MAX_ROWS
+    same(lambda: projections(*size), -(-len(ns) // 2) if one else len(ns), **features)
+    same(lambda: projections(m, k, (ns[1],) * 4, group, bias=True), 3 if one else 4, **features)
+    same(lambda: swiglu(m, k, ns[0], group, bias=True), 1 if one else 2, **features)
 
 
 def test_workgroups_of_128():
@@ -114,22 +114,21 @@ def test_workgroups_of_128():
 
 
 WAYS = [
-    (Gemv(rows=1, lanes=8, words=1, slots=4), 1),
-    (Gemv(rows=2, lanes=16, words=2, slots=2), 3),
-    (Gemv(rows=8, lanes=32, words=2, slots=2, staged=True), 1),
-    (Gemv(rows=1, lanes=256, words=1, staged=True), 1),
-    (Gemv(rows=3, lanes=4, words=1, slots=5), 1),
+    Gemv(rows=1, lanes=8, words=1, slots=4),
+    Gemv(rows=2, lanes=16, words=2, slots=2),
+    Gemv(rows=8, lanes=32, words=2, slots=2, staged=True),
+    Gemv(rows=1, lanes=256, words=1, staged=True),
+    Gemv(rows=3, lanes=4, words=1, slots=5),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subgroups", [True, False])
-@pytest.mark.parametrize("way, parts", WAYS, ids=str)
-def test_every_way_to_share_out(way, parts, subgroups, monkeypatch):
-    monkeypatch.setattr(linear_q4, "GEMVS", (linear_q4.Choice(way, parts),))
-    dispatches = 1 if parts == 1 else None
-    same(lambda: projections(1, 256, (21, 40), 32, bias=True), dispatches, subgroups=subgroups)
-    same(lambda: swiglu(2, 100, 12, 20), dispatches, subgroups=subgroups)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_way_to_share_out(way, subgroups, monkeypatch):
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(way),))
+    same(lambda: projections(1, 256, (21, 40), 32, bias=True), 1, subgroups=subgroups)
+    same(lambda: swiglu(2, 100, 12, 20), 1, subgroups=subgroups)
 
 
 @pytest.mark.parametrize("m", [1, 4, 12])
@@ -140,7 +139,7 @@ def test_weights_of_bytes(m):
         b.graph.outputs = [b.bytes_linear(x, n) for n in (9, 4, 4)]
         return b
 
-    same(make, 1 if m <= linear_q4.MAX_GEMV_ROWS else 3)
+    same(make, 1 if m <= few.MAX_ROWS else 3)
 
 
 def test_rows_that_are_no_whole_words():
@@ -217,6 +216,19 @@ def test_a_joined_node_has_the_arguments_and_results_of_all() -> None:
     assert only.outs == (gate, out)
     assert list(dict.fromkeys(only.values())) == [b.graph.inputs[0], *constants]
     assert [only.args[k] for k in only.op.splits] == constants[::2]
+
+
+def test_a_joined_graph_can_be_printed_and_compared() -> None:
+    """Its text has all that it was made of, so that equal graphs have equal texts."""
+    b, same, other = swiglu(1, 64, 8, 32), swiglu(1, 64, 8, 32), swiglu(1, 64, 8, 16)
+    before = [repr(n) for n in b.graph.nodes]
+    for made in (b, same, other):
+        join(made)
+    assert repr(b.graph) == repr(same.graph) != repr(other.graph)
+    assert all(line in repr(b.graph) for line in before)
+    (only,) = b.graph.nodes
+    assert [n.op.name for n in only.members] == [LINEAR, "fused(linear_q4gsw+sigmoid+mul+mul)"]
+    assert [n.op.name for n in only.members[1].members[:2]] == [LINEAR, "aten.sigmoid.default"]
 
 
 def test_pairs_and_siblings_of_the_same_x() -> None:

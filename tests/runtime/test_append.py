@@ -8,10 +8,10 @@ import torch
 from tests.exporting import export
 
 import ptegpu
+from ptegpu.compiler.append import Tail
 from ptegpu.dtypes import DType
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.graph.linear import Var
-from ptegpu.compiler.append import Tail
 
 
 class Twice(torch.nn.Module):

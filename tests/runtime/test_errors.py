@@ -15,13 +15,13 @@ from torch import nn
 
 import ptegpu
 from ptegpu import portable
+from ptegpu.compiler.join import join
+from ptegpu.compiler.partition import Stretch
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
-from ptegpu.compiler.join import join
 from ptegpu.runtime.method import Method
-from ptegpu.compiler.partition import Stretch
 
 
 class Sum(nn.Module):

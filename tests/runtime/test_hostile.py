@@ -6,17 +6,17 @@ import random
 from pathlib import Path
 
 import pytest
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 
 from ptegpu import PtegpuError
+from ptegpu.compiler.join import join
+from ptegpu.compiler.partition import mutates, partition
 from ptegpu.format import read_program
 from ptegpu.graph.importer import import_method
 from ptegpu.graph.live import settle
 from ptegpu.passes.memory import plan_memory
 from ptegpu.plan import Target
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
-from ptegpu.compiler.join import join
-from ptegpu.compiler.partition import mutates, partition
 
 DATA = Path(__file__).parents[1] / "data"
 MUTANTS = 300  # of each file

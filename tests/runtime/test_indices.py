@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import ptegpu
-from ptegpu.ops import REGISTRY
 from ptegpu.compiler.indices import FOLLOWED
+from ptegpu.ops import REGISTRY
 
 ROWS, WIDTH = 10, 4
 GOOD = torch.tensor([[1, 9, 0]])

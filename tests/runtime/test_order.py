@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ptegpu.dtypes import DType
-from ptegpu.graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var
 from ptegpu.compiler.order import arrange, reads, writes
 from ptegpu.compiler.partition import Host, Stretch, cut, places_of
+from ptegpu.dtypes import DType
+from ptegpu.graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 COUNT = "aten.nonzero.default"  # only the host has it

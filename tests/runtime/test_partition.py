@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from ptegpu.compiler.partition import Host, Stretch, cut, describe, mutates, partition, places_of
 from ptegpu.dtypes import DType
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var
 from ptegpu.runtime import partition as module
-from ptegpu.compiler.partition import Host, Stretch, cut, describe, mutates, partition, places_of
 
 F32, I64, I32, BOOL = DType.F32, DType.I64, DType.I32, DType.BOOL
 

@@ -21,6 +21,7 @@ from tests.cases import compare
 from tests.ops.test_linear_q4 import int8pack, q4gsw, qcs4w
 from tests.runtime.test_random_graphs import MAXIMUM, Builder, Value, aten, broadcast, norm, sizes
 
+from ptegpu.compiler.build import Joined
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, SharedConstants, open_device
 from ptegpu.graph.graph import Node, Tensor
@@ -28,7 +29,6 @@ from ptegpu.ops import REGISTRY
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
-from ptegpu.compiler.build import Joined
 from ptegpu.plan.target import CLASSES
 from ptegpu.runtime.engine import Engine
 

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from tests.cases import compare
 
 from ptegpu import ops  # noqa: F401  (fills the registry)
+from ptegpu.compiler.build import Joined
 from ptegpu.dtypes import DType
 from ptegpu.gpu import SharedConstants, open_device
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.ops import REGISTRY
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.compiler.build import Joined
 from ptegpu.runtime.engine import Engine
 
 MAXIMUM = {"b": 3, "t": 5}

@@ -18,9 +18,9 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 import ptegpu
+from ptegpu.compiler.append import Tail
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
-from ptegpu.compiler.append import Tail
 from ptegpu.runtime.method import Method
 from ptegpu.runtime.tree import MAX_DEPTH, Tree, read_tree
 

@@ -55,7 +55,7 @@ def _check(c: Call) -> None:
     if any(scalar != (v.dtype is None) for v in c.outs):
         gives, says = ("an int", "a tensor") if scalar else ("a tensor", "an int")
         raise InvalidProgram(f"{c.where} gives {gives}, the program says {says}")
-    one = scalar or definition.view is not None or "finish" in definition.wants
+    one = scalar or definition.view is not None or definition.role == "product"
     if not c.outs or (one and len(c.outs) > 1):
         raise InvalidProgram(f"{c.where} cannot have {len(c.outs)} results")
 

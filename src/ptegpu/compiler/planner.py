@@ -1,7 +1,7 @@
 """From a graph to a plan that holds for every size: rules run on sizes that remember, until all sizes are covered.
 
-First the shape rules run, at the largest sizes; the guards that they leave say for which sizes the shapes follow the same
-expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches serves.
+First the shape rules run, at the largest sizes; the guards that they leave say for which sizes the shapes follow the
+same expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches serves.
 Sizes that no family or no choice covers are traced next, until none is left among those that are looked at: all, where
 there are not too many, else a sample. A size that was missed is traced when it is asked for (`Planner.extend`).
 """
@@ -88,8 +88,8 @@ class _Choice:
 class Planner:
     """The plan of one graph, as far as it was traced.
 
-    `dynamic` says of each input whether its sizes may change (by default none do). `sizes` are the values to look at, by
-    name: of a dimension "input 0[1]", of an int its own name. `names` are those of constants across graphs.
+    `dynamic` says of each input whether its sizes may change (by default none do). `sizes` are the values to look at,
+    by name: of a dimension "input 0[1]", of an int its own name. `names` are those of constants across graphs.
     """
 
     def __init__(
@@ -155,17 +155,19 @@ class Planner:
         """Trace for inputs of these shapes (ints: these values), and with these elements; what cannot run raises."""
         point = Point(self.table, {row: self._given(row, given) for row in self.base}, item)
         self.tables.renew()
-        family = next((f for f in self.families if self._holds(f.guards, point)), None)
+        family = next((f for f in self.families if f.refusal is None and self._holds(f.guards, point)), None)
         if family is None:
             family = self._trace_shapes(point)
-        if family.refusal is not None:
-            raise family.refusal
-        family.choices = family.choices or [[] for _ in self.steps]
+            if family.refusal is not None:  # in the words of these sizes
+                self.families.remove(family)
+                raise family.refusal
         for k in range(len(self.steps)):
-            choice = next((c for c in family.choices[k] if self._holds(c.guards, point)), None)
-            choice = choice or self._trace_step(family, k, point)
-            if choice.refusal is not None:
-                raise choice.refusal
+            known = (c for c in family.choices[k] if c.refusal is None and self._holds(c.guards, point))
+            if next(known, None) is None:
+                choice = self._trace_step(family, k, point)
+                if choice.refusal is not None:
+                    family.choices[k].remove(choice)
+                    raise choice.refusal
 
     def _given(self, row: int, given: Sequence[tuple[int, ...] | int]) -> int:
         op, a, b = self.table.rows[row]
@@ -262,7 +264,6 @@ class Planner:
     def _cover_steps(self, family: _Family) -> None:
         if family.refusal is not None:
             return
-        family.choices = [[] for _ in self.steps]
         inside = self._mask(family.guards)
         if not inside.any():
             return
@@ -325,8 +326,7 @@ class Planner:
         except PtegpuError as e:
             refusal = e
         guards = _guards(trace, refusal)
-        family = _Family(guards, {}, refusal)
-        self.families.append(family)
+        family = _Family(guards, {}, refusal, [[] for _ in self.steps])
         if refusal is None:
             for v in self._values():
                 numbers = tuple(map(number, v.shape)) if isinstance(v, Tensor) else (number(v.value),)
@@ -335,6 +335,7 @@ class Planner:
             self._set(family, more, point)
             family.bounds = self.indices.bounds(self.tables.buffers)
             family.guards = tuple(dict.fromkeys((*guards, *more.guards)))
+        self.families.append(family)
         return family
 
     def _traced(self, trace: Trace, row: int, point: Point) -> int:

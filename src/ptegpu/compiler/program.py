@@ -56,8 +56,8 @@ def compile(
 
     `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); without
     them all sizes that the program allows, or a sample where there are too many. `points`
-    are sizes one by one, by method. `also` makes further methods: by their names, the method that each is made from, and
-    what is appended to it. See `ptegpu.load` for the rest.
+    are sizes one by one, by method. `also` makes further methods: by their names, the method that each is made from,
+    and what is appended to it. See `ptegpu.load` for the rest.
     """
     if targets is None:
         targets = (Target(),)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import Choice, Dispatch, Expr, Input, Number, Plan, Port
+from ..plan.plan import Dispatch, Expr, Input, Number, Plan, Port
 from ..plan.resolve import At, Resolver, evaluated
 from . import native
 from .buffers import GpuBuffer
@@ -52,14 +52,24 @@ class Launch(NamedTuple):
     dispatch: Dispatch
 
 
+class Combined(NamedTuple):
+    """All launches of one combination of choices, as arrays over the numbers of the plan with constants behind them."""
+
+    launches: list[Launch]
+    constants: tuple[int, ...]
+    recorded: list[tuple[native.Handle | None, native.Handle, int, int]]  # and where the grid's sizes are
+    grids: list[int]  # the places of all of these
+    patches: list[Patches]
+
+
 class Patches(NamedTuple):
-    """Words of the parameters that depend on sizes: their places in the image, and the rows that give them."""
+    """Words of the parameters that depend on sizes: their places in an image, and those of the numbers."""
 
     buffer: int  # number of the image
     ints: np.ndarray
-    int_rows: np.ndarray
+    int_places: np.ndarray
     floats: np.ndarray
-    float_rows: np.ndarray
+    float_places: np.ndarray
 
 
 @dataclass(eq=False, slots=True)
@@ -87,7 +97,7 @@ class Prepared:
         self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
         self.groups: dict[tuple[object, ...], native.Handle] = {}
         self.pipelines: dict[int, Pipeline] = {}
-        self.combined: dict[tuple[int, tuple[int, ...]], tuple[list[Launch], list[Patches]]] = {}
+        self.combined: dict[tuple[int, tuple[int, ...]], Combined] = {}
         self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 
     def end(self) -> None:
@@ -288,25 +298,23 @@ class Session:
         chosen = [choices[k] for choices, k in zip(family.steps, at.choices)]
         refusal = family.refusal or next((c.refusal for c in chosen if c.refusal), "")
         if refusal:
-            raise Unplanned(refusal)
+            raise Unplanned(
+                f"plan {plan.name} cannot run at {list(shapes)}; of sizes like these it was found: {refusal}"
+            )
         which = (at.family, at.choices)
-        if which not in prepared.combined:
+        made = prepared.combined.get(which)
+        if made is None:
             launches = [x for s, c in enumerate(at.choices) for x in self._launches(prepared, at.family, s, c)]
-            prepared.combined[which] = launches, _patches(prepared, chosen)
-        launches, patches = prepared.combined[which]
-        steps: list[native.Step] = []
-        last: Pipeline | None = None
-        most = self.device.target.max_groups
-        for pipeline, group, dispatch in launches:
-            x, y = at.number(dispatch.grid[0]), at.number(dispatch.grid[1])
-            if x <= 0 or y <= 0:
-                continue
-            if x > most or y > most:
-                raise LimitExceeded(
-                    f"plan {plan.name}: {dispatch.label} needs {x} × {y} workgroups, {most} are allowed"
-                )
-            steps.append((None if pipeline is last else pipeline.handle, group, x, y))
-            last = pipeline
+            made = prepared.combined[which] = _combined(prepared, launches)
+        numbers = (*at.numbers, *made.constants)
+        sizes = [numbers[k] for k in made.grids]
+        if min(sizes, default=1) > 0:
+            steps: list[native.Step] = [(p, g, numbers[x], numbers[y]) for p, g, x, y in made.recorded]
+        else:
+            steps = _without_empty(made, numbers)
+        if max(sizes, default=0) > self.device.target.max_groups:
+            most = self.device.target.max_groups
+            raise LimitExceeded(f"plan {plan.name} needs {max(sizes)} workgroups in one dimension, {most} are allowed")
         outputs: list[Port | Number] = []
         for o in family.outputs:
             if isinstance(o, Port) and any(isinstance(n, Expr) for n in o.shape):
@@ -314,7 +322,7 @@ class Session:
                 if min(o.shape, default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
-        images = _images(plan, patches, at)
+        images = _images(plan, made.patches, at)
         return Ready(key, at, steps, tuple(outputs), images)
 
     def _accept(self, prepared: Prepared, inputs: Sequence[Given]) -> list[Given]:
@@ -368,7 +376,7 @@ class Session:
     def _write(
         self, prepared: Prepared, ready: Ready, given: Sequence[Given], words: bytes | None
     ) -> list[tuple[DeviceTensor, GpuBuffer]]:
-        """Writes arrays, parameters and symbolic ints; returns the tensors that are still to be copied on the device."""
+        """Writes arrays, parameters and symbolic ints; returns what is still to be copied on the device."""
         copies = []
         if prepared.written is not ready:
             prepared.written = None  # until they are written
@@ -454,24 +462,43 @@ def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
     return [x if isinstance(x, int) else x.shape for x in inputs], item
 
 
-def _patches(prepared: Prepared, chosen: Sequence[Choice]) -> list[Patches]:
-    """The words that these choices have patched, by buffer."""
-    found: dict[int, dict[int, tuple[int, bool]]] = {k: {} for k in range(len(prepared.params))}
-    for choice in chosen:
-        for d in choice.dispatches:
-            if not d.patches:
-                continue
+def _combined(prepared: Prepared, launches: list[Launch]) -> Combined:
+    order = prepared.resolver.order
+    constants: dict[int, int] = {}
+
+    def place(n: Number) -> int:
+        return order[n.row] if isinstance(n, Expr) else len(order) + constants.setdefault(n, len(constants))
+
+    recorded = []
+    last: Pipeline | None = None
+    for pipeline, group, d in launches:
+        recorded.append((None if pipeline is last else pipeline.handle, group, place(d.grid[0]), place(d.grid[1])))
+        last = pipeline
+    grids = sorted({k for _, _, x, y in recorded for k in (x, y)})
+    words: dict[int, dict[int, tuple[int, bool]]] = {k: {} for k in range(len(prepared.params))}
+    for _, _, d in launches:
+        if d.patches:
             image = next(prepared.params.index(b.buffer) for b in d.bindings if b.buffer in prepared.params)
-            for p in d.patches:
-                found[image][p.word] = p.value.row, p.kind == "f32"
-    order = {row: k for k, row in enumerate(prepared.resolver.wanted)}
-    made = []
-    for image, words in found.items():
-        ints = [(word, order[row]) for word, (row, real) in words.items() if not real]
-        floats = [(word, order[row]) for word, (row, real) in words.items() if real]
-        arrays = [np.array(x, np.int64) for pairs in (ints, floats) for x in (zip(*pairs) if pairs else ((), ()))]
-        made.append(Patches(image, *arrays))
-    return made
+            words[image] |= {p.word: (order[p.value.row], p.kind == "f32") for p in d.patches}
+    patches = []
+    for image, found in words.items():
+        arrays = []
+        for real in (False, True):
+            pairs = [(word, at) for word, (at, kind) in found.items() if kind == real]
+            arrays += [np.array([p[k] for p in pairs], np.int64) for k in (0, 1)]
+        patches.append(Patches(image, *arrays))
+    return Combined(launches, tuple(constants), recorded, grids, patches)
+
+
+def _without_empty(made: Combined, numbers: Sequence[Any]) -> list[native.Step]:
+    """What is left to record where some grids have no workgroups."""
+    steps: list[native.Step] = []
+    last: Pipeline | None = None
+    for (pipeline, group, _), (_, _, x, y) in zip(made.launches, made.recorded, strict=True):
+        if numbers[x] > 0 and numbers[y] > 0:
+            steps.append((None if pipeline is last else pipeline.handle, group, numbers[x], numbers[y]))
+            last = pipeline
+    return steps
 
 
 def _images(plan: Plan, patches: Sequence[Patches], at: At) -> list[np.ndarray]:
@@ -482,8 +509,8 @@ def _images(plan: Plan, patches: Sequence[Patches], at: At) -> list[np.ndarray]:
     images = []
     for p in patches:
         image = np.frombuffer(plan.params[p.buffer], np.uint32).copy()
-        image[p.ints] = values[p.int_rows].astype(np.int64).astype(np.uint32)
-        image[p.floats] = values[p.float_rows].astype(np.float32).view(np.uint32)
+        image[p.ints] = values[p.int_places].astype(np.int64).astype(np.uint32)
+        image[p.floats] = values[p.float_places].astype(np.float32).view(np.uint32)
         images.append(image)
     return images
 

@@ -93,6 +93,15 @@ class Node:
         """The tensors and symbolic ints among the arguments, lists flattened."""
         return flatten(self.args)
 
+    @property
+    def members(self) -> tuple[Node, ...]:
+        """The nodes that a pass made it of, in order."""
+        return getattr(self.op.steps, "members", ())
+
+    def lines(self, indent: str = "  ") -> list[str]:
+        """It and, further in, what it was made of."""
+        return [f"{indent}{self!r}", *(line for m in self.members for line in m.lines(f"{indent}  "))]
+
     def __repr__(self) -> str:
         return f"{', '.join(map(repr, self.outs))} = {self.op.name}({', '.join(map(repr, self.args))})"
 
@@ -122,7 +131,7 @@ class Graph:
 
     def __repr__(self) -> str:
         lines = [f"graph {self.name}({', '.join(map(repr, self.inputs))})"]
-        lines += [f"  {n!r}" for n in self.nodes]
+        lines += [line for n in self.nodes for line in n.lines()]
         lines += [f"  {s!r} <- {v!r}" for s, v in self.writebacks]
         return "\n".join([*lines, f"  return {self.outputs!r}"])
 

@@ -1,4 +1,7 @@
-"""Products of a few rows, all there are, with matrices stored along K or along N; their forms are those of `matmul`."""
+"""Products of a few rows with matrices stored along K or along N; their forms are those of `matmul`.
+
+A kernel is for one row, or for at most so many: of `P.m` rows, the last is computed again where others are missing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ MIN_SUBGROUP = 4  # the smallest size WebGPU allows
 
 @cached(256)
 def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Target) -> KernelSpec:
-    """`rows` rows of a [M, K], all there are, against `columns` rows of b [N, K]: a workgroup walks K together."""
+    """At most `rows` rows of a [M, K] against `columns` rows of b [N, K]: a workgroup walks K together."""
     quads = form.a_quads and form.b_quads
     sums = [(i, j) for i in range(rows) for j in range(columns)]
     kind, zero = ("vec4<f32>", "vec4<f32>()") if quads else ("f32", "0.0")
@@ -20,7 +23,7 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
     body = [
         "let z = group / P.blocks;",
         f"let first = group % P.blocks * {columns}u;",
-        *(f"let a{i} = (z % P.sets * {rows}u + {i}u) * {width};" for i in range(rows)),
+        *(f"let a{i} = {_row(i, rows)} * {width};" for i in range(rows)),
         *(f"let b{j} = (z * P.n + min(first + {j}u, P.n - 1u)) * {width};" for j in range(columns)),
         *(f"var sum{i}_{j}: {kind} = {zero};" for i, j in sums),
         f"for (var k = lid; k < {width}; k += WG) {{",
@@ -32,7 +35,8 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
     totals = [f"dot(sum{i}_{j}, vec4<f32>(1.0))" if quads else f"sum{i}_{j}" for i, j in sums]
     reduce, size = _reduce_subgroups(totals, workgroup) if target.subgroups else _reduce_tree(totals, workgroup)
     body += reduce
-    body.append(f"if (lid < {len(sums)}u) {{ put(z, lid / {columns}u, first + lid % {columns}u, total); }}")
+    live = f"{columns}u" if rows == 1 else f"P.m * {columns}u"
+    body.append(f"if (lid < {live}) {{ put(z, lid / {columns}u, first + lid % {columns}u, total); }}")
     return module(
         "matmul_gemv_rows",
         body,
@@ -45,6 +49,11 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
         shared={"partial": ("f32", size)},
         subgroups=target.subgroups,
     )
+
+
+def _row(i: int, rows: int) -> str:
+    """Where row i of `rows` of a matrix begins, in rows."""
+    return "(z % P.sets * 1u + 0u)" if rows == 1 else f"(z % P.sets * P.m + min({i}u, P.m - 1u))"
 
 
 def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int]:
@@ -83,11 +92,12 @@ def _reduce_tree(values: list[str], workgroup: int) -> tuple[list[str], int]:
 
 @cached(256)
 def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpec:
-    """`rows` rows of a [M, K], all there are, against b [K, N]: a lane has four columns, a slice every so manieth k."""
+    """At most `rows` rows of a [M, K] against b [K, N]: a lane has four columns, a slice every so manieth k."""
     workgroup = target.workgroup(256)
     slices, unroll = workgroup // lanes, 4
     storage, b_helpers, place = b_source(form)
     steps = [f"k + {j * slices}u" for j in range(unroll)]
+    puts = [f"put4(zs, {i}u, column, partial[{i * workgroup}u + lid]);" for i in range(rows)]
 
     def step(j: int, k: str) -> list[str]:
         return [
@@ -100,7 +110,7 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         f"let lane = lid % {lanes}u;",
         f"let column = (group % P.blocks * {lanes}u + lane) * 4u;",
         f"let place = {place.format(column='column')};",
-        *(f"let a{i} = (z % P.sets * {rows}u + {i}u) * P.k;" for i in range(rows)),
+        *(f"let a{i} = {_row(i, rows)} * P.k;" for i in range(rows)),
         *(f"var sum{i} = vec4<f32>();" for i in range(rows)),
         "let end = min(P.k, (part + 1u) * P.k_part);",
         f"var k = part * P.k_part + lid / {lanes}u;",
@@ -123,7 +133,7 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         stride //= 2
     body += [
         f"if (lid < {lanes}u) {{",
-        *(f"  put4(zs, {i}u, column, partial[{i * workgroup}u + lid]);" for i in range(rows)),
+        *(f"  if ({i}u < P.m) {{ {put} }}" if i else f"  {put}" for i, put in enumerate(puts)),
         "}",
     ]
     return module(

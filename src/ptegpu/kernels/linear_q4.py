@@ -4,9 +4,9 @@ Weights are integers of 4 or 8 bits, stored [N, bytes of K]. An element becomes 
 shifted to the top of the mantissa of a number between 1 and 2, which is then 1 + u / 2ᵇ for the unsigned u = w + 2ᵇ⁻¹,
 and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is the same for all columns.
 
-- `gemv`: one to a few rows of `a`, all there are: sets of lanes walk K together for a few rows of the weight, or of
-  several weights. `a` may be an RMS norm that is computed on the way: Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x²
-  for r = 1 / √(mean of x² + eps) as one more sum;
+- `gemv`: one row of `a`, or at most so many (the last is computed again where others are missing): sets of lanes walk K
+  together for a few rows of the weight, or of several weights. `a` may be an RMS norm that is computed on the way:
+  Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x² for r = 1 / √(mean of x² + eps) as one more sum;
 - `loader`: what `matmul.gemm` needs to take such a weight as its right matrix.
 """
 
@@ -136,7 +136,7 @@ def gemv(
     further: tuple[DType | None, ...] = (),
     norm: DType | None = None,
 ) -> KernelSpec:
-    """`count` rows of a against a weight. A block is one load of a row of the weight; a part of K has `blocks` of them.
+    """At most `count` rows of a against a weight. A block is one load of a row of the weight; a part of K has `blocks`.
 
     `tail`: K is no multiple of a block's elements. `scale_quads`: the scales of four columns can be loaded together.
 
@@ -237,6 +237,7 @@ def _walk(
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if count == 1 else '0.0'};" for m, r in sums),
         *(f"var square{m} = 0.0;" for m in range(count) if normed),
+        *(f"let row{m} = min({m}u, P.m - 1u);" for m in range(1, count)),
     ]
     if how.staged:
         body += _stage(how, quads, count, blocks, normed)
@@ -274,7 +275,8 @@ def _walk(
             for s, v, bias in zip(weights[1:], scaled[1:], further, strict=False):
                 other = f"beside = P.alpha * {v}{f' + bias{s}_at(column{r})' if bias else ''}; "
             put = f"{other}put{own}(part, {m}u, first + {r}u, {scaled[0]});"
-            body.append(f"if (lane == {(m * how.rows + r) % lanes}u) {{ {put} }}")
+            live = f" && {m}u < P.m" if m else ""
+            body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
 
 
@@ -301,11 +303,12 @@ def _stage(how: Gemv, quads: int, count: int, blocks: int, normed: bool) -> list
 
 def _load(name: str, m: int, k: str, g: str) -> list[str]:
     """Declares four elements of row m of `a`, times `g` where that is given: then their squares count, too."""
+    row = f"row{m}" if m else "0u"
     if not g:
-        return [f"let {name} = x_quad({m}u, {k});"]
+        return [f"let {name} = x_quad({row}, {k});"]
     plain = f"{name}_plain"
     squares = f"square{m} += dot({plain}, {plain});"
-    return [f"let {plain} = x_quad({m}u, {k});", squares, f"let {name} = {plain} * {g};"]
+    return [f"let {plain} = x_quad({row}, {k});", squares, f"let {name} = {plain} * {g};"]
 
 
 def _along_k(name: str, binding: str, quads: bool, tail: bool) -> str:

@@ -6,7 +6,7 @@ The inner sum is exact. x is given in words of four elements; beyond K they are 
 the elements 8i + 0, 2, 4, 6, and word 2i + 1 the others: what one mask makes of a word of the weight. `pack_rows` puts
 float or int8 rows into that order. A result is float, or int8 again: rounded to its own scale and zero point.
 
-- `gemv`: one to a few rows of x, all there are: sets of lanes walk K together for a few rows of the weight;
+- `gemv`: one row of x, or at most so many: sets of lanes walk K together for a few rows of the weight;
 - `gemm`: tiles of both in workgroup memory.
 """
 
@@ -183,7 +183,7 @@ def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bo
 
 @cached(256)
 def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
-    """`count` rows of x against a weight; sets of lanes have quads of its rows. A block is one load of such a row."""
+    """At most `count` rows of x against a weight; sets of lanes have quads of its rows. A block is one load of such."""
     assert how.rows % 4 == 0
     rows, lanes = range(how.rows), how.lanes
     per_block = how.words * form.elements // 4  # words of x
@@ -194,7 +194,8 @@ def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
         f"let first = (group * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
         f"let lane = lid % {lanes}u;",
         *(f"let column{r} = min(first + {r}u, P.n - 1u);" for r in rows),
-        *(f"let zero{m} = zero_of({m}u);" for m in range(count)),
+        *(f"let row{m} = min({m}u, P.m - 1u);" for m in range(1, count)),
+        *(f"let zero{m} = zero_of({_row(m)});" for m in range(count)),
         *(f"var sum{m}_{r} = {'0' if whole else '0.0'};" for m, r in sums),
         f"for (var t = lane; t < P.row_blocks; t += {lanes}u) {{",
     ]
@@ -203,7 +204,7 @@ def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
         body.append(f"  let loaded{r} = {load};")
     for m in range(count):
         for j in range(per_block // width):
-            at = f"({m}u * P.x_words + t * {per_block}u) / {width}u + {j}u"
+            at = f"({_row(m)} * P.x_words + t * {per_block}u) / {width}u + {j}u"
             body.append(f"  let x{m}_{j} = x[{at}];")
 
     def x(m: int, word: int) -> str:
@@ -247,6 +248,10 @@ def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
         params=("row_blocks",),
         subgroups=by_subgroups(how, target),
     )
+
+
+def _row(m: int) -> str:
+    return f"row{m}" if m else "0u"
 
 
 def _component(vector: str, i: int, width: int) -> str:

@@ -8,7 +8,7 @@ Four kernels, two of them in `gemv.py`, share one `Form` (what is constant per g
 is live):
 
 - `outer`: an invocation per element, for a K so short that nothing is worth sharing, and for ints;
-- `gemv_rows`: one to four rows of `a` against b stored [N, K]: a workgroup walks K together for a few rows of `b`;
+- `gemv_rows`: one to eight rows of `a` against b stored [N, K]: a workgroup walks K together for a few rows of `b`;
 - `gemv_columns`: the same against b stored [K, N]: lanes over columns, slices of the workgroup over K;
 - `gemm`: tiles in workgroup memory, a small block of accumulators in registers.
 

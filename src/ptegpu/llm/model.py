@@ -19,11 +19,11 @@ import ptegpu
 
 from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
-from ..sampling import SETTINGS
-from .generation import Generation, Stream
 from ..plan.bundle import Bundle
 from ..plan.save import is_bundle
-from .compiling import GENERATE, sampling_of, points_of, words_of
+from ..sampling import SETTINGS
+from .compiling import GENERATE, points_of, sampling_of, words_of
+from .generation import Generation, Stream
 from .sampling import Sampling
 from .signature import METHOD, Signature, read_signature
 from .text import Detokenizer, StopStrings, Tokenizer, find_tokenizer

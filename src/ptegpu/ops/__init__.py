@@ -9,8 +9,11 @@ from . import (
     elementwise,
     embedding,
     embedding_q4,
+    exact,
+    few,
     fill,
     index,
+    joined,
     joins,
     linear_q4,
     linear_q8,
@@ -18,6 +21,7 @@ from . import (
     moves,
     norm,
     pooling,
+    product,
     q8ta_conv,
     quantize,
     reduce,
@@ -31,6 +35,7 @@ from . import (
     symbols,
     training,
     views,
+    windows,
 )
 from .registry import REGISTRY, OpDef
 
@@ -45,8 +50,11 @@ __all__ = [
     "elementwise",
     "embedding",
     "embedding_q4",
+    "exact",
+    "few",
     "fill",
     "index",
+    "joined",
     "joins",
     "linear_q4",
     "linear_q8",
@@ -54,6 +62,7 @@ __all__ = [
     "moves",
     "norm",
     "pooling",
+    "product",
     "q8ta_conv",
     "quantize",
     "reduce",
@@ -67,4 +76,5 @@ __all__ = [
     "symbols",
     "training",
     "views",
+    "windows",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
@@ -14,7 +15,7 @@ from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import real
 from .pointwise import Strided, pointwise
-from .registry import Dispatch, Out, Scratch, Steps, op
+from .registry import Dispatch, Out, Scratch, Steps, Work, op
 
 EPS = {DType.F32: 2.0**-23, DType.F16: 2.0**-10}  # what PyTorch takes where a program gives none
 
@@ -34,6 +35,7 @@ def normalise(
     rstd: Tensor | None = None,
     centred: bool = True,
     extra: dict[str, int] | None = None,  # parameters of the layout; "inner" and "stride" in elements
+    label: str = "",
 ) -> Steps:
     """Normalise `rows` rows of equal length, in pieces where the lanes of a workgroup cannot hold one."""
     length = x.numel // rows if rows else 0
@@ -62,7 +64,8 @@ def normalise(
         params |= {k: v // step if k in ("inner", "stride") else v for k, v in (extra or {}).items()}
         params |= cut.params(stage)
         groups = lanes.groups(rows) * cut.parts
-        return Dispatch(kernel, [t for t in read if t], [t for t in write if t], groups, params)
+        reads, writes = [t for t in read if t], [t for t in write if t]
+        return Dispatch(kernel, reads, writes, groups, params, label=label)
 
     if cut.parts == 1:
         yield launch("whole", [x, weight, bias], [out, mean, rstd])
@@ -111,13 +114,27 @@ def layer_norm(
     )
 
 
-@op("et_vk.rms_norm.default", dtypes=FLOATS)
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, target: Target) -> Steps:
-    length = x.shape[-1]
-    check_affine(length, weight, None)
+@dataclass(frozen=True, slots=True)
+class Norm(Work):
+    """Rows of x are brought to unit mean square, and their elements multiplied with a weight."""
+
+    x: Tensor
+    weight: Tensor  # (K)
+    eps: float
+    y: Tensor
+    label: str = ""
+
+    def steps(self, target: Target) -> Steps:
+        x, rows = self.x, math.prod(self.x.shape[:-1])
+        given = x, self.weight, None, self.eps, self.y, target
+        yield from normalise("element", *given, rows=rows, whole=x.shape[-1], centred=False, label=self.label)
+
+
+@op("et_vk.rms_norm.default", dtypes=FLOATS, role="norm")
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Steps:
+    check_affine(x.shape[-1], weight, None)
     out = yield Out(x.shape, x.dtype)
-    rows = math.prod(x.shape[:-1])
-    yield from normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
+    yield Norm(x, weight, eps, out)
 
 
 @op("aten.rms_norm.default", dtypes=FLOATS)

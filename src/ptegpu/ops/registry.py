@@ -9,9 +9,9 @@ The parameters are the operator's schema in order, and their annotations say wha
 scalars (an index may arrive as `Double(1.0)`): `Tensor`, `Tensor | None`, `int`, `float`, `bool`, `str`, `Number`,
 `SymInt` (an int that a kernel may read from the GPU: passed through as `Sym`), `list[...]` of these, each `| None`, and
 `Any` for what the operator ignores.
-Keyword-only parameters are filled in by the lowering if present: `target` (what the adapter can do), `outs` (the
-declared outputs: dtype and maximum shape) and `finish` (arithmetic on each element before it is stored, or None). First
-come as many `Out`s as there are outputs, and running a rule for its shapes stops there; then `Dispatch` and `Scratch`.
+Keyword-only parameters are filled in by the lowering if present: `target` (what the adapter can do) and `outs` (the
+declared outputs: dtype and maximum shape). First come as many `Out`s as there are outputs, and running a rule for its
+shapes stops there; then `Dispatch`, `Scratch`, and `Work`, which says what is computed and is made dispatches later.
 
 A symbolic int given for a plain `int` is its value now: the plan is made again when it changes.
 """
@@ -22,7 +22,7 @@ import inspect
 import typing
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ..dtypes import DType
 from ..errors import InvalidProgram, PtegpuError, ShapeError
@@ -93,12 +93,23 @@ class Bounded(NamedTuple):
     end: int
 
 
-Step: TypeAlias = Out | Scratch | Dispatch
+class Work:
+    """What is to be computed, as data: a record that a joined node can add to before it becomes dispatches."""
+
+    __slots__ = ()
+
+    def steps(self, target: Target) -> Steps:
+        """The scratch and dispatches, or further work, that compute it."""
+        raise NotImplementedError
+
+
+Step: TypeAlias = Out | Scratch | Dispatch | Work
 Steps: TypeAlias = Generator[Step, Any, None]
 Rule = Callable[..., Steps]
 Indexes = Callable[[Mapping[str, Any]], Iterable[Bounded]]  # of the arguments by name
 Serves = Callable[[Mapping[str, Any]], bool]  # of the operands by name: slots (`dtype`, `sizes`), numbers, None, tuples
 Convert = Callable[[Arg], Any]
+Role = Literal["", "product", "norm"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,7 +120,7 @@ class OpDef:
     parameters: tuple[
         tuple[str, Convert, bool, Any], ...
     ]  # (name, coercion, keeps Sym, default or inspect.Parameter.empty)
-    wants: frozenset[str]  # of the keyword-only parameters: "target", "outs", "finish"
+    wants: frozenset[str]  # of the keyword-only parameters: "target", "outs"
     steps: Rule | None = None
     view: Callable[..., Sequence[int]] | None = None  # returns the shape; same elements, maybe another dtype
     sym: Callable[..., int] | None = None  # computed by the host before the run
@@ -122,7 +133,7 @@ class OpDef:
     indexes: Indexes | None = None  # which arguments are indices from data, and their bounds
     serves: Serves | None = None  # whether the GPU takes a call; without it, all
     numbers: tuple[int, ...] = ()  # parameters that are scalars of the tensors' kind
-    abreast: bool = False  # several that have the same first argument may share a dispatch
+    role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one a `Norm` of its first argument
     doc: str = ""
 
     def bind(self, args: Sequence[Arg]) -> list[Any]:
@@ -173,21 +184,24 @@ class OpDef:
                 return shapes
             step = steps.send(out)
 
-    def steps_into(self, args: Sequence[Arg], outs: Sequence[Tensor], target: Target, finish: Any = None) -> Steps:
-        """The rule's steps with its results in `outs`: the Outs are answered, scratch and launches are handed on."""
+    def steps_into(self, args: Sequence[Arg], outs: Sequence[Tensor], target: Target, *, whole: bool = False) -> Steps:
+        """The rule's steps with its results in `outs`: scratch and dispatches, and with `whole` work as it is."""
         assert self.steps is not None
-        steps = self.steps(*self.bind(args), **self.extras(target, outs, finish))
+        steps = self.steps(*self.bind(args), **self.extras(target, outs))
         left = iter(outs)
         reply: Tensor | None = None
         try:
             while True:
                 step = steps.send(reply)
-                if not isinstance(step, Out):
+                reply = None
+                if isinstance(step, Out):
+                    reply = next(left, None)
+                    if reply is None:
+                        raise InvalidProgram(f"it has more results than the {len(outs)} that the program takes")
+                elif isinstance(step, Work) and not whole:
+                    yield from _worked(step, target)
+                else:
                     reply = yield step
-                    continue
-                reply = next(left, None)
-                if reply is None:
-                    raise InvalidProgram(f"it has more results than the {len(outs)} that the program takes")
         except StopIteration:
             return
         except PtegpuError:
@@ -195,9 +209,9 @@ class OpDef:
         except NONSENSE as e:
             raise _refused(args, e) from e
 
-    def extras(self, target: Target, outs: Sequence[Tensor], finish: Any = None) -> dict[str, Any]:
+    def extras(self, target: Target, outs: Sequence[Tensor]) -> dict[str, Any]:
         """The keyword-only parameters that the rule asked for."""
-        given = {"target": target, "outs": tuple(outs), "finish": finish}
+        given = {"target": target, "outs": tuple(outs)}
         return {k: given[k] for k in self.wants}
 
     def bounds(self, args: Sequence[Arg]) -> list[Bounded]:
@@ -234,6 +248,22 @@ class OpDef:
 REGISTRY: dict[str, OpDef] = {}
 
 
+def _worked(work: Work, target: Target) -> Steps:
+    """The steps of a work, without any further work among them."""
+    steps = work.steps(target)
+    reply: Tensor | None = None
+    while True:
+        try:
+            step = steps.send(reply)
+        except StopIteration:
+            return
+        if isinstance(step, Work):
+            reply = None
+            yield from _worked(step, target)
+        else:
+            reply = yield step
+
+
 def _refused(args: Sequence[Arg], e: Exception) -> ShapeError:
     shown = ", ".join(map(repr, args))
     return ShapeError(f"cannot compute with ({shown if len(shown) < 200 else shown[:200] + ' …'}): {e}")
@@ -249,7 +279,7 @@ def op(
     moves: bool = False,
     indexes: Indexes | None = None,
     serves: Serves | None = None,
-    abreast: bool = False,
+    role: Role = "",
 ) -> Callable[[Rule], Rule]:
     """Register a generator of steps under each name; see `OpDef` for what the rest says. What moves is wide."""
 
@@ -266,7 +296,7 @@ def op(
             moves=moves,
             indexes=indexes,
             serves=serves,
-            abreast=abreast,
+            role=role,
         )
         return rule
 
@@ -309,7 +339,7 @@ def define(
     moves: bool = False,
     indexes: Indexes | None = None,
     serves: Serves | None = None,
-    abreast: bool = False,
+    role: Role = "",
 ) -> None:
     """Put a rule into the registry under each name."""
     hints = typing.get_type_hints(rule)
@@ -344,7 +374,7 @@ def define(
             moves=moves,
             indexes=indexes,
             serves=serves,
-            abreast=abreast,
+            role=role,
             numbers=tuple(k for k, (n, *_) in enumerate(positional) if _is_number(hints[n])),
             doc=inspect.getdoc(rule) or "",
             **{kind: rule},

@@ -11,9 +11,8 @@ from ..kernels import training as kernels
 from ..kernels.lanes import ALONG_ROWS, choose, held
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
-from .linear_q4 import Weight, tiled
-from .matmul import Product, multiply
 from .pointwise import Strided, pointwise
+from .product import Packed, Product
 from .reduce import reduce
 from .registry import Bounded, Dispatch, Out, Scratch, Steps, op
 
@@ -31,13 +30,11 @@ def linear_dw(d_out: Tensor, x: Tensor, *, target: Target) -> Steps:
     if rows > 1 and n > 1:
         turned = yield Scratch((n, rows), d_out.dtype)
         yield pointwise("transpose", "a", [Strided(d_out, (1, n))], turned, target)
-    yield from multiply(Product(turned, x, False, 1, n, k, rows, out, (n * k, k, 1)), target)
+    yield Product(turned, x, False, 1, n, k, rows, out, (n * k, k, 1))
 
 
 @op("et_vk.linear_q4gsw_backward.default", dtypes=FLOATS)
-def linear_q4gsw_backward(
-    d_out: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, *, target: Target
-) -> Steps:
+def linear_q4gsw_backward(d_out: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int) -> Steps:
     """The gradient of the input (…, K) of `linear_q4gsw`: d_out (…, N) · weights (N, K / 2); scales (K / group, N)."""
     if weights.rank != 2:
         raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weights.shape)}")
@@ -47,9 +44,8 @@ def linear_q4gsw_backward(
     _check_scales(weight_scales, n, k, group_size)
     out = yield Out((*d_out.shape[:-1], k))
     m = math.prod(d_out.shape[:-1])
-    if m * k:
-        product = Product(d_out, weights, False, 1, m, k, n, out, (m * k, k, 1))
-        yield from tiled(product, Weight(weights, weight_scales, 4, group_size), target)
+    packed = Packed(weight_scales, 4, group_size)
+    yield Product(d_out, weights, False, 1, m, k, n, out, (m * k, k, 1), packed=packed)
 
 
 @op("et_vk.q4gsw_requant.default", dtypes=FLOATS)

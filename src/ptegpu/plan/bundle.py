@@ -76,7 +76,7 @@ class Bundle:
     )  # of the first target: (method, plan) → Planner
 
     def outers(self, target: Target) -> Mapping[str, Outer]:
-        """The methods for the first target that `target` can run; LimitExceeded, with what it lacks, if there is none."""
+        """The methods for the first target that `target` can run; LimitExceeded, with what it lacks, without one."""
         from ..errors import LimitExceeded
 
         lacks: list[str] = []
@@ -86,6 +86,10 @@ class Bundle:
                 return methods
             lacks.append(f"{made.name}: {missing}")
         raise LimitExceeded(f"the bundle has nothing that {target.name} can run ({'; '.join(lacks)})")
+
+    def planner(self, outer: Outer, plan: int) -> Any:
+        """What traces a plan of a method further; None where it was not compiled here."""
+        return self.planners.get((outer.name, plan)) if self.methods[0].get(outer.name) is outer else None
 
     def save(self, path: Any) -> None:
         """Write one file that `ptegpu.load` takes."""

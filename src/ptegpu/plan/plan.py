@@ -30,9 +30,9 @@ OFFSET_ALIGN = 256  # of bindings and of parameter blocks: what every adapter an
 OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "div", "min", "max", "ceil", "floor", "lt", "ge", "eq", "ne")
 SOURCES = ("const", "size", "int", "item")
 Row: TypeAlias = tuple[str, int | float, int | float]
-"""A number that a runner computes: ("const", n, 0); ("size", input, dimension); ("int", input, 0), an int that is given;
-("item", row, input): the element of an int input that a row says; or an operator on two rows before it. Comparisons are
-1 or 0; x // 0 and x % 0 are 0; "ceil" and "floor" take their first operand."""
+"""A number that a runner computes: ("const", n, 0); ("size", input, dimension); ("int", input, 0), an int that is
+given; ("item", row, input): the element of an int input that a row says; or an operator on two rows before it. Comparisons
+are 1 or 0; x // 0 and x % 0 are 0; "ceil" and "floor" take their first operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a run is given: a tensor of at most this shape (of just that, unless `dynamic`), or, without dtype, an int."""
+    """What a run is given: a tensor of at most this shape (just this, unless `dynamic`), or, without dtype, an int."""
 
     name: str
     buffer: int | None = None

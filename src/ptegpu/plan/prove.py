@@ -82,7 +82,9 @@ class _Proof:
         names = [b.name for b in plan.buffers]
         self.that(len(set(names)) == len(names), "two buffers have one name")
         self.that(sum(b.role == "syms" for b in plan.buffers) <= 1, "it has several buffers of symbolic ints")
-        self.that(len(plan.params) == len(self.params), f"{len(self.params)} parameter buffers, {len(plan.params)} images")
+        self.that(
+            len(plan.params) == len(self.params), f"{len(self.params)} parameter buffers, {len(plan.params)} images"
+        )
         for k, b in enumerate(plan.buffers):
             self.that(0 < b.nbytes < 2**48 and b.nbytes % ALIGN == 0, f"buffer {k} is of {b.nbytes} bytes")
             if b.blob is not None:
@@ -119,7 +121,7 @@ class _Proof:
                 whole = declared.dtype is not None and not declared.dtype.is_float
                 self.that(whole, f"{where} is an element of what has no ints")
                 low, high = ranges[int(a)]
-                sound = 0 <= low and (declared.dynamic or high < math.prod(declared.shape))
+                sound = low >= 0 and (declared.dynamic or high < math.prod(declared.shape))
                 self.that(sound, f"{where} is an element that is not there")
                 known = INT32
             else:
@@ -185,7 +187,7 @@ class _Proof:
         for b, how in zip(d.bindings, access, strict=True):
             self.index(b.buffer, plan.buffers, f"a buffer of {where}")
             buffer = plan.buffers[b.buffer]
-            inside = 0 <= b.offset and b.offset % OFFSET_ALIGN == 0 and 0 < b.nbytes <= buffer.nbytes - b.offset
+            inside = b.offset >= 0 and b.offset % OFFSET_ALIGN == 0 and 0 < b.nbytes <= buffer.nbytes - b.offset
             self.that(inside, f"{where} binds bytes that {buffer.name} does not have")
             uniform = buffer.role in ("params", "syms")
             self.that(uniform == (how == "uniform"), f"{where} binds {buffer.name} as {how}")

@@ -95,15 +95,11 @@ class Program:
         self._lock = threading.RLock()
         self._closed = False
         constants = SharedConstants()
-        own = (
-            bundle.planners
-            if outers and bundle.methods[0].get(next(iter(outers))) is next(iter(outers.values()))
-            else {}
-        )
         try:
-            for name, method in methods.items():
-                extend = {n: _extender(planner) for (of, n), planner in own.items() if of == name}
-                method.open(device, constants, extend)
+            for method in methods.values():
+                count = len(method.outer.plans)
+                planners = {k: p for k in range(count) if (p := bundle.planner(method.outer, k)) is not None}
+                method.open(device, constants, {k: _extender(p) for k, p in planners.items()})
         except BaseException:
             self.close()
             raise

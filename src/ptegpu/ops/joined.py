@@ -1,0 +1,231 @@
+"""Nodes that were made of several, which they have as data: `Joined` is their rule, and passes choose its members.
+
+- A chain of elementwise operators is one kernel that computes their formulas one after the other, in f32.
+- A product with a chain behind it computes the chain before it stores.
+- Products of the same rows are siblings, and a norm before them is theirs: `Product` says what comes of that.
+
+The rule runs the rules of its members, so it is right at every live size: members that cannot be computed together are
+computed one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ..dtypes import DType
+from ..errors import PtegpuError
+from ..graph.graph import Arg, Node, Tensor
+from ..kernels.matmul import Finish
+from ..plan.target import Target
+from .norm import Norm
+from .pointwise import NAMES, pointwise
+from .product import Finishing, Product
+from .registry import Dispatch, Formula, Out, Scratch, Step, Steps
+
+Kind = Literal["chain", "finish", "siblings", "norm"]
+Launches = list[Dispatch | Product | Norm]
+Scalars = dict[str, int | float]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Joined:
+    """The rule of a joined node."""
+
+    kind: Kind
+    members: tuple[Node, ...]
+    results: tuple[Tensor, ...]  # of the members, those that are the node's too
+
+    def __call__(self, *_: Arg, target: Target, outs: tuple[Tensor, ...]) -> Steps:
+        place = dict(zip(self.results, outs, strict=True))
+        inner = {o for n in self.members for o in n.outs if any(o in m.values() for m in self.members)}
+        own = [[place.get(o, o) for o in tensors(n)] for n in self.members]
+        for node, made in zip(self.members, own, strict=True):
+            for o, out, shape in zip(tensors(node), made, node.op.infer(node.args, made), strict=True):
+                if o in inner:  # nobody else's
+                    out.shape = shape
+                if o in place:
+                    yield Out(shape)
+        match self.kind:
+            case "chain":
+                operands = leaves(self.members)
+                yield _pointwise(*_text(self.members, operands, target), operands, own[-1][0], target)
+            case "finish":
+                yield from _finished(self.members[0], self.members[1:], own[-1][0], target)
+            case _:
+                launches = []
+                for node, made in zip(self.members, own, strict=True):
+                    launches.append((yield from _launches(node, made, target)))
+                yield from (_siblings if self.kind == "siblings" else _normed)(launches)
+
+
+def join(kind: Kind, members: Sequence[Node]) -> Node:
+    """One node that computes all members. Results that are only handed from one to the next are no results of a chain,
+    nor of a product that is finished."""
+    first, last = members[0], members[-1]
+    after = kind in ("chain", "finish")
+    results = tuple(o for n in ([last] if after else members) for o in tensors(n))
+    made = {o for n in members for o in n.outs if after or any(o in m.values() for m in members)}
+    whole = {"chain": members[:0], "finish": members[:1]}.get(kind, members)  # those whose arguments all count
+    given = [
+        (a, parameter, k in n.op.splits)
+        for n in whole
+        for k, (a, parameter) in enumerate(zip(n.args, n.op.parameters, strict=False))
+        if not (isinstance(a, Tensor) and a in made)
+    ]
+    others = [t for t in leaves(members[len(whole) :]) if t not in made]
+    given += [(t, (f"x{k}", _itself, False, None), False) for k, t in enumerate(others)]
+    op = replace(
+        last.op if kind == "chain" else first.op,
+        name=f"fused({'+'.join(map(_short, members))})",
+        parameters=tuple(parameter for _, parameter, _ in given),
+        wants=frozenset({"target", "outs"}),
+        steps=Joined(kind, tuple(members), results),
+        splits=tuple(k for k, (_, _, splits) in enumerate(given) if splits),
+        role="" if kind == "chain" else "product",
+    )
+    before, behind = f"{last.name} and {len(members) - 1} before it", f"{first.name} and {len(members) - 1} after it"
+    name = {"chain": before, "finish": behind}.get(kind) or ", ".join(n.name for n in members)
+    return Node(op, tuple(a for a, _, _ in given), results, name)
+
+
+def _itself(a: Arg) -> Arg:
+    return a
+
+
+def _short(node: Node) -> str:
+    name = node.op.name
+    return name.removeprefix("fused(").removesuffix(")") if node.members else name.split(".")[-2]
+
+
+def tensors(node: Node) -> list[Tensor]:
+    """The results of a node that computes tensors."""
+    return [o for o in node.outs if isinstance(o, Tensor)]
+
+
+def result(node: Node) -> Tensor:
+    """The only one of a node."""
+    (out,) = tensors(node)
+    return out
+
+
+def leaves(chain: Sequence[Node]) -> list[Tensor]:
+    """Tensors that the chain reads and does not make."""
+    made = {o for n in chain for o in n.outs}
+    found = dict.fromkeys(v for n in chain for v in n.values() if v not in made)
+    return [v for v in found if isinstance(v, Tensor)]
+
+
+def formula(node: Node, target: Target) -> Formula | None:
+    """What the node computes at its live shapes, if that is one elementwise dispatch."""
+    found: list[Dispatch] = []
+    for step in node.op.steps_into(node.args, [result(node)], target, whole=True):
+        if not isinstance(step, Dispatch):
+            return None
+        found.append(step)
+    return found[0].formula if len(found) == 1 else None
+
+
+def product(node: Node) -> Product | None:
+    """What the node computes at its live shapes, if that is one product, maybe with what was joined to it."""
+    try:
+        (only,) = node.op.steps_into(node.args, tensors(node), Target(), whole=True)
+    except (PtegpuError, TypeError, ValueError):
+        return None
+    return only if isinstance(only, Product) else None
+
+
+def _pointwise(
+    text: str, helpers: str, scalars: Scalars, operands: Sequence[Tensor], out: Tensor, target: Target
+) -> Dispatch:
+    return pointwise("fused", text, operands, out, target, scalars=scalars, compute=DType.F32, helpers=helpers)
+
+
+def _finished(product: Node, chain: Sequence[Node], out: Tensor, target: Target) -> Steps:
+    """The product and, with each of its elements, the chain."""
+    made = result(product)
+    others = [t for t in leaves(chain) if t is not made]
+    text, helpers, scalars = _text(chain, [made, *others], target)
+    if any(t.shape != out.shape for t in (made, *others)):  # sizes of one that a dynamic dimension has only now
+        plain = yield Scratch(made.shape, made.dtype)
+        yield from product.op.steps_into(product.args, [plain], target, whole=True)
+        yield _pointwise(text, helpers, scalars, [plain, *others], out, target)
+        return
+    names = ["i: u32", *(f"{n}: f32" for n in (*NAMES[: 1 + len(others)], *scalars))]
+    wgsl = f"{helpers}\nfn apply({', '.join(names)}) -> f32 {{ {text} }}"
+    finish = Finishing(Finish(wgsl, tuple(t.dtype for t in others), tuple(scalars)), tuple(others), scalars)
+    for step in (yield from _collected(product.op.steps_into(product.args, [out], target, whole=True))):
+        yield replace(step, finish=finish) if isinstance(step, Product) else step
+
+
+def _collected(steps: Steps) -> Generator[Step, Any, Launches]:
+    """What the steps launch; scratch is asked for."""
+    found: Launches = []
+    reply: Tensor | None = None
+    try:
+        while True:
+            step = steps.send(reply)
+            reply = None
+            if isinstance(step, Dispatch | Product | Norm):
+                found.append(step)
+            else:
+                reply = yield step
+    except StopIteration:
+        return found
+
+
+def _launches(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[Step, Any, Launches]:
+    """What the node launches for its results in `outs`, all labelled."""
+    found = yield from _collected(node.op.steps_into(node.args, outs, target, whole=True))
+    return [replace(s, label=s.label or node.name) for s in found]
+
+
+def _siblings(launches: list[Launches]) -> Steps:
+    """Products that are all of their node are computed together, the others after them."""
+    products, others = [], []
+    for found in launches:
+        match found:
+            case [Product() as p]:
+                products.append(p)
+            case _:
+                others += found
+    if products:
+        yield replace(products[0], siblings=tuple(products[1:]))
+    yield from others
+
+
+def _normed(launches: list[Launches]) -> Steps:
+    """A product takes the norm in, if it is all there is."""
+    match launches:
+        case [[Norm() as norm], [Product() as p]]:
+            yield replace(p, norm=norm)
+        case _:
+            yield from (d for found in launches for d in found)
+
+
+def _text(chain: Sequence[Node], operands: Sequence[Tensor], target: Target) -> tuple[str, str, Scalars]:
+    """The chain as statements over the letters of its operands, the functions that they call, and their numbers."""
+    values: dict[Tensor, str] = dict(zip(operands, NAMES, strict=False))
+    scalars: Scalars = {}
+    helpers, body = [], []
+    for k, node in enumerate(chain):
+        found = formula(node, target)
+        assert found is not None
+        parameters, given = ["i: u32"], ["i"]
+        for letter, operand in zip(NAMES, found.operands, strict=False):
+            parameters.append(f"{letter}: f32")
+            if isinstance(operand, Tensor):
+                given.append(values[operand])
+            else:
+                scalars[f"n{k}{letter}"] = operand
+                given.append(f"n{k}{letter}")
+        for name, number in found.scalars.items():
+            parameters.append(f"{name}: f32")
+            scalars[f"n{k}{name}"] = number
+            given.append(f"n{k}{name}")
+        statements = found.body if "return" in found.body else f"return {found.body};"
+        helpers.append(f"fn step{k}({', '.join(parameters)}) -> f32 {{ {statements} }}")
+        body.append(f"let t{k} = step{k}({', '.join(given)});")
+        values[result(node)] = f"t{k}"
+    return " ".join([*body, f"return t{len(chain) - 1};"]), "\n".join(helpers), scalars
