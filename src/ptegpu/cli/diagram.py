@@ -11,11 +11,12 @@ from typing import Any, Literal
 
 from ..compiler.build import Joined
 from ..compiler.partition import Stretch
+from ..compiler.program import Cut
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.graph import Graph, Sym, flatten
 from ..graph.graph import Tensor as GraphTensor
-from ..graph.linear import Call, Jump, Linear, Move, Var, variables
+from ..graph.linear import Call, Jump, Move, Var, variables
 from ..ops import REGISTRY
 from ..ops.registry import OpDef
 from ..ops.schema import Schema
@@ -48,31 +49,27 @@ class Diagram:
 
 def diagram(found: Analysis, title: str) -> Diagram:
     """The graphs that would run, in the order of the method's instructions, with what the host does between them."""
-    if found.linear is None:
+    if found.cut is None:
         raise InvalidInput(f"cannot draw method {found.method.name}: {found.notes[-1]}")
-    return _Builder(found, found.linear, title).build()
+    return _Builder(found, found.cut, title).build()
 
 
 class _Builder:
-    def __init__(self, found: Analysis, linear: Linear, title: str) -> None:
-        self.found, self.linear = found, linear
+    def __init__(self, found: Analysis, cut: Cut, title: str) -> None:
+        self.found, self.cut = found, cut
         self.diagram = Diagram(title)
         self.makers: dict[Key, list[int]] = {}  # the boxes a value may come from
 
     def build(self) -> Diagram:
-        for k, value in enumerate(self.linear.inputs):
+        for k, value in enumerate(self.cut.linear.inputs):
             if isinstance(value, Var):
                 self.makers[value] = [self.add(Box("input", f"input {k}", gives=_text(value)))]
         until = 0  # instructions before it may be jumped over
         branch: int | None = None  # the box that decides on them
-        for k, item in enumerate(self.found.items):
+        for k, item in enumerate(self.cut.items):
             maybe, first = item.start < until, len(self.diagram.boxes)
             if isinstance(item, Stretch):
-                if k in self.found.graphs:
-                    self.graph(self.found.graphs[k], maybe)
-                else:
-                    for call in item.calls:
-                        self.call(call, "operator", maybe)
+                self.graph(self.cut.joined.graphs[k], maybe)
             elif isinstance(item.instruction, Call):
                 self.call(item.instruction, "host" if on_host(item.instruction) else "unsupported", maybe)
             elif isinstance(item.instruction, Move):
@@ -88,7 +85,7 @@ class _Builder:
             guarded = [k for k in range(first, len(self.diagram.boxes)) if self.diagram.boxes[k].kind != "state"]
             if maybe and branch is not None and guarded:
                 self.diagram.edges.append((branch, guarded[0]))
-        for k, value in enumerate(self.linear.outputs):
+        for k, value in enumerate(self.cut.linear.outputs):
             text = _text(value) if isinstance(value, Var) else repr(value)
             self.arrows(variables(value), self.add(Box("output", f"output {k}", gives=text)))
         return self.diagram
@@ -112,10 +109,9 @@ class _Builder:
 
     def call(self, call: Call, kind: Kind, maybe: bool) -> None:
         known = [maker for v in variables(call.args) if v.kind != "constant" for maker in self.sources(v)]
-        families = [_family(REGISTRY[call.op])] if kind == "operator" else []
         reason = self.found.why(call)
         args = with_names(schema_of(call.op), call.args)
-        box = self.operator(kind, call.op, families, call.where, args, call.outs, reason)
+        box = self.operator(kind, call.op, (), call.where, args, call.outs, reason)
         self.diagram.edges += [(maker, box) for maker in known]
         for out in call.outs:
             self.bring(out, [box], maybe)
