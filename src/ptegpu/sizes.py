@@ -377,12 +377,12 @@ def _pinned(x: Any) -> Any:
     return x
 
 
-def smallest(a: int, b: int) -> int:
+def smallest(a: Any, b: Any) -> Any:
     """min(a, b), as an expression: it splits no plan in two."""
     return _extreme("min", a, b)
 
 
-def largest(a: int, b: int) -> int:
+def largest(a: Any, b: Any) -> Any:
     """max(a, b), as an expression: it splits no plan in two."""
     return _extreme("max", a, b)
 

@@ -49,7 +49,7 @@ def _symbolic(node: Node, item: Item) -> int:
     value = value if isinstance(value, Size) else int(value)
     if not -(2**31) <= value < 2**31:
         raise ExecutionError(f"{node.name}: the symbolic int {value} does not fit int32")
-    return value  # type: ignore[return-value]
+    return value
 
 
 def _element(tensor: object, element: int, item: Item) -> int:

@@ -68,7 +68,10 @@ def combine(
 def wrapped(value: int, dtype: DType) -> int:
     """An int scalar as an operand of an 8-bit tensor, whose dtype it takes first."""
     low, high = BOUNDS[dtype] if dtype in (DType.I8, DType.U8) else (value, value)
-    return value if low <= value <= high else (value - low) % 256 + low
+    if low <= value <= high:
+        return value
+    inside = (value - low) % 256 + low
+    return inside if isinstance(inside, Size) else int(inside)
 
 
 def unary(name: str, bodies: Bodies, *, wide: bool = False) -> None:

@@ -81,7 +81,8 @@ def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Targ
     if not step or (end - start) / step < 0:
         raise InvalidProgram(f"arange cannot go from {start} to {end} in steps of {step}")
     whole = not any(isinstance(x, float) for x in (start, end, step))
-    out = yield Out((-(-(end - start) // step) if whole else math.ceil((end - start) / step),))
+    count: Any = -(-(end - start) // step) if whole else math.ceil((end - start) / step)
+    out = yield Out((count,))
     number = "f32(i)" if dtype.is_float else "i32(i)"
     yield pointwise("arange", f"a + {number} * b", [start, step], out, target)
 

@@ -137,7 +137,7 @@ def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> b
     apart = [params[f"x_s{k}"] for k in range(last)] + [params[f"i{j}_stride"] for j in range(indices)]
     return (
         params[f"x_s{last}"] == 1
-        and all(s % 4 == 0 for s in apart)
+        and all(s % 4 == 0 for s in apart if not isinstance(s, Sym))
         and all(params[f"i{j}_s{last}"] == 0 for j in range(indices))
     )
 
