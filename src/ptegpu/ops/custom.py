@@ -13,6 +13,7 @@ from ..graph.graph import Shape, Tensor
 from ..kernels.functions import functions
 from ..kernels.wgsl import KernelSpec, Storage, build, store_type
 from ..plan.target import Target
+from ..sizes import cached, largest, real, smallest
 from .elementwise import binary, combine, floats, numbers, unary
 from .pointwise import Strided, cast, contiguous, pointwise
 from .registry import (
@@ -50,15 +51,19 @@ __all__ = [
     "binary",
     "broadcast",
     "build",
+    "cached",
     "cast",
     "combine",
     "contiguous",
     "floats",
     "functions",
+    "largest",
     "normalise_dim",
     "numbers",
     "op",
     "pointwise",
+    "real",
+    "smallest",
     "store_type",
     "unary",
     "view",
