@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tools import operators
 
 from ptegpu import errors
-from ptegpu.compiler.data import named_data
-from ptegpu.compiler.join import join
-from ptegpu.compiler.partition import mutates, partition
-from ptegpu.format import read_program
-from ptegpu.graph.importer import import_method
+from ptegpu.compiler.program import compile, cut_methods, read_source
+from ptegpu.plan.save import to_bytes
 from tests.exporting import export
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,10 +83,24 @@ class Worked(torch.nn.Module):
 
 
 def test_the_worked_example_is_what_the_code_prints() -> None:
-    file = read_program(export(Worked(), (torch.ones(2, 3),)))
-    linear = import_method(file.methods[0], named_data(file, None), mutates)
-    (joined,) = join(linear, partition(linear)).graphs.values()
-    assert repr(joined.graph) in (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    whole, rows = map(json.loads, re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    file = export(Worked(), (torch.ones(2, 3),))
+    (joined,) = cut_methods(read_source(file))["forward"].joined.graphs.values()
+    saved = to_bytes(compile(file))
+    assert repr(joined.graph) in page
+    assert f"{len(file):,} bytes" in page and f"{len(saved):,} bytes" in page
+    assert whole == first_plan(saved)
+    sized = export(Worked(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n", max=8)}})
+    plan = first_plan(to_bytes(compile(sized)))
+    assert rows == {k: plan["rows"][int(k)] for k in rows}
+    assert [[16], 1] == plan["families"][0]["steps"][0][0][1][0][2]  # the grid that these rows explain
+
+
+def first_plan(saved: bytes) -> Any:
+    """As docs/bundles.md says that it is found."""
+    length = int.from_bytes(saved[8:16], "little")
+    return json.loads(saved[48 : 48 + length])["variants"][0]["methods"][0]["plans"][0]
 
 
 def test_what_the_tree_in_the_readme_names_exists() -> None:
