@@ -224,9 +224,7 @@ def measure(model: LanguageModel, tokens: np.ndarray, context: int, prompt: int,
         model.reset()
         decode.append(model.generate(tokens[:context].tolist(), max_tokens=steps, stop_tokens=()).timings.decode_rate)
     before = model.program.device.counters.snapshot()
-    model.generate(
-        tokens[:context].tolist(), max_tokens=steps, stop_tokens=()
-    )  # of a prompt that is cached: only steps
+    model.generate(tokens[:context].tolist(), max_tokens=steps, stop_tokens=())  # the prompt is cached: only steps
     ran = model.program.device.counters.since(before)
     prefill = []
     for _ in range(8):
