@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import Parameter
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg, Graph, Sym, Tensor, Value, flatten
 from ptegpu.graph.graph import Node as GraphNode
 from ptegpu.ops.pointwise import pointwise
-from ptegpu.ops.registry import REGISTRY, OpDef, Out, Steps
+from ptegpu.ops.registry import REGISTRY, OpDef, Out, Parameter, Steps
 from ptegpu.passes.memory import Memory
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.target import Target
@@ -28,7 +27,7 @@ def _overwrite(cache: Tensor, x: Tensor, *, target: Target) -> Steps:
 # Writes its second argument over its first, in place. Like `update_cache` it has a result that says nothing.
 OVERWRITE = OpDef(
     "test.overwrite",
-    tuple((name, lambda a: a, False, Parameter.empty) for name in ("cache", "x")),
+    (Parameter("cache"), Parameter("x")),
     frozenset({"target"}),
     steps=_overwrite,
     mutates=(0,),

@@ -24,6 +24,7 @@ Row: TypeAlias = tuple[str, int | float, int | float]  # operands are rows; of "
 Range: TypeAlias = tuple[float, float]
 
 BIG = float("inf")
+COMMUTATIVE = ("add", "mul", "min", "max", "eq", "ne")
 COMPARES = {"lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}  # each with its opposite
 
 
@@ -42,6 +43,8 @@ class Table:
 
     def add(self, op: str, a: int | float, b: int | float, known: Range | None = None) -> int:
         """The number of this row."""
+        if op in COMMUTATIVE and b < a:
+            a, b = b, a
         row = (op, a, b)
         key: Any = row if op != "const" else (op, a, type(a).__name__)
         if key not in self._known:
@@ -377,12 +380,12 @@ def _pinned(x: Any) -> Any:
     return x
 
 
-def smallest(a: int, b: int) -> int:
+def smallest(a: Any, b: Any) -> Any:
     """min(a, b), as an expression: it splits no plan in two."""
     return _extreme("min", a, b)
 
 
-def largest(a: int, b: int) -> int:
+def largest(a: Any, b: Any) -> Any:
     """max(a, b), as an expression: it splits no plan in two."""
     return _extreme("max", a, b)
 

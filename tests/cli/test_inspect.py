@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from ptegpu.plan.serialize import from_json
 from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
@@ -19,6 +18,7 @@ from ptegpu.compiler.partition import Facts, joins
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
+from ptegpu.plan.target import Target
 
 
 def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
@@ -149,9 +149,6 @@ def test_unsupported_operators_are_listed_and_not_fatal(invoke: Invoke, mlp: Pat
     assert "unsupported:" in lines
     assert lines[-1].startswith("     1 × aten.banana.default(float32[2, 8], ")
     assert invoke("inspect", unknown, "--graph", tmp_path / "unknown.svg").code == 0
-    ended = invoke("inspect", unknown, "--plan", tmp_path / "plan.json")
-    expected = "error: method forward has no plan: inspect it without --plan to see why\n"
-    assert (ended.code, ended.err) == (1, expected)
 
 
 def test_an_unknown_backend_is_shown_and_not_fatal(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
@@ -171,24 +168,74 @@ def test_an_unknown_backend_is_shown_and_not_fatal(invoke: Invoke, mlp: Path, tm
     assert (ended.code, ended.err) == (1, f"error: cannot draw method forward: {note}\n")
 
 
-def test_plans_come_back(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
-    target = tmp_path / "plan.json"
-    assert invoke("inspect", mlp, "--plan", target).out.endswith(f"wrote {target}\nwrote {tmp_path / 'plan.bin'}\n")
-    plan = from_json(target.read_text("utf-8"), (tmp_path / "plan.bin").read_bytes())
-    assert [port.shape for port in (*plan.inputs, *plan.outputs)] == [(2, 8), (2, 4)]
+def test_what_a_plan_that_never_changes_is_made_of(invoke: Invoke, data: Path) -> None:
+    (method,) = invoke("inspect", data / "control.pte", "--json").json()["methods"]
+    assert [plan["nodes"] for plan in method["plans"]] == [3, 1, 1, 11]
+    assert [plan["kernels"] for plan in method["plans"]] == [3, 1, 1, 8]
+    assert all((plan["sizes"], plan["expressions"], len(plan["families"])) == ({}, 0, 1) for plan in method["plans"])
+    assert method["at"] is None
+    assert "family" not in invoke("inspect", data / "control.pte").out.replace("families", "")
 
 
-def test_several_plans_are_numbered(invoke: Invoke, data: Path, tmp_path: Path) -> None:
-    written = invoke("inspect", data / "control.pte", "--plan", tmp_path / "plan.json", "--json").json()["written"]
-    assert written[:2] == [str(tmp_path / "plan.0.json"), str(tmp_path / "plan.0.bin")]
-    assert all(Path(path).stat().st_size >= 0 for path in written)
+def test_families_and_their_guards(invoke: Invoke, data: Path) -> None:
+    lines = invoke("inspect", data / "dynamic.pte").out.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["plan", "nodes", "kernels", "families", "choices", "expressions", "sizes", "that", "may", "change"] in rows
+    (plan,) = [row for row in rows if row[:4] == ["1", "14", "10", "4"]]
+    assert " ".join(plan[6:]) == "input 0[0] ≤ 1, input 0[1] ≤ 16"
+    assert "  plan 1, family 1: input 0[0] == 1, input 0[1] >= 3" in lines
+    assert "    1 node: input 0[1] >= 9 | input 0[1] <= 8" in lines
+    (method,) = invoke("inspect", data / "dynamic.pte", "--json").json()["methods"]
+    (plan,) = method["plans"]
+    assert plan["sizes"] == {"input 0[0]": 1, "input 0[1]": 16}
+    first = plan["families"][0]
+    assert (first["where"], first["refusal"]) == ("input 0[0] == 1, input 0[1] >= 3", "")
+    assert "input 0[1] != 1" in first["guards"]  # as the plan has it
+    assert sum(step["nodes"] for step in first["steps"]) == plan["nodes"]
 
 
-def test_a_dynamic_plan_is_at_its_maximum(invoke: Invoke, data: Path, tmp_path: Path) -> None:
-    target = tmp_path / "plan.json"
-    assert invoke("inspect", data / "dynamic.pte", "--plan", target).code == 0
-    plan = from_json(target.read_text("utf-8"), target.with_suffix(".bin").read_bytes())
-    assert [port.shape for port in (*plan.inputs, *plan.outputs)] == [(1, 16), (2, 16, 4), (1, 15, 8)]
+def test_what_a_size_costs(invoke: Invoke, data: Path) -> None:
+    model = data / "dynamic.pte"
+    (method,) = invoke("inspect", model, "--size", "input 0[1]=5", "--json").json()["methods"]
+    (small,) = method["at"]
+    (method,) = invoke("inspect", model, "--size", "input 0[1]=10", "--json").json()["methods"]
+    (large,) = method["at"]
+    assert (small["sizes"], small["family"], small["choices"]) == ({"input 0[0]": 1, "input 0[1]": 5}, 1, {"2": 1})
+    assert (large["family"], large["choices"]) == (1, {"1": 1})
+    assert large["flops"] == 2 * small["flops"] > 0
+    assert all(0 < small[name] < large[name] for name in ("read_bytes", "write_bytes"))
+    assert small["dispatches"] <= small["workgroups"]
+    rows = [" ".join(line.split()) for line in invoke("inspect", model, "--size", "input 0[1]=5").out.splitlines()]
+    assert "plan at family choice × nodes dispatches workgroups FLOP read written" in rows
+    assert any(row.startswith("1 input 0[0]=1, input 0[1]=5 1 2 × 1 ") for row in rows)
+    (method,) = invoke("inspect", model, "--size", "input 0[0]=0", "--json").json()["methods"]
+    assert (method["at"][0]["family"], method["at"][0]["dispatches"]) == (None, 0)
+    assert "not planned" in invoke("inspect", model, "--size", "input 0[0]=0").out
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("input 1[0]=3", 1, "there is no size 'input 1[0]' that may change; those that may: input 0[0], input 0[1]"),
+        ("input 0[1]=17", 1, "input 0[1] is at most 16, not 17"),
+        ("input 0[1]", 2, "'input 0[1]' is not of the form 'input 0[1]=1..512'"),
+        ("input 0[1]=1..2", 2, "input 0[1] has 2 values, it can be shown at one"),
+        ("input 0[1]=3..2", 2, "'input 0[1]=3..2': the range is empty"),
+    ],
+)
+def test_sizes_that_there_are_not(invoke: Invoke, data: Path, text: str, code: int, message: str) -> None:
+    ended = invoke("inspect", data / "dynamic.pte", "--size", text)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err
+
+
+def test_what_is_too_large_for_a_browser_is_noted(invoke: Invoke, mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptegpu.cli.analysis.BROWSER", Target(max_binding_bytes=16, max_buffer_bytes=16))
+    (method,) = invoke("inspect", mlp, "--json").json()["methods"]
+    (note,) = method["notes"]
+    assert note.startswith("too large for a browser's limits: ")
+    assert len(method["plans"]) == 1
+    assert method["memory"]["constants"] == method["constants"]["nbytes"]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "dynamic", "control"])
@@ -216,7 +263,6 @@ def test_a_picture_needs_one_method(invoke: Invoke, data: Path, tmp_path: Path) 
 
 def test_it_works_without_wgpu_and_torch(tmp_path: Path) -> None:
     arguments = ["inspect", str(DATA / "control.pte"), "--json", "--graph", str(tmp_path / "graph.html")]
-    arguments += ["--plan", str(tmp_path / "plan.json")]
     code = f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\nfrom ptegpu.cli import main\nmain({arguments!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from tests.test_layers import SRC
 import ptegpu
 from ptegpu.cli import main
 from ptegpu.cli.console import (
+    bar,
     counted,
     dims,
     duration,
@@ -38,7 +40,7 @@ def test_version(invoke: Invoke) -> None:
     assert (ended.code, ended.out, ended.err) == (0, f"ptegpu {ptegpu.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "profile", "doctor", "demo"])
+@pytest.mark.parametrize("command", ["run", "inspect", "compile", "profile", "doctor", "demo"])
 def test_help_names_the_options(invoke: Invoke, command: str) -> None:
     assert command in invoke("--help").out
     ended = invoke(command, "--help")
@@ -79,7 +81,7 @@ def test_a_wrong_command_line_is_one_line(invoke: Invoke, arguments: list[str], 
     ("command", "option", "name"),
     [
         ("inspect", "--graph", "x.svg"),
-        ("inspect", "--plan", "x.json"),
+        ("compile", "--output", "x.bundle"),
         ("profile", "--trace", "x.json"),
         ("run", "--save", "x.npz"),
     ],
@@ -221,6 +223,18 @@ def test_progress_is_silent_in_pipes(capsys: Capture, monkeypatch: pytest.Monkey
     with progress("Loading"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_is_for_people_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with bar("Compiling") as step:
+        step(1, 2, "forward.0")
+    assert capsys.readouterr() == ("", "")
+    shown = Console(force_terminal=True, width=80, color_system=None, file=io.StringIO())
+    monkeypatch.setattr("ptegpu.cli.console.console", lambda *, stderr: shown)
+    with bar("Compiling [a]") as step:
+        step(1, 2, "forward.0")
+    assert "Compiling [a] forward.0" in shown.file.getvalue()  # type: ignore[attr-defined]
+    assert "1/2" in shown.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_numbers_for_people() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from inspect import Parameter
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from ptegpu.errors import InvalidProgram, LimitExceeded
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.kernels.wgsl import SYM_VECTORS, KernelSpec, Storage, build
 from ptegpu.ops.registry import Dispatch as Launch
-from ptegpu.ops.registry import OpDef, Out, Steps
+from ptegpu.ops.registry import OpDef, Out, Parameter, Steps
 from ptegpu.passes.memory import Memory
 from ptegpu.plan.plan import Copy, Dispatch, Expr, Input, Plan, fold
 from ptegpu.plan.resolve import evaluated
@@ -207,7 +206,7 @@ def shifted(*amounts: int | Sym) -> Graph:
         out = yield Out(x.shape, x.dtype)
         yield Launch(kernel, [x], [out], x.numel, {"k": amount})
 
-    parameters = tuple((name, lambda a: a, True, Parameter.empty) for name in ("x", "amount"))
+    parameters = tuple(Parameter(name, keeps=True) for name in ("x", "amount"))
     shift = OpDef("test.shift", parameters, frozenset(), steps=steps)
     x = Tensor("x", DType.I32, (3,), "input")
     graph = Graph("g", [x, *(a for a in amounts if isinstance(a, Sym))])

@@ -12,7 +12,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, ShapeError
 from ptegpu.graph.graph import Arg, Graph, Node, Tensor
 from ptegpu.graph.live import evaluate, settle
-from ptegpu.ops.registry import REGISTRY, OpDef, Out
+from ptegpu.ops.registry import REGISTRY, OpDef, Out, Parameter
 
 HUGE = 2**62
 
@@ -61,7 +61,7 @@ def test_a_long_list_is_cut_in_the_message() -> None:
     def divides(sizes: Arg) -> Iterator[Out]:
         yield Out((1 // 0,))
 
-    op = OpDef("test.divides", (("sizes", lambda a: a, False, None),), frozenset(), steps=divides)
+    op = OpDef("test.divides", (Parameter("sizes"),), frozenset(), steps=divides)
     with pytest.raises(ShapeError) as error:
         evaluate(Node(op, ((1,) * 300,), (Tensor("y", DType.F32, (2,)),), "it"), nothing)
     assert f"it: cannot compute with ({'(' + '1, ' * 66}1 …): integer division or modulo by zero" == str(error.value)

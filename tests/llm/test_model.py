@@ -21,6 +21,8 @@ from tests.llm.words import TEXT, VOCABULARY
 import ptegpu
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.llm import LanguageModel
+from ptegpu.plan.plan import Port
+from ptegpu.plan.resolve import chosen
 
 PROMPT = "Once upon a time there was a small fox who lived in a wood."
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -149,12 +151,15 @@ def test_logits_of_every_position_serve_generation(every: LanguageModel, eager: 
 def test_a_step_reads_a_token_and_its_probability_only(model: LanguageModel) -> None:
     model.generate([5, 6, 7], max_tokens=3, **FREE)
     method = model.program.method("forward")
-    (plan,) = method.plans
-    assert 8 == sum(port.nbytes for port in plan.outputs)
+    (engine,) = method._method.engines.values()
+    ready = engine.prepared.ready
+    assert ready is not None
+    assert 8 == sum(port.nbytes for port in ready.outputs if isinstance(port, Port))
     before = model.program.device.counters.readbacks
     model.generate([5, 6, 7], max_tokens=3, **FREE)
     assert 3 == model.program.device.counters.readbacks - before
-    kernels = {plan.kernels[d.kernel].name for d in plan.dispatches}
+    steps = chosen(engine.plan, ready.at)
+    kernels = {engine.plan.kernels[d.kernel].name for choice in steps for d in choice.dispatches}
     assert {"sample_statistics", "sample_greedy"} == {k for k in kernels if k.startswith("sample")}
 
 

@@ -17,7 +17,7 @@ from torch import nn
 import ptegpu
 from ptegpu import portable
 from ptegpu.compiler.join import join
-from ptegpu.compiler.partition import Stretch
+from ptegpu.compiler.partition import partition
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.graph.linear import Call, Linear, Operand, Var
@@ -330,8 +330,9 @@ MISTAKEN = [
 
 @pytest.mark.parametrize(("mistake", "message"), MISTAKEN, ids=[m for _, m in MISTAKEN])
 def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message: str) -> None:
+    linear = Linear("forward", [X], [Y], [mistake])
     with pytest.raises(ptegpu.InvalidProgram) as error:
-        join(Linear("forward", [X], [Y], [mistake]), [Stretch(0, [mistake])])
+        join(linear, partition(linear))
     assert str(error.value) == message
 
 

@@ -12,45 +12,34 @@ from pathlib import Path
 
 import numpy as np
 
-from ..compiler.build import Joined
 from ..compiler.data import named_data
-from ..compiler.join import join
-from ..compiler.partition import Facts, Item, Stretch, cut, joins, mutates
+from ..compiler.partition import Facts, Stretch, joins
+from ..compiler.program import Cut, cut_method, plan_methods
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
 from ..format import BlobGraph, BlobTensor, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
-from ..graph.graph import Graph
-from ..graph.graph import Tensor as GraphTensor
-from ..graph.importer import BACKENDS, NamedData, import_method
-from ..graph.linear import Call, Linear, Operand, Var, variables
-from ..graph.live import evaluate
+from ..graph.importer import BACKENDS, NamedData
+from ..graph.linear import Call, Operand, Var, variables
 from ..graph.names import functional
 from ..ops import REGISTRY
-from ..ops.registry import OpDef
-from ..passes.memory import ConstantKey, plan_memory
-from ..passes.split import split_constants
-from ..plan.lower import lower
-from ..plan.plan import Plan
-from ..plan.symbols import Symbols
+from ..plan.bundle import Outer
 from ..plan.target import Target
 from ..portable import PORTABLE, PRIMS
 from ..portable.host import on_host
 
 GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
-ITEMS = ("aten._local_scalar_dense.default",)  # read a tensor's only element
 BROWSER = Target()
 UNLIMITED = replace(BROWSER, name="a GPU without limits", max_binding_bytes=1 << 48, max_buffer_bytes=1 << 48)
 
 
 @dataclass(slots=True)
 class Analysis:
-    """One method. `linear` is None where a backend is unknown: then operators are judged by their names alone."""
+    """One method. `cut` is None where a backend is unknown: then operators are judged by their names alone."""
 
     method: Method
     blobs: dict[int, BlobGraph] = field(default_factory=dict)  # of the delegates that can be read
-    linear: Linear | None = None
-    items: list[Item] = field(default_factory=list)
-    graphs: dict[int, Joined] = field(default_factory=dict)  # by the position of their stretch among the items
+    cut: Cut | None = None
+    outer: Outer | None = None  # the method planned, for the limits that every browser grants if they suffice
     operators: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (name, where it runs, why on the host)
     reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs it
     unsupported: Counter[str] = field(default_factory=Counter)
@@ -62,13 +51,13 @@ class Analysis:
 
     def stored(self, kind: str) -> list[Var]:
         """The constants or states that the method's calls touch."""
-        code = self.linear.code if self.linear else []
+        code = self.cut.linear.code if self.cut else []
         touched = (v for c in code if isinstance(c, Call) for v in (*variables(c.args), *c.outs))
         return list(dict.fromkeys(v for v in touched if v.kind == kind))
 
 
 def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
-    """Import, cut and join one method."""
+    """Cut and plan one method."""
     found = Analysis(method)
     for k, delegate in enumerate(method.delegates):
         if delegate.id in BACKENDS:
@@ -81,18 +70,23 @@ def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
             f"{len(missing)} constants are in none of the files, and taken as zeros; pass --data ({shown})"
         )
     try:
-        found.linear = import_method(method, {**given, **missing}, mutates, program.path)
-    except UnsupportedProgram as e:
+        found.cut = cut_method(method, {**given, **missing}, program.path, unsupported=found.unsupported)
+    except (UnsupportedProgram, InvalidInput) as e:
         found.notes.append(str(e))
         _judge_by_name(found)
         return found
-    found.items, found.unsupported = cut(found.linear)
-    _judge(found, found.linear)
+    _judge(found, found.cut)
     try:
-        found.graphs = join(found.linear, found.items).graphs
-    except (UnsupportedProgram, InvalidInput) as e:
-        found.notes.append(str(e))
+        found.outer = _planned(method.name, found.cut, BROWSER)
+    except LimitExceeded as e:
+        found.notes.append(f"too large for a browser's limits: {e}")
+        found.outer = _planned(method.name, found.cut, UNLIMITED)
     return found
+
+
+def _planned(name: str, cut: Cut, target: Target) -> Outer:
+    outers, _ = plan_methods({name: cut}, target)
+    return outers[name]
 
 
 def _missing(found: Analysis, given: NamedData) -> dict[str, memoryview]:
@@ -117,12 +111,12 @@ def _zeros(key: str, nbytes: int) -> memoryview:
         raise InvalidProgram(f"the named data {key!r} would have {nbytes:,} bytes") from None
 
 
-def _judge(found: Analysis, linear: Linear) -> None:
-    facts = Facts(linear)
-    for once in linear.folded:
+def _judge(found: Analysis, cut: Cut) -> None:
+    facts = Facts(cut.linear)
+    for once in cut.linear.folded:
         if not is_joint(once.where):
             found.operators[once.op, HOST, "once, at load"] += 1
-    for item in found.items:
+    for item in cut.items:
         calls = item.calls if isinstance(item, Stretch) else [item.instruction]
         for call in calls:
             if not isinstance(call, Call) or is_joint(call.where):
@@ -138,7 +132,8 @@ def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
     definition = REGISTRY.get(call.op)
     if all(out.dtype is None for out in call.outs):
         source = call.args[0] if call.args else None
-        if isinstance(source, Var) and source.dtype is not None and (call.op in ITEMS or _reads(definition)):
+        reads = definition is not None and definition.reads
+        if reads and isinstance(source, Var) and source.dtype is not None:
             return f"reads an item of a {source.dtype.value} tensor"
         return "numbers only, nothing for a GPU to do"
     if definition is None:
@@ -158,10 +153,6 @@ def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
     if any(v.dtype is None for v in variables(call.args)) and serves(_with_types(call, {None: DType.I32})):
         return "a number that is known only at run time and is not an int"
     return "arguments that its GPU kernel does not take"
-
-
-def _reads(definition: OpDef | None) -> bool:
-    return definition is not None and "data" in definition.wants
 
 
 def _with_types(call: Call, types: Mapping[DType | None, DType]) -> Call:
@@ -207,52 +198,16 @@ def _judge_by_name(found: Analysis) -> None:
             found.unsupported[name] += 1
 
 
-def memory(found: Analysis) -> Mapping[str, int] | None:
-    """GPU bytes at the maximum shapes: constants, states, inputs, activations; None where no graph could be made."""
-    if not found.graphs:
+def memory(outer: Outer) -> Mapping[str, int] | None:
+    """GPU bytes, the same at every size: constants, states, inputs, activations; None where the GPU runs nothing."""
+    if not outer.plans:
         return None
-    try:
-        return _memory(found, BROWSER)
-    except LimitExceeded as e:
-        found.notes.append(f"too large for a browser's limits: {e}")
-        return _memory(found, UNLIMITED)
-
-
-def _memory(found: Analysis, target: Target) -> Mapping[str, int]:
-    names: dict[ConstantKey, str] = {}
     constants: dict[str, int] = {}
     totals = dict.fromkeys(("constants", "states", "inputs", "activations"), 0)
-    for joined in found.graphs.values():
-        split_constants(joined.graph, target)
-        for buffer in plan_memory(joined.graph, target, names).buffers:
-            if buffer.role == "constant":
-                constants[buffer.name] = buffer.nbytes
-            else:
-                totals[{"state": "states", "input": "inputs"}.get(buffer.role, "activations")] += buffer.nbytes
+    for buffer in (b for plan in outer.plans for b in plan.buffers):
+        if buffer.role == "constant":
+            constants[buffer.name] = buffer.nbytes
+        else:
+            totals[{"state": "states", "input": "inputs"}.get(buffer.role, "activations")] += buffer.nbytes
     totals["constants"] = sum(constants.values())
     return totals | {"total": sum(totals.values())}
-
-
-def plans(found: Analysis) -> list[Plan]:
-    """The plans at the maximum shapes, for the limits that every browser grants."""
-    made = []
-    names: dict[ConstantKey, str] = {}
-    for joined in found.graphs.values():
-        split_constants(joined.graph, BROWSER)
-        _settle(joined.graph)
-        made.append(lower(joined.graph, plan_memory(joined.graph, BROWSER, names), BROWSER, Symbols(joined.graph)))
-    return made
-
-
-def _settle(graph: Graph) -> None:
-    """Live shapes for inputs at their maximum; ints that the inputs' elements decide are taken as 0."""
-    for node in graph.nodes:
-        for out, new in zip(node.outs, evaluate(node, _elements), strict=True):
-            if isinstance(out, GraphTensor):
-                out.shape = new  # type: ignore[assignment]
-            else:
-                out.value = new  # type: ignore[assignment]
-
-
-def _elements(tensor: GraphTensor) -> np.ndarray:
-    return np.zeros(tensor.shape, tensor.dtype.numpy) if tensor.data is None else tensor.data

@@ -11,6 +11,7 @@ import ptegpu
 
 from ..errors import PtegpuError
 from .chat import chat
+from .compile import compile
 from .console import print_error
 from .demo import demo
 from .doctor import doctor
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, profile, doctor, generate, chat, evaluate):
+for _command in (run, inspect, compile, profile, doctor, generate, chat, evaluate):
     app.command()(_command)
 app.add_typer(export)
 app.add_typer(demo)

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import TextWrapper
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -134,6 +135,20 @@ def progress(what: str) -> Iterator[None]:
         timer.cancel()
         timer.join()
         status.stop()
+
+
+@contextmanager
+def bar(what: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr, where a person is watching, to be told: how much is done, of how much, what is next."""
+    terminal = console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as shown:
+        task = shown.add_task(visible(what), total=None)
+
+        def update(done: int, total: int, now: str = "") -> None:
+            shown.update(task, completed=done, total=total, description=visible(f"{what} {now}".rstrip()))
+
+        yield update
 
 
 def size(nbytes: int) -> str:

@@ -11,15 +11,16 @@ from typing import Any, Literal
 
 from ..compiler.build import Joined
 from ..compiler.partition import Stretch
+from ..compiler.program import Cut
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.graph import Graph, Sym, flatten
 from ..graph.graph import Tensor as GraphTensor
-from ..graph.linear import Call, Jump, Linear, Move, Var, variables
+from ..graph.linear import Call, Jump, Move, Var, variables
 from ..ops import REGISTRY
 from ..ops.registry import OpDef
-from ..portable import PORTABLE
-from ..portable.host import on_host
+from ..ops.schema import Schema
+from ..portable.host import on_host, schema_of
 from .analysis import Analysis, is_joint
 from .console import dims, number
 from .palette import group
@@ -48,31 +49,27 @@ class Diagram:
 
 def diagram(found: Analysis, title: str) -> Diagram:
     """The graphs that would run, in the order of the method's instructions, with what the host does between them."""
-    if found.linear is None:
+    if found.cut is None:
         raise InvalidInput(f"cannot draw method {found.method.name}: {found.notes[-1]}")
-    return _Builder(found, found.linear, title).build()
+    return _Builder(found, found.cut, title).build()
 
 
 class _Builder:
-    def __init__(self, found: Analysis, linear: Linear, title: str) -> None:
-        self.found, self.linear = found, linear
+    def __init__(self, found: Analysis, cut: Cut, title: str) -> None:
+        self.found, self.cut = found, cut
         self.diagram = Diagram(title)
         self.makers: dict[Key, list[int]] = {}  # the boxes a value may come from
 
     def build(self) -> Diagram:
-        for k, value in enumerate(self.linear.inputs):
+        for k, value in enumerate(self.cut.linear.inputs):
             if isinstance(value, Var):
                 self.makers[value] = [self.add(Box("input", f"input {k}", gives=_text(value)))]
         until = 0  # instructions before it may be jumped over
         branch: int | None = None  # the box that decides on them
-        for k, item in enumerate(self.found.items):
+        for k, item in enumerate(self.cut.items):
             maybe, first = item.start < until, len(self.diagram.boxes)
             if isinstance(item, Stretch):
-                if k in self.found.graphs:
-                    self.graph(self.found.graphs[k], maybe)
-                else:
-                    for call in item.calls:
-                        self.call(call, "operator", maybe)
+                self.graph(self.cut.joined.graphs[k], maybe)
             elif isinstance(item.instruction, Call):
                 self.call(item.instruction, "host" if on_host(item.instruction) else "unsupported", maybe)
             elif isinstance(item.instruction, Move):
@@ -88,7 +85,7 @@ class _Builder:
             guarded = [k for k in range(first, len(self.diagram.boxes)) if self.diagram.boxes[k].kind != "state"]
             if maybe and branch is not None and guarded:
                 self.diagram.edges.append((branch, guarded[0]))
-        for k, value in enumerate(self.linear.outputs):
+        for k, value in enumerate(self.cut.linear.outputs):
             text = _text(value) if isinstance(value, Var) else repr(value)
             self.arrows(variables(value), self.add(Box("output", f"output {k}", gives=text)))
         return self.diagram
@@ -111,11 +108,10 @@ class _Builder:
         self.makers[value] = [*self.makers.get(value, []), *makers] if maybe else makers
 
     def call(self, call: Call, kind: Kind, maybe: bool) -> None:
-        names = [name for name, *_ in _parameters(call.op)]
         known = [maker for v in variables(call.args) if v.kind != "constant" for maker in self.sources(v)]
-        families = [_family(REGISTRY[call.op])] if kind == "operator" else []
         reason = self.found.why(call)
-        box = self.operator(kind, call.op, families, call.where, zip_names(names, call.args), call.outs, reason)
+        args = with_names(schema_of(call.op), call.args)
+        box = self.operator(kind, call.op, (), call.where, args, call.outs, reason)
         self.diagram.edges += [(maker, box) for maker in known]
         for out in call.outs:
             self.bring(out, [box], maybe)
@@ -151,9 +147,8 @@ class _Builder:
                 self.makers[node.outs[0]] = self.sources(values[0])
                 continue
             known = [maker for v in values if not _is_constant(v) for maker in self.sources(v)]
-            names = [name for name, *_ in node.op.parameters]
             families = _families(node.op)
-            args = zip_names(names, node.args)
+            args = with_names(node.op, node.args)
             box = self.operator("operator", node.op.name, families, node.name, args, node.outs)
             self.diagram.edges += [(maker, box) for maker in known]
             for value in (*node.outs, *node.mutates):
@@ -181,19 +176,15 @@ def _joined(operator: str) -> list[str] | None:
     return operator[len("fused(") : -1].split("+") if joined else None
 
 
-def zip_names(names: Sequence[str], args: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Arguments with the names of their parameters; numbers where there are none."""
-    return [(names[k] if k < len(names) else f"argument {k}", a) for k, a in enumerate(args)]
-
-
-def _parameters(operator: str) -> Sequence[tuple[Any, ...]]:
-    known = REGISTRY.get(operator) or PORTABLE.get(operator)
-    return known.parameters if known else ()
+def with_names(schema: Schema | None, args: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Arguments with the names of their parameters; numbers where nobody knows the operator."""
+    if schema is None:
+        return [(f"argument {k}", a) for k, a in enumerate(args)]
+    return [(p.name, a) for p, a in zip(schema.parameters, schema.place(args))]
 
 
 def _family(definition: OpDef) -> str:
-    rule = definition.steps or definition.view or definition.sym
-    return rule.__module__.rsplit(".", 1)[-1] if rule else ""
+    return definition.rule.__module__.rsplit(".", 1)[-1]
 
 
 @cache

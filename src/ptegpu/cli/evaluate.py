@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from ..errors import InvalidInput
-from .console import console, counted, duration, print_json, progress, say
+from .console import bar, console, counted, duration, print_json, progress, say
 from .generate import Device, Model, TokenizerPath, open_model
 
 if TYPE_CHECKING:
@@ -78,14 +75,14 @@ def evaluate(
         if not json:
             for note in notes:
                 console(stderr=True).print(Text.assemble(("note: ", "yellow"), note), soft_wrap=True)
-        with _bar(model.name) as update:
+        with bar(model.name) as update:
             found = perplexity(loaded, tokens, nbytes, size, stride, update)
         adapter = loaded.program.device.info
     expected = None
     if checkpoint is not None:
         with progress(f"Loading {checkpoint}"):
             reference = Reference(checkpoint, size, quantize=quantize, group=group, embedding=embedding)
-        with _bar("PyTorch") as update:
+        with bar("PyTorch") as update:
             expected = perplexity(reference, tokens, nbytes, size, stride, update)
     if json:
         report = {"model": str(model), "text": str(text), "adapter": _adapter(adapter), "window": size}
@@ -115,13 +112,3 @@ def _details(found: Evaluation) -> str:
     scored = f"{counted(found.scored, 'token')} in {counted(found.windows, 'window')}"
     each = f"{found.nats:.4f} nats per token, {found.bits_per_byte:.4f} bits per byte"
     return f"{each} · {scored}, {duration(found.seconds)}, {rate:.3g} tokens/s"
-
-
-@contextmanager
-def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, where a person is watching."""
-    terminal = console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,9 +1,10 @@
-"""`ptegpu inspect`: what is in a program and how ptegpu would run it, without running it or needing a GPU."""
+"""`ptegpu inspect`: what is in a program or a bundle and how ptegpu would run it, without running it. Needs no GPU."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,16 +13,17 @@ import numpy as np
 import typer
 from rich.text import Text
 
-from ..compiler.partition import Host
 from ..errors import InvalidInput
-from ..format import Program, read_program
-from ..plan.serialize import to_json
+from ..format import Program
+from ..plan.bundle import Bundle, Host, Outer
+from ..plan.target import Target
 from ..runtime.signature import Signature
 from ..runtime.steps import Kind, kind_of
-from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory, plans
-from .console import counted, explain, print_json, progress, say, show_table, size
+from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory
+from .console import counted, explain, number, print_json, progress, say, show_table, size
+from .families import check_sizes, costs, numpy_calls, one_size_each, plan_report
 from .picture import draw, html_page
-from .values import check_folder, find_method, spec_json
+from .values import check_folder, find_method, open_source, spec_json
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
@@ -35,39 +37,55 @@ _HOST: dict[str, Kind] = {
     "jumps": "jump",
     "moves": "move",
 }
+MAX_GUARDS = 12  # lines about the nodes of a family
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
+    model: Annotated[Path, typer.Argument(help="The program, a .pte file or a bundle.", show_default=False)],
     data: Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")] = None,
     method: Annotated[str | None, typer.Option(help="Show only this method.", show_default="all")] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Show what plans cost at a size, such as 'input 0[1]=37'; repeat for more. Others are the largest.",
+            show_default="none",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     graph: Annotated[Path | None, typer.Option(help="Draw the method as FILE.svg or FILE.html.")] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Write the method's plans for a browser's limits to FILE.json and FILE.bin.")
-    ] = None,
 ) -> None:
-    """Show methods, operators and where they run, memory, and what is unsupported. Needs no GPU."""
+    """Show methods, operators and where they run, plans and the sizes they hold for, memory, and what is unsupported.
+
+    Needs no GPU.
+    """
     if graph and graph.suffix not in (".svg", ".html"):
         raise typer.BadParameter(f"{graph} must end in .svg or .html", param_hint="--graph")
-    if plan and plan.suffix != ".json":
-        raise typer.BadParameter(f"{plan} must end in .json", param_hint="--plan")
     check_folder(graph, "--graph")
-    check_folder(plan, "--plan")
+    given = one_size_each(size or [])
     with progress(f"Reading {model.name}"):
-        program = read_program(model)
-        methods = [find_method(program, method)] if method else program.methods
-        found = [analyse(program, m, data or []) for m in methods]
-        reports = [method_report(a) for a in found]
+        program, source = open_source(model)
+        if isinstance(source, Bundle):
+            if graph or data:
+                raise InvalidInput(
+                    f"{model} is a bundle, which takes no data and has no operators to draw: give its .pte"
+                )
+            found: list[Analysis] = []
+            made = _compiled(source, method)
+            check_sizes([outer for _, outer in made], given)
+            signatures = [Signature(outer) for _, outer in made]
+            report = _bundle_report(source, model, made, given)
+        else:
+            methods = [find_method(program, method)] if method else program.methods
+            found = [analyse(program, m, data or []) for m in methods]
+            check_sizes([a.outer for a in found if a.outer], given)
+            signatures = [Signature(m) for m in methods]
+            report = _file_report(program) | {"methods": [method_report(a, given) for a in found]}
         drawn = found[0] if len(found) == 1 else next((a for a in found if a.method.name == "forward"), None)
-        written = _write_picture(drawn, graph, model) + _write_plans(drawn, plan)
+        written = _write_picture(drawn, graph, model)
     if json:
-        print_json(_file_report(program) | {"methods": reports, "written": [str(path) for path in written]})
+        print_json(report | {"written": [str(path) for path in written]})
         return
-    named = f" · named data {size(sum(map(len, program.named_data.values())))}" if program.named_data else ""
-    say((model.name, "bold"), f" · {size(program.nbytes)}{named}")
-    for report, analysis in zip(reports, found):
-        _show(report, analysis)
+    _show(report, model.name, signatures)
     for path in written:
         say(f"wrote {path}")
 
@@ -77,16 +95,32 @@ def _file_report(program: Program) -> dict[str, Any]:
     return {"file": program.path, "nbytes": program.nbytes, "version": program.version, "named_data": named}
 
 
-def method_report(found: Analysis) -> dict[str, Any]:
+def _compiled(bundle: Bundle, name: str | None) -> list[tuple[Target, Outer]]:
+    """All methods, or that of a name, for each target."""
+    pairs = zip(bundle.targets, bundle.methods, strict=True)
+    found = [(target, outer) for target, outers in pairs for outer in outers.values()]
+    if name is not None and name not in bundle.methods[0]:
+        raise InvalidInput(f"no method {name!r}; the bundle has {', '.join(bundle.methods[0]) or 'none'}")
+    return [(target, outer) for target, outer in found if name in (None, outer.name)]
+
+
+def _bundle_report(
+    bundle: Bundle, path: Path, made: Sequence[tuple[Target, Outer]], given: Mapping[str, int]
+) -> dict[str, Any]:
+    """What a bundle knows: for each target and method what it takes, its plans, what the host does."""
+    methods = [
+        {"name": outer.name, "target": target.name, **_signature(Signature(outer)), **_runs(outer, given)}
+        for target, outer in made
+    ]
+    targets = [asdict(target) for target in bundle.targets]
+    return {"file": str(path), "nbytes": path.stat().st_size, "targets": targets, "methods": methods}
+
+
+def method_report(found: Analysis, given: Mapping[str, int]) -> dict[str, Any]:
     """Everything about a method, as plain data."""
-    signature = Signature(found.method)
-    used = memory(found)
-    on_host = [item for item in found.items if isinstance(item, Host)]
-    kinds = Counter(map(kind_of, on_host))
     return {
         "name": found.method.name,
-        "inputs": [spec_json(spec) for spec in signature.inputs],
-        "outputs": [spec_json(spec) for spec in signature.outputs],
+        **_signature(Signature(found.method)),
         "delegates": [
             {
                 "backend": delegate.id,
@@ -101,12 +135,31 @@ def method_report(found: Analysis) -> dict[str, Any]:
             {"name": name, "count": count, "where": where, "why": why}
             for (name, where, why), count in sorted(found.operators.items(), key=_order)
         ],
-        "plans": [len(joined.graph.nodes) for joined in found.graphs.values()],  # nodes of each, after the passes
-        "host_steps": len(on_host),
-        "host": {name: kinds[kind] for name, kind in _HOST.items()},
-        "memory": used,
+        **_runs(found.outer, given),
         "unsupported": [{"call": call, "count": count} for call, count in sorted(found.unsupported.items())],
         "notes": found.notes,
+    }
+
+
+def _signature(signature: Signature) -> dict[str, Any]:
+    return {
+        "inputs": [spec_json(spec) for spec in signature.inputs],
+        "outputs": [spec_json(spec) for spec in signature.outputs],
+    }
+
+
+def _runs(outer: Outer | None, given: Mapping[str, int]) -> dict[str, Any]:
+    """Plans, what the host does between them, what they take."""
+    items = outer.items if outer else ()
+    on_host = [item for item in items if isinstance(item, Host)]
+    kinds = Counter(map(kind_of, on_host))
+    return {
+        "plans": [plan_report(plan) for plan in outer.plans] if outer else [],
+        "at": [asdict(cost) for cost in costs(outer, given)] if outer and given else None,
+        "host_steps": len(on_host),
+        "host": {name: kinds[kind] for name, kind in _HOST.items()},
+        "numpy": dict(numpy_calls(outer)) if outer else {},
+        "memory": memory(outer) if outer else None,
     }
 
 
@@ -127,36 +180,96 @@ def _order(item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str, str]:
     return list(_WHERE).index(where), -count, name, why
 
 
-def _show(report: Mapping[str, Any], found: Analysis) -> None:
+def _show(report: Mapping[str, Any], model: str, signatures: Sequence[Signature]) -> None:
+    named = report.get("named_data", {"nbytes": 0})["nbytes"]
+    say((model, "bold"), f" · {size(report['nbytes'])}", f" · named data {size(named)}" if named else "")
+    for method, signature in zip(report["methods"], signatures, strict=True):
+        _show_method(method, signature)
+
+
+def _show_method(report: Mapping[str, Any], signature: Signature) -> None:
     say()
-    say((f"method {report['name']}", "bold cyan"))
-    signature = Signature(found.method)
+    target = f" for {report['target']}" if "target" in report else ""
+    say((f"method {report['name']}{target}", "bold cyan"))
     for kind, specs in (("input", signature.inputs), ("output", signature.outputs)):
         for k, spec in enumerate(specs):
             plain = spec.name == f"{kind} {k}"
             _line(f"{kind} {k}", str(spec) if plain else f"{spec}, {spec.name}")
-    for k, delegate in enumerate(report["delegates"]):
+    for k, delegate in enumerate(report.get("delegates", ())):
         calls = "unknown backend" if delegate["calls"] is None else counted(delegate["calls"], "operator")
         _line(f"delegate {k}", f"{delegate['backend']}, {size(delegate['nbytes'])}, {calls}")
     for kind in ("constants", "states"):
-        if report[kind]["count"]:
+        if kind in report and report[kind]["count"]:
             _line(kind, f"{report[kind]['count']}, {size(report[kind]['nbytes'])}")
-    if report["unsupported"]:
+    if report.get("unsupported"):
         _line("runs as", "nothing yet: see what is unsupported below")
-    elif report["operators"]:
-        _line("runs as", _plans_text(report["plans"], report["host"]))
+    elif report["plans"] or report["host_steps"]:
+        _line("runs as", _plans_text([plan["nodes"] for plan in report["plans"]], report["host"]))
     if report["memory"]:
         parts = [f"{name} {size(n)}" for name, n in report["memory"].items() if n and name != "total"]
         _line("GPU memory", f"{size(report['memory']['total'])}: {', '.join(parts)}")
-    if report["operators"]:
+    if report["numpy"] and "operators" not in report:
+        _line("needs NumPy", "kernels of " + ", ".join(f"{name} ({n})" for name, n in report["numpy"].items()))
+    _show_plans(report["plans"])
+    if report["at"]:
+        _show_costs(report["at"])
+    if report.get("operators"):
         rows = [[row["name"], row["count"], Text(*_WHERE[row["where"]]), row["why"]] for row in report["operators"]]
         show_table("", ["operator", "count", "runs on", "why"], rows, right=(1,))
-    for note in report["notes"]:
+    for note in report.get("notes", ()):
         explain(note, "note: ", "yellow", indent=6)
-    if report["unsupported"]:
+    if report.get("unsupported"):
         say(("unsupported:", "bold red"))
         for row in report["unsupported"]:
             say(f"  {row['count']:4} × {row['call']}")
+
+
+def _show_plans(plans: Sequence[Mapping[str, Any]]) -> None:
+    """What each plan is made of; of one that is not the same at every size, what sizes its families hold for."""
+    if not plans:
+        return
+    columns = ["plan", "nodes", "kernels", "families", "choices", "expressions", "sizes that may change"]
+    rows = [
+        [k, plan["nodes"], plan["kernels"], len(plan["families"]), plan["choices"], plan["expressions"], _sizes(plan)]
+        for k, plan in enumerate(plans, 1)
+    ]
+    show_table("", columns, rows, right=range(6))
+    for k, plan in enumerate(plans, 1):
+        for n, family in enumerate(plan["families"] if plan["sizes"] else (), 1):
+            explain(_guards(family), f"  plan {k}, family {n}: ", "bold", indent=4)
+            nodes: Counter[str] = Counter()
+            for step in family["steps"]:
+                nodes[" | ".join(map(_guards, step["choices"]))] += step["nodes"] if len(step["choices"]) > 1 else 0
+            shown = [(text, count) for text, count in nodes.most_common() if count]
+            for text, count in shown[:MAX_GUARDS]:
+                explain(text, f"    {counted(count, 'node')}: ", indent=8)
+            if len(shown) > MAX_GUARDS:
+                say(f"    and {len(shown) - MAX_GUARDS} more: --json has all")
+
+
+def _sizes(plan: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} ≤ {most:,}" if most is not None else name for name, most in plan["sizes"].items())
+
+
+def _guards(record: Mapping[str, Any]) -> str:
+    """Of a family or a choice."""
+    where = record["where"] or "every other size"
+    return f"{where} (refused: {record['refusal']})" if record["refusal"] else where
+
+
+def _show_costs(found: Sequence[Mapping[str, Any]]) -> None:
+    columns = ["plan", "at", "family", "choice × nodes", "dispatches", "workgroups", "FLOP", "read", "written"]
+    rows = []
+    for k, cost in enumerate(found, 1):
+        at = ", ".join(f"{name}={n}" for name, n in cost["sizes"].items())
+        if cost["family"] is None or cost["refusal"]:
+            rows.append([k, at, cost["family"] or "", cost["refusal"] or "not planned", *[""] * 5])
+            continue
+        choices = ", ".join(f"{choice} × {n}" for choice, n in sorted(cost["choices"].items()))
+        figures = [f"{cost['dispatches']:,}", f"{cost['workgroups']:,}", number(cost["flops"])]
+        moved = [size(cost[name]) for name in ("read_bytes", "write_bytes")]
+        rows.append([k, at, cost["family"], choices, *figures, *moved])
+    show_table("", columns, rows, right=(0, 2, 4, 5, 6, 7, 8))
 
 
 def _line(name: str, text: str) -> None:
@@ -183,24 +296,6 @@ def _write_picture(found: Analysis | None, path: Path | None, model: Path) -> li
     picture = draw(chosen, f"{model.name} · {chosen.method.name}")
     path.write_text(html_page(picture) if path.suffix == ".html" else picture.svg, "utf-8")
     return [path]
-
-
-def _write_plans(found: Analysis | None, path: Path | None) -> list[Path]:
-    """FILE.json and FILE.bin; where there are several plans, FILE.0.json, FILE.0.bin, and so on."""
-    if path is None:
-        return []
-    chosen = _one(found, "--plan")
-    if chosen.unsupported or not chosen.graphs:
-        raise InvalidInput(f"method {chosen.method.name} has no plan: inspect it without --plan to see why")
-    written = []
-    made = plans(chosen)
-    for k, plan in enumerate(made):
-        text, binary = to_json(plan)
-        target = path if len(made) == 1 else path.with_suffix(f".{k}.json")
-        target.write_text(text, "utf-8")
-        target.with_suffix(".bin").write_bytes(binary)
-        written += [target, target.with_suffix(".bin")]
-    return written
 
 
 def _one(found: Analysis | None, option: str) -> Analysis:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)]
+Model = Annotated[Path, typer.Argument(help="The program, a .pte file or a bundle.", show_default=False)]
 MethodName = Annotated[str | None, typer.Option(help="The method to run.", show_default="forward, or the only one")]
 Data = Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")]
 Inputs = Annotated[

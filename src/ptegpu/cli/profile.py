@@ -11,11 +11,10 @@ import typer
 
 import ptegpu
 
-from ..format import read_program
 from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
-from .values import check_folder, declared, find_method
+from .values import check_folder, declared, find_method, open_source
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
     from ..runtime.account import Step
@@ -44,11 +43,12 @@ def profile(
 ) -> None:
     """Show where the time of a method goes. Its state is reset before every call."""
     check_folder(trace, "--trace")
-    chosen = find_method(read_program(model), method)
+    file, source = open_source(model)
+    chosen = find_method(file, method)
     takes, _ = declared(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
     with progress(f"Loading {model.name}"):
-        program = ptegpu.load(model, data or None, device, methods=[chosen.name])
+        program = ptegpu.load(source, data or None, device, methods=[chosen.name])
     with program, progress(f"Profiling {chosen.name}"):
         found = program.method(chosen.name).profile(*arguments, repeats=repeat)
     if trace:

@@ -14,13 +14,12 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
-from ..format import read_program
 from ..runtime.signature import Signature, Spec
 from .compare import SCALE, Difference, compare
 from .console import dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
-from .values import check_folder, declared, find_method, readable, summary, values_text
+from .values import check_folder, declared, find_method, open_source, readable, summary, values_text
 
 MISMATCH = 3  # the exit code
 
@@ -47,7 +46,8 @@ def run(
     json: AsJson = False,
 ) -> None:
     """Run a method and print its outputs."""
-    chosen = find_method(read_program(model), method)
+    file, source = open_source(model)
+    chosen = find_method(file, method)
     takes, gives = declared(chosen)
     signature = Signature(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
@@ -57,7 +57,7 @@ def run(
     check_folder(save, "--save")
     with progress(f"Loading {model.name}"):
         started = time.perf_counter()
-        program = ptegpu.load(model, data or None, device, methods=[chosen.name])
+        program = ptegpu.load(source, data or None, device, methods=[chosen.name])
         load_s = time.perf_counter() - started
     with program, progress(f"Running {chosen.name}"):
         call = program.method(chosen.name)

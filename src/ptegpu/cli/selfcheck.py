@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..compiler.planner import planned
 from ..dtypes import DType
 from ..errors import PtegpuError
 from ..gpu import Device, Session
 from ..graph.graph import Arg, Graph, Node, Tensor
-from ..graph.live import settle
 from ..ops import REGISTRY
-from ..passes.memory import plan_memory
-from ..plan.lower import lower
-from ..plan.symbols import Symbols
 from .compare import scale_of
 
 TOLERANCE = 1e-5  # relative to the largest value; casts and moves must be exact
@@ -112,7 +109,5 @@ def _run(check: Check, device: Device) -> Sequence[Any]:
     out = Tensor("output", DType.of(check.expected.dtype), check.expected.shape)
     graph.nodes.append(Node(REGISTRY[check.operator], args, (out,), check.name))
     graph.outputs.append(out)
-    settle(graph)
-    plan = lower(graph, plan_memory(graph, device.target), device.target, Symbols(graph))
     with Session(device) as session:
-        return session.run(session.prepare(plan), inputs)
+        return session.run(session.prepare(planned(graph, device.target)), inputs)

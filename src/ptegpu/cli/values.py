@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,24 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidInput
-from ..format import Method, Program, Tensor, Value
+from ..format import Method, Program, Tensor, Value, read_program
 from ..graph.narrow import from_device, to_device
+from ..plan.bundle import Bundle
+from ..plan.save import is_bundle
 from ..runtime.signature import Spec
 from .console import number
 
 FIRST = 6  # values shown of an output
 DEFAULT = "forward"
+
+
+def open_source(path: Path) -> tuple[Program, Path | Bundle]:
+    """What a file says about its methods, and what `ptegpu.load` takes: the path of a `.pte`, or the bundle in it."""
+    if not is_bundle(path):
+        return read_program(path), path
+    bundle = Bundle.load(path)
+    methods = tuple(m for m in bundle.file.methods if m.name in bundle.methods[0])
+    return replace(bundle.file, methods=methods), bundle
 
 
 def find_method(program: Program, name: str | None) -> Method:

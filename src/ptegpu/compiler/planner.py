@@ -1,9 +1,9 @@
 """From a graph to a plan that holds for every size: rules run on sizes that remember, until all sizes are covered.
 
 First the shape rules run, at the largest sizes; the guards that they leave say for which sizes the shapes follow the
-same expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches serves.
-Sizes that no family or no choice covers are traced next, until none is left among those that are looked at: all, where
-there are not too many, else a sample. A size that was missed is traced when it is asked for (`Planner.extend`).
+same expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches
+serves. Sizes that no family or no choice covers are traced next, until none is left among those that are looked at:
+all, where there are not too many, else a sample. A size that was missed is traced when asked for (`Planner.extend`).
 """
 
 from __future__ import annotations
@@ -198,9 +198,10 @@ class Planner:
             if op == "eq" and a in self.base and b in self.base:
                 parent[root(int(a))] = root(int(b))
                 self.anchors.add(g)
-            elif op == "eq" and (a in self.base or b in self.base):
-                pinned |= {int(x) for x in (a, b) if x in self.base}
-                self.anchors.add(g)
+            elif op == "eq" and "const" in (self.table.rows[int(a)][0], self.table.rows[int(b)][0]):
+                fixed = {int(x) for x in (a, b) if x in self.base}
+                pinned |= fixed
+                self.anchors |= {g} if fixed else set()
         pinned = {root(row) for row in pinned}
         classes: dict[int, list[int]] = {}
         for row in self.base:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
@@ -12,6 +13,7 @@ from ..errors import InvalidInput, InvalidProgram, ShapeError, UnsupportedProgra
 from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format import read_program
+from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Linear, Var, variables
 from ..ops import REGISTRY
@@ -23,6 +25,7 @@ from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
 from .partition import Item as Part
 from .partition import Stretch, mutates, partition
+from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
 
 Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
@@ -116,11 +119,22 @@ def no_method(name: str, names: Iterable[str]) -> KeyError:
     return KeyError(f"no method {name!r}; the program has {', '.join(names) or 'none'}")
 
 
-def cut_method(method: FileMethod, named: NamedData, path: str | None, append: Append | None = None) -> Cut:
+def cut_method(
+    method: FileMethod,
+    named: NamedData,
+    path: str | None,
+    append: Append | None = None,
+    unsupported: Counter[str] | None = None,
+) -> Cut:
+    """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
     linear = import_method(method, named, mutates, path)
     if append is not None:
         append_calls(linear, append)
-    items = partition(linear)
+    if unsupported is None:
+        items = partition(linear)
+    else:
+        items, found = cut_code(linear)
+        unsupported.update(found)
     return Cut(linear, items, join(linear, items))
 
 
@@ -132,6 +146,7 @@ def plan_methods(
     progress: Progress | None = None,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
     """Each method planned for a target, and what traces its plans further."""
+    _check_names(cuts, sizes or {})
     names: dict[ConstantKey, str] = {}
     outers, planners = {}, {}
     total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
@@ -150,6 +165,21 @@ def plan_methods(
             done += 1
         outers[name] = _outer(name, cut, mine)
     return outers, planners
+
+
+def _check_names(cuts: Mapping[str, Cut], sizes: Sizes) -> None:
+    """That something has these sizes."""
+    known: list[str] = []
+    for joined in (j for c in cuts.values() for j in c.joined.graphs.values()):
+        for var, value in zip(joined.inputs, joined.graph.inputs, strict=True):
+            if isinstance(value, Sym):
+                known.append(value.name)
+            elif var.dynamic:
+                known += [f"{value.name}[{d}]" for d in range(len(value.max_shape))]
+    for name in sizes:
+        if name not in known:
+            may = ", ".join(dict.fromkeys(known)) or "none"
+            raise InvalidInput(f"the program has no size {name!r} that may change; those that may: {may}")
 
 
 def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
@@ -194,4 +224,4 @@ def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
 
 def _by_shape(call: Call) -> bool:
     definition = REGISTRY.get(call.op)
-    return definition is not None and definition.sym is not None and "data" not in definition.wants
+    return definition is not None and definition.by_shape

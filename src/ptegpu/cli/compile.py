@@ -1,0 +1,130 @@
+"""`ptegpu compile`: a program as a bundle, which loads without planning anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import ptegpu
+
+from ..errors import InvalidInput
+from ..plan.bundle import Bundle
+from ..plan.target import Target
+from .analysis import memory
+from .console import bar, counted, duration, explain, print_json, say, show_table
+from .console import size as size_text
+from .families import numpy_calls, parse_sizes
+from .options import AsJson, Data
+from .values import check_folder, find_method, open_source
+
+BROWSER, THIS = "browser", "this"
+
+
+def compile(
+    model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.", show_default=False)],
+    data: Data = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Compile only this method; repeat for more.", show_default="all")
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Sizes to plan for, such as 'input 0[1]=1..512' or 'input 0[0]=1,8'; repeat for more.",
+            show_default="all that the program allows",
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="browser (what every browser grants), this (the adapter here), or another adapter's index or part of "
+            "its name; repeat for a bundle that has plans for several, of which the first that fits is used.",
+            show_default=BROWSER,
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
+    check_folder(output, "--output")
+    sizes = parse_sizes(size or [])
+    program, source = open_source(model)
+    if isinstance(source, Bundle):
+        raise InvalidInput(f"{model} is a bundle already")
+    for name in method or []:
+        find_method(program, name)
+    targets = [_target(name) for name in target or [BROWSER]]
+    started = time.perf_counter()
+    with bar(f"Compiling {model.name}") as step:
+        bundle = _maker(model, method)(
+            model,
+            data or None,
+            targets,
+            sizes=sizes or None,
+            methods=method or None,
+            progress=lambda name, done, total: step(done, total, name),
+        )
+        bundle.save(output)
+    seconds, nbytes = time.perf_counter() - started, output.stat().st_size
+    methods = bundle_methods(bundle)
+    if json:
+        names = [t.name for t in targets]
+        report = {"model": str(model), "bundle": str(output), "nbytes": nbytes, "seconds": seconds, "targets": names}
+        print_json(report | {"methods": methods})
+        return
+    say((output.name, "bold"), f" · {size_text(nbytes)}, made of {model.name} in {duration(seconds)}")
+    _show(methods, several=len(targets) > 1)
+
+
+def _maker(model: Path, methods: Sequence[str] | None) -> Callable[..., Bundle]:
+    """What compiles a program: a language model gets what `ptegpu generate` needs, unless its method is left out."""
+    from ..llm import compiling
+
+    whole = not methods or compiling.METHOD in methods
+    return compiling.compile if whole and compiling.is_language_model(model) else ptegpu.compile
+
+
+def _target(name: str) -> Target:
+    if name == BROWSER:
+        return Target()
+    from ..gpu import open_device
+
+    return open_device("auto" if name == THIS else name).target
+
+
+def bundle_methods(bundle: Bundle) -> list[dict[str, Any]]:
+    """What the bundle has for each target and method."""
+    return [
+        {
+            "name": outer.name,
+            "target": target.name,
+            "plans": len(outer.plans),
+            "families": sum(len(p.families) for p in outer.plans),
+            "choices": sum(len(choices) for p in outer.plans for f in p.families for choices in f.steps),
+            "expressions": sum(len(p.rows) for p in outer.plans),
+            "kernels": len({k for p in outer.plans for k in p.kernels}),
+            "memory": memory(outer),
+            "numpy": dict(numpy_calls(outer)),
+        }
+        for target, outers in zip(bundle.targets, bundle.methods, strict=True)
+        for outer in outers.values()
+    ]
+
+
+def _show(methods: Sequence[dict[str, Any]], several: bool) -> None:
+    columns = ["method", "plans", "families", "choices", "expressions", "kernels", "GPU memory", "target"]
+    rows = [
+        [
+            *(m[name] for name in ("name", *columns[1:6])),
+            size_text(m["memory"]["total"]) if m["memory"] else "",
+            m["target"] if several else "",
+        ]
+        for m in methods
+    ]
+    show_table("", columns, rows, right=range(1, 7))
+    for name, calls in {m["name"]: m["numpy"] for m in methods if m["numpy"]}.items():
+        listed = ", ".join(f"{op} ({n})" for op, n in calls.items())
+        explain(listed, f"{name} needs {counted(len(calls), 'NumPy kernel')}: ", indent=2)
