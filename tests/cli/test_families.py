@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 from tests.cli.conftest import DATA
+from tests.exporting import export
 
 import ptegpu
-from ptegpu.cli.families import Text, costs, one_size_each, parse_sizes, plan_report
+from ptegpu.cli.families import Text, costs, numpy_calls, one_size_each, parse_sizes, plan_report
 from ptegpu.dtypes import DType
 from ptegpu.plan.numbers import program
 from ptegpu.plan.plan import Choice, Family, Input, Plan, Row
@@ -175,6 +177,39 @@ def test_costs_are_those_of_the_plan_at_that_size() -> None:
         assert cost.workgroups == sum(d.grid[0] * d.grid[1] for d in here)  # type: ignore[operator]
         assert cost.read_bytes + cost.write_bytes == sum(d.nbytes for d in here)
         assert cost.family == (2 if n == 1 else 1)
+
+
+def test_what_must_be_equal_is_named_once(tmp_path: Path) -> None:
+    class Add(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    rows = torch.export.Dim("rows", min=2, max=8)
+    file = tmp_path / "add.pte"
+    export(Add(), (torch.ones(4, 3), torch.ones(4, 3)), file, dynamic_shapes=({0: rows}, {0: rows}))
+    outer = ptegpu.compile(file).methods[0]["forward"]
+    (cost,) = costs(outer, {"input 0[0]": 5})
+    assert cost.sizes == {"input 0[0]": 5, "input 0[1]": 3, "input 1[0]": 5, "input 1[1]": 3}
+    assert cost.write_bytes == 5 * 3 * 4
+    (cost,) = costs(outer, {})
+    assert cost.write_bytes == 8 * 3 * 4
+
+
+def test_sizes_go_from_plan_to_plan(tmp_path: Path) -> None:
+    class Between(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.cat([x, x], 1).relu()
+            return y.masked_scatter(y > 1, y) + y  # the first on the host
+
+    file = tmp_path / "between.pte"
+    rows = torch.export.Dim("rows", min=2, max=8)
+    export(Between(), (torch.ones(4, 3),), file, dynamic_shapes=({0: rows},), delegate=False)
+    outer = ptegpu.compile(file).methods[0]["forward"]
+    assert numpy_calls(outer) == {"aten.masked_scatter.default": 1}
+    first, second = costs(outer, {"input 0[0]": 5})
+    assert first.sizes == {"input 0[0]": 5, "input 0[1]": 3}
+    assert sorted(second.sizes.values()) == [5, 5, 6, 6]
+    assert second.write_bytes == 5 * 6 * 4
 
 
 def test_sizes_on_the_command_line() -> None:

@@ -329,7 +329,8 @@ def check_sizes(outers: Iterable[Outer], given: Mapping[str, int]) -> None:
 def costs(outer: Outer, given: Mapping[str, int]) -> list[Cost]:
     """What each plan costs, in the order of the plans.
 
-    Sizes that neither `given` nor a plan before says are the largest; ints, and the elements of inputs, are 0.
+    Sizes that neither `given` nor a plan before says, and that need not equal one of these, are the largest; ints, and
+    the elements of inputs, are 0.
     """
     found: dict[int, Cost] = {}
     known: dict[Var, Any] = {}
@@ -341,18 +342,30 @@ def costs(outer: Outer, given: Mapping[str, int]) -> list[Cost]:
                 known.pop(v, None)
             continue
         plan = outer.plans[item.plan]
-        shapes = [_sized(i, known.get(v), given) for i, v in zip(plan.inputs, item.inputs, strict=True)]
+        sizes: dict[str, int] = {}
+        for i, v in zip(plan.inputs, item.inputs, strict=True):
+            if v in known:
+                sizes |= zip(sizes_of(i), known[v] if i.dtype else (known[v],))
+        sizes |= given
+        sizes = _tied(plan, sizes) | sizes
+        shapes = [_sized(i, sizes) for i in plan.inputs]
         found[item.plan], outputs = _cost(plan, shapes)
         known |= dict(zip(item.outputs, outputs))
     return [found[k] for k in sorted(found)]
 
 
-def _sized(i: Input, known: Any, given: Mapping[str, int]) -> Any:
+def _tied(plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that the first family takes to be equal to these, with their values."""
+    same, _, _ = _equal(plan, plan.families[0].guards)
+    text = Text(plan)
+    values = {same[row]: sizes[text(row)] for row in same if text(row) in sizes}
+    return {text(row): values[key] for row, key in same.items() if key in values}
+
+
+def _sized(i: Input, sizes: Mapping[str, int]) -> Any:
     if i.dtype is None:
-        return given.get(i.name, 0 if known is None else known)
-    if not i.dynamic:
-        return i.shape
-    return tuple(given.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape if known is None else known))
+        return sizes.get(i.name, 0)
+    return tuple(sizes.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape)) if i.dynamic else i.shape
 
 
 def _cost(plan: Plan, shapes: Sequence[Any]) -> tuple[Cost, list[Any]]:
