@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+from ptegpu.plan.lower import lower
+from ptegpu.plan.symbols import Symbols
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -29,8 +31,6 @@ from ptegpu.ops import few
 from ptegpu.ops.few import Choice
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.passes.memory import plan_memory
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 from ptegpu.plan.target import Target
 
 AT_ONCE = 256 << 20  # bytes of weights in a pass

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import typer
+from ptegpu.plan.symbols import Symbols
 from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
@@ -31,7 +32,6 @@ from ptegpu.gpu.loads import warm
 from ptegpu.gpu.measurement import measure as measure_class
 from ptegpu.gpu.timer import Timer
 from ptegpu.graph.graph import Sym
-from ptegpu.plan.symbols import Symbols
 
 ROUNDS = 5  # of PyTorch, each of as many calls as there are repeats
 TOLERANCE = {"f": 1e-3, "e": 1e-2}  # by the kind of float; of the largest magnitude

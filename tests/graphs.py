@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import Parameter
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg, Graph, Sym, Tensor, Value, flatten
 from ptegpu.graph.graph import Node as GraphNode
 from ptegpu.ops.pointwise import pointwise
-from ptegpu.ops.registry import REGISTRY, OpDef, Out, Steps
+from ptegpu.ops.registry import REGISTRY, OpDef, Out, Parameter, Steps
 from ptegpu.passes.memory import Memory
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.target import Target
@@ -27,7 +27,7 @@ def _overwrite(cache: Tensor, x: Tensor, *, target: Target) -> Steps:
 # Writes its second argument over its first, in place. Like `update_cache` it has a result that says nothing.
 OVERWRITE = OpDef(
     "test.overwrite",
-    tuple((name, lambda a: a, False, Parameter.empty) for name in ("cache", "x")),
+    (Parameter("cache"), Parameter("x")),
     frozenset({"target"}),
     steps=_overwrite,
     mutates=(0,),
@@ -96,3 +96,17 @@ def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:
     """The graph's plan, and the memory that it is laid out in."""
     planner = Planner(graph, target or Target()).cover()
     return planner.plan(), planner.memory
+
+
+def engine_of(graph: Graph, gpu: Any) -> Any:
+    """An engine of the runtime for a graph whose inputs may have any size."""
+    from ptegpu.gpu import SharedConstants
+    from ptegpu.runtime.engine import Engine
+
+    planner = Planner(graph, gpu.target, [True] * len(graph.inputs)).cover()
+
+    def extend(shapes: Sequence[Any], item: Any) -> Plan:
+        planner.extend(shapes, item)
+        return planner.plan()
+
+    return Engine(planner.plan(), gpu, SharedConstants(), extend)

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 import ptegpu
-from ptegpu.compiler.partition import Host
+from ptegpu.compiler.program import cut_methods, read_source
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call as KernelCall
+from ptegpu.plan.bundle import Host
 
 from .cases import Case, Problem, S, T, compare, declared, walk
 
@@ -57,7 +58,8 @@ class Program:
             waiting = [i.instruction for m in methods for i in m._method.items if isinstance(i, Host)]
             host = [i.op if isinstance(i, KernelCall) else type(i).__name__ for i in waiting]
             assert host == list(self.host), f"on the host: {host}"
-            graphs = [g for m in methods for g in m.graphs]
+            cuts = cut_methods(read_source(self.data)).values()
+            graphs = [joined.graph for cut in cuts for joined in cut.joined.graphs.values()]
             assert len(graphs) == self.graphs, f"{len(graphs)} graphs on the GPU"
             ran = Counter(name for g in graphs for n in g.nodes for name in _operators(n.op.name))
             found = {op: ran[_operators(op)[0]] for op in self.operators}

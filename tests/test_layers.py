@@ -170,6 +170,23 @@ def test_lower_layers_import_without_wgpu_and_torch() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+NAMING = {"ops", "portable", "export"}  # packages; and files that read the file format, and run examples
+NAMING_FILES = {PACKAGE / "graph" / "names.py", PACKAGE / "cli" / "selfcheck.py"}
+
+
+def test_no_operator_is_named_outside_its_registries() -> None:
+    from ptegpu.ops import REGISTRY
+    from ptegpu.portable import PORTABLE, PRIMS
+
+    names = {name for name in (*REGISTRY, *PORTABLE, *PRIMS) if "." in name}
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] not in NAMING and path not in NAMING_FILES:
+            strings = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.Constant)]
+            found += [f"{path.name}:{n.lineno}: {n.value}" for n in strings if n.value in names]
+    assert found == []
+
+
 @pytest.mark.parametrize("name", [name for name in IMPORTABLE_ALONE if (PACKAGE / name).is_dir()])
 def test_each_lower_layer_imports_first(name: str) -> None:
     done = run_blocked(f"import ptegpu.{name}")

@@ -179,6 +179,8 @@ class Size:
         return self != 0
 
     def bit_length(self) -> int:
+        if self < 0:
+            return int(self).bit_length()
         bits = int(self.value).bit_length()
         assert self < 1 << bits
         if bits:
@@ -375,12 +377,12 @@ def _pinned(x: Any) -> Any:
     return x
 
 
-def smallest(a: int, b: int) -> int:
+def smallest(a: Any, b: Any) -> Any:
     """min(a, b), as an expression: it splits no plan in two."""
     return _extreme("min", a, b)
 
 
-def largest(a: int, b: int) -> int:
+def largest(a: Any, b: Any) -> Any:
     """max(a, b), as an expression: it splits no plan in two."""
     return _extreme("max", a, b)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from struct import pack
 
 from ptegpu.dtypes import DType
-from ptegpu.plan.plan import Binding, Buffer, Copy, Dispatch, Kernel, Plan, Port
+from ptegpu.plan.plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Input, Kernel, Plan, Port, fixed
 
 N = 20  # elements of most tensors here: more than a vec4, no multiple of 16
 NBYTES = 80
@@ -70,7 +71,7 @@ def whole(*buffers: int) -> tuple[Binding, ...]:
 
 def add() -> Plan:
     """y = a + b"""
-    return Plan(
+    return fixed(
         "add",
         (Buffer("a", NBYTES, "input"), Buffer("b", NBYTES, "input"), Buffer("y", NBYTES, "temp")),
         (ADD,),
@@ -86,7 +87,7 @@ def chain(length: int = 3) -> Plan:
     """x → x + w → … → x + length × w, each in its own buffer; the last two are outputs."""
     blob = pack(f"{N}f", *range(N))
     temps = tuple(Buffer(f"t{n}", NBYTES, "temp") for n in range(length))
-    return Plan(
+    return fixed(
         "chain",
         (Buffer("x", NBYTES, "input"), Buffer("w", NBYTES, "constant", 0), *temps),
         (ADD,),
@@ -104,7 +105,7 @@ def scale(factors: tuple[float, ...] = (3.0,), name: str = "params") -> Plan:
     blocks = b"".join(pack("4f", factor, 0, 0, 0).ljust(256, b"\0") for factor in factors)
     temps = tuple(Buffer(f"y{n}", NBYTES, "temp") for n in range(len(factors)))
     params = len(factors) + 1
-    return Plan(
+    return fixed(
         "scale",
         (Buffer("x", NBYTES, "input"), *temps, Buffer(name, len(blocks), "params")),
         (SCALE,),
@@ -120,7 +121,7 @@ def scale(factors: tuple[float, ...] = (3.0,), name: str = "params") -> Plan:
 
 def accumulate(first: bytes | None = None) -> Plan:
     """total = total + x, a state that the run writes back and returns."""
-    return Plan(
+    return fixed(
         "accumulate",
         (
             Buffer("x", NBYTES, "input"),
@@ -138,24 +139,23 @@ def accumulate(first: bytes | None = None) -> Plan:
 
 
 def fill(elements: int, grid: tuple[int, int]) -> Plan:
-    """y[i] = i + the first symbolic int, over a grid of two dimensions."""
+    """y[i] = i + a symbolic int, which is the plan's only input, over a grid of two dimensions."""
     nbytes = -(-elements * 4 // 16) * 16
-    return Plan(
+    plan = fixed(
         "fill",
         (Buffer(f"y{elements}", nbytes, "temp"), Buffer("syms", 16, "syms")),
         (FILL,),
         (Dispatch(0, (Binding(0, 0, nbytes), Binding(1, 0, 16)), grid, "y"),),
-        (),
-        (),
-        (Port("y", 0, DType.I32, (elements,)),),
-        b"",
+        outputs=(Port("y", 0, DType.I32, (elements,)),),
     )
+    families = (replace(plan.families[0], words=(Expr(0),)),)
+    return replace(plan, inputs=(Input("s"),), families=families, rows=(("int", 0, 0),))
 
 
 def move(dtype: DType, shape: tuple[int, ...], nbytes: int) -> Plan:
     """y = x, by a copy: no kernel at all."""
     moved = -(-Port("x", 0, dtype, shape).nbytes // 4) * 4
-    return Plan(
+    return fixed(
         "move",
         (Buffer("x", nbytes, "input"), Buffer("y", nbytes, "temp")),
         (),
@@ -165,3 +165,15 @@ def move(dtype: DType, shape: tuple[int, ...], nbytes: int) -> Plan:
         (Port("y", 1, dtype, shape),),
         b"",
     )
+
+
+def dispatching(plan: Plan, *dispatches: Dispatch) -> Plan:
+    """The plan with these dispatches instead."""
+    (family,) = plan.families
+    return replace(plan, families=(replace(family, steps=tuple((Choice((), (d,)),) for d in dispatches)),))
+
+
+def giving(plan: Plan, *outputs: Port) -> Plan:
+    """The plan with these outputs instead."""
+    (family,) = plan.families
+    return replace(plan, families=(replace(family, outputs=outputs),))

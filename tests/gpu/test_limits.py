@@ -21,7 +21,7 @@ def kernel(**changes):
 
 
 def dispatch(**changes):
-    return replace(PLAN, dispatches=(replace(PLAN.dispatches[0], **changes),))
+    return plans.dispatching(PLAN, replace(PLAN.dispatches[0], **changes))
 
 
 def buffer(**changes):
@@ -81,7 +81,7 @@ def test_a_plan_beyond_a_limit(plan, message):
         (replace(PLAN, copies=(Copy(0, 1, 6),)), "cannot copy 6 bytes from a to b"),
         (replace(PLAN, copies=(Copy(0, 1, 84),)), "cannot copy 84 bytes from a to b"),
         (replace(PLAN, copies=(Copy(0, 0, 16),)), "cannot copy 16 bytes from a to a"),
-        (replace(PLAN, outputs=(plans.f32("y", 2, (21,)),)), "y has 84 bytes, its buffer 80"),
+        (plans.giving(PLAN, plans.f32("y", 2, (21,))), "y has 84 bytes, its buffer 80"),
     ],
 )
 def test_a_plan_that_no_device_runs(plan, message):

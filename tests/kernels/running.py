@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from ptegpu.compiler.node import Tables
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, Session
+from ptegpu.graph.graph import Graph
 from ptegpu.kernels.wgsl import SYM_VECTORS, KernelSpec
-from ptegpu.plan.plan import ALIGN, Binding, Buffer, Dispatch, Plan, Port
+from ptegpu.passes.memory import Memory
+from ptegpu.plan.plan import ALIGN, Binding, Buffer, Dispatch, Port, fixed
 
 
 def run(
@@ -23,8 +27,15 @@ def run(
     params: Mapping[str, int | float] | None = None,
     syms: Sequence[int] = (),
 ) -> list[np.ndarray]:
-    """What it writes: so many elements for each of its writes, which are zeros before. `params` is without `groups`."""
-    block = spec.pack(groups, params or {})
+    """What it writes: so many elements for each of its writes, which are zeros before. `params` is without `groups`.
+
+    `syms` are the words of symbolic ints; of a parameter that is one, `params` has the value, which is one of these.
+    """
+    tables = Tables(Graph("running"), Memory(), gpu.target, lambda size, trace: 0)
+    for value in syms:
+        tables.word(value)
+    tables.block(spec, groups, dict(params or {}))
+    block = bytes(tables.images[0])
     dtypes = [*(DType.of(a.dtype) for a in reads), *(s.dtype for s in spec.writes)]
     ports = [Port(f"port {k}", k, dtype, (n,)) for k, (dtype, n) in enumerate(zip(dtypes, [*map(len, reads), *writes]))]
     sizes = [max(ALIGN, -(-p.nbytes // ALIGN) * ALIGN) for p in ports]
@@ -35,7 +46,8 @@ def run(
     bindings = tuple(Binding(k, 0, b.nbytes) for k, b in enumerate(buffers))
     dispatch = Dispatch(0, bindings, grid or (groups, 1), "the kernel")
     inputs, outputs = tuple(ports[: len(reads)]), tuple(ports[len(reads) :])
-    plan = Plan(spec.kernel.name, tuple(buffers), (spec.kernel,), (dispatch,), (), inputs, outputs, block)
+    plan = fixed(spec.kernel.name, buffers, (spec.kernel,), (dispatch,), (), inputs, outputs, block)
+    plan = replace(plan, families=(replace(plan.families[0], words=tuple(tables.words)),))  # type: ignore[arg-type]
     with Session(gpu) as session:
-        found = session.run(session.prepare(plan), list(reads), syms)
+        found = session.run(session.prepare(plan), list(reads))
     return [f for f in found if isinstance(f, np.ndarray)]

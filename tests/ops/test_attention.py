@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 import torch
 from tests.cases import close
+from tests.graphs import engine_of
 from tests.oracle import Case, S, T, check, compare, device, graph_of, plan_of, torch_operator
 from torch import nn
 
 import ptegpu
-from ptegpu.compiler.build import Joined
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, ShapeError
-from ptegpu.gpu import SharedConstants
 from ptegpu.plan.target import Target
-from ptegpu.runtime.engine import Engine
 
 F16, F32, BOOL = DType.F16, DType.F32, DType.BOOL
 CACHE = 40
@@ -326,14 +324,14 @@ def test_the_reference_agrees_with_the_exporter(case):
 
 
 def test_a_conversation_on_one_state():
-    """A prompt of five, then tokens one by one: two plans serve four calls, and the caches keep what was written."""
+    """A prompt of five, then tokens one by one: one plan serves all calls, and the caches keep what was written."""
     case = cached(5, 0, 4, 16, longest=8)
     rng = np.random.default_rng(3)
     arrays = {id(a): a.make(rng) for a in case.args if isinstance(a, T)}
     graph, _ = graph_of(case, arrays, [np.zeros(case.args[0].shape, np.float32), *[np.zeros((1, CACHE, 2, 16))] * 2])
     graph.outputs = graph.outputs[:1]
     keys, values = (torch.from_numpy(arrays[id(case.args[k])].copy()) for k in (3, 4))
-    engine = Engine(Joined(graph, [], [], dynamic=True), device(), {}, SharedConstants())
+    engine = engine_of(graph, device())
     try:
         start = 0
         for s in (5, 1, 1, 1):
@@ -342,7 +340,7 @@ def test_a_conversation_on_one_state():
             want = attention_with_cache(*map(torch.from_numpy, new), keys, values, start, 1, None, 0.0, True, None)
             compare(got, want.numpy(), 1e-5, f"at {start}")
             start += s
-        assert 2 == engine.planned
+        assert 0 == engine.extended
     finally:
         engine.close()
 

@@ -6,19 +6,15 @@ from functools import partial
 
 import numpy as np
 import pytest
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
-from tests.cases import close, device, run_plan
+from tests.cases import close, device, plan_of, run_plan
 from tests.passes import products
 from tests.passes.products import MANY, TOLERANCE, Builder, run
-from tests.passes.test_siblings import LINEAR, SIZES, WAYS, labels
+from tests.passes.test_siblings import LINEAR, SIZES, WAYS, labels, launched
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
-from ptegpu.graph.live import Live, settle
 from ptegpu.kernels.linear_q4 import Gemv
 from ptegpu.ops import REGISTRY, few
-from ptegpu.passes.memory import plan_memory
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
 from ptegpu.plan.target import Target
@@ -190,18 +186,16 @@ def test_as_in_float64(size, magnitude):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
 def test_live_rows(make):
-    """One graph, its memory planned for 12 rows, at fewer and at none."""
+    """One plan, for at most 12 rows, at fewer and at none."""
     b, gpu = make(12, 64, (20, 12, 12), 32), device()
     join(b)
-    settle(b.graph)
-    memory, live = plan_memory(b.graph, gpu.target), Live(b.graph)
+    plan = plan_of(b.graph, gpu.target, dynamic=True)
     wanted, _ = run(make(12, 64, (20, 12, 12), 32), ())
     counts = []
     for m in (12, 1, 8, 0, 3, 12):
-        live.update({x: (m, *x.max_shape[1:]) for x in b.graph.inputs}, lambda _: np.empty(0))
-        plan = lower(b.graph, memory, gpu.target, Symbols(b.graph))
-        counts.append(len(plan.dispatches))
-        for got, want in zip(run_plan(plan, [a[:m] for a in b.arrays], gpu), wanted, strict=True):
+        given = [a[:m] for a in b.arrays]
+        counts.append(launched(plan, given))
+        for got, want in zip(run_plan(plan, given, gpu), wanted, strict=True):
             close(got, want[:m], TOLERANCE[F32])
     assert counts == [1 + PRODUCTS[make], 1, 1, 0, 1, 1 + PRODUCTS[make]]
 

@@ -6,21 +6,18 @@ from functools import partial
 
 import numpy as np
 import pytest
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
-from tests.cases import close, device, plan_of, run_plan
+from tests.cases import close, device, plan_of, run_plan, sizes_of
 from tests.passes import products
 from tests.passes.products import MANY, TOLERANCE, Builder, run
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
-from ptegpu.graph.live import Live, settle
 from ptegpu.kernels.linear_q4 import Gemv
 from ptegpu.ops import REGISTRY, few
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.passes.memory import plan_memory
 from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, join_siblings
 from ptegpu.plan.plan import Plan
+from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
@@ -160,21 +157,22 @@ def test_a_weight_in_parts(make):
     same(lambda: make(2, 64, sizes, 32), None, max_binding_bytes=640)
 
 
+def launched(plan: Plan, inputs: list[np.ndarray]) -> int:
+    """How many dispatches there are for these inputs."""
+    return sum(0 not in d.grid for d in evaluated(plan, *sizes_of(inputs)).dispatches)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda m: projections(m, 64, (20, 12, 12), 32), lambda m: swiglu(m, 64, 21, 32)])
 def test_live_rows(make):
-    """One graph, its memory planned for 12 rows, at fewer and at none."""
+    """One plan, for at most 12 rows, at fewer and at none."""
     b, gpu = make(12), device()
     join(b)
-    settle(b.graph)
-    memory, live = plan_memory(b.graph, gpu.target), Live(b.graph)
-    (x,) = b.graph.inputs
+    plan = plan_of(b.graph, gpu.target, dynamic=True)
     (whole,) = b.arrays
     counts = []
     for m in (12, 1, 8, 0, 3, 12):
-        live.update({x: (m, 64)}, lambda _: np.empty(0))
-        plan = lower(b.graph, memory, gpu.target, Symbols(b.graph))
-        counts.append(len(plan.dispatches))
+        counts.append(launched(plan, [whole[:m]]))
         c = make(12)
         fuse_elementwise(c.graph)
         c.arrays = [whole]

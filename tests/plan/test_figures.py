@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from tests.graphs import Sketch, plan_of
 
+from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg
 from ptegpu.ops.attention import visible
 from ptegpu.passes.split import split_constants
 from ptegpu.plan.plan import Plan
+from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import Target
 
 Figures = tuple[int, int, int]  # bytes read, bytes written, flops
@@ -94,9 +96,9 @@ def test_caches_count_up_to_the_position_now() -> None:
     y = s.tensor("llama.custom_sdpa.default", q, keys, values, start, None, 0.0, True)
     graph = s.returns(y)
     for position, pairs in ((3, 4 + 5), (61, 62 + 63), (63, 64 + 64)):
-        start.value = position
-        plan, _ = plan_of(graph)
-        first = plan.dispatches[0]
+        planner = Planner(graph, Target())
+        planner.extend([q.shape, position], lambda *_: 0)
+        first = evaluated(planner.plan(), [q.shape, position], lambda *_: 0).dispatches[0]
         seen = min(position + 2, 64)
         assert (256 + 2 * seen * 64, 2 * 4 * pairs * 16) == (first.read_bytes, first.flops)
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 from tests.exporting import export
+from tests.methods import method_of
 from torch import nn
 
 import ptegpu
 from ptegpu import portable
 from ptegpu.compiler.join import join
-from ptegpu.compiler.partition import Stretch
+from ptegpu.compiler.partition import partition
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.graph.linear import Call, Linear, Operand, Var
@@ -329,14 +330,15 @@ MISTAKEN = [
 
 @pytest.mark.parametrize(("mistake", "message"), MISTAKEN, ids=[m for _, m in MISTAKEN])
 def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message: str) -> None:
+    linear = Linear("forward", [X], [Y], [mistake])
     with pytest.raises(ptegpu.InvalidProgram) as error:
-        join(Linear("forward", [X], [Y], [mistake]), [Stretch(0, [mistake])])
+        join(linear, partition(linear))
     assert str(error.value) == message
 
 
 def host_method(operator: str, values: list[pte.Value], inputs: tuple[int, ...], args: tuple[int, ...]) -> Method:
     chain = (pte.KernelCall(operator, args),)
-    return Method(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", "", ()), {}, None)
+    return method_of(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", "", ()))
 
 
 def test_arithmetic_of_the_host_that_overflows_names_the_instruction() -> None:

@@ -7,11 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from ptegpu.compiler import partition as module
 from ptegpu.compiler.partition import Host, Stretch, cut, describe, mutates, partition, places_of
 from ptegpu.dtypes import DType
-from ptegpu.errors import UnsupportedProgram
+from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var
-from ptegpu.runtime import partition as module
 
 F32, I64, I32, BOOL = DType.F32, DType.I64, DType.I32, DType.BOOL
 
@@ -152,8 +152,10 @@ def test_an_item_of_a_state_is_read_by_the_host() -> None:
 
 
 @pytest.mark.parametrize("op", ["aten._local_scalar_dense.default", "aten.sym_size.int", "aten.relu.default"])
-def test_a_call_without_arguments_is_no_crash(op: str) -> None:
-    assert 1 == len(places(call(op, out=var(None) if "relu" not in op else var())))
+def test_a_call_without_arguments_is_refused(op: str) -> None:
+    with pytest.raises(InvalidProgram) as error:
+        places(call(op, out=var(None) if "relu" not in op else var()))
+    assert f"{op}: argument 'x' is missing" in str(error.value)
 
 
 def test_an_item_of_a_float_is_no_symbolic_int() -> None:

@@ -18,19 +18,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import compare
+from tests.graphs import engine_of
 from tests.ops.test_linear_q4 import int8pack, q4gsw, qcs4w
 from tests.runtime.test_random_graphs import MAXIMUM, Builder, Value, aten, broadcast, norm, sizes
 
-from ptegpu.compiler.build import Joined
 from ptegpu.dtypes import DType
-from ptegpu.gpu import Device, SharedConstants, open_device
+from ptegpu.gpu import Device, open_device
 from ptegpu.graph.graph import Node, Tensor
 from ptegpu.ops import REGISTRY
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
 from ptegpu.plan.target import CLASSES
-from ptegpu.runtime.engine import Engine
 
 WIDTHS = (8, 16, 20)  # of rows
 POSITIONS = 20  # of a cache
@@ -333,7 +332,7 @@ def check(seed: int, joined: bool, device: Device) -> None:
         join_norms(k.graph)
     rng = np.random.default_rng(seed)
     reference = Reference(k)
-    engine = Engine(Joined(k.graph, [], [], True), device, {}, SharedConstants())
+    engine = engine_of(k.graph, device)
     try:
         for size in live_sizes(k.rng):
             inputs = [v for v in k.values if v.tensor.kind == "input"]

@@ -17,15 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import compare
+from tests.graphs import engine_of
 
 from ptegpu import ops  # noqa: F401  (fills the registry)
-from ptegpu.compiler.build import Joined
 from ptegpu.dtypes import DType
-from ptegpu.gpu import SharedConstants, open_device
+from ptegpu.gpu import open_device
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
 from ptegpu.ops import REGISTRY
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.runtime.engine import Engine
 
 MAXIMUM = {"b": 3, "t": 5}
 
@@ -247,7 +246,7 @@ def test_every_live_size_agrees_with_pytorch(seed: int) -> None:
     if seed % 2:
         fuse_elementwise(k.graph)
     rng = np.random.default_rng(seed)
-    engine = Engine(Joined(k.graph, [], [], True), open_device(), {}, SharedConstants())
+    engine = engine_of(k.graph, open_device())
     try:
         live = [{"b": b, "t": t} for b in range(1, MAXIMUM["b"] + 1) for t in range(2, MAXIMUM["t"] + 1)]
         k.rng.shuffle(live)

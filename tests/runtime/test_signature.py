@@ -13,6 +13,7 @@ import pytest
 import torch
 from executorch.exir import to_edge
 from tests.exporting import export, quiet
+from tests.methods import method_of
 from torch import nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
@@ -127,7 +128,7 @@ def identity(values: list[pte.Value], input_tree: str, output_tree: str, outputs
     """A method that gives its inputs."""
     ids = tuple(range(len(values)))
     gives = ids if outputs is None else tuple(outputs)
-    return Method(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree, ()), {}, None)
+    return method_of(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree, ()))
 
 
 def test_inputs_by_name() -> None:

@@ -22,14 +22,12 @@ from ..graph.importer import BACKENDS, NamedData
 from ..graph.linear import Call, Operand, Var, variables
 from ..graph.names import functional
 from ..ops import REGISTRY
-from ..ops.registry import OpDef
 from ..plan.bundle import Outer
 from ..plan.target import Target
 from ..portable import PORTABLE, PRIMS
 from ..portable.host import on_host
 
 GPU, SHAPES, HOST, UNSUPPORTED = "GPU", "shapes", "host", "unsupported"
-ITEMS = ("aten._local_scalar_dense.default",)  # read a tensor's only element
 BROWSER = Target()
 UNLIMITED = replace(BROWSER, name="a GPU without limits", max_binding_bytes=1 << 48, max_buffer_bytes=1 << 48)
 
@@ -134,7 +132,8 @@ def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
     definition = REGISTRY.get(call.op)
     if all(out.dtype is None for out in call.outs):
         source = call.args[0] if call.args else None
-        if isinstance(source, Var) and source.dtype is not None and (call.op in ITEMS or _reads(definition)):
+        reads = definition is not None and definition.reads
+        if reads and isinstance(source, Var) and source.dtype is not None:
             return f"reads an item of a {source.dtype.value} tensor"
         return "numbers only, nothing for a GPU to do"
     if definition is None:
@@ -154,10 +153,6 @@ def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
     if any(v.dtype is None for v in variables(call.args)) and serves(_with_types(call, {None: DType.I32})):
         return "a number that is known only at run time and is not an int"
     return "arguments that its GPU kernel does not take"
-
-
-def _reads(definition: OpDef | None) -> bool:
-    return definition is not None and "data" in definition.wants
 
 
 def _with_types(call: Call, types: Mapping[DType | None, DType]) -> Call:

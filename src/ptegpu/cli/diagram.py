@@ -19,8 +19,8 @@ from ..graph.graph import Tensor as GraphTensor
 from ..graph.linear import Call, Jump, Move, Var, variables
 from ..ops import REGISTRY
 from ..ops.registry import OpDef
-from ..portable import PORTABLE
-from ..portable.host import on_host
+from ..ops.schema import Schema
+from ..portable.host import on_host, schema_of
 from .analysis import Analysis, is_joint
 from .console import dims, number
 from .palette import group
@@ -108,10 +108,10 @@ class _Builder:
         self.makers[value] = [*self.makers.get(value, []), *makers] if maybe else makers
 
     def call(self, call: Call, kind: Kind, maybe: bool) -> None:
-        names = [name for name, *_ in _parameters(call.op)]
         known = [maker for v in variables(call.args) if v.kind != "constant" for maker in self.sources(v)]
         reason = self.found.why(call)
-        box = self.operator(kind, call.op, (), call.where, zip_names(names, call.args), call.outs, reason)
+        args = with_names(schema_of(call.op), call.args)
+        box = self.operator(kind, call.op, (), call.where, args, call.outs, reason)
         self.diagram.edges += [(maker, box) for maker in known]
         for out in call.outs:
             self.bring(out, [box], maybe)
@@ -147,9 +147,8 @@ class _Builder:
                 self.makers[node.outs[0]] = self.sources(values[0])
                 continue
             known = [maker for v in values if not _is_constant(v) for maker in self.sources(v)]
-            names = [name for name, *_ in node.op.parameters]
             families = _families(node.op)
-            args = zip_names(names, node.args)
+            args = with_names(node.op, node.args)
             box = self.operator("operator", node.op.name, families, node.name, args, node.outs)
             self.diagram.edges += [(maker, box) for maker in known]
             for value in (*node.outs, *node.mutates):
@@ -177,19 +176,15 @@ def _joined(operator: str) -> list[str] | None:
     return operator[len("fused(") : -1].split("+") if joined else None
 
 
-def zip_names(names: Sequence[str], args: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Arguments with the names of their parameters; numbers where there are none."""
-    return [(names[k] if k < len(names) else f"argument {k}", a) for k, a in enumerate(args)]
-
-
-def _parameters(operator: str) -> Sequence[tuple[Any, ...]]:
-    known = REGISTRY.get(operator) or PORTABLE.get(operator)
-    return known.parameters if known else ()
+def with_names(schema: Schema | None, args: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Arguments with the names of their parameters; numbers where nobody knows the operator."""
+    if schema is None:
+        return [(f"argument {k}", a) for k, a in enumerate(args)]
+    return [(p.name, a) for p, a in zip(schema.parameters, schema.place(args))]
 
 
 def _family(definition: OpDef) -> str:
-    rule = definition.steps or definition.view or definition.sym
-    return rule.__module__.rsplit(".", 1)[-1] if rule else ""
+    return definition.rule.__module__.rsplit(".", 1)[-1]
 
 
 @cache

@@ -10,14 +10,13 @@ from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
 from ..graph.linear import Call, Operand, Var, variables
 from ..graph.narrow import to_device
 from ..ops import REGISTRY
+from ..ops.elementwise import ROUND
+from ..ops.views import CLONE
 from ..passes.dead import remove_dead
 from ..passes.fold import fold_constants
 from ..passes.fuse import fuse_elementwise
 from ..passes.norms import join_norms
 from ..passes.siblings import join_siblings
-
-CLONE = "aten.clone.default"
-ROUND = "ptegpu.round_to_bfloat16.default"
 
 
 class Joined:

@@ -138,9 +138,9 @@ def _origin(graph: Graph, sym: Sym) -> str:
     if node is None:
         return f"{sym.name}: the position {{}}"
     first = node.args[0]
-    if isinstance(first, Tensor) and "data" in node.op.wants:
+    if isinstance(first, Tensor) and node.op.reads:
         assert node.op.sym is not None
-        element = plain_value(node.op.sym(*node.op.bind(node.args), data=None))
+        element = plain_value(node.op.sym(*node.op.bind(node.args)))
         place = np.unravel_index(element, [plain_value(n) for n in first.shape])
         return f"{first.name}: the position {{}} at {[int(k) for k in place]}"
     queue, sources = [sym], dict[str, None]()

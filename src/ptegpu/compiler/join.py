@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..errors import InvalidProgram
-from ..graph.linear import Call, Instruction, Linear, Var, variables
-from ..ops import REGISTRY
+from ..graph.linear import Instruction, Linear, Var, variables
 from .build import Joined, build
 from .order import reads, writes
-from .partition import Host, Item, Stretch, stand_ins
+from .partition import Host, Item, Stretch
 
 
 class Join(NamedTuple):
@@ -30,8 +28,6 @@ def join(linear: Linear, items: list[Item]) -> Join:
     for k, item in enumerate(items):
         if not isinstance(item, Stretch):
             continue
-        for c in item.calls:
-            _check(c)
         others = [j for j in range(len(items)) if j != k]
         states = {v for v in touched[k] if v.kind == "state" and not any(v in touched[j] for j in others)}
         written = dict.fromkeys(written_by(item))
@@ -42,22 +38,6 @@ def join(linear: Linear, items: list[Item]) -> Join:
         found.read[k] = [p for p, v in enumerate(needed) if v in on_host]
         found.graphs[k] = build(f"{linear.name}.{k}", item.calls, needed, states)
     return found
-
-
-def _check(c: Call) -> None:
-    """That the operator takes arguments of these kinds, and has results of these: passes and rules rely on it."""
-    definition = REGISTRY[c.op]
-    try:
-        definition.bind(stand_ins(c.args)[0])
-    except InvalidProgram as e:
-        raise InvalidProgram(f"{c.where}: {e}") from None
-    scalar = definition.sym is not None
-    if any(scalar != (v.dtype is None) for v in c.outs):
-        gives, says = ("an int", "a tensor") if scalar else ("a tensor", "an int")
-        raise InvalidProgram(f"{c.where} gives {gives}, the program says {says}")
-    one = scalar or definition.view is not None or definition.role == "product"
-    if not c.outs or (one and len(c.outs) > 1):
-        raise InvalidProgram(f"{c.where} cannot have {len(c.outs)} results")
 
 
 def written_by(item: Item) -> list[Var]:

@@ -116,7 +116,7 @@ def _repeatable(c: Call, written: Counter[Var]) -> bool:
 
 def _level(c: Call, levels: dict[Var, Known], written: Counter[Var]) -> Known:
     definition = REGISTRY.get(c.op)
-    by_shape = definition is not None and definition.sym is not None and "data" not in definition.wants
+    by_shape = definition is not None and definition.by_shape
 
     def of(v: Var) -> Known:
         if v.kind == "constant" and v.data is not None and not written[v]:

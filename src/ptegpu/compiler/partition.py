@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..dtypes import ON_GPU, DType
-from ..errors import UnsupportedProgram
+from ..errors import InvalidProgram, UnsupportedProgram
 from ..graph.graph import Arg, Sym, Tensor
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from ..ops import REGISTRY, OpDef
 from ..ops.spans import RULES, Span, fits, of_dtype, spans
-from ..portable.host import on_host
+from ..portable.host import on_host, schema_of
 from .order import arrange, writes
 
-_INT_RESULTS = ("sym_size.int", "aten.sym_size.int", "aten.sym_numel.default", "et_vk.select_as_symint.default")
 _EXACT_ON_HOST = (DType.F64, DType.I16, DType.U16, DType.U32, DType.U64)
 
 
@@ -92,6 +91,9 @@ def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
 
 def places_of(linear: Linear) -> list[bool]:
     """Of each instruction, whether the GPU serves it. int64 that the host computed may not fit 32 bits afterwards."""
+    for i in linear.code:
+        if isinstance(i, Call):
+            _check(i)
     facts = Facts(linear)
     while True:
         known, places = len(facts.unproved), []
@@ -101,6 +103,25 @@ def places_of(linear: Linear) -> list[bool]:
                 facts.unproved |= {v for v in writes(i) if v.dtype is DType.I64 and not fits(facts.span(v))}
         if len(facts.unproved) == known:
             return places
+
+
+def _check(call: Call) -> None:
+    """That the operator takes arguments of these kinds, and has results of these: all that follows relies on it."""
+    schema, definition = schema_of(call.op), REGISTRY.get(call.op)
+    try:
+        if schema is not None:
+            schema.bind(stand_ins(call.args)[0])
+    except InvalidProgram as e:
+        raise InvalidProgram(f"{call.where}: {e}") from None
+    if definition is None:
+        return
+    scalar = definition.sym is not None
+    if any(scalar != (v.dtype is None) for v in call.outs):
+        gives, says = ("an int", "a tensor") if scalar else ("a tensor", "an int")
+        raise InvalidProgram(f"{call.where} gives {gives}, the program says {says}")
+    one = scalar or definition.view is not None or "finish" in definition.wants
+    if not call.outs or (one and len(call.outs) > 1):
+        raise InvalidProgram(f"{call.where} cannot have {len(call.outs)} results")
 
 
 class Facts:
@@ -146,7 +167,7 @@ def joins(call: Call, facts: Facts) -> bool:
     if definition.sym is not None:
         if not all(_int_like(a, facts.ints) for a in call.args):
             return False
-        return "data" not in definition.wants or _readable(_first(call), facts.written)
+        return definition.by_shape or _readable(call.args[0], facts.written)
     tensors = [v for v in (*variables(call.args), *call.outs) if v.dtype is not None]
     if any(v.dtype in _EXACT_ON_HOST or v.dtype.device not in ON_GPU for v in tensors):  # type: ignore[union-attr]
         return False
@@ -158,7 +179,7 @@ def joins(call: Call, facts: Facts) -> bool:
     if doubtful and on_host(call) and not doubtful <= _indices(call, definition):
         return False
     first = next((v.dtype.device for v in tensors if v.dtype), None)
-    return (not definition.dtypes or first in definition.dtypes) and definition.takes(call.args)
+    return (not definition.dtypes or first in definition.dtypes) and definition.takes(stand_ins(call.args)[0])
 
 
 def _readable(operand: Operand, written: Counter[Var]) -> bool:
@@ -176,7 +197,7 @@ def _indices(call: Call, definition: OpDef) -> set[Var]:
 
 
 def stand_ins(operands: Sequence[Operand]) -> tuple[list[Arg], dict[Var, Tensor]]:
-    """Values of the kinds that the operands will have in a graph, and the tensors among them by slot."""
+    """Values of the kinds that the operands will have, as declared, and the tensors among them by slot."""
     tensors: dict[Var, Tensor] = {}
 
     def stand_in(operand: Operand) -> Arg:
@@ -186,7 +207,7 @@ def stand_ins(operands: Sequence[Operand]) -> tuple[list[Arg], dict[Var, Tensor]
             return operand
         if operand.dtype is None:
             return Sym(operand.name)
-        return tensors.setdefault(operand, Tensor(operand.name, operand.dtype.device, operand.sizes))
+        return tensors.setdefault(operand, Tensor(operand.name, operand.dtype, operand.sizes))
 
     return [stand_in(o) for o in operands], tensors
 
@@ -199,10 +220,9 @@ def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
     if not definition.wide:
         involved = [a for a in call.args if isinstance(a, Var | int | float)]
         return call.op in RULES and all(fits(facts.span(v)) for v in (*involved, *call.outs))
-    source = _dtype(_first(call))
+    source = _dtype(call.args[0]) if call.args else None
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
-    scalars = [call.args[k] for k in definition.numbers if k < len(call.args)]
-    too_wide = any(map(_beyond_int32, (*scalars, *variables(call.args))))
+    too_wide = any(map(_beyond_int32, (*definition.numbers(call.args), *variables(call.args))))
     return not too_wide and not (from_float and definition.view is not None)
 
 
@@ -212,11 +232,6 @@ def _beyond_int32(operand: Operand) -> bool:
     if isinstance(known, np.ndarray):
         return bool(known.size) and not (known.min() >= -(2**31) and known.max() < 2**31)
     return isinstance(known, int) and not -(2**31) <= known < 2**31
-
-
-def _first(call: Call) -> Operand:
-    """A file may call with fewer arguments than the operator has, which is said later."""
-    return call.args[0] if call.args else None
 
 
 def _dtype(operand: Operand) -> DType | None:
@@ -234,13 +249,11 @@ def _int_scalars(linear: Linear) -> set[Var]:
     ints = {v for v in linear.inputs if isinstance(v, Var) and v.dtype is None}
     for instruction in linear.code:
         if isinstance(instruction, Call) and instruction.outs and instruction.outs[0].dtype is None:
-            known = instruction.op in _INT_RESULTS or (
-                instruction.op in REGISTRY
-                and REGISTRY[instruction.op].sym is not None
-                and all(_int_like(a, ints) for a in instruction.args)
-                and _dtype(_first(instruction)) in (None, DType.I32, DType.I64)
-            )
-            if known:
+            definition = REGISTRY.get(instruction.op)
+            if definition is None or definition.sym is None:
+                continue
+            given = all(_int_like(a, ints) for a in instruction.args)
+            if definition.whole or (given and _dtype(instruction.args[0]) in (None, DType.I32, DType.I64)):
                 ints.update(instruction.outs)
         elif isinstance(instruction, Move) and _int_like(instruction.source, ints):
             ints.add(instruction.target)

@@ -1,8 +1,8 @@
 """From a graph to a plan that holds for every size: rules run on sizes that remember, until all sizes are covered.
 
 First the shape rules run, at the largest sizes; the guards that they leave say for which sizes the shapes follow the
-same expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches serves.
-Sizes that no family or no choice covers are traced next, until none is left among those that are looked at: all, where
+same expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches
+serves. Sizes that no family or no choice covers are traced next, until none is left among those that are looked at: all, where
 there are not too many, else a sample. A size that was missed is traced when it is asked for (`Planner.extend`).
 """
 
@@ -412,7 +412,7 @@ class Planner:
         ]
         families = tuple(self._family(f) for f in self.families)
         buffers = tuple(self.tables.finished())
-        images = tuple(bytes(i) + bytes(-len(i) % 16) for i in self.tables.images)
+        images = tuple(bytes(i) + bytes(-len(i) % 16) for i in self.tables.images if i)
         rows = tuple(self.table.rows)
         kernels = tuple(self.tables.kernels)
         return Plan(graph.name, buffers, kernels, tuple(inputs), families, tuple(copies), rows, images, memory.blobs)

@@ -224,4 +224,4 @@ def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
 
 def _by_shape(call: Call) -> bool:
     definition = REGISTRY.get(call.op)
-    return definition is not None and definition.sym is not None and "data" not in definition.wants
+    return definition is not None and definition.by_shape

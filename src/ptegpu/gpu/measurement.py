@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from ..plan.plan import ALIGN, Plan
+from ..plan.plan import ALIGN, Plan, plain
 from ..plan.target import DeviceClass
 from . import classes
 from .device import Device
@@ -44,15 +44,17 @@ def _measure(device: Device) -> DeviceClass:
     load = arithmetic(target, sizes.groups, sizes.turns)
     alone = arithmetic(target, 1, sizes.turns_alone)
     nothing = arithmetic(target, 1, 1)
+    (family,) = nothing.families
+    many = replace(nothing, families=(replace(family, steps=family.steps * _DISPATCHES),))
     warm(device)
     try:
-        flops = load.dispatches[0].flops / _best(device, load)
+        flops = plain(load.dispatches[0].flops) / _best(device, load)
         return DeviceClass(
             device.info.type,
             bandwidth=copy.dispatches[0].nbytes / _best(device, copy),
             flops=flops,
-            dispatch_seconds=_best(device, replace(nothing, dispatches=nothing.dispatches * _DISPATCHES)) / _DISPATCHES,
-            units=max(1, round(flops * _best(device, alone) / alone.dispatches[0].flops)),
+            dispatch_seconds=_best(device, many) / _DISPATCHES,
+            units=max(1, round(flops * _best(device, alone) / plain(alone.dispatches[0].flops))),
             measured=True,
         )
     finally:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import Dispatch, Expr, Input, Number, Plan, Port
+from ..plan.plan import Dispatch, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, evaluated
 from . import native
 from .buffers import GpuBuffer
@@ -165,9 +165,12 @@ class Session:
             check(plan, self.device.target)
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
+            kernels = [] if plan.rows else plan.kernels
+            pipelines = {k: self.device.pipeline(kernel) for k, kernel in enumerate(kernels)}
             try:
                 self._store.add(plan, missing)
                 prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
+                prepared.pipelines = pipelines
                 if not plan.rows:
                     self.warm(prepared)
             except BaseException:
@@ -319,7 +322,7 @@ class Session:
         for o in family.outputs:
             if isinstance(o, Port) and any(isinstance(n, Expr) for n in o.shape):
                 o = Port(o.name, o.buffer, o.dtype, tuple(at.number(n) for n in o.shape))
-                if min(o.shape, default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
+                if min(map(plain, o.shape), default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
         images = _images(plan, made.patches, at)
@@ -438,7 +441,7 @@ class Session:
                 return {number: _array(view, place, ports[number]) for number, place in reading.places}  # type: ignore[arg-type]
             finally:
                 reading.staging.unmap()
-                self.device.traffic.read(sum(p.nbytes for p in ports.values()), started)  # type: ignore[union-attr]
+                self.device.traffic.read(sum(p.nbytes for p in ports.values() if isinstance(p, Port)), started)
 
     def free(self, reading: Reading) -> None:
         """The staging buffer may serve another run: that one's copy comes after, in the queue's order."""
@@ -541,7 +544,7 @@ def _word_aligned(nbytes: int) -> int:
 
 
 def _empty(port: Port) -> np.ndarray:
-    return np.empty(port.shape, port.dtype.numpy)
+    return np.empty([plain(n) for n in port.shape], port.dtype.numpy)
 
 
 def _array(view: memoryview, place: int, port: Port) -> np.ndarray:

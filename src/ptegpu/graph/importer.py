@@ -14,16 +14,13 @@ from .ends import Ids, ends
 from .graph import Shape
 from .inline import inline
 from .linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
-from .names import functional
+from .names import COPY_INDEX, GIVING_SCALARS, VIEW, functional
 
 NamedData = Mapping[str, memoryview | ptd.NamedTensor]
 Effect = tuple[pte.Instruction, Ids, Ids]  # with the values that it reads and writes
 Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arguments written in place
 
 BACKENDS = ("VulkanBackend",)
-VIEW = "aten.view_copy.default"
-_COPY_INDEX = "executorch_prim::et_copy_index.tensor"  # writes its first argument, and has no other result
-_PRIMS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")
 
 
 def import_method(method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None = None) -> Linear:
@@ -230,9 +227,9 @@ class _Importer:
         if not args:
             raise InvalidProgram(f"{call.operator} has no arguments", path=self.path)
         last = self.method.values[args[-1]]
-        if call.operator == _COPY_INDEX:
+        if call.operator == COPY_INDEX:
             return args, args[:1]
-        if call.operator.startswith(_PRIMS):
+        if call.operator.startswith(GIVING_SCALARS):
             return args[:-1], args[-1:]
         if isinstance(last, pte.TensorList):
             outs = tuple(i for i in last.items if i is not None)

@@ -12,9 +12,7 @@ from ..format import ptd
 from ..format.delegate import BlobGraph, BlobTensor, Ints, SymInt, ValueList
 from ..format.pte import BoolList, FloatList
 from .linear import Call, Instruction, Operand, Var, variables
-
-COPY = "aten.alias_copy.default"  # costs nothing on the GPU where the dtypes agree
-PREPACK = "et_vk.prepack.default"
+from .names import ADD, COPY, PREPACK
 
 
 def inline(
@@ -66,7 +64,7 @@ class _Inliner:
         for source, target in zip(values, [*states, *outs], strict=True):
             if source is target:
                 continue
-            op = COPY if target.dtype is not None else "add"
+            op = COPY if target.dtype is not None else ADD
             args = (source,) if target.dtype is not None else (source, 0)
             self.code.append(Call(op, args, (target,), f"output of {self.where}"))
         return self.code

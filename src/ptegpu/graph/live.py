@@ -34,10 +34,9 @@ def evaluate(node: Node, item: Item) -> Sequence[Shape | int]:
 
 def _symbolic(node: Node, item: Item) -> int:
     assert node.op.sym is not None
-    reads = "data" in node.op.wants
     try:
-        value = node.op.sym(*node.op.bind(node.args), **({"data": None} if reads else {}))
-        if reads:  # so far, which element it is
+        value = node.op.sym(*node.op.bind(node.args))
+        if node.op.reads:  # so far, which element it is
             value = _element(node.args[0], value, item)
     except (ShapeError, InvalidProgram) as e:
         raise ShapeError(f"{node.name}: {e}") from None
@@ -50,7 +49,7 @@ def _symbolic(node: Node, item: Item) -> int:
     value = value if isinstance(value, Size) else int(value)
     if not -(2**31) <= value < 2**31:
         raise ExecutionError(f"{node.name}: the symbolic int {value} does not fit int32")
-    return value  # type: ignore[return-value]
+    return value
 
 
 def _element(tensor: object, element: int, item: Item) -> int:

@@ -7,6 +7,16 @@ functional twin (`aten.mul.Scalar`, `aten.copy.default`). Twins take the same ar
 
 from __future__ import annotations
 
+# Operators that the importer itself has to know, because of what a file leaves out. These it calls:
+VIEW = "aten.view_copy.default"  # for a tensor at a place that another one has written
+COPY = "aten.alias_copy.default"  # for what enters or leaves a delegate; costs nothing where the dtypes agree
+ADD = "add"  # 0 to a scalar that leaves a delegate
+# And these are called in ways of their own:
+PREPACK = "et_vk.prepack.default"  # of a constant: is the constant
+COPY_INDEX = "executorch_prim::et_copy_index.tensor"  # writes its first argument, and has no other result
+# These have one result, a scalar, as their last argument:
+GIVING_SCALARS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")
+
 OUT_ALONE = frozenset({"", "out", "values", "grad_input"})  # overloads that name the outputs and nothing else
 
 # Twins whose overload does not follow from the out variant's.

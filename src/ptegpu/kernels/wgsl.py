@@ -15,12 +15,10 @@ grid dimensions), `lid` (the invocation within it), `WG` (workgroup size), and `
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..dtypes import DType
-from ..errors import InvalidProgram
 from ..plan.plan import Access, Feature, Kernel
 from ..plan.target import Target
 
@@ -37,7 +35,6 @@ COMPUTE = {
 ZERO = {"f32": "0.0", "i32": "0", "bool": "false"}
 
 PARAM_TYPES = {"u32": "u32", "i32": "i32", "f32": "f32", "sym": "u32"}
-_PACK = {"u32": "I", "i32": "i", "f32": "f", "sym": "I"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,30 +71,6 @@ class KernelSpec:
     @property
     def reads_syms(self) -> bool:
         return any(t == "sym" for _, t in self.params)
-
-    def pack(self, groups: int, values: Mapping[str, int | float]) -> bytes:
-        """The parameter block: little-endian words in declared order, padded to 16 bytes."""
-        missing = [n for n, _ in self.params if n not in values]
-        extra = [n for n in values if n not in dict(self.params)]
-        if missing or extra:
-            raise TypeError(f"kernel {self.kernel.name}: parameters missing {missing}, unknown {extra}")
-        words = [struct.pack("<I", groups)]
-        for name, kind in self.params:
-            try:
-                words.append(_pack_word(kind, values[name]))
-            except (struct.error, ArithmeticError, ValueError):
-                raise InvalidProgram(f"kernel {self.kernel.name} cannot take {values[name]} as its {name}") from None
-        block = b"".join(words)
-        return block + bytes(-len(block) % 16)
-
-
-def _pack_word(kind: str, value: int | float) -> bytes:
-    if kind == "f32":
-        try:
-            return struct.pack("<f", float(value))
-        except OverflowError:  # a double beyond f32, such as relu's upper bound of DBL_MAX
-            return struct.pack("<f", float("inf") if value > 0 else float("-inf"))
-    return struct.pack("<" + _PACK[kind], int(value))
 
 
 def build(

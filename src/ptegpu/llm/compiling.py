@@ -26,6 +26,9 @@ def words_of(vocabulary: int) -> int:
 def sampling_of(signature: Signature) -> Callable[[Tail], None]:
     """The last logits become a token; the logits of given tokens become their log-probabilities."""
 
+    from ..ops.sample import SAMPLE, SCORE
+    from ..ops.views import VIEW
+
     def append(tail: Tail) -> None:
         logits = tail.outputs[-1]
         assert isinstance(logits, Var)
@@ -33,11 +36,11 @@ def sampling_of(signature: Signature) -> Callable[[Tail], None]:
         seen = tail.input("seen", DType.I32, (words_of(signature.vocabulary),), dynamic=True)
         how = tail.input("how")
         sampled = [(DType.I32, (1,)), (DType.F32, (1,))]
-        token, logprob = tail.call("ptegpu.sample.default", logits, settings, seen, how, gives=sampled)
+        token, logprob = tail.call(SAMPLE, logits, settings, seen, how, gives=sampled)
         rows = (1, signature.chunk if signature.every else 1)
         targets = tail.input("targets", DType.I32, rows, dynamic=True)
-        (scores,) = tail.call("ptegpu.score.default", logits, targets, gives=[(DType.F32, rows)])
-        (following,) = tail.call("aten.view_copy.default", token, (1, 1), gives=[(DType.I32, (1, 1))])
+        (scores,) = tail.call(SCORE, logits, targets, gives=[(DType.F32, rows)])
+        (following,) = tail.call(VIEW, token, (1, 1), gives=[(DType.I32, (1, 1))])
         tail.outputs = [following, logprob, scores]
 
     return append

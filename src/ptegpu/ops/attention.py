@@ -188,7 +188,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, 
 
 def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
     """A position, where it decides what is seen."""
-    return [fitting(a["query"], a["key"], a["start_pos"])] if by_position(a["attn_mask"], a["is_causal"]) else []
+    return fitting(a["query"], a["key"], a["start_pos"]) if by_position(a["attn_mask"], a["is_causal"]) else []
 
 
 @op("custom_sdpa.default", "llama.custom_sdpa.default", positions=["start_pos"], dtypes=FLOATS, indexes=seen_from)
@@ -227,7 +227,7 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     mutates=["key_cache", "value_cache"],
     positions=["start_pos"],
     dtypes=FLOATS,
-    indexes=lambda a: [fitting(a["key"], a["key_cache"], a["start_pos"])],
+    indexes=lambda a: fitting(a["key"], a["key_cache"], a["start_pos"]),
 )
 def sdpa_with_kv_cache(
     query: Tensor,

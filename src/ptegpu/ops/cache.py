@@ -42,9 +42,10 @@ def written(values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, t
     return Dispatch(kernel, values, caches, groups, params | {"start": start}, write_bytes=changed)
 
 
-def fitting(value: Tensor, cache: Tensor, start: SymInt) -> Bounded:
+def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     """The positions from which the value's rows lie in the cache."""
-    return Bounded(start, 0, cache.shape[1] - value.shape[1] + 1)
+    both = min(value.rank, cache.rank) > 1
+    return [Bounded(start, 0, cache.shape[1] - value.shape[1] + 1)] if both else []
 
 
 @op(
@@ -53,7 +54,7 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> Bounded:
     mutates=["cache"],
     positions=["start_pos"],
     dtypes=FLOATS,
-    indexes=lambda a: [fitting(a["value"], a["cache"], a["start_pos"])],
+    indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
 )
 def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt, *, target: Target) -> Steps:
     """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is one element that means nothing."""

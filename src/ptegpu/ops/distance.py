@@ -17,7 +17,7 @@ NORMS: dict[float, Norm] = {0.0: "0", 1.0: "1", 2.0: "2", math.inf: "inf"}
 
 
 @op("aten._cdist_forward.default", dtypes=FLOATS)
-def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None, *, target: Target) -> Steps:
+def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None, *, target: Target) -> Steps:
     """x1 (…, P, M) and x2 (…, R, M) to distances (…, P, R), each from differences.
 
     Unlike PyTorch on a CPU, whose maximum may drop it, a NaN makes the distance NaN for p = inf, too.

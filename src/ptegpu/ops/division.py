@@ -38,16 +38,14 @@ def _rounded(mode: str | None) -> Bodies:
 
 
 @op("aten.div.Tensor_mode")
-def div_mode(
-    x: Tensor, y: Tensor, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
-) -> Steps:
+def div_mode(x: Tensor, y: Tensor, rounding_mode: str | None, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
     yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
 
 
 @op("aten.div.Scalar_mode")
 def div_scalar_mode(
-    x: Tensor, y: Number, rounding_mode: str | None = None, *, outs: tuple[Tensor, ...], target: Target
+    x: Tensor, y: Number, rounding_mode: str | None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
     """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
     yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)

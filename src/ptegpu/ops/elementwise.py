@@ -27,6 +27,7 @@ BOUNDS: Mapping[DType, tuple[Number, Number]] = {
     DType.U8: (0, 255),
     DType.BOOL: (0, 1),
 }
+ROUND = "ptegpu.round_to_bfloat16.default"
 LESSER = {"f32": "lesser(a, b)", "i32": "min(a, b)", "bool": "a && b"}
 GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
 HYPOT = (  # squares of what is at most 1
@@ -67,7 +68,10 @@ def combine(
 def wrapped(value: int, dtype: DType) -> int:
     """An int scalar as an operand of an 8-bit tensor, whose dtype it takes first."""
     low, high = BOUNDS[dtype] if dtype in (DType.I8, DType.U8) else (value, value)
-    return value if low <= value <= high else (value - low) % 256 + low
+    if low <= value <= high:
+        return value
+    inside = (value - low) % 256 + low
+    return inside if isinstance(inside, Size) else int(inside)
 
 
 def unary(name: str, bodies: Bodies, *, wide: bool = False) -> None:
@@ -212,7 +216,7 @@ unary("aten.silu.default", floats("a * sigmoid(a)"))
 unary("aten.mish.default", floats("a * hyperbolic_tangent(log1p(exp(a)))"))
 unary("aten.hardsigmoid.default", floats("within(a + 3.0, 0.0, 6.0) / 6.0"))
 unary("aten.hardswish.default", floats("a * within(a + 3.0, 0.0, 6.0) / 6.0"))
-unary("ptegpu.round_to_bfloat16.default", floats("bfloat16(a)"))
+unary(ROUND, floats("bfloat16(a)"))
 unary("aten.bitwise_not.default", {"i32": "~a", "bool": "!a"}, wide=True)
 
 predicate("aten.isnan.default", {"f32": "is_nan(a)", "i32": "false", "bool": "false"})
@@ -267,19 +271,19 @@ def round_decimals(x: Tensor, decimals: int = 0, *, outs: tuple[Tensor, ...], ta
 
 
 @op("aten.pow.Tensor_Scalar")
-def pow_scalar(x: Tensor, exponent: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+def pow_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     """PyTorch has roots for f32 alone, which matters where x is -inf or -0."""
-    root = abs(exponent) == 0.5 and outs[0].dtype is not DType.F32
-    special = POWERS.get(float(exponent)) if outs[0].dtype.is_float and not root else None
+    root = abs(y) == 0.5 and outs[0].dtype is not DType.F32
+    special = POWERS.get(float(y)) if outs[0].dtype.is_float and not root else None
     if special:
         yield from combine("pow", floats(special), [x], outs[0], target)
     else:
-        yield from combine("pow", POWER, [x, exponent], outs[0], target)
+        yield from combine("pow", POWER, [x, y], outs[0], target)
 
 
 @op("aten.pow.Scalar")
-def scalar_pow(base: Number, exponent: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
-    yield from combine("pow", POWER, [base, exponent], outs[0], target)
+def scalar_pow(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
+    yield from combine("pow", POWER, [x, y], outs[0], target)
 
 
 WHERE = {"f32": "select(c, b, a != 0.0)", "i32": "select(c, b, a != 0)", "bool": "select(c, b, a)"}

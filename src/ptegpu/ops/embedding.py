@@ -18,7 +18,8 @@ from .registry import Bounded, Dispatch, Out, Scratch, Steps, op
 
 def rows(a: Mapping[str, Any]) -> Iterable[Bounded]:
     """An index is a row of the table."""
-    yield Bounded(a["indices"], 0, a["weight"].shape[0])
+    for total in a["weight"].shape[:1]:
+        yield Bounded(a["indices"], 0, total)
 
 
 @op("aten.embedding.default", splits=("weight",), wide=True, indexes=rows)

@@ -1,12 +1,9 @@
-"""Tensors made from nothing but scalars.
-
-Their dtype is that of the declared output: the exporter leaves dtype, layout, device, pinning and memory format empty,
-and the rules ignore them.
-"""
+"""Tensors made from nothing but scalars. Their dtype is that of the declared output."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
@@ -14,9 +11,7 @@ from ..graph.graph import Shape, Tensor
 from ..plan.target import Target
 from ..sizes import Size
 from .pointwise import pointwise
-from .registry import Number, Out, Steps, define, op
-
-Ignored = int | None
+from .registry import Number, Options, Out, Steps, define, op
 
 
 def filled(shape: Shape, value: Number, target: Target) -> Steps:
@@ -28,31 +23,12 @@ def filled(shape: Shape, value: Number, target: Target) -> Steps:
 
 
 @op("aten.full.default", wide=True)
-def full(
-    size: list[int],
-    value: Number,
-    dtype: Ignored = None,
-    layout: Ignored = None,
-    device: Ignored = None,
-    pinned: Ignored = None,
-    *,
-    target: Target,
-) -> Steps:
+def full(size: list[int], value: Number, options: Options = None, *, target: Target) -> Steps:
     yield from filled(tuple(size), value, target)
 
 
 @op("aten.full_like.default", wide=True)
-def full_like(
-    x: Tensor,
-    value: Number,
-    dtype: Ignored = None,
-    layout: Ignored = None,
-    device: Ignored = None,
-    pinned: Ignored = None,
-    memory_format: Ignored = None,
-    *,
-    target: Target,
-) -> Steps:
+def full_like(x: Tensor, value: Number, options: Options = None, memory_format: Any = None, *, target: Target) -> Steps:
     yield from filled(x.shape, value, target)
 
 
@@ -70,52 +46,32 @@ def fill_tensor(x: Tensor, value: Tensor, *, target: Target) -> Steps:
 
 
 @op("aten.scalar_tensor.default", wide=True)
-def scalar_tensor(
-    value: Number,
-    dtype: Ignored = None,
-    layout: Ignored = None,
-    device: Ignored = None,
-    pinned: Ignored = None,
-    *,
-    target: Target,
-) -> Steps:
+def scalar_tensor(value: Number, options: Options = None, *, target: Target) -> Steps:
     yield from filled((), value, target)
 
 
 def constant(name: str, value: int) -> None:
     """`name`, of a size, and `name_like`, of a tensor, filled with the value."""
 
-    def of_size(
-        size: list[int],
-        dtype: Ignored = None,
-        layout: Ignored = None,
-        device: Ignored = None,
-        pinned: Ignored = None,
-        memory_format: Ignored = None,
-        *,
-        target: Target,
-    ) -> Steps:
+    def of_size(size: list[int], options: Options = None, *, target: Target) -> Steps:
         yield from filled(tuple(size), value, target)
 
-    def of_tensor(
-        x: Tensor,
-        dtype: Ignored = None,
-        layout: Ignored = None,
-        device: Ignored = None,
-        pinned: Ignored = None,
-        memory_format: Ignored = None,
-        *,
-        target: Target,
-    ) -> Steps:
+    def of_tensor(x: Tensor, options: Options = None, memory_format: Any = None, *, target: Target) -> Steps:
         yield from filled(x.shape, value, target)
 
-    define([f"{name}.{'memory_format' if name == 'aten.empty' else 'default'}"], of_size, "steps", wide=True)
+    if name != "aten.empty":  # which takes a memory format
+        define([f"{name}.default"], of_size, "steps", wide=True)
     define([f"{name}_like.default"], of_tensor, "steps", wide=True)
 
 
 constant("aten.zeros", 0)
 constant("aten.ones", 1)
 constant("aten.empty", 0)
+
+
+@op("aten.empty.memory_format", wide=True)
+def empty(size: list[int], options: Options = None, order: Any = None, *, target: Target) -> Steps:
+    yield from filled(tuple(size), 0, target)
 
 
 def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Target) -> Steps:
@@ -125,23 +81,15 @@ def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Targ
     if not step or (end - start) / step < 0:
         raise InvalidProgram(f"arange cannot go from {start} to {end} in steps of {step}")
     whole = not any(isinstance(x, float) for x in (start, end, step))
-    out = yield Out((-(-(end - start) // step) if whole else math.ceil((end - start) / step),))
+    count: Any = -(-(end - start) // step) if whole else math.ceil((end - start) / step)
+    out = yield Out((count,))
     number = "f32(i)" if dtype.is_float else "i32(i)"
     yield pointwise("arange", f"a + {number} * b", [start, step], out, target)
 
 
 @op("aten.arange.start_step", wide=True)
 def arange(
-    start: Number,
-    end: Number,
-    step: Number = 1,
-    dtype: Ignored = None,
-    layout: Ignored = None,
-    device: Ignored = None,
-    pinned: Ignored = None,
-    *,
-    outs: tuple[Tensor, ...],
-    target: Target,
+    start: Number, end: Number, step: Number = 1, options: Options = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
     """Start, end and step are ints where the result's dtype is one.
 
@@ -152,14 +100,5 @@ def arange(
 
 
 @op("aten.arange.default", wide=True)
-def arange_to(
-    end: Number,
-    dtype: Ignored = None,
-    layout: Ignored = None,
-    device: Ignored = None,
-    pinned: Ignored = None,
-    *,
-    outs: tuple[Tensor, ...],
-    target: Target,
-) -> Steps:
+def arange_to(end: Number, options: Options = None, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     yield from stepped(0, end, 1, outs[0].dtype, target)

@@ -137,7 +137,7 @@ def _in_rows(params: dict[str, int | float | Sym], rank: int, indices: int) -> b
     apart = [params[f"x_s{k}"] for k in range(last)] + [params[f"i{j}_stride"] for j in range(indices)]
     return (
         params[f"x_s{last}"] == 1
-        and all(s % 4 == 0 for s in apart)
+        and all(s % 4 == 0 for s in apart if not isinstance(s, Sym))
         and all(params[f"i{j}_s{last}"] == 0 for j in range(indices))
     )
 
@@ -192,13 +192,14 @@ def overwritten(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, tar
 def one(a: Mapping[str, Any]) -> Iterable[Bounded]:
     """An index into one dimension, never negative."""
     sizes = a["x"].shape or (1,)
-    yield Bounded(a["index"], 0, sizes[normalise_dim(a["dim"], len(sizes))])
+    if -len(sizes) <= a["dim"] < len(sizes):
+        yield Bounded(a["index"], 0, sizes[a["dim"]])
 
 
 def several(a: Mapping[str, Any]) -> Iterable[Bounded]:
     """An index per dimension, which may count from the end."""
     for size, index in zip(a["x"].shape, a["indices"]):
-        if index is not None and index.dtype is DType.I32:
+        if index is not None and index.dtype.device is DType.I32:
             yield Bounded(index, -size, size)
 
 
@@ -210,10 +211,9 @@ def plain(a: Mapping[str, Any]) -> bool:
 
 def overwriting(a: Mapping[str, Any]) -> bool:
     """Plain indices, or a mask after nothing that says where one value goes."""
-    *before, last = a["indices"]
-    one_value = math.prod(a["values"].sizes) == 1
-    masked = last is not None and last.dtype is DType.BOOL and one_value and all(i is None for i in before)
-    return masked or plain(a)
+    *before, last = a["indices"] or [None]
+    masked = last is not None and last.dtype is DType.BOOL and all(i is None for i in before)
+    return (masked and a["values"].numel == 1) or plain(a)
 
 
 @op("aten.gather.default", wide=True, indexes=one)

@@ -22,7 +22,7 @@ from ..plan.target import Target
 from .norm import Norm
 from .pointwise import NAMES, pointwise
 from .product import Finishing, Product
-from .registry import Dispatch, Formula, Out, Scratch, Step, Steps
+from .registry import Dispatch, Formula, Out, Parameter, Scratch, Step, Steps
 
 Kind = Literal["chain", "finish", "siblings", "norm"]
 Launches = list[Dispatch | Product | Norm]
@@ -75,7 +75,7 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
         if not (isinstance(a, Tensor) and a in made)
     ]
     others = [t for t in leaves(members[len(whole) :]) if t not in made]
-    given += [(t, (f"x{k}", _itself, False, None), False) for k, t in enumerate(others)]
+    given += [(t, Parameter(f"x{k}"), False) for k, t in enumerate(others)]
     op = replace(
         last.op if kind == "chain" else first.op,
         name=f"fused({'+'.join(map(_short, members))})",
@@ -88,10 +88,6 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
     before, behind = f"{last.name} and {len(members) - 1} before it", f"{first.name} and {len(members) - 1} after it"
     name = {"chain": before, "finish": behind}.get(kind) or ", ".join(n.name for n in members)
     return Node(op, tuple(a for a, _, _ in given), results, name)
-
-
-def _itself(a: Arg) -> Arg:
-    return a
 
 
 def _short(node: Node) -> str:

@@ -152,7 +152,7 @@ def triu(x: Tensor, diagonal: int = 0, *, target: Target) -> Steps:
 
 
 @op("aten.roll.default", wide=True)
-def roll(x: Tensor, shifts: list[int], dims: list[int] | None = None, *, target: Target) -> Steps:
+def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = (), *, target: Target) -> Steps:
     """Without dimensions the elements roll in their order in memory."""
     shape = x.shape if dims else (x.numel,)
     total = [0] * len(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..dtypes import FLOATS, NUMBERS, DType
@@ -13,7 +14,7 @@ from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from ..sizes import real
 from .reduce import reduce
-from .registry import Dispatch, Out, Steps, define
+from .registry import Dispatch, Out, Rule, Steps, define
 from .windows import per_axis
 
 LOWEST = {DType.I32: -(2**31), DType.I8: -128, DType.U8: 0}  # what a window without an element has
@@ -57,17 +58,17 @@ def sliding(
     x: Tensor,
     rank: int,
     kernel_size: list[int],
-    stride: list[int] | None,
-    padding: list[int] | None,
-    dilation: list[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     ceil_mode: bool,
 ) -> Windows:
     """Windows of a kernel; in ceil mode the last one may overhang the padding, but starts before it ends."""
     size = _planes(x, rank)
     kernel = per_axis("kernel_size", kernel_size, rank, 1)
-    steps = per_axis("stride", stride, rank, 1) if stride else kernel
-    pads = per_axis("padding", padding or [0], rank, 0)
-    spread = per_axis("dilation", dilation or [1], rank, 1)
+    steps = per_axis("stride", list(stride), rank, 1) if stride else kernel
+    pads = per_axis("padding", list(padding) or [0], rank, 0)
+    spread = per_axis("dilation", list(dilation) or [1], rank, 1)
     out = []
     for n, k, s, p, d in zip(size, kernel, steps, pads, spread, strict=True):
         reach = d * (k - 1) + 1
@@ -124,39 +125,29 @@ def _mean(x: Tensor, w: Windows, count_include_pad: bool, divisor: int | None, t
 def _define(rank: int) -> None:
     """The operators that pool `rank` dimensions."""
 
-    def max_pool_with_indices(
-        x: Tensor,
-        kernel_size: list[int],
-        stride: list[int] | None = None,
-        padding: list[int] | None = None,
-        dilation: list[int] | None = None,
-        ceil_mode: bool = False,
-        *,
-        target: Target,
-    ) -> Steps:
-        """The largest of each window, and where it is in its plane."""
-        windows = sliding(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
-        yield from _largest(x, windows, True, target)
+    def max_pool(indices: bool) -> Rule:
+        """The largest of each window, and perhaps where it is in its plane."""
 
-    def max_pool(
-        x: Tensor,
-        kernel_size: list[int],
-        stride: list[int] | None = None,
-        padding: list[int] | None = None,
-        dilation: list[int] | None = None,
-        ceil_mode: bool = False,
-        *,
-        target: Target,
-    ) -> Steps:
-        """The largest of each window."""
-        windows = sliding(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
-        yield from _largest(x, windows, False, target)
+        def rule(
+            x: Tensor,
+            kernel_size: list[int],
+            stride: Sequence[int] = (),
+            padding: Sequence[int] = (0,) * rank,
+            dilation: Sequence[int] = (1,) * rank,
+            ceil_mode: bool = False,
+            *,
+            target: Target,
+        ) -> Steps:
+            windows = sliding(x, rank, kernel_size, stride, padding, dilation, ceil_mode)
+            yield from _largest(x, windows, indices, target)
+
+        return rule
 
     def avg_pool(
         x: Tensor,
         kernel_size: list[int],
-        stride: list[int] | None = None,
-        padding: list[int] | None = None,
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,) * rank,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
@@ -164,7 +155,7 @@ def _define(rank: int) -> None:
         target: Target,
     ) -> Steps:
         """The mean of each window."""
-        windows = sliding(x, rank, kernel_size, stride, padding, None, ceil_mode)
+        windows = sliding(x, rank, kernel_size, stride, padding, (1,), ceil_mode)
         yield from _mean(x, windows, count_include_pad, divisor_override, target)
 
     def adaptive_avg_pool(x: Tensor, output_size: list[int], *, target: Target) -> Steps:
@@ -176,8 +167,8 @@ def _define(rank: int) -> None:
         yield from _largest(x, even(x, rank, output_size), True, target)
 
     plain = "aten.adaptive_avg_pool1d" if rank == 1 else f"aten._adaptive_avg_pool{rank}d"
-    define([f"aten.max_pool{rank}d_with_indices.default"], max_pool_with_indices, "steps", dtypes=NUMBERS, wide=True)
-    define([f"aten.max_pool{rank}d.default"], max_pool, "steps", dtypes=NUMBERS, wide=True)
+    define([f"aten.max_pool{rank}d_with_indices.default"], max_pool(True), "steps", dtypes=NUMBERS, wide=True)
+    define([f"aten.max_pool{rank}d.default"], max_pool(False), "steps", dtypes=NUMBERS, wide=True)
     define([f"aten.avg_pool{rank}d.default"], avg_pool, "steps", dtypes=FLOATS)
     define([f"{plain}.default"], adaptive_avg_pool, "steps", dtypes=FLOATS)
     define([f"aten.adaptive_max_pool{rank}d.default"], adaptive_max_pool, "steps", dtypes=NUMBERS, wide=True)

@@ -42,7 +42,7 @@ def _dequantized(x: Source, scale: Source, zero: Source, out: Tensor, target: Ta
 
 @op("quantized_decomposed.quantize_per_tensor.default", dtypes=FLOATS)
 def quantize_per_tensor(
-    x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: Any = None, *, target: Target
+    x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: Any, *, target: Target
 ) -> Steps:
     out = yield Out(x.shape)
     inverse = 1.0 / scale
@@ -52,7 +52,7 @@ def quantize_per_tensor(
 
 @op("quantized_decomposed.quantize_per_tensor.tensor", dtypes=FLOATS, wide=True)
 def quantize_per_tensor_tensor(
-    x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, dtype: Any = None, *, target: Target
+    x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, dtype: Any, *, target: Target
 ) -> Steps:
     out = yield Out(x.shape)
     yield _quantized(x, _one(scale, x.rank), _one(zero_point, x.rank), quant_min, quant_max, out, target)
@@ -63,9 +63,9 @@ def dequantize_per_tensor(
     x: Tensor,
     scale: float,
     zero_point: int,
-    quant_min: int = 0,
-    quant_max: int = 0,
-    dtype: Any = None,
+    quant_min: int,
+    quant_max: int,
+    dtype: Any,
     out_dtype: Any = None,
     *,
     target: Target,
@@ -79,9 +79,9 @@ def dequantize_per_tensor_tensor(
     x: Tensor,
     scale: Tensor,
     zero_point: Tensor,
-    quant_min: int = 0,
-    quant_max: int = 0,
-    dtype: Any = None,
+    quant_min: int,
+    quant_max: int,
+    dtype: Any,
     out_dtype: Any = None,
     *,
     target: Target,
@@ -113,7 +113,7 @@ def quantize_per_channel(
     axis: int,
     quant_min: int,
     quant_max: int,
-    dtype: Any = None,
+    dtype: Any,
     *,
     target: Target,
 ) -> Steps:
@@ -128,9 +128,9 @@ def dequantize_per_channel(
     scales: Tensor,
     zero_points: Tensor | None,
     axis: int,
-    quant_min: int = 0,
-    quant_max: int = 0,
-    dtype: Any = None,
+    quant_min: int,
+    quant_max: int,
+    dtype: Any,
     out_dtype: Any = None,
     *,
     target: Target,
@@ -152,7 +152,7 @@ def _per_row(t: Tensor, shape: Shape) -> Strided:
 
 @op("quantized_decomposed.quantize_per_token.default", dtypes=FLOATS, wide=True)
 def quantize_per_token(
-    x: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: Any = None, *, target: Target
+    x: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: Any, *, target: Target
 ) -> Steps:
     scale, zero = _per_row(scales, x.shape), _per_row(zero_points, x.shape)
     out = yield Out(x.shape)
@@ -165,10 +165,10 @@ def dequantize_per_token(
     x: Tensor,
     scales: Tensor,
     zero_points: Tensor,
-    quant_min: int = 0,
-    quant_max: int = 0,
-    dtype: Any = None,
-    output_dtype: Any = None,
+    quant_min: int,
+    quant_max: int,
+    dtype: Any,
+    output_dtype: Any,
     *,
     target: Target,
 ) -> Steps:
@@ -326,7 +326,7 @@ def choose_qparams_affine(
 
 @op("quantized_decomposed.choose_qparams.tensor", dtypes=FLOATS)
 def choose_qparams_tensor(
-    x: Tensor, quant_min: int, quant_max: int, eps: float, dtype: Any = None, *, target: Target
+    x: Tensor, quant_min: int, quant_max: int, eps: float, dtype: Any, *, target: Target
 ) -> Steps:
     """Unlike PyTorch, which chooses in float64, it gives an exact zero point only for ranges of at most 24 bits, which
     includes all that weights and activations have: the GPU has no float64.
@@ -337,7 +337,7 @@ def choose_qparams_tensor(
 
 
 @op("quantized_decomposed.choose_qparams_per_token_asymmetric.default", dtypes=FLOATS)
-def choose_qparams_per_token_asymmetric(x: Tensor, dtype: Any = None, *, target: Target) -> Steps:
+def choose_qparams_per_token_asymmetric(x: Tensor, dtype: Any, *, target: Target) -> Steps:
     shape = (*x.shape[:-1], 1)
     scale = yield Out(shape)
     zero = yield Out(shape)

@@ -263,7 +263,7 @@ def extremes(base: str, alias: str, largest: bool) -> None:
         out = yield Out(reduced_shape(x, dims, keepdim), x.dtype)
         yield from reduce(fold, x, dims, out, target, kind=accumulator_of(x.dtype))
 
-    def some(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, target: Target) -> Steps:
+    def some(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, target: Target) -> Steps:
         yield from value(x, reduced_dims(x, dim), keepdim, target)
 
     def every(x: Tensor, *, target: Target) -> Steps:

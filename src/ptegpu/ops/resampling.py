@@ -81,7 +81,7 @@ def _nearest(x: Tensor, to: Sequence[int], factors: Sequence[float | None], targ
 
 @op("aten.upsample_nearest2d.vec", wide=True)
 def upsample_nearest2d_vec(
-    x: Tensor, output_size: list[int] | None, scale_factors: list[float] | None = None, *, target: Target
+    x: Tensor, output_size: list[int] | None, scale_factors: list[float] | None, *, target: Target
 ) -> Steps:
     factors = (None, None) if output_size else scale_factors or ()
     yield from _nearest(x, _stretched(x, output_size, scale_factors), factors, target)
@@ -119,7 +119,7 @@ def upsample_bilinear2d_vec(
     x: Tensor,
     output_size: list[int] | None,
     align_corners: bool,
-    scale_factors: list[float] | None = None,
+    scale_factors: list[float] | None,
     *,
     target: Target,
 ) -> Steps:

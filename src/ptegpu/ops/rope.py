@@ -73,8 +73,9 @@ def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tenso
 
 
 def _positions(a: Mapping[str, Any]) -> Iterable[Bounded]:
-    rows, seq = (a["freqs_cos"].shape[-2], a["xq"].shape[a["freqs_cos"].rank - 1])
-    yield Bounded(a["start_pos"], 0, rows - seq + 1)
+    tables, xq = a["freqs_cos"], a["xq"]
+    if 2 <= tables.rank <= xq.rank:
+        yield Bounded(a["start_pos"], 0, tables.shape[-2] - xq.shape[tables.rank - 1] + 1)
 
 
 @op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], dtypes=FLOATS, indexes=_positions)

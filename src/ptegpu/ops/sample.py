@@ -18,11 +18,13 @@ from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import largest
 from .registry import Dispatch, Out, Scratch, Steps, op
 
+SAMPLE, SCORE = "ptegpu.sample.default", "ptegpu.score.default"
+
 EACH = 8  # elements per invocation that make a part worth a workgroup
 MOST_PARTS = 2  # times the workgroups that keep a GPU busy
 
 
-@op("ptegpu.sample.default", dtypes=FLOATS)
+@op(SAMPLE, dtypes=FLOATS)
 def sample(logits: Tensor, settings: Tensor, seen: Tensor, how: int, *, target: Target) -> Steps:
     """A token and its log-probability from the last row of logits: (1,) int32, (1,) float32.
 
@@ -115,7 +117,7 @@ def _before(k: int, rounds: list[Round], states: int) -> dict[str, int]:
     return {"old_bins": old * BINS, "old_state": states + old * STATE_WORDS, "old_shift": DIGITS[rounds[old].digit][0]}
 
 
-@op("ptegpu.score.default", dtypes=FLOATS)
+@op(SCORE, dtypes=FLOATS)
 def score(logits: Tensor, tokens: Tensor, *, target: Target) -> Steps:
     """The log-probability of a given token per row of logits: (1, T) float32. Without tokens nothing is computed."""
     _check(logits)

@@ -42,7 +42,7 @@ def exact(a: Mapping[str, Any]) -> bool:
 
 def writable(a: Mapping[str, Any]) -> bool:
     """What `index_put` writes or adds up on the GPU."""
-    if not a.get("accumulate"):
+    if not a["accumulate"]:
         return overwriting(a)
     return plain(a) and a["x"].dtype not in (DType.I64, DType.BOOL)
 

@@ -11,7 +11,7 @@ from ..kernels.lanes import HELD_COLUMNS, HELD_ROWS, Stage, choose, pieces
 from ..kernels.reduce import Quads
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
-from .registry import Dispatch, Out, Scratch, Steps, define, normalise_dim
+from .registry import Dispatch, Out, Rule, Scratch, Steps, define, normalise_dim
 
 
 def quads_of(length: int, inner: int) -> Quads:
@@ -21,10 +21,16 @@ def quads_of(length: int, inner: int) -> Quads:
     return "abreast" if inner % 4 == 0 else ""
 
 
-def softmax(name: str, *also: str, log: bool = False, blank: float = math.nan) -> None:
-    """An operator (x, dim, …) whose third argument only says the dtype; `blank` is 1/0 for rows of nothing but -inf."""
+def softmax(log: bool = False, blank: float = math.nan) -> tuple[Rule, Rule]:
+    """The rules of operators whose third argument, a flag or a dtype, says what the result's declaration says, too.
 
-    def rule(x: Tensor, dim: int, dtype: int | None = None, *, target: Target) -> Steps:
+    `blank` is 1/0 for rows of nothing but -inf.
+    """
+
+    def flagged(x: Tensor, dim: int, half_to_float: bool, *, target: Target) -> Steps:
+        yield from typed(x, dim, target=target)
+
+    def typed(x: Tensor, dim: int, dtype: int | None = None, *, target: Target) -> Steps:
         k = normalise_dim(dim, x.rank)
         out = yield Out(x.shape)
         length = x.shape[k] if x.rank else 1
@@ -53,10 +59,11 @@ def softmax(name: str, *also: str, log: bool = False, blank: float = math.nan) -
         yield launch("statistics", [x], [tops, totals])
         yield launch("results", [x, tops, totals], [out])
 
-    define([name], rule, "steps", dtypes=FLOATS)
-    define(also, rule, "steps")  # these take ints where a float dtype is asked for
+    return flagged, typed
 
 
-softmax("aten._softmax.default", "aten.softmax.int")
-softmax("aten._log_softmax.default", "aten.log_softmax.int", log=True)
-softmax("aten._safe_softmax.default", blank=0.0)
+for _name, _log in {"softmax": False, "log_softmax": True}.items():
+    _flagged, _typed = softmax(_log)
+    define([f"aten._{_name}.default"], _flagged, "steps", dtypes=FLOATS)
+    define([f"aten.{_name}.int"], _typed, "steps")  # takes ints where a float dtype is asked for
+define(["aten._safe_softmax.default"], softmax(blank=0.0)[1], "steps", dtypes=FLOATS)

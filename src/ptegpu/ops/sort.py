@@ -86,9 +86,7 @@ def _values_and_places(x: Tensor, dim: int, keep: int, order: Order, target: Tar
 
 
 @op("aten.sort.stable", wide=True)
-def sort_stable(
-    x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False, *, target: Target
-) -> Steps:
+def sort_stable(x: Tensor, stable: bool | None, dim: int = -1, descending: bool = False, *, target: Target) -> Steps:
     """The elements in order, and where they were; equal ones keep their order, whether that is asked for or not."""
     length = x.shape[normalise_dim(dim, x.rank)] if x.rank else 1
     yield from _values_and_places(x, dim, length, "down" if descending else "up", target)

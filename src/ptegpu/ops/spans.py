@@ -32,15 +32,12 @@ def fits(span: Span | None) -> bool:
 
 
 def spans(call: Call, of: Of) -> list[Span | None]:
-    """Those of a call's results; `of` knows its operands'."""
+    """Those of a call's results; `of` knows its operands', which fit the operator's schema."""
     definition = REGISTRY.get(call.op)
     rule = RULES.get(call.op) or (_of(0) if definition is not None and definition.moves else None)
     places = PLACES.get(call.op)
-    try:
-        found = rule(call, lambda operand: _held(of(operand), call.outs[0])) if rule else None
-        return [_places(call) if k == places else _declared(found, out) for k, out in enumerate(call.outs)]
-    except (LookupError, TypeError):  # not the operator's schema, which loading says
-        return [None] * len(call.outs)
+    found = rule(call, lambda operand: _held(of(operand), call.outs[0])) if rule else None
+    return [_places(call) if k == places else _declared(found, out) for k, out in enumerate(call.outs)]
 
 
 def of_dtype(dtype: DType | None) -> Span | None:

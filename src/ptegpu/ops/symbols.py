@@ -8,23 +8,23 @@ from typing import Any
 
 from ..errors import ExecutionError
 from ..graph.graph import Tensor
-from ..sizes import largest, smallest
+from ..sizes import Size, largest, smallest
 from .pointwise import contiguous
-from .registry import define, normalise_dim, sym
+from .registry import Number, define, normalise_dim, sym
 
 
-@sym("sym_size.int", "aten.sym_size.int")
+@sym("sym_size.int", "aten.sym_size.int", whole=True)
 def sym_size(x: Tensor, dim: int) -> int:
     return x.shape[normalise_dim(dim, x.rank)]
 
 
-@sym("aten.sym_numel.default", "aten.sym_numel")
+@sym("aten.sym_numel.default", "aten.sym_numel", whole=True)
 def sym_numel(x: Tensor) -> int:
     return x.numel
 
 
-@sym("et_vk.select_as_symint.default")
-def select_as_symint(x: Tensor, dim: int, index: int, *, data: Callable[[Tensor], Any] | None) -> int:
+@sym("et_vk.select_as_symint.default", whole=True, reads=True)
+def select_as_symint(x: Tensor, dim: int, index: int) -> int:
     """Element `index` along `dim` (first in the others) of an input: which of all elements that is."""
     k = normalise_dim(dim, x.rank)
     size = x.shape[k]
@@ -34,18 +34,18 @@ def select_as_symint(x: Tensor, dim: int, index: int, *, data: Callable[[Tensor]
     return element
 
 
-@sym("aten._local_scalar_dense.default")
-def local_scalar_dense(x: Tensor, *, data: Callable[[Tensor], Any] | None) -> int:
+@sym("aten._local_scalar_dense.default", reads=True)
+def local_scalar_dense(x: Tensor) -> int:
     """The only element of an int tensor: number 0."""
     if x.numel != 1:
         raise ExecutionError(f"{x!r} has {x.numel} elements, one is needed")
     return 0
 
 
-def _binary(name: str, function: Callable[[int, int], int]) -> None:
-    def rule(a: int, b: int) -> int:
+def _binary(name: str, function: Callable[[Any, Any], int]) -> None:
+    def rule(a: Number, b: Number) -> int:
         value = function(a, b)
-        return int(value) if isinstance(value, bool) else value
+        return value if isinstance(value, Size) else int(value)
 
     define([name, f"executorch_prim.{name}.Scalar"], rule, "sym", wide=True)
 
@@ -58,10 +58,10 @@ _binary("sym_max", largest)
 
 
 @sym("neg", "executorch_prim.neg.Scalar")
-def neg(a: int) -> int:
+def neg(a: Number) -> Number:
     return -a
 
 
 @sym("executorch_prim.sym_not.Scalar")
-def sym_not(a: int) -> int:
+def sym_not(a: Number) -> int:
     return int(not a)

@@ -76,7 +76,7 @@ def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
     "et_vk.fused_ce.default",
     dtypes=FLOATS,
     wide=True,
-    indexes=lambda a: [Bounded(a["labels"], -(2**31), a["logits"].shape[1])],
+    indexes=lambda a: [Bounded(a["labels"], -(2**31), classes) for classes in a["logits"].shape[1:2]],
 )
 def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) -> Steps:
     """The sum of the cross entropies of logits (R, V) and labels (R) over `n_valid`, and its gradient (R, V).

@@ -7,10 +7,13 @@ from typing import Any
 
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
-from .registry import normalise_dim, view
+from .registry import Options, normalise_dim, view
+
+CLONE = "aten.clone.default"
+VIEW = "aten.view_copy.default"
 
 
-@view("aten.view_copy.default", "aten.view.default", "aten._unsafe_view.default", "executorch_prim.et_view.default")
+@view(VIEW, "aten.view.default", "aten._unsafe_view.default", "executorch_prim.et_view.default")
 def view_copy(x: Tensor, size: list[int]) -> Shape:
     """One entry may be -1: the rest of the elements."""
     known = math.prod(n for n in size if n != -1)
@@ -26,8 +29,8 @@ def view_copy(x: Tensor, size: list[int]) -> Shape:
 
 
 @view("aten.squeeze_copy.dims", "aten.squeeze.dims")
-def squeeze(x: Tensor, dims: list[int]) -> Shape:
-    drop = {normalise_dim(d, x.rank) for d in dims}
+def squeeze(x: Tensor, dim: list[int]) -> Shape:
+    drop = {normalise_dim(d, x.rank) for d in dim}
     return tuple(n for k, n in enumerate(x.shape) if not (k in drop and n == 1))
 
 
@@ -48,32 +51,23 @@ def unsqueeze(x: Tensor, dim: int) -> Shape:
     return (*x.shape[:k], 1, *x.shape[k:])
 
 
-@view(
-    "aten.clone.default",
-    "aten.alias_copy.default",
-    "aten.lift_fresh_copy.default",
-    "aten.detach_copy.default",
-    "aten.contiguous.default",
-)
+@view("aten.alias_copy.default", "aten.lift_fresh_copy.default", "aten.detach_copy.default")
+def alias(x: Tensor) -> Shape:
+    return x.shape
+
+
+@view(CLONE, "aten.contiguous.default")
 def clone(x: Tensor, memory_format: Any = None) -> Shape:
     return x.shape
 
 
-@view(
-    "aten._to_copy.default",
-    "dim_order_ops._to_dim_order_copy.default",
-    "dim_order_ops._clone_dim_order.default",
-)
-def to_copy(
-    x: Tensor,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    non_blocking: Any = None,
-    memory_format: Any = None,
-) -> Shape:
-    """The dtype is that of the declared output: the exporter writes none, and out variants have fewer arguments."""
+@view("dim_order_ops._clone_dim_order.default")
+def clone_order(x: Tensor, non_blocking: Any = False, order: Any = None) -> Shape:
+    return x.shape
+
+
+@view("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+def to_copy(x: Tensor, options: Options = None, non_blocking: Any = False, order: Any = None) -> Shape:
     return x.shape
 
 

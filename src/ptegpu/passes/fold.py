@@ -50,8 +50,7 @@ def _foldable(node: Node, mutated: set[Tensor]) -> bool:
     limit = LARGEST if values else LARGEST_FILL
     if any(o in mutated or not isinstance(o, Tensor) or o.max_nbytes > limit for o in node.outs):
         return False
-    kernel = PORTABLE.get(node.op.name)
-    return node.op.view is not None or (kernel is not None and len(node.args) <= len(kernel.parameters))
+    return node.op.view is not None or node.op.name in PORTABLE
 
 
 def _evaluate(node: Node) -> list[np.ndarray] | None:

@@ -95,7 +95,8 @@ class Many:
     """Rows at many points at once: arrays, kept. `given` are those of the rows that are sizes, ints and items."""
 
     def __init__(self, rows: Sequence[Row], given: Mapping[int, np.ndarray]) -> None:
-        self._rows, self._found = rows, dict(given)
+        self._rows = rows
+        self._found: dict[int, Any] = dict(given)
 
     def __getitem__(self, row: int) -> Any:
         if row not in self._found:

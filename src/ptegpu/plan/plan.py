@@ -31,8 +31,8 @@ OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "div", "min", "max", "ceil"
 SOURCES = ("const", "size", "int", "item")
 Row: TypeAlias = tuple[str, int | float, int | float]
 """A number that a runner computes: ("const", n, 0); ("size", input, dimension); ("int", input, 0), an int that is
-given; ("item", row, input): the element of an int input that a row says; or an operator on two rows before it. Comparisons
-are 1 or 0; x // 0 and x % 0 are 0; "ceil" and "floor" take their first operand."""
+given; ("item", row, input): the element of an int input that a row says; or an operator on two rows before it.
+Comparisons are 1 or 0; x // 0 and x % 0 are 0; "ceil" and "floor" take their first operand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,12 @@ class Expr:
 
 
 Number: TypeAlias = int | Expr
+
+
+def plain(n: Number) -> int:
+    """A number of a plan at given sizes."""
+    assert not isinstance(n, Expr), "the plan holds for more than one size: see `resolve.evaluated`"
+    return n
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class Dispatch:
 
     @property
     def nbytes(self) -> int:
-        return self.read_bytes + self.write_bytes  # type: ignore[operator]  # of a plan at given sizes
+        return plain(self.read_bytes) + plain(self.write_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class Port:
         """Of a plan at given sizes."""
         n = self.dtype.size
         for d in self.shape:
-            n *= d  # type: ignore[operator]
+            n *= plain(d)
         return n
 
 

@@ -1,7 +1,7 @@
 """A plan that was read from a file, proved: every index is one of something, every number stays within bounds.
 
-What is proved here, a runner need not ask again: it cannot be led outside a list or a buffer, nor into numbers that grow
-without end. What a device cannot do is found when the plan is prepared.
+What is proved here, a runner need not ask again: it cannot be led outside a list or a buffer, nor into numbers that
+grow without end. What a device cannot do is found when the plan is prepared.
 """
 
 from __future__ import annotations

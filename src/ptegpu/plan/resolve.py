@@ -64,6 +64,7 @@ class Resolver:
         self.wanted = sorted(guards | numbers)
         self.order = {row: k for k, row in enumerate(self.wanted)}
         self.words = sorted(words)
+        self.families = [tuple(self.order[g] for g in family.guards) for family in plan.families]
         self.switches: list[list[tuple[tuple[int, ...], ...]]] = []  # of each family: the distinct lists of guards
         self.switch_of: list[list[int]] = []  # which of these each step has
         for family in plan.families:
@@ -83,11 +84,10 @@ class Resolver:
         """What runs for inputs of these shapes (ints: these values); None if no family or no choice holds."""
         numbers = self._evaluate(shapes, item)
         order, switches = self.order, self.switches
-        for number, family in enumerate(self.plan.families):
-            if all([numbers[order[g]] for g in family.guards]):
-                break
-        else:
+        number = next((k for k, g in enumerate(self.families) if all([numbers[x] for x in g])), None)
+        if number is None:
             return None
+        family = self.plan.families[number]
         if family.refusal:
             return At(number, (), numbers, order)
         found: list[int] = []

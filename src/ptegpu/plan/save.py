@@ -2,8 +2,9 @@
 
 The file is a head (a magic word, the length and the SHA-256 of the JSON), the JSON, and the bytes of constants, states
 and parameters, each at a multiple of 64. The JSON holds everything else; in it, kernels and bytes occur once, whoever
-uses them. A dataclass is an object without the fields that have their defaults (or a list of all, where there are many),
-a number that a runner computes is `[row]`, a slot is `{"slot": k}`. Equal bundles give equal bytes. Reading proves the kind of every field and every index.
+uses them. A dataclass is an object without the fields that have their defaults (or a list of all, where there are
+many), a number that a runner computes is `[row]`, a slot is `{"slot": k}`. Equal bundles give equal bytes. Reading
+proves the kind of every field and every index.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ALIGN = 64
 SHARD = 24 << 20  # bytes: what content delivery networks take
 MANIFEST = "bundle.json"
 ARRAYS = (Binding, Patch, Dispatch, Choice, Copy)  # of which there are many: lists of their fields
-_LISTS = {"ints": IntList, "floats": FloatList, "bools": BoolList, "tensors": TensorList}
+_LISTS: dict[str, Any] = {"ints": IntList, "floats": FloatList, "bools": BoolList, "tensors": TensorList}
 
 
 def is_bundle(source: Any) -> bool:
@@ -358,7 +359,12 @@ def _read_ends(m: Any, where: str) -> FileMethod:
 def _read_value(value: Any, where: str) -> Any:
     match value:
         case {"tensor": dict(t)}:
-            hints = {"dtype": DType, "sizes": tuple[int, ...], "dim_order": tuple[int, ...], "dynamic": bool}
+            hints: dict[str, Any] = {
+                "dtype": DType,
+                "sizes": tuple[int, ...],
+                "dim_order": tuple[int, ...],
+                "dynamic": bool,
+            }
             hints |= {"bounded": bool, "planned": bool, "name": str | None}
             if set(t) != set(hints):
                 damaged(f"{where} is no tensor")
@@ -366,9 +372,9 @@ def _read_value(value: Any, where: str) -> Any:
             if not all(0 <= n < 2**48 for n in read["sizes"]) or len(read["sizes"]) > 64:
                 damaged(f"{where} is no tensor")
             return FileTensor(**read)
-        case {**one} if len(one) == 1 and next(iter(one)) in _LISTS:
+        case dict(one) if len(one) == 1 and next(iter(one)) in _LISTS:
             (name, items) = next(iter(one.items()))
-            return _LISTS[name](tuple(_literal(x, where) for x in _list(items, where)))  # type: ignore[abstract]
+            return _LISTS[name](tuple(_literal(x, where) for x in _list(items, where)))
     return _literal(value, where)
 
 

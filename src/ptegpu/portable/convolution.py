@@ -16,10 +16,9 @@ Sizes = Sequence[int]
 Subscript = tuple[Any, ...]
 
 
-def per_dimension(values: int | Sizes, rank: int) -> list[int]:
+def per_dimension(values: Sizes, rank: int) -> list[int]:
     """One value for every spatial dimension; a single one holds for all."""
-    listed = [values] if isinstance(values, int) else list(values)
-    return listed * rank if len(listed) == 1 else listed
+    return list(values) * (rank if len(values) == 1 else 1)
 
 
 def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:

@@ -4,49 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError
-from .registry import Array, Number, OutSpec, cast, portable
+from .registry import Array, Number, Options, OutSpec, cast, portable
 
 _random = np.random.default_rng()
 
 
 @portable("aten.full.default")
-def full(size: Sequence[int], fill_value: Number, *, outs: Sequence[OutSpec]) -> Array:
-    return np.full(tuple(size), cast(fill_value, outs[0].numpy))
+def full(size: Sequence[int], value: Number, options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
+    return np.full(tuple(size), cast(value, outs[0].numpy))
 
 
 @portable("aten.full_like.default")
-def full_like(x: Array, fill_value: Number, memory_format: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return full(x.shape, fill_value, outs=outs)
+def full_like(
+    x: Array, value: Number, options: Options = None, memory_format: Any = None, *, outs: Sequence[OutSpec]
+) -> Array:
+    return full(x.shape, value, outs=outs)
 
 
 @portable("aten.zeros.default")
-def zeros(size: Sequence[int], *, outs: Sequence[OutSpec]) -> Array:
+def zeros(size: Sequence[int], options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
     return np.zeros(tuple(size), outs[0].numpy)
 
 
-@portable("aten.empty.memory_format")
-def empty(size: Sequence[int], memory_format: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
-    return zeros(size, outs=outs)
-
-
-@portable("dim_order_ops._empty_dim_order.default")
-def empty_dim_order(size: Sequence[int], dim_order: Sequence[int] | None = None, *, outs: Sequence[OutSpec]) -> Array:
+@portable("aten.empty.memory_format", "dim_order_ops._empty_dim_order.default")
+def empty(size: Sequence[int], options: Options = None, order: Any = None, *, outs: Sequence[OutSpec]) -> Array:
     return zeros(size, outs=outs)
 
 
 @portable("aten.ones.default")
-def ones(size: Sequence[int], *, outs: Sequence[OutSpec]) -> Array:
+def ones(size: Sequence[int], options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
     return np.ones(tuple(size), outs[0].numpy)
 
 
 @portable("aten.scalar_tensor.default")
-def scalar_tensor(s: Number, *, outs: Sequence[OutSpec]) -> Array:
-    return cast(s, outs[0].numpy)
+def scalar_tensor(value: Number, options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
+    return cast(value, outs[0].numpy)
 
 
 @portable("aten.fill.Scalar", "aten.fill.Tensor")
@@ -55,7 +53,7 @@ def fill(x: Array, value: Array | Number) -> Array:
 
 
 @portable("aten.arange.start_step")
-def arange(start: Number, end: Number, step: Number = 1, *, outs: Sequence[OutSpec]) -> Array:
+def arange(start: Number, end: Number, step: Number = 1, options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
     if outs[0].dtype is DType.I64:
         start, end, step = int(start), int(end), int(step)
     if step == 0 or (end - start) * step < 0:
@@ -66,27 +64,27 @@ def arange(start: Number, end: Number, step: Number = 1, *, outs: Sequence[OutSp
 
 
 @portable("aten.arange.default")
-def arange_to(end: Number, *, outs: Sequence[OutSpec]) -> Array:
+def arange_to(end: Number, options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
     return arange(0, end, outs=outs)
 
 
 @portable("aten.tril_indices.default")
-def tril_indices(row: int, col: int, offset: int = 0) -> Array:
+def tril_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
     return np.stack(np.tril_indices(row, offset, col))
 
 
 @portable("aten.triu_indices.default")
-def triu_indices(row: int, col: int, offset: int = 0) -> Array:
+def triu_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
     return np.stack(np.triu_indices(row, offset, col))
 
 
 @portable("aten.rand.default", random=True)
-def rand(size: Sequence[int]) -> Array:
+def rand(size: Sequence[int], options: Options = None) -> Array:
     return _random.random(tuple(size))
 
 
 @portable("aten.randn.default", random=True)
-def randn(size: Sequence[int]) -> Array:
+def randn(size: Sequence[int], options: Options = None) -> Array:
     return _random.standard_normal(tuple(size))
 
 

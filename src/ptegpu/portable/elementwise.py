@@ -128,14 +128,14 @@ def gelu(x: Array, approximate: str = "none") -> Array:
 
 
 @portable("aten.hardtanh.default")
-def hardtanh(x: Array, min_val: Number = -1, max_val: Number = 1) -> Array:
-    return np.clip(x, to(min_val, x.dtype), to(max_val, x.dtype))
+def hardtanh(x: Array, low: Number = -1, high: Number = 1) -> Array:
+    return np.clip(x, to(low, x.dtype), to(high, x.dtype))
 
 
 @portable("aten.leaky_relu.default")
-def leaky_relu(x: Array, negative_slope: Number = 0.01) -> Array:
+def leaky_relu(x: Array, slope: Number = 0.01) -> Array:
     (x,) = floats(x)
-    return np.where(x > 0, x, x * negative_slope)
+    return np.where(x > 0, x, x * slope)
 
 
 @portable("aten.logit.default")
@@ -150,8 +150,8 @@ def _binary(
     names: tuple[str, ...], function: BinaryFunction, operands: Callable[..., tuple[Array, ...]] = together
 ) -> None:
     @portable(*(f"aten.{name}" for name in names))
-    def kernel(x: Array, other: Array | Number) -> Array:
-        return function(*operands(x, other))
+    def kernel(x: Array | Number, y: Array | Number) -> Array:
+        return function(*operands(x, y))
 
 
 def _nonzero(divisor: Array) -> None:
@@ -214,33 +214,33 @@ _binary(("div.Scalar", "div.Tensor"), np.true_divide, floats)
 
 
 @portable("aten.div.Scalar_mode", "aten.div.Tensor_mode")
-def divide_with_mode(x: Array, other: Array | Number, rounding_mode: str | None) -> Array:
+def divide_with_mode(x: Array, y: Array | Number, rounding_mode: str | None) -> Array:
     if rounding_mode is None:
-        return np.true_divide(*floats(x, other))
-    return {"floor": floor_divide, "trunc": truncated_divide}[rounding_mode](*together(x, other))
+        return np.true_divide(*floats(x, y))
+    return {"floor": floor_divide, "trunc": truncated_divide}[rounding_mode](*together(x, y))
 
 
 @portable("aten.add.Scalar", "aten.add.Tensor")
-def add(x: Array, other: Array | Number, alpha: Number = 1) -> Array:
-    a, b = together(x, other)
+def add(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
+    a, b = together(x, y)
     return a + b * to(alpha, b.dtype)
 
 
 @portable("aten.sub.Scalar", "aten.sub.Tensor")
-def sub(x: Array, other: Array | Number, alpha: Number = 1) -> Array:
-    a, b = together(x, other)
+def sub(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
+    a, b = together(x, y)
     return a - b * to(alpha, b.dtype)
 
 
 @portable("aten.rsub.Scalar", "aten.rsub.Tensor")
-def rsub(x: Array, other: Array | Number, alpha: Number = 1) -> Array:
-    b, a = together(x, other)
+def rsub(x: Array, y: Array | Number, alpha: Number = 1) -> Array:
+    b, a = together(x, y)
     return a - b * to(alpha, b.dtype)
 
 
-def _shift(x: Array, other: Array | Number, function: BinaryFunction, beyond: BinaryFunction) -> Array:
+def _shift(x: Array, y: Array | Number, function: BinaryFunction, beyond: BinaryFunction) -> Array:
     """Shifts by a negative count, or by the width and more, push out every bit."""
-    a, b = together(x, other)
+    a, b = together(x, y)
     width = a.dtype.itemsize * 8
     legal = (b >= 0) & (b < width)
     return np.where(legal, function(a, np.where(legal, b, 0)), beyond(a, b))
@@ -248,23 +248,23 @@ def _shift(x: Array, other: Array | Number, function: BinaryFunction, beyond: Bi
 
 @portable("aten.bitwise_left_shift.Tensor", "aten.bitwise_left_shift.Tensor_Scalar")
 @portable("aten.__lshift__.Tensor", "aten.__lshift__.Scalar")
-def bitwise_left_shift(x: Array, other: Array | Number) -> Array:
-    return _shift(x, other, np.left_shift, lambda a, b: np.zeros((), a.dtype))
+def bitwise_left_shift(x: Array, y: Array | Number) -> Array:
+    return _shift(x, y, np.left_shift, lambda a, b: np.zeros((), a.dtype))
 
 
 @portable("aten.bitwise_right_shift.Tensor", "aten.bitwise_right_shift.Tensor_Scalar")
 @portable("aten.__rshift__.Tensor", "aten.__rshift__.Scalar")
-def bitwise_right_shift(x: Array, other: Array | Number) -> Array:
-    return _shift(x, other, np.right_shift, lambda a, b: np.where(a < 0, -1, 0).astype(a.dtype))
+def bitwise_right_shift(x: Array, y: Array | Number) -> Array:
+    return _shift(x, y, np.right_shift, lambda a, b: np.where(a < 0, -1, 0).astype(a.dtype))
 
 
 def _comparison(name: str, function: BinaryFunction) -> None:
     @portable(f"aten.{name}.Scalar", f"aten.{name}.Tensor")
-    def kernel(x: Array, other: Array | Number) -> Array:
-        dtype = result_type(x, other)
+    def kernel(x: Array, y: Array | Number) -> Array:
+        dtype = result_type(x, y)
         if dtype.kind == "i" or dtype == np.uint8:
             dtype = np.dtype(np.int64)  # so that a scalar outside a narrow type's range compares as itself
-        return function(to(x, dtype), to(other, dtype))
+        return function(to(x, dtype), to(y, dtype))
 
 
 for _name, _combine in {
@@ -282,20 +282,20 @@ for _name, _combine in {"and": np.logical_and, "or": np.logical_or, "xor": np.lo
 
 
 @portable("aten.clamp.default", "aten.clamp.Tensor")
-def clamp(x: Array, min: Array | Number | None = None, max: Array | Number | None = None) -> Array:
-    dtype = result_type(x, min, max)
+def clamp(x: Array, low: Array | Number | None = None, high: Array | Number | None = None) -> Array:
+    dtype = result_type(x, low, high)
     found = to(x, dtype)
-    if min is not None:
-        found = np.maximum(found, to(min, dtype))
-    if max is not None:
-        found = np.minimum(found, to(max, dtype))
+    if low is not None:
+        found = np.maximum(found, to(low, dtype))
+    if high is not None:
+        found = np.minimum(found, to(high, dtype))
     return found
 
 
 @portable("aten.where.self")
-def where(condition: Array, x: Array, other: Array) -> Array:
-    dtype = result_type(x, other)
-    return np.where(condition.astype(bool), to(x, dtype), to(other, dtype))
+def where(condition: Array, x: Array, y: Array) -> Array:
+    dtype = result_type(x, y)
+    return np.where(condition.astype(bool), to(x, dtype), to(y, dtype))
 
 
 @portable("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")

@@ -8,22 +8,23 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import ExecutionError, PtegpuError, UnsupportedProgram
+from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
 from ..graph.linear import Call, Var
 from ..graph.narrow import from_device
 from ..ops import REGISTRY
+from ..ops.schema import Schema
 from . import PORTABLE, PRIMS, OutSpec, call
 
 
 def on_host(c: Call) -> bool:
     """Whether there is a NumPy kernel or a primitive for it."""
-    return c.op in PRIMS or (c.op in PORTABLE and len(_plain(c, c.args)) <= len(PORTABLE[c.op].parameters))
+    return c.op in PRIMS or c.op in PORTABLE
 
 
-def _plain(c: Call, args: Sequence[Any]) -> Sequence[Any]:
-    """A delegate calls by the whole schema; the kernels have that of the out variants."""
-    short = c.op not in REGISTRY or len(args) <= len(PORTABLE[c.op].parameters)
-    return args if short else REGISTRY[c.op].without_options(args)
+def schema_of(op: str) -> Schema | None:
+    """What an operator takes, wherever it runs; None if nobody has it."""
+    kernel = PORTABLE.get(op) or PRIMS.get(op)
+    return REGISTRY.get(op) or (kernel.schema if kernel else None)
 
 
 def run(c: Call, args: Sequence[Any]) -> list[Any]:
@@ -33,18 +34,22 @@ def run(c: Call, args: Sequence[Any]) -> list[Any]:
             results = [PRIMS[c.op](*args)]
         else:
             specs = [OutSpec(_dtype(o), o.sizes, tuple(range(len(o.sizes)))) for o in c.outs]
-            results = call(c.op, _plain(c, args), specs)
+            results = call(c.op, args, specs)
     except PtegpuError as e:
         raise type(e)(f"{c.where}: {e}") from e
     except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
-        # a primitive that got what it cannot take
+        # a primitive, for values that make no sense
         raise ExecutionError(f"{c.where} failed: {e}") from e
-    return [_declared(c, v, r) for v, r in zip(c.outs, results, strict=True)]
+    if len(results) != len(c.outs):
+        raise InvalidProgram(f"{c.where} cannot have {len(c.outs)} results")
+    return [_declared(c, v, r) for v, r in zip(c.outs, results)]
 
 
 def _declared(c: Call, v: Var, result: Any) -> Any:
     if v.dtype is None:
         return result
+    if not isinstance(result, np.ndarray):
+        raise InvalidProgram(f"{c.where} gives a number, the program says a tensor")
     array = np.asarray(result, dtype=v.dtype.numpy if v.dtype is not DType.BF16 else np.float32)
     if array.ndim != len(v.sizes) or any(n > m for n, m in zip(array.shape, v.sizes, strict=True)):
         limit = f"the program allows at most {list(v.sizes)}"

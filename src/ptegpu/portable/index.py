@@ -51,16 +51,16 @@ def _positions(x: Array, dim: int, index: Array) -> Position:
     return tuple(row if k == along else g for k, g in enumerate(grid))
 
 
-def _source(src: Array, index: Array) -> Array:
-    """The elements of `src` that `index` has an entry for."""
-    return at_least_1d(src)[tuple(slice(n) for n in at_least_1d(index).shape)]
+def _source(source: Array, index: Array) -> Array:
+    """The elements of `source` that `index` has an entry for."""
+    return at_least_1d(source)[tuple(slice(n) for n in at_least_1d(index).shape)]
 
 
 @portable("aten.scatter.src")
-def scatter(x: Array, dim: int, index: Array, src: Array) -> Array:
+def scatter(x: Array, dim: int, index: Array, source: Array) -> Array:
     found = at_least_1d(x).copy()
     if index.size:
-        found[_positions(x, dim, index)] = _source(src, index)
+        found[_positions(x, dim, index)] = _source(source, index)
     return found.reshape(x.shape)
 
 
@@ -73,13 +73,13 @@ def scatter_value(x: Array, dim: int, index: Array, value: Number) -> Array:
 
 
 @portable("aten.scatter_add.default")
-def scatter_add(x: Array, dim: int, index: Array, src: Array) -> Array:
-    return scatter_reduce(x, dim, index, src, "sum")
+def scatter_add(x: Array, dim: int, index: Array, source: Array) -> Array:
+    return scatter_reduce(x, dim, index, source, "sum")
 
 
 @portable("aten.scatter.reduce")
-def scatter_by(x: Array, dim: int, index: Array, src: Array, reduce: str) -> Array:
-    return scatter_reduce(x, dim, index, src, {"add": "sum", "multiply": "prod"}.get(reduce, reduce))
+def scatter_by(x: Array, dim: int, index: Array, source: Array, reduce: str) -> Array:
+    return scatter_reduce(x, dim, index, source, {"add": "sum", "multiply": "prod"}.get(reduce, reduce))
 
 
 @portable("aten.scatter.value_reduce")
@@ -88,11 +88,11 @@ def scatter_value_by(x: Array, dim: int, index: Array, value: Number, reduce: st
 
 
 @portable("aten.scatter_reduce.two")
-def scatter_reduce(x: Array, dim: int, index: Array, src: Array, reduce: str, include_self: bool = True) -> Array:
+def scatter_reduce(x: Array, dim: int, index: Array, source: Array, reduce: str, include_self: bool = True) -> Array:
     if not index.size:
         return x
     where = _positions(x, dim, index)
-    return _folded(at_least_1d(x), where, _source(src, index), reduce, include_self).reshape(x.shape)
+    return _folded(at_least_1d(x), where, _source(source, index), reduce, include_self).reshape(x.shape)
 
 
 @portable("aten.index_reduce.default")

@@ -14,17 +14,17 @@ from .registry import Array, Number, portable
 
 
 @portable("aten.mm.default", "aten.bmm.default")
-def matmul(x: Array, other: Array) -> Array:
+def matmul(x: Array, y: Array) -> Array:
     dtype = compute_type(x.dtype)
-    return np.matmul(to(x, dtype), to(other, dtype))
+    return np.matmul(to(x, dtype), to(y, dtype))
 
 
 @portable("aten.addmm.default")
-def addmm(x: Array, mat1: Array, mat2: Array, beta: Number = 1, alpha: Number = 1) -> Array:
-    product = matmul(mat1, mat2)
+def addmm(bias: Array, x: Array, y: Array, beta: Number = 1, alpha: Number = 1) -> Array:
+    product = matmul(x, y)
     if alpha != 1:
         product = product * to(alpha, product.dtype)
-    return product if beta == 0 else product + to(x, product.dtype) * to(beta, product.dtype)
+    return product if beta == 0 else product + to(bias, product.dtype) * to(beta, product.dtype)
 
 
 @portable("aten.linear.default")

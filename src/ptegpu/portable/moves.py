@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..errors import ExecutionError, ShapeError
 from .promotion import at_least_1d, axes, axis, result_type, to
-from .registry import Array, Number, portable
+from .registry import Array, Number, Options, portable
 
 
 @portable("aten.alias_copy.default", "aten.detach_copy.default", "aten.lift_fresh_copy.default")
@@ -19,23 +20,23 @@ def identity(x: Array) -> Array:
 
 
 @portable("aten.clone.default")
-def clone(x: Array, memory_format: int | None = None) -> Array:
+def clone(x: Array, memory_format: Any = None) -> Array:
     return x
 
 
-@portable("dim_order_ops._clone_dim_order.default", "dim_order_ops._to_dim_order_copy.default")
-def dim_order_copy(x: Array, non_blocking: bool = False, dim_order: Sequence[int] | None = None) -> Array:
+@portable("dim_order_ops._clone_dim_order.default")
+def clone_order(x: Array, non_blocking: Any = False, order: Any = None) -> Array:
     return x
 
 
-@portable("aten._to_copy.default")
-def to_copy(x: Array, non_blocking: bool = False, memory_format: int | None = None) -> Array:
+@portable("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+def to_copy(x: Array, options: Options = None, non_blocking: Any = False, order: Any = None) -> Array:
     return x
 
 
 @portable("aten.copy.default")
-def copy(x: Array, src: Array, non_blocking: bool = False) -> Array:
-    return np.broadcast_to(src, x.shape)
+def copy(x: Array, source: Array, non_blocking: bool = False) -> Array:
+    return np.broadcast_to(source, x.shape)
 
 
 def inferred(x: Array, size: Sequence[int]) -> list[int]:
@@ -79,10 +80,14 @@ def t_copy(x: Array) -> Array:
     return x.T
 
 
-@portable("aten.squeeze_copy.dim", "aten.squeeze_copy.dims")
-def squeeze_copy(x: Array, dim: int | Sequence[int]) -> Array:
-    named = axes(dim, x.ndim) if isinstance(dim, int) or dim else ()
-    return x.squeeze(tuple(d for d in named if x.shape[d] == 1))
+@portable("aten.squeeze_copy.dims")
+def squeeze_copy(x: Array, dim: Sequence[int]) -> Array:
+    return x.squeeze(tuple(d for d in (axes(dim, x.ndim) if dim else ()) if x.shape[d] == 1))
+
+
+@portable("aten.squeeze_copy.dim")
+def squeeze_copy_one(x: Array, dim: int) -> Array:
+    return squeeze_copy(x, [dim])
 
 
 @portable("aten.unsqueeze_copy.default")
@@ -125,19 +130,19 @@ def narrow_copy(x: Array, dim: int, start: int, length: int) -> Array:
 
 
 @portable("aten.split_copy.Tensor")
-def split_copy(x: Array, split_size: int, dim: int = 0) -> tuple[Array, ...]:
+def split_copy(x: Array, size: int, dim: int = 0) -> tuple[Array, ...]:
     along = axis(dim, x.ndim)
-    starts = range(0, max(x.shape[along], 1), split_size) if split_size else [0]
-    return tuple(x[stretch(x, along, s, s + split_size)] for s in starts)
+    starts = range(0, max(x.shape[along], 1), size) if size else [0]
+    return tuple(x[stretch(x, along, s, s + size)] for s in starts)
 
 
 @portable("aten.split_with_sizes_copy.default")
-def split_with_sizes_copy(x: Array, split_sizes: Sequence[int], dim: int = 0) -> tuple[Array, ...]:
+def split_with_sizes_copy(x: Array, sizes: Sequence[int], dim: int = 0) -> tuple[Array, ...]:
     along = axis(dim, x.ndim)
-    ends = np.cumsum(split_sizes)
-    if sum(split_sizes) != x.shape[along]:
-        raise ShapeError(f"sizes {list(split_sizes)} do not add up to dimension {dim} of {list(x.shape)}")
-    return tuple(x[stretch(x, along, e - n, e)] for n, e in zip(split_sizes, ends.tolist()))
+    ends = np.cumsum(sizes)
+    if sum(sizes) != x.shape[along]:
+        raise ShapeError(f"sizes {list(sizes)} do not add up to dimension {dim} of {list(x.shape)}")
+    return tuple(x[stretch(x, along, e - n, e)] for n, e in zip(sizes, ends.tolist()))
 
 
 @portable("aten.unbind_copy.int")
@@ -160,17 +165,17 @@ def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
 
 @portable("aten.slice_scatter.default")
 def slice_scatter(
-    x: Array, src: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Array:
     found = x.copy()
-    found[stretch(x, dim, start, end, step)] = src
+    found[stretch(x, dim, start, end, step)] = source
     return found
 
 
 @portable("aten.select_scatter.default")
-def select_scatter(x: Array, src: Array, dim: int, index: int) -> Array:
+def select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
     found = x.copy()
-    found[selection(x, dim, index)] = src
+    found[selection(x, dim, index)] = source
     return found
 
 
@@ -212,9 +217,9 @@ def diagonal_copy(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ar
 
 
 @portable("aten.as_strided_copy.default")
-def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Array:
+def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Array:
     """Strides count elements of a contiguous `x`."""
-    where = np.full(tuple(size), storage_offset or 0, np.intp)
+    where = np.full(tuple(size), offset or 0, np.intp)
     for k, (n, s) in enumerate(zip(size, stride)):
         where += (np.arange(n) * s).reshape([-1] + [1] * (len(size) - k - 1))
     if where.size and not 0 <= where.min() <= where.max() < x.size:
@@ -223,28 +228,28 @@ def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], storag
 
 
 @portable("aten.unfold_copy.default")
-def unfold_copy(x: Array, dimension: int, size: int, step: int) -> Array:
-    along = axis(dimension, x.ndim)
+def unfold_copy(x: Array, dim: int, size: int, step: int) -> Array:
+    along = axis(dim, x.ndim)
     if x.ndim == 0:
         return at_least_1d(x)[:size]
     if size > x.shape[along]:
-        raise ExecutionError(f"windows of {size} exceed dimension {dimension} of sizes {list(x.shape)}")
+        raise ExecutionError(f"windows of {size} exceed dimension {dim} of sizes {list(x.shape)}")
     return np.lib.stride_tricks.sliding_window_view(x, size, along)[stretch(x, along, None, None, step)]
 
 
 @portable("aten.pixel_shuffle.default")
-def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
+def pixel_shuffle(x: Array, factor: int) -> Array:
     *batch, c, h, w = x.shape
-    r, n = upscale_factor, len(x.shape) - 3
+    r, n = factor, len(x.shape) - 3
     blocks = x.reshape(*batch, c // (r * r), r, r, h, w)
     order = (*range(n), n, n + 3, n + 1, n + 4, n + 2)  # (…, C, H, r, W, r)
     return blocks.transpose(order).reshape(*batch, c // (r * r), h * r, w * r)
 
 
 @portable("aten.pixel_unshuffle.default")
-def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
+def pixel_unshuffle(x: Array, factor: int) -> Array:
     *batch, c, h, w = x.shape
-    r, n = downscale_factor, len(x.shape) - 3
+    r, n = factor, len(x.shape) - 3
     blocks = x.reshape(*batch, c, h // r, r, w // r, r)
     order = (*range(n), n, n + 2, n + 4, n + 1, n + 3)  # (…, C, r, r, H, W)
     return blocks.transpose(order).reshape(*batch, c * r * r, h // r, w // r)

@@ -71,9 +71,9 @@ def native_layer_norm(
 
 @portable("aten.native_group_norm.default")
 def native_group_norm(
-    x: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: float
+    x: Array, weight: Array | None, bias: Array | None, n: int, channels: int, pixels: int, group: int, eps: float
 ) -> Normalised:
-    found, mean, rstd = _normalised(x.reshape(N, group, C // group * HxW), (2,), eps)
+    found, mean, rstd = _normalised(x.reshape(n, group, channels // group * pixels), (2,), eps)
     return _scaled(found.reshape(x.shape), weight, bias, _channels(x)), mean[..., 0], rstd[..., 0]
 
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ShapeError
-from .convolution import per_dimension, windows
+from .convolution import Sizes, per_dimension, windows
 from .promotion import FLOAT64, accumulator
 from .registry import Array, portable
-
-Sizes = int | Sequence[int]
 
 
 def _counts(

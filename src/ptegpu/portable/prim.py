@@ -1,6 +1,6 @@
 """Primitive operators: arithmetic on Python scalars, and questions about tensors that the host answers.
 
-`PRIMS` maps registry names to functions on scalars and arrays. None writes to its arguments: `et_copy_index` returns
+`PRIMS` maps registry names to kernels on scalars and arrays. None writes to its arguments: `et_copy_index` returns
 the tensor that takes the place of its first argument, `et_view` a view of its argument.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ExecutionError, ShapeError
 from .moves import inferred
 from .promotion import axis
-from .registry import Array, Number
+from .registry import Array, Kernel, Number, kernel_of
 
 
 def sym_size(x: Array, dim: int) -> int:
@@ -64,6 +64,20 @@ def et_copy_index(copy_to: Array, copy_from: Array, index: int) -> Array:
     return found
 
 
+def _unary(function: Callable[[Any], Number]) -> Callable[[Number], Number]:
+    def kernel(a: Number) -> Number:
+        return function(a)
+
+    return kernel
+
+
+def _binary(function: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
+    def kernel(a: Number, b: Number) -> Number:
+        return function(a, b)
+
+    return kernel
+
+
 def _dividing(function: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
     def divide(a: Number, b: Number) -> Number:
         if b == 0:
@@ -87,31 +101,31 @@ def _if_else(condition: Number, then: Number, otherwise: Number) -> Number:
 
 
 _SCALAR: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
+    "add": _binary(operator.add),
+    "sub": _binary(operator.sub),
+    "mul": _binary(operator.mul),
     "floordiv": _dividing(operator.floordiv),
     "truediv": _dividing(operator.truediv),
     "mod": _dividing(operator.mod),
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "gt": operator.gt,
-    "lt": operator.lt,
-    "ge": operator.ge,
-    "le": operator.le,
-    "neg": operator.neg,
-    "sym_not": operator.not_,
+    "eq": _binary(operator.eq),
+    "ne": _binary(operator.ne),
+    "gt": _binary(operator.gt),
+    "lt": _binary(operator.lt),
+    "ge": _binary(operator.ge),
+    "le": _binary(operator.le),
+    "neg": _unary(operator.neg),
+    "sym_not": _unary(operator.not_),
     "sym_ite": _if_else,
-    "sym_max": max,
-    "sym_min": min,
-    "sym_float": float,
+    "sym_max": _binary(max),
+    "sym_min": _binary(min),
+    "sym_float": _unary(float),
     "sym_int": _rounding(int),
     "ceil": _rounding(math.ceil),
     "round": _rounding(round),
     "trunc": _rounding(math.trunc),
 }
 
-PRIMS: dict[str, Callable[..., Any]] = {
+_BY_NAME: dict[str, Callable[..., Any]] = {
     **_SCALAR,  # as delegates name them
     "sym_size.int": sym_size,
     **{f"executorch_prim.{name}.Scalar": function for name, function in _SCALAR.items()},
@@ -125,3 +139,5 @@ PRIMS: dict[str, Callable[..., Any]] = {
     "aten._local_scalar_dense.default": item,
     "et_vk.select_as_symint.default": select_item,
 }
+
+PRIMS: dict[str, Kernel] = {name: kernel_of(name, function) for name, function in _BY_NAME.items()}

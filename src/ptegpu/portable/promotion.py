@@ -85,13 +85,13 @@ def axis(dim: int, rank: int) -> int:
     return dim % size
 
 
-def axes(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+def axes(dims: Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Dimensions to reduce, all of them if none are named; none in a 0-d tensor."""
-    if dims is None or (not isinstance(dims, int) and not dims):
+    if not dims:
         return tuple(range(rank))
-    found = tuple(axis(d, rank) for d in ([dims] if isinstance(dims, int) else dims))
+    found = tuple(axis(d, rank) for d in dims)
     if len(set(found)) != len(found):
-        raise ExecutionError(f"dimensions {list(dims) if not isinstance(dims, int) else dims} repeat")
+        raise ExecutionError(f"dimensions {list(dims)} repeat")
     return found if rank else ()
 
 

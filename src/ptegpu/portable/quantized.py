@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import ShapeError
 from .index import checked
 from .promotion import FLOAT32, axis, floats, to
-from .registry import Array, portable
+from .registry import Array, Number, portable
 
 EPSILON = float(np.finfo(np.float32).eps)
 
 
-def _scalar(value: Array | float | int) -> float | int:
+def _scalar(value: Array | Number) -> Number:
     return value.item() if isinstance(value, np.ndarray) else value
 
 
@@ -23,7 +25,7 @@ def _along(values: Array, x: Array, dim: int) -> Array:
 
 @portable("quantized_decomposed.quantize_per_tensor.default", "quantized_decomposed.quantize_per_tensor.tensor")
 def quantize_per_tensor(
-    x: Array, scale: Array | float, zero_point: Array | int, quant_min: int, quant_max: int, dtype: int
+    x: Array, scale: Array | Number, zero_point: Array | Number, quant_min: int, quant_max: int, dtype: Any
 ) -> Array:
     (x,) = floats(x)
     return np.clip(np.rint(x * (1.0 / _scalar(scale))) + _scalar(zero_point), quant_min, quant_max)
@@ -31,7 +33,7 @@ def quantize_per_tensor(
 
 @portable("quantized_decomposed.quantize_per_channel.default")
 def quantize_per_channel(
-    x: Array, scales: Array, zero_points: Array, axis: int, quant_min: int, quant_max: int, dtype: int
+    x: Array, scales: Array, zero_points: Array, axis: int, quant_min: int, quant_max: int, dtype: Any
 ) -> Array:
     (x,) = floats(x)
     found = np.rint(x * (1.0 / _along(scales, x, axis))) + _along(zero_points, x, axis)
@@ -40,7 +42,7 @@ def quantize_per_channel(
 
 @portable("quantized_decomposed.quantize_per_token.default")
 def quantize_per_token(
-    x: Array, scales: Array, zero_points: Array, quant_min: int, quant_max: int, dtype: int
+    x: Array, scales: Array, zero_points: Array, quant_min: int, quant_max: int, dtype: Any
 ) -> Array:
     (x,) = floats(x)
     return np.clip(np.rint(x * (1.0 / scales) + zero_points), quant_min, quant_max)
@@ -49,12 +51,12 @@ def quantize_per_token(
 @portable("quantized_decomposed.dequantize_per_tensor.default", "quantized_decomposed.dequantize_per_tensor.tensor")
 def dequantize_per_tensor(
     x: Array,
-    scale: Array | float,
-    zero_point: Array | int,
+    scale: Array | Number,
+    zero_point: Array | Number,
     quant_min: int,
     quant_max: int,
-    dtype: int,
-    out_dtype: int | None = None,
+    dtype: Any,
+    out_dtype: Any = None,
 ) -> Array:
     return (to(x, FLOAT32) - _scalar(zero_point)) * _scalar(scale)
 
@@ -67,8 +69,8 @@ def dequantize_per_channel(
     axis: int,
     quant_min: int,
     quant_max: int,
-    dtype: int,
-    out_dtype: int | None = None,
+    dtype: Any,
+    out_dtype: Any = None,
 ) -> Array:
     zero = 0 if zero_points is None else _along(zero_points, x, axis)
     return (to(x, FLOAT32) - zero) * _along(scales, x, axis)
@@ -76,13 +78,13 @@ def dequantize_per_channel(
 
 @portable("quantized_decomposed.dequantize_per_token.default")
 def dequantize_per_token(
-    x: Array, scales: Array, zero_points: Array, quant_min: int, quant_max: int, dtype: int, output_dtype: int
+    x: Array, scales: Array, zero_points: Array, quant_min: int, quant_max: int, dtype: Any, output_dtype: Any
 ) -> Array:
     return (to(x, FLOAT32) - zero_points) * scales
 
 
 @portable("quantized_decomposed.choose_qparams.tensor")
-def choose_qparams(x: Array, quant_min: int, quant_max: int, eps: float, dtype: int) -> tuple[Array, Array]:
+def choose_qparams(x: Array, quant_min: int, quant_max: int, eps: float, dtype: Any) -> tuple[Array, Array]:
     """Scale and zero point, each of one element, for a range that holds zero."""
     low, high = to(np.minimum(x.min(), 0), FLOAT32), to(np.maximum(x.max(), 0), FLOAT32)
     scale = np.maximum((high - low) / FLOAT32.type(quant_max - quant_min), FLOAT32.type(eps))
@@ -91,7 +93,7 @@ def choose_qparams(x: Array, quant_min: int, quant_max: int, eps: float, dtype: 
 
 
 @portable("quantized_decomposed.choose_qparams_per_token_asymmetric.default")
-def choose_qparams_per_token_asymmetric(x: Array, dtype: int) -> tuple[Array, Array]:
+def choose_qparams_per_token_asymmetric(x: Array, dtype: Any) -> tuple[Array, Array]:
     """Scales and zero points for int8, one per row of the last dimension."""
     quant_min, quant_max = -128, 127
     (x,) = floats(x)
@@ -122,7 +124,7 @@ def _register_embedding(name: str, bits: int) -> None:
         weight_quant_min: int,
         weight_quant_max: int,
         indices: Array,
-        dtype: int | None = None,
+        dtype: Any = None,
     ) -> Array:
         """Scales and zero points are one per row, or (rows, groups)."""
         rows = _rows(weight, indices, bits)

@@ -42,7 +42,7 @@ def prod_all(x: Array, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> 
 
 
 @portable("aten.prod.dim_int")
-def prod(x: Array, dim: int, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
+def prod(x: Array, dim: Dims, keepdim: bool = False, dtype: int | None = None, *, outs: Sequence[OutSpec]) -> Array:
     return x.prod(axis=axes(dim, x.ndim), keepdims=keepdim, dtype=result_accumulator(outs))
 
 
@@ -182,7 +182,7 @@ def any_at_all(x: Array) -> Array:
 
 @portable("aten.any.dim")
 def any_along(x: Array, dim: int, keepdim: bool = False) -> Array:
-    return np.asarray(x.astype(bool).any(axis=axes(dim, x.ndim), keepdims=keepdim))
+    return np.asarray(x.astype(bool).any(axis=axes([dim], x.ndim), keepdims=keepdim))
 
 
 @portable("aten.any.dims")
@@ -198,7 +198,7 @@ def all_at_all(x: Array) -> Array:
 
 @portable("aten.all.dim")
 def all_along(x: Array, dim: int, keepdim: bool = False) -> Array:
-    return np.asarray(x.astype(bool).all(axis=axes(dim, x.ndim), keepdims=keepdim))
+    return np.asarray(x.astype(bool).all(axis=axes([dim], x.ndim), keepdims=keepdim))
 
 
 @portable("aten.linalg_vector_norm.default")

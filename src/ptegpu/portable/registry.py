@@ -3,10 +3,11 @@
     @portable("aten.topk.default")
     def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]: ...
 
-A kernel takes the arguments of the out variant's schema in order, without the outputs: arrays (bfloat16 as float32),
-Python scalars, lists, None. It returns an array or a tuple of arrays of any dtype; `call` casts them to the declared
-one. A keyword-only parameter `outs` receives the declared outputs: that is where operators find a dtype that their
-out variant drops (`full`, `arange`, `_to_copy`).
+The positional parameters are the operator's schema (`ops/schema.py`), with `Array` for `Tensor`. If the operator has a
+rule for the GPU too, the rule's schema is the one, and the kernel must agree with it. Arrays of bfloat16 are float32.
+
+A kernel returns an array or a tuple of arrays of any dtype; `call` casts them to the declared one. A keyword-only
+parameter `outs` receives the declared outputs.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
+from ..ops import REGISTRY
+from ..ops.schema import Number as Number
+from ..ops.schema import Options as Options
+from ..ops.schema import Parameter, Schema, accepts, describe, parameters_of
 
 Array: TypeAlias = np.ndarray
-Number: TypeAlias = int | float | bool
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -46,19 +50,33 @@ class Kernel:
 
     name: str
     function: Callable[..., Any]
-    parameters: tuple[tuple[str, Any], ...]  # (name, default or inspect.Parameter.empty)
-    wants_outs: bool
+    own: Schema  # of its signature
+    wants_outs: bool = False
     random: bool = False  # gives other results every time
 
-    def bind(self, args: Sequence[Any]) -> list[Any]:
-        """All positional arguments: trailing ones may be left to their defaults, NumPy scalars become 0-d arrays."""
-        if len(args) > len(self.parameters):
-            raise InvalidProgram(f"{self.name} takes {len(self.parameters)} arguments, the program gives {len(args)}")
-        for name, default in self.parameters[len(args) :]:
-            if default is inspect.Parameter.empty:
-                raise InvalidProgram(f"{self.name}: argument '{name}' is missing")
-        given = [np.asarray(a) if isinstance(a, np.generic) else a for a in args]
-        return given + [default for _, default in self.parameters[len(args) :]]
+    @property
+    def schema(self) -> Schema:
+        """The operator's."""
+        return REGISTRY.get(self.name, self.own)
+
+    def __call__(self, *args: Any, **extras: Any) -> Any:
+        """What the function returns for arguments of the program."""
+        return self.function(*self.schema.bind(args), **extras)
+
+
+def kernel_of(name: str, function: Callable[..., Any], random: bool = False) -> Kernel:
+    """A function as a kernel; TypeError if it is not what the operator's GPU rule takes."""
+    own, signature = Schema(name, parameters_of(function)), inspect.signature(function)
+    rule = REGISTRY.get(name)
+    if rule is not None and not _agree(own.parameters, rule.parameters):
+        raise TypeError(f"the kernel of {name} takes {signature}, its GPU rule {inspect.signature(rule.rule)}")
+    return Kernel(name, function, own, "outs" in signature.parameters, random)
+
+
+def _agree(own: Sequence[Parameter], wanted: Sequence[Parameter]) -> bool:
+    """Whether a kernel has the parameters of the schema; they may take more kinds, where overloads share a kernel."""
+    same = [(p.name, p.default) for p in own] == [(p.name, p.default) for p in wanted]
+    return same and all(accepts(p.kinds, w.kinds) for p, w in zip(own, wanted))
 
 
 PORTABLE: dict[str, Kernel] = {}
@@ -68,16 +86,13 @@ def portable(*names: str, random: bool = False) -> Callable[[Function], Function
     """Register a kernel under each name; `random` if it gives other results every time."""
 
     def register(function: Function) -> Function:
-        parameters = inspect.signature(function).parameters.values()
-        positional = tuple((p.name, p.default) for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
-        wants_outs = any(p.name == "outs" and p.kind is p.KEYWORD_ONLY for p in parameters)
         for name in names:
             if name in PORTABLE:
                 raise ValueError(
                     f"kernel {name} is registered already: give yours another name, "
                     f"or delete ptegpu.portable.PORTABLE[{name!r}] first"
                 )
-            PORTABLE[name] = Kernel(name, function, positional, wants_outs, random)
+            PORTABLE[name] = kernel_of(name, function, random)
         return function
 
     return register
@@ -88,7 +103,7 @@ def call(name: str, args: Sequence[Any], outs: Sequence[OutSpec]) -> list[Array]
     kernel = PORTABLE.get(name)
     if kernel is None:
         raise UnsupportedProgram(f"{name} has no kernel on the host")
-    values = kernel.bind(args)
+    values = kernel.schema.bind(args)
     extras = {"outs": tuple(outs)} if kernel.wants_outs else {}
     try:
         with np.errstate(all="ignore"):
@@ -100,7 +115,7 @@ def call(name: str, args: Sequence[Any], outs: Sequence[OutSpec]) -> list[Array]
     except PtegpuError as e:
         raise type(e)(f"{name}: {e}") from e
     except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
-        given = ", ".join(map(_describe, values))
+        given = ", ".join(map(describe, values))
         raise ExecutionError(f"{name}({given}) failed: {e}") from e
 
 
@@ -118,11 +133,3 @@ def _own(x: Array, args: Sequence[Any]) -> Array:
     """`x`, copied if it could share memory with an argument."""
     arrays = [a for arg in args for a in (arg if isinstance(arg, tuple | list) else (arg,)) if isinstance(a, Array)]
     return x.copy() if any(np.may_share_memory(x, a) for a in arrays) else x
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}{list(value.shape)}"
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_describe, value))}]"
-    return repr(value)

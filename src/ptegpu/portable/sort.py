@@ -73,7 +73,7 @@ def median(x: Array) -> Array:
 
 @portable("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
 def searchsorted(
-    sorted_sequence: Array,
+    sequence: Array,
     values: Array | Number,
     out_int32: bool = False,
     right: bool = False,
@@ -81,8 +81,8 @@ def searchsorted(
     sorter: Array | None = None,
 ) -> Array:
     """Each row of values in its own sequence, or all in one."""
-    common = result_type(sorted_sequence, values)
-    sequence, sought = to(sorted_sequence, common), to(values, common)
+    common = result_type(sequence, values)
+    sequence, sought = to(sequence, common), to(values, common)
     if sorter is not None:
         sequence = np.take_along_axis(sequence, sorter, -1)
     where = side or ("right" if right else "left")
@@ -95,5 +95,5 @@ def searchsorted(
 
 
 @portable("aten.bucketize.Tensor", "aten.bucketize.Scalar")
-def bucketize(x: Array | Number, boundaries: Array, out_int32: bool = False, right: bool = False) -> Array:
-    return searchsorted(boundaries, x, out_int32, right)
+def bucketize(values: Array | Number, boundaries: Array, out_int32: bool = False, right: bool = False) -> Array:
+    return searchsorted(boundaries, values, out_int32, right)

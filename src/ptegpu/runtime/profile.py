@@ -14,7 +14,7 @@ from ..gpu import AdapterInfo, Device, measure
 from ..gpu.loads import warm
 from ..gpu.profile import KernelTime, busy, kernel_times, launches
 from ..gpu.timer import TimedRun, Timer
-from ..plan.plan import Dispatch
+from ..plan.plan import Dispatch, plain
 from ..plan.target import DeviceClass
 from .account import Step, by_name, steps_of, together
 from .method import Method
@@ -222,5 +222,5 @@ def _row(name: str, kernels: Sequence[KernelTime], kernel: str = "") -> Row:
         len(kernels),
         sum(k.seconds for k in kernels),
         sum(k.dispatch.nbytes for k in kernels),
-        sum(k.dispatch.flops for k in kernels),
+        sum(plain(k.dispatch.flops) for k in kernels),
     )

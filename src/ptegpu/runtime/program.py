@@ -39,8 +39,9 @@ def load(
 
     `path` may also be the file's bytes, or a file open for reading them, or a `Bundle`. `data` is one or several `.ptd`
     files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
-    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append` adds
-    operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan for: see `ptegpu.compile`.
+    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append`
+    adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan for: see
+    `ptegpu.compile`.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')

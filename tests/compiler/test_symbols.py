@@ -1,4 +1,4 @@
-"""The words of the syms buffer, made twice: by the shape engine, and by the plan's own steps."""
+"""The words of the syms buffer, made twice: with sizes that remember, for all, and with plain ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from tests.cases import sizes_of
 from tests.graphs import Sketch
 
+from ptegpu.compiler.node import CAPACITY, Tables
+from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import UnsupportedProgram
-from ptegpu.graph.graph import Graph, Shape, Sym, Tensor, Value
-from ptegpu.graph.live import Live
-from ptegpu.plan.plan import SymStep
-from ptegpu.plan.symbols import CAPACITY, Symbols
+from ptegpu.graph.graph import Graph, Sym, Tensor
+from ptegpu.passes.memory import Memory
+from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.target import Target
 
 COMPARES = ("lt", "le", "gt", "ge", "eq", "ne")
 BINARY = ("add", "sub", "mul", "floordiv", "mod", "sym_min", "sym_max", *COMPARES)
@@ -26,35 +29,21 @@ VERBS: dict[str, Callable[..., int]] = {
 }
 
 
-def interpret(steps: Sequence[SymStep], scalars: Sequence[int], inputs: Sequence[np.ndarray]) -> dict[int, int]:
-    """What a runner without a shape engine does with a plan's steps."""
-    words: dict[int, int] = {}
-    for step in steps:
-        match step.op:
-            case "input":
-                words[step.target] = scalars[step.args[0]]
-            case "item":
-                words[step.target] = int(inputs[step.args[0]].reshape(-1)[step.args[1]])
-            case "const":
-                words[step.target] = step.args[0]
-            case verb:
-                words[step.target] = int(VERBS[verb](*(words[a] for a in step.args)))
-    return words
-
-
 def agreed(graph: Graph, scalars: Sequence[int] = (), inputs: Sequence[np.ndarray] = ()) -> list[int]:
-    """The words, which both ways must give."""
-    symbols = Symbols(graph)
-    given: dict[Value, Shape | int] = {}
-    given |= dict(zip((v for v in graph.inputs if isinstance(v, Sym)), scalars, strict=True))
-    arrays = dict(zip((v for v in graph.inputs if isinstance(v, Tensor)), inputs, strict=True))
-    given |= {t: x.shape for t, x in arrays.items()}
-    Live(graph).update(given, lambda t: arrays[t] if t.data is None else t.data)
-    steps = symbols.steps()
-    words = interpret(steps, scalars, inputs)
-    assert symbols.words() == [words[k] for k in range(len(words))]
-    assert steps == symbols.steps()
-    return symbols.words()
+    """The words at these inputs, which the plan for all sizes and one made for these alone must both give."""
+    left = {Sym: iter(scalars), Tensor: iter(inputs)}
+    given = [next(left[type(v)]) for v in graph.inputs]
+    dynamic = [True] * len(given)
+    found = []
+    for plain in (False, True):
+        planner = Planner(graph, Target(), dynamic, plain=plain)
+        planner.extend(*sizes_of(given))
+        found.append(evaluated(planner.plan(), *sizes_of(given)).families[0].words)
+    assert found[0] == found[1]
+    covered = Planner(graph, Target(), dynamic).cover()  # of ints, no more than 0 is looked at
+    covered.extend(*sizes_of(given))
+    assert found[0] == evaluated(covered.plan(), *sizes_of(given)).families[0].words
+    return list(found[0])
 
 
 @pytest.mark.parametrize("spelling", ["{}", "executorch_prim.{}.Scalar"])
@@ -82,16 +71,22 @@ def test_not(value: int, expected: int) -> None:
     assert [value, expected] == agreed(s.returns(result), [value])
 
 
-def test_literals_get_words_of_their_own_behind_the_symbolic_ints() -> None:
+def test_literals_get_words_only_where_a_kernel_reads_them() -> None:
     s = Sketch()
     x = s.sym()
     more = s.node("add", x, 3)
-    twice = s.node("mul", more, 2.0)
+    twice = s.node("mul", more, 2)
     again = s.node("sub", twice, 3)
-    assert [5, 8, 16, 13, 3, 2] == agreed(s.returns(again), [5])
+    assert [5, 8, 16, 13] == agreed(s.returns(again), [5])
+    row = s.tensor("aten.select_copy.int", s.input(4, 6), 0, x)
+    col = s.tensor("aten.select_copy.int", row, 0, 2)
+    s.graph.outputs.append(col)
+    found = agreed(s.graph, [3], [np.zeros((4, 6), np.float32)])
+    assert [3, 6, 12, 9] == found[:4]
+    assert set(found[4:]) <= {2}
 
 
-def test_sizes_are_constants_of_a_plan() -> None:
+def test_sizes_are_expressions() -> None:
     s = Sketch()
     x = s.input(9, 4)
     rows, last = s.node("sym_size.int", x, 0), s.node("aten.sym_size.int", x, -1)
@@ -115,27 +110,29 @@ def test_an_item_of_a_constant_is_a_constant() -> None:
     item = s.node("et_vk.select_as_symint.default", s.constant(np.array([4, 5], np.int32)), 0, 1)
     graph = s.returns(item)
     assert [5] == agreed(graph)
-    assert (SymStep(0, "const", (5,)),) == Symbols(graph).steps()
+    assert (5,) == planned(graph, Target()).families[0].words
 
 
-def test_results_are_words() -> None:
+def test_ints_among_the_results_are_numbers() -> None:
     s = Sketch()
     x, y = s.sym(), s.sym()
     total = s.node("add", x, y)
-    assert (2, 1) == Symbols(s.returns(total, y)).outputs()
+    plan = planned(s.returns(total, y, 7), Target())
+    assert (9, 4, 7) == evaluated(plan, [5, 4], lambda *_: 0).families[0].outputs
 
 
 def test_a_graph_without_symbolic_ints_has_no_words() -> None:
     s = Sketch()
-    symbols = Symbols(s.returns(s.tensor("aten.relu.default", s.input(4))))
-    assert ((), [], ()) == (symbols.steps(), symbols.words(), symbols.outputs())
+    plan = planned(s.returns(s.tensor("aten.relu.default", s.input(4))), Target())
+    assert () == plan.families[0].words
+    assert "syms" not in {b.role for b in plan.buffers}
 
 
 def test_more_words_than_the_buffer_holds_are_refused() -> None:
-    symbols = Symbols(Graph("g"))
+    tables = Tables(Graph("g"), Memory(), Target(), lambda size, trace: 0)
     for value in range(CAPACITY):
-        symbols.word(value)
+        tables.word(value)
     with pytest.raises(UnsupportedProgram) as error:
-        symbols.word(CAPACITY)
+        tables.word(CAPACITY)
     assert "graph g has more than 256 symbolic ints" == str(error.value)
-    assert 7 == symbols.word(7)
+    assert 7 == tables.word(7)

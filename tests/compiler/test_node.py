@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import struct
-from inspect import Parameter
+from typing import Any
 
 import pytest
 from tests.graphs import Sketch, plan_of
 
+from ptegpu.compiler.node import Tables
+from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, LimitExceeded
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
-from ptegpu.kernels.wgsl import SYM_VECTORS, Storage, build
+from ptegpu.kernels.wgsl import SYM_VECTORS, KernelSpec, Storage, build
 from ptegpu.ops.registry import Dispatch as Launch
-from ptegpu.ops.registry import OpDef, Out, Steps
-from ptegpu.plan.lower import fold, lower, plain
-from ptegpu.plan.plan import Copy, Dispatch, Plan, SymStep
-from ptegpu.plan.symbols import Symbols
+from ptegpu.ops.registry import OpDef, Out, Parameter, Steps
+from ptegpu.passes.memory import Memory
+from ptegpu.plan.plan import Copy, Dispatch, Expr, Input, Plan, fold
+from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import Target
+
+INF = float("inf")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_a_dispatch_above_the_limit_is_folded_and_knows_its_groups() -> None:
     plan, _ = plan_of(relu(5, 1024), Target(max_groups=4))
     (dispatch,) = plan.dispatches
     assert (3, 2) == dispatch.grid
-    assert 5 == struct.unpack_from("<I", plan.params)[0]  # P.groups: the sixth workgroup has nothing to do
+    assert 5 == struct.unpack_from("<I", plan.params[0])[0]  # P.groups: the sixth workgroup has nothing to do
 
 
 def test_a_node_too_large_for_the_grid_is_named() -> None:
@@ -81,8 +85,9 @@ def test_equal_parameter_blocks_are_stored_once_at_256_byte_offsets() -> None:
     plan, _ = plan_of(s.returns(a, b, c))
     blocks = [params_of(plan, d) for d in plan.dispatches]
     assert [(0, 16), (0, 16), (256, 16)] == blocks
-    assert 272 == len(plan.params) == plan.buffers[-1].nbytes
-    assert (1, 8, 0.25) == struct.unpack_from("<IIf", plan.params, 256)
+    (block,) = plan.params
+    assert 272 == len(block) == plan.buffers[-1].nbytes
+    assert (1, 8, 0.25) == struct.unpack_from("<IIf", block, 256)
 
 
 def test_a_kernel_is_listed_once() -> None:
@@ -149,10 +154,10 @@ def test_a_write_to_what_is_read_is_an_error_of_the_lowering() -> None:
     s = Sketch()
     x = s.input(4)
     y = s.tensor("aten.relu.default", x)
-    memory = plan_of(s.returns(y))[1]
-    memory.buffer_of[y] = memory.buffer_of[x]
+    planner = Planner(s.returns(y), Target())
+    planner.memory.buffer_of[y] = planner.memory.buffer_of[x]
     with pytest.raises(TypeError) as error:
-        lower(s.graph, memory, Target(), Symbols(s.graph))
+        planner.cover()
     expected = "aten.relu.default #0: kernel aten.relu.default would write a buffer it also binds otherwise"
     assert expected == str(error.value)
 
@@ -201,7 +206,7 @@ def shifted(*amounts: int | Sym) -> Graph:
         out = yield Out(x.shape, x.dtype)
         yield Launch(kernel, [x], [out], x.numel, {"k": amount})
 
-    parameters = tuple((name, lambda a: a, True, Parameter.empty) for name in ("x", "amount"))
+    parameters = tuple(Parameter(name, keeps=True) for name in ("x", "amount"))
     shift = OpDef("test.shift", parameters, frozenset(), steps=steps)
     x = Tensor("x", DType.I32, (3,), "input")
     graph = Graph("g", [x, *(a for a in amounts if isinstance(a, Sym))])
@@ -216,13 +221,19 @@ def words_of(plan: Plan) -> list[int]:
     for dispatch in plan.dispatches:
         last = dispatch.bindings[-1]
         assert ("syms", 0, SYM_VECTORS * 16) == (plan.buffers[last.buffer].role, last.offset, last.nbytes)
-    return [struct.unpack_from("<I", plan.params, params_of(plan, d)[0] + 4)[0] for d in plan.dispatches]
+    return [struct.unpack_from("<I", plan.params[0], params_of(plan, d)[0] + 4)[0] for d in plan.dispatches]
+
+
+def words(plan: Plan) -> tuple[object, ...]:
+    """What the syms buffer holds."""
+    (family,) = plan.families
+    return family.words
 
 
 def test_a_symbolic_parameter_is_the_number_of_its_word() -> None:
     plan, _ = plan_of(shifted(Sym("a", 77), Sym("b", 3)))
     assert [0, 1] == words_of(plan)
-    assert (SymStep(0, "input", (0,)), SymStep(1, "input", (1,))) == plan.syms
+    assert [("int", 1, 0), ("int", 2, 0)] == [plan.rows[w.row] for w in words(plan)]
 
 
 def test_the_value_of_a_symbolic_parameter_does_not_change_the_plan() -> None:
@@ -232,13 +243,60 @@ def test_the_value_of_a_symbolic_parameter_does_not_change_the_plan() -> None:
 def test_a_literal_in_the_place_of_a_symbolic_int_gets_a_constant_word() -> None:
     plan, _ = plan_of(shifted(4, Sym("a", 77), 4, -9))
     assert [1, 0, 1, 2] == words_of(plan)
-    assert (SymStep(0, "input", (0,)), SymStep(1, "const", (4,)), SymStep(2, "const", (-9,))) == plan.syms
+    assert (Expr(0), 4, -9) == words(plan)
 
 
 def test_a_symbolic_int_for_a_plain_parameter_is_refused() -> None:
+    spec = build("k", "", target=Target(), reads={}, writes={}, params=[("a", "u32")])
     with pytest.raises(TypeError) as error:
-        plain(Sym("n", 4))
+        tables().block(spec, 1, {"a": Sym("n", 4)})
     assert "n=4 is symbolic; the kernel's parameter is not" == str(error.value)
+
+
+def tables() -> Tables:
+    return Tables(Graph("g"), Memory(), Target(), lambda size, trace: 0)
+
+
+def block(spec: KernelSpec, groups: int, values: dict[str, Any]) -> bytes:
+    made = tables()
+    binding, patches = made.block(spec, groups, values)
+    assert () == patches
+    assert (0, len(made.images[0])) == (binding.offset, binding.nbytes)
+    return bytes(made.images[0])
+
+
+def test_the_block_of_parameters() -> None:
+    spec = build("k", "", target=Target(), reads={}, writes={}, params=[("a", "u32"), ("b", "f32"), ("c", "i32")])
+    assert not spec.reads_syms
+    assert struct.pack("<IIfi", 9, 7, INF, -1) == block(spec, 9, {"c": -1, "a": 7, "b": 1e300})
+    assert 16 == len(block(build("k", "", target=Target(), reads={}, writes={}), 1, {}))
+    five = build("k", "", target=Target(), reads={}, writes={}, params=[(f"p{n}", "u32") for n in range(4)])
+    assert 32 == len(block(five, 1, dict.fromkeys((f"p{n}" for n in range(4)), 1)))
+    with pytest.raises(TypeError) as error:
+        block(spec, 1, {"a": 1, "b": 2.0, "d": 3})
+    assert "kernel k: parameters missing ['c'], unknown ['d']" == str(error.value)
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**40), INF, float("nan")])
+def test_a_parameter_beyond_32_bits_is_named(value: float) -> None:
+    spec = build("k", "", target=Target(), reads={}, writes={"y": Storage(DType.F32)}, params=[("n", "i32")])
+    with pytest.raises(InvalidProgram) as error:
+        block(spec, 1, {"n": value})
+    assert f"kernel k cannot take {value} as its n" == str(error.value)
+
+
+def test_parameters_that_are_sizes_are_patched() -> None:
+    """One choice serves all sizes: its parameters, grid and figures are expressions."""
+    s = Sketch()
+    y = s.tensor("aten.leaky_relu.default", s.input(4096), 0.25)
+    plan = Planner(s.returns(y), Target(), [True]).cover().plan()
+    for n in (4096, 2000, 1, 0):
+        at = evaluated(plan, [(n,)], lambda *_: 0)
+        assert (n,) == at.outputs[0].shape
+        (dispatch,) = at.dispatches
+        if n:
+            assert (-(-n // 1024), n, 0.25) == struct.unpack_from("<IIf", at.params[0], params_of(at, dispatch)[0])
+        assert (-(-n // 1024), 4 * n, 4 * n) == (dispatch.grid[0], dispatch.read_bytes, dispatch.write_bytes)
 
 
 def test_nothing_is_dispatched_for_no_elements() -> None:
@@ -289,6 +347,13 @@ def test_ports_are_in_the_order_of_the_graph() -> None:
     a, n, b = s.input(4), s.sym(), s.input(2, dtype=DType.I32)
     y = s.tensor("aten.relu.default", a)
     plan, _ = plan_of(s.returns(b, n, y))
-    assert [a.name, b.name] == [p.name for p in plan.inputs]
+    buffers = [b.name for b in plan.buffers]
+    assert plan.inputs == (
+        Input(a.name, buffers.index("input0"), DType.F32, (4,)),
+        Input(n.name),
+        Input(b.name, buffers.index("input1"), DType.I32, (2,)),
+    )
+    first, number, last = plan.families[0].outputs
+    assert (first, last) == plan.outputs
     assert [b.name, y.name] == [p.name for p in plan.outputs]
-    assert (0,) == plan.sym_outputs
+    assert isinstance(number, Expr) and ("int", 1, 0) == plan.rows[number.row]

@@ -1,0 +1,212 @@
+"""What operators take: one schema per operator, to which its GPU rule and its NumPy kernel both bind their arguments.
+
+    def select(x: Tensor, dim: int, index: SymInt) -> ...: ...
+
+The positional parameters are the schema, in order. Annotations say what becomes of what the file has (the exporter
+merges equal scalars, so an index may arrive as `Double(1.0)`): `Tensor` (`Array` in a NumPy kernel), `int`, `float`,
+`bool`, `str`, `Number`, `SymInt` (an int that a kernel may read from the GPU: a `Sym` is handed on), lists of these
+(`list[int]` or `Sequence[int]`; a single value is a list of one), each perhaps `| None`, and `Any` for what is ignored.
+`options: Options` stands for dtype, layout, device and pin_memory of a new tensor: a delegate gives all four, a
+kernel call none of them, and no kernel needs them, because the program declares the result.
+
+A symbolic int given for a plain `int` is its value now.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..errors import InvalidProgram
+from ..graph.graph import Sym, Tensor
+from ..sizes import Size, real
+
+Number: TypeAlias = int | float
+SymInt: TypeAlias = int | Sym
+Convert = Callable[[Any], Any]
+Kinds: TypeAlias = frozenset[Any]  # types, `Any`, and the kinds of a list's items
+
+REQUIRED = inspect.Parameter.empty  # the default of a parameter that has none
+OPTIONS = ("dtype", "layout", "device", "pin_memory")
+
+
+class _Options:
+    """Nothing: see the module."""
+
+
+Options: TypeAlias = _Options | None
+
+
+class Parameter(NamedTuple):
+    """One positional parameter."""
+
+    name: str
+    convert: Convert = lambda a: a
+    keeps: bool = False  # gets a Sym itself rather than its value
+    default: Any = REQUIRED
+    kinds: Kinds = frozenset({Any})  # what a value can be
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Schema:
+    """An operator's parameters in order."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+
+    def bind(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments as the parameters want them; trailing ones may be left to their defaults."""
+        placed = self.place(args)
+        if len(placed) > len(self.parameters):
+            most = len(self.parameters) + len(args) - len(placed)
+            raise InvalidProgram(f"{self.name} takes {most} arguments, the program gives {len(args)}")
+        values = []
+        for k, p in enumerate(self.parameters):
+            if k >= len(placed):
+                if p.default is REQUIRED:
+                    raise InvalidProgram(f"{self.name}: argument '{p.name}' is missing")
+                values.append(p.default)
+                continue
+            try:
+                values.append(p.convert(placed[k]))
+            except (TypeError, ValueError, OverflowError) as e:
+                given = f"argument '{p.name}' cannot be {describe(placed[k])}"
+                raise InvalidProgram(f"{self.name}: {given} ({e})") from None
+        return values
+
+    def named(self, args: Sequence[Any]) -> dict[str, Any]:
+        """The bound arguments by the names of their parameters."""
+        return {p.name: value for p, value in zip(self.parameters, self.bind(args), strict=True)}
+
+    def place(self, args: Sequence[Any]) -> Sequence[Any]:
+        """One argument per parameter: `Options`, which are four arguments or none, become one None."""
+        at = next((k for k, p in enumerate(self.parameters) if _Options in p.kinds), len(args))
+        if len(args) <= at:
+            return args
+        given = len(OPTIONS) if len(args) >= len(self.parameters) else 0
+        return (*args[:at], None, *args[at + given :])
+
+
+def describe(value: Any) -> str:
+    """An argument in a message: an array by its type and shape."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(describe, value))}]"
+    return repr(value)
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
+    """The schema that a function's signature declares."""
+    hints = typing.get_type_hints(function)
+    found = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY:
+            continue
+        try:
+            kinds = kinds_of(hints[p.name])
+            default = list(p.default) if isinstance(p.default, tuple) else p.default
+            found.append(Parameter(p.name, _converter(kinds), Sym in kinds, default, kinds))
+        except KeyError:
+            raise TypeError(
+                f"parameter '{p.name}' of {function.__name__} needs an annotation: Tensor, int, float, bool, str, "
+                "Number or SymInt, a list of one of these, each perhaps | None, or Any"
+            ) from None
+    return tuple(found)
+
+
+def kinds_of(hint: Any) -> Kinds:
+    """What an annotation allows: `list[int] | None` is {{int}, NoneType}; a bool counts as an int where both may be."""
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
+        found = frozenset[Any]().union(*map(kinds_of, typing.get_args(hint)))
+        return found - {bool} if int in found else found
+    if typing.get_origin(hint) in (list, Sequence):
+        return frozenset({kinds_of(typing.get_args(hint)[0])})
+    return frozenset({Tensor if hint is np.ndarray else type(None) if hint is None else hint})
+
+
+def accepts(wider: Kinds, narrower: Kinds) -> bool:
+    """Whether a parameter of some kinds can take all values of others; NumPy kernels get a Sym by its value."""
+    if Any in wider:
+        return True
+    lists = [k for k in wider if isinstance(k, frozenset)]
+    return all(
+        any(accepts(own, k) for own in lists) if isinstance(k, frozenset) else k in wider for k in narrower - {Sym}
+    )
+
+
+def _converter(kinds: Kinds) -> Convert:
+    """The coercion that an annotation asks for."""
+    some = kinds - {type(None)}
+    if len(some) == 1 and isinstance(kind := next(iter(some)), frozenset):
+        item = _converter(kind)
+        convert: Convert = lambda a: [item(x) for x in (a if isinstance(a, tuple | list) else (a,))]
+    else:
+        convert = _CONVERTERS[some]
+    if Any in kinds or some != kinds:
+        return lambda a: None if a is None else convert(a)
+
+    def coerce(a: Any) -> Any:
+        if a is None:
+            raise TypeError("a value is required")
+        return convert(a)
+
+    return coerce
+
+
+def _tensor(a: Any) -> Any:
+    if isinstance(a, np.generic):
+        return np.asarray(a)
+    if not isinstance(a, Tensor | np.ndarray):
+        raise TypeError("a tensor is required")
+    return a
+
+
+def _scalar(a: Any) -> Any:
+    if isinstance(a, Tensor | np.ndarray | tuple | list | str):
+        raise TypeError("a scalar is required")
+    return a.item() if isinstance(a, np.generic) else a
+
+
+def _int(a: Any) -> int:
+    if isinstance(a, float) and not a.is_integer():
+        raise ValueError("an integer is required")
+    return a.value if isinstance(a, Sym) else a if isinstance(a, Size) else int(_scalar(a))  # type: ignore[return-value]
+
+
+def _float(a: Any) -> float:
+    return real(a.value if isinstance(a, Sym) else _scalar(a))
+
+
+def _number(a: Any) -> Number:
+    return a.value if isinstance(a, Sym) else _scalar(a)
+
+
+def _str(a: Any) -> str:
+    if not isinstance(a, str):
+        raise TypeError("a string is required")
+    return a
+
+
+def _either(a: Any) -> Any:
+    return _tensor(a) if isinstance(a, Tensor | np.ndarray | np.generic) else _number(a)
+
+
+_CONVERTERS: dict[Kinds, Convert] = {
+    frozenset({Any}): lambda a: a,
+    frozenset({_Options}): lambda a: None,
+    frozenset({Tensor}): _tensor,
+    frozenset({int}): _int,
+    frozenset({float}): _float,
+    frozenset({bool}): lambda a: bool(int(_scalar(a))),
+    frozenset({str}): _str,
+    frozenset({int, float}): _number,
+    frozenset({int, Sym}): lambda a: a if isinstance(a, Sym) else _int(a),
+    frozenset({Tensor, int, float}): _either,
+}

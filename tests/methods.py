@@ -1,0 +1,15 @@
+"""Methods written by hand, as the runtime has them once they are compiled: what runs on the host needs no GPU."""
+
+from __future__ import annotations
+
+from ptegpu.compiler.program import cut_method, plan_methods
+from ptegpu.format import pte
+from ptegpu.plan.target import Target
+from ptegpu.runtime.method import Method
+
+
+def method_of(made: pte.Method, path: str | None = None) -> Method:
+    outers, _ = plan_methods({made.name: cut_method(made, {}, path)}, Target())
+    found = Method(outers[made.name])
+    found.reset()
+    return found
