@@ -121,6 +121,7 @@ def test_several_targets(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     report = invoke("inspect", file, "--json").json()
     assert [t["name"] for t in report["targets"]] == [m["target"] for m in report["methods"]]
     assert report["targets"][1]["max_storage_buffers"] == 8
+    assert report["nbytes"] == file.stat().st_size
 
 
 def test_a_bundle_runs_as_its_program_does(invoke: Invoke, counting: Path, tmp_path: Path) -> None:
