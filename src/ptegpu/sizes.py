@@ -24,6 +24,7 @@ Row: TypeAlias = tuple[str, int | float, int | float]  # operands are rows; of "
 Range: TypeAlias = tuple[float, float]
 
 BIG = float("inf")
+COMMUTATIVE = ("add", "mul", "min", "max", "eq", "ne")
 COMPARES = {"lt": "ge", "ge": "lt", "eq": "ne", "ne": "eq"}  # each with its opposite
 
 
@@ -42,6 +43,8 @@ class Table:
 
     def add(self, op: str, a: int | float, b: int | float, known: Range | None = None) -> int:
         """The number of this row."""
+        if op in COMMUTATIVE and b < a:
+            a, b = b, a
         row = (op, a, b)
         key: Any = row if op != "const" else (op, a, type(a).__name__)
         if key not in self._known:

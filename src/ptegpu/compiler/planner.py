@@ -2,8 +2,8 @@
 
 First the shape rules run, at the largest sizes; the guards that they leave say for which sizes the shapes follow the
 same expressions: a *family*. Then every node is lowered by itself; its guards say where that *choice* of dispatches
-serves. Sizes that no family or no choice covers are traced next, until none is left among those that are looked at: all, where
-there are not too many, else a sample. A size that was missed is traced when it is asked for (`Planner.extend`).
+serves. Sizes that no family or no choice covers are traced next, until none is left among those that are looked at:
+all, where there are not too many, else a sample. A size that was missed is traced when asked for (`Planner.extend`).
 """
 
 from __future__ import annotations

@@ -78,9 +78,8 @@ class LanguageModel:
             self._tokenizer = find_tokenizer(self._path, tokenizer)
         if saved is not None:
             if GENERATE not in saved.methods[0]:
-                raise InvalidInput(
-                    f"{self._path or 'the bundle'} has no method {GENERATE!r}: make it with `ptegpu compile`, or llm.compile"
-                )
+                where = self._path or "the bundle"
+                raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile` or llm.compile")
             self.program = ptegpu.load(saved, data, device, methods=[GENERATE])
         else:
             append, points = {METHOD: sampling_of(self.signature)}, {METHOD: points_of(self.signature)}

@@ -94,12 +94,16 @@ def pointwise(
     shape = out.shape if shape is None else shape
     n = math.prod(shape)
     numbers = {**{k: x for k, x in zip(NAMES, operands) if not isinstance(x, Tensor | Strided)}, **(scalars or {})}
+    whole = not any(isinstance(x, Strided) or (isinstance(x, Tensor) and x.shape != shape) for x in operands)
     views = {
-        k: x if isinstance(x, Strided) else Strided(x, broadcast_strides(x.shape, shape))
+        k: x if isinstance(x, Strided) else Strided(x, () if whole else broadcast_strides(x.shape, shape))
         for k, x in zip(NAMES, operands)
         if isinstance(x, Tensor | Strided)
     }
-    sizes, walked = collapse(shape, [v.strides for v in views.values()])
+    if whole:
+        sizes, walked = (n,), [(1,)] * len(views)
+    else:
+        sizes, walked = collapse(shape, [v.strides for v in views.values()])
     strides = dict(zip(views, walked, strict=True))
     modes = {k: _mode(v, strides[k], sizes) for k, v in views.items()}
     rank = len(sizes) if any(m in BY_STRIDES for m in modes.values()) else 0
@@ -131,9 +135,10 @@ def pointwise(
     )
     groups = -(-n // (4 * kernel.kernel.workgroup))
     plain = tuple(x for x in operands if not isinstance(x, Strided))
-    whole = len(plain) == len(operands) and shape == out.shape
-    formula = Formula(body, plain, scalars or {}, compute) if whole else None
-    needed = sum({v.tensor: _bytes_walked(v, shape) for v in views.values()}.values())
+    simple = len(plain) == len(operands) and shape == out.shape
+    formula = Formula(body, plain, scalars or {}, compute) if simple else None
+    walks = {v.tensor: v.tensor.nbytes if whole else _bytes_walked(v, shape) for v in views.values()}
+    needed = sum(walks.values())
     return Dispatch(kernel, [v.tensor for v in views.values()], [out], groups, params, formula, read_bytes=needed)
 
 
