@@ -14,23 +14,23 @@ import argparse
 import itertools
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import numpy as np
-from ptegpu.plan.lower import lower
-from ptegpu.plan.symbols import Symbols
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
-from ptegpu.gpu import Device, Prepared, Session, open_device
+from ptegpu.gpu import Device, Prepared, Session, SharedConstants, open_device
 from ptegpu.gpu.timer import Timer
 from ptegpu.graph.graph import Graph, Node, Tensor
 from ptegpu.kernels.linear_q4 import Gemv
 from ptegpu.ops import few
 from ptegpu.ops.few import Choice
 from ptegpu.ops.registry import REGISTRY
-from ptegpu.passes.memory import plan_memory
+from ptegpu.passes.memory import ConstantKey
 from ptegpu.plan.target import Target
 
 AT_ONCE = 256 << 20  # bytes of weights in a pass
@@ -89,33 +89,38 @@ def measure(device: Device, n: int, k: int, rows: int, group: int, console: Cons
     """(seconds of a layer, way), the fastest first."""
     graph = layers(n, k, rows, group)
     target = device.target
-    memory = plan_memory(graph, target)
+    names: dict[ConstantKey, str] = {}
     x = np.random.default_rng(1).standard_normal((rows, k), np.float32)
     table = few.GEMVS
     taken = next(c for c in table if c.when(rows, n, k))
     choices = [(f"{name(taken)}  (taken)", taken)]
     choices += [(name(c), c) for c in ways(rows, target) if fits(c, k, rows, target)]
-    with Session(device) as session:
-        prepared: dict[Prepared, str] = {}
+    prepared: dict[str, tuple[Session, Prepared]] = {}
+    with ExitStack() as sessions:  # one for each way: they share the weights
+        constants = SharedConstants()
         for label, choice in track(choices, f"{n} x {k}: compiling", console=console):
             few.GEMVS = (Choice(choice.gemv),)
             try:
-                prepared[session.prepare(lower(graph, memory, target, Symbols(graph), label))] = label
+                plan = Planner(graph, target, names=names).cover().plan()
             finally:
                 few.GEMVS = table
+            session = sessions.enter_context(Session(device, constants))
+            prepared[label] = session, session.prepare(plan)
         warm_until = time.perf_counter() + WARM_SECONDS
-        for way in itertools.cycle(prepared):
+        for session, way in itertools.cycle(prepared.values()):
             session.run(way, [x], read=[])
             if time.perf_counter() > warm_until:
                 break
         timer = Timer(device, each=False)
-        with timer.watching([session]):
-            for way in track(list(prepared) * REPEATS, f"{n} x {k}: timing", console=console):
+        order = list(prepared) * REPEATS
+        with timer.watching([session for session, _ in prepared.values()]):
+            for label in track(order, f"{n} x {k}: timing", console=console):
+                session, way = prepared[label]
                 session.run(way, [x], read=[])
     best = dict.fromkeys(prepared, float("inf"))
-    for run in timer.runs:
-        best[run.prepared] = min(best[run.prepared], *(end - begin for begin, end in run.spans))
-    return sorted((seconds / len(graph.nodes), prepared[way]) for way, seconds in best.items())
+    for label, run in zip(order, timer.runs, strict=True):
+        best[label] = min(best[label], *(end - begin for begin, end in run.spans))
+    return sorted((seconds / len(graph.nodes), label) for label, seconds in best.items())
 
 
 def main() -> None:

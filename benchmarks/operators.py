@@ -20,18 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 import typer
-from ptegpu.plan.symbols import Symbols
 from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
-from tests.cases import Case, S, T, compare, graph_of, plan_of, symbolic, tables, walk
+from tests.cases import Case, S, T, compare, given, graph_of, plan_of, sizes_of, tables, walk
 from tests.oracle import call, reference, torch_operator
 
 from ptegpu.gpu import Device, Session, open_device
 from ptegpu.gpu.loads import warm
 from ptegpu.gpu.measurement import measure as measure_class
 from ptegpu.gpu.timer import Timer
-from ptegpu.graph.graph import Sym
+from ptegpu.plan.resolve import evaluated
 
 ROUNDS = 5  # of PyTorch, each of as many calls as there are repeats
 TOLERANCE = {"f": 1e-3, "e": 1e-2}  # by the kind of float; of the largest magnitude
@@ -103,16 +102,14 @@ def measure(case: Case, device: Device, repeats: int) -> Result:
         del args
         torch.cuda.empty_cache()
     else:
-        made = reference(case, arrays, wide=False)
-        wanted = made[: len(made) - len(case.mutated)]
-    graph, inputs = graph_of(case, arrays, [*wanted, *(arrays[id(case.args[k])] for k in case.mutated)])
-    symbols = Symbols(graph)
-    plan = plan_of(graph, device.target, symbols, inputs)
-    for sym, given in zip((v for v in graph.inputs if isinstance(v, Sym)), symbolic(case.args), strict=True):
-        sym.value = given.value
+        found = reference(case, arrays, wide=False)
+        wanted = found[: len(found) - len(case.mutated)]
+    graph, made = graph_of(case, arrays, [*wanted, *(arrays[id(case.args[k])] for k in case.mutated)])
+    inputs = given(graph, case, made)
+    plan = plan_of(graph, device.target, inputs)
     with Session(device) as session:
         prepared = session.prepare(plan)
-        for got, want in zip(session.run(prepared, inputs, symbols.words()), wanted):
+        for got, want in zip(session.run(prepared, inputs), wanted):
             if got.dtype.kind == "f":
                 scale = float(np.abs(want).max()) or 1.0
                 compare(got / scale, want / scale, case.atol or TOLERANCE[got.dtype.char], str(case))
@@ -120,10 +117,11 @@ def measure(case: Case, device: Device, repeats: int) -> Result:
         timer = Timer(device, each=False)
         with timer.watching([session]):
             for _ in range(repeats + 1):
-                session.run(prepared, inputs, symbols.words(), read=[])
+                session.run(prepared, inputs, read=[])
     passes = [sum(end - begin for begin, end in run.spans) for run in timer.runs[1:]]
-    nbytes, flops = sum(d.nbytes for d in plan.dispatches), sum(d.flops for d in plan.dispatches)
-    return Result(str(case), median(passes), nbytes, flops, len(plan.dispatches), seconds)
+    ran = [d for d in evaluated(plan, *sizes_of(inputs)).dispatches if 0 not in d.grid]
+    nbytes, flops = sum(d.nbytes for d in ran), sum(d.flops for d in ran)
+    return Result(str(case), median(passes), nbytes, flops, len(ran), seconds)
 
 
 def main(

@@ -19,7 +19,7 @@ import wgpu
 from ptegpu.gpu import Device, Prepared, Session, native, open_device
 from ptegpu.gpu.adapters import native_adapters
 from ptegpu.gpu.submit import Commands, submit
-from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan
+from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, fixed
 
 WGSL = """
 @group(0) @binding(0) var<storage, read> x: array<f32>;
@@ -42,13 +42,13 @@ def chain(dispatches: int) -> Plan:
         Dispatch(n % 2, (Binding(n % 2, 0, NBYTES), Binding(1 - n % 2, 0, NBYTES)), (1, 1), f"add {n}")
         for n in range(dispatches)
     )
-    return Plan("chain", buffers, kernels, steps, (), (), (), b"")
+    return fixed("chain", buffers, kernels, steps)
 
 
-def raw_path(device: Device, prepared: Prepared) -> tuple[float, float]:
+def raw_path(device: Device, prepared: Prepared, steps: list[native.Step]) -> tuple[float, float]:
     start = time.perf_counter()
     with native.Recorder(device.handle) as recorder:
-        recorder.compute(prepared.steps)
+        recorder.compute(steps)
         commands = Commands(recorder, prepared.buffers)
     recorded = time.perf_counter()
     submit(device, commands)
@@ -112,7 +112,8 @@ def main() -> None:
     with Session(device) as session:
         prepared = session.prepare(chain(options.dispatches))
         other = WgpuPy(native_adapters()[device.info.index], prepared.plan)
-        raw, py = best(options.repeats, lambda: raw_path(device, prepared), other.path)
+        steps = session.ready(prepared, []).steps
+        raw, py = best(options.repeats, lambda: raw_path(device, prepared, steps), other.path)
     each = 1e6 / options.dispatches
     rows = {"ptegpu": [*raw, sum(raw)], "wgpu-py": [*py, sum(py)]}
     print(f"{device.info}, {options.dispatches} dispatches, best of {options.repeats}; µs per dispatch")

@@ -39,8 +39,7 @@ def main() -> None:
             run.result()
             whole.append(time.perf_counter() - began)
         done = program.device.counters.snapshot().since(before)
-        (plan,) = forward.plans
-    print(f"{program.device.target.name}: {len(plan.dispatches)} dispatches a step, {args.steps} steps")
+    print(f"{program.device.target.name}: {done.dispatches // done.submits} dispatches a step, {args.steps} steps")
     print(f"host  {statistics.median(host) * 1e6:8.0f} µs a step (median)")
     print(f"whole {statistics.median(whole) * 1e6:8.0f} µs a step (median)")
     print(

@@ -98,12 +98,14 @@ def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:
     return planner.plan(), planner.memory
 
 
-def engine_of(graph: Graph, gpu: Any) -> Any:
-    """An engine of the runtime for a graph whose inputs may have any size."""
+def engine_of(graph: Graph, gpu: Any, *, cover: bool = True) -> Any:
+    """An engine of the runtime for a graph whose inputs may have any size; all traced now, or each when it comes."""
     from ptegpu.gpu import SharedConstants
     from ptegpu.runtime.engine import Engine
 
-    planner = Planner(graph, gpu.target, [True] * len(graph.inputs)).cover()
+    planner = Planner(graph, gpu.target, [True] * len(graph.inputs))
+    if cover:
+        planner.cover()
 
     def extend(shapes: Sequence[Any], item: Any) -> Plan:
         planner.extend(shapes, item)

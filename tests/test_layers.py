@@ -18,7 +18,7 @@ PACKAGE = SRC / "ptegpu"
 
 # Bottom to top: a module may import from its own row and from the rows above it here.
 LAYERS = (
-    {"errors", "dtypes", "files"},
+    {"errors", "dtypes", "files", "sampling", "sizes"},
     {"format"},
     {"kernels"},
     {"graph"},
@@ -26,6 +26,7 @@ LAYERS = (
     {"portable"},
     {"passes"},
     {"plan"},
+    {"compiler"},
     {"gpu"},
     {"runtime"},
     {"__init__", "llm", "export", "cli", "__main__"},
@@ -33,7 +34,9 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE_DATA = {"ptegpu.plan.plan", "ptegpu.plan.target", "ptegpu.plan.dialect"}  # importable from every layer
 
-IMPORTABLE_ALONE = ("format", "graph", "ops", "kernels", "plan")
+IMPORTABLE_ALONE = ("format", "graph", "ops", "kernels", "plan", "compiler", "sizes")
+RUNNER_SEES = {"errors", "dtypes", "files", "format", "plan", "gpu", "__init__"}  # nothing of operators
+RUNNER_SEES_ALSO = {"ptegpu.graph.linear", "ptegpu.graph.narrow"}
 BLOCKER = """
 import sys
 
@@ -138,6 +141,42 @@ def test_only_gpu_imports_wgpu() -> None:
     assert violations(lambda module, found: found.package == "wgpu" and layer(module) != "gpu") == []
 
 
+def test_gpu_knows_no_operator() -> None:
+    """What runs plans imports nothing that makes them."""
+
+    def breaks(module: str, found: Import) -> bool:
+        if layer(module) != "gpu" or found.package != "ptegpu" or found.target in RUNNER_SEES_ALSO:
+            return False
+        return layer(found.target) not in RUNNER_SEES
+
+    assert violations(breaks) == []
+
+
+def test_gpu_loads_nothing_that_makes_plans() -> None:
+    code = "import sys, ptegpu.gpu; print(*sorted(m for m in sys.modules if m.startswith('ptegpu.')))"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(SRC)!r}); {code}"]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert "ptegpu.gpu.session" in loaded
+    makers = ("compiler", "graph", "kernels", "ops", "passes", "portable", "sizes")
+    assert [m for m in loaded if layer(m) in makers] == []
+
+
+def test_compiler_imports_no_gpu() -> None:
+    assert violations(lambda module, found: layer(module) == "compiler" and layer(found.target) == "gpu") == []
+
+
+def test_a_program_is_compiled_without_wgpu_and_torch(tmp_path: Path) -> None:
+    file, saved = ROOT / "tests" / "data" / "control.pte", tmp_path / "control.bundle"
+    done = run_blocked(
+        f"import ptegpu\n"
+        f"bundle = ptegpu.compile({str(file)!r})\n"
+        f"bundle.save({str(saved)!r})\n"
+        f"print(*bundle.methods[0], len(bundle.methods[0]['forward'].plans))"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "forward 4\n", "")
+    assert saved.stat().st_size > 0
+
+
 def test_only_export_imports_torch_on_load() -> None:
     heavy = {"torch", "torchao", "executorch"}
 
@@ -165,8 +204,7 @@ def run_blocked(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_lower_layers_import_without_wgpu_and_torch() -> None:
-    names = ", ".join(f"ptegpu.{name}" for name in ("format", "graph", "ops", "plan") if (PACKAGE / name).is_dir())
-    done = run_blocked(f"import {names}")
+    done = run_blocked("import ptegpu.format, ptegpu.graph, ptegpu.ops, ptegpu.plan, ptegpu.compiler.program")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -187,7 +225,7 @@ def test_no_operator_is_named_outside_its_registries() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("name", [name for name in IMPORTABLE_ALONE if (PACKAGE / name).is_dir()])
+@pytest.mark.parametrize("name", IMPORTABLE_ALONE)
 def test_each_lower_layer_imports_first(name: str) -> None:
     done = run_blocked(f"import ptegpu.{name}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -234,6 +272,9 @@ def test_the_import_finder(tmp_path: Path) -> None:
         ("ptegpu.graph.graph", "ptegpu.plan.plan", False),
         ("ptegpu.ops.norm", "ptegpu.kernels.norm", False),
         ("ptegpu.kernels.norm", "ptegpu.ops.norm", True),
+        ("ptegpu.compiler.planner", "ptegpu.gpu.session", True),
+        ("ptegpu.compiler.planner", "ptegpu.sizes", False),
+        ("ptegpu.plan.bundle", "ptegpu.compiler", True),
         ("ptegpu.runtime.program", "ptegpu", True),
         ("ptegpu.cli.run", "ptegpu", False),
         ("ptegpu", "ptegpu.runtime", False),

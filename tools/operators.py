@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from tests.cases import Case, T, graph_of, plan_of, tables, walk
+from tests.cases import Case, T, given, graph_of, plan_of, tables, walk
 from tests.oracle import reference
 
 from ptegpu import ops  # noqa: F401  (fills the registry)
@@ -94,7 +94,8 @@ def kernels() -> dict[object, set[str]]:
     found: dict[object, set[str]] = defaultdict(set)
     for case in tables():
         arrays = values(case)
-        graph, inputs = graph_of(case, arrays, reference(case, arrays, wide=False))
+        graph, made = graph_of(case, arrays, reference(case, arrays, wide=False))
+        inputs = given(graph, case, made)
         found[rule(case.op)].update(k.name for k in plan_of(graph, Target(f16=True), inputs=inputs).kernels)
     return found
 

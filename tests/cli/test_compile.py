@@ -47,7 +47,7 @@ def test_what_was_made_is_told(invoke: Invoke, counting: Path, tmp_path: Path) -
     assert ended.out.startswith(f"counting.bundle · {file.stat().st_size / 1000:.3g} kB, made of counting.pte in ")
     rows = [line.split() for line in ended.out.splitlines()]
     assert ["method", "plans", "families", "choices", "expressions", "kernels", "GPU", "memory"] in rows
-    assert any(row[:6] == ["forward", "2", "2", "4", "0", "4"] for row in rows)
+    assert any(row[:5] == ["forward", "2", "2", "4", "0"] for row in rows)
     assert rows[-1][:5] == ["forward", "needs", "5", "NumPy", "kernels:"]
     assert "aten.masked_scatter.default (1)" in ended.out
 
@@ -108,6 +108,23 @@ def test_missing_data_and_bundles_are_refused(invoke: Invoke, data: Path, mlp: P
     assert (ended.code, ended.err) == (1, f"error: {file} is a bundle already\n")
 
 
+def test_a_program_is_not_overwritten(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    model = tmp_path / "mlp.pte"
+    shutil.copy(mlp, model)
+    ended = invoke("compile", model, "-o", model)
+    assert (ended.code, ended.err) == (1, f"error: --output {model} is the program itself; name another file\n")
+    assert model.read_bytes() == mlp.read_bytes()
+
+
+def test_a_bundle_is_profiled(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlp.bundle"
+    assert invoke("compile", mlp, "-o", file).code == 0
+    found = invoke("profile", file, "--repeat", 1, "--json").json()
+    expected = invoke("profile", mlp, "--repeat", 1, "--json").json()
+    assert (found["model"], found["method"]) == (str(file), "forward")
+    assert found["totals"]["flops"] == expected["totals"]["flops"] > 0
+
+
 def test_several_targets(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlp.bundle"
     ended = invoke("compile", mlp, "-o", file, "--target", "this", "--target", "browser")
@@ -121,6 +138,7 @@ def test_several_targets(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     report = invoke("inspect", file, "--json").json()
     assert [t["name"] for t in report["targets"]] == [m["target"] for m in report["methods"]]
     assert report["targets"][1]["max_storage_buffers"] == 8
+    assert report["nbytes"] == file.stat().st_size
 
 
 def test_a_bundle_runs_as_its_program_does(invoke: Invoke, counting: Path, tmp_path: Path) -> None:

@@ -171,27 +171,31 @@ def test_an_unknown_backend_is_shown_and_not_fatal(invoke: Invoke, mlp: Path, tm
 def test_what_a_plan_that_never_changes_is_made_of(invoke: Invoke, data: Path) -> None:
     (method,) = invoke("inspect", data / "control.pte", "--json").json()["methods"]
     assert [plan["nodes"] for plan in method["plans"]] == [3, 1, 1, 11]
-    assert [plan["kernels"] for plan in method["plans"]] == [3, 1, 1, 8]
+    assert all(0 < plan["kernels"] <= plan["nodes"] for plan in method["plans"])
     assert all((plan["sizes"], plan["expressions"], len(plan["families"])) == ({}, 0, 1) for plan in method["plans"])
     assert method["at"] is None
     assert "family" not in invoke("inspect", data / "control.pte").out.replace("families", "")
 
 
 def test_families_and_their_guards(invoke: Invoke, data: Path) -> None:
-    lines = invoke("inspect", data / "dynamic.pte").out.splitlines()
-    rows = [line.split() for line in lines]
-    assert ["plan", "nodes", "kernels", "families", "choices", "expressions", "sizes", "that", "may", "change"] in rows
-    (plan,) = [row for row in rows if row[:4] == ["1", "14", "10", "4"]]
-    assert " ".join(plan[6:]) == "input 0[0] ≤ 1, input 0[1] ≤ 16"
-    assert "  plan 1, family 1: input 0[0] == 1, input 0[1] >= 3" in lines
-    assert "    1 node: input 0[1] >= 9 | input 0[1] <= 8" in lines
     (method,) = invoke("inspect", data / "dynamic.pte", "--json").json()["methods"]
     (plan,) = method["plans"]
     assert plan["sizes"] == {"input 0[0]": 1, "input 0[1]": 16}
     first = plan["families"][0]
-    assert (first["where"], first["refusal"]) == ("input 0[0] == 1, input 0[1] >= 3", "")
-    assert "input 0[1] != 1" in first["guards"]  # as the plan has it
+    assert "input 0[0] == 1" in first["where"]
+    assert any("input 0[0]" in text for text in first["guards"])  # as the plan has them
     assert sum(step["nodes"] for step in first["steps"]) == plan["nodes"]
+    lines = invoke("inspect", data / "dynamic.pte").out.splitlines()
+    rows = [" ".join(line.split()) for line in lines]
+    assert "plan nodes kernels families choices expressions sizes that may change" in rows
+    figures = [1, plan["nodes"], plan["kernels"], len(plan["families"]), plan["choices"], plan["expressions"]]
+    assert f"{' '.join(map(str, figures))} input 0[0] ≤ 1, input 0[1] ≤ 16" in rows
+    assert f"  plan 1, family 1: {', '.join(first['where'])}" in lines
+    refused = [f["refusal"] for f in plan["families"] if f["refusal"]]
+    assert all(any(line.endswith(f" (refused: {why})") for line in lines) for why in refused)
+    choices = next(step["choices"] for step in first["steps"] if len(step["choices"]) > 1)
+    text = " | ".join(", ".join(choice["where"]) for choice in choices)
+    assert any(line.endswith(f": {text}") and " node" in line for line in lines)
 
 
 def test_what_a_size_costs(invoke: Invoke, data: Path) -> None:
@@ -200,17 +204,31 @@ def test_what_a_size_costs(invoke: Invoke, data: Path) -> None:
     (small,) = method["at"]
     (method,) = invoke("inspect", model, "--size", "input 0[1]=10", "--json").json()["methods"]
     (large,) = method["at"]
-    assert (small["sizes"], small["family"], small["choices"]) == ({"input 0[0]": 1, "input 0[1]": 5}, 1, {"2": 1})
-    assert (large["family"], large["choices"]) == (1, {"1": 1})
+    assert (small["sizes"], small["family"]) == ({"input 0[0]": 1, "input 0[1]": 5}, 1)
+    assert large["family"] == 1
+    assert large["choices"] != small["choices"]  # of the product, which has more rows
     assert large["flops"] == 2 * small["flops"] > 0
     assert all(0 < small[name] < large[name] for name in ("read_bytes", "write_bytes"))
     assert small["dispatches"] <= small["workgroups"]
     rows = [" ".join(line.split()) for line in invoke("inspect", model, "--size", "input 0[1]=5").out.splitlines()]
     assert "plan at family choice × nodes dispatches workgroups FLOP read written" in rows
-    assert any(row.startswith("1 input 0[0]=1, input 0[1]=5 1 2 × 1 ") for row in rows)
+    assert any(row.startswith("1 input 0[0]=1, input 0[1]=5 1 ") for row in rows)
     (method,) = invoke("inspect", model, "--size", "input 0[0]=0", "--json").json()["methods"]
-    assert (method["at"][0]["family"], method["at"][0]["dispatches"]) == (None, 0)
-    assert "not planned" in invoke("inspect", model, "--size", "input 0[0]=0").out
+    (refused,) = method["at"]
+    assert "cannot be viewed as [16, 8]" in refused["refusal"]
+    assert refused["dispatches"] == 0
+    rows = [" ".join(line.split()) for line in invoke("inspect", model, "--size", "input 0[0]=0").out.splitlines()]
+    assert f"1 input 0[0]=0, input 0[1]=16 {refused['family']} {refused['refusal']}" in rows
+
+
+def test_a_size_that_was_not_planned(invoke: Invoke, data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "dynamic.bundle"
+    files = ["--data", data / "dynamic-0.ptd", "--data", data / "dynamic-1.ptd"]
+    given = ["--size", "input 0[1]=16", "--size", "input 0[0]=1"]
+    assert invoke("compile", data / "dynamic.pte", *files, *given, "-o", file).code == 0
+    (method,) = invoke("inspect", file, "--size", "input 0[1]=0", "--json").json()["methods"]
+    assert method["at"][0]["family"] is None
+    assert "not planned" in invoke("inspect", file, "--size", "input 0[1]=0").out
 
 
 @pytest.mark.parametrize(

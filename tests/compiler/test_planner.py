@@ -16,7 +16,7 @@ from ptegpu.compiler import planner as module
 from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded, PtegpuError, ShapeError
-from ptegpu.graph.graph import Graph, Node, Tensor
+from ptegpu.graph.graph import Graph, Node, Sym, Tensor
 from ptegpu.graph.live import Item
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.resolve import evaluated
@@ -197,6 +197,23 @@ def test_choices_are_of_nodes_and_not_of_plans() -> None:
     relu, first, second = (len(choices) for choices in family.steps)
     assert relu < first == second < 40
     assert planner.complete and 41 == hold(planner, dynamic(products(), plain=True), points(planner))
+
+
+def test_a_size_that_equals_an_expression_is_not_fixed() -> None:
+    """An `arange` as long as a dimension says that the two are equal: all values are looked at nevertheless."""
+
+    def graph() -> Graph:
+        s = Sketch()
+        x = s.input(3, 12)
+        length = s.node("sym_size.int", x, 1)
+        assert isinstance(length, Sym)
+        length.value = 12
+        count = s.tensor("aten.arange.start_step", 0, length, 1, dtype=DType.F32)
+        return s.returns(s.tensor("aten.permute_copy.default", s.tensor("aten.add.Tensor", x, count), (1, 0)))
+
+    planner = dynamic(graph()).cover()
+    assert 3 * 12 <= hold(planner, dynamic(graph(), plain=True), points(planner))
+    assert [(9, 2)] == shapes_of(planner.plan(), (2, 9))
 
 
 def test_sizes_that_nobody_planned_for_are_traced_when_they_are_asked_for() -> None:

@@ -21,7 +21,8 @@ from tests.llm.words import TEXT, VOCABULARY
 import ptegpu
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.llm import LanguageModel
-from ptegpu.runtime import engine
+from ptegpu.plan.plan import Port
+from ptegpu.plan.resolve import chosen
 
 PROMPT = "Once upon a time there was a small fox who lived in a wood."
 DATA = Path(__file__).resolve().parent.parent / "data"
@@ -72,15 +73,16 @@ def test_only_new_tokens_run_and_the_result_is_the_same(model: LanguageModel, te
         close(fresh.logprobs, made.logprobs)
 
 
-def test_the_next_step_is_on_its_way_while_a_plan_makes_room(
-    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_of_any_length_make_nothing_once_a_model_is_prepared(model: LanguageModel) -> None:
+    model.program.prepare()
     alone = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
     model.reset()
-    monkeypatch.setattr(engine, "MAX_PLANS", 4)
-    for length in range(3, 9):
-        model.generate([length] * length, max_tokens=1, **FREE)
+    before = model.program.device.counters.snapshot()
+    for length in range(3, 20):
+        model.generate([length] * length, max_tokens=2, **FREE)
     made = model.generate([5, 6], max_tokens=4, temperature=1.0, seed=1, **FREE)
+    created = model.program.device.counters.since(before)
+    assert (0, 0, 0) == (created.buffers_created, created.bind_groups_created, created.pipelines_created)
     assert (alone.tokens, alone.logprobs) == (made.tokens, made.logprobs)
 
 
@@ -149,12 +151,15 @@ def test_logits_of_every_position_serve_generation(every: LanguageModel, eager: 
 def test_a_step_reads_a_token_and_its_probability_only(model: LanguageModel) -> None:
     model.generate([5, 6, 7], max_tokens=3, **FREE)
     method = model.program.method("forward")
-    (plan,) = method.plans
-    assert 8 == sum(port.nbytes for port in plan.outputs)
+    (engine,) = method._method.engines.values()
+    ready = engine.prepared.ready
+    assert ready is not None
+    assert 8 == sum(port.nbytes for port in ready.outputs if isinstance(port, Port))
     before = model.program.device.counters.readbacks
     model.generate([5, 6, 7], max_tokens=3, **FREE)
     assert 3 == model.program.device.counters.readbacks - before
-    kernels = {plan.kernels[d.kernel].name for d in plan.dispatches}
+    steps = chosen(engine.plan, ready.at)
+    kernels = {engine.plan.kernels[d.kernel].name for choice in steps for d in choice.dispatches}
     assert {"sample_statistics", "sample_greedy"} == {k for k in kernels if k.startswith("sample")}
 
 

@@ -96,6 +96,6 @@ def test_sizes_that_broadcast_only_in_a_call():
     b.arrays[0] = b.arrays[0][:1]
     w, bias = only.args[1], only.args[2]
     gpu = device()
-    (got,) = run_plan(plan_of(b.graph, gpu.target, dynamic=True), b.arrays, gpu)
+    (got,) = run_plan(plan_of(b.graph, gpu.target, b.arrays, dynamic=True), b.arrays, gpu)
     want = b.arrays[1] + 2 * (b.arrays[0] @ w.data.T + bias.data)
     close(got, want)

@@ -21,7 +21,8 @@ from ..plan.plan import Family, Input, Plan, Port
 from ..plan.resolve import Resolver, chosen, evaluated
 from ..portable import PORTABLE
 
-MAX_POINTS = 1 << 18  # sizes at which guards are compared; where there are more, all guards are shown
+MAX_POINTS = 1 << 16  # sizes at which guards are compared; where there are more, all guards are shown
+LARGEST = 2**53  # of numbers in guards that are compared
 LONGEST = 80  # characters of an expression inside another one; a longer one is named by its row
 _INFIX = {
     "lt": ("<", 1), "ge": (">=", 1), "eq": ("==", 1), "ne": ("!=", 1), "add": ("+", 2), "sub": ("-", 2),
@@ -39,15 +40,13 @@ class Text:
         self._known: dict[int, tuple[str, int]] = {}
 
     def __call__(self, row: int) -> str:
-        return self._of(row)[0]
-
-    def _of(self, row: int) -> tuple[str, int]:
-        """The text, and how closely its last operator binds."""
         if row not in self._known:
-            self._known[row] = self._made(row)
-        return self._known[row]
+            for k in needed(self.plan.rows, [row]):
+                self._known.setdefault(k, self._made(k))
+        return self._known[row][0]
 
     def _made(self, row: int) -> tuple[str, int]:
+        """The text, and how closely its last operator binds."""
         op, a, b = self.plan.rows[row]
         names = self.plan.inputs
         if op == "const":
@@ -69,12 +68,12 @@ class Text:
         if op == "sub" and self._is_zero(int(a)):
             twice = self.plan.rows[int(b)]
             if twice[0] == "sub" and self._is_zero(int(twice[1])):
-                return self._of(int(twice[2]))
+                return self._known[int(twice[2])]
             return f"-{self._within(int(b), 3)}", 2
         return f"{self._within(int(a), binds)} {sign} {self._within(int(b), binds + 1)}", binds
 
     def _within(self, row: int, least: int) -> str:
-        text, binds = self._of(row)
+        text, binds = self._known[row]
         if len(text) > LONGEST:
             return f"row {row}"
         return text if binds >= least else f"({text})"
@@ -119,7 +118,7 @@ class Space:
         return kept
 
     def box(self, guards: Sequence[int], inside: np.ndarray) -> list[str] | None:
-        """The guards as a range of each size; None where they are no such thing."""
+        """The guards as a range of each size, or as a size without one value; None where they are no such thing."""
         full = inside & self.mask(guards)
         if not full.any():
             return None
@@ -129,7 +128,7 @@ class Space:
             sides += [(row, ">=", int(values.min())), (row, "<=", int(values.max()))]
         kept, within = list(sides), inside & self._within(sides)
         if not np.array_equal(within, full):
-            return None
+            return self._except(full, inside)
         for side in sides:
             rest = [k for k in kept if k is not side]
             if np.array_equal(inside & self._within(rest), within):
@@ -143,6 +142,13 @@ class Space:
                 _, sign, limit = low if low in kept else high
                 texts.append(f"{name} {'==' if one else sign} {limit}")
         return texts
+
+    def _except(self, full: np.ndarray, inside: np.ndarray) -> list[str] | None:
+        for row, name in self.names.items():
+            without = np.unique(self.many[row][inside & ~full])
+            if len(without) == 1 and np.array_equal(full, inside & (self.many[row] != without[0])):
+                return [f"{name} != {without[0]}"]
+        return None
 
     def _within(self, sides: Iterable[tuple[int, str, int]]) -> np.ndarray:
         found = np.ones(self.count, bool)
@@ -174,8 +180,8 @@ class Guards:
         for g in guards:
             if g not in self.direct:
                 groups.setdefault(self.about(g), []).append(g)
-        for about, same in sorted(groups.items(), key=lambda item: len(item[0] or "about more than sizes")):
-            if about is None or math.prod(len(self.values[key]) for key in about) > MAX_POINTS:
+        for about, same in sorted(groups.items(), key=lambda item: MAX_POINTS if item[0] is None else len(item[0])):
+            if about is None or not 0 < math.prod(len(self.values[key]) for key in about) <= MAX_POINTS:
                 kept += same
                 where += map(self.text, same)
                 continue
@@ -189,14 +195,15 @@ class Guards:
             kept += telling
             where += [self.text(g) for g in telling] if box is None else box
         texts = [self.text(g) for g in guards if g in kept]
-        return {"where": ", ".join(where), "guards": texts, "refusal": refusal}
+        return {"where": where, "guards": texts, "refusal": refusal}
 
     def about(self, guard: int) -> frozenset[int] | None:
         """The sizes that it depends on and that vary; None if it depends on ints or on data, too."""
         if guard not in self._about:
-            sources = [k for k in needed(self.plan.rows, [guard]) if self.plan.rows[k][0] in ("size", "int", "item")]
-            sizes = frozenset(self.same[k] for k in sources if k in self.same and len(self.values[self.same[k]]) > 1)
-            self._about[guard] = sizes if all(k in self.same for k in sources) else None
+            made_of = {k: self.plan.rows[k] for k in needed(self.plan.rows, [guard])}
+            more = any(op in ("int", "item") or (op == "const" and abs(a) > LARGEST) for op, a, _ in made_of.values())
+            keys = frozenset(self.same[k] for k in made_of if k in self.same)
+            self._about[guard] = None if more else frozenset(key for key in keys if len(self.values[key]) != 1)
         return self._about[guard]
 
     def _space(self, about: frozenset[int]) -> Space:
@@ -206,7 +213,7 @@ class Guards:
             columns = {key: points.ravel() for key, points in zip(axes, grid, strict=True)}
             count = math.prod(len(self.values[key]) for key in axes)
             of = {row: columns[key] for row, key in self.same.items() if key in columns}
-            of |= {row: self.values[key] for row, key in self.same.items() if len(self.values[key]) == 1}
+            of |= {row: np.array(self.values[key]) for row, key in self.same.items() if len(self.values[key]) == 1}
             self._spaces[about] = Space(self.plan, {key: self.text(key) for key in axes}, of, count)
         return self._spaces[about]
 
@@ -215,11 +222,11 @@ def _is_within(about: frozenset[int] | None, sizes: frozenset[int]) -> bool:
     return about is not None and about <= sizes
 
 
-def _equal(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int, np.ndarray], set[int]]:
+def _equal(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int, range], set[int]]:
     """Each size with that which stands for all that equal it; the values of these; the guards that say so."""
     sizes = {k: plan.inputs[int(a)].shape[int(b)] for k, (op, a, b) in enumerate(plan.rows) if op == "size"}
     same = {row: row for row in sizes}
-    values = {row: np.arange(most + 1) for row, most in sizes.items()}
+    values = {row: range(most + 1) for row, most in sizes.items()}
     direct: set[int] = set()
     for g in guards:
         op, a, b = plan.rows[g]
@@ -229,10 +236,11 @@ def _equal(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int,
         key = same[int(a)]
         if b in sizes:
             new = same[int(b)]
-            values[new] = np.intersect1d(values[key], values[new])
+            values[new] = range(max(values[key].start, values[new].start), min(values[key].stop, values[new].stop))
             same = {row: new if of == key else of for row, of in same.items()}
         else:
-            values[key] = values[key][values[key] == plan.rows[int(b)][1]]
+            only = int(plan.rows[int(b)][1])
+            values[key] = range(only, only + (only in values[key]))
     return same, values, direct
 
 
@@ -329,7 +337,8 @@ def check_sizes(outers: Iterable[Outer], given: Mapping[str, int]) -> None:
 def costs(outer: Outer, given: Mapping[str, int]) -> list[Cost]:
     """What each plan costs, in the order of the plans.
 
-    Sizes that neither `given` nor a plan before says are the largest; ints, and the elements of inputs, are 0.
+    Sizes that neither `given` nor a plan before says, and that need not equal one of these, are the largest; ints, and
+    the elements of inputs, are 0.
     """
     found: dict[int, Cost] = {}
     known: dict[Var, Any] = {}
@@ -341,18 +350,30 @@ def costs(outer: Outer, given: Mapping[str, int]) -> list[Cost]:
                 known.pop(v, None)
             continue
         plan = outer.plans[item.plan]
-        shapes = [_sized(i, known.get(v), given) for i, v in zip(plan.inputs, item.inputs, strict=True)]
+        sizes: dict[str, int] = {}
+        for i, v in zip(plan.inputs, item.inputs, strict=True):
+            if v in known:
+                sizes |= zip(sizes_of(i), known[v] if i.dtype else (known[v],))
+        sizes |= given
+        sizes = _tied(plan, sizes) | sizes
+        shapes = [_sized(i, sizes) for i in plan.inputs]
         found[item.plan], outputs = _cost(plan, shapes)
         known |= dict(zip(item.outputs, outputs))
     return [found[k] for k in sorted(found)]
 
 
-def _sized(i: Input, known: Any, given: Mapping[str, int]) -> Any:
+def _tied(plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes that the first family takes to be equal to these, with their values."""
+    same, _, _ = _equal(plan, plan.families[0].guards)
+    text = Text(plan)
+    values = {same[row]: sizes[text(row)] for row in same if text(row) in sizes}
+    return {text(row): values[key] for row, key in same.items() if key in values}
+
+
+def _sized(i: Input, sizes: Mapping[str, int]) -> Any:
     if i.dtype is None:
-        return given.get(i.name, 0 if known is None else known)
-    if not i.dynamic:
-        return i.shape
-    return tuple(given.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape if known is None else known))
+        return sizes.get(i.name, 0)
+    return tuple(sizes.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape)) if i.dynamic else i.shape
 
 
 def _cost(plan: Plan, shapes: Sequence[Any]) -> tuple[Cost, list[Any]]:

@@ -113,7 +113,8 @@ def _bundle_report(
         for target, outer in made
     ]
     targets = [asdict(target) for target in bundle.targets]
-    return {"file": str(path), "nbytes": path.stat().st_size, "targets": targets, "methods": methods}
+    nbytes = sum(f.stat().st_size for f in (path.iterdir() if path.is_dir() else [path]))
+    return {"file": str(path), "nbytes": nbytes, "targets": targets, "methods": methods}
 
 
 def method_report(found: Analysis, given: Mapping[str, int]) -> dict[str, Any]:
@@ -253,7 +254,7 @@ def _sizes(plan: Mapping[str, Any]) -> str:
 
 def _guards(record: Mapping[str, Any]) -> str:
     """Of a family or a choice."""
-    where = record["where"] or "every other size"
+    where = ", ".join(record["where"]) or "every other size"
     return f"{where} (refused: {record['refusal']})" if record["refusal"] else where
 
 

@@ -198,9 +198,10 @@ class Planner:
             if op == "eq" and a in self.base and b in self.base:
                 parent[root(int(a))] = root(int(b))
                 self.anchors.add(g)
-            elif op == "eq" and (a in self.base or b in self.base):
-                pinned |= {int(x) for x in (a, b) if x in self.base}
-                self.anchors.add(g)
+            elif op == "eq" and "const" in (self.table.rows[int(a)][0], self.table.rows[int(b)][0]):
+                fixed = {int(x) for x in (a, b) if x in self.base}
+                pinned |= fixed
+                self.anchors |= {g} if fixed else set()
         pinned = {root(row) for row in pinned}
         classes: dict[int, list[int]] = {}
         for row in self.base:

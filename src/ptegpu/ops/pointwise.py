@@ -100,9 +100,9 @@ def pointwise(
         for k, x in zip(NAMES, operands)
         if isinstance(x, Tensor | Strided)
     }
-    if whole:
-        sizes, walked = (n,), [(1,)] * len(views)
-    else:
+    sizes: Shape = (n,)
+    walked: list[tuple[int, ...]] = [(1,)] * len(views)
+    if not whole:
         sizes, walked = collapse(shape, [v.strides for v in views.values()])
     strides = dict(zip(views, walked, strict=True))
     modes = {k: _mode(v, strides[k], sizes) for k, v in views.items()}
