@@ -206,7 +206,7 @@ def test_a_plan_that_is_closed_is_refused(session: Session) -> None:
     prepared = session.prepare(sized())
     session.close()
     with pytest.raises(ptegpu.Closed):
-        session.ready(prepared, [ramp(3)])
+        session.look(prepared, [ramp(3)])
     assert prepared.session is None
 
 
@@ -214,7 +214,7 @@ def test_another_sessions_plan_is_refused(session: Session, device: Device) -> N
     with Session(device) as other:
         prepared = other.prepare(sized())
         with pytest.raises(DeviceError, match="plan sized was prepared by another session"):
-            session.ready(prepared, [ramp(3)])
+            session.look(prepared, [ramp(3)])
 
 
 def tokens(length: int) -> np.ndarray:

@@ -8,6 +8,7 @@ or all at once (`Session.warm`). Two threads on one session take turns.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -81,6 +82,15 @@ class Ready:
     steps: list[native.Step]
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of parameters that have to be written first
+
+
+class Look(NamedTuple):
+    """What a run of some inputs would be: at their sizes, with these symbolic ints (by row)."""
+
+    ready: Ready
+    ints: dict[int, Any]
+    shapes: Shapes
+    item: Item
 
 
 class Prepared:
@@ -202,32 +212,42 @@ class Session:
                     for c in range(len(choices)):
                         self._launches(prepared, f, s, c)
 
-    def ready(self, prepared: Prepared, inputs: Sequence[Given]) -> Ready:
-        """The plan at the sizes of these inputs; Unplanned if it does not hold for them."""
+    def look(self, prepared: Prepared, inputs: Sequence[Given]) -> Look:
+        """The plan at the sizes of these inputs, and its symbolic ints; Unplanned if it does not hold for them."""
         with self._lock:
             self._check_open()
             if prepared.session is not self:
                 raise DeviceError(f"plan {prepared.plan.name} was prepared by another session")
             shapes, item = given_sizes(inputs)
-            key = prepared.resolver.key(shapes, item)
-            if prepared.ready is None or prepared.ready.key != key:
+            resolver, ready = prepared.resolver, prepared.ready
+            key = resolver.key(shapes, item)
+            if ready is None or ready.key != key:
                 with self.device.lock:
-                    prepared.ready = self._at(prepared, key, shapes, item)
-            return prepared.ready
+                    ready = prepared.ready = self._at(prepared, key, shapes, item)
+            return Look(ready, resolver.words_at(shapes, item) if resolver.words else {}, shapes, item)
 
     def run(self, prepared: Prepared, inputs: Sequence[Given], *, read: Sequence[int] | None = None) -> list[Given]:
         """One run. Outputs listed in `read` (all when None) come back as arrays, the others stay on the device."""
         return self.start(prepared, inputs, read=read).result()
 
-    def start(self, prepared: Prepared, inputs: Sequence[Given], *, read: Sequence[int] | None = None) -> Pending:
-        """A run that is not waited for: its outputs on the device may go into the next one before it ends."""
+    def start(
+        self,
+        prepared: Prepared,
+        inputs: Sequence[Given],
+        *,
+        read: Sequence[int] | None = None,
+        look: Look | None = None,
+    ) -> Pending:
+        """A run that is not waited for: its outputs on the device may go into the next one before it ends.
+
+        `look` is what `look` says of these inputs, if that was asked already.
+        """
         with self._lock:
             self._check_open()
             if prepared.session is not self:
                 raise DeviceError(f"plan {prepared.plan.name} was prepared by another session")
             given = self._accept(prepared, inputs)
-            ready = self.ready(prepared, inputs)
-            ints = prepared.resolver.words_at(*given_sizes(inputs)) if prepared.resolver.words else {}
+            ready, ints, shapes, item = self.look(prepared, inputs) if look is None else look
             words = self._words(prepared, ready, ints)
             reading = self._reading(ready, read)
             with self.device.lock:
@@ -247,7 +267,7 @@ class Session:
             pending = Pending(self, ready, reading, outputs)
             if self.timer is not None:
                 pending.result()
-                prepared.last = evaluated(prepared.plan, *given_sizes(inputs))
+                prepared.last = evaluated(prepared.plan, shapes, item)
                 self.timer.collect(prepared)
             return pending
 
@@ -353,12 +373,9 @@ class Session:
             return None
         words = prepared.plan.families[ready.at.family].words
         try:
-            held = np.array([ints[w.row] if isinstance(w, Expr) else w for w in words], np.int64)
-            if held.size and (held.min() < -(2**31) or held.max() >= 2**31):
-                raise OverflowError
+            return array("i", [ints[w.row] if isinstance(w, Expr) else w for w in words]).tobytes()
         except OverflowError:
             raise InvalidInput(f"plan {prepared.plan.name}: a symbolic int does not fit 32 bits") from None
-        return held.astype(np.int32).tobytes()
 
     def _reading(self, ready: Ready, read: Sequence[int] | None) -> Reading:
         places, total = [], 0
@@ -459,8 +476,10 @@ def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
 
     def item(position: int, element: int) -> int:
         value = inputs[position]
-        array = value.numpy() if isinstance(value, DeviceTensor) else np.asarray(value)
-        return int(array.reshape(-1)[element])
+        held = value.numpy() if isinstance(value, DeviceTensor) else np.asarray(value)
+        if not 0 <= element < held.size:
+            raise InvalidInput(f"input {position} has {held.size} elements, but its element {element} is read")
+        return int(held.reshape(-1)[element])
 
     return [x if isinstance(x, int) else x.shape for x in inputs], item
 

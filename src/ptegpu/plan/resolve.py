@@ -53,7 +53,8 @@ class Resolver:
             guards.update(family.guards)
             words.update(_rows(family.words))
             for b in family.bounds:
-                (words if b.kind == "int" else numbers).update(_rows(bound_numbers(b)))
+                numbers.update(_rows([b.low, b.end]))
+                words.update(_rows([b.source]) if b.kind == "int" else ())
             for o in family.outputs:
                 (numbers if isinstance(o, Port) else words).update(_rows(o.shape if isinstance(o, Port) else [o]))
             for choices in family.steps:

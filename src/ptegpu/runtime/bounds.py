@@ -18,32 +18,48 @@ from ..plan.plan import VALUES, Bound, Expr, Number, Plan
 Value = Callable[[Number], int]
 
 
-def check(
-    plan: Plan, bounds: Sequence[Bound], inputs: Sequence[Any], value: Value, late: Callable[[Number], Any]
-) -> None:
-    """Raise IndexOutOfRange for the first value that is outside; tensors on the device are not looked at.
+class Limits:
+    """The bounds of a plan at the sizes of a run, those that are alike as one."""
 
-    `value` gives numbers at the sizes of the run; `late` those that only a message needs.
-    """
-    extremes: dict[tuple[str, Any], tuple[int, int] | None] = {}
-    for bound in bounds:
-        low, end = value(bound.low), value(bound.end)
-        if bound.kind == "int":
-            position = value(bound.source)
-            if not low <= position < end:
-                raise IndexOutOfRange(f"{_told(bound, position)} {_range(bound, low, end)}")
-            continue
-        key = (bound.kind, bound.source)
-        if key not in extremes:
-            array = _array(plan, bound, inputs)
-            extremes[key] = (int(array.min()), int(array.max())) if array is not None and array.size else None
-        found = extremes[key]
-        if found is not None and not (found[0] >= low and found[1] < end):
-            array = _array(plan, bound, inputs)
-            assert array is not None
-            outside = _first_outside(bound, array, low, end, late)
-            if outside:
-                raise IndexOutOfRange(f"{_told(bound, *outside)} {_range(bound, low, end)}")
+    def __init__(self, plan: Plan, bounds: Sequence[Bound], value: Value) -> None:
+        self.plan = plan
+        self.inputs: dict[int, list[tuple[int, int, Bound]]] = {}
+        self.ints: list[tuple[Number, int, int, Bound]] = []
+        self.broken: list[tuple[np.ndarray, int, int, Bound]] = []  # constants that may be out of range
+        known: set[tuple[object, ...]] = set()
+        for bound in bounds:
+            low, end = value(bound.low), value(bound.end)
+            key = (bound.kind, bound.source, low, end, bound.moves)
+            if key in known:
+                continue
+            known.add(key)
+            if bound.kind == "int":
+                self.ints.append((bound.source, low, end, bound))
+            elif bound.kind == "input":
+                self.inputs.setdefault(bound.source, []).append((low, end, bound))  # type: ignore[arg-type]
+            else:
+                array = _constant(plan, bound)
+                if array.size and not (array.min() >= low and array.max() < end):
+                    self.broken.append((array, low, end, bound))
+
+    def check(self, inputs: Sequence[Any], value: Value) -> None:
+        """Raise IndexOutOfRange for the first value that is outside; tensors on the device are not looked at.
+
+        `value` gives numbers, also those that only a message needs.
+        """
+        for array, low, end, bound in self.broken:
+            _raise_outside(bound, array, low, end, value)
+        for position, bounds in self.inputs.items():
+            given = inputs[position]
+            if isinstance(given, np.ndarray) and given.size:
+                least, most = given.min(), given.max()
+                for low, end, bound in bounds:
+                    if not (least >= low and most < end):
+                        _raise_outside(bound, given, low, end, value)
+        for source, low, end, bound in self.ints:
+            number = value(source)
+            if not low <= number < end:
+                raise IndexOutOfRange(f"{_told(bound, number)} {_range(bound, low, end)}")
 
 
 def fixed(bound: Bound) -> bool:
@@ -51,29 +67,29 @@ def fixed(bound: Bound) -> bool:
     return not any(isinstance(n, Expr) for n in (bound.low, bound.end)) and all(m.op == "view" for m in bound.moves)
 
 
-def _array(plan: Plan, bound: Bound, inputs: Sequence[Any]) -> np.ndarray | None:
-    if bound.kind == "input":
-        given = inputs[bound.source]  # type: ignore[index]
-        return given if isinstance(given, np.ndarray) else None
+def _constant(plan: Plan, bound: Bound) -> np.ndarray:
     buffer = plan.buffers[bound.source]  # type: ignore[index]
-    if buffer.blob is None or bound.dtype is None:
-        return None
-    data = np.frombuffer(plan.blobs[buffer.blob], bound.dtype.numpy)
-    return data.reshape(bound.shape)
+    assert buffer.blob is not None and bound.dtype is not None
+    return np.frombuffer(plan.blobs[buffer.blob], bound.dtype.numpy).reshape(bound.shape)
 
 
-def _first_outside(
-    bound: Bound, array: np.ndarray, low: int, end: int, late: Callable[[Number], Any]
-) -> tuple[int, list[int]] | None:
+def _raise_outside(bound: Bound, array: np.ndarray, low: int, end: int, value: Value) -> None:
+    """Raise for the first element that reaches the index and is outside, if one does."""
+    outside = _first_outside(bound, array, low, end, value)
+    if outside:
+        raise IndexOutOfRange(f"{_told(bound, *outside)} {_range(bound, low, end)}")
+
+
+def _first_outside(bound: Bound, array: np.ndarray, low: int, end: int, value: Value) -> tuple[int, list[int]] | None:
     """The first value of the source that reaches the index and is out of range, and its place in the source."""
     reaching = np.arange(array.size).reshape(array.shape)  # positions in the source, moved like the values
     for move in () if all(m.op == "view" for m in bound.moves) else bound.moves:
         if move.op == "view":
-            reaching = reaching.reshape([late(n) for n in move.shape])
+            reaching = reaching.reshape([value(n) for n in move.shape])
         else:
             from ..portable import OutSpec, call
 
-            args = [_plain(a, reaching, late) for a in move.args]
+            args = [_plain(a, reaching, value) for a in move.args]
             reaching = call(move.op, args, [OutSpec(DType.I64)] * move.results)[move.number]
     values = array.reshape(-1)[reaching.reshape(-1)]
     outside = np.flatnonzero((values < low) | (values >= end))
@@ -83,10 +99,10 @@ def _first_outside(
     return int(values[outside[0]]), [int(k) for k in place]
 
 
-def _plain(a: Any, positions: np.ndarray, late: Callable[[Number], Any]) -> Any:
+def _plain(a: Any, positions: np.ndarray, value: Value) -> Any:
     if isinstance(a, tuple):
-        return [_plain(x, positions, late) for x in a]
-    return positions if a == VALUES and isinstance(a, str) else late(a) if isinstance(a, Expr) else a
+        return [_plain(x, positions, value) for x in a]
+    return positions if a == VALUES and isinstance(a, str) else value(a) if isinstance(a, Expr) else a
 
 
 def _told(bound: Bound, *values: object) -> str:

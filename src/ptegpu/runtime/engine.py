@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from ..errors import InvalidInput
-from ..gpu import Device, DeviceTensor, Pending, Session, SharedConstants, Unplanned
-from ..gpu.session import Given, Ready, given_sizes
+from ..gpu import Device, Pending, Session, SharedConstants, Unplanned
+from ..gpu.session import Given, Look, Ready, given_sizes
 from ..plan.numbers import program
-from ..plan.plan import Expr, Number, Plan
-from . import bounds
+from ..plan.plan import Expr, Number, Plan, plain
+from .bounds import Limits, fixed
 
 Extend: TypeAlias = Callable[
     [Sequence[Any], Callable[[int, int], int]], Plan
@@ -24,6 +24,8 @@ class Engine:
     def __init__(self, plan: Plan, device: Device, constants: SharedConstants, extend: Extend | None = None) -> None:
         self.plan, self.device, self._extend = plan, device, extend
         self.extended = 0  # how often the plan was
+        self._early: Limits | None = None
+        self._limits: tuple[Ready, Limits] | None = None  # at the sizes of the last run
         self.session = Session(device, constants)
         self.prepared = self.session.prepare(plan)
 
@@ -33,21 +35,18 @@ class Engine:
 
     def start(self, inputs: Sequence[Given], read: Sequence[int] | None = None) -> Pending:
         """A run that is not waited for."""
-        ready = self._ready(inputs)
-        family = self.plan.families[ready.at.family]
-        if family.bounds:
-            self._check(ready, inputs)
-        return self.session.start(self.prepared, inputs, read=read)
+        look = self._look(inputs)
+        if self.plan.families[look.ready.at.family].bounds:
+            self._check(look, inputs)
+        return self.session.start(self.prepared, inputs, read=read, look=look)
 
     def check_early(self, inputs: Sequence[Any], known: set[int]) -> None:
         """The bounds that are the same in every call, of constants and of the inputs at these positions."""
-        for family in self.plan.families[:1]:
-            early = [
-                b
-                for b in family.bounds
-                if bounds.fixed(b) and (b.kind == "constant" or (b.kind == "input" and b.source in known))
-            ]
-            bounds.check(self.plan, early, inputs, lambda n: n, lambda n: n)  # type: ignore[arg-type, return-value]
+        if self._early is None:
+            bounds = [b for family in self.plan.families[:1] for b in family.bounds if fixed(b)]
+            early = [b for b in bounds if b.kind == "constant" or (b.kind == "input" and b.source in known)]
+            self._early = Limits(self.plan, early, plain)
+        self._early.check(inputs, plain)
 
     def warm(self) -> None:
         """Compile everything that any size may need."""
@@ -59,32 +58,29 @@ class Engine:
     def close(self) -> None:
         self.session.close()
 
-    def _ready(self, inputs: Sequence[Given]) -> Ready:
+    def _look(self, inputs: Sequence[Given]) -> Look:
         try:
-            return self.session.ready(self.prepared, inputs)
+            return self.session.look(self.prepared, inputs)
         except Unplanned as e:
             if self._extend is None:
                 raise InvalidInput(f"{e}; compile the program again with these sizes") from None
-        shapes, item = given_sizes(inputs)
         self.extended += 1
-        self.plan = self._extend(shapes, item)
+        self.plan = self._extend(*given_sizes(inputs))
         self.session.extend(self.prepared, self.plan)
-        return self.session.ready(self.prepared, inputs)
+        return self.session.look(self.prepared, inputs)
 
-    def _check(self, ready: Ready, inputs: Sequence[Given]) -> None:
-        shapes, item = given_sizes(inputs)
-        resolver = self.prepared.resolver
-        words = resolver.words_at(shapes, item) if resolver.words else {}
+    def _check(self, look: Look, inputs: Sequence[Given]) -> None:
+        ready, ints, shapes, item = look
 
         def value(n: Number) -> int:
             if not isinstance(n, Expr):
                 return n
-            return words[n.row] if n.row in words else ready.at.number(n)  # type: ignore[no-any-return]
+            if n.row in ints:
+                return ints[n.row]  # type: ignore[no-any-return]
+            if n.row in ready.at.order:
+                return ready.at.number(n)  # type: ignore[no-any-return]
+            return program(self.plan.rows, [n.row])(shapes, item)[0]  # type: ignore[no-any-return]
 
-        def late(n: Number) -> Any:
-            return program(self.plan.rows, [n.row])(shapes, item)[0] if isinstance(n, Expr) else n
-
-        bounds.check(self.plan, self.plan.families[ready.at.family].bounds, inputs, value, late)
-
-
-__all__ = ["DeviceTensor", "Engine", "Extend", "Given"]
+        if self._limits is None or self._limits[0] is not ready:
+            self._limits = ready, Limits(self.plan, self.plan.families[ready.at.family].bounds, value)
+        self._limits[1].check(inputs, value)
