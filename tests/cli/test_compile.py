@@ -108,6 +108,23 @@ def test_missing_data_and_bundles_are_refused(invoke: Invoke, data: Path, mlp: P
     assert (ended.code, ended.err) == (1, f"error: {file} is a bundle already\n")
 
 
+def test_a_program_is_not_overwritten(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    model = tmp_path / "mlp.pte"
+    shutil.copy(mlp, model)
+    ended = invoke("compile", model, "-o", model)
+    assert (ended.code, ended.err) == (1, f"error: --output {model} is the program itself; name another file\n")
+    assert model.read_bytes() == mlp.read_bytes()
+
+
+def test_a_bundle_is_profiled(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlp.bundle"
+    assert invoke("compile", mlp, "-o", file).code == 0
+    found = invoke("profile", file, "--repeat", 1, "--json").json()
+    expected = invoke("profile", mlp, "--repeat", 1, "--json").json()
+    assert (found["model"], found["method"]) == (str(file), "forward")
+    assert found["totals"]["flops"] == expected["totals"]["flops"] > 0
+
+
 def test_several_targets(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlp.bundle"
     ended = invoke("compile", mlp, "-o", file, "--target", "this", "--target", "browser")

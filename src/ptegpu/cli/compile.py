@@ -54,6 +54,8 @@ def compile(
     program, source = open_source(model)
     if isinstance(source, Bundle):
         raise InvalidInput(f"{model} is a bundle already")
+    if output.exists() and output.samefile(model):
+        raise InvalidInput(f"--output {output} is the program itself; name another file")
     for name in method or []:
         find_method(program, name)
     targets = [_target(name) for name in target or [BROWSER]]

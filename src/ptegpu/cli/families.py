@@ -180,7 +180,7 @@ class Guards:
         for g in guards:
             if g not in self.direct:
                 groups.setdefault(self.about(g), []).append(g)
-        for about, same in sorted(groups.items(), key=lambda item: len(item[0] or "about more than sizes")):
+        for about, same in sorted(groups.items(), key=lambda item: MAX_POINTS if item[0] is None else len(item[0])):
             if about is None or not 0 < math.prod(len(self.values[key]) for key in about) <= MAX_POINTS:
                 kept += same
                 where += map(self.text, same)
