@@ -175,7 +175,7 @@ session = Session(device)
 chain, add, total = session.prepare(plans.chain(20)), session.prepare(plans.add()), session.prepare(plans.accumulate())
 fill = session.prepare(plans.fill(1000, (4, 4)))
 numbers = iter(range(1, 1 << 30))
-session.run(chain, [X]), session.run(add, [X, X], read=[])[0].numpy()
+session.run(chain, [X]), session.run(add, [X, X], read=[])[0].numpy(), session.run(fill, [0])
 before, interrupts, right = counts(), Interrupts(0.02), 0
 for _ in range(100):
     interrupts.during(work)

@@ -119,7 +119,7 @@ def _check(call: Call) -> None:
     if any(scalar != (v.dtype is None) for v in call.outs):
         gives, says = ("an int", "a tensor") if scalar else ("a tensor", "an int")
         raise InvalidProgram(f"{call.where} gives {gives}, the program says {says}")
-    one = scalar or definition.view is not None or "finish" in definition.wants
+    one = scalar or definition.view is not None or definition.role == "product"
     if not call.outs or (one and len(call.outs) > 1):
         raise InvalidProgram(f"{call.where} cannot have {len(call.outs)} results")
 

@@ -1,0 +1,72 @@
+"""Rows as numbers: one set of sizes, many at once, and a point of the planner give the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ptegpu.compiler.planner import Point
+from ptegpu.plan.numbers import Many, needed, program
+from ptegpu.plan.plan import OPERATORS, Row
+from ptegpu.sizes import Table
+
+VALUES = (-7, -1, 0, 1, 2, 3, 12)
+RIGHT = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "div": lambda a, b: a / b if b else 0.0,
+    "min": min,
+    "max": max,
+    "ceil": lambda a, _: a,
+    "floor": lambda a, _: a,
+    "lt": lambda a, b: a < b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+}
+
+
+def unread(position: int, element: int) -> int:
+    raise AssertionError(f"element {element} of input {position} is read")
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_every_operator_in_every_way(op: str) -> None:
+    rows: tuple[Row, ...] = (("int", 0, 0), ("int", 1, 0), (op, 0, 1))
+    pairs = list(itertools.product(VALUES, VALUES))
+    wanted = [RIGHT[op](a, b) for a, b in pairs]
+    one = program(rows, [2])
+    assert wanted == [one([a, b], unread)[0] for a, b in pairs]
+    first, second = np.array(pairs, np.int64).T
+    np.testing.assert_array_equal(wanted, Many(rows, {0: first, 1: second})[2])
+    table = Table()
+    places = [table.add("int", k, 0, (-(2**31), 2**31)) for k in (0, 1)]
+    row = table.add(op, *places)
+    assert wanted == [Point(table, {0: a, 1: b})[row] for a, b in pairs]
+
+
+def test_floats_become_whole_numbers_again() -> None:
+    rows: tuple[Row, ...] = (("size", 0, 1), ("const", 4, 0), ("div", 0, 1), ("ceil", 2, 2), ("floor", 2, 2))
+    for n, up, down in ((0, 0, 0), (7, 2, 1), (8, 2, 2)):
+        assert (up, down) == program(rows, [3, 4])([(1, n)], unread)
+    assert [[0, 2, 2], [0, 1, 2]] == [Many(rows, {0: np.array([0, 7, 8])})[k].tolist() for k in (3, 4)]
+
+
+def test_elements_are_read_where_a_row_says() -> None:
+    rows: tuple[Row, ...] = (("int", 0, 0), ("const", 1, 0), ("add", 0, 1), ("item", 2, 1), ("mul", 3, 3))
+    data = [5, 6, 7]
+    assert (49,) == program(rows, [4])([1, (3,)], lambda position, element: data[element] if position == 1 else 0)
+    with pytest.raises(KeyError):  # many sizes at once have no data
+        Many(rows, {0: np.array([0, 1])})[4]
+
+
+def test_only_what_is_needed_is_evaluated() -> None:
+    rows: tuple[Row, ...] = (("size", 0, 0), ("const", 2, 0), ("mul", 0, 1), ("item", 0, 5), ("add", 2, 1))
+    assert [0, 1, 2, 4] == needed(rows, [4])
+    assert (8, 3) == program(rows, [4, 0])([(3,)], unread)
+    assert () == program(rows, [])([], unread)
