@@ -2,8 +2,8 @@
 
     python benchmarks/lengths.py [--device auto] [--model model.pte]
 
-Everything is compiled first (`Program.prepare`). Then prompts of new lengths run, each followed by five more of the same
-length. "host" is the time until a call is submitted; the GPU is idle when it begins. The counters show that no call
+Everything is compiled first (`Program.prepare`). Then prompts of new lengths run, each followed by five more of it.
+"host" is the time until a call is submitted; the GPU is idle when it begins. The counters show that no call
 planned, compiled or bound anything.
 """
 
@@ -54,7 +54,9 @@ def main() -> None:
     first, repeated = statistics.median(new) * 1e6, statistics.median(again) * 1e6
     print(f"host, a new length   {first:8.0f} µs (median of {len(new)})")
     print(f"host, the same again {repeated:8.0f} µs, ratio {first / repeated:.2f}")
-    print(f"created: {done.bind_groups_created} bind groups, {done.pipelines_created} pipelines; {done.submits} submits")
+    print(
+        f"created: {done.bind_groups_created} bind groups, {done.pipelines_created} pipelines; {done.submits} submits"
+    )
 
 
 if __name__ == "__main__":

@@ -318,15 +318,15 @@ class Session:
         if at is None:
             raise Unplanned(f"plan {plan.name} does not hold for {list(shapes)}")
         family = plan.families[at.family]
-        chosen = [choices[k] for choices, k in zip(family.steps, at.choices)]
-        refusal = family.refusal or next((c.refusal for c in chosen if c.refusal), "")
-        if refusal:
-            raise Unplanned(
-                f"plan {plan.name} cannot run at {list(shapes)}; of sizes like these it was found: {refusal}"
-            )
-        which = (at.family, at.choices)
+        if family.refusal:
+            raise _refused(plan, shapes, family.refusal)
+        which = (at.family, at.switches)
         made = prepared.combined.get(which)
         if made is None:
+            chosen = [choices[k] for choices, k in zip(family.steps, at.choices, strict=True)]
+            refusal = next((c.refusal for c in chosen if c.refusal), "")
+            if refusal:
+                raise _refused(plan, shapes, refusal)
             launches = [x for s, c in enumerate(at.choices) for x in self._launches(prepared, at.family, s, c)]
             made = prepared.combined[which] = _combined(prepared, launches)
         numbers = (*at.numbers, *made.constants)
@@ -482,6 +482,10 @@ def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
         return int(held.reshape(-1)[element])
 
     return [x if isinstance(x, int) else x.shape for x in inputs], item
+
+
+def _refused(plan: Plan, shapes: Shapes, refusal: str) -> Unplanned:
+    return Unplanned(f"plan {plan.name} cannot run at {list(shapes)}; of sizes like these it was found: {refusal}")
 
 
 def _combined(prepared: Prepared, launches: list[Launch]) -> Combined:

@@ -30,12 +30,18 @@ class At:
     """What runs at these sizes; `values` has those of the rows that anything here is made of."""
 
     family: int
-    choices: tuple[int, ...]  # of each step
+    switches: tuple[int, ...]  # which of each distinct list of choices
+    places: Sequence[int]  # which of these each step has
     numbers: tuple[Any, ...]  # of the rows that the resolver evaluates, in its order
     order: dict[int, int]  # row → its place there
 
     def number(self, n: Number) -> Any:
         return self.numbers[self.order[n.row]] if isinstance(n, Expr) else n
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Of each step."""
+        return tuple([self.switches[k] for k in self.places])
 
     @property
     def values(self) -> dict[int, Any]:
@@ -90,7 +96,7 @@ class Resolver:
             return None
         family = self.plan.families[number]
         if family.refusal:
-            return At(number, (), numbers, order)
+            return At(number, (), (), numbers, order)
         found: list[int] = []
         for alternatives in switches[number]:
             for k, guards in enumerate(alternatives):
@@ -99,7 +105,7 @@ class Resolver:
                     break
             else:
                 return None
-        return At(number, tuple([found[k] for k in self.switch_of[number]]), numbers, order)
+        return At(number, tuple(found), self.switch_of[number], numbers, order)
 
     def words_at(self, shapes: Shapes, item: Item) -> dict[int, Any]:
         """The rows that words of symbolic ints, and bounds and outputs that are ints, are made of."""
