@@ -369,6 +369,8 @@ def _pinned(x: Any) -> Any:
     """Sizes in arguments as plain numbers; each is then equal to that."""
     if isinstance(x, Size):
         return x._pin("value")
+    if isinstance(x, int | float | str | None):
+        return x
     if isinstance(x, tuple):
         found = [_pinned(item) for item in x]
         if all(a is b for a, b in zip(found, x, strict=True)):

@@ -118,10 +118,9 @@ def chosen(plan: Plan, at: At) -> list[Choice]:
     return [choices[k] for choices, k in zip(family.steps, at.choices, strict=True)]
 
 
-def evaluated(plan: Plan, shapes: Shapes, item: Item) -> Plan:
+def evaluated(plan: Plan, shapes: Shapes, item: Item, resolver: Resolver | None = None) -> Plan:
     """The plan for these sizes alone, all numbers in it plain: for tests, profiles and those who look at it."""
-    resolver = Resolver(plan)
-    at = resolver.at(shapes, item)
+    at = (resolver or Resolver(plan)).at(shapes, item)
     if at is None:
         raise LookupError(f"plan {plan.name} does not hold for {list(shapes)}")
     family = plan.families[at.family]

@@ -1,0 +1,71 @@
+"""Whole models at many sizes: the plan for all sizes is, at each, the one that would be made for that size alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.exporting import export
+from tests.families import POINTS, hold, points
+from tests.runtime.test_live import MODELS
+from torch.export import Dim
+
+import ptegpu
+from ptegpu.compiler.planner import Planner
+from ptegpu.compiler.program import cut_methods, read_source
+from ptegpu.llm.compiling import points_of, sampling_of
+from ptegpu.llm.signature import METHOD, read_signature
+from ptegpu.plan.target import CLASSES, Target
+
+TALES = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+TARGETS = (Target(), Target(f16=True, subgroups=True, subgroup_size=32), Target(device_class=CLASSES["software"]))
+
+
+def planners(source: Any, target: Target, *, plain: bool = False, **how: Any) -> Iterator[Planner]:
+    listed = how.pop("points", ())
+    for cut in cut_methods(read_source(source), **how).values():
+        for joined in cut.joined.graphs.values():
+            dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
+            yield Planner(joined.graph, target, dynamic, points=listed, plain=plain)
+
+
+def check(source: Any, target: Target, **how: Any) -> tuple[int, int]:
+    """How many sizes ran, of how many that were looked at."""
+    ran = seen = 0
+    for traced, plain in zip(planners(source, target, **how), planners(source, target, plain=True, **how), strict=True):
+        where = list(points(traced.cover(), POINTS))
+        ran, seen = ran + hold(traced, plain, where), seen + len(where)
+    return ran, seen
+
+
+@pytest.mark.parametrize("delegate", [True, False], ids=["delegated", "undelegated"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model(name: str, delegate: bool) -> None:
+    module, make, bounds = MODELS[name]
+    dims = {d: Dim(f"d{d}", min=low, max=high) for d, (low, high) in bounds.items()}
+    example = make(*(high - 1 for _, high in bounds.values()))
+    source = export(module.eval(), (example,), dynamic_shapes=(dims,), delegate=delegate)
+    ran, seen = check(source, TARGETS[delegate])
+    assert ran > seen // 2
+
+
+def test_every_prompt_length_of_the_bundled_model() -> None:
+    for target in TARGETS:
+        ran, seen = check(TALES, target, methods=[METHOD])
+        assert ran == seen == POINTS
+
+
+def test_generation_with_the_bundled_model() -> None:
+    signature = read_signature(read_source(TALES))
+    how = {"methods": [METHOD], "append": {METHOD: sampling_of(signature)}, "points": points_of(signature)}
+    ran, seen = check(TALES, Target(), **how)
+    assert ran == seen == POINTS
+
+
+def test_the_bundled_model_needs_one_family() -> None:
+    (planner,) = planners(TALES, Target(), methods=[METHOD])
+    plan = planner.cover().plan()
+    assert len(plan.families) == 1
+    assert max(map(len, plan.families[0].steps)) < 10
