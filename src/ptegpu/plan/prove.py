@@ -237,4 +237,5 @@ def _numbers(args: Any) -> list[Any]:
 
 
 def damaged(how: str) -> NoReturn:
-    raise InvalidProgram(f"the bundle is damaged: {how}")
+    told = " ".join(how.split())  # what the file says may be anything
+    raise InvalidProgram(f"the bundle is damaged: {told if len(told) <= 200 else told[:199] + '…'}")
