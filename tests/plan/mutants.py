@@ -61,36 +61,49 @@ def mutants(document: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
     for path in places(document):
         kinds.setdefault(".".join("*" if isinstance(k, int) else k for k in path), []).append(path)
     names = sorted(kinds)
+    alike: dict[str, list[tuple[Any, ...]]] = {}  # places whose last name is the same
+    for path in places(document):
+        alike.setdefault(_last_name(path), []).append(path)
     for number in range(count):
         path = chance.choice(kinds[names[number % len(names)]])
-        what, change = _change(document, path, chance)
+        other = _at(document, chance.choice(alike[_last_name(path)]))
+        what, change = _change(_at(document, path), other, path[-1], chance)
         yield f"{'.'.join(map(str, path))}: {what}", changed(document, path, change)
 
 
-def _change(document: Any, path: tuple[Any, ...], chance: random.Random) -> tuple[str, Any]:
-    old = document
+def _at(document: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
-        old = old[key]
+        document = document[key]
+    return document
+
+
+def _last_name(path: tuple[Any, ...]) -> str:
+    return next(str(key) for key in reversed(path) if isinstance(key, str)) + str(isinstance(path[-1], int))
+
+
+def _change(old: Any, other: Any, key: Any, chance: random.Random) -> tuple[str, Any]:
+    """One change of a value; `other` is a value from a place like its own."""
     ways: list[tuple[str, Any]] = [("odd", chance.choice(ODD)) for _ in range(3)]
+    ways += [("another", other)] * 8
     if type(old) is int:
         ways += [("near", old + d) for d in (-1, 1, 4, -16, 16)] + [("scaled", -old), ("scaled", old * 2**20)]
         ways += [("float", float(old)), ("bool", bool(old)), ("text", str(old)), ("list", [old])]
     elif isinstance(old, str):
         ways += [("text", old + "{}"), ("text", old[:-1]), ("text", chance.choice(OPERATIONS))]
     elif isinstance(old, list) and old:
-        other = chance.randrange(len(old))
-        ways += [("shorter", old[:-1]), ("longer", [*old, old[other]]), ("reversed", old[::-1]), ("deeper", [old])]
-        ways += [("doubled", [*old[:other], old[other], *old[other:]]), ("rotated", [*old[1:], old[0]])]
+        some = chance.randrange(len(old))
+        ways += [("shorter", old[:-1]), ("longer", [*old, old[some]]), ("reversed", old[::-1]), ("deeper", [old])]
+        ways += [("doubled", [*old[:some], old[some], *old[some:]]), ("rotated", [*old[1:], old[0]])]
         ways += [("long", old * 50)]
-        if path[-1] == "rows":
+        if key == "rows":
             n = len(old)
             ways += [("squares", [*old, *(["mul", k, k] for k in range(n - 1, n + 60))])]
             ways += [("sums", [*old, *(["add", k, k] for k in range(n - 1, n + 2000))])]
             ways += [("forward", [*old[:-1], ["add", n, n - 1]]), ("itself", [*old[:-1], ["add", n - 1, n - 1]])]
     elif isinstance(old, dict) and old:
-        some = chance.choice(sorted(old))
-        ways += [("lacks " + some, {k: v for k, v in old.items() if k != some}), ("more", old | {"more": 1})]
-        ways += [("renamed " + some, {k + "x" if k == some else k: v for k, v in old.items()})]
+        one = chance.choice(sorted(old))
+        ways += [("lacks " + one, {k: v for k, v in old.items() if k != one}), ("more", old | {"more": 1})]
+        ways += [("renamed " + one, {k + "x" if k == one else k: v for k, v in old.items()})]
     deep: Any = 0
     for _ in range(300):
         deep = [deep]

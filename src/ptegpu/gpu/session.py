@@ -321,7 +321,7 @@ class Session:
         outputs: list[Port | Number] = []
         for o in family.outputs:
             if isinstance(o, Port) and any(isinstance(n, Expr) for n in o.shape):
-                o = Port(o.name, o.buffer, o.dtype, tuple(at.number(n) for n in o.shape))
+                o = Port(o.name, o.buffer, o.dtype, tuple(int(at.number(n)) for n in o.shape))
                 if min(map(plain, o.shape), default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
@@ -460,7 +460,7 @@ def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
     def item(position: int, element: int) -> int:
         value = inputs[position]
         array = value.numpy() if isinstance(value, DeviceTensor) else np.asarray(value)
-        return int(array.reshape(-1)[element])
+        return int(array.reshape(-1)[element]) if 0 <= element < array.size else 0
 
     return [x if isinstance(x, int) else x.shape for x in inputs], item
 
