@@ -512,8 +512,9 @@ def _images(plan: Plan, patches: Sequence[Patches], at: At) -> list[np.ndarray]:
     images = []
     for p in patches:
         image = np.frombuffer(plan.params[p.buffer], np.uint32).copy()
-        image[p.ints] = values[p.int_places].astype(np.int64).astype(np.uint32)
-        image[p.floats] = values[p.float_places].astype(np.float32).view(np.uint32)
+        with np.errstate(invalid="ignore", over="ignore"):  # of numbers that no kernel can take
+            image[p.ints] = values[p.int_places].astype(np.int64).astype(np.uint32)
+            image[p.floats] = values[p.float_places].astype(np.float32).view(np.uint32)
         images.append(image)
     return images
 
