@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 from cffi.cparser import Parser
-from wgpu.backends.wgpu_native import ffi
 
-import ptegpu.gpu.native  # noqa: F401: what makes it quick
+from ptegpu.gpu.native import ffi
 
 
 @pytest.mark.parametrize(
