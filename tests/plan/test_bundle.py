@@ -198,7 +198,7 @@ def test_results_are_those_of_the_program(name: str) -> None:
                         assert same(expected, first.pop(0))
 
 
-@pytest.mark.parametrize("name", ["several outputs at every size", "state", "cond", "int64"])
+@pytest.mark.parametrize("name", ["bert", "several outputs at every size", "state", "cond", "int64"])
 def test_what_pytorch_says(name: str) -> None:
     program = read(DATA / "few.zip")[1][name]
     saved = to_bytes(ptegpu.compile(program.data, targets=device().target))

@@ -198,9 +198,10 @@ class Planner:
             if op == "eq" and a in self.base and b in self.base:
                 parent[root(int(a))] = root(int(b))
                 self.anchors.add(g)
-            elif op == "eq" and (a in self.base or b in self.base):
-                pinned |= {int(x) for x in (a, b) if x in self.base}
-                self.anchors.add(g)
+            elif op == "eq" and (held := {int(x) for x in (a, b) if x in self.base}):
+                if "const" in (self.table.rows[int(x)][0] for x in (a, b)):  # no expression, which may follow it
+                    pinned |= held
+                    self.anchors.add(g)
         pinned = {root(row) for row in pinned}
         classes: dict[int, list[int]] = {}
         for row in self.base:
