@@ -269,6 +269,18 @@ def test_a_prompt_of_any_length_needs_no_other_plan() -> None:
         assert [0] == [e.extended for e in engines.values()]
 
 
+def test_an_output_that_the_plan_does_not_read_is_read_anyway() -> None:
+    document, data = parts(content("mlp"))
+    document["variants"][0]["methods"][0]["items"][0]["read"] = []
+    with (
+        ptegpu.load(content("mlp"), device=device()) as one,
+        ptegpu.load(whole(document, data), device=device()) as other,
+    ):
+        expected = one.method("forward").execute([normal(2, 8)])
+        assert same(expected, other.method("forward").execute([normal(2, 8)]))
+        assert same(expected, other.method("forward").start([normal(2, 8)]).result())
+
+
 # What cannot run
 
 
@@ -464,6 +476,45 @@ def test_what_is_hardly_a_file(data: bytes) -> None:
 def test_documents_that_are_not_bundles(document: Any, message: str) -> None:
     with pytest.raises(InvalidProgram, match=message):
         load(whole(document, b""))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([["const", 0.5, 0]], "is row N, no whole number"),
+        ([["const", 2, 0], ["div", "N", "N"]], "is row N, no whole number"),
+        ([["const", float("nan"), 0]], "row N is the number nan"),
+        ([["add", "N", "N"]], "row N's first operand is"),
+        ([["const", 2**50, 0], ["mul", "N", "N"], ["mul", "N", "N"], ["mul", "N", "N"]], "can be too large"),
+        ([["size", 0, 9]], "row N's dimension is 9, there are 2"),
+        ([["size", -1, 0]], "row N's input is -1"),
+        ([["pow", 0, 0]], "row N is 'pow'"),
+        ([["add", True, 0]], "what is no row"),
+    ],
+)
+def test_rows_that_are_wrong(rows: list[list[Any]], message: str) -> None:
+    """Each "N" is the row before; the last row is the size of an output."""
+    document, data = parts(content("dynamic"))
+    plan = document["variants"][0]["methods"][0]["plans"][0]
+    first = len(plan["rows"])
+    for op, a, b in rows:
+        before = len(plan["rows"]) - (len(plan["rows"]) > first)
+        plan["rows"].append([op, *(before if x == "N" else x for x in (a, b))])
+    last = len(plan["rows"]) - 1
+    plan["families"][0]["outputs"][0]["shape"][1] = [last]
+    with pytest.raises(InvalidProgram) as e:
+        load(whole(document, data))
+    assert message.replace("N", str(last)) in str(e.value)
+
+
+def test_a_constant_that_two_plans_do_not_agree_on() -> None:
+    document, data = parts(content("methods"))
+    one, other = (m["plans"][0]["buffers"] for m in document["variants"][0]["methods"][:2])
+    name = next(b["name"] for b in one if b["role"] == "constant")
+    (buffer,) = [b for b in other if b["name"] == name]
+    buffer["nbytes"] += 16
+    with pytest.raises(InvalidProgram, match=f"the constant {name} is not the same in two plans"):
+        load(whole(document, data))
 
 
 @pytest.mark.parametrize("name", ["control", "counting", "dynamic", "methods"])

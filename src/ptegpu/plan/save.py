@@ -334,11 +334,15 @@ def _bundle(document: dict[str, Any], data: memoryview, path: str | None) -> Bun
         found = _object(variant, where)
         targets.append(_read(Target, found.get("target"), f"{where}.target"))
         made: dict[str, Outer] = {}
+        constants: dict[str, Buffer] = {}
         for j, outer in enumerate(_list(found.get("methods"), f"{where}.methods")):
             read = _Reader(_object(outer, f"{where}.methods[{j}]"), kernels, blobs, f"{where}.methods[{j}]").outer()
             if read.name in made:
                 damaged(f"it has two methods {read.name}")
             made[read.name] = read
+            for b in (b for p in read.plans for b in p.buffers if b.role == "constant"):
+                if constants.setdefault(b.name, b) != b:
+                    damaged(f"the constant {b.name} is not the same in two plans")
         methods.append(made)
     if not targets:
         damaged("it is for no target")
