@@ -14,7 +14,7 @@ import typer
 
 from ..compiler.order import writes
 from ..errors import InvalidInput
-from ..graph.linear import Call, Jump, Var
+from ..graph.linear import Jump, Var
 from ..plan.bundle import Host, Outer
 from ..plan.numbers import Many, needed
 from ..plan.plan import Family, Input, Plan, Port
@@ -276,8 +276,7 @@ def sizes_of(i: Input) -> dict[str, int | None]:
 
 def numpy_calls(outer: Outer) -> Counter[str]:
     """The operators that need a NumPy kernel."""
-    calls = (i.instruction for i in outer.items if isinstance(i, Host))
-    return Counter(c.op for c in calls if isinstance(c, Call) and c.op in PORTABLE)
+    return Counter(op for op in outer.on_host if op in PORTABLE)
 
 
 def parse_sizes(texts: Sequence[str]) -> dict[str, list[int]]:

@@ -341,7 +341,7 @@ class Session:
         outputs: list[Port | Number] = []
         for o in family.outputs:
             if isinstance(o, Port) and any(isinstance(n, Expr) for n in o.shape):
-                o = Port(o.name, o.buffer, o.dtype, tuple(at.number(n) for n in o.shape))
+                o = Port(o.name, o.buffer, o.dtype, tuple(int(at.number(n)) for n in o.shape))
                 if min(map(plain, o.shape), default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
@@ -477,9 +477,7 @@ def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
     def item(position: int, element: int) -> int:
         value = inputs[position]
         held = value.numpy() if isinstance(value, DeviceTensor) else np.asarray(value)
-        if not 0 <= element < held.size:
-            raise InvalidInput(f"input {position} has {held.size} elements, but its element {element} is read")
-        return int(held.reshape(-1)[element])
+        return int(held.reshape(-1)[element]) if 0 <= element < held.size else 0  # guards say what holds without it
 
     return [x if isinstance(x, int) else x.shape for x in inputs], item
 
@@ -535,8 +533,9 @@ def _images(plan: Plan, patches: Sequence[Patches], at: At) -> list[np.ndarray]:
     images = []
     for p in patches:
         image = np.frombuffer(plan.params[p.buffer], np.uint32).copy()
-        image[p.ints] = values[p.int_places].astype(np.int64).astype(np.uint32)
-        image[p.floats] = values[p.float_places].astype(np.float32).view(np.uint32)
+        with np.errstate(invalid="ignore", over="ignore"):  # of numbers that no kernel can take
+            image[p.ints] = values[p.int_places].astype(np.int64).astype(np.uint32)
+            image[p.floats] = values[p.float_places].astype(np.float32).view(np.uint32)
         images.append(image)
     return images
 

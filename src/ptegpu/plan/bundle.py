@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..format import Program
-from ..graph.linear import Instruction, Jump, Operand, Var
+from ..graph.linear import Call, Instruction, Jump, Operand, Var
 from .plan import Plan
 from .target import Target
 
@@ -59,6 +59,12 @@ class Outer:
         """The first item that may skip others."""
         jumps = (k for k, i in enumerate(self.items) if isinstance(i, Host) and isinstance(i.instruction, Jump))
         return next(jumps, len(self.items))
+
+    @property
+    def on_host(self) -> tuple[str, ...]:
+        """The operators that the host runs, in order: a runner needs a NumPy kernel or a primitive for each."""
+        host = (i.instruction for i in self.items if isinstance(i, Host))
+        return tuple(i.op for i in host if isinstance(i, Call))
 
 
 @dataclass(frozen=True, eq=False)

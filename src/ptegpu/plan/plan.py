@@ -32,7 +32,8 @@ SOURCES = ("const", "size", "int", "item")
 Row: TypeAlias = tuple[str, int | float, int | float]
 """A number that a runner computes: ("const", n, 0); ("size", input, dimension); ("int", input, 0), an int that is
 given; ("item", row, input): the element of an int input that a row says; or an operator on two rows before it.
-Comparisons are 1 or 0; x // 0 and x % 0 are 0; "ceil" and "floor" take their first operand."""
+Comparisons are 1 or 0; x // 0, x % 0 and elements that are not there are 0; "ceil" and "floor" take their first
+operand."""
 
 
 @dataclass(frozen=True, slots=True)

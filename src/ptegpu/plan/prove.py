@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from ..dtypes import DType
+from ..dtypes import ON_GPU
 from ..errors import InvalidProgram
 from ..sizes import Range, result_range
 from .plan import (
@@ -28,6 +28,7 @@ from .plan import (
 LARGEST = 1e60  # of what a row can be: above it, numbers are made to break us
 EXACT = 2**53  # of a constant: what every runner holds
 MAX_RANK = 64
+WHOLE = ("ceil", "floor", "lt", "ge", "eq", "ne")
 INT32 = (-(2.0**31), 2.0**31 - 1)
 
 
@@ -39,6 +40,7 @@ def prove(plan: Plan) -> None:
 class _Proof:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        self.whole: list[bool] = []  # of each row: whether it is an int
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
 
     def run(self) -> None:
@@ -50,6 +52,7 @@ class _Proof:
         for k, i in enumerate(plan.inputs):
             self.that((i.dtype is None) == (i.buffer is None), f"input {k} is neither a tensor nor an int")
             if i.dtype is not None:
+                self.that(i.dtype in ON_GPU, f"input {k} is of {i.dtype}")
                 self.shape(i.shape, f"input {k}")
                 self.index(i.buffer, plan.buffers, f"input {k}'s buffer")
                 buffer = plan.buffers[i.buffer]  # type: ignore[index]
@@ -99,11 +102,13 @@ class _Proof:
         """Operands come first, and no number can grow without end: ranges follow from those of the inputs."""
         plan = self.plan
         ranges: list[Range] = []
+        whole = self.whole
         for k, (op, a, b) in enumerate(plan.rows):
-            where = f"row {k}"
+            where, exact = f"row {k}", True
             if op == "const":
                 self.that(isinstance(a, int | float) and abs(a) <= EXACT, f"{where} is the number {a}")
                 known: Range | None = (a, a)
+                exact = isinstance(a, int)
             elif op in ("size", "int"):
                 self.index(a, plan.inputs, f"{where}'s input")
                 declared = plan.inputs[int(a)]
@@ -115,22 +120,25 @@ class _Proof:
                     self.that(declared.dtype is None, f"{where} takes a tensor for an int")
                     known = INT32
             elif op == "item":
-                self.index(a, plan.rows[:k], f"{where}'s element")
+                self.index(a, range(k), f"{where}'s element")
                 self.index(b, plan.inputs, f"{where}'s input")
                 declared = plan.inputs[int(b)]
-                whole = declared.dtype is not None and not declared.dtype.is_float
-                self.that(whole, f"{where} is an element of what has no ints")
+                ints = declared.dtype is not None and not declared.dtype.is_float
+                self.that(ints and whole[int(a)], f"{where} is an element of what has no ints")
                 low, high = ranges[int(a)]
                 sound = low >= 0 and (declared.dynamic or high < math.prod(declared.shape))
                 self.that(sound, f"{where} is an element that is not there")
                 known = INT32
             else:
                 self.that(op in OPERATORS, f"{where} is {op!r}")
-                self.index(a, plan.rows[:k], f"{where}'s first operand")
-                self.index(b, plan.rows[:k], f"{where}'s second operand")
+                self.index(a, range(k), f"{where}'s first operand")
+                self.index(b, range(k), f"{where}'s second operand")
                 known = None
+                exact = op in WHOLE or (op != "div" and whole[int(a)] and whole[int(b)])
+            whole.append(exact)
             low, high = known if known is not None else result_range(op, ranges[int(a)], ranges[int(b)])
             if (low, high) == (-math.inf, math.inf):  # a quotient by what may be 0: no more than its dividend
+                self.that(whole[int(b)], f"{where} divides by what may be too small")
                 ends = [abs(x) for x in (*ranges[int(a)], *ranges[int(b)])]
                 low, high = -max(ends), max(ends)
             bounded = low == low and high == high and max(abs(low), abs(high)) < LARGEST
@@ -140,6 +148,7 @@ class _Proof:
     def number(self, n: Any, what: str) -> None:
         if isinstance(n, Expr):
             self.index(n.row, self.plan.rows, what)
+            self.that(self.whole[n.row], f"{what} is row {n.row}, no whole number")
         else:
             self.that(abs(n) <= EXACT, f"{what} is {n}")
 
@@ -156,6 +165,7 @@ class _Proof:
         for o in family.outputs:
             if isinstance(o, Port):
                 self.index(o.buffer, self.plan.buffers, f"an output of {where}")
+                self.that(o.dtype in ON_GPU, f"an output of {where} is of {o.dtype}")
                 self.that(len(o.shape) <= MAX_RANK, f"an output of {where} has {len(o.shape)} dimensions")
                 for n in o.shape:
                     self.number(n, f"a size of an output of {where}")
@@ -212,18 +222,14 @@ class _Proof:
             self.index(b.source, self.plan.buffers, what)
             blob = self.plan.buffers[b.source].blob  # type: ignore[index]
             self.shape(b.shape, what)
-            self.that(b.dtype is not None and not b.dtype.is_float and blob is not None, f"{what} has no data")
+            self.that(b.dtype in ON_GPU and not b.dtype.is_float and blob is not None, f"{what} has no data")
             assert b.dtype is not None and blob is not None
             held = memoryview(self.plan.blobs[blob]).nbytes
-            self.that(math.prod(b.shape) * _size(b.dtype) == held, f"{what} is not of its data")
+            self.that(math.prod(b.shape) * b.dtype.size == held, f"{what} is not of its data")
         for m in b.moves:
             self.that(0 <= m.number < m.results <= 4096 and len(m.shape) <= MAX_RANK, f"{what} moves nowhere")
             for n in (*m.shape, *_numbers(m.args)):
                 self.number(n, what)
-
-
-def _size(dtype: DType) -> int:
-    return dtype.size
 
 
 def _all(family: Family) -> list[Dispatch]:
@@ -237,4 +243,5 @@ def _numbers(args: Any) -> list[Any]:
 
 
 def damaged(how: str) -> NoReturn:
-    raise InvalidProgram(f"the bundle is damaged: {how}")
+    told = " ".join(how.split())  # what the file says may be anything
+    raise InvalidProgram(f"the bundle is damaged: {told if len(told) <= 200 else told[:199] + '…'}")

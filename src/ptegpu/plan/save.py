@@ -122,7 +122,7 @@ def _load_web(folder: Path) -> Bundle:
             case [str(name), int(nbytes), str(digest)] if Path(name).name == name and name:
                 try:
                     part = (folder / name).read_bytes()
-                except OSError:
+                except (OSError, ValueError):
                     damaged(f"{name} is missing")
                 if len(part) != nbytes or hashlib.sha256(part).hexdigest() != digest:
                     damaged(f"{name} is not the shard that it should be")
@@ -320,7 +320,7 @@ def _bundle(document: dict[str, Any], data: memoryview, path: str | None) -> Bun
     blobs = []
     for place in _list(document.get("blobs"), "blobs"):
         match place:
-            case [int(start), int(nbytes)] if 0 <= start <= start + nbytes <= len(data):
+            case [int(start), int(nbytes)] if 0 <= start <= start + nbytes <= len(data) and type(start) is int:
                 blobs.append(data[start : start + nbytes])
             case _:
                 damaged("it refers to bytes that it does not have")
@@ -334,9 +334,15 @@ def _bundle(document: dict[str, Any], data: memoryview, path: str | None) -> Bun
         found = _object(variant, where)
         targets.append(_read(Target, found.get("target"), f"{where}.target"))
         made: dict[str, Outer] = {}
+        constants: dict[str, Buffer] = {}
         for j, outer in enumerate(_list(found.get("methods"), f"{where}.methods")):
             read = _Reader(_object(outer, f"{where}.methods[{j}]"), kernels, blobs, f"{where}.methods[{j}]").outer()
+            if read.name in made:
+                damaged(f"it has two methods {read.name}")
             made[read.name] = read
+            for b in (b for p in read.plans for b in p.buffers if b.role == "constant"):
+                if constants.setdefault(b.name, b) != b:
+                    damaged(f"the constant {b.name} is not the same in two plans")
         methods.append(made)
     if not targets:
         damaged("it is for no target")
@@ -391,8 +397,10 @@ class _Reader:
         dtype = _read(DType | None, found.get("dtype"), "a slot's dtype")
         sizes = _read(tuple[int, ...], found.get("sizes"), "a slot's sizes")
         kind = _read(Literal["temp", "input", "constant", "state"], found.get("kind"), "a slot's kind")
-        if not all(0 <= n < 2**48 for n in sizes) or len(sizes) > 64:
+        if len(sizes) > 64 or min(sizes, default=0) < 0 or math.prod(n or 1 for n in sizes) >= 2**48:
             damaged(f"the slot {name[:40]} has the sizes {list(sizes)[:9]}")
+        if dtype is not None and not dtype.runs:
+            damaged(f"the slot {name[:40]} is of {dtype}")
         data = None
         if found.get("data") is not None:
             blob = self.blob(found["data"])
@@ -437,6 +445,10 @@ class _Reader:
         rest = [self.vars(found.get(n)) for n in ("states", "kept", "given")]
         if any(v.dtype is None for v in rest[0]):
             damaged(f"{where} has a state that is no tensor")
+        early = [i for i in items if isinstance(i, Host) and i.by_size]
+        made = {v for i in early if isinstance(i.instruction, Call) for v in i.instruction.outs}
+        if list(items[: len(early)]) != early or not made.issuperset(rest[1]):
+            damaged(f"{where} keeps what its first items do not make")
         return Outer(name, ends[0], ends[1], trees[0], trees[1], items, plans, rest[0], rest[1], rest[2])
 
     def item(self, i: Any, plans: tuple[Plan, ...], count: int) -> Item:
@@ -459,10 +471,10 @@ class _Reader:
             args = self.operand(_list(found.get("args"), "an item's arguments"))
             return Host(Call(op, args, self.vars(found.get("outs")), where), by_size, by_shape)
         if "move" in found:
-            target = self.operand(found.get("target"))
-            if not isinstance(target, Var):
-                damaged(f"{self.where} moves to what is no slot")
-            return Host(Move(self.operand(found["move"]), target))
+            source, target = self.operand(found["move"]), self.operand(found.get("target"))
+            if not isinstance(target, Var) or target.dtype is not getattr(source, "dtype", None):
+                damaged(f"{self.where} moves to what is no slot for it")
+            return Host(Move(source, target))
         target = _read(int, found.get("target"), "the target of a jump")
         if "jump" not in found or not 0 <= target <= count:
             damaged(f"{self.where} has an item that does nothing")

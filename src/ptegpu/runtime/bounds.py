@@ -6,13 +6,14 @@ one of these is outside is it worth finding out which element reaches an index, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import IndexOutOfRange
+from ..errors import IndexOutOfRange, InvalidProgram
 from ..plan.plan import VALUES, Bound, Expr, Number, Plan
 
 Value = Callable[[Number], int]
@@ -85,12 +86,17 @@ def _first_outside(bound: Bound, array: np.ndarray, low: int, end: int, value: V
     reaching = np.arange(array.size).reshape(array.shape)  # positions in the source, moved like the values
     for move in () if all(m.op == "view" for m in bound.moves) else bound.moves:
         if move.op == "view":
-            reaching = reaching.reshape([value(n) for n in move.shape])
+            shape = [value(n) for n in move.shape]
+            if min(shape, default=0) < 0 or math.prod(shape) != reaching.size:
+                raise InvalidProgram(f"an index of {bound.node} cannot have the shape {shape}")
+            reaching = reaching.reshape(shape)
         else:
             from ..portable import OutSpec, call
 
             args = [_plain(a, reaching, value) for a in move.args]
             reaching = call(move.op, args, [OutSpec(DType.I64)] * move.results)[move.number]
+    if reaching.size and not 0 <= reaching.min() <= reaching.max() < array.size:
+        raise InvalidProgram(f"an index of {bound.node} is moved by what computes")
     values = array.reshape(-1)[reaching.reshape(-1)]
     outside = np.flatnonzero((values < low) | (values >= end))
     if not outside.size:

@@ -128,6 +128,8 @@ class Method:
                 env[declared] = as_array(given, declared, what)
             elif isinstance(given, bool | int | np.integer):
                 env[declared] = int(given)
+                if not -(2**63) <= given < 2**63:
+                    raise InvalidInput(f"{what} must be an int of at most 64 bits")
             else:
                 raise InvalidInput(f"{what} must be an int, not {type(given).__name__}")
         elif declared is None and isinstance(given, int):
@@ -167,6 +169,8 @@ class Method:
                 value = self._value(env, var)
             if var.dtype is not None and not isinstance(value, DeviceTensor):
                 value = self._narrowed(value, var, declared.index)
+            elif var.dtype is None and not isinstance(value, int):
+                raise ExecutionError(f"{self.name}: {var.name} is {value!r}, where the GPU takes an int")
             inputs.append(value)
         return inputs
 
@@ -279,6 +283,8 @@ class Running:
 
 
 def _declared(result: Any, output: Operand) -> Any:
+    if isinstance(result, DeviceTensor):  # the plan was not told to read it
+        result = result.numpy()
     known = isinstance(result, np.ndarray) and isinstance(output, Var) and output.dtype is not None
     return from_device(result, output.dtype) if known else result  # type: ignore[union-attr, arg-type]
 

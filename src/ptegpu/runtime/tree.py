@@ -101,4 +101,4 @@ def _node(spec: Any, depth: int) -> Tree:
     keys = tuple([tuple(key) if isinstance(key, list) else key for key in keys])
     if len(set(keys)) != len(children):
         raise ValueError(f"{name} has {len(children)} items")
-    return Tree("dict", children, keys, tuple(absent))
+    return Tree("dict", children, keys, tuple(dict.fromkeys(absent)))
