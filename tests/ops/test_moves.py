@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.cases import given
 from tests.oracle import Case, S, T, check, device, graph_of, plan_of
 
 from ptegpu.dtypes import DType
@@ -167,7 +168,7 @@ def test_without_features(case: Case) -> None:
 )
 def test_refusals(case: Case, text: str) -> None:
     arrays = {id(a): a.make(np.random.default_rng(0)) for a in case.args if isinstance(a, T)}
-    graph, _ = graph_of(case, arrays, [np.zeros(4, np.float32)])
+    graph, made = graph_of(case, arrays, [np.zeros(4, np.float32)])
     with pytest.raises(ShapeError) as raised:
-        plan_of(graph, device().target)
+        plan_of(graph, device().target, given(graph, case, made))
     assert str(raised.value) == f"{case.op}: {text}"

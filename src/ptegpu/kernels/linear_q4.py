@@ -129,6 +129,7 @@ def gemv(
     packing: Packing,
     how: Gemv,
     count: int,
+    masked: bool,
     tail: bool,
     blocks: int,
     scale_quads: bool,
@@ -136,8 +137,9 @@ def gemv(
     further: tuple[DType | None, ...] = (),
     norm: DType | None = None,
 ) -> KernelSpec:
-    """At most `count` rows of a against a weight. A block is one load of a row of the weight; a part of K has `blocks`.
+    """`count` rows of a, or fewer if `masked`, against a weight.
 
+    A block is one load of a row of the weight; a part of K has `blocks`.
     `tail`: K is no multiple of a block's elements. `scale_quads`: the scales of four columns can be loaded together.
 
     `further` are the biases of further weights `b_1`, `b_2`, …; K is one part then. Each has its own workgroups, after
@@ -151,7 +153,7 @@ def gemv(
     paired = form.finish is not None and None in form.finish.operands
     together = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
     normed = norm is not None
-    walks = [_walk(w, further, packing, how, count, blocks, scale_quads, normed, target) for w in together]
+    walks = [_walk(w, further, packing, how, count, masked, blocks, scale_quads, normed, target) for w in together]
     partial = walks[0][1]
     if len(walks) == 1:
         body = ["let part = group / P.blocks; let block = group % P.blocks;", *walks[0][0]]
@@ -215,6 +217,7 @@ def _walk(
     packing: Packing,
     how: Gemv,
     count: int,
+    masked: bool,
     blocks: int,
     scale_quads: bool,
     normed: bool,
@@ -237,7 +240,7 @@ def _walk(
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if count == 1 else '0.0'};" for m, r in sums),
         *(f"var square{m} = 0.0;" for m in range(count) if normed),
-        *(f"let row{m} = min({m}u, P.m - 1u);" for m in range(1, count)),
+        *(f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)),
     ]
     if how.staged:
         body += _stage(how, quads, count, blocks, normed)
@@ -275,7 +278,7 @@ def _walk(
             for s, v, bias in zip(weights[1:], scaled[1:], further, strict=False):
                 other = f"beside = P.alpha * {v}{f' + bias{s}_at(column{r})' if bias else ''}; "
             put = f"{other}put{own}(part, {m}u, first + {r}u, {scaled[0]});"
-            live = f" && {m}u < P.m" if m else ""
+            live = f" && {m}u < P.m" if m and masked else ""
             body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
 

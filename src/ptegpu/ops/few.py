@@ -160,6 +160,7 @@ class Bundle:
             first.packing,
             s.how,
             kernel_rows(first.m),
+            first.m != kernel_rows(first.m),
             s.tail,
             s.row_blocks,
             s.quads,

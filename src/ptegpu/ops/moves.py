@@ -219,7 +219,7 @@ def span(size: int, start: SymInt | None, end: SymInt | None, step: int) -> tupl
 
 def position(x: Tensor, dim: int, index: SymInt) -> int:
     """An index into a dimension, counted from the front."""
-    at, size = int(index), x.shape[dim]
+    at, size = index.value if isinstance(index, Sym) else index, x.shape[dim]
     if not -size <= at < size:
         raise ShapeError(f"index {at} is out of range for dimension {dim} of {list(x.shape)}")
     return at % size
