@@ -152,10 +152,14 @@ class Device:
             self.pool.give(buffer)
 
     def pipeline(self, kernel: Kernel) -> Pipeline:
+        return self.pipelines([kernel])[0]
+
+    def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
+        """Several, compiled side by side."""
         with self.lock:
-            pipeline = self._pipelines.get(kernel)
+            found = self._pipelines.get_all(kernels)
             self.counters.pipelines_created = self._pipelines.compiled
-            return pipeline
+            return found
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> native.Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""

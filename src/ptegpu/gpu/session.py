@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import Dispatch, Expr, Input, Number, Plan, Port, plain
+from ..plan.plan import Choice, Dispatch, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, evaluated
 from . import native
 from .buffers import GpuBuffer
@@ -207,7 +207,9 @@ class Session:
         """Compile and bind everything that any size may need."""
         with self._lock, self.device.lock:
             self._check_open()
-            for f, family in enumerate(prepared.plan.families):
+            families = prepared.plan.families
+            self._compile(prepared, [c for family in families for choices in family.steps for c in choices])
+            for f, family in enumerate(families):
                 for s, choices in enumerate(family.steps):
                     for c in range(len(choices)):
                         self._launches(prepared, f, s, c)
@@ -295,14 +297,19 @@ class Session:
         if self._closed:
             raise Closed("the session is closed")
 
+    def _compile(self, prepared: Prepared, choices: Sequence[Choice]) -> None:
+        """The kernels of these choices, all at once."""
+        wanted = dict.fromkeys(d.kernel for c in choices for d in c.dispatches)
+        new = [k for k in wanted if k not in prepared.pipelines]
+        made = self.device.pipelines([prepared.plan.kernels[k] for k in new])
+        prepared.pipelines |= dict(zip(new, made, strict=True))
+
     def _launches(self, prepared: Prepared, family: int, step: int, choice: int) -> list[Launch]:
         """The dispatches of a choice, compiled and bound."""
         key = (family, step, choice)
         if key not in prepared.launches:
             plan, found = prepared.plan, []
             for dispatch in plan.families[family].steps[step][choice].dispatches:
-                if dispatch.kernel not in prepared.pipelines:
-                    prepared.pipelines[dispatch.kernel] = self.device.pipeline(plan.kernels[dispatch.kernel])
                 pipeline = prepared.pipelines[dispatch.kernel]
                 bound = (dispatch.kernel, dispatch.bindings)
                 if bound not in prepared.groups:
@@ -327,6 +334,7 @@ class Session:
             refusal = next((c.refusal for c in chosen if c.refusal), "")
             if refusal:
                 raise _refused(plan, shapes, refusal)
+            self._compile(prepared, chosen)
             launches = [x for s, c in enumerate(at.choices) for x in self._launches(prepared, at.family, s, c)]
             made = prepared.combined[which] = _combined(prepared, launches)
         numbers = (*at.numbers, *made.constants)
