@@ -196,7 +196,7 @@ def test_choices_are_of_nodes_and_not_of_plans() -> None:
     (family,) = planner.plan().families[:1]
     relu, first, second = (len(choices) for choices in family.steps)
     assert relu < first == second < 40
-    assert planner.complete and 41 == hold(planner, dynamic(products(), plain=True), points(planner))
+    assert planner.complete and 41 == hold(planner, dynamic(products(), plain=True), points(planner, 200))
 
 
 def test_a_size_that_equals_an_expression_is_not_fixed() -> None:
@@ -212,7 +212,7 @@ def test_a_size_that_equals_an_expression_is_not_fixed() -> None:
         return s.returns(s.tensor("aten.permute_copy.default", s.tensor("aten.add.Tensor", x, count), (1, 0)))
 
     planner = dynamic(graph()).cover()
-    assert 3 * 12 <= hold(planner, dynamic(graph(), plain=True), points(planner))
+    assert 3 * 12 <= hold(planner, dynamic(graph(), plain=True), points(planner, 200))
     assert [(9, 2)] == shapes_of(planner.plan(), (2, 9))
 
 
@@ -238,7 +238,7 @@ def test_more_sizes_than_are_looked_at_are_sampled(monkeypatch: pytest.MonkeyPat
     x, y = s.input(50), s.input(60)
     planner = dynamic(s.returns(s.tensor("aten.abs.default", x), s.tensor("aten.exp.default", y))).cover()
     assert not planner.complete
-    looked = list(points(planner))
+    looked = list(points(planner, 200))
     assert 4 <= len(looked) <= 4 * 64
     assert (50, 60) in {tuple(p.values()) for p in looked}
     assert [(17,), (33,)] == shapes_of(planner.plan(), (17,), (33,))

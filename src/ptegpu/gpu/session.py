@@ -68,9 +68,9 @@ class Patches(NamedTuple):
 
     buffer: int  # number of the image
     ints: np.ndarray
-    int_places: np.ndarray
+    int_places: list[int]
     floats: np.ndarray
-    float_places: np.ndarray
+    float_places: list[int]
 
 
 @dataclass(eq=False, slots=True)
@@ -514,10 +514,10 @@ def _combined(prepared: Prepared, launches: list[Launch]) -> Combined:
             words[image] |= {p.word: (order[p.value.row], p.kind == "f32") for p in d.patches}
     patches = []
     for image, found in words.items():
-        arrays = []
+        arrays: list[Any] = []
         for real in (False, True):
             pairs = [(word, at) for word, (at, kind) in found.items() if kind == real]
-            arrays += [np.array([p[k] for p in pairs], np.int64) for k in (0, 1)]
+            arrays += [np.array([word for word, _ in pairs], np.int64), [at for _, at in pairs]]
         patches.append(Patches(image, *arrays))
     return Combined(launches, tuple(constants), recorded, grids, patches)
 
@@ -537,13 +537,14 @@ def _images(plan: Plan, patches: Sequence[Patches], at: At) -> list[np.ndarray]:
     """What the parameter buffers hold at these sizes; nothing where it is the same at all."""
     if not plan.rows:
         return []
-    values = np.array(at.numbers, np.float64)
+    numbers = at.numbers
     images = []
     for p in patches:
         image = np.frombuffer(plan.params[p.buffer], np.uint32).copy()
-        with np.errstate(invalid="ignore", over="ignore"):  # of numbers that no kernel can take
-            image[p.ints] = values[p.int_places].astype(np.int64).astype(np.uint32)
-            image[p.floats] = values[p.float_places].astype(np.float32).view(np.uint32)
+        image[p.ints] = np.array([int(numbers[k]) & 0xFFFFFFFF for k in p.int_places], np.uint32)
+        if p.float_places:
+            with np.errstate(over="ignore"):  # of numbers that no kernel can take
+                image[p.floats] = np.array([numbers[k] for k in p.float_places], np.float32).view(np.uint32)
         images.append(image)
     return images
 

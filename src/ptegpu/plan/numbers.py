@@ -81,6 +81,18 @@ def program(rows: Sequence[Row], wanted: Sequence[int]) -> Program:
     return names["f"]  # type: ignore[no-any-return]
 
 
+Chooser: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
+
+
+def chooser(switches: Sequence[tuple[tuple[int, ...], ...]]) -> Chooser:
+    """From numbers to the alternative that each switch takes: the first whose places are all not 0, or -1."""
+    texts = []
+    for alternatives in switches:
+        conditions = [" and ".join(f"n[{g}]" for g in guards) or "True" for guards in alternatives]
+        texts.append(" ".join(f"{k} if {condition} else" for k, condition in enumerate(conditions)) + " -1")
+    return eval(f"lambda n: ({''.join(f'{text}, ' for text in texts)})")  # type: ignore[no-any-return]  # numbers only
+
+
 _ARRAYS: dict[str, Callable[[Any, Any], Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
     "floordiv": lambda a, b: np.where(b == 0, 0, np.floor_divide(a, np.where(b == 0, 1, b))),

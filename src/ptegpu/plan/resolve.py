@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .numbers import Item, Program, Shapes, needed, program
+from .numbers import Chooser, Item, Program, Shapes, chooser, needed, program
 from .plan import Bound, Choice, Dispatch, Expr, Family, Number, Patch, Plan, Port
 
 
@@ -71,8 +71,9 @@ class Resolver:
         self.wanted = sorted(guards | numbers)
         self.order = {row: k for k, row in enumerate(self.wanted)}
         self.words = sorted(words)
-        self.families = [tuple(self.order[g] for g in family.guards) for family in plan.families]
-        self.switches: list[list[tuple[tuple[int, ...], ...]]] = []  # of each family: the distinct lists of guards
+        families = [tuple(self.order[g] for g in family.guards) for family in plan.families]
+        self._family = chooser([tuple(families)])
+        self._switches: list[Chooser] = []  # of each family: of the distinct lists of guards, which alternative holds
         self.switch_of: list[list[int]] = []  # which of these each step has
         for family in plan.families:
             known: dict[tuple[tuple[int, ...], ...], int] = {}
@@ -80,7 +81,7 @@ class Resolver:
             for choices in family.steps:
                 guards_of = tuple(tuple(self.order[g] for g in c.guards) for c in choices)
                 places.append(known.setdefault(guards_of, len(known)))
-            self.switches.append(list(known))
+            self._switches.append(chooser(list(known)))
             self.switch_of.append(places)
         sources = [k for k in needed(plan.rows, self.wanted) if plan.rows[k][0] in ("size", "int", "item")]
         self._evaluate: Program = program(plan.rows, self.wanted)
@@ -90,22 +91,13 @@ class Resolver:
     def at(self, shapes: Shapes, item: Item) -> At | None:
         """What runs for inputs of these shapes (ints: these values); None if no family or no choice holds."""
         numbers = self._evaluate(shapes, item)
-        order, switches = self.order, self.switches
-        number = next((k for k, g in enumerate(self.families) if all([numbers[x] for x in g])), None)
-        if number is None:
+        (number,) = self._family(numbers)
+        if number < 0:
             return None
-        family = self.plan.families[number]
-        if family.refusal:
-            return At(number, (), (), numbers, order)
-        found: list[int] = []
-        for alternatives in switches[number]:
-            for k, guards in enumerate(alternatives):
-                if all([numbers[g] for g in guards]):
-                    found.append(k)
-                    break
-            else:
-                return None
-        return At(number, tuple(found), self.switch_of[number], numbers, order)
+        if self.plan.families[number].refusal:
+            return At(number, (), (), numbers, self.order)
+        found = self._switches[number](numbers)
+        return None if -1 in found else At(number, found, self.switch_of[number], numbers, self.order)
 
     def words_at(self, shapes: Shapes, item: Item) -> dict[int, Any]:
         """The rows that words of symbolic ints, and bounds and outputs that are ints, are made of."""

@@ -20,20 +20,15 @@ Value = Callable[[Number], int]
 
 
 class Limits:
-    """The bounds of a plan at the sizes of a run, those that are alike as one."""
+    """Bounds of a plan at the sizes of a run."""
 
     def __init__(self, plan: Plan, bounds: Sequence[Bound], value: Value) -> None:
         self.plan = plan
         self.inputs: dict[int, list[tuple[int, int, Bound]]] = {}
         self.ints: list[tuple[Number, int, int, Bound]] = []
         self.broken: list[tuple[np.ndarray, int, int, Bound]] = []  # constants that may be out of range
-        known: set[tuple[object, ...]] = set()
         for bound in bounds:
             low, end = value(bound.low), value(bound.end)
-            key = (bound.kind, bound.source, low, end, bound.moves)
-            if key in known:
-                continue
-            known.add(key)
             if bound.kind == "int":
                 self.ints.append((bound.source, low, end, bound))
             elif bound.kind == "input":
@@ -61,6 +56,14 @@ class Limits:
             number = value(source)
             if not low <= number < end:
                 raise IndexOutOfRange(f"{_told(bound, number)} {_range(bound, low, end)}")
+
+
+def distinct(bounds: Sequence[Bound]) -> list[Bound]:
+    """Of those that ask the same of the same, the first."""
+    found: dict[tuple[object, ...], Bound] = {}
+    for b in bounds:
+        found.setdefault((b.kind, b.source, b.low, b.end, b.moves), b)
+    return list(found.values())
 
 
 def fixed(bound: Bound) -> bool:

@@ -10,7 +10,7 @@ from ..gpu import Device, Pending, Session, SharedConstants, Unplanned
 from ..gpu.session import Given, Look, Ready, given_sizes
 from ..plan.numbers import program
 from ..plan.plan import Expr, Number, Plan, plain
-from .bounds import Limits, fixed
+from .bounds import Limits, distinct, fixed
 
 Extend: TypeAlias = Callable[
     [Sequence[Any], Callable[[int, int], int]], Plan
@@ -24,6 +24,7 @@ class Engine:
     def __init__(self, plan: Plan, device: Device, constants: SharedConstants, extend: Extend | None = None) -> None:
         self.plan, self.device, self._extend = plan, device, extend
         self.extended = 0  # how often the plan was
+        self._distinct = [distinct(family.bounds) for family in plan.families]
         self._early: Limits | None = None
         self._limits: tuple[Ready, Limits] | None = None  # at the sizes of the last run
         self.session = Session(device, constants)
@@ -66,6 +67,7 @@ class Engine:
                 raise InvalidInput(f"{e}; compile the program again with these sizes") from None
         self.extended += 1
         self.plan = self._extend(*given_sizes(inputs))
+        self._distinct = [distinct(family.bounds) for family in self.plan.families]
         self.session.extend(self.prepared, self.plan)
         return self.session.look(self.prepared, inputs)
 
@@ -82,5 +84,5 @@ class Engine:
             return program(self.plan.rows, [n.row])(shapes, item)[0]  # type: ignore[no-any-return]
 
         if self._limits is None or self._limits[0] is not ready:
-            self._limits = ready, Limits(self.plan, self.plan.families[ready.at.family].bounds, value)
+            self._limits = ready, Limits(self.plan, self._distinct[ready.at.family], value)
         self._limits[1].check(inputs, value)
