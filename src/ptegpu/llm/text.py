@@ -10,10 +10,12 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
-from .template import ChatTemplate, Message
+
+if TYPE_CHECKING:
+    from .template import ChatTemplate, Message
 
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = 8  # tokens of the prompt that decide how the first new ones are written: with a space before, say
@@ -37,7 +39,7 @@ class Tokenizer:
         template = path.with_name(prefix + TEMPLATE)
         chat = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
         special = {name: text for name, value in config.items() if (text := _token_text(name, value)) is not None}
-        self._chat = ChatTemplate(chat, special) if chat else None
+        self._chat = _template(chat, special) if chat else None
         self._adds_bos = bool(config.get("add_bos_token"))
         self.bos = self.id_of(special.get("bos_token"))
         self.eos = self.id_of(special.get("eos_token"))
@@ -87,6 +89,13 @@ def find_tokenizer(model: Path | None, given: str | os.PathLike[str] | None) -> 
             return Tokenizer(path, start)
     looked = " and ".join(str(path) for path, _ in candidates)
     raise InvalidInput(f"no tokenizer: looked for {looked}; pass one (--tokenizer, tokenizer=)")
+
+
+def _template(chat: object, special: dict[str, str]) -> ChatTemplate:
+    """Imported for those who chat: it takes long to load."""
+    from .template import ChatTemplate
+
+    return ChatTemplate(chat, special)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
