@@ -341,14 +341,20 @@ def host_method(operator: str, values: list[pte.Value], inputs: tuple[int, ...],
     return method_of(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", "", ()))
 
 
-def test_arithmetic_of_the_host_that_overflows_names_the_instruction() -> None:
+def test_arithmetic_of_the_host_that_fails_names_the_instruction() -> None:
+    method = host_method("executorch_prim::truediv.Scalar", [6, None, 0.0], (1,), (0, 1, 2))
+    assert method(3) == 2.0
+    with pytest.raises(ptegpu.ExecutionError) as error:
+        method(0)
+    assert str(error.value) == "executorch_prim::truediv.Scalar #0 failed: division by zero"
+
+
+def test_an_int_that_no_program_takes_is_refused() -> None:
     method = host_method("executorch_prim::truediv.Scalar", [None, 3, 0.0], (0,), (0, 1, 2))
     assert method(6) == 2.0
-    with pytest.raises(ptegpu.ExecutionError) as error:
+    with pytest.raises(ptegpu.InvalidInput) as error:
         method(10**400)
-    assert str(error.value) == (
-        "executorch_prim::truediv.Scalar #0 failed: integer division result too large for a float"
-    )
+    assert str(error.value) == "input 0 of forward must be an int of at most 64 bits"
 
 
 @pytest.mark.parametrize("given", [torch.ones(2), np.ones(2), "x", object()], ids=["torch", "numpy", "str", "object"])
