@@ -147,6 +147,7 @@ class Planner:
         self._cover_shapes()
         for family in self.families:
             self._cover_steps(family)
+        self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
         if not self.base and (refused := next((c.refusal for cs in first.choices for c in cs if c.refusal), None)):
             raise refused
         return self
