@@ -19,6 +19,7 @@ from tests.llm.tiny import CONTEXT, TinyLM
 from tests.llm.words import TEXT, VOCABULARY
 
 import ptegpu
+from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.llm import LanguageModel
 from ptegpu.plan.plan import Port
@@ -84,6 +85,20 @@ def test_prompts_of_any_length_make_nothing_once_a_model_is_prepared(model: Lang
     created = model.program.device.counters.since(before)
     assert (0, 0, 0) == (created.buffers_created, created.bind_groups_created, created.pipelines_created)
     assert (alone.tokens, alone.logprobs) == (made.tokens, made.logprobs)
+
+
+@pytest.mark.slow
+def test_the_bundled_model_plans_and_compiles_nothing_for_a_new_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LanguageModel(str(Path(ptegpu.__file__).parent / "demo" / "tales.pte")) as model:
+        model.program.prepare()
+        model.generate([7] * 10, max_tokens=1)
+        monkeypatch.setattr(Planner, "extend", None)  # what traces sizes that a plan lacks
+        before = model.program.device.counters.snapshot()
+        for length in (1, 3, 6, 37, 130, 201):
+            model.reset()
+            model.generate([7] * length, max_tokens=1)
+        created = model.program.device.counters.since(before)
+        assert (0, 0, 0) == (created.buffers_created, created.bind_groups_created, created.pipelines_created)
 
 
 def test_the_same_prompt_runs_one_token(model: LanguageModel) -> None:
