@@ -196,6 +196,7 @@ def test_a_damaged_bundle_is_one_line(invoke: Invoke, mlp: Path, tmp_path: Path)
         assert ended.err.startswith(f"error: {file}")
 
 
+@pytest.mark.slow
 def test_a_language_model_generates_from_its_bundle(invoke: Invoke, tales: Path) -> None:
     options = ["The Wolf", "--max-tokens", 8, "--json"]
     made = invoke("generate", tales, *options).json()

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ptegpu.ops import custom
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_an_operator_of_ones_own_runs_in_one_plan() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "custom_operator.py")],

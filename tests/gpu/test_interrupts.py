@@ -265,6 +265,7 @@ def test_an_interrupt_in_the_callback_of_a_device_is_raised_and_the_device_relea
     assert ["True", "True", "True"] == run(WHEN_A_DEVICE_OPENS, "answered request_device_callback")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [CALLS, SHAPES, LOADS], ids=["calls", "shapes", "loads"])
 def test_interrupts_at_random(script: str) -> None:
     assert ["right: 100 slow: False leaked: {}"] == run(script)

@@ -28,6 +28,8 @@ from ptegpu.plan.bundle import Bundle, plans_of
 from ptegpu.plan.save import HEAD, MANIFEST, load, save_web, to_bytes
 from ptegpu.plan.target import Target
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA, DEMO = ROOT / "tests" / "data", ROOT / "src" / "ptegpu" / "demo"
 TALES = DEMO / "tales.pte"

@@ -91,6 +91,7 @@ class Chance:
         return Linear("forward", list(given), list(outs), [Call(op, tuple(args), outs, f"{op} #0")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", sorted({*REGISTRY, *PORTABLE, *PRIMS}))
 def test_a_call_ends_in_a_graph_or_in_an_error_of_ours(op: str) -> None:
     chance = Chance(op)
