@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ptegpu.compiler.planner import Point
-from ptegpu.sizes import Size, Table, Trace, cached, largest, most, plain_value, real, smallest
+from ptegpu.sizes import Size, Table, Trace, cached, largest, plain_value, real, smallest
 
 N, M = 12, 5
 RANGES = ((0, 40), (1, 9))
@@ -124,13 +124,6 @@ def test_a_size_is_no_int() -> None:
         _ = n + "1"  # type: ignore[operator]
     with pytest.raises(TypeError):
         range(n / 5)
-
-
-def test_the_most_that_a_size_can_be() -> None:
-    _, n, m = traced()
-    assert (40, 9, 49, 7) == (most(n), most(m), most(n + m), most(7))
-    assert n < 20
-    assert 19 == most(n)
 
 
 def test_makers_of_kernels_see_plain_numbers() -> None:

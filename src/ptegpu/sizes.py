@@ -396,11 +396,3 @@ def _extreme(op: str, a: Any, b: Any) -> Any:
     if isinstance(a, Size):
         return a._binary(op, b)
     return b._binary(op, a) if isinstance(b, Size) else COMPUTE[op](a, b)
-
-
-def most(x: Any) -> int | None:
-    """The largest value that a size can have; None where nothing bounds it."""
-    if not isinstance(x, Size):
-        return int(x)
-    high = x.trace.range(x.row)[1]
-    return None if high == BIG else int(high)

@@ -24,8 +24,9 @@ from ptegpu.gpu import Device, open_device
 from ptegpu.llm import LanguageModel
 from ptegpu.llm.compiling import compile as compile_llm
 from ptegpu.plan import save
-from ptegpu.plan.bundle import Bundle, plans_of
-from ptegpu.plan.save import HEAD, MANIFEST, load, save_web, to_bytes
+from ptegpu.plan.bundle import Bundle
+from ptegpu.plan.read import load
+from ptegpu.plan.save import HEAD, MANIFEST, save_web, to_bytes
 from ptegpu.plan.target import Target
 
 pytestmark = pytest.mark.slow
@@ -99,7 +100,7 @@ def test_a_language_model_too(tmp_path: Path) -> None:
 
 def test_a_file_is_mapped_and_not_copied(tmp_path: Path) -> None:
     bundle("mlp").save(tmp_path / "file")
-    (plan,) = plans_of(Bundle.load(tmp_path / "file"))
+    (plan,) = Bundle.load(tmp_path / "file").methods[0]["forward"].plans
     assert type(memoryview(plan.blobs[0]).obj).__name__ == "mmap"
 
 

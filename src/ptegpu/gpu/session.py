@@ -18,10 +18,11 @@ import numpy as np
 
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import Choice, Dispatch, Expr, Input, Number, Plan, Port, plain
+from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, evaluated
 from . import native
 from .buffers import GpuBuffer
+from .combined import Combined, Launch, combine
 from .device import Device
 from .limits import check, staging_bytes
 from .pipelines import Pipeline
@@ -43,34 +44,6 @@ class Reading:
     places: tuple[tuple[int, int], ...]  # output, offset
     nbytes: int
     staging: GpuBuffer | None
-
-
-class Launch(NamedTuple):
-    """A dispatch with what it takes to record it."""
-
-    pipeline: Pipeline
-    group: native.Handle
-    dispatch: Dispatch
-
-
-class Combined(NamedTuple):
-    """All launches of one combination of choices, as arrays over the numbers of the plan with constants behind them."""
-
-    launches: list[Launch]
-    constants: tuple[int, ...]
-    recorded: list[tuple[native.Handle | None, native.Handle, int, int]]  # and where the grid's sizes are
-    grids: list[int]  # the places of all of these
-    patches: list[Patches]
-
-
-class Patches(NamedTuple):
-    """Words of the parameters that depend on sizes: their places in an image, and those of the numbers."""
-
-    buffer: int  # number of the image
-    ints: np.ndarray
-    int_places: list[int]
-    floats: np.ndarray
-    float_places: list[int]
 
 
 @dataclass(eq=False, slots=True)
@@ -336,16 +309,11 @@ class Session:
                 raise _refused(plan, shapes, refusal)
             self._compile(prepared, chosen)
             launches = [x for s, c in enumerate(at.choices) for x in self._launches(prepared, at.family, s, c)]
-            made = prepared.combined[which] = _combined(prepared, launches)
-        numbers = (*at.numbers, *made.constants)
-        sizes = [numbers[k] for k in made.grids]
-        if min(sizes, default=1) > 0:
-            steps: list[native.Step] = [(p, g, numbers[x], numbers[y]) for p, g, x, y in made.recorded]
-        else:
-            steps = _without_empty(made, numbers)
-        if max(sizes, default=0) > self.device.target.max_groups:
+            made = prepared.combined[which] = combine(launches, prepared.resolver.order, prepared.params)
+        steps, largest = made.steps(at)
+        if largest > self.device.target.max_groups:
             most = self.device.target.max_groups
-            raise LimitExceeded(f"plan {plan.name} needs {max(sizes)} workgroups in one dimension, {most} are allowed")
+            raise LimitExceeded(f"plan {plan.name} needs {largest} workgroups in one dimension, {most} are allowed")
         outputs: list[Port | Number] = []
         for o in family.outputs:
             if isinstance(o, Port) and any(isinstance(n, Expr) for n in o.shape):
@@ -353,8 +321,7 @@ class Session:
                 if min(map(plain, o.shape), default=0) < 0 or o.nbytes > plan.buffers[o.buffer].nbytes:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
-        images = _images(plan, made.patches, at)
-        return Ready(key, at, steps, tuple(outputs), images)
+        return Ready(key, at, steps, tuple(outputs), made.images(plan, at))
 
     def _accept(self, prepared: Prepared, inputs: Sequence[Given]) -> list[Given]:
         """Inputs that fit the plan; tensors that cannot be copied on this device become arrays."""
@@ -492,61 +459,6 @@ def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
 
 def _refused(plan: Plan, shapes: Shapes, refusal: str) -> Unplanned:
     return Unplanned(f"plan {plan.name} cannot run at {list(shapes)}; of sizes like these it was found: {refusal}")
-
-
-def _combined(prepared: Prepared, launches: list[Launch]) -> Combined:
-    order = prepared.resolver.order
-    constants: dict[int, int] = {}
-
-    def place(n: Number) -> int:
-        return order[n.row] if isinstance(n, Expr) else len(order) + constants.setdefault(n, len(constants))
-
-    recorded = []
-    last: Pipeline | None = None
-    for pipeline, group, d in launches:
-        recorded.append((None if pipeline is last else pipeline.handle, group, place(d.grid[0]), place(d.grid[1])))
-        last = pipeline
-    grids = sorted({k for _, _, x, y in recorded for k in (x, y)})
-    words: dict[int, dict[int, tuple[int, bool]]] = {k: {} for k in range(len(prepared.params))}
-    for _, _, d in launches:
-        if d.patches:
-            image = next(prepared.params.index(b.buffer) for b in d.bindings if b.buffer in prepared.params)
-            words[image] |= {p.word: (order[p.value.row], p.kind == "f32") for p in d.patches}
-    patches = []
-    for image, found in words.items():
-        arrays: list[Any] = []
-        for real in (False, True):
-            pairs = [(word, at) for word, (at, kind) in found.items() if kind == real]
-            arrays += [np.array([word for word, _ in pairs], np.int64), [at for _, at in pairs]]
-        patches.append(Patches(image, *arrays))
-    return Combined(launches, tuple(constants), recorded, grids, patches)
-
-
-def _without_empty(made: Combined, numbers: Sequence[Any]) -> list[native.Step]:
-    """What is left to record where some grids have no workgroups."""
-    steps: list[native.Step] = []
-    last: Pipeline | None = None
-    for (pipeline, group, _), (_, _, x, y) in zip(made.launches, made.recorded, strict=True):
-        if numbers[x] > 0 and numbers[y] > 0:
-            steps.append((None if pipeline is last else pipeline.handle, group, numbers[x], numbers[y]))
-            last = pipeline
-    return steps
-
-
-def _images(plan: Plan, patches: Sequence[Patches], at: At) -> list[np.ndarray]:
-    """What the parameter buffers hold at these sizes; nothing where it is the same at all."""
-    if not plan.rows:
-        return []
-    numbers = at.numbers
-    images = []
-    for p in patches:
-        image = np.frombuffer(plan.params[p.buffer], np.uint32).copy()
-        image[p.ints] = np.array([int(numbers[k]) & 0xFFFFFFFF for k in p.int_places], np.uint32)
-        if p.float_places:
-            with np.errstate(over="ignore"):  # of numbers that no kernel can take
-                image[p.floats] = np.array([numbers[k] for k in p.float_places], np.float32).view(np.uint32)
-        images.append(image)
-    return images
 
 
 def _check_fits(number: int, declared: Input, given: Given) -> None:

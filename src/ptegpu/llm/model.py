@@ -20,7 +20,7 @@ import ptegpu
 from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
 from ..plan.bundle import Bundle
-from ..plan.save import is_bundle
+from ..plan.read import is_bundle
 from ..sampling import SETTINGS
 from .compiling import GENERATE, points_of, sampling_of, words_of
 from .generation import Generation, Stream
@@ -79,7 +79,7 @@ class LanguageModel:
         if saved is not None:
             if GENERATE not in saved.methods[0]:
                 where = self._path or "the bundle"
-                raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile` or llm.compile")
+                raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
             self.program = ptegpu.load(saved, data, device, methods=[GENERATE])
         else:
             append, points = {METHOD: sampling_of(self.signature)}, {METHOD: points_of(self.signature)}

@@ -7,7 +7,7 @@ targets, share the bytes of their constants.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -106,11 +106,6 @@ class Bundle:
     @staticmethod
     def load(path: Any) -> Bundle:
         """The bundle that `save` wrote; InvalidProgram if it is none."""
-        from .save import load
+        from .read import load
 
         return load(path)
-
-
-def plans_of(bundle: Bundle) -> Sequence[Plan]:
-    """Every plan of every method and target."""
-    return [p for methods in bundle.methods for outer in methods.values() for p in outer.plans]

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .plan import Expr, Number, Row
+from .plan import Row
 
 Shapes: TypeAlias = Sequence[Any]  # of each input its shape, or the int itself
 Item: TypeAlias = Callable[[int, int], int]  # an input's element: (input, flat element) → its value
@@ -119,8 +119,3 @@ class Many:
                         raise KeyError(k)
                     self._found[k] = a if op == "const" else _ARRAYS[op](self._found[int(a)], self._found[int(b)])
         return self._found[row]
-
-
-def value(number: Number, values: Mapping[int, Any] | Sequence[Any]) -> Any:
-    """A number where rows have these values."""
-    return values[number.row] if isinstance(number, Expr) else number

@@ -28,7 +28,6 @@ ALIGN = 16  # buffer sizes are padded to this, so that kernels may load and stor
 OFFSET_ALIGN = 256  # of bindings and of parameter blocks: what every adapter and browser accepts
 
 OPERATORS = ("add", "sub", "mul", "floordiv", "mod", "div", "min", "max", "ceil", "floor", "lt", "ge", "eq", "ne")
-SOURCES = ("const", "size", "int", "item")
 Row: TypeAlias = tuple[str, int | float, int | float]
 """A number that a runner computes: ("const", n, 0); ("size", input, dimension); ("int", input, 0), an int that is
 given; ("item", row, input): the element of an int input that a row says; or an operator on two rows before it.

@@ -59,7 +59,7 @@ def load(
 
 def _saved(path: Any) -> Bundle | None:
     """The bundle in a path or in bytes, if that is what it is."""
-    from ..plan.save import is_bundle
+    from ..plan.read import is_bundle
 
     return Bundle.load(path) if is_bundle(path) else None
 
