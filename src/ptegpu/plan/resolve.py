@@ -134,9 +134,9 @@ def evaluated(plan: Plan, shapes: Shapes, item: Item, resolver: Resolver | None 
     for choice in chosen(plan, at):
         dispatches = []
         for d in choice.dispatches:
-            for b in d.bindings:
-                if b.buffer in params:
-                    put(images[params.index(b.buffer)], d.patches, values)
+            for bound in d.bindings:
+                if bound.buffer in params:
+                    put(images[params.index(bound.buffer)], d.patches, values)
             figures = plain(d.read_bytes), plain(d.write_bytes), plain(d.flops)
             grid = (plain(d.grid[0]), plain(d.grid[1]))
             dispatches.append(Dispatch(d.kernel, d.bindings, grid, d.label, *figures))
