@@ -85,6 +85,7 @@ def build(
     shared: Mapping[str, tuple[str, int]] | None = None,
     helpers: str = "",
     subgroups: bool = False,
+    matrices: bool = False,
 ) -> KernelSpec:
     """Assemble a kernel. `shared` maps workgroup arrays to (element type, count); `helpers` is module-scope WGSL."""
     shared = shared or {}
@@ -113,6 +114,8 @@ def build(
         lines.append(helpers)
     builtins = "@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) nwg: vec3<u32>, "
     builtins += "@builtin(local_invocation_index) lid: u32"
+    if matrices:
+        builtins += ", @builtin(subgroup_id) sg: u32"
     if subgroups:
         builtins += ", @builtin(subgroup_invocation_id) sg_lane: u32, @builtin(subgroup_size) sg_size: u32"
     lines += [
@@ -124,10 +127,12 @@ def build(
         "}",
     ]
     needs: list[Feature] = []
-    if target.f16 and any(s.dtype is DType.F16 for g in (reads, writes) for s in g.values()):
+    if matrices or (target.f16 and any(s.dtype is DType.F16 for g in (reads, writes) for s in g.values())):
         needs.append("f16")
-    if subgroups:
+    if subgroups or matrices:
         needs.append("subgroups")
+    if matrices:
+        needs.append("matrices")
     kernel = Kernel(name, "\n".join(lines) + "\n", tuple(access), int(workgroup), shared_bytes, tuple(needs))
     return KernelSpec(kernel, tuple(reads.values()), tuple(writes.values()), tuple(params))
 

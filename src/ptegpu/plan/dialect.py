@@ -1,7 +1,7 @@
-"""The one place where the two WGSL compilers differ: the `enable` lines in front of a kernel.
+"""The one place where the two WGSL compilers differ: the directives in front of a kernel.
 
 naga (wgpu, Firefox) has subgroup functions without asking and rejects `enable subgroups;`; Tint (Dawn, Chrome)
-requires it. Both require `enable f16;`.
+requires it. Both require `enable f16;`. Only Tint has matrices.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from .plan import Feature, Kernel
 
 Dialect = Literal["naga", "tint"]
 
-_ENABLES: dict[Dialect, tuple[Feature, ...]] = {"naga": ("f16",), "tint": ("f16", "subgroups")}
+_DIRECTIVES: dict[Dialect, dict[Feature, str]] = {
+    "naga": {"f16": "enable f16;\n"},
+    "tint": {
+        "f16": "enable f16;\n",
+        "subgroups": "enable subgroups;\n",
+        "matrices": "enable chromium_experimental_subgroup_matrix;\n"
+        "diagnostic(off, chromium.subgroup_matrix_uniformity);\n",
+    },
+}
 
 
 def prelude(kernel: Kernel, dialect: Dialect) -> str:
-    """The `enable` lines `kernel` needs; one line per directive, empty when it needs none."""
-    return "".join(f"enable {feature};\n" for feature in _ENABLES[dialect] if feature in kernel.needs)
+    """The directives `kernel` needs, a line each; empty when it needs none."""
+    return "".join(line for feature, line in _DIRECTIVES[dialect].items() if feature in kernel.needs)
 
 
 def source(kernel: Kernel, dialect: Dialect) -> str:

@@ -21,7 +21,7 @@ from ..errors import LimitExceeded
 
 Role = Literal["input", "temp", "constant", "state", "params", "syms"]
 Access = Literal["read", "write", "uniform"]  # "write" is read-write storage
-Feature = Literal["f16", "subgroups"]
+Feature = Literal["f16", "subgroups", "matrices"]
 WordKind = Literal["u32", "i32", "f32"]
 
 ALIGN = 16  # buffer sizes are padded to this, so that kernels may load and store whole vec4s

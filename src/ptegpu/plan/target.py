@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["discrete", "integrated", "software"]
+Precision = Literal["exact", "auto", "fast"]  # whether products may round what they multiply to f16; auto: if b is
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Target:
     f16: bool = False
     subgroups: bool = False
     subgroup_size: int = 0  # the probed size; 0 when unknown or varying
+    matrices: tuple[str, ...] = ()  # what subgroups multiply: inputs, sums, rows x columns x depth ("f16 f32 16x16x16")
+    precision: Precision = "auto"
     device_class: DeviceClass = CLASSES["discrete"]
 
     def workgroup(self, preferred: int) -> int:
@@ -68,6 +71,7 @@ class Target:
             if getattr(other, name) < getattr(self, name)
         ]
         found += [name for name in ("f16", "subgroups") if getattr(self, name) and not getattr(other, name)]
+        found += [f"matrices {m}" for m in self.matrices if m not in other.matrices]
         if self.subgroups and self.subgroup_size and self.subgroup_size != other.subgroup_size:
             found.append(f"subgroups of {self.subgroup_size}")
         return ", ".join(found)
