@@ -16,8 +16,9 @@ from typing import Any
 
 import wgpu
 
-from ptegpu.gpu import Device, Prepared, Session, native, open_device
+from ptegpu.gpu import Device, Prepared, Session, open_device
 from ptegpu.gpu.adapters import native_adapters
+from ptegpu.gpu.webgpu import Step
 from ptegpu.gpu.submit import Commands, submit
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, fixed
 
@@ -45,9 +46,9 @@ def chain(dispatches: int) -> Plan:
     return fixed("chain", buffers, kernels, steps)
 
 
-def raw_path(device: Device, prepared: Prepared, steps: list[native.Step]) -> tuple[float, float]:
+def raw_path(device: Device, prepared: Prepared, steps: list[Step]) -> tuple[float, float]:
     start = time.perf_counter()
-    with native.Recorder(device.handle) as recorder:
+    with device.api.record() as recorder:
         recorder.compute(steps)
         commands = Commands(recorder, prepared.buffers)
     recorded = time.perf_counter()
@@ -108,11 +109,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    device = open_device(options.device)
+    device = open_device(options.device, engine="wgpu")
     with Session(device) as session:
         prepared = session.prepare(chain(options.dispatches))
-        other = WgpuPy(native_adapters()[device.info.index], prepared.plan)
-        steps = session.ready(prepared, []).steps
+        other = WgpuPy(native_adapters("wgpu")[device.info.index], prepared.plan)
+        steps = session.look(prepared, []).ready.steps
         raw, py = best(options.repeats, lambda: raw_path(device, prepared, steps), other.path)
     each = 1e6 / options.dispatches
     rows = {"ptegpu": [*raw, sum(raw)], "wgpu-py": [*py, sum(py)]}

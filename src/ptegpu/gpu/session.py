@@ -21,7 +21,7 @@ from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExc
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, evaluated
-from . import native
+from . import webgpu
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
 from .device import Device
@@ -70,7 +70,7 @@ class Ready:
 
     key: tuple[Any, ...]
     at: At
-    steps: list[native.Step]
+    steps: list[webgpu.Step]
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of parameters that have to be written first
     layouts: dict[tuple[int, ...] | None, Layout] = field(default_factory=dict)  # by what is read
@@ -115,7 +115,7 @@ class Prepared:
         self.session: Session | None = session
         self.take(plan, buffers)
         self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
-        self.groups: dict[tuple[object, ...], native.Handle] = {}
+        self.groups: dict[tuple[object, ...], webgpu.Handle] = {}
         self.pipelines: dict[int, Pipeline] = {}
         self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 
@@ -444,7 +444,7 @@ class Session:
     ) -> Commands:
         buffers = prepared.buffers
         touched = [*buffers, *[tensor.buffer for tensor, _ in copies]]
-        with native.Recorder(self.device.handle) as recorder:
+        with self.device.api.record() as recorder:
             for tensor, target in copies:
                 recorder.copy(tensor.buffer.handle, 0, target.handle, 0, _word_aligned(tensor.nbytes))
             if ready.steps and self.timer is not None:
