@@ -20,7 +20,7 @@ from wgpudawn.backends.dawn import extras, ffi, gpu, lib
 from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struct
 
 from . import held
-from .webgpu import MATRICES, Place, WebGPU, error_callback, text_of
+from .webgpu import MATRICES, Place, Request, WebGPU, error_callback, text_of
 
 THREADS = "implicit-device-synchronization"  # without it, a device is for one thread
 
@@ -99,8 +99,12 @@ class Dawn(WebGPU):
         lib.wgpuInstanceProcessEvents(get_wgpu_instance())
 
     def drain(self) -> None:
-        # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
-        self._answer("WGPUQueueWorkDoneCallback", lambda info: lib.wgpuQueueOnSubmittedWorkDone(self.queue, info))
+        request = Request(self, "WGPUQueueWorkDoneCallback")
+        request.expect()
+        with self.checked():
+            # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
+            lib.wgpuQueueOnSubmittedWorkDone(self.queue, request.info[0])
+        self._await(request)
 
     def timestamp_period(self) -> float:
         return 1.0

@@ -20,6 +20,7 @@ from .held import Handle, disown
 from .pipelines import Pipeline, PipelineCache
 from .probe import subgroup_size
 from .submit import Commands, submit
+from .uploads import Uploads
 from .webgpu import MATRICES
 from .webgpu import Limits as Given
 
@@ -76,8 +77,8 @@ class Traffic:
     readback_bytes: int = 0
     readback_seconds: float = 0.0  # waiting for the GPU included
 
-    def uploaded(self, nbytes: int, started: float) -> None:
-        self.uploads += 1
+    def uploaded(self, nbytes: int, started: float, count: int = 1) -> None:
+        self.uploads += count
         self.upload_bytes += nbytes
         self.upload_seconds += perf_counter() - started
 
@@ -109,7 +110,7 @@ class Device:
         self.lock = threading.RLock()
         self.counters = Counters()
         self.traffic = Traffic()
-        self.pool = BufferPool()
+        self.pool, self.uploads = BufferPool(), Uploads(self)
         self._pipelines = PipelineCache(self.api)
         self.pending_bytes = 0  # written, but not submitted yet
         self._lost: str | None = None
@@ -155,6 +156,12 @@ class Device:
     def release(self, buffer: GpuBuffer) -> None:
         with self.lock:
             self.pool.give(buffer)
+
+    def trim(self) -> None:
+        """Gives back the buffers that nothing uses."""
+        with self.lock:
+            self.pool.clear()
+            self.uploads.clear()
 
     def pipeline(self, kernel: Kernel) -> Pipeline:
         return self.pipelines([kernel])[0]
@@ -223,7 +230,7 @@ class Device:
         """Ends the device; what still uses it raises DeviceLost from then on."""
         with self.lock:
             if self._lost is None:
-                self.pool.clear()
+                self.trim()
                 self._lost = "the GPU device was destroyed; load the program again"
                 self.api.destroy()
 
@@ -231,7 +238,7 @@ class Device:
         try:
             buffer = GpuBuffer(self.api, name, nbytes, kind)
         except OutOfMemory:
-            self.pool.clear()
+            self.trim()
             self.wait()
             try:
                 buffer = GpuBuffer(self.api, name, nbytes, kind)
