@@ -99,7 +99,7 @@ Rule = Callable[..., Steps]
 F = TypeVar("F", bound=Callable[..., Any])
 Indexes = Callable[[Mapping[str, Any]], Iterable[Bounded]]
 Serves = Callable[[Mapping[str, Any]], bool]
-Role = Literal["", "product", "norm"]
+Role = Literal["", "product", "norm", "attention", "rotary", "cache"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -121,7 +121,7 @@ class Traits:
 
     # Joining: what passes may make of it.
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
-    role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one a `Norm` of its first argument
+    role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one another work of that kind
 
     # Symbolic ints.
     whole: bool = False  # the result is an int whatever the argument's dtype
