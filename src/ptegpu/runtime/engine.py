@@ -34,12 +34,12 @@ class Engine:
         """Results in the plan's order; tensors whose position is not in `read` (None: all) stay on the device."""
         return self.start(inputs, read).result()
 
-    def start(self, inputs: Sequence[Given], read: Sequence[int] | None = None) -> Pending:
-        """A run that is not waited for."""
+    def start(self, inputs: Sequence[Given], read: Sequence[int] | None = None, hold: bool = False) -> Pending:
+        """A run that is not waited for; with `hold`, it is submitted together with the next one."""
         look = self._look(inputs)
         if self.plan.families[look.ready.at.family].bounds:
             self._check(look, inputs)
-        return self.session.start(self.prepared, inputs, read=read, look=look)
+        return self.session.start(self.prepared, inputs, read=read, look=look, hold=hold)
 
     def check_early(self, inputs: Sequence[Any], known: set[int]) -> None:
         """The bounds that are the same in every call, of constants and of the inputs at these positions."""

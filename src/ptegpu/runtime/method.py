@@ -103,12 +103,13 @@ class Method:
                 return all(o in run.outputs for o in self.outer.outputs)
         return False
 
-    def start(self, arguments: Sequence[Any]) -> Running:
+    def start(self, arguments: Sequence[Any], hold: bool = False) -> Running:
         """Run without waiting, where it is `in_one_plan`; arguments may be outputs of the run before, on the device."""
         _, env = self._accept(arguments)
         (run,) = self.items
         assert isinstance(run, Run)
-        return Running(self.engines[0].start(self._inputs(env, run), run.read), self._order, self.outer.outputs)
+        pending = self.engines[0].start(self._inputs(env, run), run.read, hold)
+        return Running(pending, self._order, self.outer.outputs)
 
     @cached_property
     def _order(self) -> list[int]:

@@ -239,11 +239,14 @@ class Method:
         """Whether `start` can be used."""
         return self._method.in_one_plan
 
-    def start(self, inputs: Sequence[Any]) -> Running:
-        """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call."""
+    def start(self, inputs: Sequence[Any], hold: bool = False) -> Running:
+        """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call.
+
+        With `hold`, the GPU is told together with the next start, or when the result is asked for.
+        """
         with self._program._lock:
             self._program._check_open()
-            return self._method.start(inputs)
+            return self._method.start(inputs, hold)
 
     @property
     def plans(self) -> list[Plan]:
