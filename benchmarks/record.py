@@ -19,7 +19,7 @@ import wgpu
 from ptegpu.gpu import Device, Prepared, Session, open_device
 from ptegpu.gpu.adapters import native_adapters
 from ptegpu.gpu.submit import Commands, submit
-from ptegpu.gpu.webgpu import Step
+from ptegpu.gpu.webgpu import Steps
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, fixed
 
 WGSL = """
@@ -46,7 +46,7 @@ def chain(dispatches: int) -> Plan:
     return fixed("chain", buffers, kernels, steps)
 
 
-def raw_path(device: Device, prepared: Prepared, steps: list[Step]) -> tuple[float, float]:
+def raw_path(device: Device, prepared: Prepared, steps: Steps) -> tuple[float, float]:
     start = time.perf_counter()
     with device.api.record() as recorder:
         recorder.compute(steps)

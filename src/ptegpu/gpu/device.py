@@ -43,6 +43,7 @@ _BROWSER_LIMITS = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
+_SPIN = 2e-3  # seconds that a GPU is waited for without a pause: a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
 _WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
 
@@ -107,6 +108,8 @@ class Device:
         required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else {}
         self.api = engine(native_adapter(info), features, required)
         self.info, self.limits = info, limits
+        if info.type != "software":  # whose work would have to share the processor with who waits
+            self.api.spin = _SPIN
         self.lock = threading.RLock()
         self.counters = Counters()
         self.traffic = Traffic()

@@ -13,7 +13,7 @@ from .device import Device
 from .submit import Commands, submit
 from .timer import Timer
 from .uploads import Arena, room
-from .webgpu import Handle, Step
+from .webgpu import Handle, Steps
 
 State = Literal["held", "submitted", "dropped"]
 
@@ -84,12 +84,12 @@ class Recording:
     def copy(self, source: Handle, target: Handle, nbytes: int, at: int = 0) -> None:
         self._recorder.copy(source, 0, target, at, nbytes)
 
-    def compute(self, steps: Sequence[Step], timer: Timer | None) -> None:
+    def compute(self, steps: Steps, timer: Timer | None) -> None:
         if timer is not None:
             self.touch([timer.record(self._recorder, steps)])
         else:
             self._recorder.compute(steps)
-        self._dispatches += len(steps)
+        self._dispatches += len(steps.groups)
 
     def submit(self) -> None:
         for arena in self._arenas:

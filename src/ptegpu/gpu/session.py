@@ -74,7 +74,7 @@ class Ready:
 
     key: tuple[Any, ...]
     at: At
-    steps: list[webgpu.Step]
+    steps: webgpu.Steps
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of parameters that have to be written first
     layouts: dict[tuple[int, ...] | None, Layout] = field(default_factory=dict)  # by what is read
@@ -471,7 +471,7 @@ class Session:
         recording, buffers, layout = self._recording, prepared.buffers, ready.layout(read)
         assert recording is not None
         recording.touch(buffers)
-        if ready.steps:
+        if ready.steps.groups:
             recording.compute(ready.steps, self.timer)
         for source, target, nbytes in prepared.copies:
             recording.copy(source, target, nbytes)

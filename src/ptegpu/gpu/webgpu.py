@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import not_
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from _cffi_backend import callback as c_callback  # type: ignore[import-untyped]
 from _cffi_backend import gcp
@@ -24,15 +25,24 @@ from ..plan.plan import Access
 from . import held
 from .held import Handle, Words, owned
 
-Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
 Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
 Limits = Any  # a WGPULimits, whose fields have WebGPU's names: maxBufferSize, …
 MATRICES = "chromium-experimental-subgroup-matrix"  # a feature
 MAP_READ, MAP_WRITE, COPY_SRC, COPY_DST = 1, 2, 4, 8  # WGPUBufferUsage
 UNIFORM, STORAGE, QUERY_RESOLVE = 64, 128, 512
+
+
+class Steps(NamedTuple):
+    """The dispatches of a pass, column by column."""
+
+    pipelines: Sequence[Handle]
+    groups: Sequence[Handle]
+    x: Sequence[int]  # of their grids
+    y: Sequence[int]
+
+
 Place = tuple[int, int, str]  # where in a kernel its compiler found a fault: line, column, and what it says
 
-_SPIN = 200e-6  # seconds that `until` polls without a pause
 _PAUSE = 1 / 16  # of the time waited so far, between two polls after that
 _LONGEST_PAUSE = 5e-3  # seconds
 
@@ -47,6 +57,7 @@ class WebGPU:
     dialect: ClassVar[Dialect]
     features: ClassVar[Mapping[str, int]]  # by WebGPU's names
     once: ClassVar[bool] = False  # whether an adapter object makes one device only
+    spin = 200e-6  # seconds that `until` polls without a pause
     on_error: ClassVar[Any]  # where a device reports errors; it does so inside the call that fails, on its thread
 
     def __init__(self, adapter: Any, features: Iterable[str], limits: Mapping[str, int]) -> None:
@@ -270,7 +281,7 @@ class WebGPU:
                 if began is None:
                     began = time.perf_counter()
                 waited = time.perf_counter() - began
-                if waited > _SPIN:
+                if waited > self.spin:
                     time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
 
     def map_for_reading(self, buffer: Handle, nbytes: int, request: Request) -> None:
@@ -409,7 +420,7 @@ class Recorder:
         # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
         self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
 
-    def compute(self, steps: Iterable[Step], stamps: Stamps | None = None) -> None:
+    def compute(self, steps: Steps, stamps: Stamps | None = None) -> None:
         """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
         lib, ffi = self._lib, self._ffi
         null = descriptor = ffi.NULL
@@ -430,11 +441,13 @@ class Recorder:
         #     WGPUComputePassDescriptor const *)
         begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
         compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
-        for pipeline, group, x, y in steps:
-            if pipeline is not None:
-                set_pipeline(compute_pass, pipeline)
-            set_bind_group(compute_pass, 0, group, 0, null)
-            dispatch(compute_pass, x, y, 1)
+        this, zero = repeat(compute_pass), repeat(0)
+        calls = zip(  # which are made in turns, without a step of Python code between them
+            map(set_pipeline, this, steps.pipelines),
+            map(set_bind_group, this, zero, steps.groups, zero, repeat(null)),
+            map(dispatch, this, steps.x, steps.y, repeat(1)),
+        )
+        deque(calls, 0)
         # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
         lib.wgpuComputePassEncoderEnd(compute_pass)
 
