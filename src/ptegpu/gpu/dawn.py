@@ -19,8 +19,10 @@ from _cffi_backend import gcp  # type: ignore[import-untyped]
 from wgpudawn.backends.dawn import extras, ffi, gpu, lib
 from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struct
 
+from ..errors import DeviceError
 from . import held
-from .webgpu import MATRICES, Place, WebGPU, error_callback, text_of
+from .held import Handle
+from .webgpu import MATRICES, Place, Source, WebGPU, error_callback, text_of
 
 THREADS = "implicit-device-synchronization"  # without it, a device is for one thread
 
@@ -93,6 +95,33 @@ class Dawn(WebGPU):
         fast = () if os.environ.get("PTEGPU_ROBUST", "0") not in ("", "0") else _FAST
         descriptor.nextInChain = new_toggles_struct(fast, (_EXACT_TIMES,), kept)
         return kept
+
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        """On Dawn's threads: ours would take turns."""
+        found: dict[int, Handle] = {}
+
+        @held.callback(ffi, "void(WGPUCreatePipelineAsyncStatus, WGPUComputePipeline, WGPUStringView, void *, void *)")
+        def answered(status: int, made: Handle, _message: Any, place: Any, _2: Any) -> None:
+            number = int(ffi.cast("uintptr_t", place))
+            if status != lib.WGPUCreatePipelineAsyncStatus_Success:
+                found[number] = None
+            elif number not in found:  # one step of Python code, as `owned` is; never two
+                found.update(zip((number,), map(gcp, (made,), (lib.wgpuComputePipelineRelease,))))
+
+        described = [self._described(source) for source in sources]
+        held.expect(answered, found, len(sources))
+        info = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, answered
+        with self.checked():
+            for number, (descriptor, _) in enumerate(described):
+                info.userdata1 = ffi.cast("void *", number)
+                # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
+                #     WGPUCreateComputePipelineAsyncCallbackInfo)
+                lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
+        self.until(lambda _: len(found) == len(sources))
+        if None in found.values():
+            raise DeviceError("a kernel does not compile")
+        return [found[number] for number in range(len(sources))]
 
     def poll(self) -> None:
         # void wgpuInstanceProcessEvents(WGPUInstance)
