@@ -201,26 +201,26 @@ class WebGPU:
             make, release = self.lib.wgpuDeviceCreateComputePipeline, self.lib.wgpuComputePipelineRelease
             return owned(release, make, self.handle, descriptor)
 
-    def _described(self, source: Source) -> tuple[Any, Any]:
-        """The description of a pipeline, and what must live as long."""
+    def module(self, source: Source) -> Handle:
+        """A compiled shader: most of what can be wrong with one is found here."""
         lib, ffi = self.lib, self.ffi
         text = ffi.new("WGPUShaderSourceWGSL *")
         text.chain.sType = lib.WGPUSType_ShaderSourceWGSL
-        module_descriptor = ffi.new("WGPUShaderModuleDescriptor *")
-        descriptor = ffi.new("WGPUComputePipelineDescriptor *")
-        kept = [
-            self._say(text.code, source.wgsl),
-            self._say(module_descriptor.label, source.name),
-            self._say(descriptor.label, source.name),
-            self._say(descriptor.compute.entryPoint, source.entry),
-        ]
-        module_descriptor.nextInChain = ffi.addressof(text, "chain")
+        descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+        _texts = self._say(text.code, source.wgsl), self._say(descriptor.label, source.name)
+        descriptor.nextInChain = ffi.addressof(text, "chain")
         with self.checked(source.translate):
             # WGPUShaderModule wgpuDeviceCreateShaderModule(WGPUDevice, WGPUShaderModuleDescriptor const *)
             make, release = lib.wgpuDeviceCreateShaderModule, lib.wgpuShaderModuleRelease
-            module = owned(release, make, self.handle, module_descriptor)
+            return owned(release, make, self.handle, descriptor)
+
+    def _described(self, source: Source) -> tuple[Any, Any]:
+        """The description of a pipeline, and what must live as long."""
+        module = self.module(source)
+        descriptor = self.ffi.new("WGPUComputePipelineDescriptor *")
+        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, source.entry)
         descriptor.layout, descriptor.compute.module = source.layout, module
-        return descriptor, [*kept, module]
+        return descriptor, (module, texts)
 
     def bind_group(self, layout: Handle, entries: Sequence[tuple[Handle, int, int]]) -> Handle:
         """Buffers bound at 0, 1, … as (buffer, offset, nbytes)."""
