@@ -44,8 +44,8 @@ format: .venv/.dev ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.base .venv/.vulkan ## host-side costs: recording, replaying, new lengths, starting
-	@for script in benchmarks/record.py benchmarks/replay.py benchmarks/lengths.py benchmarks/start.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+bench: .venv/.base .venv/.vulkan ## host-side costs: recording, calls, new lengths, starting
+	@for script in benchmarks/record.py benchmarks/host.py benchmarks/lengths.py benchmarks/start.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
 clean: ## remove .venv and all caches
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
