@@ -196,18 +196,26 @@ class Attention(Work):
         """The strides of y."""
         return sizes((*self.q.shape[:-1], self.v.shape[-1]), self.heads_first).strides("y")
 
+    @property
+    def width(self) -> int:
+        """Elements of all heads of [B, S, H, D]."""
+        return self.q.shape[-2] * self.v.shape[-1]
+
+    @property
+    def quads(self) -> bool:
+        """Whether vectors are whole quads."""
+        return self.q.shape[-1] % 4 == 0 and self.v.shape[-1] % 4 == 0
+
     def _form(self, target: Target) -> Form:
         """Of a kernel that is not split, and is given nothing new."""
-        dim, value_dim = self.q.shape[-1], self.v.shape[-1]
-        quads = dim % 4 == 0 and value_dim % 4 == 0
         return Form(
             self.q.dtype,
             self.k.dtype,
             self.v.dtype,
-            self.y.dtype if quads else store_type(self.y.dtype, target),
+            self.y.dtype if self.quads else store_type(self.y.dtype, target),
             self.mask.dtype if self.mask else None,
-            dim,
-            value_dim,
+            self.q.shape[-1],
+            self.v.shape[-1],
             cached=self.bounded,
             causal=self.causal,
             split=False,

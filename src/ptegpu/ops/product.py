@@ -28,6 +28,7 @@ from .registry import Dispatch, Scratch, Steps, Work
 from .windows import Window
 
 if TYPE_CHECKING:
+    from .attention import Attention
     from .norm import Norm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N
@@ -97,6 +98,7 @@ class Product(Work):
     packed: Packed | None = None
     int8: Int8 | None = None
     norm: Norm | None = None  # its result is a
+    attention: Attention | None = None  # the same
     finish: Finishing | None = None
     siblings: tuple[Product, ...] = ()  # the last one's finish may read what the first one gives
     label: str = ""
@@ -105,6 +107,9 @@ class Product(Work):
         """One product per part of the matrix, each for its columns of the result."""
         if self.siblings or self.norm:
             yield from few.together(self, target)
+            return
+        if self.attention:
+            yield from few.merged(self, self.attention, target)
             return
         if self.batch * self.m * self.n == 0:
             return
