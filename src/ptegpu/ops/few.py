@@ -20,7 +20,7 @@ from ..plan.target import Target
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
-    from .attention import Attention, Parts
+    from .attending import Attention, Parts
     from .norm import Norm
     from .product import Product
 

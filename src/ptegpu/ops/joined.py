@@ -21,13 +21,11 @@ from ..errors import PtegpuError
 from ..graph.graph import Arg, Node, Tensor
 from ..kernels.matmul import Finish
 from ..plan.target import Target
-from .attention import Attention
-from .cache import Written
+from .attending import Attention, Rotary, Written
 from .norm import Norm
 from .pointwise import NAMES, pointwise
 from .product import Finishing, Product
 from .registry import Dispatch, Formula, Out, Parameter, Role, Scratch, Step, Steps, Work
-from .rope import Rotary
 
 Kind = Literal["chain", "finish", "siblings", "norm", "attention", "merged"]
 Launches = list[Dispatch | Work]

@@ -28,7 +28,7 @@ from .registry import Dispatch, Scratch, Steps, Work
 from .windows import Window
 
 if TYPE_CHECKING:
-    from .attention import Attention
+    from .attending import Attention
     from .norm import Norm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections import Counter
 
 from ..graph.graph import Graph, Node, Tensor, Value, flatten
-from ..ops.attention import Attention
-from ..ops.cache import Written
+from ..ops.attending import Attention, Rotary, Written
 from ..ops.joined import join, tensors, work
 from ..ops.product import Product
-from ..ops.rope import Rotary
 from .siblings import put
 
 
