@@ -37,8 +37,8 @@ format: .venv/.dev ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.base .venv/.vulkan ## host-side costs: recording, replaying, new lengths, starting
-	@$(BIN)/python -m benchmarks record replay lengths start $(ARGS)
+bench: .venv/.base .venv/.vulkan ## host-side costs: recording, calls, new lengths, starting
+	@$(BIN)/python -m benchmarks record calls lengths start $(ARGS)
 
 clean: ## remove .venv and all caches
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

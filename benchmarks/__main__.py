@@ -30,7 +30,7 @@ WORKLOADS = {
     "gemv": "products",
     "start": "start",
     "record": "host",
-    "replay": "host",
+    "calls": "host",
     "lengths": "host",
     "operators": "operators",
 }
@@ -57,6 +57,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.5, help="of warming up and of timing, each way (0.5)")
     parser.add_argument("--no-compile", action="store_true", help="without compiled PyTorch, which starts slowly")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything works")
+    parser.add_argument("--profile", action="store_true", help="show where the host's time goes in `calls`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows there, after each workload")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.names if name not in ALL]
@@ -87,6 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seconds=given.seconds,
         only=given.only,
         compiled=not given.no_compile,
+        profile=given.profile,
         console=console,
     )
     rows: list[Row] = []

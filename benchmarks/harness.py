@@ -6,7 +6,6 @@ such as PyTorch. What fails is a row that says so, and the next one runs.
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from ptegpu.plan.plan import Plan
 from ptegpu.plan.target import Target
 
 ENGINES, PRECISIONS = ("wgpu", "dawn"), ("exact", "fast")
+NAMES = {"wgpu": "wgpu-native", "dawn": "Dawn"}
 EAGER, COMPILED = "PyTorch eager", "PyTorch compiled"
 MORE_IS_BETTER = {"tok/s", "TFLOP/s"}
 TOLERANCE = {"exact": 1e-3, "fast": 3e-2}  # of a result's scale
@@ -99,15 +99,17 @@ class Bench:
         seconds: float = 0.5,
         only: Sequence[str] = (),
         compiled: bool = True,
+        profile: bool = False,
         console: Console | None = None,
     ) -> None:
         self.quick, self.data, self.adapter, self.only, self.compiled = quick, data, device, only, compiled
+        self.profile = profile  # whether `calls` shows where the host's time goes
         self.ways = [Way(engine, precision) for engine in engines for precision in precisions]
         self.seconds = 0.02 if quick else seconds
         self.repeats = 3 if quick else 20
         self.console = console or Console()
         self.kept = ExitStack()
-        self._devices: dict[str, Device | Missing] = {}
+        self._devices: dict[str, Device | None] = {}
         self._shared: dict[Any, Any] = {}
 
     def wants(self, case: str) -> bool:
@@ -120,21 +122,19 @@ class Bench:
         """The adapter through an engine; Missing where there is none."""
         if engine not in self._devices:
             try:
-                self._devices[engine] = open_device(_number(self.adapter), **_engine(engine))
-            except (NoAdapter, ImportError, Missing) as error:
-                self._devices[engine] = Missing(f"no {engine} here: {_line(error)}")
+                self._devices[engine] = open_device(_number(self.adapter), engine=engine)
+            except (NoAdapter, ImportError) as error:
+                self.console.print(f"no {NAMES[engine]} here: {_line(error)}", highlight=False, markup=False)
+                self._devices[engine] = None
         found = self._devices[engine]
-        if isinstance(found, Missing):
-            raise found
+        if found is None:
+            raise Missing(f"no {NAMES[engine]} here")
         return found
 
     def how(self, way: Way) -> dict[str, Any]:
         """The arguments that make `ptegpu.load` and `LanguageModel` go one way."""
         self.device(way.engine)
-        if "precision" not in _TAKES and way.precision != "exact":
-            raise Missing("there is only exact")
-        given = {"engine": way.engine, "precision": way.precision}
-        return {"device": _number(self.adapter), **{k: v for k, v in given.items() if k in _TAKES}}
+        return {"device": _number(self.adapter), "engine": way.engine, "precision": way.precision}
 
     def target(self, way: Way) -> Target:
         """What plans are made for that go one way."""
@@ -392,23 +392,14 @@ def lines(bench: Bench) -> Iterator[str]:
             f16 = f", f16 {peak.f16 / 1e12:.0f} TFLOP/s (cuBLAS)" if peak.f16 else ""
             name = bench.device(engine).info
             yield f"{engine}: {name}: copy {peak.copy / 1e12:.3g} TB/s, f32 {peak.f32 / 1e12:.3g} TFLOP/s{f16}"
+        except Missing:
+            pass  # which was said
         except Exception as error:
-            yield _line(error)
+            yield f"{engine}: {_line(error)}"
     if bench.cuda:
         yield f"PyTorch {bench.cuda.__version__} on {bench.cuda.cuda.get_device_name()}, float32 without TF32"
     else:
         yield "no CUDA: PyTorch is not timed" + (", only what results are held to" if bench.torch else "")
-
-
-_TAKES = inspect.signature(ptegpu.load).parameters  # FIXME(engine): both are there once the engines are
-
-
-def _engine(engine: str) -> dict[str, str]:
-    if "engine" in _TAKES:
-        return {"engine": engine}
-    if engine != "wgpu":
-        raise Missing("there is only wgpu")
-    return {}
 
 
 def _number(device: str) -> str | int:

@@ -21,15 +21,24 @@ def rows(path: Path) -> list[dict]:
 
 def test_products_and_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = tmp_path / "found.json"
-    assert 0 == command.main(["gemm", "gemv", "record", "replay", *WGPU, "--json", str(found)])
+    assert 0 == command.main(["gemm", "gemv", "record", *WGPU, "--json", str(found)])
     made = rows(found)
-    assert {"gemm", "gemv", "record", "replay"} == {row["workload"] for row in made}
+    assert {"gemm", "gemv", "record"} == {row["workload"] for row in made}
     for row in made:
         assert row["value"] > 0 and not row["failure"] and not row["missing"]
     products = [row for row in made if row["workload"] in ("gemm", "gemv")]
     assert 6 == len(products) and all(0 <= row["error"] <= 1e-3 and row["of"]["copy"] > 0 for row in products)
     assert [["wgpu-py"]] == [[*row["ratios"]] for row in made if row["workload"] == "record" and not row["peer"]]
     assert "× wgpu-py" in capsys.readouterr().out
+
+
+def test_calls_with_nothing_to_compute(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    how = ["--only", "decode step", "--only", "an image", "--json", str(found)]
+    assert 0 == command.main(["calls", *WGPU, *how])
+    assert ["60 dispatches, an image", "decode step"] == [row["case"] for row in rows(found)]
+    for row in rows(found):
+        assert 0 < row["host"] < row["value"] / 1e6 and "0 buffers, 0 bind groups, 0 pipelines created" == row["note"]
 
 
 @pytest.mark.torch
@@ -71,12 +80,12 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(
         raise ValueError("out of\norder")
 
     monkeypatch.setattr(host, "recorded", broken)
-    monkeypatch.setattr(host, "replay", broken)
+    monkeypatch.setattr(host, "calls", broken)
     found = tmp_path / "found.json"
-    assert 1 == command.main(["replay", "record", "gemm", *WGPU, "--json", str(found)])
+    assert 1 == command.main(["calls", "record", "gemm", *WGPU, "--json", str(found)])
     failures = [(row["workload"], row["way"], row["failure"]) for row in rows(found) if row["failure"]]
     message = "ValueError: out of order"
-    assert [("replay", "", message), ("record", "wgpu exact", message)] == failures
+    assert [("calls", "", message), ("record", "wgpu exact", message)] == failures
     assert "gemm" == rows(found)[-1]["workload"]
     assert f"failed: record, 50 dispatches, wgpu exact: {message}" in capsys.readouterr().out
 

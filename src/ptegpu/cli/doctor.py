@@ -24,7 +24,7 @@ from .console import counted, duration, explain, number, print_json, progress, s
 if TYPE_CHECKING:
     from ..gpu import AdapterInfo
 
-FEATURES = {"f16": "shader-f16", "subgroups": "subgroup", "timestamps": "timestamp-query"}
+FEATURES = {"f16": "shader-f16", "subgroups": "subgroups", "timestamps": "timestamp-query"}
 LIMITS = {  # shown as: wgpu's name
     "binding": "max-storage-buffer-binding-size",
     "buffer": "max-buffer-size",

@@ -9,25 +9,33 @@ The others take [B, H, S, D]. Where a mask hides everything, the result is 0, fo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..dtypes import FLOATS, DType
 from ..errors import InvalidProgram, ShapeError
-from ..graph.graph import Sym, Tensor
+from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import attention as kernels
 from ..kernels import attention_rows as few
-from ..kernels.attention import Form
+from ..kernels.attention import Form, Merge
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from .cache import check_cache, fitting, written
+from .cache import Written, check_cache, fitting
 from .pointwise import broadcast_strides
-from .registry import Bounded, Dispatch, Out, Scratch, Steps, SymInt, op
+from .registry import Bounded, Dispatch, Out, Scratch, Step, Steps, SymInt, Work, op
+from .rope import Rotary
 
 FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empty
-KEYS_OF_A_SPLIT = 256  # at least
-OF_ROWS, OF_TILES = 4, 2  # times the workgroups that keep a GPU busy: with fewer, keys are split
+
+# Keys are split over workgroups where these would leave a GPU idle: into parts of at least so many keys that are seen
+# (a position decides that on the GPU), at most as many as the cache's length gives, and until so many times the
+# workgroups that keep a GPU busy are at work. Each for few rows, and for tiles. See also `few.MOST_PARTS`, and of the
+# kernels `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `benchmarks/attention.py` times a decode step.
+ROWS_PART, TILES_PART = 128, 256
+OF_ROWS, OF_TILES = 1, 2
+TURNED = 8  # bindings of a kernel that turns queries and keys itself
 
 
 class Sizes(NamedTuple):
@@ -45,11 +53,11 @@ class Sizes(NamedTuple):
         return {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
 
 
-def sizes(x: Tensor, heads_first: bool) -> Sizes:
+def sizes(shape: Shape, heads_first: bool) -> Sizes:
     """Dimensions that are missing in front count as one."""
-    if x.rank > 4 or x.rank < 2 or (x.rank < 4 and not heads_first):
-        raise ShapeError(f"attention takes tensors of rank 4, not {list(x.shape)}")
-    b, *middle, d = (1,) * (4 - x.rank) + x.shape
+    if len(shape) > 4 or len(shape) < 2 or (len(shape) < 4 and not heads_first):
+        raise ShapeError(f"attention takes tensors of rank 4, not {list(shape)}")
+    b, *middle, d = (1,) * (4 - len(shape)) + shape
     if heads_first:
         h, s = middle
         return Sizes(b, s, h, d, h * s * d, d, s * d)
@@ -57,90 +65,153 @@ def sizes(x: Tensor, heads_first: bool) -> Sizes:
     return Sizes(b, s, h, d, s * h * d, h * d, d)
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    mask: Tensor | None,
-    scale: float | None,
-    target: Target,
-    *,
-    heads_first: bool,
-    causal: bool,
-    start: SymInt | None = None,
-    new: tuple[Tensor, Tensor] | None = None,
-    empty: float = 0.0,
-) -> Steps:
-    """The steps that compute attention. With a `start`, keys end with the queries that begin there.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What attention left, split over keys: the rows' running softmaxes, to be merged by whoever needs the result."""
 
-    `new` are keys and values that belong into k and v from the start on, and are written there, for rows of one block.
+    tensor: Tensor  # (splits, batch, heads, rows, value quads and one, 4)
+    merge: Merge
+    params: Mapping[str, int | float | Sym]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Work):
+    """Rows of q, which begin at position `start`, attend to k and v; if `bounded`, no further than the last row's own.
+
+    `new` are keys and values that belong into k and v from the start on, and are written there. `rotary` gives q and
+    the new keys. For few rows, both are done on the way.
     """
-    qs, ks, vs, ys = (sizes(x, heads_first) for x in (q, k, v, out))
-    if not out.numel:
-        return
-    sharing = qs.heads // ks.heads
-    rows = qs.length * sharing
-    tiled = takes_tiles(rows, vs.dim, target)
-    most = kernels.TILE_ROWS if tiled else few.most_rows(qs.dim)
-    blocks = -(-rows // most)
-    wanted = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
-    splits = splits_of(ks.length, ks.batch * ks.heads * blocks, wanted)
-    quads = qs.dim % 4 == 0 and vs.dim % 4 == 0
-    form = Form(
-        q.dtype,
-        k.dtype,
-        v.dtype,
-        out.dtype if quads else store_type(out.dtype, target),
-        mask.dtype if mask else None,
-        qs.dim,
-        vs.dim,
-        cached=start is not None,
-        causal=causal,
-        split=splits > 1,
-        new=new[0].dtype if new else None,
-    )
-    kernel = kernels.tiles(form, target) if tiled else few.rows(form, few.rows_of_block(most, rows), target)
-    shape: dict[str, int | float | Sym] = {"rows": rows, "sharing": sharing, "heads": ks.heads, "splits": splits}
-    shape["empty"] = empty if ks.length else 0.0
-    params = shape | {
-        "keys": ks.length,
-        "blocks": blocks,
-        "scale": 1.0 / math.sqrt(qs.dim) if scale is None else scale,
-        "hidden": -math.inf,
-        **qs.strides("q"),
-        **ks.strides("k"),
-        **vs.strides("v"),
-    }
-    reads, writes = ([q, *new], [k, v]) if new else ([q, k, v], [])
-    if new:
-        params["new_batch"] = new[0].numel // qs.batch
-    if mask is not None:
-        reads.append(mask)
-        by = broadcast_strides(mask.shape, (qs.batch, qs.heads, qs.length, ks.length))
-        params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), by, strict=True))
-    if start is not None:
-        params["start"] = start
-    groups = ks.batch * ks.heads * blocks * splits
-    result = out
-    if splits == 1:
-        params |= ys.strides("y")
-    else:
-        result = yield Scratch((splits, ks.batch, ks.heads, rows, form.value_quads + 1, 4), DType.F32)
-    pairs, seen = visible(qs.length, ks.length, causal, start.value if isinstance(start, Sym) else start)
-    kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
-    yield Dispatch(
-        kernel,
-        reads,
-        [*writes, result],
-        groups,
-        params,
-        flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
-        read_bytes=q.nbytes + (k.nbytes + v.nbytes) * seen // largest(ks.length, 1) + (mask.nbytes if mask else 0),
-        write_bytes=kept + result.nbytes,
-    )
-    if splits > 1:
-        yield Dispatch(few.merge(form, target), [result], [out], ks.batch * ks.heads * rows, shape | ys.strides("y"))
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    y: Tensor  # [B, S, H, D] or [B, H, S, D], as q has it, in whatever shape
+    heads_first: bool
+    causal: bool
+    mask: Tensor | None = None
+    scale: float | None = None
+    start: SymInt = 0
+    bounded: bool = False
+    new: tuple[Tensor, Tensor] | None = None
+    empty: float = 0.0  # the result where nothing is seen
+    rotary: Rotary | None = None
+    label: str = ""
+
+    def steps(self, target: Target) -> Steps:
+        parts = yield from self.attended(target)
+        if parts is not None:
+            form = self._form(target)
+            kernel = kernels.merge(form, target)
+            groups = -(-math.prod(self.q.shape[:-1]) * form.value_quads // kernel.kernel.workgroup)
+            params = {**parts.params, **self._places}
+            yield Dispatch(kernel, [parts.tensor], [self.y], groups, params, label=self.label)
+
+    def splits(self, target: Target) -> int:
+        """Into how many parts, at most, its result comes."""
+        ks, tiled = sizes(self.k.shape, self.heads_first), self._tiled(target)
+        groups = ks.batch * ks.heads * self._blocks(target)
+        wanted = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
+        part = TILES_PART if tiled else ROWS_PART
+        return largest(1, smallest(-(-ks.length // part), wanted // groups))  # type: ignore[no-any-return]
+
+    def attended(self, target: Target) -> Generator[Step, Any, Parts | None]:
+        """Attention into y, unless it comes in parts."""
+        if not self.y.numel:
+            return None
+        whole, tiled, rows, new, rotary = self._form(target), self._tiled(target), self._rows, self.new, self.rotary
+        qs, ks, vs = (sizes(x.shape, self.heads_first) for x in (self.q, self.k, self.v))
+        sharing = qs.heads // ks.heads
+        taken = new and self.bounded and not tiled and new[0].dtype is new[1].dtype
+        taken = taken and few.takes_new(replace(whole, new=whole.k), rows, sharing, target)
+        turn = rotary.turn if rotary and taken and not self.mask and target.max_storage_buffers >= TURNED else None
+        if rotary and not turn:
+            yield rotary
+        if new and not taken:
+            yield Written(new, (self.k, self.v), self.start, self.label)
+            new = None
+        splits, reads, writes = self.splits(target), [self.q, self.k, self.v], list[Tensor]()
+        known: dict[str, int | float | Sym] = {"splits": splits, "part": TILES_PART if tiled else ROWS_PART}
+        known |= {"keys": ks.length, "sharing": sharing, "heads": ks.heads, "empty": self.empty if ks.length else 0.0}
+        known |= {"start": self.start} if self.bounded else {}
+        params = {**known, "rows": rows, "blocks": self._blocks(target), "hidden": -math.inf}
+        params["scale"] = 1.0 / math.sqrt(qs.dim) if self.scale is None else self.scale
+        params |= {**qs.strides("q"), **ks.strides("k"), **vs.strides("v")}
+        if new:
+            params["new_batch"] = new[0].numel // qs.batch
+            reads, writes = [self.q, *new], [self.k, self.v]
+        if rotary and turn:
+            reads = [*rotary.xs, reads[-1], *rotary.tables]
+            params |= rotary.place
+        if self.mask is not None:
+            reads.append(self.mask)
+            by = broadcast_strides(self.mask.shape, (qs.batch, qs.heads, qs.length, ks.length))
+            params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), by, strict=True))
+        form = replace(whole, split=splits > 1, new=new[0].dtype if new else None, turn=turn)
+        result, parts = self.y, None
+        if form.split:
+            apart = ks.batch * ks.heads * rows * (form.value_quads + 1)
+            result = yield Scratch((splits, apart, 4), DType.F32)
+            merging = {**known, "queries": qs.length, "apart": apart}
+            parts = Parts(result, Merge(form.value_quads, form.cached), merging)
+        else:
+            params |= self._places
+        if tiled:
+            kernel = kernels.tiles(form, target)
+        else:
+            count = few.rows_of_block(few.most_rows(qs.dim), rows)
+            kernel = few.rows(form, count, sharing if new else 1, target)
+        first = self.start.value if isinstance(self.start, Sym) else self.start
+        pairs, seen = visible(qs.length, ks.length, self.causal, first if self.bounded else None)
+        old = (self.k.nbytes + self.v.nbytes) * seen // largest(ks.length, 1)
+        kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
+        yield Dispatch(
+            kernel,
+            reads,
+            [*writes, result],
+            ks.batch * ks.heads * self._blocks(target) * splits,
+            params,
+            flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
+            read_bytes=old + sum(x.nbytes for x in reads if x not in (self.k, self.v)),
+            write_bytes=kept + result.nbytes,
+            label=f"{rotary.label}, {self.label}" if rotary and turn else self.label,
+        )
+        return parts
+
+    @property
+    def _rows(self) -> int:
+        """Of a key-value head."""
+        qs, ks = sizes(self.q.shape, self.heads_first), sizes(self.k.shape, self.heads_first)
+        return qs.length * (qs.heads // ks.heads)
+
+    def _tiled(self, target: Target) -> bool:
+        return takes_tiles(self._rows, self.v.shape[-1], target)
+
+    def _blocks(self, target: Target) -> int:
+        """Of a key-value head's rows."""
+        most = kernels.TILE_ROWS if self._tiled(target) else few.most_rows(self.q.shape[-1])
+        return -(-self._rows // most)
+
+    @property
+    def _places(self) -> dict[str, int]:
+        """The strides of y."""
+        return sizes((*self.q.shape[:-1], self.v.shape[-1]), self.heads_first).strides("y")
+
+    def _form(self, target: Target) -> Form:
+        """Of a kernel that is not split, and is given nothing new."""
+        dim, value_dim = self.q.shape[-1], self.v.shape[-1]
+        quads = dim % 4 == 0 and value_dim % 4 == 0
+        return Form(
+            self.q.dtype,
+            self.k.dtype,
+            self.v.dtype,
+            self.y.dtype if quads else store_type(self.y.dtype, target),
+            self.mask.dtype if self.mask else None,
+            dim,
+            value_dim,
+            cached=self.bounded,
+            causal=self.causal,
+            split=False,
+        )
 
 
 def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[int, int]:
@@ -158,15 +229,9 @@ def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
     return rows > FEW_ROWS and value_dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
 
 
-def splits_of(keys: int, groups: int, wanted: int) -> int:
-    """Over how many workgroups to split the keys, where there are `groups` without that. The cache's length counts,
-    not the position."""
-    return largest(1, smallest(-(-keys // KEYS_OF_A_SPLIT), wanted // groups))
-
-
 def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, heads_first: bool) -> None:
     """Raises unless these go together."""
-    qs, ks, vs = (sizes(x, heads_first) for x in (q, k, v))
+    qs, ks, vs = (sizes(x.shape, heads_first) for x in (q, k, v))
 
     def shapes() -> str:
         return f"query {list(q.shape)}, key {list(k.shape)} and value {list(v.shape)}"
@@ -191,7 +256,14 @@ def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
     return fitting(a["query"], a["key"], a["start_pos"]) if by_position(a["attn_mask"], a["is_causal"]) else []
 
 
-@op("custom_sdpa.default", "llama.custom_sdpa.default", positions=["start_pos"], dtypes=FLOATS, indexes=seen_from)
+@op(
+    "custom_sdpa.default",
+    "llama.custom_sdpa.default",
+    positions=["start_pos"],
+    dtypes=FLOATS,
+    indexes=seen_from,
+    role="attention",
+)
 def custom_sdpa(
     query: Tensor,
     key: Tensor,
@@ -201,8 +273,6 @@ def custom_sdpa(
     drpout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
-    *,
-    target: Target,
 ) -> Steps:
     """query [B, S, H, D] from `start_pos` on over caches [B, C, H', D] up to start_pos + S, or all C with a mask.
 
@@ -210,10 +280,8 @@ def custom_sdpa(
     """
     check(query, key, value, attn_mask, drpout_p, heads_first=False)
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
-    start = start_pos if by_position(attn_mask, is_causal) else None
-    yield from attend(
-        query, key, value, out, attn_mask, scale, target, heads_first=False, causal=is_causal, start=start
-    )
+    bounded = by_position(attn_mask, is_causal)
+    yield Attention(query, key, value, out, False, is_causal, attn_mask, scale, start_pos, bounded)
 
 
 def by_position(mask: Tensor | None, causal: bool) -> bool:
@@ -228,6 +296,7 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     positions=["start_pos"],
     dtypes=FLOATS,
     indexes=lambda a: fitting(a["key"], a["key_cache"], a["start_pos"]),
+    role="attention",
 )
 def sdpa_with_kv_cache(
     query: Tensor,
@@ -241,8 +310,6 @@ def sdpa_with_kv_cache(
     drpout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
-    *,
-    target: Target,
 ) -> Steps:
     """Keys and values [B, S, H', D] go into their caches first; S is the query's, whatever `seq_len` says.
 
@@ -254,26 +321,8 @@ def sdpa_with_kv_cache(
         shapes = f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)}"
         raise ShapeError(f"{shapes} must have the same length, and keys and values the same shape")
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
-    bounded = by_position(attn_mask, is_causal)
-    rows = query.numel // largest(1, query.shape[0] * key.shape[2] * query.shape[3])
-    together = (
-        bounded and key.dtype is value.dtype and key.shape[3] % 4 == 0 and 0 < rows <= few.most_rows(key.shape[3])
-    )
-    if not together:
-        yield written((key, value), (key_cache, value_cache), start_pos, target)
-    yield from attend(
-        query,
-        key_cache,
-        value_cache,
-        out,
-        attn_mask,
-        scale,
-        target,
-        heads_first=False,
-        causal=is_causal,
-        start=start_pos if bounded else None,
-        new=(key, value) if together else None,
-    )
+    bounded, new = by_position(attn_mask, is_causal), (key, value)
+    yield Attention(query, key_cache, value_cache, out, False, is_causal, attn_mask, scale, start_pos, bounded, new)
 
 
 @op("et_vk.sdpa.default", dtypes=FLOATS)
@@ -283,8 +332,6 @@ def sdpa(
     v: Tensor,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
-    *,
-    target: Target,
 ) -> Steps:
     """q [B, H, S, D], k and v [B, H', T, D].
 
@@ -293,7 +340,7 @@ def sdpa(
     """
     check(q, k, v, attn_mask, 0.0, heads_first=True)
     out = yield Out((*q.shape[:-1], v.shape[-1]), q.dtype)
-    yield from attend(q, k, v, out, attn_mask, scale, target, heads_first=True, causal=False, empty=math.nan)
+    yield Attention(q, k, v, out, True, False, attn_mask, scale, empty=math.nan)
 
 
 @op("aten.scaled_dot_product_attention.default", dtypes=FLOATS)
@@ -306,8 +353,6 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-    *,
-    target: Target,
 ) -> Steps:
     """The same; causal is query i seeing keys 0 … i.
 
@@ -316,4 +361,4 @@ def scaled_dot_product_attention(
     """
     check(query, key, value, attn_mask, dropout_p, heads_first=True)
     out = yield Out((*query.shape[:-1], value.shape[-1]), query.dtype)
-    yield from attend(query, key, value, out, attn_mask, scale, target, heads_first=True, causal=is_causal)
+    yield Attention(query, key, value, out, True, is_causal, attn_mask, scale)

@@ -6,7 +6,7 @@ cache on their own: a negative position counts as 0, and what would lie beyond t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..dtypes import FLOATS
 from ..errors import ShapeError
@@ -14,7 +14,7 @@ from ..graph.graph import Sym, Tensor
 from ..kernels.cache import write_cache
 from ..kernels.wgsl import writable
 from ..plan.target import Target
-from .registry import Bounded, Dispatch, Out, Steps, SymInt, op
+from .registry import Bounded, Dispatch, Out, Steps, SymInt, Work, op
 
 
 def check_cache(value: Tensor, cache: Tensor) -> None:
@@ -24,22 +24,32 @@ def check_cache(value: Tensor, cache: Tensor) -> None:
         raise ShapeError(f"{list(value.shape)} does not fit a cache of {list(cache.shape)}; both are [B, S, H, D]")
 
 
-def written(values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, target: Target) -> Dispatch:
-    """The dispatch that puts values into caches of one shape."""
-    batch, queries, heads, dim = values[0].shape
-    positions, width = caches[0].shape[1], heads * dim
-    if width % 4 == 0:
-        style, width = "quads", width // 4
-        units = batch * queries * width
-    elif all(writable(c.dtype, target) for c in caches):
-        style, units = "elements", batch * queries * width
-    else:
-        style, units = "words", -(-batch * positions * width // 4) if queries else 0
-    kernel = write_cache(style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), target)
-    params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions, "width": width}
-    changed = sum(v.numel * c.dtype.size for v, c in zip(values, caches, strict=True))
-    groups = -(-units // kernel.kernel.workgroup)
-    return Dispatch(kernel, values, caches, groups, params | {"start": start}, write_bytes=changed)
+@dataclass(frozen=True, slots=True)
+class Written(Work):
+    """Values go into caches of one shape."""
+
+    values: tuple[Tensor, ...]
+    caches: tuple[Tensor, ...]
+    start: SymInt
+    label: str = ""
+
+    def steps(self, target: Target) -> Steps:
+        values, caches = self.values, self.caches
+        batch, queries, heads, dim = values[0].shape
+        positions, width = caches[0].shape[1], heads * dim
+        if width % 4 == 0:
+            style, width = "quads", width // 4
+            units = batch * queries * width
+        elif all(writable(c.dtype, target) for c in caches):
+            style, units = "elements", batch * queries * width
+        else:
+            style, units = "words", -(-batch * positions * width // 4) if queries else 0
+        kernel = write_cache(style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), target)
+        params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions}
+        params |= {"width": width, "start": self.start}
+        changed = sum(v.numel * c.dtype.size for v, c in zip(values, caches, strict=True))
+        groups = -(-units // kernel.kernel.workgroup)
+        yield Dispatch(kernel, values, caches, groups, params, write_bytes=changed, label=self.label)
 
 
 def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
@@ -55,9 +65,10 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     positions=["start_pos"],
     dtypes=FLOATS,
     indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
+    role="cache",
 )
-def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt, *, target: Target) -> Steps:
+def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt) -> Steps:
     """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is one element that means nothing."""
     check_cache(value, cache)
     yield Out((1,))
-    yield written([value], [cache], start_pos, target)
+    yield Written((value,), (cache,), start_pos)
