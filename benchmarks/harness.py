@@ -33,6 +33,8 @@ ENGINES, PRECISIONS = ("wgpu", "dawn"), ("exact", "fast")
 NAMES = {"wgpu": "wgpu-native", "dawn": "Dawn"}
 EAGER, COMPILED = "PyTorch eager", "PyTorch compiled"
 MORE_IS_BETTER = {"tok/s", "TFLOP/s"}
+SHARES = ("copy", "f32", "f16")
+COLUMNS = ("figure", "GPU ms", "host ms", *(f"of {name}" for name in SHARES), "dispatches", "MB", "error", "note")
 TOLERANCE = {"exact": 1e-3, "fast": 3e-2}  # of a result's scale
 
 
@@ -155,8 +157,8 @@ class Bench:
         return Ceilings(found.bandwidth, found.flops, self.shared("cuBLAS f16", self._cublas) if self.cuda else None)
 
     def _cublas(self) -> float:
-        n, torch = 8192, self.cuda
-        a = torch.randn((n, n), device="cuda", dtype=torch.float16)
+        n, torch = 256 if self.quick else 8192, self.cuda
+        a = torch.randn((n, n), device=self.where, dtype=torch.float16)
         return 2 * n**3 / self.cuda_seconds(lambda: a @ a, 10)
 
     # --- PyTorch
@@ -182,6 +184,13 @@ class Bench:
     def where(self) -> str:
         """PyTorch's device."""
         return "cuda" if self.cuda else "cpu"
+
+    @property
+    def pytorch(self) -> str:
+        """What there is of PyTorch, in words."""
+        if not self.cuda:
+            return "no CUDA: PyTorch is not timed" + (", only what results are held to" if self.torch else "")
+        return f"PyTorch {self.cuda.__version__} on {self.cuda.cuda.get_device_name()}, float32 without TF32"
 
     def peers(self) -> dict[str, Callable[[Any], Any]]:
         """PyTorch's ways by name: what each makes of a callable."""
@@ -263,8 +272,9 @@ class Bench:
     def _finish(self, row: Row, way: Way) -> None:
         if row.gpu:
             peak = self.ceilings(way.engine)
-            rates = {"copy": (row.nbytes, peak.copy), "f32": (row.flops, peak.f32), "f16": (row.flops, peak.f16)}
-            row.of = {name: done / row.gpu / most for name, (done, most) in rates.items() if done and most}
+            done = (row.nbytes, row.flops, row.flops)
+            most = (peak.copy, peak.f32, peak.f16)
+            row.of = {name: d / row.gpu / m for name, d, m in zip(SHARES, done, most) if d and m}
         tolerance = row.tolerance or TOLERANCE["exact" if way.precision == "exact" else "fast"]
         if row.error is not None and not row.error <= tolerance:
             row.failure = f"differs from PyTorch by {row.error:.1e} of the result's scale; {tolerance:.0e} is allowed"
@@ -328,8 +338,8 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 def table(rows: Sequence[Row]) -> Table:
     """Ratios first; columns that no row fills are left out."""
     shown = [_cells(row) for row in rows]
-    names = list(dict.fromkeys(name for cells in shown for name in cells))
-    names.sort(key=lambda name: (not name.startswith("×"),))  # stable
+    filled = dict.fromkeys(name for cells in shown for name in cells)
+    names = [name for name in filled if name.startswith("×")] + [name for name in COLUMNS if name in filled]
     found = Table()
     found.add_column("case", overflow="fold")
     found.add_column("way")
@@ -378,8 +388,7 @@ def save(path: Path, bench: Bench, rows: Iterable[Row]) -> None:
             }
         except Exception as error:
             machine[engine] = _line(error)
-    if bench.cuda:
-        machine["PyTorch"] = f"{bench.cuda.__version__}, {bench.cuda.cuda.get_device_name()}"
+    machine["PyTorch"] = bench.pytorch
     found = {"quick": bench.quick, "machine": machine, "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
@@ -396,10 +405,7 @@ def lines(bench: Bench) -> Iterator[str]:
             pass  # which was said
         except Exception as error:
             yield f"{engine}: {_line(error)}"
-    if bench.cuda:
-        yield f"PyTorch {bench.cuda.__version__} on {bench.cuda.cuda.get_device_name()}, float32 without TF32"
-    else:
-        yield "no CUDA: PyTorch is not timed" + (", only what results are held to" if bench.torch else "")
+    yield bench.pytorch
 
 
 def _number(device: str) -> str | int:

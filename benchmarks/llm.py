@@ -364,8 +364,7 @@ def torch_decode(bench: Bench, make: Callable[[Any], Any], context: int) -> dict
     call = make(model.__call__)
     rates = []
     for _ in range(4):
-        token = torch.zeros(1, dtype=torch.int64, device="cuda")
-        torch.cuda.synchronize()
+        token = torch.zeros(1, dtype=torch.int64, device=bench.where)
         began = time.perf_counter()
         for k in range(steps):
             start, mask = model.place(context + k, 1)
@@ -380,7 +379,7 @@ def torch_prefill(bench: Bench, make: Callable[[Any], Any], prompt: int) -> dict
     bench.cuda_memory()
     model = Reference(bench, weights, torch.bfloat16, prompt)
     call = make(model)
-    tokens = torch.from_numpy(weights.tokens[:prompt]).cuda()
+    tokens = torch.from_numpy(weights.tokens[:prompt]).to(bench.where)
     start, mask = model.place(0, prompt)
     seconds = bench.wall(lambda: int(call(tokens, start, mask).argmax(-1)))
     return {"value": prompt / seconds, "unit": "tok/s", "memory": bench.cuda_memory(), "note": "bf16"}

@@ -52,7 +52,7 @@ def theirs(bench: Bench, case: Any, arrays: dict[int, np.ndarray], wanted: list[
 
     def value(a: Any) -> Any:
         if isinstance(a, T):
-            t = bench.cuda.from_numpy(arrays[id(a)].copy()).cuda()
+            t = bench.cuda.from_numpy(arrays[id(a)].copy()).to(bench.where)
             return t.long() if t.dtype == bench.cuda.int32 else t
         return a.value if isinstance(a, S) else a
 

@@ -47,7 +47,7 @@ def multiplied(bench: Bench, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def cublas(bench: Bench, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
-    left, right = (bench.cuda.from_numpy(x).cuda() for x in (a, b))
+    left, right = (bench.cuda.from_numpy(x).to(bench.where) for x in (a, b))
     seconds = bench.cuda_seconds(lambda: left @ right, 20)
     return {"value": 2 * len(a) ** 3 / seconds / 1e12, "unit": "TFLOP/s", "gpu": seconds, "note": "cuBLAS"}
 
@@ -151,8 +151,8 @@ def our_gemv(bench: Bench, way: Way, layers: Layers) -> dict[str, Any]:
 def torch_gemv(bench: Bench, n: int, k: int) -> dict[str, Any]:
     torch = bench.cuda
     count = max(2, min(MOST_LAYERS, AT_ONCE // (2 * n * k)))
-    weights = [torch.randn((n, k), device="cuda", dtype=torch.float16) for _ in range(count)]
-    x = torch.randn((1, k), device="cuda", dtype=torch.float16)
+    weights = [torch.randn((n, k), device=bench.where, dtype=torch.float16) for _ in range(count)]
+    x = torch.randn((1, k), device=bench.where, dtype=torch.float16)
     turns = itertools.cycle(weights)
     seconds = bench.cuda_seconds(lambda: torch.nn.functional.linear(x, next(turns)), 4 * count)
     return {"value": seconds * 1e6, "unit": "µs", "gpu": seconds, "note": "weights in f16: four times the bytes"}

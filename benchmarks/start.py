@@ -48,10 +48,10 @@ folder = sys.argv[1]
 inputs = [torch.from_numpy(x) for x in np.load(folder + "/inputs.npz").values()]
 module = models.filled(models.network("mobilenetv2", sys.argv[2] == "1").module())
 start = time.perf_counter()
-module.cuda()
+module.to(sys.argv[3])
 loaded = time.perf_counter()
 with torch.no_grad():
-    result = module(*(x.cuda() for x in inputs)).cpu().numpy()
+    result = module(*(x.to(sys.argv[3]) for x in inputs)).cpu().numpy()
 done = time.perf_counter()
 np.save(folder + "/result.npy", result)
 print(imported - began, loaded - start, done - loaded)
@@ -92,7 +92,7 @@ def network(bench: Bench, case: str, way: Way | None) -> dict[str, Any]:
     want = module(*(bench.torch.from_numpy(x) for x in inputs)).numpy()
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder) / "inputs.npz", *inputs)
-        arguments = [TORCH_NETWORK, folder, str(int(bench.quick))]
+        arguments = [TORCH_NETWORK, folder, str(int(bench.quick)), bench.where]
         if way is not None:
             arguments = [NETWORK, folder, json.dumps(bench.how(way))]
             program = programs.network_program(bench, "mobilenetv2", 1, programs.weights(module))

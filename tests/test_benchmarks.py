@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -41,17 +42,47 @@ def test_calls_with_nothing_to_compute(tmp_path: Path) -> None:
         assert 0 < row["host"] < row["value"] / 1e6 and "0 buffers, 0 bind groups, 0 pipelines created" == row["note"]
 
 
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU in place of CUDA, for peers to run on."""
+    import torch
+
+    def seconds(self: Bench, call: Callable[[], object], calls: int) -> float:
+        call()
+        return 1e-3
+
+    monkeypatch.setattr(Bench, "cuda", torch)
+    monkeypatch.setattr(Bench, "where", "cpu")
+    monkeypatch.setattr(Bench, "pytorch", "PyTorch on a CPU")
+    monkeypatch.setattr(Bench, "cuda_seconds", seconds)
+    monkeypatch.setattr(Bench, "cuda_memory", lambda self: 1)
+
+
 @pytest.mark.torch
 @pytest.mark.slow
-def test_whole_models_are_exported_without_weights_and_run(tmp_path: Path) -> None:
+def test_whole_models_are_exported_without_weights_and_run_beside_pytorch(tmp_path: Path, cuda: None) -> None:
     folder, found = tmp_path / "programs", tmp_path / "found.json"
-    how = [*WGPU, "--data", str(folder), "--only", "batch 1", "--only", "context 40", "--json", str(found)]
-    assert 0 == command.main(["resnet18", "minilm", "decode", *how])
-    assert ["llama.pte", "minilm-1.zip", "resnet18-1.zip"] == sorted(path.name for path in folder.iterdir())
+    only = [word for text in ("batch 1", "context 40", "prompt 16") for word in ("--only", text)]
+    how = [*WGPU, "--data", str(folder), *only, "--no-compile", "--json", str(found)]
+    assert 0 == command.main(["resnet18", "decode", "prefill", *how])
+    assert ["llama.pte", "resnet18-1.zip"] == sorted(path.name for path in folder.iterdir())
     assert sum(path.stat().st_size for path in folder.iterdir()) < 50_000
+    peers, ours = ([row for row in rows(found) if row["peer"] is peer] for peer in (True, False))
+    for made in (peers, ours):
+        assert ["resnet18", "decode", "prefill"] == [row["workload"] for row in made]
+    assert all(row["error"] < 1e-4 and row["dispatches"] and row["gpu"] for row in ours)
+    assert all(1 == row["memory"] and row["value"] > 0 for row in peers)
+    assert all(["PyTorch eager"] == [*row["ratios"]] for row in ours)
+
+
+@pytest.mark.torch
+def test_products_and_operators_beside_pytorch(tmp_path: Path, cuda: None) -> None:
+    found = tmp_path / "found.json"
+    only = ["--only", "128³", "--only", "in turn", "--only", "aten.mm.default"]
+    assert 0 == command.main(["gemm", "gemv", "operators", *WGPU, *only, "--json", str(found)])
     made = rows(found)
-    assert ["resnet18", "minilm", "decode"] == [row["workload"] for row in made]
-    assert all(row["error"] < 1e-4 and row["dispatches"] and row["gpu"] for row in made)
+    assert {"gemm", "gemv", "operators"} == {row["workload"] for row in made if row["peer"]}
+    assert all(row["error"] <= 1e-3 and row["ratios"]["PyTorch eager"] > 0 for row in made if not row["peer"])
 
 
 @pytest.mark.torch
