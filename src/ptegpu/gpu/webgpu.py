@@ -46,7 +46,15 @@ Place = tuple[int, int, str]  # where in a kernel its compiler found a fault: li
 _PAUSE = 1 / 16  # of the time waited so far, between two polls after that
 _LONGEST_PAUSE = 5e-3  # seconds
 
-_unanswered: dict[int, Request] = {}  # those that a library may still call back
+
+class Source(NamedTuple):
+    """What a pipeline is made of."""
+
+    name: str
+    wgsl: str
+    entry: str
+    layout: Handle
+    translate: Callable[[Words], Exception]  # makes an error of the compiler's words
 
 
 class WebGPU:
@@ -121,6 +129,10 @@ class WebGPU:
         """Adds to the description of a device; returns what must live as long."""
         raise NotImplementedError
 
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        """Several, compiled side by side; a DeviceError if any is wrong, which does not say whose."""
+        raise NotImplementedError
+
     def poll(self) -> object:
         """Lets the engine answer what was asked."""
         raise NotImplementedError
@@ -193,31 +205,34 @@ class WebGPU:
             make, release = lib.wgpuDeviceCreatePipelineLayout, lib.wgpuPipelineLayoutRelease
             return group, owned(release, make, self.handle, descriptor)
 
-    def pipeline(
-        self, name: str, wgsl: str, entry: str, layout: Handle, translate: Callable[[Words], Exception]
-    ) -> Handle:
-        """A compute pipeline; `translate` makes an error of the compiler's words."""
+    def pipeline(self, source: Source) -> Handle:
+        """A compute pipeline."""
+        descriptor, _kept = self._described(source)
+        with self.checked(source.translate):
+            # WGPUComputePipeline wgpuDeviceCreateComputePipeline(WGPUDevice, WGPUComputePipelineDescriptor const *)
+            make, release = self.lib.wgpuDeviceCreateComputePipeline, self.lib.wgpuComputePipelineRelease
+            return owned(release, make, self.handle, descriptor)
+
+    def module(self, source: Source) -> Handle:
+        """A compiled shader: most of what can be wrong with one is found here."""
         lib, ffi = self.lib, self.ffi
-        source = ffi.new("WGPUShaderSourceWGSL *")
-        source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
-        module_descriptor = ffi.new("WGPUShaderModuleDescriptor *")
-        descriptor = ffi.new("WGPUComputePipelineDescriptor *")
-        _texts = [
-            self._say(source.code, wgsl),
-            self._say(module_descriptor.label, name),
-            self._say(descriptor.label, name),
-            self._say(descriptor.compute.entryPoint, entry),
-        ]
-        module_descriptor.nextInChain = ffi.addressof(source, "chain")
-        with self.checked(translate):
+        text = ffi.new("WGPUShaderSourceWGSL *")
+        text.chain.sType = lib.WGPUSType_ShaderSourceWGSL
+        descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+        _texts = self._say(text.code, source.wgsl), self._say(descriptor.label, source.name)
+        descriptor.nextInChain = ffi.addressof(text, "chain")
+        with self.checked(source.translate):
             # WGPUShaderModule wgpuDeviceCreateShaderModule(WGPUDevice, WGPUShaderModuleDescriptor const *)
             make, release = lib.wgpuDeviceCreateShaderModule, lib.wgpuShaderModuleRelease
-            module = owned(release, make, self.handle, module_descriptor)
-        descriptor.layout, descriptor.compute.module = layout, module
-        with self.checked(translate):
-            # WGPUComputePipeline wgpuDeviceCreateComputePipeline(WGPUDevice, WGPUComputePipelineDescriptor const *)
-            make, release = lib.wgpuDeviceCreateComputePipeline, lib.wgpuComputePipelineRelease
             return owned(release, make, self.handle, descriptor)
+
+    def _described(self, source: Source) -> tuple[Any, Any]:
+        """The description of a pipeline, and what must live as long."""
+        module = self.module(source)
+        descriptor = self.ffi.new("WGPUComputePipelineDescriptor *")
+        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, source.entry)
+        descriptor.layout, descriptor.compute.module = source.layout, module
+        return descriptor, (module, texts)
 
     def bind_group(self, layout: Handle, entries: Sequence[tuple[Handle, int, int]]) -> Handle:
         """Buffers bound at 0, 1, … as (buffer, offset, nbytes)."""
@@ -270,19 +285,20 @@ class WebGPU:
             # void wgpuQueueSubmit(WGPUQueue, size_t commandCount, WGPUCommandBuffer const * commands)
             next(map(lib.wgpuQueueSubmit, (self.queue,), (1,), zip(sound)), None)
 
-    def until(self, done: Callable[[], object]) -> None:
-        """Asks `done`, which polls, until it holds. Signal handlers may raise at any time.
+    def until(self, done: Callable[[object], object]) -> None:
+        """Polls until `done` holds, which is told what a poll returns. Signal handlers may raise at any time.
 
         A poll that blocks would be deaf to signals, and would keep other threads from submitting.
         """
+        poll = self.poll
         with self.checked():
-            began = None
-            while not done():
-                if began is None:
-                    began = time.perf_counter()
+            polled = poll()
+            began = time.perf_counter()
+            while not done(polled):
                 waited = time.perf_counter() - began
                 if waited > self.spin:
                     time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
+                polled = poll()
 
     def map_for_reading(self, buffer: Handle, nbytes: int, request: Request) -> None:
         """Maps the first bytes of a MAP_READ buffer once the work submitted so far that uses it is done.
@@ -324,13 +340,7 @@ class WebGPU:
 
     def _await(self, request: Request) -> None:
         """Waits until it is answered."""
-        poll, answer = self.poll, request.answer
-
-        def answered() -> list[int]:
-            poll()
-            return answer
-
-        self.until(answered)
+        self.until(lambda _: request.answer)
 
     def _request(self, adapter: Handle, descriptor: Any) -> Handle:
         lib, ffi = self.lib, self.ffi
@@ -383,10 +393,8 @@ class Request:
 
     def expect(self) -> None:
         """It will be answered, and lives at least until then."""
-        for key in [key for key, request in [*_unanswered.items()] if request.answer]:
-            _unanswered.pop(key, None)
         self.answer.clear()
-        _unanswered[id(self)] = self
+        held.expect(self, self.answer)
 
     @property
     def succeeded(self) -> bool:
