@@ -339,7 +339,9 @@ def test_a_prepare_that_fails_leaves_the_session_as_it_was(session, device):
     before = device.counters.snapshot()
     with pytest.raises(DeviceError):
         session.prepare(replace(plan, kernels=(broken,)))
-    assert Counters() == device.counters.since(before)
+    made = device.counters.since(before)
+    assert (0, 0, 0) == (made.pipelines_created, made.bind_groups_created, made.dispatches)
+    assert session._store.missing(plan) == list(plan.buffers)
     np.testing.assert_array_equal(X + X, run(session, plan, X, X)[0])
 
 
@@ -514,3 +516,13 @@ def test_uploads_use_the_same_buffers_again(session, device):
     assert 0 == device.counters.since(before).buffers_created
     device.trim()
     np.testing.assert_array_equal(X + 1, session.run(add, [X, ONES])[0])
+
+
+def test_preparing_tells_how_far_it_is(session, device):
+    told: list[tuple[str, int, int]] = []
+    add = plans.ADD.wgsl
+    kernels = tuple(replace(plans.ADD, wgsl=f"const told{n} = 0;\n{add}") for n in range(3))
+    session.prepare(replace(plans.chain(), kernels=kernels), progress=lambda *report: told.append(report))
+    assert [("Uploading weights", 80, 80)] == [report for report in told if report[0] == "Uploading weights"]
+    compiled = [report[1:] for report in told if report[0] == "Compiling kernels"]
+    assert compiled == sorted(compiled) and (3, 3) == compiled[-1]

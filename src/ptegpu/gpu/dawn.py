@@ -10,7 +10,7 @@ import gc
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -108,7 +108,7 @@ class Dawn(WebGPU):
         descriptor.nextInChain = new_toggles_struct(fast, (_COARSE,), kept)
         return kept
 
-    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
         """On Dawn's threads: ours would take turns."""
         found: dict[int, Handle] = {}
 
@@ -130,7 +130,12 @@ class Dawn(WebGPU):
                 # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
                 #     WGPUCreateComputePipelineAsyncCallbackInfo)
                 lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
-        self.until(lambda _: len(found) == len(sources))
+
+        def done(_: object) -> bool:
+            told(len(found))
+            return len(found) == len(sources)
+
+        self.until(done)
         if None in found.values():
             raise DeviceError("a kernel does not compile")
         return [found[number] for number in range(len(sources))]

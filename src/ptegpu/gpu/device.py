@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
@@ -17,7 +19,7 @@ from .adapters import AdapterInfo, Engine, find, library, native_adapter
 from .buffers import BufferPool, GpuBuffer, Kind
 from .classes import class_of
 from .held import Handle, disown
-from .pipelines import Pipeline, PipelineCache
+from .pipelines import Pipeline, PipelineCache, Progress, silent
 from .probe import subgroup_size
 from .submit import Commands, submit
 from .uploads import Uploads
@@ -171,10 +173,28 @@ class Device:
 
     def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """Several, compiled side by side."""
-        with self.lock:
-            found = self._pipelines.get_all(kernels)
+        with self.lock, self.compiling(kernels) as compiled:
+            return compiled()
+
+    @contextmanager
+    def compiling(
+        self, kernels: Sequence[Kernel], progress: Progress = silent, *, aside: bool = False
+    ) -> Iterator[Callable[[], list[Pipeline]]]:
+        """A block of who holds the lock, in which kernels compile; `aside` does so in another thread, from its start.
+
+        What it is given waits for them.
+        """
+
+        def compile() -> list[Pipeline]:
+            found = self._pipelines.get_all(kernels, progress)
             self.counters.pipelines_created = self._pipelines.compiled
             return found
+
+        if not aside:
+            yield compile
+            return
+        with ThreadPoolExecutor(1, "ptegpu-compile") as pool:
+            yield pool.submit(compile).result
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
@@ -20,13 +20,13 @@ import numpy as np
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
-from ..plan.resolve import At, Resolver, evaluated
+from ..plan.resolve import At, Resolver, chosen, evaluated
 from . import webgpu
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
 from .device import Device
 from .limits import check, staging_bytes
-from .pipelines import Pipeline
+from .pipelines import Pipeline, Progress, silent
 from .recording import Recording, Staging
 from .store import BufferStore, SharedConstants
 from .tensor import DeviceTensor
@@ -34,6 +34,7 @@ from .timer import Timer
 from .uploads import LARGEST
 
 Tensor: TypeAlias = np.ndarray | DeviceTensor
+Points: TypeAlias = Sequence[Mapping[str, int]]  # sizes and ints by name: "input 0[1]"
 Given: TypeAlias = np.ndarray | DeviceTensor | int
 
 _MIN_STAGING = 1024
@@ -206,20 +207,22 @@ class Session:
     def closed(self) -> bool:
         return self._closed
 
-    def prepare(self, plan: Plan) -> Prepared:
-        """Checks every limit, then allocates what is not there yet and uploads; compiles what every size needs. All or
-        nothing."""
+    def prepare(self, plan: Plan, points: Points = (), progress: Progress = silent) -> Prepared:
+        """Checks every limit, then allocates what is not there yet and uploads; compiles meanwhile what every size
+        needs, and these points. All or nothing."""
         with self._lock, self.device.lock:
             self._check_open()
             check(plan, self.device.target)
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
-            kernels = [] if plan.rows else plan.kernels
-            pipelines = {k: self.device.pipeline(kernel) for k, kernel in enumerate(kernels)}
+            wanted = _kernels_at(plan, points) if plan.rows else list(range(len(plan.kernels)))
+            kernels = [plan.kernels[k] for k in wanted]
             try:
-                self._store.add(plan, missing)
+                with self.device.compiling(kernels, progress, aside=True) as compiled:
+                    self._store.add(plan, missing, progress)
+                    pipelines = compiled()
                 prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
-                prepared.pipelines = pipelines
+                prepared.pipelines = dict(zip(wanted, pipelines, strict=True))
                 if not plan.rows:
                     self.warm(prepared)
             except BaseException:
@@ -523,6 +526,23 @@ class Session:
                 self._staging.append(reading.staging.buffer)
             else:
                 self.device.release(reading.staging.buffer)
+
+
+def _kernels_at(plan: Plan, points: Points) -> list[int]:
+    """The kernels that a plan needs at some points; what a point does not name is as large as it can be, or 0."""
+    found: dict[int, None] = {}
+    if not points:
+        return []
+    resolver = Resolver(plan)
+    for point in points:
+        shapes = [
+            tuple(point.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape)) if i.dtype else point.get(i.name, 0)
+            for i in plan.inputs
+        ]
+        at = resolver.at(shapes, lambda _input, _element: 0)
+        if at is not None and not plan.families[at.family].refusal:
+            found.update(dict.fromkeys(d.kernel for c in chosen(plan, at) for d in c.dispatches))
+    return list(found)
 
 
 def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:

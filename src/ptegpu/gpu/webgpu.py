@@ -129,8 +129,9 @@ class WebGPU:
         """Adds to the description of a device; returns what must live as long."""
         raise NotImplementedError
 
-    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
-        """Several, compiled side by side; a DeviceError if any is wrong, which does not say whose."""
+    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
+        """Several, compiled side by side; `told` how many are done. A DeviceError if any is wrong, which does not say
+        whose."""
         raise NotImplementedError
 
     def poll(self) -> object:

@@ -21,10 +21,11 @@ import ptegpu
 
 from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
+from ..gpu.pipelines import Progress, silent
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Precision
-from ..sampling import SETTINGS
+from ..sampling import GREEDY, SETTINGS
 from .compiling import GENERATE, points_of, sampling_of, words_of
 from .generation import Generation, Stream
 from .sampling import Sampling
@@ -63,8 +64,8 @@ class LanguageModel:
 
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
-    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine` and `precision`
-    are those of `ptegpu.load`.
+    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision` and
+    `progress` are those of `ptegpu.load`.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class LanguageModel:
         chunk: int = CHUNK,
         engine: Engine = "auto",
         precision: Precision = "auto",
+        progress: Progress = silent,
     ) -> None:
-        how: dict[str, Any] = {"engine": engine, "precision": precision}
+        how: dict[str, Any] = {"engine": engine, "precision": precision, "progress": progress}
         saved = Bundle.load(path) if is_bundle(path) else None
         self.signature: Signature = read_signature(saved.file if saved else read_program(path))
         self.chunk = min(chunk, self.signature.chunk)
@@ -89,14 +91,16 @@ class LanguageModel:
         self._tokenizer: Tokenizer | None = None
         if tokenizer is not None:
             self._tokenizer = find_tokenizer(self._path, tokenizer)
+        points = points_of(self.signature)
+        step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
         if saved is not None:
             if GENERATE not in saved.methods[0]:
                 where = self._path or "the bundle"
                 raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
-            self.program = ptegpu.load(saved, data, device, methods=[GENERATE], **how)
+            self.program = ptegpu.load(saved, data, device, methods=[GENERATE], first={GENERATE: step}, **how)
         else:
-            append, points = {METHOD: sampling_of(self.signature)}, {METHOD: points_of(self.signature)}
-            self.program = ptegpu.load(path, data, device, methods=[METHOD], append=append, points=points, **how)
+            how |= {"append": {METHOD: sampling_of(self.signature)}, "points": {METHOD: points}}
+            self.program = ptegpu.load(path, data, device, methods=[METHOD], first={METHOD: step}, **how)
         self._forward = self.program.method(*self.program.methods)
         self._lock = threading.RLock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache

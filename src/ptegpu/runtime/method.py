@@ -11,6 +11,8 @@ import numpy as np
 
 from ..errors import ExecutionError, InvalidInput
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
+from ..gpu.pipelines import Progress, silent
+from ..gpu.session import Points
 from ..graph.linear import Call, Jump, Move, Operand, Var
 from ..graph.narrow import clipped, from_device, seen, to_device
 from ..plan.bundle import Host, Item, Outer, Run
@@ -40,12 +42,19 @@ class Method:
         self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
 
     def open(
-        self, device: Device, constants: SharedConstants, extend: Mapping[int, Extend] = MappingProxyType({})
+        self,
+        device: Device,
+        constants: SharedConstants,
+        extend: Mapping[int, Extend] = MappingProxyType({}),
+        points: Points = (),
+        progress: Progress = silent,
     ) -> None:
-        """Allocate, upload and compile. `extend` traces plans, by their numbers, for more sizes."""
+        """Allocate, upload and compile. `extend` traces plans, by their numbers, for more sizes; `points` are sizes to
+        be ready for."""
         for k, item in enumerate(self.items):
             if isinstance(item, Run):
-                self.engines[k] = Engine(self.outer.plans[item.plan], device, constants, extend.get(item.plan))
+                plan, more = self.outer.plans[item.plan], extend.get(item.plan)
+                self.engines[k] = Engine(plan, device, constants, more, points, progress)
         if len(self.items) > 1:
             given = set(self.outer.given)
             for k, engine in self.engines.items():  # of the plans that every call runs, before one changes a state
