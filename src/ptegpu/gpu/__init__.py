@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .adapters import AdapterInfo, Engine, adapters, choose, find, installed
+from .adapters import PACKAGES, AdapterInfo, Engine, adapters, choose, find, installed
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
 from .measurement import measure
@@ -11,6 +11,7 @@ from .store import SharedConstants
 from .tensor import DeviceTensor
 
 __all__ = [
+    "PACKAGES",
     "AdapterInfo",
     "Counters",
     "Device",

@@ -90,9 +90,9 @@ def _enumerate(engine: EngineName) -> tuple[Any, ...]:
 
 def adapters(engine: EngineName = "wgpu") -> list[AdapterInfo]:
     """Every adapter that an engine sees, in the order that an index given as `device` counts."""
-    found: list[AdapterInfo] = []
+    api, found = library(engine), list[AdapterInfo]()
     for index, adapter in enumerate(native_adapters(engine)):
-        info = _info(index, adapter, engine)
+        info = _info(index, adapter, engine, api.matrices(adapter))
         twins = sum((other.name, other.backend) == (info.name, info.backend) for other in found)
         found.append(replace(info, twin=twins))
     return found
@@ -109,7 +109,10 @@ def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
     if engine not in ("auto", *PACKAGES):
         raise InvalidInput(f'engine is "auto", "wgpu" or "dawn", not {engine!r}')
     if engine != "auto":
-        return choose(adapters(engine), device)
+        infos = adapters(engine)
+        if engine == "dawn" and not infos:
+            raise NoAdapter("Dawn finds no adapter that it accepts; `ptegpu doctor` shows what it says, and the others")
+        return choose(infos, device)
     info = choose(adapters(), device)
     if info.type != "software" and installed("dawn"):
         me = (info.name, info.backend, info.twin)
@@ -138,7 +141,7 @@ def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterI
     return min(fitting, key=lambda info: (_PREFERENCE.index(info.type), info.index))
 
 
-def _info(index: int, adapter: Any, engine: EngineName) -> AdapterInfo:
+def _info(index: int, adapter: Any, engine: EngineName, matrices: tuple[str, ...]) -> AdapterInfo:
     said = adapter.info
     return AdapterInfo(
         index=index,
@@ -150,5 +153,5 @@ def _info(index: int, adapter: Any, engine: EngineName) -> AdapterInfo:
         features=frozenset("subgroups" if name == "subgroup" else name for name in adapter.features),
         limits=dict(adapter.limits),
         engine=engine,
-        matrices=library(engine).matrices(adapter),
+        matrices=matrices,
     )

@@ -19,15 +19,19 @@ from _cffi_backend import gcp  # type: ignore[import-untyped]
 from wgpudawn.backends.dawn import extras, ffi, gpu, lib
 from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struct
 
+from ..errors import DeviceError
 from . import held
-from .webgpu import MATRICES, Place, WebGPU, error_callback, text_of
+from .held import Handle
+from .webgpu import MATRICES, Place, Source, WebGPU, error_callback, text_of
 
 THREADS = "implicit-device-synchronization"  # without it, a device is for one thread
 
-_ADAPTER_TOGGLES = ("allow_unsafe_apis", "vulkan_enable_f16_on_nvidia")  # experimental features; f16 and its matrices
-_FAST = ("disable_robustness", "disable_workgroup_init")
-_EXACT_TIMES = "timestamp_quantization"  # which is to be off
+_UNSAFE = "allow_unsafe_apis"  # toggles: of the instance, for experimental features
+_F16 = "vulkan_enable_f16_on_nvidia"  # of adapters, and f16 matrices with it
+_FAST = ("disable_robustness", "disable_workgroup_init")  # of devices
+_COARSE = "timestamp_quantization"  # to be off
 
+_NAMES = {"DX12": "D3D12"}
 _BEHIND = re.compile(r"\n\s*(?:- While|at )")  # where in Dawn it was found out
 _FAULT = re.compile(r":(\d+):(\d+) error: (.+)")
 _KIND = re.compile(r"struct WGPU(\w+)Impl \*")
@@ -64,10 +68,20 @@ class Dawn(WebGPU):
     @classmethod
     def adapters(cls, backends: Sequence[str]) -> list[Any]:
         with suppress(RuntimeError):  # another user of wgpudawn in this process has made its instance already
-            extras.set_instance_extras(backends=backends, enable_toggles=_ADAPTER_TOGGLES)
-        named = {"D3D12" if backend == "DX12" else backend for backend in backends}
-        # wgpudawn's own enumeration drops all but one of equal GPUs
-        return [a for a in gpu._enumerate_all_adapters() if a.info["backend_type"] in named]
+            extras.set_instance_extras(enable_toggles=(_UNSAFE,))
+        kept: list[Any] = []
+        options = ffi.new("WGPURequestAdapterOptions *")
+        options.nextInChain = new_toggles_struct((_F16,), (), kept)
+        found = []
+        for backend in backends:
+            options.backendType = getattr(lib, f"WGPUBackendType_{_NAMES.get(backend, backend)}")
+            # size_t wgpu_dawn_enumerate_adapters(WGPUInstance, WGPURequestAdapterOptions const *, WGPUAdapter *,
+            #     size_t count): how many there are
+            count = lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, ffi.NULL, 0)
+            handles = ffi.new("WGPUAdapter[]", count)
+            lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, handles, count)
+            found += [gpu._create_adapter(handle) for handle in handles]
+        return found
 
     @classmethod
     def matrices(cls, adapter: Any) -> tuple[str, ...]:
@@ -91,8 +105,35 @@ class Dawn(WebGPU):
         info.callback, info.userdata1 = on_lost, ffi.cast("void *", id(lost))
         kept: list[Any] = []
         fast = () if os.environ.get("PTEGPU_ROBUST", "0") not in ("", "0") else _FAST
-        descriptor.nextInChain = new_toggles_struct(fast, (_EXACT_TIMES,), kept)
+        descriptor.nextInChain = new_toggles_struct(fast, (_COARSE,), kept)
         return kept
+
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        """On Dawn's threads: ours would take turns."""
+        found: dict[int, Handle] = {}
+
+        @held.callback(ffi, "void(WGPUCreatePipelineAsyncStatus, WGPUComputePipeline, WGPUStringView, void *, void *)")
+        def answered(status: int, made: Handle, _message: Any, place: Any, _2: Any) -> None:
+            number = int(ffi.cast("uintptr_t", place))
+            if status != lib.WGPUCreatePipelineAsyncStatus_Success:
+                found[number] = None
+            elif number not in found:  # one step of Python code, as `owned` is; never two
+                found.update(zip((number,), map(gcp, (made,), (lib.wgpuComputePipelineRelease,))))
+
+        described = [self._described(source) for source in sources]
+        held.expect(answered, found, len(sources))
+        info = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, answered
+        with self.checked():
+            for number, (descriptor, _) in enumerate(described):
+                info.userdata1 = ffi.cast("void *", number)
+                # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
+                #     WGPUCreateComputePipelineAsyncCallbackInfo)
+                lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
+        self.until(lambda _: len(found) == len(sources))
+        if None in found.values():
+            raise DeviceError("a kernel does not compile")
+        return [found[number] for number in range(len(sources))]
 
     def poll(self) -> None:
         # void wgpuInstanceProcessEvents(WGPUInstance)

@@ -8,7 +8,7 @@ and forget what is raised there), unless it does its work a second time then (`c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ class _Said(threading.local):
 
 
 said = _Said()
+_unanswered: dict[int, tuple[Any, Sized, int]] = {}  # callbacks that a library may still call, the answers, how many
 
 
 def callback(ffi: Any, signature: str) -> Callable[[Callable[..., None]], Any]:
@@ -91,3 +92,10 @@ def owned(release: Any, create: Any, *arguments: Any) -> Handle:
 def disown(handle: Handle) -> None:
     """It is not released any more."""
     gcp(handle, None)
+
+
+def expect(called: Any, answers: Sized, count: int = 1) -> None:
+    """Keeps a callback until it was called so often; whoever waits for it may be interrupted."""
+    for key in [key for key, (_, found, wanted) in [*_unanswered.items()] if len(found) == wanted]:
+        _unanswered.pop(key, None)
+    _unanswered[id(answers)] = called, answers, count

@@ -6,9 +6,8 @@ about a megabyte of the host's memory under a software adapter.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 from weakref import WeakValueDictionary
@@ -17,10 +16,9 @@ from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
 from .held import Handle, Words
-from .webgpu import WebGPU
+from .webgpu import Source, WebGPU
 
 _KEPT = 128
-_THREADS = min(8, os.cpu_count() or 1)
 
 _Key: TypeAlias = tuple[str, str, tuple[Access, ...]]  # source, entry, bindings
 
@@ -44,28 +42,21 @@ class PipelineCache:
     def get_all(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """Several at once: those that are new compile side by side, which takes a driver a tenth of the time."""
         new = {key: k for k in kernels if (key := self._key(k)) not in self._alive}
-        made: list[tuple[_Key, Pipeline]] = []
+        made: list[Handle] = []
         if len(new) > 1:
-            for kernel in new.values():
-                self._layout(kernel.access)
-            with ThreadPoolExecutor(min(len(new), _THREADS)) as pool:
-                try:
-                    found = pool.map(lambda key: (key, self._compile(new[key], key[0])), new)
-                    made = list(found)
-                except DeviceError:  # whose, is told one by one: errors of one thread may be seen by another
-                    made = []
-                finally:
-                    pool.shutdown(cancel_futures=True)
-        for key, pipeline in made:
-            self._alive[key] = pipeline
-            self.compiled += 1
+            with suppress(DeviceError):  # whose, is told one by one
+                made = self._api.pipelines([self._source(kernel, key[0]) for key, kernel in new.items()])
+        alive = [Pipeline(handle, self._layout(key[2])[0]) for key, handle in zip(new, made)]
+        self._alive.update(zip(new, alive))
+        self.compiled += len(alive)
         return [self.get(kernel) for kernel in kernels]
 
     def get(self, kernel: Kernel) -> Pipeline:
         key = self._key(kernel)
         pipeline = self._alive.get(key)
         if pipeline is None:
-            pipeline = self._alive[key] = self._compile(kernel, key[0])
+            handle = self._api.pipeline(self._source(kernel, key[0]))
+            pipeline = self._alive[key] = Pipeline(handle, self._layout(kernel.access)[0])
             self.compiled += 1
         self._recent.pop(key, None)
         self._recent[key] = pipeline
@@ -78,14 +69,12 @@ class PipelineCache:
             self._layouts[access] = self._api.layouts(access)
         return self._layouts[access]
 
-    def _compile(self, kernel: Kernel, source: str) -> Pipeline:
-        group_layout, layout = self._layout(kernel.access)
-
+    def _source(self, kernel: Kernel, wgsl: str) -> Source:
         def translate(words: Words) -> DeviceError:
             ours = self._api.as_error(words)
             return ours if isinstance(ours, (DeviceLost, OutOfMemory)) else self._error(kernel, words.text, str(ours))
 
-        return Pipeline(self._api.pipeline(kernel.name, source, kernel.entry, layout, translate), group_layout)
+        return Source(kernel.name, wgsl, kernel.entry, self._layout(kernel.access)[1], translate)
 
     def _key(self, kernel: Kernel) -> _Key:
         return dialect.source(kernel, self._api.dialect), kernel.entry, kernel.access

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import not_
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from _cffi_backend import callback as c_callback  # type: ignore[import-untyped]
 from _cffi_backend import gcp
@@ -35,7 +35,15 @@ _SPIN = 200e-6  # seconds that `until` polls without a pause
 _PAUSE = 1 / 16  # of the time waited so far, between two polls after that
 _LONGEST_PAUSE = 5e-3  # seconds
 
-_unanswered: dict[int, tuple[Any, list[int]]] = {}  # the callbacks that a library may still call, with their answers
+
+class Source(NamedTuple):
+    """What a pipeline is made of."""
+
+    name: str
+    wgsl: str
+    entry: str
+    layout: Handle
+    translate: Callable[[Words], Exception]  # makes an error of the compiler's words
 
 
 class WebGPU:
@@ -107,6 +115,10 @@ class WebGPU:
 
     def _describe(self, descriptor: Any) -> Any:
         """Adds to the description of a device; returns what must live as long."""
+        raise NotImplementedError
+
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        """Several, compiled side by side; a DeviceError if any is wrong, which does not say whose."""
         raise NotImplementedError
 
     def poll(self) -> object:
@@ -181,31 +193,34 @@ class WebGPU:
             make, release = lib.wgpuDeviceCreatePipelineLayout, lib.wgpuPipelineLayoutRelease
             return group, owned(release, make, self.handle, descriptor)
 
-    def pipeline(
-        self, name: str, wgsl: str, entry: str, layout: Handle, translate: Callable[[Words], Exception]
-    ) -> Handle:
-        """A compute pipeline; `translate` makes an error of the compiler's words."""
+    def pipeline(self, source: Source) -> Handle:
+        """A compute pipeline."""
+        descriptor, _kept = self._described(source)
+        with self.checked(source.translate):
+            # WGPUComputePipeline wgpuDeviceCreateComputePipeline(WGPUDevice, WGPUComputePipelineDescriptor const *)
+            make, release = self.lib.wgpuDeviceCreateComputePipeline, self.lib.wgpuComputePipelineRelease
+            return owned(release, make, self.handle, descriptor)
+
+    def module(self, source: Source) -> Handle:
+        """A compiled shader: most of what can be wrong with one is found here."""
         lib, ffi = self.lib, self.ffi
-        source = ffi.new("WGPUShaderSourceWGSL *")
-        source.chain.sType = lib.WGPUSType_ShaderSourceWGSL
-        module_descriptor = ffi.new("WGPUShaderModuleDescriptor *")
-        descriptor = ffi.new("WGPUComputePipelineDescriptor *")
-        _texts = [
-            self._say(source.code, wgsl),
-            self._say(module_descriptor.label, name),
-            self._say(descriptor.label, name),
-            self._say(descriptor.compute.entryPoint, entry),
-        ]
-        module_descriptor.nextInChain = ffi.addressof(source, "chain")
-        with self.checked(translate):
+        text = ffi.new("WGPUShaderSourceWGSL *")
+        text.chain.sType = lib.WGPUSType_ShaderSourceWGSL
+        descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+        _texts = self._say(text.code, source.wgsl), self._say(descriptor.label, source.name)
+        descriptor.nextInChain = ffi.addressof(text, "chain")
+        with self.checked(source.translate):
             # WGPUShaderModule wgpuDeviceCreateShaderModule(WGPUDevice, WGPUShaderModuleDescriptor const *)
             make, release = lib.wgpuDeviceCreateShaderModule, lib.wgpuShaderModuleRelease
-            module = owned(release, make, self.handle, module_descriptor)
-        descriptor.layout, descriptor.compute.module = layout, module
-        with self.checked(translate):
-            # WGPUComputePipeline wgpuDeviceCreateComputePipeline(WGPUDevice, WGPUComputePipelineDescriptor const *)
-            make, release = lib.wgpuDeviceCreateComputePipeline, lib.wgpuComputePipelineRelease
             return owned(release, make, self.handle, descriptor)
+
+    def _described(self, source: Source) -> tuple[Any, Any]:
+        """The description of a pipeline, and what must live as long."""
+        module = self.module(source)
+        descriptor = self.ffi.new("WGPUComputePipelineDescriptor *")
+        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, source.entry)
+        descriptor.layout, descriptor.compute.module = source.layout, module
+        return descriptor, (module, texts)
 
     def bind_group(self, layout: Handle, entries: Sequence[tuple[Handle, int, int]]) -> Handle:
         """Buffers bound at 0, 1, … as (buffer, offset, nbytes)."""
@@ -258,19 +273,20 @@ class WebGPU:
             # void wgpuQueueSubmit(WGPUQueue, size_t commandCount, WGPUCommandBuffer const * commands)
             next(map(lib.wgpuQueueSubmit, (self.queue,), (1,), zip(sound)), None)
 
-    def until(self, done: Callable[[], object]) -> None:
-        """Asks `done`, which polls, until it holds. Signal handlers may raise at any time.
+    def until(self, done: Callable[[object], object]) -> None:
+        """Polls until `done` holds, which is told what a poll returns. Signal handlers may raise at any time.
 
         A poll that blocks would be deaf to signals, and would keep other threads from submitting.
         """
+        poll = self.poll
         with self.checked():
-            began = None
-            while not done():
-                if began is None:
-                    began = time.perf_counter()
+            polled = poll()
+            began = time.perf_counter()
+            while not done(polled):
                 waited = time.perf_counter() - began
                 if waited > _SPIN:
                     time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
+                polled = poll()
 
     def map_for_reading(self, buffer: Handle, nbytes: int) -> None:
         """Maps the first bytes of a MAP_READ buffer once the work submitted so far that uses it is done.
@@ -305,24 +321,16 @@ class WebGPU:
 
     def _answer(self, kind: str, ask: Callable[[Any], None]) -> int:
         """The status that a call answers with, when it is done; `ask` calls it with what to call back."""
-        for key in [key for key, (_, found) in [*_unanswered.items()] if found]:
-            _unanswered.pop(key, None)
         answer: list[int] = []
         # list.append runs no Python code. It takes the first argument, the status, and leaves the others alone, as a C
         # function may where its caller cleans up.
         called = c_callback(self.ffi.typeof("void (*)(uint32_t)"), answer.append, None, None)
-        _unanswered[id(answer)] = called, answer
+        held.expect(called, answer)
         info = self.ffi.new(f"{kind}Info *")
         info.mode, info.callback = self.lib.WGPUCallbackMode_AllowProcessEvents, self.ffi.cast(kind, called)
         with self.checked():
             ask(info[0])
-        poll = self.poll
-
-        def answered() -> list[int]:
-            poll()
-            return answer
-
-        self.until(answered)
+        self.until(lambda _: answer)
         return answer[0]
 
     def _request(self, adapter: Handle, descriptor: Any) -> Handle:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -16,14 +18,15 @@ from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from ..errors import DeviceError
 from . import held
-from .held import Words
-from .webgpu import COPY_DST, STORAGE, Limits, Place, WebGPU, error_callback
+from .held import Handle, Words
+from .webgpu import COPY_DST, STORAGE, Limits, Place, Source, WebGPU, error_callback
 
 _LOST = ("device is lost", "device lost")
 _FULL = ("not enough memory", "out of memory")
 _LOCATION = re.compile(r"┌─ .*:(\d+):(\d+)")
 _REASON = re.compile(r"(?:parsing|validation) error: (.+)")
 _NOTE = re.compile(r"│ +[\^-]+ (.+)")
+_THREADS = min(8, os.cpu_count() or 1)
 _KNOWN = re.compile(r"(\w+)(?: (\*)|\[(\d*)\])?")  # "WGPULimits *", "WGPUAdapter[]"
 
 
@@ -98,13 +101,20 @@ class WgpuNative(WebGPU):
         # Nobody waits to hear that the device is lost, so that any C function serves which leaves its arguments alone.
         descriptor.deviceLostCallbackInfo.callback = ffi.cast("WGPUDeviceLostCallback", lib.wgpuGetVersion)
 
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        with ThreadPoolExecutor(min(len(sources), _THREADS)) as pool:
+            try:
+                return list(pool.map(self.pipeline, sources))
+            finally:
+                pool.shutdown(cancel_futures=True)
+
     def poll(self) -> int:
         """Whether the queue is empty."""
         # WGPUBool wgpuDevicePoll(WGPUDevice, WGPUBool wait, WGPUSubmissionIndex const *): only its lowest byte is set
         return lib.wgpuDevicePoll(self.handle, 0, ffi.NULL) & 1  # type: ignore[no-any-return]
 
     def drain(self) -> None:
-        self.until(self.poll)
+        self.until(bool)
 
     def check_alive(self) -> None:
         # A write of no bytes is the cheapest call that looks.
