@@ -175,6 +175,11 @@ class Bench:
         torch.set_grad_enabled(False)
         return torch
 
+    def need_torch(self) -> None:
+        """Missing where PyTorch is not installed."""
+        if self.torch is None:
+            raise Missing("PyTorch is not installed: it makes the weights and checks results")
+
     @cached_property
     def cuda(self) -> Any:
         """PyTorch where it has a CUDA device; only then is it timed."""
