@@ -18,8 +18,8 @@ import wgpu
 
 from ptegpu.gpu import Device, Prepared, Session, open_device
 from ptegpu.gpu.adapters import native_adapters
+from ptegpu.gpu.recorder import Step
 from ptegpu.gpu.submit import Commands, submit
-from ptegpu.gpu.webgpu import Step
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, fixed
 
 WGSL = """
