@@ -2,7 +2,7 @@
 
 `wgpu_native.py` and `dawn.py` say what differs: how a device is asked for, how it is polled, what its errors look like.
 Only these and `recorder.py` call a C library. Each call carries its C signature, and none goes through the objects of
-wgpu-py, which cost several times as much. Nothing here guards against the cases in which a submit of wgpu-native aborts:
+wgpu-py, which cost several times as much. Nothing here guards against what makes wgpu-native abort in a submit:
 `submit.py` does. Signal handlers may raise anywhere (`held.py`); `until` is the one place that waits.
 """
 
