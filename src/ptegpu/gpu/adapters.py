@@ -52,6 +52,16 @@ class AdapterInfo:
     def __str__(self) -> str:
         return f"{self.index}: {self.name} ({self.type}, {self.backend})"
 
+    @property
+    def place(self) -> str:
+        """Where something ran, for people."""
+        return f"{self.name} ({self.type}, {self.backend} through {self.engine})"
+
+    @property
+    def record(self) -> dict[str, str | int]:
+        """Where something ran, for programs."""
+        return {name: getattr(self, name) for name in ("index", "name", "type", "backend", "engine")}
+
 
 def installed(engine: EngineName) -> bool:
     """Whether an engine's package is there; it is not imported."""

@@ -157,6 +157,7 @@ class Dawn(WebGPU):
                 #     WGPUCreateComputePipelineAsyncCallbackInfo)
                 lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
         self.until(lambda _: len(found) == len(sources))
+        held.settle()
         if None in found.values():
             raise DeviceError("a kernel does not compile")
         return [found[number] for number in range(len(sources))]
