@@ -153,7 +153,7 @@ def report(path: Path, model: LanguageModel, made: Generation, load_s: float) ->
     adapter, t = model.program.device.info, made.timings
     return {
         "model": str(path),
-        "adapter": {"index": adapter.index, "name": adapter.name, "type": adapter.type, "backend": adapter.backend},
+        "adapter": adapter.record,
         "text": made.text,
         "finish_reason": made.finish_reason,
         "seed": made.seed,
