@@ -28,6 +28,7 @@ from .generate import (
     show_stats,
     write,
 )
+from .options import CacheType
 
 if TYPE_CHECKING:
     from ..llm import Conversation
@@ -47,6 +48,7 @@ def chat(
     seed: Seed = None,
     tokenizer: TokenizerPath = None,
     device: Device = "auto",
+    cache: CacheType = "f32",
     stats: Stats = False,
 ) -> None:
     """Talk with a model; from a pipe, each line is a message."""
@@ -59,7 +61,7 @@ def chat(
         "repeat_penalty": repeat_penalty,
         "seed": seed,
     }
-    loaded, _ = open_model(model, device, tokenizer)
+    loaded, _ = open_model(model, device, tokenizer, cache)
     with loaded:
         conversation = loaded.chat(system, **options)
         _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")

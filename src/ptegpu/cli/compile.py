@@ -18,7 +18,7 @@ from .analysis import memory
 from .console import bar, counted, duration, explain, print_json, say, show_table
 from .console import size as size_text
 from .families import numpy_calls, parse_sizes
-from .options import AsJson, Data
+from .options import AsJson, CacheType, Data
 from .values import check_folder, find_method, open_source
 
 BROWSER, THIS = "browser", "this"
@@ -46,6 +46,7 @@ def compile(
             show_default=BROWSER,
         ),
     ] = None,
+    cache: CacheType = "f32",
     json: AsJson = False,
 ) -> None:
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
@@ -68,6 +69,7 @@ def compile(
             sizes=sizes or None,
             methods=method or None,
             progress=lambda name, done, total: step(done, total, name),
+            cache=cache,
         )
         bundle.save(output)
     seconds, nbytes = time.perf_counter() - started, output.stat().st_size

@@ -12,6 +12,7 @@ from rich.text import Text
 from ..errors import InvalidInput
 from .console import bar, console, counted, duration, print_json, progress, say
 from .generate import Device, Model, TokenizerPath, open_model
+from .options import CacheType
 
 if TYPE_CHECKING:
     from ..llm import Evaluation
@@ -46,6 +47,7 @@ def evaluate(
     ] = None,
     tokenizer: TokenizerPath = None,
     device: Device = "auto",
+    cache: CacheType = "f32",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compute the perplexity of a text; --checkpoint compares it with PyTorch's."""
@@ -58,7 +60,7 @@ def evaluate(
         decoded = content.decode()
     except UnicodeDecodeError as e:
         raise InvalidInput(f"{text} is not UTF-8: {e}") from None
-    loaded, _ = open_model(model, device, tokenizer)
+    loaded, _ = open_model(model, device, tokenizer, cache)
     with loaded:
         tokens = loaded.tokenizer.encode(decoded)
         nbytes = len(content)

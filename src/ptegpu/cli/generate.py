@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ..plan.target import Cache
 from .console import console, counted, duration, print_json, progress, say
+from .options import CacheType
 
 if TYPE_CHECKING:
     from ..llm import Generation, LanguageModel, Stream
@@ -55,6 +57,7 @@ def generate(
     system: System = None,
     tokenizer: TokenizerPath = None,
     device: Device = "auto",
+    cache: CacheType = "f32",
     stats: Stats = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -70,7 +73,7 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
-    loaded, load_s = open_model(model, device, tokenizer)
+    loaded, load_s = open_model(model, device, tokenizer, cache)
     with loaded:
         asks = chat or system is not None
         stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
@@ -90,13 +93,13 @@ def generate(
         raise typer.Exit(CANCELLED)
 
 
-def open_model(path: Path, device: str, tokenizer: Path | None) -> tuple[LanguageModel, float]:
+def open_model(path: Path, device: str, tokenizer: Path | None, cache: Cache = "f32") -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
 
     with progress(f"Loading {path.name}"):
         started = time.perf_counter()
-        loaded = LanguageModel(path, device, tokenizer)
+        loaded = LanguageModel(path, device, tokenizer, cache=cache)
         try:
             assert loaded.tokenizer
         except BaseException:

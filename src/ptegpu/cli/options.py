@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..plan.target import Cache
+
 Model = Annotated[Path, typer.Argument(help="The program, a .pte file or a bundle.", show_default=False)]
 MethodName = Annotated[str | None, typer.Option(help="The method to run.", show_default="forward, or the only one")]
 Data = Annotated[list[Path] | None, typer.Option(help="A .ptd file with constants; repeat for more.")]
@@ -23,4 +25,7 @@ Shapes = Annotated[
     typer.Option(help="Shape of a dynamic input, such as 0=1x17; repeat for more.", show_default="the maximum"),
 ]
 DeviceName = Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")]
+CacheType = Annotated[
+    Cache, typer.Option(help="What key-value caches are stored in; f16 takes half the memory and is faster when long.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, get_args
 
 from ..errors import InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
 from ..format import Method as FileMethod
@@ -19,7 +19,7 @@ from ..graph.linear import Call, Jump, Linear, Var, variables
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
-from ..plan.target import Target
+from ..plan.target import Cache, Target
 from .append import Append, append_calls
 from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
@@ -51,6 +51,7 @@ def compile(
     also: Mapping[str, tuple[str, Append]] | None = None,
     points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
+    cache: Cache = "f32",
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
 
@@ -61,7 +62,7 @@ def compile(
     """
     if targets is None:
         targets = (Target(),)
-    wanted = (targets,) if isinstance(targets, Target) else tuple(targets)
+    wanted = tuple(with_cache(t, cache) for t in ((targets,) if isinstance(targets, Target) else targets))
     if not wanted:
         raise InvalidInput("a bundle needs at least one target")
     file = read_source(source)
@@ -164,7 +165,16 @@ def plan_methods(
             planners[name, len(mine) - 1] = planner
             done += 1
         outers[name] = _outer(name, cut, mine)
+    if target.cache == "f16" and not any(p.halved for p in planners.values()):
+        raise InvalidInput('cache="f16" needs key-value caches in float32 that only attention reads: there are none')
     return outers, planners
+
+
+def with_cache(target: Target, cache: Cache) -> Target:
+    """The target with key-value caches of that type."""
+    if cache not in get_args(Cache):
+        raise InvalidInput(f'cache is "f32" or "f16", not {cache!r}')
+    return target if cache == target.cache else replace(target, cache=cache)
 
 
 def _check_names(cuts: Mapping[str, Cut], sizes: Sizes) -> None:

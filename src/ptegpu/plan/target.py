@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["discrete", "integrated", "software"]
+Cache = Literal["f32", "f16"]  # what key-value caches are stored in, where the program says float32
 Precision = Literal["exact", "auto", "fast"]  # whether products may round what they multiply to f16; auto: if b is
 
 
@@ -55,6 +56,7 @@ class Target:
     subgroup_size: int = 0  # the probed size; 0 when unknown or varying
     matrices: tuple[str, ...] = ()  # what subgroups multiply: inputs, sums, rows x columns x depth ("f16 f32 16x16x16")
     precision: Precision = "auto"
+    cache: Cache = "f32"
     device_class: DeviceClass = CLASSES["discrete"]
 
     def workgroup(self, preferred: int) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..compiler.append import Append
     from ..compiler.data import Data, Source
     from ..compiler.planner import Points, Sizes
+    from ..plan.target import Cache
 
 DEFAULT = "forward"
 
@@ -34,6 +35,7 @@ def load(
     append: Mapping[str, Append] | None = None,
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
+    cache: Cache = "f32",
 ) -> Program:
     """Load a `.pte` or a bundle and make it ready on a GPU.
 
@@ -41,20 +43,21 @@ def load(
     files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
     index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append`
     adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan for: see
-    `ptegpu.compile`.
+    `ptegpu.compile`. `cache="f16"` stores key-value caches in half, which are float32 otherwise.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
     bundle = path if isinstance(path, Bundle) else _saved(path)
     if bundle is not None:
-        return _load_bundle(bundle, device, data, methods, append)
-    from ..compiler.program import cut_methods, plan_methods, read_source
+        return _load_bundle(bundle, device, data, methods, append, cache)
+    from ..compiler.program import cut_methods, plan_methods, read_source, with_cache
 
     file = read_source(path)  # type: ignore[arg-type]
     cuts = cut_methods(file, data, methods, append)
     opened = device if isinstance(device, Device) else open_device(device)
-    outers, planners = plan_methods(cuts, opened.target, sizes, points)
-    return Program(Bundle(file, (opened.target,), (outers,), planners), outers, opened)
+    target = with_cache(opened.target, cache)
+    outers, planners = plan_methods(cuts, target, sizes, points)
+    return Program(Bundle(file, (target,), (outers,), planners), outers, opened)
 
 
 def _saved(path: Any) -> Bundle | None:
@@ -65,10 +68,17 @@ def _saved(path: Any) -> Bundle | None:
 
 
 def _load_bundle(
-    bundle: Bundle, device: str | int | Device, data: Any, methods: str | Iterable[str] | None, append: Any
+    bundle: Bundle,
+    device: str | int | Device,
+    data: Any,
+    methods: str | Iterable[str] | None,
+    append: Any,
+    cache: Cache,
 ) -> Program:
     if data is not None or append:
         raise InvalidInput("a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile")
+    if cache != "f32":
+        raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
     opened = device if isinstance(device, Device) else open_device(device)
     outers = bundle.outers(opened.target)
     wanted = list(outers) if methods is None else [methods] if isinstance(methods, str) else [*methods]
