@@ -277,7 +277,7 @@ class Merge:
         lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
         lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
         for k in each:  # what has no sum may be anything
-            lines.append(f"if (i + {k}u < count && s{k}.y != 0.0) {{")
+            lines.append(f"if (i + {k}u < count && !(s{k}.y == 0.0)) {{")
             lines.append(
                 f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
             )
