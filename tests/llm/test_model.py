@@ -22,6 +22,7 @@ import ptegpu
 from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.llm import LanguageModel
+from ptegpu.llm.compiling import compile
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import chosen
 
@@ -124,7 +125,7 @@ def test_caches_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     assert 'cache is "f32" or "f16", not \'f8\'' == said
     said = refused(InvalidInput, ptegpu.load, DATA / "mlp.pte", cache="f16")
     assert 'cache="f16" needs key-value caches in float32 that only attention reads: there are none' == said
-    ptegpu.llm.compile(folder / "tiny.pte", cache="f16").save(tmp_path / "half.bundle")
+    compile(folder / "tiny.pte", cache="f16").save(tmp_path / "half.bundle")
     said = refused(InvalidInput, LanguageModel, tmp_path / "half.bundle", cache="f16")
     assert "a bundle has the caches that it was made with: give `cache` to ptegpu.compile" == said
     with LanguageModel(tmp_path / "half.bundle") as half:
@@ -404,6 +405,7 @@ def test_signatures_that_are_refused(folder: Path) -> None:
 INTERRUPTED = """
 import random, signal, sys
 from ptegpu.llm import LanguageModel
+from ptegpu.llm.compiling import compile
 
 def generate(number):
     made = model.generate(prompts[number], max_tokens=6, temperature=float(number % 2), seed=1, stop_tokens=())

@@ -99,3 +99,36 @@ def test_sizes_that_broadcast_only_in_a_call():
     (got,) = run_plan(plan_of(b.graph, gpu.target, b.arrays, dynamic=True), b.arrays, gpu)
     want = b.arrays[1] + 2 * (b.arrays[0] @ w.data.T + bias.data)
     close(got, want)
+
+
+CONVOLUTIONS = {  # x, weight, output, stride, padding, groups, transposed
+    "windows": ((2, 5, 7, 6), (9, 5, 3, 3), (2, 9, 7, 6), 1, 1, 1, False),
+    "pointwise": ((2, 12, 8, 6), (20, 12, 1, 1), (2, 20, 8, 6), 1, 0, 1, False),
+    "whole image": ((3, 4, 5, 5), (12, 4, 5, 5), (3, 12, 1, 1), 1, 0, 1, False),
+    "direct in quads": ((2, 6, 7, 8), (6, 1, 3, 3), (2, 6, 7, 8), 1, 1, 6, False),
+    "direct": ((2, 6, 7, 6), (6, 1, 3, 3), (2, 6, 4, 3), 2, 1, 6, False),
+    "parts of K": ((1, 64, 4, 4), (12, 64, 3, 3), (1, 12, 4, 4), 1, 1, 1, False),
+    "transposed": ((2, 4, 4, 4), (4, 3, 3, 3), (2, 3, 9, 9), 2, 0, 1, True),
+    "transposed, by phases": ((2, 16, 4, 4), (16, 12, 2, 2), (2, 12, 8, 8), 2, 0, 1, True),
+}
+
+
+def convolution(case: str, dtype: DType) -> Builder:
+    """A residual block's end: an activation of a convolution and what came before."""
+    b = Builder(dtype)
+    x, weight, shape, stride, padding, groups, transposed = CONVOLUTIONS[case]
+    given = (b.input(*x), b.constant(*weight, dtype=dtype), b.constant(shape[1], dtype=dtype))
+    geometry = ((stride,) * 2, (padding,) * 2, (1, 1), transposed, (0, 0), groups)
+    made = b.apply("et_vk.conv_with_clamp.default", *given, *geometry, -0.3, 0.3, shape=shape)
+    added = b.apply("aten.add.Tensor", made, b.input(*shape), shape=shape)
+    b.graph.outputs = [b.apply("aten.hardswish.default", added, shape=shape)]
+    return b
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("f16", [True, False])
+def test_every_kernel_of_convolutions(case, f16):
+    for dtype in (F32, F16):
+        apart = run(convolution(case, dtype), None, f16=int(f16))
+        joined = run(convolution(case, dtype), 1, f16=int(f16))
+        np.testing.assert_allclose(joined[0], apart[0], rtol=0, atol=TOLERANCE[dtype] * float(np.abs(apart[0]).max()))

@@ -1,13 +1,11 @@
-"""Options that several commands have: which program, which method, on what inputs, on which device."""
+"""Options that several commands have: which program, which method, on what inputs, on which device and how."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-
-from ..plan.target import Cache
 
 Model = Annotated[Path, typer.Argument(help="The program, a .pte file or a bundle.", show_default=False)]
 MethodName = Annotated[str | None, typer.Option(help="The method to run.", show_default="forward, or the only one")]
@@ -25,7 +23,15 @@ Shapes = Annotated[
     typer.Option(help="Shape of a dynamic input, such as 0=1x17; repeat for more.", show_default="the maximum"),
 ]
 DeviceName = Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")]
+Engine = Annotated[
+    Literal["auto", "wgpu", "dawn"], typer.Option(help="What drives it; auto takes dawn where it offers matrices.")
+]
+Precision = Annotated[
+    Literal["auto", "exact", "fast"],
+    typer.Option(help="Whether products may round to f16; auto: where weights are quantized or f16."),
+]
 CacheType = Annotated[
-    Cache, typer.Option(help="What key-value caches are stored in; f16 takes half the memory and is faster when long.")
+    Literal["f32", "f16"],
+    typer.Option(help="What key-value caches are stored in; f16 takes half the memory and is faster when long."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -13,6 +13,7 @@ from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
 from ..passes.attention import join_attention
+from ..passes.channels import fold_channels
 from ..passes.dead import remove_dead
 from ..passes.fold import fold_constants
 from ..passes.fuse import fuse_elementwise
@@ -129,6 +130,7 @@ class _Builder:
         ]
         fold_constants(graph)
         remove_dead(graph)
+        fold_channels(graph)
         fuse_elementwise(graph)
         join_siblings(graph)
         join_norms(graph)

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO
 
 from ..errors import InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
 from ..format import Method as FileMethod
@@ -19,7 +19,7 @@ from ..graph.linear import Call, Jump, Linear, Var, variables
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
-from ..plan.target import Cache, Target
+from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from .append import Append, append_calls
 from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
@@ -50,21 +50,28 @@ def compile(
     append: Mapping[str, Append] | None = None,
     also: Mapping[str, tuple[str, Append]] | None = None,
     points: Mapping[str, Points] | None = None,
+    precision: Precision | None = None,
+    cache: Cache | None = None,
     progress: Progress | None = None,
-    cache: Cache = "f32",
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
 
     `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); without
     them all sizes that the program allows, or a sample where there are too many. `points`
     are sizes one by one, by method. `also` makes further methods: by their names, the method that each is made from,
-    and what is appended to it. See `ptegpu.load` for the rest.
+    and what is appended to it. `precision` is instead of the targets' own. See `ptegpu.load` for the rest.
     """
     if targets is None:
         targets = (Target(),)
-    wanted = tuple(with_cache(t, cache) for t in ((targets,) if isinstance(targets, Target) else targets))
+    wanted = (targets,) if isinstance(targets, Target) else tuple(targets)
     if not wanted:
         raise InvalidInput("a bundle needs at least one target")
+    if precision is not None:
+        check_precision(precision)
+        wanted = tuple(replace(target, precision=precision) for target in wanted)
+    if cache is not None:
+        check_cache(cache)
+        wanted = tuple(replace(target, cache=cache) for target in wanted)
     file = read_source(source)
     cuts = cut_methods(file, data, methods, append, also)
     made, planners = [], {}
@@ -168,13 +175,6 @@ def plan_methods(
     if target.cache == "f16" and not any(p.halved for p in planners.values()):
         raise InvalidInput('cache="f16" needs key-value caches in float32 that only attention reads: there are none')
     return outers, planners
-
-
-def with_cache(target: Target, cache: Cache) -> Target:
-    """The target with key-value caches of that type."""
-    if cache not in get_args(Cache):
-        raise InvalidInput(f'cache is "f32" or "f16", not {cache!r}')
-    return target if cache == target.cache else replace(target, cache=cache)
 
 
 def _check_names(cuts: Mapping[str, Cut], sizes: Sizes) -> None:

@@ -20,33 +20,44 @@ from ..plan.target import Target
 from ..sizes import cached
 from .functions import functions
 from .joins import chosen
-from .matmul import Gather
+from .matmul import Finish, Gather
 from .wgsl import KernelSpec, Storage, build
 
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """The dtypes of the tensors of a kernel, and whether the result is clamped."""
+    """The dtypes of the tensors of a kernel, and what is done to a result: it may be clamped, and more."""
 
     x: DType
     weight: DType
     bias: DType | None
     y: DType
     clamped: bool
+    more: Finish | None = None
+
+    def added(self) -> dict[str, Storage]:
+        """What is read beside input and weight."""
+        bias = {"bias": Storage(self.bias)} if self.bias else {}
+        return bias | (self.more.reads if self.more else {})
 
     def reads(self, *, x_lanes: int = 1) -> dict[str, Storage]:
-        bias = {"bias": Storage(self.bias)} if self.bias else {}
-        return {"x": Storage(self.x, x_lanes), "weight": Storage(self.weight), **bias}
+        return {"x": Storage(self.x, x_lanes), "weight": Storage(self.weight), **self.added()}
 
     def params(self) -> list[tuple[str, str]]:
-        return [("low", "f32"), ("high", "f32")] if self.clamped else []
+        numbers = self.more.numbers if self.more else ()
+        return [*([("low", "f32"), ("high", "f32")] if self.clamped else []), *((n, "f32") for n in numbers)]
 
     def finish(self) -> str:
-        """`finish(channel, v)`: the sum of an output channel with its bias, clamped."""
-        result = "v + bias_at(channel)" if self.bias else "v"
+        """`finish(channel, i, v)`: the sum of an output channel, element i of y, with its bias, clamped, and more."""
+        result = "sum + bias_at(channel)" if self.bias else "sum"
         if self.clamped:
             result = f"within({result}, P.low, P.high)"
-        return f"{functions(result)}\nfn finish(channel: u32, v: f32) -> f32 {{ return {result}; }}"
+        more = self.more.wgsl if self.more else ""
+        last = self.more.call if self.more else "v"
+        return (
+            f"{functions(result + more)}\n{more}\n"
+            f"fn finish(channel: u32, i: u32, sum: f32) -> f32 {{ let v = {result}; return {last}; }}"
+        )
 
 
 def _axes(kind: str, names: str, axes: Iterable[int]) -> list[tuple[str, str]]:
@@ -156,12 +167,12 @@ def direct(s: Storages, line: Line, rank: int, x_quads: bool, y_quads: bool, tar
         body.append(f"let w{t} = weight_at(taps + {t}u);")
         body += [f"sum{j} = fma({names[line.offset(j, t)]}, w{t}, sum{j});" for j in range(4)]
     body += ["}"] * rank
-    sums = [f"finish(channel, sum{j})" for j in range(4)]
     if y_quads:
-        body.append(f"y_put4(i, vec4<f32>({', '.join(sums)}));")
+        body.append(f"y_put4(i, vec4<f32>({', '.join(f'finish(channel, 4u * i + {j}u, sum{j})' for j in range(4))}));")
     else:
-        body.append(f"let column = block * 4u; let y_row = i / P.blocks * P.o{last};")
-        body += [f"if (column + {j}u < P.o{last}) {{ y_put(y_row + column + {j}u, {v}); }}" for j, v in enumerate(sums)]
+        body.append(f"let column = block * 4u; let y_first = i / P.blocks * P.o{last} + column;")
+        puts = [f"y_put(y_first + {j}u, finish(channel, y_first + {j}u, sum{j}));" for j in range(4)]
+        body += [f"if (column + {j}u < P.o{last}) {{ {put} }}" for j, put in enumerate(puts)]
     return build(
         "convolution_direct",
         "\n".join(f"  {line}" for line in body),
@@ -222,9 +233,9 @@ def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
         *["}"] * rank,
     ]
     for j in range(4):
-        store = f"y_put((matrix * P.per_group + channel + {j}u) * P.positions + position, "
-        store += f"finish(group_ * P.per_group + channel + {j}u, sum{j}));"
-        body.append(f"if (channel + {j}u < P.per_group) {{ {store} }}")
+        place = f"let at = (matrix * P.per_group + channel + {j}u) * P.positions + position;"
+        store = f"y_put(at, finish(group_ * P.per_group + channel + {j}u, at, sum{j}));"
+        body.append(f"if (channel + {j}u < P.per_group) {{ {place} {store} }}")
     return build(
         "convolution_transposed",
         "\n".join(f"  {line}" for line in body),
@@ -279,9 +290,9 @@ def interleave(s: Storages, rank: int, target: Target) -> KernelSpec:
     size = " * ".join(f"P.q{k}" for k in axes)
     lines += [
         f"let row = ({phase}) * P.per_group + rest % P.per_group;",
-        f"return finish(rest % P.channels, x_at(row * ({size}) + {position}));",
+        f"return finish(rest % P.channels, i, x_at(row * ({size}) + {position}));",
     ]
     params = [*((n, "u32") for n in ("n", "channels", "per_group")), *_axes("u32", "ospq", axes)]
     params += [*((f"first{k}", "u32") for k in axes), *s.params()]
-    reads = {"x": s.x} | ({"bias": s.bias} if s.bias else {})
+    reads = {"x": s.x, **{name: storage.dtype for name, storage in s.added().items()}}
     return chosen("convolution_interleave", lines, reads, s.y, params, False, target, s.finish())

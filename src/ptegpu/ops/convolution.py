@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from ..dtypes import FLOATS
+import numpy as np
+
+from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
-from ..graph.graph import Tensor
+from ..graph.graph import Arg, Tensor
 from .product import convolved
 from .registry import Out, Steps, op
 from .windows import per_axis, window_of
@@ -40,7 +45,36 @@ def _convolve(
     yield convolved(x, weight, window, groups, out, bias=bias, clamp=clamp)
 
 
-@op("aten.convolution.default", dtypes=FLOATS)
+def _rescaled(a: Mapping[str, Any], factor: np.ndarray, added: np.ndarray) -> tuple[Arg, ...] | None:
+    """The arguments of a convolution whose output channels are multiplied with factors, and added to."""
+    weight, bias, groups = a["weight"], a["bias"], a["groups"]
+    made = weight.shape[1] * groups if a["transposed"] else weight.shape[0]
+    if factor.shape != (made,) or (bias and bias.shape != (made,)):
+        return None
+    if any(t.kind != "constant" or t.dtype is not DType.F32 for t in (weight, bias) if t):
+        return None
+    first, second, *taps = weight.shape
+    if a["transposed"]:  # (channels, out channels of a group, …)
+        shaped = weight.data.reshape(groups, first // groups, second, *taps)
+        by = factor.reshape(groups, 1, second, *(1 for _ in taps))
+    else:
+        shaped, by = weight.data, factor.reshape(first, 1, *(1 for _ in taps))
+    with np.errstate(all="ignore"):
+        scaled = (shaped * by).astype(np.float32).reshape(weight.shape)
+        shifted = (added if bias is None else added + bias.data * factor).astype(np.float32)
+    return tuple(
+        replace(weight, name=f"{weight.name} scaled", data=scaled)
+        if name == "weight"
+        else Tensor(f"{weight.name} shift", DType.F32, shifted.shape, "constant", shifted)
+        if name == "bias"
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+        for name, value in a.items()
+    )
+
+
+@op("aten.convolution.default", dtypes=FLOATS, role="product", rescaled=_rescaled)
 def convolution(
     x: Tensor,
     weight: Tensor,
@@ -61,7 +95,7 @@ def convolution(
     yield from _convolve(x, weight, bias, *geometry, None)
 
 
-@op("et_vk.conv_with_clamp.default", dtypes=FLOATS)
+@op("et_vk.conv_with_clamp.default", dtypes=FLOATS, role="product")
 def conv_with_clamp(
     x: Tensor,
     weight: Tensor,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ..dtypes import FLOATS, DType
 from ..errors import ShapeError
@@ -206,7 +210,18 @@ def batch_norm_no_stats(
     )
 
 
-@op("aten._native_batch_norm_legit_no_training.default", dtypes=FLOATS)
+def _by_channel(a: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """A batch norm by constant statistics is a factor and a number to add, for each channel."""
+    given = [a[name] for name in ("running_mean", "running_var", "weight", "bias")]
+    if any(t.kind != "constant" or t.shape != given[0].shape for t in given if t):
+        return None
+    mean, variance, weight, bias = (0.0 if t is None else t.data.astype(np.float64) for t in given)
+    with np.errstate(all="ignore"):
+        factor = (1.0 if a["weight"] is None else weight) / np.sqrt(variance + a["eps"])
+        return factor, bias - mean * factor
+
+
+@op("aten._native_batch_norm_legit_no_training.default", dtypes=FLOATS, by_channel=_by_channel)
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,

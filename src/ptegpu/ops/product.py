@@ -21,7 +21,7 @@ from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SMALL, Finish, Form, Tile, ad
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from . import exact, few, windows
+from . import exact, few, matrices, windows
 from .few import ceil
 from .pointwise import cast
 from .registry import Dispatch, Scratch, Steps, Work
@@ -29,6 +29,7 @@ from .windows import Window
 
 if TYPE_CHECKING:
     from .attending import Attention
+    from .matrices import Prepared
     from .norm import Norm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N
@@ -100,6 +101,7 @@ class Product(Work):
     norm: Norm | None = None  # its result is a
     attention: Attention | None = None  # the same
     finish: Finishing | None = None
+    prepared: Prepared | None = None  # a, for matrix units
     siblings: tuple[Product, ...] = ()  # the last one's finish may read what the first one gives
     label: str = ""
 
@@ -363,6 +365,7 @@ VARIANTS = (  # the first that fits is taken; the last one always does
         "gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= few.MAX_ROWS and not p.packed
     ),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_ROWS_ALONG_N and not p.packed),
+    Variant("matrices 128", matrices.gemm(matrices.LARGE), matrices.serves),
     Variant("gemm 128", _gemm(LARGE), lambda p, target: fills(LARGE, p, target)),
     Variant("gemm 64", _gemm(MEDIUM), lambda p, target: fills(MEDIUM, p, target)),
     Variant("gemm 32", _gemm(SMALL)),

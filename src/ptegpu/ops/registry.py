@@ -18,6 +18,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import numpy as np
+
 from ..dtypes import DType
 from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
@@ -100,6 +102,8 @@ Rule = Callable[..., Steps]
 F = TypeVar("F", bound=Callable[..., Any])
 Indexes = Callable[[Mapping[str, Any]], Iterable[Bounded]]
 Serves = Callable[[Mapping[str, Any]], bool]
+ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
+Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
 Role = Literal["", "product", "norm", "attention", "rotary", "cache"]
 
 
@@ -123,6 +127,9 @@ class Traits:
     # Joining: what passes may make of it.
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
     role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one another work of that kind
+
+    by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
+    rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
 
     # Symbolic ints.
     whole: bool = False  # the result is an int whatever the argument's dtype

@@ -106,20 +106,23 @@ def window_of(
     return Window(size, kernel, steps, pads, spread, out, output_padding is not None)
 
 
-def _bounds(p: Product) -> dict[str, float]:
-    return dict(zip(("low", "high"), p.clamp, strict=True)) if p.clamp else {}
+def _numbers(p: Product) -> dict[str, float]:
+    """Those of what is done to each result."""
+    bounds = dict(zip(("low", "high"), p.clamp, strict=True)) if p.clamp else {}
+    return bounds | dict(p.finish.numbers if p.finish else {})
 
 
 def _storages(p: Product, target: Target, *, quads: bool = False) -> kernels.Storages:
     stored = p.y.dtype if quads else store_type(p.y.dtype, target)
-    return kernels.Storages(p.a.dtype, p.b.dtype, p.bias.dtype if p.bias else None, stored, p.clamp is not None)
+    bias, more = p.bias.dtype if p.bias else None, p.finish.kernel if p.finish else None
+    return kernels.Storages(p.a.dtype, p.b.dtype, bias, stored, p.clamp is not None, more)
 
 
 def _launch(p: Product, kernel: KernelSpec, count: int, params: Mapping[str, int]) -> Dispatch:
     """One invocation for each of `count` pieces of the output."""
     shared = {"count": count, "sets": p.sets or 1, "per_group": p.n, "depth": p.depth}
     groups = -(-count // kernel.kernel.workgroup)
-    words = {**shared, **params, **_bounds(p)}
+    words = {**shared, **params, **_numbers(p)}
     return Dispatch(kernel, [p.a, p.b, *p.added], [p.y], groups, words, flops=p.flops, label=p.label)
 
 
@@ -154,13 +157,13 @@ def phases(p: Product, target: Target) -> Steps:
         yield ordinary
         return
     sums = yield Scratch((p.a.shape[0], channels * count, *inner.out), DType.F32)
-    yield replace(ordinary, y=sums, bias=None, clamp=None)
+    yield replace(ordinary, y=sums, bias=None, clamp=None, finish=None)
     storages = replace(_storages(p, target, quads=True), x=DType.F32)
     kernel = kernels.interleave(storages, len(w.axes), target)
     params = {"channels": channels, "per_group": p.n, **w.params("osp")}
     params |= {f"q{k}": inner.out[k] for k in w.axes}
     params |= {f"first{k}": w.padding[k] // w.stride[k] for k in w.axes}
-    yield _quads(p, kernel, [sums, *p.added], p.y, {**params, **_bounds(p)})
+    yield _quads(p, kernel, [sums, *p.added], p.y, {**params, **_numbers(p)})
 
 
 def has_phases(p: Product, target: Target) -> bool:

@@ -10,9 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import InvalidInput
+
 Kind = Literal["discrete", "integrated", "software"]
 Cache = Literal["f32", "f16"]  # what key-value caches are stored in, where the program says float32
 Precision = Literal["exact", "auto", "fast"]  # whether products may round what they multiply to f16; auto: if b is
+
+
+def check_precision(precision: str) -> None:
+    """Raises InvalidInput for what is none."""
+    if precision not in ("exact", "auto", "fast"):
+        raise InvalidInput(f'precision is "auto", "exact" or "fast", not {precision!r}')
+
+
+def check_cache(cache: str) -> None:
+    """The same."""
+    if cache not in ("f32", "f16"):
+        raise InvalidInput(f'cache is "f32" or "f16", not {cache!r}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,8 @@ class Target:
         ]
         found += [name for name in ("f16", "subgroups") if getattr(self, name) and not getattr(other, name)]
         found += [f"matrices {m}" for m in self.matrices if m not in other.matrices]
+        if other.precision == "exact" != self.precision and (self.f16 or self.matrices):
+            found.append("products that may round to f16")
         if self.subgroups and self.subgroup_size and self.subgroup_size != other.subgroup_size:
             found.append(f"subgroups of {self.subgroup_size}")
         return ", ".join(found)
