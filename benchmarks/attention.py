@@ -1,42 +1,91 @@
-"""A decode step's attention: GPU time of a layer by position, and what share of the caches' bytes per second that is.
+"""A decode step's attention by itself: GPU time of a layer by position, for each way to split the keys.
 
-    python -m benchmarks.attention [--positions 128,2048,8192,32000] [--cache f32,f16] [--part 128] [--times 1]
-                                   [--each 2] [--heads 32/8x64] [--layers 16] [--device auto] [--json]
-
-Layers with caches of their own run in one pass, each waiting for the one before, as in decoding: rotary embedding,
-cache write and attention, and then either the merge of parts, or a 4-bit product that merges them (its time is also
-shown alone). GPU time by timestamps, clocks warm, the median of the repeats. `--part`, `--times` and `--each` take
-lists, and stand for `ROWS_PART` and `OF_ROWS` of `ops/attending.py` and `KEYS_EACH` of `kernels/attention_rows.py`:
-what is found here belongs there.
+Layers with caches of their own run in one pass, each waiting for the one before: rotary embedding, cache write and
+attention, and then either the merge of parts, or a 4-bit product that merges them; the product is also timed alone. The
+ways are those of `ROWS_PART` and `OF_ROWS` in `ops/attending.py` and `KEYS_EACH` in `kernels/attention_rows.py`: what
+is found here belongs there.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
-from ptegpu.gpu import Device, Session, open_device
-from ptegpu.gpu.loads import warm
-from ptegpu.gpu.timer import Timer
 from ptegpu.graph.graph import Graph, Node, Sym, Tensor, Value
 from ptegpu.kernels import attention_rows
 from ptegpu.ops import attending
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.passes.attention import join_attention
 
-REPEATS = 20
-GROUP = 32
+from .harness import Bench, Row, Way
+
+HEADS, SHARED, DIM, LAYERS, GROUP = 32, 8, 64, 16, 32
+POSITIONS = (128, 2048, 8192, 32000)
+GRID = ((64, 128, 256, 512), (1, 2, 4), (1, 2))  # keys of a part, times the units, keys of an invocation
+DONE = {"attention": "attention, merged", "both": "attention and product", "product": "product alone"}
+SHOWN = 6  # of the fastest
 LINEAR, VIEW = "et_vk.linear_q4gsw.default", "aten.view_copy.default"
 ROTARY, ATTENTION = "et_vk.apply_rotary_emb_hf.default", "sdpa_with_kv_cache.default"
+
+Knobs = tuple[int, int, int]
+
+
+def attention(bench: Bench) -> Iterator[Row]:
+    """µs of a layer's attention in a decode step, with the product after it: the fastest ways, and the one taken."""
+    taken = attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH
+    grid = [taken, *(k for k in itertools.product(*GRID) if k != taken)][: 2 if bench.quick else None]
+    for position, cache in itertools.product((9,) if bench.quick else POSITIONS, (DType.F32, DType.F16)):
+        case = f"position {position}, {cache.value}"
+        if not bench.wants(case):
+            continue
+        for way in bench.engines:
+            rows: list[Row] = []
+            for knobs in grid:
+                label = f"part {knobs[0]}, times {knobs[1]}, each {knobs[2]}{'  (taken)' * (knobs == taken)}"
+                row = bench.row("attention", case, way, timed, bench, way, position, cache, knobs, label)
+                rows.append(row)
+            fastest = sorted(rows, key=lambda r: r.value if r.value is not None else 0.0)
+            yield from (r for n, r in enumerate(fastest) if n < SHOWN or "taken" in r.note or r.failure)
+
+
+@contextmanager
+def set_to(knobs: Knobs) -> Iterator[None]:
+    """These ways to split keys, for a while."""
+    before = attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH
+    try:
+        attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH = knobs
+        attention_rows.rows.cache_clear()  # type: ignore[attr-defined]
+        yield
+    finally:
+        attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH = before
+        attention_rows.rows.cache_clear()  # type: ignore[attr-defined]
+
+
+def timed(bench: Bench, way: Way, position: int, cache: DType, knobs: Knobs, label: str) -> dict[str, Any]:
+    """The figure is that of attention with the product; the note has each, and how fast caches are read."""
+    count, context = (2, 256) if bench.quick else (LAYERS, max(1024, 1 << position.bit_length()))
+    found: dict[str, float] = {}
+    dispatches = 0
+    for done in DONE if "taken" in label else list(DONE)[:2]:
+        with set_to(knobs):
+            layers = Layers(HEADS, SHARED, DIM, context, cache, count, done)
+            plan = Planner(layers.graph, bench.target(way)).cover().plan()
+        rng = np.random.default_rng(1)
+        inputs = [rng.standard_normal(v.shape, np.float32) for v in layers.graph.inputs if isinstance(v, Tensor)]
+        seconds, _ = bench.timed(bench.device(way.engine), plan, [*inputs, position])
+        found[done] = seconds / count
+        dispatches = len(plan.dispatches) // count if done == "both" else dispatches
+    nbytes = 2 * (position + 1) * SHARED * DIM * cache.size
+    note = "; ".join(f"{DONE[done]} {seconds * 1e6:.1f} µs" for done, seconds in found.items())
+    rate = f"{nbytes / found['attention'] / 1e9:.0f} GB/s of caches"
+    made = {"value": found["both"] * 1e6, "unit": "µs", "gpu": found["attention"], "nbytes": nbytes}
+    return made | {"dispatches": dispatches, "note": f"{label}: {note}, {rate}"}
 
 
 class Layers:
@@ -85,66 +134,3 @@ class Layers:
         q, k = self.node(ROTARY, x, self.k, *tables, start, shapes=[x.shape, self.k.shape])
         given = (q, k, self.v, *old, start, 1, None, 0.0, True, None)
         return self.node(ATTENTION, *given, shapes=[x.shape], mutates=tuple(old))[0]
-
-
-def measure(device: Device, made: Layers, layers: int, position: int) -> tuple[float, int]:
-    """Seconds of a layer, and its dispatches."""
-    plan = Planner(made.graph, device.target).cover().plan()
-    rng = np.random.default_rng(1)
-    inputs = [rng.standard_normal(v.shape, np.float32) for v in made.graph.inputs if isinstance(v, Tensor)]
-    with Session(device) as session:
-        prepared = session.prepare(plan)
-        warm(device)
-        timer = Timer(device, each=False)
-        for _ in range(3):
-            session.run(prepared, [*inputs, position], read=[])
-        with timer.watching([session]):
-            for _ in range(REPEATS):
-                session.run(prepared, [*inputs, position], read=[])
-    seconds = [run.spans[-1][1] - run.spans[0][0] for run in timer.runs]
-    return statistics.median(seconds) / layers, len(plan.dispatches) // layers
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, default in (("positions", "128,2048,8192,32000"), ("cache", "f32,f16"), ("part", ""), ("times", "")):
-        parser.add_argument(f"--{name}", default=default)
-    parser.add_argument("--each", default="", help="1 or 2")
-    parser.add_argument("--heads", default="32/8x64", help="query heads / key heads x elements")
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    heads, shared, dim = map(int, options.heads.replace("/", "x").split("x"))
-    device, rows = open_device(options.device), list[dict[str, Any]]()
-    knobs = [options.part or attending.ROWS_PART, options.times or attending.OF_ROWS]
-    knobs.append(options.each or attention_rows.KEYS_EACH)
-    ways = [*itertools.product(*(map(int, str(k).split(",")) for k in knobs))]
-    for position, cache in itertools.product(map(int, options.positions.split(",")), options.cache.split(",")):
-        context = max(1024, 1 << position.bit_length())
-        for way in ways:
-            attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH = way
-            attention_rows.rows.cache_clear()  # type: ignore[attr-defined]
-            dtype = DType.F16 if cache == "f16" else DType.F32
-            found: dict[str, Any] = {"position": position, "cache": cache}
-            found |= dict(zip(("part", "times", "each"), way, strict=True))
-            for done in ("attention", "both", "product"):
-                made = Layers(heads, shared, dim, context, dtype, options.layers, done)
-                seconds, found[f"{done}_dispatches"] = measure(device, made, options.layers, position)
-                found[f"{done}_us"] = round(seconds * 1e6, 2)
-            nbytes = 2 * (position + 1) * shared * dim * dtype.size
-            found["gigabytes_per_second"] = round(nbytes / found["attention_us"] / 1e3, 1)
-            rows.append(found)
-    if options.json:
-        print(json.dumps({"adapter": device.target.name, "layers": options.layers, "rows": rows}))
-        return
-    console = Console(width=150)
-    console.print(f"{device.target.name}: {heads} heads of {dim} that share {shared}, µs of a layer")
-    table = Table(*rows[0], box=None)
-    for found in rows:
-        table.add_row(*map(str, found.values()))
-    console.print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -30,7 +30,7 @@ FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empt
 # Keys are split over workgroups where these would leave a GPU idle: into parts of at least so many keys that are seen
 # (a position decides that on the GPU), at most as many as the cache's length gives, and until so many times the
 # workgroups that keep a GPU busy are at work. Each for few rows, and for tiles. See also `few.MOST_PARTS`, and of the
-# kernels `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `benchmarks/attention.py` times a decode step.
+# kernels `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
 ROWS_PART, TILES_PART = 128, 256
 OF_ROWS, OF_TILES = 1, 2
 TURNED = 8  # bindings of a kernel that turns queries and keys itself
