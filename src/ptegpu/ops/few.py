@@ -17,6 +17,8 @@ from ..kernels import linear_q4 as kernels
 from ..kernels.linear_q4 import WHOLE, Gemv, by_subgroups
 from ..kernels.wgsl import writable
 from ..plan.target import Target
+from ..sizes import ceil
+from . import matrices
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
@@ -54,10 +56,6 @@ BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=32, slots=2)),)}  # workgroup
 def kernel_rows(m: int) -> int:
     """Of the kernel that computes m rows."""
     return next(rows for rows in ROWS if m <= rows)
-
-
-def ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
@@ -236,7 +234,7 @@ def together(p: Product, target: Target) -> Steps:
     if p.norm:
         yield p.norm
     yield from (b.dispatch(target) for b in bundles)
-    yield from rest
+    yield from matrices.alongside(rest, target)
 
 
 def merged(p: Product, attention: Attention, target: Target) -> Steps:
