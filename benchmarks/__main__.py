@@ -34,7 +34,7 @@ WORKLOADS = {
     "lengths": "host",
     "operators": "operators",
 }
-BY_NAME_ONLY = {"ways": "gemv_ways"}
+BY_NAME_ONLY = {"ways": "gemv_ways", "attention": "attention"}
 ALL = WORKLOADS | BY_NAME_ONLY
 TABLE_WIDTH = 180  # where there is no terminal
 

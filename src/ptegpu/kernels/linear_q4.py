@@ -200,7 +200,7 @@ def gemv(
         helpers=[
             *(word_loader(packing.aligned, s) for s in ("", *suffixes) if how.words == 1),
             _units(how, packing) if how.digits else "",
-            _merged(merge, tail) if merge else _along_k("x", "a", form.a_quads, tail),
+            _merged(merge, tail) if merge else _along_k("x", "a", form.a_quads, tail, "P.a_first + row * P.k"),
             _along_k("g", "g", form.a_quads, tail) if normed else "",
             "var<private> beside: f32;" if paired else "",
             *(_store(s, bias is not None) for s, bias in stored),
@@ -209,6 +209,7 @@ def gemv(
             *PARAMS,
             ("blocks", "u32"),
             ("row_blocks", "u32"),
+            ("a_first", "u32"),
             *((f"scale_stride{s}", "u32") for s in suffixes),
             *((f"{name}{s}", "u32") for s, _ in stored for name in ("n", "blocks")),
             *([("eps", "f32")] if normed else []),
@@ -439,15 +440,15 @@ def _load(name: str, m: int, k: str, g: str) -> list[str]:
     return [f"let {plain} = x_quad({row}, {k});", squares, f"let {name} = {plain} * {g};"]
 
 
-def _along_k(name: str, binding: str, quads: bool, tail: bool) -> str:
-    """`name_quad(row, k)`: four elements of a row of the binding, zero beyond K."""
+def _along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -> str:
+    """`name_quad(row, k)`: four elements of a row of the binding, which begins at `row`, zero beyond K."""
     if not quads:
-        lanes = (f"select(0.0, {binding}_at(row * P.k + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
+        lanes = (f"select(0.0, {binding}_at({row} + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
         value = f"vec4<f32>({', '.join(lanes)})"
     elif tail:
-        value = f"select(vec4<f32>(), {binding}_at4((row * P.k + min(k, P.k - 4u)) >> 2u), k < P.k)"
+        value = f"select(vec4<f32>(), {binding}_at4(({row} + min(k, P.k - 4u)) >> 2u), k < P.k)"
     else:
-        value = f"{binding}_at4((row * P.k + k) >> 2u)"
+        value = f"{binding}_at4(({row} + k) >> 2u)"
     return f"fn {name}_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
 
 

@@ -140,7 +140,9 @@ class Bundle:
     @property
     def read(self) -> list[Tensor]:
         first, *further = reversed(self.products) if self.pair else self.products
-        activations = [self.norm.x, self.norm.weight] if self.norm else [self.parts.tensor if self.parts else first.a]
+        activations = [self.parts.tensor if self.parts else first.a]
+        if self.norm:
+            activations = [self.norm.source[0], self.norm.weight]
         operands = [t for q in further for t in (*q.matrix, *q.added)]
         return [*activations, *first.matrix, *operands, *first.added]
 
@@ -181,6 +183,7 @@ class Bundle:
         params |= {f"scale_stride_{w}": q.scaling["scale_stride"] for w, q in enumerate(further, 1)}
         for w, q in enumerate(stored[1:], 1):
             params |= {f"n_{w}": q.n, f"blocks_{w}": groups[w]}
+        params["a_first"] = self.norm.source[1] if self.norm else 0
         params |= {"eps": self.norm.eps} if self.norm else {}
         params |= self.parts.params if self.parts else {}
         labels = [self.norm.label] if self.norm else []
