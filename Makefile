@@ -1,5 +1,5 @@
 # `make demo` and `make test` work from a fresh clone; `make help` lists the rest.
-# Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest).
+# Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest, or to the benchmarks).
 SHELL := /bin/bash
 PYTHON ?= python3
 WORKERS ?= 2
@@ -45,7 +45,7 @@ format: .venv/.dev ## rewrite the code in the house style
 	$(BIN)/ruff format .
 
 bench: .venv/.base .venv/.vulkan ## host-side costs: recording, calls, new lengths, starting
-	@for script in benchmarks/record.py benchmarks/host.py benchmarks/lengths.py benchmarks/start.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+	@$(BIN)/python -m benchmarks record calls lengths start $(ARGS)
 
 clean: ## remove .venv and all caches
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.emulated import adapter
+from tests.graphs import Sketch, engine_of, plan_of
 
-from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.ops import matrices
 from ptegpu.plan.target import Target
-from tests.emulated import adapter
-from tests.graphs import Sketch, engine_of, plan_of
 
 WITH = Target(
     f16=True, subgroups=True, subgroup_size=32, matrices=matrices.NEEDS, max_shared_bytes=32768, precision="fast"

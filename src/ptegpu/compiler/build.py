@@ -12,6 +12,7 @@ from ..graph.narrow import to_device
 from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
+from ..passes.attention import join_attention
 from ..passes.channels import fold_channels
 from ..passes.dead import remove_dead
 from ..passes.fold import fold_constants
@@ -133,5 +134,6 @@ class _Builder:
         fuse_elementwise(graph)
         join_siblings(graph)
         join_norms(graph)
+        join_attention(graph)
         dynamic = any(v.dynamic or v.dtype is None for v in self.inputs) or any(n.op.sym for n in graph.nodes)
         return Joined(graph, self.inputs, needed, dynamic)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import LOWEST, Form, module, workgroup_range
@@ -313,10 +314,11 @@ def _staged(s: Shares) -> list[str]:
     ]
     if s.fresh:
         key = f"n_turned(place, i % {n}u, s)" if turned else f"n_quad(place, i % {n}u)"
+        key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
         lines += [
             f"for (var i = WG - 1u - lid; i < P.rows / P.sharing * {n}u; i += WG) {{",  # first those without a query
             f"  let s = i / {n}u; let t = start() + s; let place = z * P.new_batch + head * P.k_head + s * P.k_row;",
-            f"  let k4 = {key}; let v4 = nv_at4((place >> 2u) + i % {n}u);",
+            f"  let k4 = {key}; let v4 = {value};",
             "  new_k[i] = k4; new_v[i] = v4;",
             "  if (split == 0u && t < P.keys) {",
             f"    let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;",
@@ -327,14 +329,19 @@ def _staged(s: Shares) -> list[str]:
     return [*lines, "workgroupBarrier();"]
 
 
+def _rounded(value: str, dtype: DType) -> str:
+    """As a cache of that type gives it back."""
+    return f"quantizeToF16({value})" if dtype is DType.F16 else value
+
+
 def _renewed(s: Shares, quads: list[tuple[str, str, str]]) -> list[str]:
     """What was loaded of keys and values from the start on was not there yet: (variable, key in the step, quad)."""
     if not s.fresh:
         return []
     lines = [f"if (base + {s.keys}u > start()) {{"]
     for variable, t, d in quads:
-        at = f"min(base + {t} - start(), {s.fresh - 1}u) * {s.form.key_quads}u + {d}"
-        lines.append(f"  if (base + {t} >= start()) {{ {variable} = new_{variable[0]}[{at}]; }}")
+        at = f"(min(base + {t}, end - 1u) - start()) * {s.form.key_quads}u + {d}"
+        lines.append(f"  if (min(base + {t}, end - 1u) >= start()) {{ {variable} = new_{variable[0]}[{at}]; }}")
     return [*lines, "}"]
 
 

@@ -28,6 +28,7 @@ from .registry import Dispatch, Scratch, Steps, Work
 from .windows import Window
 
 if TYPE_CHECKING:
+    from .attending import Attention
     from .matrices import Prepared
     from .norm import Norm
 
@@ -98,6 +99,7 @@ class Product(Work):
     packed: Packed | None = None
     int8: Int8 | None = None
     norm: Norm | None = None  # its result is a
+    attention: Attention | None = None  # the same
     finish: Finishing | None = None
     prepared: Prepared | None = None  # a, for matrix units
     siblings: tuple[Product, ...] = ()  # the last one's finish may read what the first one gives
@@ -107,6 +109,9 @@ class Product(Work):
         """One product per part of the matrix, each for its columns of the result."""
         if self.siblings or self.norm:
             yield from few.together(self, target)
+            return
+        if self.attention:
+            yield from few.merged(self, self.attention, target)
             return
         if self.batch * self.m * self.n == 0:
             return

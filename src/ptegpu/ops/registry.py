@@ -89,6 +89,7 @@ class Work:
     """What is to be computed, as data: a record that a joined node can add to before it becomes dispatches."""
 
     __slots__ = ()
+    label: str
 
     def steps(self, target: Target) -> Steps:
         """The scratch and dispatches, or further work, that compute it."""

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..dtypes import FLOATS
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
-from ..kernels.attention import Turn
-from ..kernels.rope import rope
-from ..plan.target import Target
-from .registry import Bounded, Dispatch, Out, Steps, SymInt, Work, op
+from .attending import Rotary
+from .registry import Bounded, Out, Steps, SymInt, op
 
 
 def _check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
@@ -28,47 +24,6 @@ def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
     if cos.shape != sin.shape or not fits:
         tables = f"a table of cosines {list(cos.shape)} and one of sines {list(sin.shape)}"
         raise ShapeError(f"{tables} do not fit {list(x.shape)}")
-
-
-@dataclass(frozen=True, slots=True)
-class Rotary(Work):
-    """One or two tensors are turned by tables. `seq` is the dimension of positions: those behind it but the last are
-    heads that share an angle."""
-
-    style: str
-    xs: tuple[Tensor, ...]
-    tables: tuple[Tensor, ...]
-    outs: tuple[Tensor, ...]
-    params: Mapping[str, int | Sym]
-    seq: int = 1
-    label: str = ""
-
-    def steps(self, target: Target) -> Steps:
-        xs, seq, params = self.xs, self.seq, dict(self.params)
-        symbolic = isinstance(params.get("start"), Sym)
-        kernel = rope(self.style, tuple(x.dtype for x in xs), tuple(t.dtype for t in self.tables), symbolic, target)
-        quads = [-(-x.numel // 4) for x in xs]
-        params |= {"dim": xs[0].shape[-1], "seq": xs[0].shape[seq]}
-        for name, x, n in zip(("xq", "xk"), xs, quads, strict=False):
-            params |= {f"{name}_quads": n, f"{name}_heads": math.prod(x.shape[seq + 1 : -1])}
-            if self.style == "halves":
-                params |= {f"{name}_last": max(x.numel - 1, 0), f"{name}_batch": math.prod(x.shape[1:])}
-        groups = -(-sum(quads) // kernel.kernel.workgroup)
-        yield Dispatch(kernel, [*xs, *self.tables], self.outs, groups, params, label=self.label)
-
-    @property
-    def turn(self) -> Turn | None:
-        """What attention needs to turn query and key [B, S, H, D] by itself; None where it cannot."""
-        dim, width = self.xs[0].shape[-1], self.tables[0].shape[-1]
-        halves, apart = self.style == "halves", self.params.get("table_head") or self.params.get("table_batch")
-        if self.seq != 1 or len(self.xs) != 2 or apart or dim % 4 or (halves and width % 8):
-            return None
-        return Turn(self.style, (width if halves else dim) // 4, self.tables[0].dtype, self.tables[1].dtype)
-
-    @property
-    def place(self) -> dict[str, int | Sym]:
-        """Where the tables' rows begin, as parameters of that kernel."""
-        return {"table_rows": self.tables[0].shape[0], "table_start": self.params.get("start", 0)}
 
 
 @op("et_vk.apply_rotary_emb.default", dtypes=FLOATS, role="rotary")
