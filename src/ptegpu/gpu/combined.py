@@ -9,15 +9,16 @@ import numpy as np
 
 from ..plan.plan import Dispatch, Expr, Number, Plan
 from ..plan.resolve import At
-from . import webgpu
+from .held import Handle
 from .pipelines import Pipeline
+from .recorder import Steps
 
 
 class Launch(NamedTuple):
     """A dispatch with what it takes to record it."""
 
     pipeline: Pipeline
-    group: webgpu.Handle
+    group: Handle
     dispatch: Dispatch
 
 
@@ -35,18 +36,18 @@ class Combined(NamedTuple):
     """All launches, as places in the numbers of a plan at some sizes with constants behind them."""
 
     constants: tuple[int, ...]
-    places: webgpu.Steps  # with the places of the grids' sizes
+    places: Steps  # with the places of the grids' sizes
     patches: list[Patches]
 
-    def steps(self, at: At) -> tuple[webgpu.Steps, int]:
+    def steps(self, at: At) -> tuple[Steps, int]:
         """What is recorded at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
         pipelines, groups, *places = self.places
         x, y = ([numbers[k] for k in axis] for axis in places)
-        steps = webgpu.Steps(pipelines, groups, x, y)
+        steps = Steps(pipelines, groups, x, y)
         if min(x, default=1) <= 0 or min(y, default=1) <= 0:  # a dispatch of no workgroups is left out
             kept = [k for k in range(len(groups)) if x[k] > 0 and y[k] > 0]
-            steps = webgpu.Steps(*([column[k] for k in kept] for column in steps))
+            steps = Steps(*([column[k] for k in kept] for column in steps))
         return steps, max([*x, *y], default=0)
 
     def images(self, plan: Plan, at: At) -> list[np.ndarray]:
@@ -72,7 +73,7 @@ def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[i
         return order[n.row] if isinstance(n, Expr) else len(order) + constants.setdefault(n, len(constants))
 
     x, y = ([place(launch.dispatch.grid[axis]) for launch in launches] for axis in (0, 1))
-    places = webgpu.Steps([launch.pipeline.handle for launch in launches], [launch.group for launch in launches], x, y)
+    places = Steps([launch.pipeline.handle for launch in launches], [launch.group for launch in launches], x, y)
     words: dict[int, dict[int, tuple[int, bool]]] = {k: {} for k in range(len(params))}
     for _, _, d in launches:
         if d.patches:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..plan.plan import Kernel
 from . import vulkan
+from .recorder import Steps
 from .submit import Commands, submit
-from .webgpu import Steps
 
 if TYPE_CHECKING:
     from .device import Device

@@ -10,10 +10,11 @@ import numpy as np
 
 from .buffers import GpuBuffer
 from .device import Device
+from .recorder import Steps
 from .submit import Commands, submit
 from .timer import Timer
 from .uploads import Arena, room
-from .webgpu import Handle, Steps
+from .webgpu import Handle
 
 State = Literal["held", "submitted", "dropped"]
 

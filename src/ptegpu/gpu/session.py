@@ -21,12 +21,13 @@ from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExc
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, chosen, evaluated
-from . import webgpu
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
 from .device import Device
+from .held import Handle
 from .limits import check, staging_bytes
 from .pipelines import Pipeline, Progress, silent
+from .recorder import Steps
 from .recording import Recording, Staging
 from .store import BufferStore, SharedConstants
 from .tensor import DeviceTensor
@@ -75,7 +76,7 @@ class Ready:
 
     key: tuple[Any, ...]
     at: At
-    steps: webgpu.Steps
+    steps: Steps
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of parameters that have to be written first
     layouts: dict[tuple[int, ...] | None, Layout] = field(default_factory=dict)  # by what is read
@@ -120,7 +121,7 @@ class Prepared:
         self.session: Session | None = session
         self.take(plan, buffers)
         self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
-        self.groups: dict[tuple[object, ...], webgpu.Handle] = {}
+        self.groups: dict[tuple[object, ...], Handle] = {}
         self.pipelines: dict[int, Pipeline] = {}
         self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import LimitExceeded
 from ..plan.plan import Plan
-from . import webgpu
 from .buffers import GpuBuffer
 from .device import Device
+from .recorder import Recorder, Steps
 
 if TYPE_CHECKING:
     from .session import Prepared, Session
@@ -56,9 +56,9 @@ class Timer:
             for session in watched:
                 session.timer = None
 
-    def record(self, recorder: webgpu.Recorder, steps: webgpu.Steps) -> GpuBuffer:
+    def record(self, recorder: Recorder, steps: Steps) -> GpuBuffer:
         """Records the steps in timed passes, and the reading of the clock into the buffer that is returned."""
-        one_by_one = [webgpu.Steps(*([one] for one in step)) for step in zip(*steps)]
+        one_by_one = [Steps(*([one] for one in step)) for step in zip(*steps)]
         passes = one_by_one if self.each else [steps]
         self._queries = 2 * len(passes)
         self._times = self.device.buffer("timestamps", self._queries * _QUERY_BYTES, "queries")

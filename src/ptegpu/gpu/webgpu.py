@@ -1,8 +1,8 @@
 """webgpu.h as both engines speak it: an opened device, and the some fifteen calls that everything else is made of.
 
 `wgpu_native.py` and `dawn.py` say what differs: how a device is asked for, how it is polled, what its errors look like.
-Only these three files call a C library; each call carries its C signature, and none goes through wgpu-py's objects,
-which cost several times as much. Nothing here guards against the cases in which a submit of wgpu-native aborts:
+Only these and `recorder.py` call a C library. Each call carries its C signature, and none goes through the objects of
+wgpu-py, which cost several times as much. Nothing here guards against what makes wgpu-native abort in a submit:
 `submit.py` does. Signal handlers may raise anywhere (`held.py`); `until` is the one place that waits.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress, repeat
 from operator import not_
@@ -24,21 +23,12 @@ from ..plan.dialect import Dialect
 from ..plan.plan import Access
 from . import held
 from .held import Handle, Words, owned
+from .recorder import QuerySet, Recorder
 
-Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
 Limits = Any  # a WGPULimits, whose fields have WebGPU's names: maxBufferSize, …
 MATRICES = "chromium-experimental-subgroup-matrix"  # a feature
 MAP_READ, MAP_WRITE, COPY_SRC, COPY_DST = 1, 2, 4, 8  # WGPUBufferUsage
 UNIFORM, STORAGE, QUERY_RESOLVE = 64, 128, 512
-
-
-class Steps(NamedTuple):
-    """The dispatches of a pass, column by column."""
-
-    pipelines: Sequence[Handle]
-    groups: Sequence[Handle]
-    x: Sequence[int]  # of their grids
-    y: Sequence[int]
 
 
 Place = tuple[int, int, str]  # where in a kernel its compiler found a fault: line, column, and what it says
@@ -64,6 +54,7 @@ class WebGPU:
     ffi: ClassVar[Any]
     dialect: ClassVar[Dialect]
     features: ClassVar[Mapping[str, int]]  # by WebGPU's names
+    said: ClassVar[Sequence[str]] = ()  # while it looked for adapters
     once: ClassVar[bool] = False  # whether an adapter object makes one device only
     spin = 200e-6  # seconds that `until` polls without a pause
     on_error: ClassVar[Any]  # where a device reports errors; it does so inside the call that fails, on its thread
@@ -266,7 +257,7 @@ class WebGPU:
 
     def record(self) -> Recorder:
         """A command encoder; a context manager that releases it whatever happens."""
-        return Recorder(self)
+        return Recorder(self.lib, self.ffi, self.handle)
 
     def submit(self, recorded: Handle | None) -> None:
         """Hands over what was recorded or, with None, only the pending writes. What was recorded wrongly is raised.
@@ -401,84 +392,6 @@ class Request:
     def succeeded(self) -> bool:
         """Whether a buffer is mapped."""
         return self.answer[0] == self._success  # type: ignore[no-any-return]
-
-
-class Recorder:
-    """One command encoder; a context manager that releases it whatever happens."""
-
-    __slots__ = ("_encoder", "_ffi", "_lib")
-
-    def __init__(self, api: WebGPU) -> None:
-        self._lib, self._ffi = lib, ffi = api.lib, api.ffi
-        # WGPUCommandEncoder wgpuDeviceCreateCommandEncoder(WGPUDevice, WGPUCommandEncoderDescriptor const *)
-        self._encoder = owned(lib.wgpuCommandEncoderRelease, lib.wgpuDeviceCreateCommandEncoder, api.handle, ffi.NULL)
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._encoder = None
-
-    def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, nbytes: int) -> None:
-        # void wgpuCommandEncoderCopyBufferToBuffer(WGPUCommandEncoder, WGPUBuffer source, uint64_t sourceOffset,
-        #     WGPUBuffer destination, uint64_t destinationOffset, uint64_t size)
-        copy = self._lib.wgpuCommandEncoderCopyBufferToBuffer
-        copy(self._encoder, source, source_offset, target, target_offset, nbytes)
-
-    def clear(self, buffer: Handle, nbytes: int) -> None:
-        # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
-        self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
-
-    def compute(self, steps: Steps, stamps: Stamps | None = None) -> None:
-        """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
-        lib, ffi = self._lib, self._ffi
-        null = descriptor = ffi.NULL
-        if stamps is not None:
-            queries, begin, end = stamps
-            writes = ffi.new("WGPUPassTimestampWrites *")
-            writes.querySet, writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = queries.handle, begin, end
-            descriptor = ffi.new("WGPUComputePassDescriptor *")
-            descriptor.timestampWrites = writes
-        # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
-        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
-        # void wgpuComputePassEncoderSetBindGroup(WGPUComputePassEncoder, uint32_t groupIndex, WGPUBindGroup,
-        #     size_t dynamicOffsetCount, uint32_t const * dynamicOffsets)
-        set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
-        # void wgpuComputePassEncoderDispatchWorkgroups(WGPUComputePassEncoder, uint32_t x, uint32_t y, uint32_t z)
-        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-        # WGPUComputePassEncoder wgpuCommandEncoderBeginComputePass(WGPUCommandEncoder,
-        #     WGPUComputePassDescriptor const *)
-        begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
-        compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
-        this, zero = repeat(compute_pass), repeat(0)
-        calls = zip(  # which are made in turns, without a step of Python code between them
-            map(set_pipeline, this, steps.pipelines),
-            map(set_bind_group, this, zero, steps.groups, zero, repeat(null)),
-            map(dispatch, this, steps.x, steps.y, repeat(1)),
-        )
-        deque(calls, 0)
-        # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
-        lib.wgpuComputePassEncoderEnd(compute_pass)
-
-    def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
-        """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
-        # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
-        #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
-        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
-
-    def end(self) -> Handle:
-        """What was recorded, for `submit`."""
-        encoder, self._encoder = self._encoder, None
-        return encoder
-
-
-class QuerySet:
-    """Room for timestamps."""
-
-    __slots__ = ("count", "handle")
-
-    def __init__(self, handle: Handle, count: int) -> None:
-        self.handle, self.count = handle, count
 
 
 def text_of(ffi: Any, view: Any) -> str:

@@ -24,7 +24,7 @@ from ..format import read_program
 from ..gpu.pipelines import Progress, silent
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
-from ..plan.target import Precision
+from ..plan.target import Cache, Precision
 from ..sampling import GREEDY, SETTINGS
 from .compiling import GENERATE, points_of, sampling_of, words_of
 from .generation import Generation, Stream
@@ -65,7 +65,7 @@ class LanguageModel:
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
     `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision` and
-    `progress` are those of `ptegpu.load`.
+    `progress` are those of `ptegpu.load`; so is `cache`: with "f16", long contexts are faster.
     """
 
     def __init__(
@@ -78,9 +78,10 @@ class LanguageModel:
         chunk: int = CHUNK,
         engine: Engine = "auto",
         precision: Precision = "auto",
+        cache: Cache = "f32",
         progress: Progress = silent,
     ) -> None:
-        how: dict[str, Any] = {"engine": engine, "precision": precision, "progress": progress}
+        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
         saved = Bundle.load(path) if is_bundle(path) else None
         self.signature: Signature = read_signature(saved.file if saved else read_program(path))
         self.chunk = min(chunk, self.signature.chunk)
