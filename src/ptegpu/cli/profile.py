@@ -65,15 +65,13 @@ def profile(
 
 def report(found: Profile, by: By) -> dict[str, Any]:
     """The profile as JSON, with the adapter and the note on what profiling costs."""
-    a = found.adapter
-    adapter = {"index": a.index, "name": a.name, "type": a.type, "backend": a.backend}
-    return {"adapter": adapter, **found.to_json(by.value), "note": note(found)}
+    return {"adapter": found.adapter.record, **found.to_json(by.value), "note": note(found)}
 
 
 def show(found: Profile, by: By, model: str) -> None:
     """The tables and the totals on stdout."""
     a, peak = found.adapter, found.ceilings
-    say((model, "bold"), f" · {found.method} on {a.name} ({a.type}, {a.backend})")
+    say((model, "bold"), f" · {found.method} on {a.place}")
     most = f"{number(peak.bandwidth / 1e9)} GB/s (copies), {number(peak.flops / 1e12)} TFLOP/s (f32)"
     explain(f"medians of {counted(found.repeats, 'call')} · this adapter's measured maximum: {most}")
     second = "kernel" if by is By.DISPATCH else "count"

@@ -80,7 +80,7 @@ def run(
         report: dict[str, Any] = {
             "model": str(model),
             "method": chosen.name,
-            "adapter": {"index": adapter.index, "name": adapter.name, "type": adapter.type, "backend": adapter.backend},
+            "adapter": adapter.record,
             "inputs": [{"name": s.name, **summary(x)} for s, x in zip(signature.inputs, shown_inputs)],
             "outputs": [{"name": s.name, **summary(y)} for s, y in zip(signature.outputs, outputs)],
             "load_s": load_s,
@@ -91,7 +91,7 @@ def run(
             report["expect"] = {"file": str(expect), "equal": not wrong, "outputs": differences}
         print_json(report)
     else:
-        say((model.name, "bold"), f" · {chosen.name} on {adapter.name} ({adapter.type}, {adapter.backend})")
+        say((model.name, "bold"), f" · {chosen.name} on {adapter.place}")
         _show_arrays([*zip(signature.inputs, shown_inputs), *zip(signature.outputs, outputs)])
         say(f"load {duration(load_s)} · run {_timings(runs_s)}")
         if save:

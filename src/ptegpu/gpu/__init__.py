@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .adapters import PACKAGES, AdapterInfo, Engine, adapters, choose, find, installed
+from .adapters import PACKAGES, AdapterInfo, Engine, adapters, choose, find, installed, said
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
 from .measurement import measure
@@ -30,4 +30,5 @@ __all__ = [
     "installed",
     "measure",
     "open_device",
+    "said",
 ]

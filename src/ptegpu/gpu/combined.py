@@ -9,15 +9,16 @@ import numpy as np
 
 from ..plan.plan import Dispatch, Expr, Number, Plan
 from ..plan.resolve import At
-from . import webgpu
+from .held import Handle
 from .pipelines import Pipeline
+from .recorder import Step
 
 
 class Launch(NamedTuple):
     """A dispatch with what it takes to record it."""
 
     pipeline: Pipeline
-    group: webgpu.Handle
+    group: Handle
     dispatch: Dispatch
 
 
@@ -36,17 +37,17 @@ class Combined(NamedTuple):
 
     launches: list[Launch]
     constants: tuple[int, ...]
-    recorded: list[tuple[webgpu.Handle | None, webgpu.Handle, int, int]]  # pipeline, group, places of the grid's sizes
+    recorded: list[tuple[Handle | None, Handle, int, int]]  # pipeline, group, places of the grid's sizes
     grids: list[int]  # the places of all of these
     patches: list[Patches]
 
-    def steps(self, at: At) -> tuple[list[webgpu.Step], int]:
+    def steps(self, at: At) -> tuple[list[Step], int]:
         """What is recorded at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
         sizes = [numbers[k] for k in self.grids]
         if min(sizes, default=1) > 0:
             return [(p, g, numbers[x], numbers[y]) for p, g, x, y in self.recorded], max(sizes, default=0)
-        steps: list[webgpu.Step] = []
+        steps: list[Step] = []
         last: Pipeline | None = None
         for (pipeline, group, _), (_, _, x, y) in zip(self.launches, self.recorded, strict=True):
             if numbers[x] > 0 and numbers[y] > 0:  # a dispatch of no workgroups is left out

@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -36,6 +37,26 @@ _BEHIND = re.compile(r"\n\s*(?:- While|at )")  # where in Dawn it was found out
 _FAULT = re.compile(r":(\d+):(\d+) error: (.+)")
 _KIND = re.compile(r"struct WGPU(\w+)Impl \*")
 _OWNED = type(gcp(ffi.new("int *"), id))
+
+
+@contextmanager
+def _stderr() -> Iterator[list[str]]:
+    """A block whose stderr is kept: Dawn complains there about adapters that it refuses. The lines, once it ends."""
+    lines: list[str] = []
+    try:
+        before = os.dup(2)
+    except OSError:  # there is none
+        yield lines
+        return
+    with tempfile.TemporaryFile() as file:
+        try:
+            os.dup2(file.fileno(), 2)
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()
 
 
 class _Lost(list[str]):
@@ -69,6 +90,11 @@ class Dawn(WebGPU):
     def adapters(cls, backends: Sequence[str]) -> list[Any]:
         with suppress(RuntimeError):  # another user of wgpudawn in this process has made its instance already
             extras.set_instance_extras(enable_toggles=(_UNSAFE,))
+        with _stderr() as cls.said:
+            return cls._enumerate(backends)
+
+    @classmethod
+    def _enumerate(cls, backends: Sequence[str]) -> list[Any]:
         kept: list[Any] = []
         options = ffi.new("WGPURequestAdapterOptions *")
         options.nextInChain = new_toggles_struct((_F16,), (), kept)
@@ -131,6 +157,7 @@ class Dawn(WebGPU):
                 #     WGPUCreateComputePipelineAsyncCallbackInfo)
                 lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
         self.until(lambda _: len(found) == len(sources))
+        held.settle()
         if None in found.values():
             raise DeviceError("a kernel does not compile")
         return [found[number] for number in range(len(sources))]

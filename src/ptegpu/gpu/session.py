@@ -21,12 +21,13 @@ from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExc
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, evaluated
-from . import webgpu
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
 from .device import Device
+from .held import Handle
 from .limits import check, staging_bytes
 from .pipelines import Pipeline
+from .recorder import Step
 from .store import BufferStore, SharedConstants
 from .submit import Commands, submit
 from .tensor import DeviceTensor
@@ -70,7 +71,7 @@ class Ready:
 
     key: tuple[Any, ...]
     at: At
-    steps: list[webgpu.Step]
+    steps: list[Step]
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of parameters that have to be written first
     layouts: dict[tuple[int, ...] | None, Layout] = field(default_factory=dict)  # by what is read
@@ -115,7 +116,7 @@ class Prepared:
         self.session: Session | None = session
         self.take(plan, buffers)
         self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
-        self.groups: dict[tuple[object, ...], webgpu.Handle] = {}
+        self.groups: dict[tuple[object, ...], Handle] = {}
         self.pipelines: dict[int, Pipeline] = {}
         self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 

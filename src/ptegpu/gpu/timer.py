@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..errors import LimitExceeded
 from ..plan.plan import Plan
-from . import webgpu
 from .buffers import GpuBuffer
 from .device import Device
+from .recorder import Recorder, Step
 
 if TYPE_CHECKING:
     from .session import Prepared, Session
@@ -56,7 +56,7 @@ class Timer:
             for session in watched:
                 session.timer = None
 
-    def record(self, recorder: webgpu.Recorder, steps: Sequence[webgpu.Step]) -> GpuBuffer:
+    def record(self, recorder: Recorder, steps: Sequence[Step]) -> GpuBuffer:
         """Records the steps in timed passes, and the reading of the clock into the buffer that is returned."""
         passes = _one_by_one(steps) if self.each else [list(steps)]
         self._queries = 2 * len(passes)
@@ -82,7 +82,7 @@ class Timer:
         self.runs.append(TimedRun(prepared.last, tuple(spans)))
 
 
-def _one_by_one(steps: Sequence[webgpu.Step]) -> list[list[webgpu.Step]]:
+def _one_by_one(steps: Sequence[Step]) -> list[list[Step]]:
     """Each step as a pass of its own, which must set its pipeline."""
     passes, last = [], None
     for pipeline, group, x, y in steps:

@@ -1,8 +1,8 @@
 """webgpu.h as both engines speak it: an opened device, and the some fifteen calls that everything else is made of.
 
 `wgpu_native.py` and `dawn.py` say what differs: how a device is asked for, how it is polled, what its errors look like.
-Only these three files call a C library; each call carries its C signature, and none goes through wgpu-py's objects,
-which cost several times as much. Nothing here guards against the cases in which a submit of wgpu-native aborts:
+Only these and `recorder.py` call a C library. Each call carries its C signature, and none goes through the objects of
+wgpu-py, which cost several times as much. Nothing here guards against what makes wgpu-native abort in a submit:
 `submit.py` does. Signal handlers may raise anywhere (`held.py`); `until` is the one place that waits.
 """
 
@@ -23,9 +23,8 @@ from ..plan.dialect import Dialect
 from ..plan.plan import Access
 from . import held
 from .held import Handle, Words, owned
+from .recorder import QuerySet, Recorder
 
-Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
-Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
 Limits = Any  # a WGPULimits, whose fields have WebGPU's names: maxBufferSize, …
 MATRICES = "chromium-experimental-subgroup-matrix"  # a feature
 MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, QUERY_RESOLVE = 1, 4, 8, 64, 128, 512  # WGPUBufferUsage
@@ -53,6 +52,7 @@ class WebGPU:
     ffi: ClassVar[Any]
     dialect: ClassVar[Dialect]
     features: ClassVar[Mapping[str, int]]  # by WebGPU's names
+    said: ClassVar[Sequence[str]] = ()  # while it looked for adapters
     once: ClassVar[bool] = False  # whether an adapter object makes one device only
     on_error: ClassVar[Any]  # where a device reports errors; it does so inside the call that fails, on its thread
 
@@ -253,7 +253,7 @@ class WebGPU:
 
     def record(self) -> Recorder:
         """A command encoder; a context manager that releases it whatever happens."""
-        return Recorder(self)
+        return Recorder(self.lib, self.ffi, self.handle)
 
     def submit(self, recorded: Handle | None) -> None:
         """Hands over what was recorded or, with None, only the pending writes. What was recorded wrongly is raised.
@@ -363,82 +363,6 @@ class WebGPU:
         data = self.ffi.from_buffer(text.encode())
         view.data, view.length = data, len(data)
         return data
-
-
-class Recorder:
-    """One command encoder; a context manager that releases it whatever happens."""
-
-    __slots__ = ("_encoder", "_ffi", "_lib")
-
-    def __init__(self, api: WebGPU) -> None:
-        self._lib, self._ffi = lib, ffi = api.lib, api.ffi
-        # WGPUCommandEncoder wgpuDeviceCreateCommandEncoder(WGPUDevice, WGPUCommandEncoderDescriptor const *)
-        self._encoder = owned(lib.wgpuCommandEncoderRelease, lib.wgpuDeviceCreateCommandEncoder, api.handle, ffi.NULL)
-
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._encoder = None
-
-    def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, nbytes: int) -> None:
-        # void wgpuCommandEncoderCopyBufferToBuffer(WGPUCommandEncoder, WGPUBuffer source, uint64_t sourceOffset,
-        #     WGPUBuffer destination, uint64_t destinationOffset, uint64_t size)
-        copy = self._lib.wgpuCommandEncoderCopyBufferToBuffer
-        copy(self._encoder, source, source_offset, target, target_offset, nbytes)
-
-    def clear(self, buffer: Handle, nbytes: int) -> None:
-        # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
-        self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
-
-    def compute(self, steps: Iterable[Step], stamps: Stamps | None = None) -> None:
-        """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
-        lib, ffi = self._lib, self._ffi
-        null = descriptor = ffi.NULL
-        if stamps is not None:
-            queries, begin, end = stamps
-            writes = ffi.new("WGPUPassTimestampWrites *")
-            writes.querySet, writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = queries.handle, begin, end
-            descriptor = ffi.new("WGPUComputePassDescriptor *")
-            descriptor.timestampWrites = writes
-        # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
-        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
-        # void wgpuComputePassEncoderSetBindGroup(WGPUComputePassEncoder, uint32_t groupIndex, WGPUBindGroup,
-        #     size_t dynamicOffsetCount, uint32_t const * dynamicOffsets)
-        set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
-        # void wgpuComputePassEncoderDispatchWorkgroups(WGPUComputePassEncoder, uint32_t x, uint32_t y, uint32_t z)
-        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-        # WGPUComputePassEncoder wgpuCommandEncoderBeginComputePass(WGPUCommandEncoder,
-        #     WGPUComputePassDescriptor const *)
-        begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
-        compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
-        for pipeline, group, x, y in steps:
-            if pipeline is not None:
-                set_pipeline(compute_pass, pipeline)
-            set_bind_group(compute_pass, 0, group, 0, null)
-            dispatch(compute_pass, x, y, 1)
-        # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
-        lib.wgpuComputePassEncoderEnd(compute_pass)
-
-    def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
-        """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
-        # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
-        #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
-        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
-
-    def end(self) -> Handle:
-        """What was recorded, for `submit`."""
-        encoder, self._encoder = self._encoder, None
-        return encoder
-
-
-class QuerySet:
-    """Room for timestamps."""
-
-    __slots__ = ("count", "handle")
-
-    def __init__(self, handle: Handle, count: int) -> None:
-        self.handle, self.count = handle, count
 
 
 def text_of(ffi: Any, view: Any) -> str:
