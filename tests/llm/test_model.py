@@ -22,6 +22,7 @@ import ptegpu
 from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.llm import LanguageModel
+from ptegpu.llm.compiling import compile
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import chosen
 
@@ -99,6 +100,36 @@ def test_the_bundled_model_plans_and_compiles_nothing_for_a_new_length(monkeypat
             model.generate([7] * length, max_tokens=1)
         created = model.program.device.counters.since(before)
         assert (0, 0, 0) == (created.buffers_created, created.bind_groups_created, created.pipelines_created)
+
+
+def test_a_cache_in_half(folder: Path, model: LanguageModel) -> None:
+    """Half the bytes; the same text here, with likelihoods that differ by what rounding does."""
+    made = model.generate(PROMPT, max_tokens=20, **FREE)
+
+    def nbytes(m: LanguageModel) -> int:
+        return sum(b.nbytes for p in m.program.method("forward").plans for b in p.buffers if b.role == "state")
+
+    with LanguageModel(folder / "tiny.pte", cache="f16") as half:
+        rounded = half.generate(PROMPT, max_tokens=20, **FREE)
+        assert nbytes(model) == 2 * nbytes(half) > 0
+        half.reset()
+        half.chunk = 3
+        assert rounded.tokens == half.generate(PROMPT, max_tokens=20, **FREE).tokens
+    assert made.tokens == rounded.tokens
+    close(rounded.logprobs, made.logprobs, 1e-2)
+    assert made.logprobs != rounded.logprobs
+
+
+def test_caches_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+    said = refused(InvalidInput, LanguageModel, folder / "tiny.pte", cache="f8")
+    assert 'cache is "f32" or "f16", not \'f8\'' == said
+    said = refused(InvalidInput, ptegpu.load, DATA / "mlp.pte", cache="f16")
+    assert 'cache="f16" needs key-value caches in float32 that only attention reads: there are none' == said
+    compile(folder / "tiny.pte", cache="f16").save(tmp_path / "half.bundle")
+    said = refused(InvalidInput, LanguageModel, tmp_path / "half.bundle", cache="f16")
+    assert "a bundle has the caches that it was made with: give `cache` to ptegpu.compile" == said
+    with LanguageModel(tmp_path / "half.bundle") as half:
+        assert 5 == len(half.generate([1, 2, 3], max_tokens=5, **FREE).tokens)
 
 
 def test_the_same_prompt_runs_one_token(model: LanguageModel) -> None:
@@ -374,6 +405,7 @@ def test_signatures_that_are_refused(folder: Path) -> None:
 INTERRUPTED = """
 import random, signal, sys
 from ptegpu.llm import LanguageModel
+from ptegpu.llm.compiling import compile
 
 def generate(number):
     made = model.generate(prompts[number], max_tokens=6, temperature=float(number % 2), seed=1, stop_tokens=())

@@ -156,6 +156,8 @@ WAYS = [
     Gemv(rows=8, lanes=8, words=4, slots=2, staged=True),
     Gemv(rows=1, lanes=256, words=1, staged=True),
     Gemv(rows=3, lanes=4, words=1, slots=5),
+    Gemv(rows=4, lanes=8, words=4, slots=4, staged=True, digits=True),
+    Gemv(rows=3, lanes=4, words=1, slots=2, staged=True, digits=True),
 ]
 
 

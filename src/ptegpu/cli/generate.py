@@ -16,7 +16,7 @@ import typer
 from rich.text import Text
 
 from .console import console, counted, duration, print_json, progress, say
-from .options import DeviceName, Engine, Precision
+from .options import CacheType, DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
     from ..llm import Generation, LanguageModel, Stream
@@ -57,6 +57,7 @@ def generate(
     device: DeviceName = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    cache: CacheType = "f32",
     stats: Stats = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -72,7 +73,7 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
-    loaded, load_s = open_model(model, tokenizer, device, engine, precision)
+    loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache)
     with loaded:
         asks = chat or system is not None
         stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
@@ -93,14 +94,14 @@ def generate(
 
 
 def open_model(
-    path: Path, tokenizer: Path | None, device: str, engine: Engine, precision: Precision
+    path: Path, tokenizer: Path | None, device: str, engine: Engine, precision: Precision, cache: CacheType = "f32"
 ) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
 
     with progress(f"Loading {path.name}"):
         started = time.perf_counter()
-        loaded = LanguageModel(path, device, tokenizer, engine=engine, precision=precision)
+        loaded = LanguageModel(path, device, tokenizer, engine=engine, precision=precision, cache=cache)
         try:
             assert loaded.tokenizer
         except BaseException:

@@ -21,7 +21,7 @@ from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
-from ..plan.target import Precision
+from ..plan.target import Cache, Precision
 from ..sampling import SETTINGS
 from .compiling import GENERATE, points_of, sampling_of, words_of
 from .generation import Generation, Stream
@@ -58,8 +58,8 @@ class LanguageModel:
 
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
-    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine` and `precision`
-    are those of `ptegpu.load`.
+    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision` and
+    `cache` are those of `ptegpu.load`: with `cache="f16"`, long contexts are faster.
     """
 
     def __init__(
@@ -72,8 +72,9 @@ class LanguageModel:
         chunk: int = CHUNK,
         engine: Engine = "auto",
         precision: Precision = "auto",
+        cache: Cache = "f32",
     ) -> None:
-        how: dict[str, Any] = {"engine": engine, "precision": precision}
+        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache}
         saved = Bundle.load(path) if is_bundle(path) else None
         self.signature: Signature = read_signature(saved.file if saved else read_program(path))
         self.chunk = min(chunk, self.signature.chunk)

@@ -104,7 +104,7 @@ Indexes = Callable[[Mapping[str, Any]], Iterable[Bounded]]
 Serves = Callable[[Mapping[str, Any]], bool]
 ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
 Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
-Role = Literal["", "product", "norm", "attention", "rotary", "cache"]
+Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -11,7 +11,7 @@ from ..errors import Closed, InvalidInput
 from ..gpu import Device, Engine, SharedConstants, open_device
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
-from ..plan.target import Precision, Target, check_precision
+from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
@@ -34,6 +34,7 @@ def load(
     *,
     engine: Engine = "auto",
     precision: Precision = "auto",
+    cache: Cache = "f32",
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
     sizes: Sizes | None = None,
@@ -45,9 +46,9 @@ def load(
     files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
     index, or part of its name (`ptegpu doctor` lists them). `engine` is what drives it, "wgpu" or "dawn"; see
     docs/engines.md for what "auto" takes. `precision` says whether products may round what they multiply to f16:
-    "exact" never, "fast" always, "auto" where their weights are quantized or f16. `methods` limits which methods are
-    made ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to
-    plan for: see `ptegpu.compile`.
+    "exact" never, "fast" always, "auto" where their weights are quantized or f16. `cache="f16"` stores key-value caches
+    in half, which are float32 otherwise. `methods` limits which methods are made ready. `append` adds operator calls to
+    methods, by name: see `append.py`. `sizes` and `points` are those to plan for: see `ptegpu.compile`.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
@@ -57,21 +58,24 @@ def load(
             raise InvalidInput(
                 "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
             )
-        return _load_bundle(bundle, *_open(device, engine, precision), methods)
+        if cache != "f32":
+            raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
+        return _load_bundle(bundle, *_open(device, engine, precision, cache), methods)
     from ..compiler.program import cut_methods, plan_methods, read_source
 
     file = read_source(path)  # type: ignore[arg-type]
     cuts = cut_methods(file, data, methods, append)
-    opened, target = _open(device, engine, precision)
+    opened, target = _open(device, engine, precision, cache)
     outers, planners = plan_methods(cuts, target, sizes, points)
     return Program(Bundle(file, (target,), (outers,), planners), outers, opened)
 
 
-def _open(device: str | int | Device, engine: Engine, precision: Precision) -> tuple[Device, Target]:
+def _open(device: str | int | Device, engine: Engine, precision: Precision, cache: Cache) -> tuple[Device, Target]:
     """The device, and what to plan for."""
     check_precision(precision)
+    check_cache(cache)
     opened = device if isinstance(device, Device) else open_device(device, engine=engine)
-    return opened, replace(opened.target, precision=precision)
+    return opened, replace(opened.target, precision=precision, cache=cache)
 
 
 def _saved(path: Any) -> Bundle | None:
