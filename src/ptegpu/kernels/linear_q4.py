@@ -298,52 +298,50 @@ def _walk(
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if by_quads else '0.0'};" for m, r in sums),
     ]
-    loads = []
-    for row in rows:
-        r, b, column = row.number, f"b{row.weight}", f"column{row.column}"
-        load = f"b_word{row.weight}({column}, t)" if how.words == 1 else f"{b}[{column} * {_stride(how)} + t]"
-        loads.append(f"loaded{r} = {load};")
-    scales = _scales("k", 0, rows, scale_quads) if how.digits and packing.run != WHOLE else []
+
+    def load(row: _Row, t: str) -> str:
+        column = f"column{row.column}"
+        if how.words == 1:
+            return f"b_word{row.weight}({column}, {t})"
+        return f"b{row.weight}[{column} * {_stride(how)} + {t}]"
+
+    def words(row: _Row, loaded: str) -> list[str]:
+        each = [f"{loaded}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [loaded]
+        return [f"let w{row.number}_{i} = {w if how.digits else _unsigned(w, packing)};" for i, w in enumerate(each)]
+
     staging = _staging(how, packing, count, blocks, masked, normed) if alone else []
     if how.digits:  # what does not wait for the row of `a` is under way while that is staged
-        again = blocks > lanes
-        place = [f"let t = min({{t}}, end - 1u); let k = min(t * {elements}u, P.k - 1u);"]
-        names = [line.split(" = ")[0].removeprefix("let ") for line in scales]
-        body += [f"var loaded{row.number}: {RAW[how.words]};" for row in rows]
-        body += [f"var {n}: {'vec4<f32>' if n.startswith('quad') else 'f32'};" for n in names]
-        fetch = [*place, *loads, *(line.removeprefix("let ") for line in scales)]
-        begin = [] if not alone else staging[:STAGED_HEAD]
-        body += [
-            *begin,
-            "{",
-            *(f"  {line}".replace("{t}", "begin + lane") for line in fetch),
-            "}",
-            *staging[len(begin) :],
-        ]
+        head = staging[:STAGED_HEAD]
+        rounds = range(-(-blocks // lanes))
+        fetch = []
+        for c in rounds:
+            lines = [f"let t{c} = min(begin + lane + {c * lanes}u, end - 1u);"]
+            lines += [f"let loaded{row.number}_{c} = {load(row, f't{c}')};" for row in rows]
+            if packing.run != WHOLE:
+                lines += _scales(f"min(t{c} * {elements}u, P.k - 1u)", c, rows, scale_quads)
+            fetch.append(lines)
+        body += [*head, *(line for lines in fetch[:AHEAD] for line in lines), *staging[len(head) :]]
+        for c in rounds:
+            body += fetch[c] if c >= AHEAD else []
+            body.append("{" if (c + 1) * lanes <= blocks else f"if (begin + lane + {c * lanes}u < end) {{")
+            body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}_{c}")]
+            body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks, c)]
+            body.append("}")
     else:
-        body += staging
-    body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
-    if not how.digits:
-        body += [f"  let {line}" for line in loads]
-    for row in rows:
-        r = row.number
-        words = [f"loaded{r}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [f"loaded{r}"]
-        body += [f"  let w{r}_{i} = {w if how.digits else _unsigned(w, packing)};" for i, w in enumerate(words)]
-    for q in range(0 if how.digits else quads):
-        if normed and not how.staged:
-            body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
-        for m in range(count):
-            if how.staged:
-                body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
-            else:
-                body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", f"g_{q}" if normed else "")]
-    if how.digits:
-        body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks)]
-        if again:
-            body += ["  {", *(f"    {line}".replace("{t}", f"k / {elements}u + {lanes}u") for line in fetch), "  }"]
-    else:
+        body += [*staging, f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+        body += [f"  let loaded{row.number} = {load(row, 't')};" for row in rows]
+        body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}")]
+        for q in range(quads):
+            if normed and not how.staged:
+                body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
+            for m in range(count):
+                if how.staged:
+                    body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
+                else:
+                    g = f"g_{q}" if normed else ""
+                    body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", g)]
         body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
-    body.append("}")
+        body.append("}")
     added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if by_quads else f"sum{m}_{r}" for m, r in sums]
     added += [f"square{m}" for m in range(count) if normed]
     reduced, totals, partial = reduce_lanes(added, how, target)
@@ -366,6 +364,7 @@ def _walk(
     return body, partial
 
 
+AHEAD = 2  # blocks that a lane loads of each row before it waits for anything
 STAGED_HEAD = 2  # lines of `_staging` that say which elements there are
 
 
@@ -466,12 +465,12 @@ def _units(how: Gemv, packing: Packing) -> str:
     )
 
 
-def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int) -> list[str]:
-    """A block of each of `rows` rows of weights times the digits of its elements, into the sums."""
-    lines = ["let unit = unit(t - begin);"]
+def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int, c: int) -> list[str]:
+    """A lane's block c of each of `rows` rows of weights times the digits of its elements, into the sums."""
+    lines = [f"let t = t{c} - begin; let unit = unit(t);"]
     lines += [f"var d{d}_{row.number} = 0;" for row in rows for d in range(DIGITS)]
     for i in range(words * packing.elements // 8):
-        lines.append(f"let x{i} = xs[{i * blocks}u + t - begin]; let low{i} = lows[{i * blocks}u + t - begin];")
+        lines.append(f"let x{i} = xs[{i * blocks}u + t]; let low{i} = lows[{i * blocks}u + t];")
         for row in rows:
             r = row.number
             first, second = f"w{r}_{2 * i}", f"w{r}_{2 * i + 1}"
@@ -485,7 +484,7 @@ def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, block
         value = f"f32((d0_{r} * 128 + d1_{r}) * 128 + d2_{r})"
         if packing.bits == 8:  # the sum of all digits may not fit
             value = f"fma(f32(d0_{r}), 16384.0, f32(d1_{r} * 128 + d2_{r}))"
-        scale = "" if packing.run == WHOLE else f"scale0_{r} * "
+        scale = "" if packing.run == WHOLE else f"scale{c}_{r} * "
         lines.append(f"sum0_{r} += {scale}fma({value}, unit.x, unit.y);")
     return lines
 

@@ -4,7 +4,6 @@ Subgroups multiply matrices of 16 × 16 that they load from workgroup memory, wh
 operands first become `blocks`: rows that `prepare` has made f16, whatever they were, and laid out so that 16 rows of 8
 elements lie together. A subgroup moves such a block as one matrix from storage into workgroup memory, with loads and
 stores of whole words that meet no bank twice. While one step along K is computed, the loads of the next are under way.
-Results go through workgroup memory once more to reach the epilogue that all products share.
 
 f16 ends at 65,504, so rows are scaled by a power of two on their way to f16, each so that its largest element lies
 just below 2¹⁴; results are scaled back.
@@ -27,7 +26,6 @@ SHARE = 4  # rows that a workgroup prepares: 64 bytes beside each other
 DEPTH = 32  # elements of K in a step
 LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
 LANES = 32  # of a subgroup
-OUT = LANES + 4  # elements of a row of results in workgroup memory
 TOP = 13  # rows are scaled so that their largest element is at least 2^TOP, and less than twice that
 
 
@@ -50,7 +48,7 @@ class MatrixTile:
 
     @property
     def shared_bytes(self) -> int:
-        return 2 * LINE * (self.rows + self.columns) + 4 * self.subgroups * ROWS * OUT
+        return 2 * LINE * (self.rows + self.columns)
 
 
 LARGE, SMALL = MatrixTile(128, 128, 64, 64), MatrixTile(64, 64, 32, 32)
@@ -182,8 +180,12 @@ def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile
 
 
 @cached(64)
-def multiply(form: Form, tile: MatrixTile, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
-    """A tile of y per workgroup, of blocks of `a` and of `b`. `scaled`: which of them were."""
+def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
+    """Bare sums over parts of K, [parts · batch, M, N] of whole tiles, of blocks of `a` and `b`: a tile per workgroup.
+
+    What is done to results would take a subgroup as long as the product does: it cannot see its elements but through
+    workgroup memory. So `finish` does it.
+    """
     down, across = tile.sub_rows // 16, tile.sub_columns // 16
     sets = "(z % P.sets) * P.row_blocks", "z * P.column_blocks"
     first = f"first_row / {ROWS}u", f"first_column / {ROWS}u"
@@ -230,44 +232,54 @@ def multiply(form: Form, tile: MatrixTile, scaled: tuple[bool, bool], target: Ta
         *compute,
         "workgroupBarrier();",
         "}",
-        f"let own = lid / {LANES}u; let lane = lid % {LANES}u;",
-        f"let own_row = first_row + own / {side}u * {tile.sub_rows}u;",
-        f"let own_column = first_column + own % {side}u * {tile.sub_columns}u + lane;",
+        f"let width = P.column_tiles * {tile.columns}u;",
+        f"let corner = (zs * P.row_tiles * {tile.rows}u + first_row + sub_row) * width + first_column + sub_column;",
     ]
     for i in range(down):
-        for c in range(0, tile.sub_columns, LANES):
-            for j in (0, 1):
-                sums = f"sum{i}_{c // 16 + j}"
-                body.append(f"subgroupMatrixStore(&out, sg * {ROWS * OUT}u + {16 * j}u, {sums}, false, {OUT}u);")
-            value = f"out[(own * {ROWS}u + r) * {OUT}u + lane]"
-            if scaled[0]:
-                value += " * a_scales_at((z % P.sets) * P.m + row)"
-            if scaled[1]:
-                value += f" * b_scales_at(z * P.n + min(own_column + {c}u, P.n - 1u))"
-            body += [
-                "workgroupBarrier();",
-                f"for (var r = 0u; r < {ROWS}u; r++) {{",
-                f"let row = own_row + {16 * i}u + r;",
-                f"if (row < P.m) {{ put(zs, row, own_column + {c}u, {value}); }}",
-                "}",
-                "workgroupBarrier();",
-            ]
-    reads = {"a": Storage(DType.F16)} | ({"a_scales": Storage(DType.F32)} if scaled[0] else {})
-    reads |= {"b": Storage(DType.F16)} | ({"b_scales": Storage(DType.F32)} if scaled[1] else {})
-    counts = ("row_tiles", "column_tiles", "k_part", "row_blocks", "column_blocks", "k_blocks")
-    return module(
+        for j in range(across):
+            body.append(f"subgroupMatrixStore(&y, corner + {16 * i}u * width + {16 * j}u, sum{i}_{j}, false, width);")
+    counts = ("row_tiles", "column_tiles", "batch", "sets", "k_part", "row_blocks", "column_blocks", "k_blocks")
+    return build(
         f"matrix_gemm{tile.rows}",
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads={"a": Storage(DType.F16), "b": Storage(DType.F16)},
+        writes={"y": Storage(DType.F32)},
+        params=[(n, "u32") for n in counts],
+        workgroup=tile.threads,
+        shared={"a_tile": ("f16", tile.rows * LINE), "b_tile": ("f16", tile.columns * LINE)},
+        matrices=True,
+    )
+
+
+@cached(64)
+def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
+    """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were."""
+    body = [
+        "let i = group * WG + lid; let quads = (P.n + 3u) / 4u;",
+        "if (i >= P.batch * P.m * quads) { return; }",
+        "let column = i % quads * 4u; let row = i / quads % P.m; let z = i / (quads * P.m);",
+        "var sum = vec4<f32>();",
+        "for (var part = 0u; part < P.parts; part++) {",
+        "  sum += a_at4((((part * P.batch + z) * P.height + row) * P.width + column) / 4u);",
+        "}",
+    ]
+    reads = {"a": Storage(DType.F32, 4)}
+    if scaled[0]:
+        body.append("sum *= a_scales_at((z % P.sets) * P.m + row);")
+        reads["a_scales"] = Storage(DType.F32)
+    if scaled[1]:
+        at = (f"b_scales_at(z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
+        body.append(f"sum *= vec4<f32>({', '.join(at)});")
+        reads["b_scales"] = Storage(DType.F32)
+    body.append("put4(z, row, column, sum);")
+    return module(
+        "matrix_finish",
         body,
         form,
         target,
         reads=reads,
-        workgroup=tile.threads,
+        workgroup=target.workgroup(256),
         helpers=[],
-        params=[(n, "u32") for n in counts],
-        shared={
-            "a_tile": ("f16", tile.rows * LINE),
-            "b_tile": ("f16", tile.columns * LINE),
-            "out": ("f32", tile.subgroups * ROWS * OUT),
-        },
-        matrices=True,
+        params=[("parts", "u32"), ("height", "u32"), ("width", "u32")],
     )

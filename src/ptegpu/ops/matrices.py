@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import matrices as kernels
-from ..kernels.matmul import add_parts
 from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SPAN, MatrixTile, Rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
@@ -68,29 +67,23 @@ def gemm(tile: MatrixTile) -> Callable[[Product, Target], Steps]:
     def steps(p: Product, target: Target) -> Steps:
         a = p.prepared or (yield from left(p, target))
         b = yield from right(p, target)
-        scaled = a.scales is not None, b.scales is not None
         rows, columns = ceil(p.m, tile.rows), ceil(p.n, tile.columns)
-        counts: dict[str, int | float] = {"row_tiles": rows, "column_tiles": columns, "row_blocks": a.blocks.shape[1]}
-        counts |= {"column_blocks": b.blocks.shape[1], "k_blocks": a.blocks.shape[2]}
-
-        def run(q: Product, parts: int, k_part: int) -> Dispatch:
-            kernel = kernels.multiply(q.form(target, quads=False), tile, scaled, target)
-            params = q.params(k_part=k_part) | counts
-            groups = parts * p.batch * rows * columns
-            return Dispatch(kernel, [*a.reads, *b.reads, *q.added], [q.y], groups, params, flops=q.flops, label=q.label)
-
         slots = SLOTS * target.device_class.busy
         wanted = smallest(slots // largest(1, p.batch * rows * columns), largest(1, p.k // PART))
-        if wanted < 2:
-            yield run(p, 1, a.blocks.shape[2] * SPAN)
-            return
-        k_part = ceil(ceil(p.k, wanted), DEPTH) * DEPTH
+        k_part = ceil(ceil(p.k, largest(1, wanted)), DEPTH) * DEPTH
         parts = ceil(p.k, k_part)
-        sums = yield Scratch((parts, p.batch, p.m, p.n), DType.F32)
-        yield run(p.partial(sums), parts, k_part)
-        kernel = add_parts(p.form(target, quads=False), target)
-        groups = ceil(p.batch * p.m * p.n, kernel.kernel.workgroup)
-        yield Dispatch(kernel, [sums, *p.added], [p.y], groups, p.params(parts=parts), label=p.label)
+        height, width = rows * tile.rows, columns * tile.columns
+        sums = yield Scratch((parts, p.batch, height, width), DType.F32)
+        params = {"row_tiles": rows, "column_tiles": columns, "batch": p.batch, "sets": p.sets or p.batch}
+        params |= {"k_part": k_part, "row_blocks": a.blocks.shape[1], "column_blocks": b.blocks.shape[1]}
+        params |= {"k_blocks": a.blocks.shape[2]}
+        groups = parts * p.batch * rows * columns
+        kernel = kernels.multiply(tile, target)
+        yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=p.flops, label=p.label)
+        kernel = kernels.finish(p.form(target, quads=True), (a.scales is not None, b.scales is not None), target)
+        groups = ceil(p.batch * p.m * ceil(p.n, 4), kernel.kernel.workgroup)
+        reads = [sums, *a.reads[1:], *b.reads[1:], *p.added]
+        yield Dispatch(kernel, reads, [p.y], groups, p.params(parts=parts, height=height, width=width), label=p.label)
 
     return steps
 
@@ -114,7 +107,7 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if target.subgroup_size != LANES or max(LARGE.threads, 256) > target.max_invocations:
         return False
-    if LARGE.shared_bytes > target.max_shared_bytes or 5 + len(p.added) > target.max_storage_buffers:
+    if LARGE.shared_bytes > target.max_shared_bytes or 4 + len(p.added) > target.max_storage_buffers:
         return False
     if p.int8 or p.window or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
         return False
