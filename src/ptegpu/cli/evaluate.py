@@ -89,7 +89,7 @@ def evaluate(
         with bar("PyTorch") as update:
             expected = perplexity(reference, tokens, nbytes, size, stride, update)
     if json:
-        report = {"model": str(model), "text": str(text), "adapter": _adapter(adapter), "window": size}
+        report = {"model": str(model), "text": str(text), "adapter": adapter.record, "window": size}
         report |= {"notes": notes, **_figures(found)}
         if expected is not None:
             difference = found.perplexity / expected.perplexity - 1
@@ -101,10 +101,6 @@ def evaluate(
         difference = found.perplexity / expected.perplexity - 1
         say(f"PyTorch    {expected.perplexity:.5g} · {_details(expected)}")
         say(f"difference {difference:+.3%}")
-
-
-def _adapter(found: Any) -> dict[str, Any]:
-    return {"index": found.index, "name": found.name, "type": found.type, "backend": found.backend}
 
 
 def _figures(found: Evaluation) -> dict[str, Any]:
