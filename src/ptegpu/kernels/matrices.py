@@ -203,10 +203,11 @@ def multiply(form: Form, tile: MatrixTile, scaled: tuple[bool, bool], target: Ta
                 sums = f"sum{i}_{c // 16 + j}"
                 body.append(f"subgroupMatrixStore(&out, sg * {ROWS * OUT}u + {16 * j}u, {sums}, false, {OUT}u);")
             value = f"out[(own * {ROWS}u + r) * {OUT}u + lane]"
-            if scaled[0]:
-                value += " * a_scales_at((z % P.sets) * P.m + row)"
-            if scaled[1]:
-                value += f" * b_scales_at(z * P.n + min(own_column + {c}u, P.n - 1u))"
+            scales = ["a_scales_at((z % P.sets) * P.m + row)"] if scaled[0] else []
+            scales += [f"b_scales_at(z * P.n + min(own_column + {c}u, P.n - 1u))"] if scaled[1] else []
+            if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
+                scales = [f"{f}({', '.join(scales)})" for f in ("min", "max")]
+            value = " * ".join([value, *scales])
             body += [
                 "workgroupBarrier();",
                 f"for (var r = 0u; r < {ROWS}u; r++) {{",
