@@ -239,6 +239,45 @@ def test_a_stop_string_over_several_tokens(model: LanguageModel) -> None:
     assert "length" == model.generate(PROMPT, max_tokens=5, stop=["never", "ever"], **FREE).finish_reason
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_that_go_together_change_nothing(model: LanguageModel, temperature: float) -> None:
+    options = {"temperature": temperature, "seed": 3, **FREE}
+    one_by_one = model.stream(PROMPT, max_tokens=30, **options)  # type: ignore[arg-type]
+    text = "".join(one_by_one)
+    wanted = one_by_one.generation
+    for count in range(1, 30):
+        made = model.generate(PROMPT, max_tokens=count, **options)  # type: ignore[arg-type]
+        assert wanted.tokens[:count] == made.tokens
+        close(made.logprobs, wanted.logprobs[:count], 1e-5)
+    ends = {t: wanted.tokens.index(t) for t in wanted.tokens}
+    for token, first in ends.items():  # the steps behind it, which have begun, are forgotten
+        made = model.generate(PROMPT, max_tokens=30, **options | {"stop_tokens": [token]})  # type: ignore[arg-type]
+        assert ("stop", wanted.tokens[:first]) == (made.finish_reason, made.tokens)
+        assert len(model.cached) == len(made.prompt_tokens) + first
+    for stop in (text[10:13], text[-5:]):
+        made = model.generate(PROMPT, max_tokens=30, stop=stop, **options)  # type: ignore[arg-type]
+        assert text[: text.index(stop)] == made.text
+    longer = [*wanted.prompt_tokens, *wanted.tokens, 7, 8]
+    after = model.generate(longer, max_tokens=12, **options)  # type: ignore[arg-type]
+    model.reset()
+    assert model.generate(longer, max_tokens=12, **options).tokens == after.tokens  # type: ignore[arg-type]
+
+
+def test_steps_go_together_where_nobody_waits_for_each(model: LanguageModel) -> None:
+    counters = model.program.device.counters
+
+    def submits(**options: object) -> int:
+        model.generate([5, 6, 7], max_tokens=41, **FREE, **options)  # type: ignore[arg-type]
+        before = counters.snapshot()
+        model.generate([5, 6, 7], max_tokens=41, **FREE, **options)  # type: ignore[arg-type]
+        done = counters.since(before)
+        assert done.submits == done.readbacks
+        return done.submits
+
+    assert 41 == submits(stream=lambda piece: None)
+    assert 13 == submits()
+
+
 def test_pieces_are_whole_characters_and_the_text(model: LanguageModel, text: tokenizers.Tokenizer) -> None:
     for seed in range(4):
         stream = model.stream(PROMPT, max_tokens=50, temperature=1.0, seed=seed, **FREE)
@@ -408,7 +447,7 @@ from ptegpu.llm import LanguageModel
 from ptegpu.llm.compiling import compile
 
 def generate(number):
-    made = model.generate(prompts[number], max_tokens=6, temperature=float(number % 2), seed=1, stop_tokens=())
+    made = model.generate(prompts[number], max_tokens=16, temperature=float(number % 2), seed=1, stop_tokens=())
     return made.tokens
 
 model = LanguageModel(sys.argv[1])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from .console import console, counted, duration, print_json, progress, say
+from .console import bars, console, counted, duration, print_json, say
 from .options import CacheType, DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
@@ -99,9 +99,10 @@ def open_model(
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
 
-    with progress(f"Loading {path.name}"):
+    with bars(f"Loading {path.name}") as told:
         started = time.perf_counter()
-        loaded = LanguageModel(path, device, tokenizer, engine=engine, precision=precision, cache=cache)
+        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
+        loaded = LanguageModel(path, device, tokenizer, **how)
         try:
             assert loaded.tokenizer
         except BaseException:

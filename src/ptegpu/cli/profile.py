@@ -11,7 +11,7 @@ import typer
 
 import ptegpu
 
-from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
+from .console import bars, counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Engine, Inputs, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source
@@ -49,8 +49,10 @@ def profile(
     chosen = find_method(file, method)
     takes, _ = declared(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
-    with progress(f"Loading {model.name}"):
-        program = ptegpu.load(source, data or None, device, engine=engine, precision=precision, methods=[chosen.name])
+    with bars(f"Loading {model.name}") as told:
+        program = ptegpu.load(
+            source, data or None, device, engine=engine, precision=precision, methods=[chosen.name], progress=told
+        )
     with program, progress(f"Profiling {chosen.name}"):
         found = program.method(chosen.name).profile(*arguments, repeats=repeat)
     if trace:

@@ -11,7 +11,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -23,7 +23,7 @@ from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struc
 from ..errors import DeviceError
 from . import held
 from .held import Handle
-from .webgpu import MATRICES, Place, Source, WebGPU, error_callback, text_of
+from .webgpu import MATRICES, Place, Request, Source, WebGPU, error_callback, text_of
 
 THREADS = "implicit-device-synchronization"  # without it, a device is for one thread
 
@@ -134,7 +134,7 @@ class Dawn(WebGPU):
         descriptor.nextInChain = new_toggles_struct(fast, (_COARSE,), kept)
         return kept
 
-    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
         """On Dawn's threads: ours would take turns."""
         found: dict[int, Handle] = {}
 
@@ -156,7 +156,12 @@ class Dawn(WebGPU):
                 # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
                 #     WGPUCreateComputePipelineAsyncCallbackInfo)
                 lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
-        self.until(lambda _: len(found) == len(sources))
+
+        def done(_: object) -> bool:
+            told(len(found))
+            return len(found) == len(sources)
+
+        self.until(done)
         held.settle()
         if None in found.values():
             raise DeviceError("a kernel does not compile")
@@ -167,8 +172,12 @@ class Dawn(WebGPU):
         lib.wgpuInstanceProcessEvents(get_wgpu_instance())
 
     def drain(self) -> None:
-        # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
-        self._answer("WGPUQueueWorkDoneCallback", lambda info: lib.wgpuQueueOnSubmittedWorkDone(self.queue, info))
+        request = Request(self, "WGPUQueueWorkDoneCallback")
+        request.expect()
+        with self.checked():
+            # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
+            lib.wgpuQueueOnSubmittedWorkDone(self.queue, request.info[0])
+        self._await(request)
 
     def timestamp_period(self) -> float:
         return 1.0

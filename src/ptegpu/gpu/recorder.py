@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from .held import Handle, owned
 
-Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
 Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
+
+
+class Steps(NamedTuple):
+    """The dispatches of a pass, column by column."""
+
+    pipelines: Sequence[Handle]
+    groups: Sequence[Handle]
+    x: Sequence[int]  # of their grids
+    y: Sequence[int]
 
 
 class Recorder:
@@ -37,7 +47,7 @@ class Recorder:
         # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
         self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
 
-    def compute(self, steps: Iterable[Step], stamps: Stamps | None = None) -> None:
+    def compute(self, steps: Steps, stamps: Stamps | None = None) -> None:
         """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
         lib, ffi = self._lib, self._ffi
         null = descriptor = ffi.NULL
@@ -58,11 +68,13 @@ class Recorder:
         #     WGPUComputePassDescriptor const *)
         begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
         compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
-        for pipeline, group, x, y in steps:
-            if pipeline is not None:
-                set_pipeline(compute_pass, pipeline)
-            set_bind_group(compute_pass, 0, group, 0, null)
-            dispatch(compute_pass, x, y, 1)
+        this, zero = repeat(compute_pass), repeat(0)
+        calls = zip(  # which are made in turns, without a step of Python code between them
+            map(set_pipeline, this, steps.pipelines),
+            map(set_bind_group, this, zero, steps.groups, zero, repeat(null)),
+            map(dispatch, this, steps.x, steps.y, repeat(1)),
+        )
+        deque(calls, 0)
         # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
         lib.wgpuComputePassEncoderEnd(compute_pass)
 

@@ -27,10 +27,12 @@ from .recorder import QuerySet, Recorder
 
 Limits = Any  # a WGPULimits, whose fields have WebGPU's names: maxBufferSize, …
 MATRICES = "chromium-experimental-subgroup-matrix"  # a feature
-MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, QUERY_RESOLVE = 1, 4, 8, 64, 128, 512  # WGPUBufferUsage
+MAP_READ, MAP_WRITE, COPY_SRC, COPY_DST = 1, 2, 4, 8  # WGPUBufferUsage
+UNIFORM, STORAGE, QUERY_RESOLVE = 64, 128, 512
+
+
 Place = tuple[int, int, str]  # where in a kernel its compiler found a fault: line, column, and what it says
 
-_SPIN = 200e-6  # seconds that `until` polls without a pause
 _PAUSE = 1 / 16  # of the time waited so far, between two polls after that
 _LONGEST_PAUSE = 5e-3  # seconds
 
@@ -54,6 +56,7 @@ class WebGPU:
     features: ClassVar[Mapping[str, int]]  # by WebGPU's names
     said: ClassVar[Sequence[str]] = ()  # while it looked for adapters
     once: ClassVar[bool] = False  # whether an adapter object makes one device only
+    spin = 200e-6  # seconds that `until` polls without a pause
     on_error: ClassVar[Any]  # where a device reports errors; it does so inside the call that fails, on its thread
 
     def __init__(self, adapter: Any, features: Iterable[str], limits: Mapping[str, int]) -> None:
@@ -117,8 +120,9 @@ class WebGPU:
         """Adds to the description of a device; returns what must live as long."""
         raise NotImplementedError
 
-    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
-        """Several, compiled side by side; a DeviceError if any is wrong, which does not say whose."""
+    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
+        """Several, compiled side by side; `told` how many are done. A DeviceError if any is wrong, which does not say
+        whose."""
         raise NotImplementedError
 
     def poll(self) -> object:
@@ -154,10 +158,10 @@ class WebGPU:
         self.lib.wgpuDeviceDestroy(self.handle)
 
     def buffer(self, name: str, nbytes: int, usage: int) -> Handle:
-        """A buffer of zeros; `usage` is WebGPU's."""
+        """A buffer of zeros; `usage` is WebGPU's. One to write into is mapped already."""
         descriptor = self.ffi.new("WGPUBufferDescriptor *")
         _label = self._say(descriptor.label, name)
-        descriptor.size, descriptor.usage = nbytes, usage
+        descriptor.size, descriptor.usage, descriptor.mappedAtCreation = nbytes, usage, bool(usage & MAP_WRITE)
         with self.checked():
             # WGPUBuffer wgpuDeviceCreateBuffer(WGPUDevice, WGPUBufferDescriptor const *)
             return owned(self.lib.wgpuBufferRelease, self.lib.wgpuDeviceCreateBuffer, self.handle, descriptor)
@@ -284,54 +288,51 @@ class WebGPU:
             began = time.perf_counter()
             while not done(polled):
                 waited = time.perf_counter() - began
-                if waited > _SPIN:
+                if waited > self.spin:
                     time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
                 polled = poll()
 
-    def map_for_reading(self, buffer: Handle, nbytes: int) -> None:
+    def map_for_reading(self, buffer: Handle, nbytes: int, request: Request) -> None:
         """Maps the first bytes of a MAP_READ buffer once the work submitted so far that uses it is done.
 
-        If that fails, or a signal handler raises, the buffer is as before.
+        If that fails, or a signal handler raises, `withdraw` it, and use another request the next time.
         """
-        lib = self.lib
+        self.map_async(buffer, self.lib.WGPUMapMode_Read, nbytes, request)
+        self._await(request)
+        if not request.succeeded:
+            self.check_alive()
+            raise DeviceError(f"reading back failed: status {request.answer[0]}")
 
-        def ask(info: Any) -> None:
+    def withdraw(self, buffer: Handle) -> None:
+        """Unmaps a buffer, whether it is mapped or only asked for, which is answered then."""
+        self.lib.wgpuBufferUnmap(buffer)
+
+    def map_async(self, buffer: Handle, mode: int, nbytes: int, request: Request) -> None:
+        """Asks for the first bytes of a buffer."""
+        request.expect()
+        with self.checked():
             # WGPUFuture wgpuBufferMapAsync(WGPUBuffer, WGPUMapMode, size_t offset, size_t size,
             #     WGPUBufferMapCallbackInfo)
-            lib.wgpuBufferMapAsync(buffer, lib.WGPUMapMode_Read, 0, nbytes, info)
-
-        try:
-            status = self._answer("WGPUBufferMapCallback", ask)
-            if status != lib.WGPUMapAsyncStatus_Success:
-                self.check_alive()
-                raise DeviceError(f"reading back failed: status {status}")
-        except BaseException:
-            lib.wgpuBufferUnmap(buffer)  # withdraws the request, which answers it
-            raise
+            self.lib.wgpuBufferMapAsync(buffer, mode, 0, nbytes, request.info[0])
 
     def mapped(self, buffer: Handle, nbytes: int) -> memoryview:
         """The first bytes of a mapped buffer: a view that `unmap` ends. wgpu-native aborts where it is not mapped."""
         # void const * wgpuBufferGetConstMappedRange(WGPUBuffer, size_t offset, size_t size)
         return memoryview(self.ffi.buffer(self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes))
 
+    def writable(self, buffer: Handle, nbytes: int) -> memoryview:
+        """The same of a buffer that is mapped to write into it."""
+        # void * wgpuBufferGetMappedRange(WGPUBuffer, size_t offset, size_t size)
+        return memoryview(self.ffi.buffer(self.lib.wgpuBufferGetMappedRange(buffer, 0, nbytes), nbytes)).cast("B")
+
     def unmap(self, buffer: Handle) -> None:
         with self.checked():
             # void wgpuBufferUnmap(WGPUBuffer)
             self.lib.wgpuBufferUnmap(buffer)
 
-    def _answer(self, kind: str, ask: Callable[[Any], None]) -> int:
-        """The status that a call answers with, when it is done; `ask` calls it with what to call back."""
-        answer: list[int] = []
-        # list.append runs no Python code. It takes the first argument, the status, and leaves the others alone, as a C
-        # function may where its caller cleans up.
-        called = c_callback(self.ffi.typeof("void (*)(uint32_t)"), answer.append, None, None)
-        held.expect(called, answer)
-        info = self.ffi.new(f"{kind}Info *")
-        info.mode, info.callback = self.lib.WGPUCallbackMode_AllowProcessEvents, self.ffi.cast(kind, called)
-        with self.checked():
-            ask(info[0])
-        self.until(lambda _: answer)
-        return answer[0]
+    def _await(self, request: Request) -> None:
+        """Waits until it is answered."""
+        self.until(lambda _: request.answer)
 
     def _request(self, adapter: Handle, descriptor: Any) -> Handle:
         lib, ffi = self.lib, self.ffi
@@ -363,6 +364,34 @@ class WebGPU:
         data = self.ffi.from_buffer(text.encode())
         view.data, view.length = data, len(data)
         return data
+
+
+class Request:
+    """What a library calls back when it has done what it was asked for; it may be used again then."""
+
+    __slots__ = ("_called", "_success", "answer", "info")
+
+    def __init__(self, api: WebGPU, kind: str) -> None:
+        self.answer: list[int] = []
+        self._success = api.lib.WGPUMapAsyncStatus_Success
+        # list.append runs no Python code. It takes the first argument, the status, and leaves the others alone, as a C
+        # function may where its caller cleans up.
+        self._called = c_callback(api.ffi.typeof("void (*)(uint32_t)"), self.answer.append, None, None)
+        self.info = api.ffi.new(f"{kind}Info *")
+        self.info.mode, self.info.callback = (
+            api.lib.WGPUCallbackMode_AllowProcessEvents,
+            api.ffi.cast(kind, self._called),
+        )
+
+    def expect(self) -> None:
+        """It will be answered, and lives at least until then."""
+        self.answer.clear()
+        held.expect(self, self.answer)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether a buffer is mapped."""
+        return self.answer[0] == self._success  # type: ignore[no-any-return]
 
 
 def text_of(ffi: Any, view: Any) -> str:
