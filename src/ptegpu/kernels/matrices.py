@@ -265,13 +265,18 @@ def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
         "}",
     ]
     reads = {"a": Storage(DType.F32, 4)}
+    scales = []
     if scaled[0]:
-        body.append("sum *= a_scales_at((z % P.sets) * P.m + row);")
+        scales.append("vec4<f32>(a_scales_at((z % P.sets) * P.m + row))")
         reads["a_scales"] = Storage(DType.F32)
     if scaled[1]:
         at = (f"b_scales_at(z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
-        body.append(f"sum *= vec4<f32>({', '.join(at)});")
+        scales.append(f"vec4<f32>({', '.join(at)})")
         reads["b_scales"] = Storage(DType.F32)
+    if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
+        body.append(f"let up = {scales[0]}; let down = {scales[1]};")
+        scales = ["min(up, down)", "max(up, down)"]
+    body += [f"sum *= {scale};" for scale in scales]
     body.append("put4(z, row, column, sum);")
     return module(
         "matrix_finish",
