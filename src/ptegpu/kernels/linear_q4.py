@@ -71,6 +71,7 @@ class Gemv:
     slots: int = 1
     staged: bool = False  # `a` is read from workgroup memory
     digits: bool = False  # and is ints there
+    walks: bool = False  # workgroups go on to further rows, so that each reads `a` once
 
 
 def _fraction(word: str, place: int, bits: int) -> str:
@@ -128,6 +129,27 @@ def loader(packing: Packing, width: str = "P.k") -> Loader:
     return Loader((("b", Storage(packing.dtype, raw="u32")), ("scales", Storage(packing.scales))), PARAMS, quad)
 
 
+def eight_of(packing: Packing) -> str:
+    """WGSL that declares eight elements of a row from 8 i on as `low` and `high`, and the `scale` that they share."""
+    last = "(P.row_bytes >> 2u) - 1u"
+    words = [
+        f"b[row * (P.row_bytes >> 2u) + min(i * {n}u + {j}u, {last})]"
+        for n in (8 // packing.elements,)
+        for j in range(n)
+    ]
+    lines = [f"let w{j} = {_unsigned(w, packing)};" for j, w in enumerate(words)]
+    quads = [_quad("w0", 0, packing), _quad("w0", 4, packing) if packing.bits == 4 else _quad("w1", 0, packing)]
+    lines += [f"let {n} = {q} - vec4<f32>(1.5);" for n, q in zip(("low", "high"), quads, strict=True)]
+    at = "0u" if packing.run == WHOLE else "min(8u * i, P.k - 1u)"
+    lines.append(f"let scale = {packing.unit} * {_scale_at(at, 'row')};")
+    return "\n  ".join(lines)
+
+
+def bound_of(packing: Packing) -> str:
+    """WGSL for the largest magnitude that elements of group i of a row can have."""
+    return f"{float(1 << (packing.bits - 1))} * abs(scales_at(P.scale_first + i * P.scale_stride + row))"
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A row of a weight that a set of lanes works on: its number among these, the weight's suffix, and which column."""
@@ -170,7 +192,12 @@ def gemv(
     normed = norm is not None
     walks = [_walk(w, further, packing, how, count, masked, blocks, scale_quads, normed, target) for w in together]
     partial = walks[0][1]
-    if len(walks) == 1:
+    if how.walks and len(walks) == 1:
+        body = ["let part = 0u;", *_staging(how, packing, count, blocks, masked, normed)]
+        body += ["for (var block = group; block < P.blocks; block += P.groups) {", *walks[0][0]]
+        body += ["workgroupBarrier();"] if partial else []
+        body.append("}")
+    elif len(walks) == 1:
         body = ["let part = group / P.blocks; let block = group % P.blocks;", *walks[0][0]]
     else:
         body, before = ["let part = 0u;"], "0u"
@@ -265,25 +292,42 @@ def _walk(
     quads = elements // 4
     sums = [(m, row.number) for m in range(count) for row in rows]
     by_quads = count == 1 and not how.digits
+    alone = not (how.walks and len(weights) == 1 + bool(further))
     body = [
         f"let first = (block * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
-        f"let lane = lid % {lanes}u;",
-        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if by_quads else '0.0'};" for m, r in sums),
-        *(f"var square{m} = 0.0;" for m in range(count) if normed),
-        *(f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)),
     ]
-    if how.digits:
-        body += _stage_digits(how, packing, blocks, normed)
-    elif how.staged:
-        body += _stage(how, quads, count, blocks, normed)
-    body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+    loads = []
     for row in rows:
         r, b, column = row.number, f"b{row.weight}", f"column{row.column}"
         load = f"b_word{row.weight}({column}, t)" if how.words == 1 else f"{b}[{column} * {_stride(how)} + t]"
+        loads.append(f"loaded{r} = {load};")
+    scales = _scales("k", 0, rows, scale_quads) if how.digits and packing.run != WHOLE else []
+    staging = _staging(how, packing, count, blocks, masked, normed) if alone else []
+    if how.digits:  # what does not wait for the row of `a` is under way while that is staged
+        again = blocks > lanes
+        place = [f"let t = min({{t}}, end - 1u); let k = min(t * {elements}u, P.k - 1u);"]
+        names = [line.split(" = ")[0].removeprefix("let ") for line in scales]
+        body += [f"var loaded{row.number}: {RAW[how.words]};" for row in rows]
+        body += [f"var {n}: {'vec4<f32>' if n.startswith('quad') else 'f32'};" for n in names]
+        fetch = [*place, *loads, *(line.removeprefix("let ") for line in scales)]
+        begin = [] if not alone else staging[:STAGED_HEAD]
+        body += [
+            *begin,
+            "{",
+            *(f"  {line}".replace("{t}", "begin + lane") for line in fetch),
+            "}",
+            *staging[len(begin) :],
+        ]
+    else:
+        body += staging
+    body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+    if not how.digits:
+        body += [f"  let {line}" for line in loads]
+    for row in rows:
+        r = row.number
         words = [f"loaded{r}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [f"loaded{r}"]
-        body.append(f"  let loaded{r} = {load};")
         body += [f"  let w{r}_{i} = {w if how.digits else _unsigned(w, packing)};" for i, w in enumerate(words)]
     for q in range(0 if how.digits else quads):
         if normed and not how.staged:
@@ -294,7 +338,9 @@ def _walk(
             else:
                 body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", f"g_{q}" if normed else "")]
     if how.digits:
-        body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks, scale_quads)]
+        body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks)]
+        if again:
+            body += ["  {", *(f"    {line}".replace("{t}", f"k / {elements}u + {lanes}u") for line in fetch), "  }"]
     else:
         body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
     body.append("}")
@@ -318,6 +364,22 @@ def _walk(
             live = f" && {m}u < P.m" if m and masked else ""
             body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
+
+
+STAGED_HEAD = 2  # lines of `_staging` that say which elements there are
+
+
+def _staging(how: Gemv, packing: Packing, count: int, blocks: int, masked: bool, normed: bool) -> list[str]:
+    """The lane, its elements of K, and what it needs of rows of `a`, which may be staged."""
+    lines = [
+        f"let lane = lid % {how.lanes}u;",
+        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
+    ]
+    lines += [f"var square{m} = 0.0;" for m in range(count) if normed]
+    lines += [f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)]
+    if how.digits:
+        return lines + _stage_digits(how, packing, blocks, normed)
+    return lines + (_stage(how, how.words * packing.elements // 4, count, blocks, normed) if how.staged else [])
 
 
 def _stride(how: Gemv) -> str:
@@ -404,11 +466,9 @@ def _units(how: Gemv, packing: Packing) -> str:
     )
 
 
-def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int, scale_quads: bool) -> list[str]:
+def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int) -> list[str]:
     """A block of each of `rows` rows of weights times the digits of its elements, into the sums."""
     lines = ["let unit = unit(t - begin);"]
-    if packing.run != WHOLE:
-        lines += _scales("min(k, P.k - 1u)", 0, rows, scale_quads)
     lines += [f"var d{d}_{row.number} = 0;" for row in rows for d in range(DIGITS)]
     for i in range(words * packing.elements // 8):
         lines.append(f"let x{i} = xs[{i * blocks}u + t - begin]; let low{i} = lows[{i * blocks}u + t - begin];")

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, Loader, module, row_quad
+from .linear_q4 import Packing, bound_of, eight_of, loader
+from .matmul import Form, module, row_quad
 from .wgsl import KernelSpec, Storage, build
 
 NEEDS = ("f16 f32 16x16x16", "f16 f32 16x8x8")  # of `Target.matrices`
 ROWS, SPAN = 16, 8  # of a block
+SHARE = 4  # rows that a workgroup prepares: 64 bytes beside each other
 DEPTH = 32  # elements of K in a step
 LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
 LANES = 32  # of a subgroup
@@ -59,47 +61,61 @@ _SUMS = "subgroup_matrix_result<f32, 16, 16>"
 _BLOCK = "subgroup_matrix_left<f16, 8, 16>"
 
 
-@cached(64)
-def prepare(source: Loader, scaled: bool, target: Target) -> KernelSpec:
-    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has 16 of them.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What `prepare` lays out: `eight(row, i)`, eight elements from number 8 i on, which may lie beyond K.
 
-    `source` says what they are: its `b_quad(row, k)` counts rows through all sets. If they are `scaled`, what undoes
-    that is stored for each.
+    Rows count through all sets. `look` is WGSL that makes `most` a bound of a row's magnitude, where that is quicker
+    than to look at all elements.
     """
-    across = target.workgroup(256) // ROWS
-    words = [f"pack2x16float({v}.{c} * lift)" for v in ("low", "high") for c in ("xy", "zw")]
-    loads = [
-        "  let low = select(vec4<f32>(), b_quad(row, 8u * i), vec4<u32>(8u * i) + next < vec4<u32>(P.k));",
-        "  let high = select(vec4<f32>(), b_quad(row, 8u * i + 4u), vec4<u32>(8u * i + 4u) + next < vec4<u32>(P.k));",
-    ]
+
+    reads: tuple[tuple[str, Storage], ...]
+    params: tuple[tuple[str, str], ...]
+    eight: str  # WGSL
+    look: str = ""
+    scaled: bool = True
+
+
+@cached(64)
+def prepare(source: Rows, target: Target) -> KernelSpec:
+    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has four of them.
+
+    If they are scaled, what undoes that is stored for each.
+    """
+    across = target.workgroup(256) // SHARE
+    words = ", ".join(f"pack2x16float(v.{half}.{c} * lift)" for half in ("low", "high") for c in ("xy", "zw"))
     body = [
-        "let next = vec4<u32>(0u, 1u, 2u, 3u); var lift = 1.0;",
-        "let z = group / P.row_blocks; let block = group % P.row_blocks;",
-        f"let own = lid % {ROWS}u; let first = lid / {ROWS}u;",
-        f"let row = z * P.m + min(block * {ROWS}u + own, P.m - 1u);",
+        "var lift = 1.0;",
+        f"let own = lid % {SHARE}u; let first = lid / {SHARE}u;",
+        f"let z = group / P.quads; let place = group % P.quads * {SHARE}u + own;",
+        "let row = z * P.m + min(place, P.m - 1u);",
     ]
-    if scaled:
-        body += [
-            "var most = vec4<f32>();",
+    if source.scaled:
+        look = [
             f"for (var i = first; 8u * i < P.k; i += {across}u) {{",
-            *loads,
-            "  most = max(most, max(abs(low), abs(high)));",
+            "  let v = eight(row, i); let each = max(abs(v.low), abs(v.high));",
+            "  most = max(most, max(max(each.x, each.y), max(each.z, each.w)));",
             "}",
-            "top[lid] = max(max(most.x, most.y), max(most.z, most.w));",
+        ]
+        body += [
+            "var most = 0.0;",
+            *([source.look.replace("ACROSS", f"{across}u")] if source.look else look),
+            "top[lid] = most;",
             "workgroupBarrier();",
             f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
-            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {ROWS}u]); }}",
+            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {SHARE}u]); }}",
             "  workgroupBarrier();",
             "}",
             "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
             f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
             "lift = bitcast<f32>(power << 23u);",
-            "if (first == 0u) { factors_put(row, bitcast<f32>((254u - power) << 23u)); }",
+            "if (first == 0u && place < P.m) { factors_put(row, bitcast<f32>((254u - power) << 23u)); }",
         ]
     body += [
+        f"let block = (z * P.row_blocks + place / {ROWS}u) * P.k_blocks;",
         f"for (var i = first; i < P.k_blocks; i += {across}u) {{",
-        *loads,
-        f"  y[(group * P.k_blocks + i) * {ROWS}u + own] = vec4<u32>({', '.join(words)});",
+        "  let v = eight(row, i);",
+        f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({words});",
         "}",
     ]
     return build(
@@ -107,24 +123,45 @@ def prepare(source: Loader, scaled: bool, target: Target) -> KernelSpec:
         "\n".join(f"  {line}" for line in body),
         target=target,
         reads=dict(source.reads),
-        writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"factors": Storage(DType.F32)} if scaled else {}),
-        params=[("m", "u32"), ("k", "u32"), ("row_blocks", "u32"), ("k_blocks", "u32"), *source.params],
-        workgroup=across * ROWS,
-        shared={"top": ("f32", across * ROWS)} if scaled else {},
-        helpers=source.quad,
+        writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"factors": Storage(DType.F32)} if source.scaled else {}),
+        params=[*((n, "u32") for n in ("m", "k", "quads", "row_blocks", "k_blocks")), *source.params],
+        workgroup=across * SHARE,
+        shared={"top": ("f32", across * SHARE)} if source.scaled else {},
+        helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}",
     )
 
 
-def rows(dtype: DType, quads: bool) -> Loader:
+def _masked(low: str, high: str) -> str:
+    """The end of `eight`, with zeros beyond K."""
+    places = (f"vec4<u32>({', '.join(f'8u * i + {j}u' for j in range(n, n + 4))})" for n in (0, 4))
+    parts = (f"select(vec4<f32>(), {v}, {at} < vec4<u32>(P.k))" for v, at in zip((low, high), places, strict=True))
+    return f"return Eight({', '.join(parts)});"
+
+
+def rows(dtype: DType, quads: bool) -> Rows:
     """Rows stored one after the other."""
-    return Loader((("b", Storage(dtype, 4 if quads else 1)),), (), row_quad("b", "P.k", quads))
+    end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
+    eight = f"{row_quad('b', 'P.k', quads)}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+    return Rows((("b", Storage(dtype, 4 if quads else 1)),), (), eight, scaled=dtype is not DType.F16)
 
 
-def columns(dtype: DType) -> Loader:
+def columns(dtype: DType) -> Rows:
     """Rows that are the columns of matrices [K, M]."""
-    lanes = (f"b_at((row / P.m * P.k + min(k + {j}u, P.k - 1u)) * P.m + row % P.m)" for j in range(4))
-    quad = f"fn b_quad(row: u32, k: u32) -> vec4<f32> {{ return vec4<f32>({', '.join(lanes)}); }}"
-    return Loader((("b", Storage(dtype)),), (), quad)
+    at = [f"b_at((row / P.m * P.k + min(8u * i + {j}u, P.k - 1u)) * P.m + row % P.m)" for j in range(8)]
+    end = _masked(f"vec4<f32>({', '.join(at[:4])})", f"vec4<f32>({', '.join(at[4:])})")
+    eight = f"fn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+    return Rows((("b", Storage(dtype)),), (), eight, scaled=dtype is not DType.F16)
+
+
+def packed(packing: Packing) -> Rows:
+    """Rows of a packed weight."""
+    source = loader(packing)
+    if not (packing.shares(8) and packing.aligned):
+        end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
+        return Rows(source.reads, source.params, f"{source.quad}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}")
+    lines = f"{eight_of(packing)}\n  {_masked('low * scale', 'high * scale')}"
+    look = f"for (var i = first; i * P.group < P.k; i += ACROSS) {{ most = max(most, {bound_of(packing)}); }}"
+    return Rows(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
 
 
 def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile: MatrixTile) -> tuple[str, str, str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import matrices as kernels
-from ..kernels.linear_q4 import loader
-from ..kernels.matmul import Loader, add_parts
-from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SPAN, MatrixTile
+from ..kernels.matmul import add_parts
+from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SPAN, MatrixTile, Rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .registry import Dispatch, Scratch, Step, Steps
@@ -37,40 +36,32 @@ class Prepared:
 
 
 def prepared(
-    source: Loader,
-    reads: list[Tensor],
-    sizes: tuple[int, int, int],
-    scaled: bool,
-    label: str,
-    target: Target,
-    params: Mapping[str, int] | None = None,
+    source: Rows, reads: list[Tensor], sizes: tuple[int, int, int], label: str, target: Target, **params: int
 ) -> Generator[Step, Any, Prepared]:
     """Steps that lay out rows of `sizes` (sets, m, k); they return where."""
     sets, m, k = sizes
     row_blocks, k_blocks = ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN)
     blocks = yield Scratch((sets, row_blocks, k_blocks, ROWS * SPAN), DType.F16)
-    found = Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if scaled else None)
-    words = {"m": m, "k": k, "row_blocks": row_blocks, "k_blocks": k_blocks} | dict(params or {})
-    kernel = kernels.prepare(source, scaled, target)
-    yield Dispatch(kernel, reads, found.reads, sets * row_blocks, words, label=label)
+    found = Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if source.scaled else None)
+    quads = ceil(m, SHARE)
+    params |= {"m": m, "k": k, "quads": quads, "row_blocks": row_blocks, "k_blocks": k_blocks}
+    yield Dispatch(kernels.prepare(source, target), reads, found.reads, sets * quads, params, label=label)
     return found
 
 
 def left(p: Product, target: Target) -> Generator[Step, Any, Prepared]:
     """The rows of a."""
-    source = kernels.rows(p.a.dtype, p.k % 4 == 0)
     sizes = p.sets or p.batch, p.m, p.k
-    return (yield from prepared(source, [p.a], sizes, p.a.dtype is not DType.F16, p.label, target))
+    return (yield from prepared(kernels.rows(p.a.dtype, p.k % 4 == 0), [p.a], sizes, p.label, target))
 
 
 def right(p: Product, target: Target) -> Generator[Step, Any, Prepared]:
     """The columns of b."""
     if p.packed:
-        source = loader(p.packing)
+        source = kernels.packed(p.packing)
     else:
         source = kernels.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else kernels.columns(p.b.dtype)
-    scaled, sizes = p.packed is not None or p.b.dtype is not DType.F16, (p.batch, p.n, p.k)
-    return (yield from prepared(source, p.matrix, sizes, scaled, p.label, target, p.scaling))
+    return (yield from prepared(source, p.matrix, (p.batch, p.n, p.k), p.label, target, **p.scaling))
 
 
 def gemm(tile: MatrixTile) -> Callable[[Product, Target], Steps]:
