@@ -91,7 +91,7 @@ def gemm(tile: MatrixTile) -> Callable[[Product, Target], Steps]:
 def alongside(products: Sequence[Product], target: Target) -> Steps:
     """Products one after the other; those of the same rows have them prepared once."""
     shared: Prepared | None = None
-    for p, further in zip(products, [*products[1:], None], strict=True):
+    for p, further in zip(products, [*products[1:], None], strict=False):  # there may be none at all
         again = further is not None and further.a is p.a and serves(further, target)
         if serves(p, target) and (shared or again):
             shared = shared or (yield from left(p, target))
