@@ -238,6 +238,15 @@ def test_rows_of_any_size_in_both_matrices(gpu: Device) -> None:
             assert abs(y[row, column] - right) <= 2**-10 * most
 
 
+def test_one_element_far_above_the_others_of_its_row(gpu: Device) -> None:
+    """Wherever it is."""
+    m, n, k = 70, 64, 70
+    s, x, w = Sketch(), normal(m, k), normal(n, k)
+    x[np.arange(m), np.arange(m)], w[np.arange(n), np.arange(n)[::-1]] = 2.0**17, -(2.0**17)
+    y = run(gpu, s, s.tensor(LINEAR, s.input(m, k), s.constant(w)), x, precision="fast")
+    compare(y, x, w)
+
+
 def test_columns_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
     m, n, k = 48, 64, 64
     s, x, weight = Sketch(), normal(m, k), Packed.random(Q4, n, k, 32, 10.0 ** (np.arange(n) % 11 - 6))
