@@ -154,7 +154,7 @@ def test_k_in_parts(gpu: Device, op: str) -> None:
         w = normal(n, k)
         y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
     found = run(gpu, s, y, x, precision="fast")
-    assert [k.name for k in plan_of(s.graph, gpu.target)[0].kernels][-1] == "matmul_add_parts"
+    assert [k.name for k in plan_of(s.graph, gpu.target)[0].kernels][-1] == "matrix_finish"
     compare(found, x, w, bias.astype(np.float64))
 
 

@@ -158,7 +158,6 @@ def same(layer: Layer, calls: list[tuple[int, int]] = CALLS, **how: Any) -> Coun
         return b.kernels(1)
 
 
-ONE = {"attention_rows": 1}
 LAYERS = [
     Layer(),
     Layer(cached=CUSTOM),

@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -64,6 +65,7 @@ class _Lost(list[str]):
 
 
 _lost: WeakValueDictionary[int, _Lost] = WeakValueDictionary()
+_numbers = count(1)  # of devices: Dawn may tell of one's end long after we forgot it
 
 
 @held.callback(ffi, "void(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void *, void *)")
@@ -103,9 +105,9 @@ class Dawn(WebGPU):
             options.backendType = getattr(lib, f"WGPUBackendType_{_NAMES.get(backend, backend)}")
             # size_t wgpu_dawn_enumerate_adapters(WGPUInstance, WGPURequestAdapterOptions const *, WGPUAdapter *,
             #     size_t count): how many there are
-            count = lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, ffi.NULL, 0)
-            handles = ffi.new("WGPUAdapter[]", count)
-            lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, handles, count)
+            there = lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, ffi.NULL, 0)
+            handles = ffi.new("WGPUAdapter[]", there)
+            lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, handles, there)
             found += [gpu._create_adapter(handle) for handle in handles]
         return found
 
@@ -125,10 +127,10 @@ class Dawn(WebGPU):
         return match and (int(match[1]), int(match[2]), match[3])
 
     def _describe(self, descriptor: Any) -> Any:
-        lost = self.lost = _Lost()
-        _lost[id(lost)] = lost
+        self.lost, number = _Lost(), next(_numbers)
+        _lost[number] = self.lost
         info = descriptor.deviceLostCallbackInfo
-        info.callback, info.userdata1 = on_lost, ffi.cast("void *", id(lost))
+        info.callback, info.userdata1 = on_lost, ffi.cast("void *", number)
         kept: list[Any] = []
         fast = () if os.environ.get("PTEGPU_ROBUST", "0") not in ("", "0") else _FAST
         descriptor.nextInChain = new_toggles_struct(fast, (_COARSE,), kept)

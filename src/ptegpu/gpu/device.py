@@ -227,7 +227,7 @@ class Device:
         for buffer in buffers:
             buffer.dirty = False
 
-    def read(self, buffer: GpuBuffer, nbytes: int) -> bytes:
+    def read(self, buffer: GpuBuffer, nbytes: int) -> bytearray:
         """The first bytes of a buffer after everything submitted so far; `nbytes` is a multiple of 4."""
         started = perf_counter()
         staging = self.buffer("read back", nbytes, "staging")
@@ -236,7 +236,7 @@ class Device:
                 recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
                 commands = Commands(recorder, (buffer, staging))
             submit(self, commands)
-        data = bytes(staging.read(self, nbytes))
+        data = bytearray(staging.read(self, nbytes))
         self.counters.readbacks += 1
         staging.unmap()
         self.release(staging)

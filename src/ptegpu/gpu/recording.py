@@ -103,3 +103,4 @@ class Recording:
         self._device.counters.dispatches += self._dispatches
         for arena in self._arenas:
             self._device.uploads.give(arena)
+        self._arenas, self._touched = [], {}

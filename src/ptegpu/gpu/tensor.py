@@ -45,11 +45,10 @@ class DeviceTensor:
 
     def numpy(self) -> np.ndarray:
         """The values, read back into a fresh array."""
-        array = np.empty(self.shape, self.dtype.numpy)
         with self.session.device.lock:
             self.check_fresh()
             self.session.flush()
-            if array.nbytes:
-                data = self.session.device.read(self.buffer, (array.nbytes + 3) & ~3)
-                array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8, array.nbytes)
-        return array
+            if not self.nbytes:
+                return np.empty(self.shape, self.dtype.numpy)
+            data = self.session.device.read(self.buffer, (self.nbytes + 3) & ~3)
+            return np.ndarray(self.shape, self.dtype.numpy, data)

@@ -71,6 +71,7 @@ class Gemv:
     slots: int = 1
     staged: bool = False  # `a` is read from workgroup memory
     digits: bool = False  # and is ints there
+    walks: bool = False  # workgroups go on to further rows, so that each reads `a` once
 
 
 def _fraction(word: str, place: int, bits: int) -> str:
@@ -128,6 +129,27 @@ def loader(packing: Packing, width: str = "P.k") -> Loader:
     return Loader((("b", Storage(packing.dtype, raw="u32")), ("scales", Storage(packing.scales))), PARAMS, quad)
 
 
+def eight_of(packing: Packing) -> str:
+    """WGSL that declares eight elements of a row from 8 i on as `low` and `high`, and the `scale` that they share."""
+    last = "(P.row_bytes >> 2u) - 1u"
+    words = [
+        f"b[row * (P.row_bytes >> 2u) + min(i * {n}u + {j}u, {last})]"
+        for n in (8 // packing.elements,)
+        for j in range(n)
+    ]
+    lines = [f"let w{j} = {_unsigned(w, packing)};" for j, w in enumerate(words)]
+    quads = [_quad("w0", 0, packing), _quad("w0", 4, packing) if packing.bits == 4 else _quad("w1", 0, packing)]
+    lines += [f"let {n} = {q} - vec4<f32>(1.5);" for n, q in zip(("low", "high"), quads, strict=True)]
+    at = "0u" if packing.run == WHOLE else "min(8u * i, P.k - 1u)"
+    lines.append(f"let scale = {packing.unit} * {_scale_at(at, 'row')};")
+    return "\n  ".join(lines)
+
+
+def bound_of(packing: Packing) -> str:
+    """WGSL for the largest magnitude that elements of group i of a row can have."""
+    return f"{float(1 << (packing.bits - 1))} * abs(scales_at(P.scale_first + i * P.scale_stride + row))"
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A row of a weight that a set of lanes works on: its number among these, the weight's suffix, and which column."""
@@ -170,7 +192,12 @@ def gemv(
     normed = norm is not None
     walks = [_walk(w, further, packing, how, count, masked, blocks, scale_quads, normed, target) for w in together]
     partial = walks[0][1]
-    if len(walks) == 1:
+    if how.walks and len(walks) == 1:
+        body = ["let part = 0u;", *_staging(how, packing, count, blocks, masked, normed)]
+        body += ["for (var block = group; block < P.blocks; block += P.groups) {", *walks[0][0]]
+        body += ["workgroupBarrier();"] if partial else []
+        body.append("}")
+    elif len(walks) == 1:
         body = ["let part = group / P.blocks; let block = group % P.blocks;", *walks[0][0]]
     else:
         body, before = ["let part = 0u;"], "0u"
@@ -265,39 +292,56 @@ def _walk(
     quads = elements // 4
     sums = [(m, row.number) for m in range(count) for row in rows]
     by_quads = count == 1 and not how.digits
+    alone = not (how.walks and len(weights) == 1 + bool(further))
     body = [
         f"let first = (block * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
-        f"let lane = lid % {lanes}u;",
-        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
         *(f"var sum{m}_{r} = {'vec4<f32>()' if by_quads else '0.0'};" for m, r in sums),
-        *(f"var square{m} = 0.0;" for m in range(count) if normed),
-        *(f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)),
     ]
-    if how.digits:
-        body += _stage_digits(how, packing, blocks, normed)
-    elif how.staged:
-        body += _stage(how, quads, count, blocks, normed)
-    body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
-    for row in rows:
-        r, b, column = row.number, f"b{row.weight}", f"column{row.column}"
-        load = f"b_word{row.weight}({column}, t)" if how.words == 1 else f"{b}[{column} * {_stride(how)} + t]"
-        words = [f"loaded{r}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [f"loaded{r}"]
-        body.append(f"  let loaded{r} = {load};")
-        body += [f"  let w{r}_{i} = {w if how.digits else _unsigned(w, packing)};" for i, w in enumerate(words)]
-    for q in range(0 if how.digits else quads):
-        if normed and not how.staged:
-            body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
-        for m in range(count):
-            if how.staged:
-                body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
-            else:
-                body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", f"g_{q}" if normed else "")]
-    if how.digits:
-        body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks, scale_quads)]
+
+    def load(row: _Row, t: str) -> str:
+        column = f"column{row.column}"
+        if how.words == 1:
+            return f"b_word{row.weight}({column}, {t})"
+        return f"b{row.weight}[{column} * {_stride(how)} + {t}]"
+
+    def words(row: _Row, loaded: str) -> list[str]:
+        each = [f"{loaded}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [loaded]
+        return [f"let w{row.number}_{i} = {w if how.digits else _unsigned(w, packing)};" for i, w in enumerate(each)]
+
+    staging = _staging(how, packing, count, blocks, masked, normed) if alone else []
+    if how.digits:  # what does not wait for the row of `a` is under way while that is staged
+        head = staging[:STAGED_HEAD]
+        rounds = range(-(-blocks // lanes))
+        fetch = []
+        for c in rounds:
+            lines = [f"let t{c} = min(begin + lane + {c * lanes}u, end - 1u);"]
+            lines += [f"let loaded{row.number}_{c} = {load(row, f't{c}')};" for row in rows]
+            if packing.run != WHOLE:
+                lines += _scales(f"min(t{c} * {elements}u, P.k - 1u)", c, rows, scale_quads)
+            fetch.append(lines)
+        body += [*head, *(line for lines in fetch[:AHEAD] for line in lines), *staging[len(head) :]]
+        for c in rounds:
+            body += fetch[c] if c >= AHEAD else []
+            body.append("{" if (c + 1) * lanes <= blocks else f"if (begin + lane + {c * lanes}u < end) {{")
+            body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}_{c}")]
+            body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks, c)]
+            body.append("}")
     else:
+        body += [*staging, f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+        body += [f"  let loaded{row.number} = {load(row, 't')};" for row in rows]
+        body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}")]
+        for q in range(quads):
+            if normed and not how.staged:
+                body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
+            for m in range(count):
+                if how.staged:
+                    body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
+                else:
+                    g = f"g_{q}" if normed else ""
+                    body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", g)]
         body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
-    body.append("}")
+        body.append("}")
     added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if by_quads else f"sum{m}_{r}" for m, r in sums]
     added += [f"square{m}" for m in range(count) if normed]
     reduced, totals, partial = reduce_lanes(added, how, target)
@@ -318,6 +362,23 @@ def _walk(
             live = f" && {m}u < P.m" if m and masked else ""
             body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
+
+
+AHEAD = 2  # blocks that a lane loads of each row before it waits for anything
+STAGED_HEAD = 2  # lines of `_staging` that say which elements there are
+
+
+def _staging(how: Gemv, packing: Packing, count: int, blocks: int, masked: bool, normed: bool) -> list[str]:
+    """The lane, its elements of K, and what it needs of rows of `a`, which may be staged."""
+    lines = [
+        f"let lane = lid % {how.lanes}u;",
+        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
+    ]
+    lines += [f"var square{m} = 0.0;" for m in range(count) if normed]
+    lines += [f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)]
+    if how.digits:
+        return lines + _stage_digits(how, packing, blocks, normed)
+    return lines + (_stage(how, how.words * packing.elements // 4, count, blocks, normed) if how.staged else [])
 
 
 def _stride(how: Gemv) -> str:
@@ -404,14 +465,12 @@ def _units(how: Gemv, packing: Packing) -> str:
     )
 
 
-def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int, scale_quads: bool) -> list[str]:
-    """A block of each of `rows` rows of weights times the digits of its elements, into the sums."""
-    lines = ["let unit = unit(t - begin);"]
-    if packing.run != WHOLE:
-        lines += _scales("min(k, P.k - 1u)", 0, rows, scale_quads)
+def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int, c: int) -> list[str]:
+    """A lane's block c of each of `rows` rows of weights times the digits of its elements, into the sums."""
+    lines = [f"let t = t{c} - begin; let unit = unit(t);"]
     lines += [f"var d{d}_{row.number} = 0;" for row in rows for d in range(DIGITS)]
     for i in range(words * packing.elements // 8):
-        lines.append(f"let x{i} = xs[{i * blocks}u + t - begin]; let low{i} = lows[{i * blocks}u + t - begin];")
+        lines.append(f"let x{i} = xs[{i * blocks}u + t]; let low{i} = lows[{i * blocks}u + t];")
         for row in rows:
             r = row.number
             first, second = f"w{r}_{2 * i}", f"w{r}_{2 * i + 1}"
@@ -425,7 +484,7 @@ def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, block
         value = f"f32((d0_{r} * 128 + d1_{r}) * 128 + d2_{r})"
         if packing.bits == 8:  # the sum of all digits may not fit
             value = f"fma(f32(d0_{r}), 16384.0, f32(d1_{r} * 128 + d2_{r}))"
-        scale = "" if packing.run == WHOLE else f"scale0_{r} * "
+        scale = "" if packing.run == WHOLE else f"scale{c}_{r} * "
         lines.append(f"sum0_{r} += {scale}fma({value}, unit.x, unit.y);")
     return lines
 

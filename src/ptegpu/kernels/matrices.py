@@ -4,7 +4,6 @@ Subgroups multiply matrices of 16 × 16 that they load from workgroup memory, wh
 operands first become `blocks`: rows that `prepare` has made f16, whatever they were, and laid out so that 16 rows of 8
 elements lie together. A subgroup moves such a block as one matrix from storage into workgroup memory, with loads and
 stores of whole words that meet no bank twice. While one step along K is computed, the loads of the next are under way.
-Results go through workgroup memory once more to reach the epilogue that all products share.
 
 f16 ends at 65,504, so rows are scaled by a power of two on their way to f16, each so that its largest element lies
 just below 2¹⁴; results are scaled back.
@@ -17,15 +16,16 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, Loader, module, row_quad
+from .linear_q4 import Packing, bound_of, eight_of, loader
+from .matmul import Form, module, row_quad
 from .wgsl import KernelSpec, Storage, build
 
 NEEDS = ("f16 f32 16x16x16", "f16 f32 16x8x8")  # of `Target.matrices`
 ROWS, SPAN = 16, 8  # of a block
+SHARE = 4  # rows that a workgroup prepares: 64 bytes beside each other
 DEPTH = 32  # elements of K in a step
 LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
 LANES = 32  # of a subgroup
-OUT = LANES + 4  # elements of a row of results in workgroup memory
 TOP = 13  # rows are scaled so that their largest element is at least 2^TOP, and less than twice that
 
 
@@ -48,7 +48,7 @@ class MatrixTile:
 
     @property
     def shared_bytes(self) -> int:
-        return 2 * LINE * (self.rows + self.columns) + 4 * self.subgroups * ROWS * OUT
+        return 2 * LINE * (self.rows + self.columns)
 
 
 LARGE, SMALL = MatrixTile(128, 128, 64, 64), MatrixTile(64, 64, 32, 32)
@@ -59,47 +59,61 @@ _SUMS = "subgroup_matrix_result<f32, 16, 16>"
 _BLOCK = "subgroup_matrix_left<f16, 8, 16>"
 
 
-@cached(64)
-def prepare(source: Loader, scaled: bool, target: Target) -> KernelSpec:
-    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has 16 of them.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What `prepare` lays out: `eight(row, i)`, eight elements from number 8 i on, which may lie beyond K.
 
-    `source` says what they are: its `b_quad(row, k)` counts rows through all sets. If they are `scaled`, what undoes
-    that is stored for each.
+    Rows count through all sets. `look` is WGSL that makes `most` a bound of a row's magnitude, where that is quicker
+    than to look at all elements.
     """
-    across = target.workgroup(256) // ROWS
-    words = [f"pack2x16float({v}.{c} * lift)" for v in ("low", "high") for c in ("xy", "zw")]
-    loads = [
-        "  let low = select(vec4<f32>(), b_quad(row, 8u * i), vec4<u32>(8u * i) + next < vec4<u32>(P.k));",
-        "  let high = select(vec4<f32>(), b_quad(row, 8u * i + 4u), vec4<u32>(8u * i + 4u) + next < vec4<u32>(P.k));",
-    ]
+
+    reads: tuple[tuple[str, Storage], ...]
+    params: tuple[tuple[str, str], ...]
+    eight: str  # WGSL
+    look: str = ""
+    scaled: bool = True
+
+
+@cached(64)
+def prepare(source: Rows, target: Target) -> KernelSpec:
+    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has four of them.
+
+    If they are scaled, what undoes that is stored for each.
+    """
+    across = target.workgroup(256) // SHARE
+    words = ", ".join(f"pack2x16float(v.{half}.{c} * lift)" for half in ("low", "high") for c in ("xy", "zw"))
     body = [
-        "let next = vec4<u32>(0u, 1u, 2u, 3u); var lift = 1.0;",
-        "let z = group / P.row_blocks; let block = group % P.row_blocks;",
-        f"let own = lid % {ROWS}u; let first = lid / {ROWS}u;",
-        f"let row = z * P.m + min(block * {ROWS}u + own, P.m - 1u);",
+        "var lift = 1.0;",
+        f"let own = lid % {SHARE}u; let first = lid / {SHARE}u;",
+        f"let z = group / P.quads; let place = group % P.quads * {SHARE}u + own;",
+        "let row = z * P.m + min(place, P.m - 1u);",
     ]
-    if scaled:
-        body += [
-            "var most = vec4<f32>();",
+    if source.scaled:
+        look = [
             f"for (var i = first; 8u * i < P.k; i += {across}u) {{",
-            *loads,
-            "  most = max(most, max(abs(low), abs(high)));",
+            "  let v = eight(row, i); let each = max(abs(v.low), abs(v.high));",
+            "  most = max(most, max(max(each.x, each.y), max(each.z, each.w)));",
             "}",
-            "top[lid] = max(max(most.x, most.y), max(most.z, most.w));",
+        ]
+        body += [
+            "var most = 0.0;",
+            *([source.look.replace("ACROSS", f"{across}u")] if source.look else look),
+            "top[lid] = most;",
             "workgroupBarrier();",
             f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
-            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {ROWS}u]); }}",
+            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {SHARE}u]); }}",
             "  workgroupBarrier();",
             "}",
             "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
             f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
             "lift = bitcast<f32>(power << 23u);",
-            "if (first == 0u) { factors_put(row, bitcast<f32>((254u - power) << 23u)); }",
+            "if (first == 0u && place < P.m) { factors_put(row, bitcast<f32>((254u - power) << 23u)); }",
         ]
     body += [
+        f"let block = (z * P.row_blocks + place / {ROWS}u) * P.k_blocks;",
         f"for (var i = first; i < P.k_blocks; i += {across}u) {{",
-        *loads,
-        f"  y[(group * P.k_blocks + i) * {ROWS}u + own] = vec4<u32>({', '.join(words)});",
+        "  let v = eight(row, i);",
+        f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({words});",
         "}",
     ]
     return build(
@@ -107,24 +121,45 @@ def prepare(source: Loader, scaled: bool, target: Target) -> KernelSpec:
         "\n".join(f"  {line}" for line in body),
         target=target,
         reads=dict(source.reads),
-        writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"factors": Storage(DType.F32)} if scaled else {}),
-        params=[("m", "u32"), ("k", "u32"), ("row_blocks", "u32"), ("k_blocks", "u32"), *source.params],
-        workgroup=across * ROWS,
-        shared={"top": ("f32", across * ROWS)} if scaled else {},
-        helpers=source.quad,
+        writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"factors": Storage(DType.F32)} if source.scaled else {}),
+        params=[*((n, "u32") for n in ("m", "k", "quads", "row_blocks", "k_blocks")), *source.params],
+        workgroup=across * SHARE,
+        shared={"top": ("f32", across * SHARE)} if source.scaled else {},
+        helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}",
     )
 
 
-def rows(dtype: DType, quads: bool) -> Loader:
+def _masked(low: str, high: str) -> str:
+    """The end of `eight`, with zeros beyond K."""
+    places = (f"vec4<u32>({', '.join(f'8u * i + {j}u' for j in range(n, n + 4))})" for n in (0, 4))
+    parts = (f"select(vec4<f32>(), {v}, {at} < vec4<u32>(P.k))" for v, at in zip((low, high), places, strict=True))
+    return f"return Eight({', '.join(parts)});"
+
+
+def rows(dtype: DType, quads: bool) -> Rows:
     """Rows stored one after the other."""
-    return Loader((("b", Storage(dtype, 4 if quads else 1)),), (), row_quad("b", "P.k", quads))
+    end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
+    eight = f"{row_quad('b', 'P.k', quads)}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+    return Rows((("b", Storage(dtype, 4 if quads else 1)),), (), eight, scaled=dtype is not DType.F16)
 
 
-def columns(dtype: DType) -> Loader:
+def columns(dtype: DType) -> Rows:
     """Rows that are the columns of matrices [K, M]."""
-    lanes = (f"b_at((row / P.m * P.k + min(k + {j}u, P.k - 1u)) * P.m + row % P.m)" for j in range(4))
-    quad = f"fn b_quad(row: u32, k: u32) -> vec4<f32> {{ return vec4<f32>({', '.join(lanes)}); }}"
-    return Loader((("b", Storage(dtype)),), (), quad)
+    at = [f"b_at((row / P.m * P.k + min(8u * i + {j}u, P.k - 1u)) * P.m + row % P.m)" for j in range(8)]
+    end = _masked(f"vec4<f32>({', '.join(at[:4])})", f"vec4<f32>({', '.join(at[4:])})")
+    eight = f"fn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+    return Rows((("b", Storage(dtype)),), (), eight, scaled=dtype is not DType.F16)
+
+
+def packed(packing: Packing) -> Rows:
+    """Rows of a packed weight."""
+    source = loader(packing)
+    if not (packing.shares(8) and packing.aligned):
+        end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
+        return Rows(source.reads, source.params, f"{source.quad}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}")
+    lines = f"{eight_of(packing)}\n  {_masked('low * scale', 'high * scale')}"
+    look = f"for (var i = first; i * P.group < P.k; i += ACROSS) {{ most = max(most, {bound_of(packing)}); }}"
+    return Rows(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
 
 
 def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile: MatrixTile) -> tuple[str, str, str]:
@@ -145,8 +180,12 @@ def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile
 
 
 @cached(64)
-def multiply(form: Form, tile: MatrixTile, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
-    """A tile of y per workgroup, of blocks of `a` and of `b`. `scaled`: which of them were."""
+def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
+    """Bare sums over parts of K, [parts · batch, M, N] of whole tiles, of blocks of `a` and `b`: a tile per workgroup.
+
+    What is done to results would take a subgroup as long as the product does: it cannot see its elements but through
+    workgroup memory. So `finish` does it.
+    """
     down, across = tile.sub_rows // 16, tile.sub_columns // 16
     sets = "(z % P.sets) * P.row_blocks", "z * P.column_blocks"
     first = f"first_row / {ROWS}u", f"first_column / {ROWS}u"
@@ -193,45 +232,59 @@ def multiply(form: Form, tile: MatrixTile, scaled: tuple[bool, bool], target: Ta
         *compute,
         "workgroupBarrier();",
         "}",
-        f"let own = lid / {LANES}u; let lane = lid % {LANES}u;",
-        f"let own_row = first_row + own / {side}u * {tile.sub_rows}u;",
-        f"let own_column = first_column + own % {side}u * {tile.sub_columns}u + lane;",
+        f"let width = P.column_tiles * {tile.columns}u;",
+        f"let corner = (zs * P.row_tiles * {tile.rows}u + first_row + sub_row) * width + first_column + sub_column;",
     ]
     for i in range(down):
-        for c in range(0, tile.sub_columns, LANES):
-            for j in (0, 1):
-                sums = f"sum{i}_{c // 16 + j}"
-                body.append(f"subgroupMatrixStore(&out, sg * {ROWS * OUT}u + {16 * j}u, {sums}, false, {OUT}u);")
-            value = f"out[(own * {ROWS}u + r) * {OUT}u + lane]"
-            scales = ["a_scales_at((z % P.sets) * P.m + row)"] if scaled[0] else []
-            scales += [f"b_scales_at(z * P.n + min(own_column + {c}u, P.n - 1u))"] if scaled[1] else []
-            if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
-                scales = [f"{f}({', '.join(scales)})" for f in ("min", "max")]
-            value = " * ".join([value, *scales])
-            body += [
-                "workgroupBarrier();",
-                f"for (var r = 0u; r < {ROWS}u; r++) {{",
-                f"let row = own_row + {16 * i}u + r;",
-                f"if (row < P.m) {{ put(zs, row, own_column + {c}u, {value}); }}",
-                "}",
-                "workgroupBarrier();",
-            ]
-    reads = {"a": Storage(DType.F16)} | ({"a_scales": Storage(DType.F32)} if scaled[0] else {})
-    reads |= {"b": Storage(DType.F16)} | ({"b_scales": Storage(DType.F32)} if scaled[1] else {})
-    counts = ("row_tiles", "column_tiles", "k_part", "row_blocks", "column_blocks", "k_blocks")
-    return module(
+        for j in range(across):
+            body.append(f"subgroupMatrixStore(&y, corner + {16 * i}u * width + {16 * j}u, sum{i}_{j}, false, width);")
+    counts = ("row_tiles", "column_tiles", "batch", "sets", "k_part", "row_blocks", "column_blocks", "k_blocks")
+    return build(
         f"matrix_gemm{tile.rows}",
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads={"a": Storage(DType.F16), "b": Storage(DType.F16)},
+        writes={"y": Storage(DType.F32)},
+        params=[(n, "u32") for n in counts],
+        workgroup=tile.threads,
+        shared={"a_tile": ("f16", tile.rows * LINE), "b_tile": ("f16", tile.columns * LINE)},
+        matrices=True,
+    )
+
+
+@cached(64)
+def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
+    """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were."""
+    body = [
+        "let i = group * WG + lid; let quads = (P.n + 3u) / 4u;",
+        "if (i >= P.batch * P.m * quads) { return; }",
+        "let column = i % quads * 4u; let row = i / quads % P.m; let z = i / (quads * P.m);",
+        "var sum = vec4<f32>();",
+        "for (var part = 0u; part < P.parts; part++) {",
+        "  sum += a_at4((((part * P.batch + z) * P.height + row) * P.width + column) / 4u);",
+        "}",
+    ]
+    reads = {"a": Storage(DType.F32, 4)}
+    scales = []
+    if scaled[0]:
+        scales.append("vec4<f32>(a_scales_at((z % P.sets) * P.m + row))")
+        reads["a_scales"] = Storage(DType.F32)
+    if scaled[1]:
+        at = (f"b_scales_at(z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
+        scales.append(f"vec4<f32>({', '.join(at)})")
+        reads["b_scales"] = Storage(DType.F32)
+    if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
+        body.append(f"let up = {scales[0]}; let down = {scales[1]};")
+        scales = ["min(up, down)", "max(up, down)"]
+    body += [f"sum *= {scale};" for scale in scales]
+    body.append("put4(z, row, column, sum);")
+    return module(
+        "matrix_finish",
         body,
         form,
         target,
         reads=reads,
-        workgroup=tile.threads,
+        workgroup=target.workgroup(256),
         helpers=[],
-        params=[(n, "u32") for n in counts],
-        shared={
-            "a_tile": ("f16", tile.rows * LINE),
-            "b_tile": ("f16", tile.columns * LINE),
-            "out": ("f32", tile.subgroups * ROWS * OUT),
-        },
-        matrices=True,
+        params=[("parts", "u32"), ("height", "u32"), ("width", "u32")],
     )

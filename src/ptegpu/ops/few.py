@@ -17,7 +17,7 @@ from ..kernels import linear_q4 as kernels
 from ..kernels.linear_q4 import WHOLE, Gemv, by_subgroups
 from ..kernels.wgsl import writable
 from ..plan.target import Target
-from ..sizes import ceil
+from ..sizes import ceil, smallest
 from . import matrices
 from .registry import Dispatch, Steps
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8)  # that kernels are generated for
 MAX_ROWS = ROWS[-1]
 FEWEST_LANES = 8
+WALKERS = 4  # workgroups per unit, where they walk
 MOST_PARTS = 16  # of an attention that a product merges: every workgroup reads all that are used
 
 
@@ -44,10 +45,11 @@ GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits
     Choice(Gemv(rows=4, lanes=32, words=1, slots=8), when=lambda m, n, k: m > 1 and n >= 8192),
     Choice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: m > 1 and k >= 4096),
     Choice(Gemv(rows=2, lanes=64, words=1, slots=2), when=lambda m, n, k: m > 1),
-    Choice(Gemv(rows=8, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: n >= 12288),
-    Choice(Gemv(rows=4, lanes=256, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
-    Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
-    Choice(Gemv(rows=2, lanes=64, slots=4, staged=True, digits=True)),
+    Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True, walks=True), when=lambda m, n, k: n >= 65536),
+    Choice(Gemv(rows=8, lanes=128, slots=2, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
+    Choice(Gemv(rows=8, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 12288),
+    Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
+    Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True)),
 )
 BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=32, slots=2)),)}  # workgroup memory and barriers gain nothing there
 
@@ -189,7 +191,10 @@ class Bundle:
         labels = [self.norm.label] if self.norm else []
         label = ", ".join([*labels, *(q.label for q in self.products)])
         flops = sum(q.flops for q in self.products)
-        return Dispatch(kernel, self.read, self.write, sum(groups), params, flops=flops, label=label)
+        launched = sum(groups)
+        if s.how.walks and len(stored) == 1:
+            launched = smallest(launched, WALKERS * target.device_class.busy)
+        return Dispatch(kernel, self.read, self.write, launched, params, flops=flops, label=label)
 
 
 def _paired(products: Sequence[Product], target: Target) -> Bundle | None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import matrices as kernels
-from ..kernels.linear_q4 import loader
-from ..kernels.matmul import Loader, add_parts
-from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SPAN, MatrixTile
+from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SPAN, MatrixTile, Rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .registry import Dispatch, Scratch, Step, Steps
@@ -37,69 +35,55 @@ class Prepared:
 
 
 def prepared(
-    source: Loader,
-    reads: list[Tensor],
-    sizes: tuple[int, int, int],
-    scaled: bool,
-    label: str,
-    target: Target,
-    params: Mapping[str, int] | None = None,
+    source: Rows, reads: list[Tensor], sizes: tuple[int, int, int], label: str, target: Target, **params: int
 ) -> Generator[Step, Any, Prepared]:
     """Steps that lay out rows of `sizes` (sets, m, k); they return where."""
     sets, m, k = sizes
     row_blocks, k_blocks = ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN)
     blocks = yield Scratch((sets, row_blocks, k_blocks, ROWS * SPAN), DType.F16)
-    found = Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if scaled else None)
-    words = {"m": m, "k": k, "row_blocks": row_blocks, "k_blocks": k_blocks} | dict(params or {})
-    kernel = kernels.prepare(source, scaled, target)
-    yield Dispatch(kernel, reads, found.reads, sets * row_blocks, words, label=label)
+    found = Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if source.scaled else None)
+    quads = ceil(m, SHARE)
+    params |= {"m": m, "k": k, "quads": quads, "row_blocks": row_blocks, "k_blocks": k_blocks}
+    yield Dispatch(kernels.prepare(source, target), reads, found.reads, sets * quads, params, label=label)
     return found
 
 
 def left(p: Product, target: Target) -> Generator[Step, Any, Prepared]:
     """The rows of a."""
-    source = kernels.rows(p.a.dtype, p.k % 4 == 0)
     sizes = p.sets or p.batch, p.m, p.k
-    return (yield from prepared(source, [p.a], sizes, p.a.dtype is not DType.F16, p.label, target))
+    return (yield from prepared(kernels.rows(p.a.dtype, p.k % 4 == 0), [p.a], sizes, p.label, target))
 
 
 def right(p: Product, target: Target) -> Generator[Step, Any, Prepared]:
     """The columns of b."""
     if p.packed:
-        source = loader(p.packing)
+        source = kernels.packed(p.packing)
     else:
         source = kernels.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else kernels.columns(p.b.dtype)
-    scaled, sizes = p.packed is not None or p.b.dtype is not DType.F16, (p.batch, p.n, p.k)
-    return (yield from prepared(source, p.matrix, sizes, scaled, p.label, target, p.scaling))
+    return (yield from prepared(source, p.matrix, (p.batch, p.n, p.k), p.label, target, **p.scaling))
 
 
 def gemm(tile: MatrixTile) -> Callable[[Product, Target], Steps]:
     def steps(p: Product, target: Target) -> Steps:
         a = p.prepared or (yield from left(p, target))
         b = yield from right(p, target)
-        scaled = a.scales is not None, b.scales is not None
         rows, columns = ceil(p.m, tile.rows), ceil(p.n, tile.columns)
-        counts: dict[str, int | float] = {"row_tiles": rows, "column_tiles": columns, "row_blocks": a.blocks.shape[1]}
-        counts |= {"column_blocks": b.blocks.shape[1], "k_blocks": a.blocks.shape[2]}
-
-        def run(q: Product, parts: int, k_part: int) -> Dispatch:
-            kernel = kernels.multiply(q.form(target, quads=False), tile, scaled, target)
-            params = q.params(k_part=k_part) | counts
-            groups = parts * p.batch * rows * columns
-            return Dispatch(kernel, [*a.reads, *b.reads, *q.added], [q.y], groups, params, flops=q.flops, label=q.label)
-
         slots = SLOTS * target.device_class.busy
         wanted = smallest(slots // largest(1, p.batch * rows * columns), largest(1, p.k // PART))
-        if wanted < 2:
-            yield run(p, 1, a.blocks.shape[2] * SPAN)
-            return
-        k_part = ceil(ceil(p.k, wanted), DEPTH) * DEPTH
+        k_part = ceil(ceil(p.k, largest(1, wanted)), DEPTH) * DEPTH
         parts = ceil(p.k, k_part)
-        sums = yield Scratch((parts, p.batch, p.m, p.n), DType.F32)
-        yield run(p.partial(sums), parts, k_part)
-        kernel = add_parts(p.form(target, quads=False), target)
-        groups = ceil(p.batch * p.m * p.n, kernel.kernel.workgroup)
-        yield Dispatch(kernel, [sums, *p.added], [p.y], groups, p.params(parts=parts), label=p.label)
+        height, width = rows * tile.rows, columns * tile.columns
+        sums = yield Scratch((parts, p.batch, height, width), DType.F32)
+        params = {"row_tiles": rows, "column_tiles": columns, "batch": p.batch, "sets": p.sets or p.batch}
+        params |= {"k_part": k_part, "row_blocks": a.blocks.shape[1], "column_blocks": b.blocks.shape[1]}
+        params |= {"k_blocks": a.blocks.shape[2]}
+        groups = parts * p.batch * rows * columns
+        kernel = kernels.multiply(tile, target)
+        yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=p.flops, label=p.label)
+        kernel = kernels.finish(p.form(target, quads=True), (a.scales is not None, b.scales is not None), target)
+        groups = ceil(p.batch * p.m * ceil(p.n, 4), kernel.kernel.workgroup)
+        reads = [sums, *a.reads[1:], *b.reads[1:], *p.added]
+        yield Dispatch(kernel, reads, [p.y], groups, p.params(parts=parts, height=height, width=width), label=p.label)
 
     return steps
 
@@ -123,7 +107,7 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if target.subgroup_size != LANES or max(LARGE.threads, 256) > target.max_invocations:
         return False
-    if LARGE.shared_bytes > target.max_shared_bytes or 5 + len(p.added) > target.max_storage_buffers:
+    if LARGE.shared_bytes > target.max_shared_bytes or 4 + len(p.added) > target.max_storage_buffers:
         return False
     rows = largest((p.sets or p.batch) * ceil(p.m, ROWS), p.batch * ceil(p.n, ROWS)) * ROWS
     if rows * ceil(p.k, DEPTH) * DEPTH * 2 > smallest(target.max_binding_bytes, target.max_buffer_bytes):
