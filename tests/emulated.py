@@ -9,7 +9,8 @@ invocations after each other. A matrix is one of three things:
 - *kept*, if a left operand is used where somebody may have: after a store to that array, a barrier, or the beginning of
   a loop. Invocation i has all of row i / 2. A right operand must not be used there.
 
-What is loaded from outside an array is NaN. Anything that is not understood is a ValueError.
+An invocation that loads from outside an array, which no GPU has to bear, stores only NaN from then on. Anything that is
+not understood is a ValueError.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class _Module:
 
     def _settle(self) -> list[str]:
         """Gives each matrix a place in an array of its type; declares these arrays, and other state."""
-        state, self.places = ["var<private> em_lane: u32;", "var<private> em_one: u32;"], dict[str, str]()
+        state, self.places = [f"var<private> em_{name}: u32;" for name in ("lane", "one", "outside")], dict[str, str]()
         for part in (VIEW, KEPT, HALF, QUAD):
             names = [name for name in self.types if self._part(name) == part]
             array = f"em_{part.split('<')[0]}"
@@ -222,8 +223,9 @@ class _Module:
         return self._function(
             f"em_load{count}_{array}",
             f"(first: u32, down: u32, along: u32) -> {part} {{\n  var v: {part}; {_place(part)}\n"
-            f"  for (var i = 0u; i < {count}u; i += em_one) {{\n    v{at} = bitcast<f32>(em_one * 0x7fc00000u);\n"
-            f"    if (at < {f'{length}u' if length else f'arrayLength(&{array})'}) {{ v{at} = f32({array}[at]); }}\n"
+            f"  for (var i = 0u; i < {count}u; i += em_one) {{\n"
+            f"    if (at >= {f'{length}u' if length else f'arrayLength(&{array})'}) {{ em_outside = 0x7fc00000u; }}\n"
+            f"    v{at} = f32({array}[at]);\n"
             "    at += along;\n  }\n  return v;\n}",
         )
 
@@ -233,7 +235,8 @@ class _Module:
             f"em_store{count}_{array}",
             f"(first: u32, down: u32, along: u32, given: {part}) {{\n  var v = given; {_place(part)}\n"
             f"  for (var i = 0u; i < {count}u; i += em_one) {{\n"
-            f"    {array}[at] = {self.arrays[array][0]}(v{at});\n    at += along;\n  }}\n}}",
+            f"    {array}[at] = {self.arrays[array][0]}(bitcast<f32>(bitcast<u32>(v{at}) | em_outside));\n"
+            "    at += along;\n  }\n}",
         )
 
     def _multiply(self, left: str, right: str) -> str:

@@ -65,25 +65,31 @@ def kernel(body: str, target: Target) -> KernelSpec:
     )
 
 
-def chained(a: Tensor, b: Tensor, c: Tensor, *, target: Target) -> Steps:
-    y = yield Out((32, 16))
-    yield Dispatch(kernel(BODY, target), [a, b, c], [y], 1, {})
+def run(body: str, *inputs: np.ndarray) -> np.ndarray:
+    def steps(a: Tensor, b: Tensor, c: Tensor, *, target: Target) -> Steps:
+        y = yield Out((32, 16))
+        yield Dispatch(kernel(body, target), [a, b, c], [y], 1, {})
 
-
-CHAINED = OpDef("test.chained", tuple(map(Parameter, "abc")), frozenset({"target"}), steps=chained)
+    s, op = Sketch(), OpDef("test.op", tuple(map(Parameter, "abc")), frozenset({"target"}), steps=steps)
+    given = [s.input(*x.shape, dtype=DType.of(x.dtype)) for x in inputs]
+    with adapter(open_device(engine="wgpu")) as gpu:
+        engine = engine_of(s.returns(s.tensor(op, *given, dtype=DType.F32)), gpu)
+        return np.asarray(engine.run(list(inputs))[0])
 
 
 def test_a_kernel_that_does_it_all() -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, shape).astype(np.float16) for shape in ((32, 16), (16, 16)))  # all sums are exact
     c = rng.integers(-99, 99, (32, 16)).astype(np.float32)
-    s = Sketch()
-    given = [s.input(*x.shape, dtype=DType.of(x.dtype)) for x in (a, b, c)]
-    with adapter(open_device(engine="wgpu")) as gpu:
-        engine = engine_of(s.returns(s.tensor(CHAINED, *given, dtype=DType.F32)), gpu)
-        (y,) = engine.run([a, b, c])
     wide, narrow = a.astype(np.float64), b.astype(np.float64)
-    np.testing.assert_array_equal((c + wide @ narrow.T) @ narrow + 2 * wide @ narrow, np.asarray(y))
+    np.testing.assert_array_equal((c + wide @ narrow.T) @ narrow + 2 * wide @ narrow, run(BODY, a, b, c))
+
+
+def test_loads_from_outside_an_array_are_seen() -> None:
+    """The second subgroup's, of the last two rows: nothing that these invocations store is a number."""
+    body = f"let r = subgroupMatrixLoad<{RESULT}>(&c, 32u + sg * 256u, false, 16u);\n"
+    y = run(body + "subgroupMatrixStore(&y, sg * 256u, r, false, 16u);", *(np.zeros((32, 16), d) for d in "eef"))
+    assert np.isfinite(y[:30]).all() and np.isnan(y[30:]).all()
 
 
 LAST = "subgroupMatrixStore(&y, sg * 256u, total, false, 16u);"

@@ -238,6 +238,15 @@ def test_rows_of_any_size_in_both_matrices(gpu: Device) -> None:
             assert abs(y[row, column] - right) <= 2**-10 * most
 
 
+def test_one_element_far_above_the_others_of_its_row(gpu: Device) -> None:
+    """Wherever it is."""
+    m, n, k = 70, 64, 70
+    s, x, w = Sketch(), normal(m, k), normal(n, k)
+    x[np.arange(m), np.arange(m)], w[np.arange(n), np.arange(n)[::-1]] = 2.0**17, -(2.0**17)
+    y = run(gpu, s, s.tensor(LINEAR, s.input(m, k), s.constant(w)), x, precision="fast")
+    compare(y, x, w)
+
+
 def test_columns_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
     m, n, k = 48, 64, 64
     s, x, weight = Sketch(), normal(m, k), Packed.random(Q4, n, k, 32, 10.0 ** (np.arange(n) % 11 - 6))
@@ -302,7 +311,7 @@ def test_products_of_the_same_rows_share_them(gpu: Device) -> None:
 
 
 def test_a_weight_in_parts(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    m, n, k = 50, 200, 130
+    m, n, k = 50, 200, 260
     s, x, w, bias = Sketch(), normal(m, k), normal(n, k), normal(n)
     y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
     monkeypatch.setattr(gpu, "target", replace(gpu.target, max_binding_bytes=60 * n * k * 4 // 100))
@@ -353,15 +362,22 @@ def test_precision_is_a_promise(op: str, dtype: Any) -> None:
         {"subgroup_size": 64},
         {"max_shared_bytes": 16384},
         {"max_invocations": 128},
-        {"max_storage_buffers": 4},
-        {"max_binding_bytes": 2 * 128 * 128 - 1},
-        {"max_buffer_bytes": 2 * 128 * 128 - 1},
+        {"max_storage_buffers": 3},
+        {"max_binding_bytes": 4 * 128 * 128 - 1},
+        {"max_buffer_bytes": 4 * 128 * 128 - 1},
     ],
     ids=str,
 )
 def test_what_an_adapter_must_have(less: dict[str, Any]) -> None:
     assert chosen(Q4, np.float32, TARGET)
     assert not chosen(Q4, np.float32, replace(TARGET, **less))
+
+
+def test_sums_and_blocks_that_can_be_bound() -> None:
+    """Some are larger than what they come from."""
+    assert chosen(Q4, np.float32, replace(TARGET, max_binding_bytes=4 * 128 * 128))
+    for less in ({"m": 129}, {"n": 129}, {"m": 48, "k": 320}):
+        assert not chosen(Q4, np.float32, replace(TARGET, max_binding_bytes=4 * 128 * 128 + 8192), **less)
 
 
 @pytest.mark.parametrize("less", [{"m": 47}, {"n": 47}, {"k": 62}], ids=str)

@@ -109,8 +109,9 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if LARGE.shared_bytes > target.max_shared_bytes or 4 + len(p.added) > target.max_storage_buffers:
         return False
-    rows = largest((p.sets or p.batch) * ceil(p.m, ROWS), p.batch * ceil(p.n, ROWS)) * ROWS
-    if rows * ceil(p.k, DEPTH) * DEPTH * 2 > smallest(target.max_binding_bytes, target.max_buffer_bytes):
+    height, width = ceil(p.m, LARGE.rows) * LARGE.rows, ceil(p.n, LARGE.columns) * LARGE.columns
+    blocks = largest((p.sets or p.batch) * height, p.batch * width) * ceil(p.k, DEPTH) * DEPTH
+    if largest(2 * blocks, 4 * p.batch * height * width) > smallest(target.max_binding_bytes, target.max_buffer_bytes):
         return False
     if p.int8 or p.window or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
         return False
