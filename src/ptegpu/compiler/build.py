@@ -12,12 +12,14 @@ from ..graph.narrow import to_device
 from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
+from ..passes.attention import join_attention
 from ..passes.channels import fold_channels
 from ..passes.dead import remove_dead
 from ..passes.fold import fold_constants
 from ..passes.fuse import fuse_elementwise
 from ..passes.norms import join_norms
 from ..passes.siblings import join_siblings
+from ..passes.views import merge_views
 
 
 class Joined:
@@ -127,8 +129,10 @@ class _Builder:
         graph.writebacks = [
             (old, new) for var, old in self.first.items() if isinstance(new := self.env[var], Tensor) and new is not old
         ]
+        merge_views(graph)
         fold_constants(graph)
         remove_dead(graph)
+        join_attention(graph)
         fold_channels(graph)
         fuse_elementwise(graph)
         join_siblings(graph)

@@ -9,7 +9,7 @@ The others take [B, H, S, D]. Where a mask hides everything, the result is 0, fo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..dtypes import FLOATS, DType
@@ -40,9 +40,18 @@ class Sizes(NamedTuple):
     by_batch: int
     by_row: int
     by_head: int
+    first: int = 0  # where the tensor begins
+    whole: bool = True  # the strides are multiples of `dim`
 
     def strides(self, name: str) -> dict[str, int]:
-        return {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
+        by = {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
+        return by | {f"{name}_first": self.first}
+
+    @property
+    def quads(self) -> bool:
+        """Whether vectors are loads of four elements."""
+        places = () if self.whole else (self.by_batch, self.by_row, self.by_head, self.first)
+        return all(s % 4 == 0 for s in (self.dim, *places))
 
 
 def sizes(x: Tensor, heads_first: bool) -> Sizes:
@@ -57,28 +66,46 @@ def sizes(x: Tensor, heads_first: bool) -> Sizes:
     return Sizes(b, s, h, d, s * h * d, h * d, d)
 
 
+class Mask(NamedTuple):
+    """What is added to scores; or bools, and what hidden scores get: added, or instead."""
+
+    tensor: Tensor
+    by: Sequence[int]  # strides over (batch, head, query, key)
+    first: int = 0
+    fill: float = -math.inf
+    instead: bool = False
+    hides: bool = False  # where it is true, not where it is false
+
+
+def placed(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, heads_first: bool) -> tuple[Sizes, Sizes, Sizes, Sizes]:
+    return sizes(q, heads_first), sizes(k, heads_first), sizes(v, heads_first), sizes(out, heads_first)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     out: Tensor,
-    mask: Tensor | None,
+    at: tuple[Sizes, Sizes, Sizes, Sizes],
+    mask: Tensor | Mask | None,
     scale: float | None,
     target: Target,
     *,
-    heads_first: bool,
     causal: bool,
     start: SymInt | None = None,
     new: tuple[Tensor, Tensor] | None = None,
     empty: float = 0.0,
 ) -> Steps:
-    """The steps that compute attention. With a `start`, keys end with the queries that begin there.
+    """The steps that compute attention of tensors `at` their places. With a `start`, keys end with the queries that
+    begin there.
 
     `new` are keys and values that belong into k and v from the start on, and are written there, for rows of one block.
     """
-    qs, ks, vs, ys = (sizes(x, heads_first) for x in (q, k, v, out))
+    qs, ks, vs, ys = at
     if not out.numel:
         return
+    if isinstance(mask, Tensor):
+        mask = Mask(mask, broadcast_strides(mask.shape, (qs.batch, qs.heads, qs.length, ks.length)))
     sharing = qs.heads // ks.heads
     rows = qs.length * sharing
     tiled = takes_tiles(rows, vs.dim, target)
@@ -86,15 +113,16 @@ def attend(
     blocks = -(-rows // most)
     wanted = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
     splits = splits_of(ks.length, ks.batch * ks.heads * blocks, wanted)
-    quads = qs.dim % 4 == 0 and vs.dim % 4 == 0
+    quads = all(x.quads for x in at)
     form = Form(
         q.dtype,
         k.dtype,
         v.dtype,
         out.dtype if quads else store_type(out.dtype, target),
-        mask.dtype if mask else None,
+        kernels.Masked(mask.tensor.dtype, mask.instead, mask.hides) if mask else None,
         qs.dim,
         vs.dim,
+        quads,
         cached=start is not None,
         causal=causal,
         split=splits > 1,
@@ -116,9 +144,9 @@ def attend(
     if new:
         params["new_batch"] = new[0].numel // qs.batch
     if mask is not None:
-        reads.append(mask)
-        by = broadcast_strides(mask.shape, (qs.batch, qs.heads, qs.length, ks.length))
-        params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), by, strict=True))
+        reads.append(mask.tensor)
+        params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), mask.by, strict=True))
+        params |= {"mask_first": mask.first, "fill": mask.fill}
     if start is not None:
         params["start"] = start
     groups = ks.batch * ks.heads * blocks * splits
@@ -136,7 +164,9 @@ def attend(
         groups,
         params,
         flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
-        read_bytes=q.nbytes + (k.nbytes + v.nbytes) * seen // largest(ks.length, 1) + (mask.nbytes if mask else 0),
+        read_bytes=q.nbytes
+        + (k.nbytes + v.nbytes) * seen // largest(ks.length, 1)
+        + (mask.tensor.nbytes if mask else 0),
         write_bytes=kept + result.nbytes,
     )
     if splits > 1:
@@ -212,7 +242,16 @@ def custom_sdpa(
     out = yield Out((*query.shape[:3], value.shape[3]), query.dtype)
     start = start_pos if by_position(attn_mask, is_causal) else None
     yield from attend(
-        query, key, value, out, attn_mask, scale, target, heads_first=False, causal=is_causal, start=start
+        query,
+        key,
+        value,
+        out,
+        placed(query, key, value, out, heads_first=False),
+        attn_mask,
+        scale,
+        target,
+        causal=is_causal,
+        start=start,
     )
 
 
@@ -266,10 +305,10 @@ def sdpa_with_kv_cache(
         key_cache,
         value_cache,
         out,
+        placed(query, key_cache, value_cache, out, heads_first=False),
         attn_mask,
         scale,
         target,
-        heads_first=False,
         causal=is_causal,
         start=start_pos if bounded else None,
         new=(key, value) if together else None,
@@ -293,7 +332,8 @@ def sdpa(
     """
     check(q, k, v, attn_mask, 0.0, heads_first=True)
     out = yield Out((*q.shape[:-1], v.shape[-1]), q.dtype)
-    yield from attend(q, k, v, out, attn_mask, scale, target, heads_first=True, causal=False, empty=math.nan)
+    at = placed(q, k, v, out, heads_first=True)
+    yield from attend(q, k, v, out, at, attn_mask, scale, target, causal=False, empty=math.nan)
 
 
 @op("aten.scaled_dot_product_attention.default", dtypes=FLOATS)
@@ -316,4 +356,5 @@ def scaled_dot_product_attention(
     """
     check(query, key, value, attn_mask, dropout_p, heads_first=True)
     out = yield Out((*query.shape[:-1], value.shape[-1]), query.dtype)
-    yield from attend(query, key, value, out, attn_mask, scale, target, heads_first=True, causal=is_causal)
+    at = placed(query, key, value, out, heads_first=True)
+    yield from attend(query, key, value, out, at, attn_mask, scale, target, causal=is_causal)
