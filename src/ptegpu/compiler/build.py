@@ -18,6 +18,7 @@ from ..passes.dead import remove_dead
 from ..passes.fold import fold_constants
 from ..passes.fuse import fuse_elementwise
 from ..passes.norms import join_norms
+from ..passes.operands import join_operands
 from ..passes.siblings import join_siblings
 from ..passes.views import merge_views
 
@@ -130,9 +131,11 @@ class _Builder:
             (old, new) for var, old in self.first.items() if isinstance(new := self.env[var], Tensor) and new is not old
         ]
         merge_views(graph)
-        fold_constants(graph)
+        fold_constants(graph, repeats=False)
         remove_dead(graph)
         join_attention(graph)
+        join_operands(graph)
+        fold_constants(graph)
         fold_channels(graph)
         fuse_elementwise(graph)
         join_siblings(graph)

@@ -56,14 +56,20 @@ class Finish:
     wgsl: str  # defines `apply`
     operands: tuple[DType | None, ...]  # None: no tensor, but the kernel's variable `beside`
     numbers: tuple[str, ...]
+    repeated: tuple[int, ...] = ()  # of the operands, those that begin again and again, every `P.e…_size` elements
 
     @property
     def reads(self) -> dict[str, Storage]:
         return {f"e{k}": Storage(dtype) for k, dtype in enumerate(self.operands) if dtype}
 
     @property
+    def params(self) -> list[tuple[str, str]]:
+        return [*((n, "f32") for n in self.numbers), *((f"e{k}_size", "u32") for k in self.repeated)]
+
+    @property
     def call(self) -> str:
-        given = [f"e{k}_at(i)" if dtype else "beside" for k, dtype in enumerate(self.operands)]
+        at = [f"i % P.e{k}_size" if k in self.repeated else "i" for k in range(len(self.operands))]
+        given = [f"e{k}_at({at[k]})" if dtype else "beside" for k, dtype in enumerate(self.operands)]
         return f"apply({', '.join(['i', 'v', *given, *(f'P.{n}' for n in self.numbers)])})"
 
 
@@ -151,7 +157,7 @@ def module(
             ("alpha", form.kind),
             *([("beta", form.kind), *BIAS] if form.bias else []),
             *(CLAMP if form.clamped else []),
-            *((n, "f32") for n in (form.finish.numbers if form.finish else ())),
+            *(form.finish.params if form.finish else ()),
             *params,
         ],
         workgroup=workgroup,

@@ -21,8 +21,8 @@ from ..dtypes import FLOATS, DType
 from ..graph.graph import Arg, Node, Tensor, Value
 from ..plan.target import Target
 from .attention import Mask, Sizes, attend
-from .pointwise import cast
-from .registry import Out, Parameter, Scratch, Steps
+from .joined import apart, copied
+from .registry import Out, Parameter, Steps
 from .walks import Walk, backwards, is_walk, order_of, regrouped, size_of, start, strides_of, through
 
 SOFTMAX = {"aten._softmax.default": math.nan, "aten.softmax.int": math.nan, "aten._safe_softmax.default": 0.0}
@@ -90,7 +90,7 @@ class Attended:
             return
         found = self.placed()
         if found is None:
-            yield from self._apart(out, target)
+            yield from apart(self.members, self.result, out, target)
             return
         (q, k, v), at, mask = found
         given = q.tensor, k.tensor, v.tensor, out, at, mask, self.scale, target
@@ -132,35 +132,11 @@ class Attended:
         by = [s if size_of(dim) == n else 0 for s, dim, n in zip(strides, walk.dims, wanted, strict=True)]
         return Mask(walk.tensor, [0] * (4 - len(by)) + by, walk.offset, *self.masking)
 
-    def _apart(self, out: Tensor, target: Target) -> Steps:
-        """The members one after the other."""
-        made: dict[Tensor, Tensor] = {self.result: out}
-        for node in self.members:
-            outs = []
-            for o in node.outs:
-                assert isinstance(o, Tensor)
-                if o not in made:
-                    made[o] = yield Scratch(o.shape, o.dtype)
-                outs.append(made[o])
-            args = tuple(_replaced(a, made) for a in node.args)
-            if node.op.view is None:
-                yield from node.op.steps_into(args, outs, target)
-            else:
-                source = args[0]
-                assert isinstance(source, Tensor)
-                yield cast(source, outs[0], target)
-
 
 def _only(node: Node) -> Tensor:
     out = node.outs[0]
     assert isinstance(out, Tensor)
     return out
-
-
-def _replaced(a: Arg, known: Mapping[Tensor, Tensor]) -> Arg:
-    if isinstance(a, tuple):
-        return tuple(_replaced(x, known) for x in a)
-    return known.get(a, a) if isinstance(a, Tensor) else a
 
 
 def _place(walk: Walk, shape: tuple[int, int], row: int, element: int) -> Sizes | None:
@@ -429,7 +405,7 @@ def _joined(
     if search.near.mutated & {v for n in nodes for v in n.values()}:
         return None
     result = _only(tail[-1] if tail else last)
-    copies, known = _copied(nodes, result)
+    copies, known = copied(nodes, result)
     masking = next((step.masking for step in steps if step.masking != FLOAT), masking)
 
     def own(t: Arg) -> Tensor:
@@ -473,16 +449,3 @@ def _longest(t: Arg, steps: list[Step], fits: Callable[[Walk], object]) -> list[
         if walk is not None and fits(walk) not in (None, False):
             return steps[:count]
     return None
-
-
-def _copied(nodes: Sequence[Node], result: Tensor) -> tuple[dict[Node, Node], dict[Tensor, Tensor]]:
-    """Nodes with results of their own, but for one; and which these are."""
-    known: dict[Tensor, Tensor] = {}
-    copies: dict[Node, Node] = {}
-    for node in nodes:
-        args = tuple(_replaced(a, known) for a in node.args)
-        for o in node.outs:
-            assert isinstance(o, Tensor)
-            known[o] = o if o is result else replace(o)
-        copies[node] = replace(node, args=args, outs=tuple(known[o] for o in node.outs))  # type: ignore[index]
-    return copies, known

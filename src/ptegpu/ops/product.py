@@ -38,7 +38,8 @@ Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
 
 @dataclass(frozen=True, slots=True)
 class Finishing:
-    """What is done to each element of a product before it is stored, with tensors of its shape and with numbers."""
+    """What is done to each element of a product before it is stored, with numbers and with tensors of its shape, or
+    of its last dimensions."""
 
     kernel: Finish
     tensors: tuple[Tensor, ...]
@@ -154,6 +155,11 @@ class Product(Work):
         return self.a.shape[1] // (self.sets or 1)
 
     @property
+    def channels(self) -> int:
+        """Channels of the output."""
+        return self.n * (self.sets or 1)
+
+    @property
     def packing(self) -> Packing:
         """How the matrix is stored, for kernels."""
         assert self.packed is not None
@@ -241,9 +247,9 @@ class Product(Work):
         return replace(self, y=sums, y_strides=strides, y_first=0, bias=None, alpha=1.0, clamp=None, finish=None)
 
 
-def convolved(x: Tensor, b: Tensor, window: Window, groups: int, y: Tensor, **more: Any) -> Product:
+def convolved(x: Tensor, b: Tensor, window: Window, groups: int, channels: int, y: Tensor, **more: Any) -> Product:
     """A product per image and group of windows of x: positions of the output by its channels."""
-    depth, m, n = x.shape[1] // groups, math.prod(window.out), y.shape[1] // groups
+    depth, m, n = x.shape[1] // groups, math.prod(window.out), channels // groups
     sizes = x.shape[0] * groups, m, n, depth * math.prod(window.kernel)
     more |= {"bias_strides": (n, 0, 1), "sets": groups, "window": window}
     return Product(x, b, True, *sizes, y, (m * n, 1, m), **more)

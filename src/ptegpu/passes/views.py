@@ -1,10 +1,11 @@
-"""Leave out views that change nothing, and compute once what moves the same elements the same way twice."""
+"""Leave out views that change nothing and sums with 0, and move the same elements the same way only once."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..graph.graph import Arg, Graph, Node, Tensor, Value, flatten
+from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value, flatten
+from ..graph.names import ADD
 
 
 def merge_views(graph: Graph) -> None:
@@ -17,6 +18,9 @@ def merge_views(graph: Graph) -> None:
     left = []
     for node in graph.nodes:
         node.args = tuple(_replaced(a, known) for a in node.args)
+        if node.op.name == ADD and node.args[1] == 0 and isinstance(node.args[0], Sym) and not kept & set(node.outs):
+            known[node.outs[0]] = node.args[0]
+            continue
         if not node.op.moves or fixed & {*node.values(), *node.outs}:
             left.append(node)
             continue
