@@ -47,6 +47,10 @@ class Sizes(NamedTuple):
         by = {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
         return by | {f"{name}_first": self.first}
 
+    def nbytes(self, x: Tensor) -> int:
+        """What is read of a tensor."""
+        return self.batch * self.length * self.heads * self.dim * x.dtype.size
+
     @property
     def quads(self) -> bool:
         """Whether vectors are loads of four elements."""
@@ -108,7 +112,7 @@ def attend(
         mask = Mask(mask, broadcast_strides(mask.shape, (qs.batch, qs.heads, qs.length, ks.length)))
     sharing = qs.heads // ks.heads
     rows = qs.length * sharing
-    tiled = takes_tiles(rows, vs.dim, target)
+    tiled = takes_tiles(rows, vs.dim, target) and not _leaves_idle(rows, ks, target)
     most = kernels.TILE_ROWS if tiled else few.most_rows(qs.dim)
     blocks = -(-rows // most)
     wanted = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
@@ -186,6 +190,12 @@ def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[i
 def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
     """Whether this many rows of a key-value head are computed in tiles."""
     return rows > FEW_ROWS and value_dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
+
+
+def _leaves_idle(rows: int, keys: Sizes, target: Target) -> bool:
+    """Whether tiles would be so few, also with keys split, that a workgroup for a few rows each is faster."""
+    tiles = keys.batch * keys.heads * -(-rows // kernels.TILE_ROWS) * -(-keys.length // KEYS_OF_A_SPLIT)
+    return 4 * tiles < target.device_class.units
 
 
 def splits_of(keys: int, groups: int, wanted: int) -> int:

@@ -22,7 +22,7 @@ from ..graph.graph import Arg, Node, Tensor, Value
 from ..plan.target import Target
 from .attention import Mask, Sizes, attend
 from .joined import apart, copied
-from .registry import Out, Parameter, Steps
+from .registry import REGISTRY, Out, Parameter, Steps
 from .walks import Walk, backwards, is_walk, order_of, regrouped, size_of, start, strides_of, through
 
 SOFTMAX = {"aten._softmax.default": math.nan, "aten.softmax.int": math.nan, "aten._safe_softmax.default": 0.0}
@@ -427,18 +427,7 @@ def _joined(
         fixed=tuple(copies[n] for n in search.core if n.op.walks and order_of(n) is None),
         tail=tuple(copies[n] for n in tail),
     )
-    made = {o for n in rule.members for o in n.outs}
-    given = list(dict.fromkeys(v for n in rule.members for v in n.values() if v not in made))
-    op = replace(
-        last.op,
-        name="fused(attention)",
-        parameters=tuple(Parameter(f"x{k}") for k in range(len(given))),
-        wants=frozenset({"target", "outs"}),
-        steps=rule,
-        splits=(),
-        role="",
-    )
-    return Node(op, tuple(given), (result,), f"attention up to {last.name}"), core
+    return _node(rule, replace(last, name=f"attention up to {last.name}")), core
 
 
 def _longest(t: Arg, steps: list[Step], fits: Callable[[Walk], object]) -> list[Step] | None:
@@ -449,3 +438,82 @@ def _longest(t: Arg, steps: list[Step], fits: Callable[[Walk], object]) -> list[
         if walk is not None and fits(walk) not in (None, False):
             return steps[:count]
     return None
+
+
+def widened(node: Node, near: Neighbours) -> tuple[dict[Node, Node], set[Node]] | None:
+    """Linears of the same x that only this attention reads, as one: the nodes that take the place of others, and those
+    that go. Queries, keys and values are then columns of one result."""
+    rule = node.op.steps
+    if not isinstance(rule, Attended):
+        return None
+    groups: dict[Arg, list[Node]] = {}
+    for root in dict.fromkeys(v for v in node.args if isinstance(v, Tensor)):
+        maker = near.makers.get(root)
+        if maker is not None and _is_fixed_linear(maker, near) and near.users[root] == [node] and root not in near.kept:
+            groups.setdefault(maker.args[0], []).append(maker)
+    found: dict[Node, Node] = {}
+    slices: list[Node] = []
+    for linears in groups.values():
+        if len(linears) > 1 and len({(*_only(n).max_shape[:-1], _only(n).dtype) for n in linears}) == 1:
+            wide, parts = _side_by_side(linears)
+            found[min(linears, key=list(near.makers.values()).index)] = wide
+            slices += parts
+    if not found:
+        return None
+    wider = replace(rule, members=(*slices, *rule.members))
+    if wider.placed() is None:
+        return None
+    gone = {near.makers[_only(n)] for n in slices}
+    return {**found, node: _node(wider, node)}, gone | {node}
+
+
+def _is_fixed_linear(node: Node, near: Neighbours) -> bool:
+    """Whether it is a linear with a weight and a bias that never vary, and are nobody else's."""
+    if node.op.name != "aten.linear.default" or not isinstance(node.args[1], Tensor) or node.args[1].rank != 2:
+        return False
+    given = [t for t in node.args[1:] if isinstance(t, Tensor)]
+    return all(t.kind == "constant" and len(near.users[t]) == 1 and t.rank == 3 - k for k, t in enumerate(given, 1))
+
+
+def _side_by_side(linears: Sequence[Node]) -> tuple[Node, list[Node]]:
+    """One linear for all, and what cuts its result into theirs."""
+    first, results = linears[0], [_only(n) for n in linears]
+    weights = [_data(n.args[1]) for n in linears]
+    zeros = [np.zeros(len(w), w.dtype) for w in weights]
+    biases = [
+        zero if n.args[2:3] in ((), (None,)) else _data(n.args[2]) for n, zero in zip(linears, zeros, strict=True)
+    ]
+    weight, bias = (
+        Tensor(f"{first.name} {name}", DType.of(data.dtype), data.shape, "constant", data)
+        for name, data in (("weights", np.concatenate(weights)), ("biases", np.concatenate(biases)))
+    )
+    shape = (*results[0].max_shape[:-1], len(_data(weight)))
+    out = Tensor(f"{results[0].name} and more", results[0].dtype, shape)
+    wide = replace(first, args=(first.args[0], weight, bias), outs=(out,), name=", ".join(n.name for n in linears))
+    cuts, start_ = [], 0
+    for y in results:
+        end = start_ + y.max_shape[-1]
+        cuts.append(Node(REGISTRY["aten.slice_copy.Tensor"], (out, -1, start_, end, 1), (y,), f"part of {wide.name}"))
+        start_ = end
+    return wide, cuts
+
+
+def _data(t: Arg) -> np.ndarray:
+    assert isinstance(t, Tensor) and t.data is not None
+    return t.data
+
+
+def _node(rule: Attended, like: Node) -> Node:
+    """The node of a rule, in another one's place."""
+    made = {o for n in rule.members for o in n.outs}
+    given = tuple(dict.fromkeys(v for n in rule.members for v in n.values() if v not in made))
+    op = replace(
+        like.op,
+        name="fused(attention)",
+        parameters=tuple(Parameter(f"x{k}") for k in range(len(given))),
+        wants=frozenset({"target", "outs"}),
+        steps=rule,
+        splits=(),
+        role="",
+    )
+    return Node(op, given, (rule.result,), like.name)

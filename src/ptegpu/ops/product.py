@@ -17,7 +17,7 @@ from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels.gemv import gemv_columns, gemv_rows
 from ..kernels.linear_q4 import WHOLE, Packing, loader
-from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SMALL, Finish, Form, Tile, add_parts, gemm, outer
+from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, gemm, outer
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
@@ -333,6 +333,14 @@ def fills(tile: Tile, p: Product, target: Target) -> bool:
     return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
 
 
+def _leaves_idle(p: Product, target: Target) -> bool:
+    """Whether small tiles would be too few to keep a GPU busy, and K is long enough for slices."""
+    threads = p.batch * ceil(p.m, SMALL.size) * ceil(p.n, SMALL.size) * SMALL.threads
+    return (
+        p.k >= 8 * DEPTH and SLICED.threads <= target.max_invocations and threads < target.device_class.busy * THREADS
+    )
+
+
 def _fills_whole(tile: Tile, p: Product, target: Target) -> bool:
     """The same for int8, whose K is never in parts."""
     tiles = p.batch * ceil(p.m, tile.size) * ceil(p.n, tile.size)
@@ -366,6 +374,7 @@ VARIANTS = (  # the first that fits is taken; the last one always does
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_ROWS_ALONG_N and not p.packed),
     Variant("gemm 128", _gemm(LARGE), lambda p, target: fills(LARGE, p, target)),
     Variant("gemm 64", _gemm(MEDIUM), lambda p, target: fills(MEDIUM, p, target)),
+    Variant("gemm 32 in slices", _gemm(SLICED), _leaves_idle),
     Variant("gemm 32", _gemm(SMALL)),
 )
 
