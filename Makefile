@@ -1,15 +1,16 @@
 # `make demo` and `make test` work from a fresh clone; `make help` lists the rest.
-# Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest).
+# Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest, or to the benchmarks).
 SHELL := /bin/bash
 PYTHON ?= python3
 WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
+ON_DAWN := tests/dawn tests/gpu tests/test_few.py tests/runtime/test_indices.py
 PIP := $(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test test-quick lint types format bench clean
+.PHONY: help demo test test-dawn test-quick lint types format bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -22,6 +23,12 @@ demo: .venv/.base .venv/.vulkan ## let the bundled language model tell a tale
 
 test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorch
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) tests
+	@$(MAKE) --no-print-directory test-dawn
+
+test-dawn: .venv/.test ## run the tests of GPUs and operators on Dawn, on the SwiftShader of Debian's chromium
+	@icd=$$(tools/swiftshader.sh) || { echo "The tests on Dawn are skipped."; exit 0; }; set -x; \
+	VK_DRIVER_FILES=$$icd VK_ICD_FILENAMES=$$icd PTEGPU_ENGINE=dawn \
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) $(ON_DAWN) || [ $$? = 5 ] # 5: ARGS leave nothing
 
 test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in under a minute
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -p tests.torchless -m "not slow and not torch" $(ARGS) tests
@@ -37,8 +44,8 @@ format: .venv/.dev ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.base .venv/.vulkan ## host-side costs: recording, replaying, new lengths, starting
-	@for script in benchmarks/record.py benchmarks/replay.py benchmarks/lengths.py benchmarks/start.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+bench: .venv/.base .venv/.vulkan ## host-side costs: recording, calls, new lengths, starting
+	@$(BIN)/python -m benchmarks record calls lengths start $(ARGS)
 
 clean: ## remove .venv and all caches
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

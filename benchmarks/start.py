@@ -1,76 +1,146 @@
-"""From the start of a process to the first token of the bundled language model: from its `.pte` and from a bundle.
-
-    python benchmarks/start.py [--rounds 5] [--device auto]
-
-Every round starts a fresh process for each, in turns. The time is from before the interpreter starts until the first
-token is there, imports included. The bundle is compiled and saved for the adapter at hand first; what drivers keep on
-disk is warm for both after a round that does not count.
-"""
+"""Starting: every figure is of fresh processes, with the driver's cache of compiled shaders empty or just filled."""
 
 from __future__ import annotations
 
-import argparse
-import statistics
+import json
+import os
 import subprocess
 import sys
 import tempfile
-import time
-from importlib.resources import files
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-from ptegpu.gpu import open_device
+import numpy as np
+
 from ptegpu.llm.compiling import compile as compile_llm
 
+from . import programs
+from .harness import EAGER, Bench, Row, Way, difference
+from .host import DEMO
+from .networks import no_torch
+
+CACHES = ("__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "CUDA_CACHE_PATH")
 PROMPT = [5, 9, 2]
-CODE = """
+NETWORK = """
+import json, sys, time
+began = time.perf_counter()
+import numpy as np, ptegpu
+imported = time.perf_counter()
+folder, how = sys.argv[1], json.loads(sys.argv[2])
+inputs = list(np.load(folder + "/inputs.npz").values())
+start = time.perf_counter()
+program = ptegpu.load(folder + "/program.pte", **how)
+loaded = time.perf_counter()
+result = program(*inputs)
+done = time.perf_counter()
+np.save(folder + "/result.npy", result)
+print(imported - began, loaded - start, done - loaded)
+"""
+TORCH_NETWORK = """
 import sys, time
-began = float(sys.argv[1])
+began = time.perf_counter()
+import numpy as np, torch
+from benchmarks import models
+imported = time.perf_counter()
+folder = sys.argv[1]
+inputs = [torch.from_numpy(x) for x in np.load(folder + "/inputs.npz").values()]
+module = models.filled(models.network("mobilenetv2", sys.argv[2] == "1").module())
+start = time.perf_counter()
+module.to(sys.argv[3])
+loaded = time.perf_counter()
+with torch.no_grad():
+    result = module(*(x.to(sys.argv[3]) for x in inputs)).cpu().numpy()
+done = time.perf_counter()
+np.save(folder + "/result.npy", result)
+print(imported - began, loaded - start, done - loaded)
+"""
+LANGUAGE_MODEL = """
+import json, sys, time
+began = time.perf_counter()
 from ptegpu.llm import LanguageModel
-imported = time.time()
-device = int(sys.argv[3]) if sys.argv[3].isdigit() else sys.argv[3]
-model = LanguageModel(sys.argv[2], device)
-ready = time.time()
+imported = time.perf_counter()
+model = LanguageModel(sys.argv[1], **json.loads(sys.argv[2]))
+loaded = time.perf_counter()
 (token,) = model.generate({prompt}, max_tokens=1, temperature=0).tokens
-print(imported - began, ready - imported, time.time() - ready, token)
+print(imported - began, loaded - imported, time.perf_counter() - loaded, token)
 """
 
 
-def start(path: Path, device: str) -> tuple[list[float], int]:
-    """Seconds of one process for importing, loading and the first token; and that token."""
-    code = CODE.format(prompt=PROMPT)
-    command = [sys.executable, "-c", code, str(time.time()), str(path), device]
-    *seconds, token = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    return [float(s) for s in seconds], int(token)
+def start(bench: Bench) -> Iterator[Row]:
+    """Seconds from `load` to the first result, in fresh processes: driver's cache empty (cold) and filled (warm)."""
+    for case in filter(bench.wants, ("mobilenetv2, cold", "mobilenetv2, warm")):
+        if bench.torch is None:
+            yield bench.row("start", case, EAGER, no_torch)
+            continue
+        if bench.cuda:
+            yield bench.row("start", case, EAGER, network, bench, case, None)
+        for way in bench.ways:
+            yield bench.row("start", case, way, network, bench, case, way)
+    for case in filter(bench.wants, ("bundled model, .pte", "bundled model, bundle")):
+        for way in bench.engines:
+            yield bench.row("start", case, way, demo, bench, case, way)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", default="auto")
-    options = parser.parse_args()
-    program = Path(str(files("ptegpu") / "demo" / "tales.pte"))
-    target = open_device(int(options.device) if options.device.isdigit() else options.device).target
+def network(bench: Bench, case: str, way: Way | None) -> dict[str, Any]:
+    """MobileNetV2 by PyTorch, or by ptegpu on its way."""
+    from . import models
+
+    module = models.filled(models.network("mobilenetv2", bench.quick).module())
+    inputs = models.network("mobilenetv2", bench.quick).inputs(1)
+    want = module(*(bench.torch.from_numpy(x) for x in inputs)).numpy()
     with tempfile.TemporaryDirectory() as folder:
-        bundle = Path(folder) / "tales.bundle"
-        compile_llm(program, targets=target).save(bundle)
-        seen: dict[Path, list[list[float]]] = {program: [], bundle: []}
-        tokens = set()
-        for round in range(options.rounds + 1):
-            for path, times in seen.items():
-                seconds, token = start(path, options.device)
-                tokens.add(token)
-                times += [seconds] if round else []
-    if len(tokens) != 1:
-        raise SystemExit(f"the first tokens differ: {tokens}")
-    print(f"{target.name}, medians of {options.rounds} processes; ms")
-    print(f"{'':10}{'import':>8}{'load':>8}{'token':>8}{'whole':>8}")
-    whole = []
-    for name, times in zip((".pte", "bundle"), seen.values()):
-        parts = [statistics.median(column) * 1e3 for column in zip(*times)]
-        whole.append(statistics.median(sum(row) for row in times) * 1e3)
-        print(f"{name:10}" + "".join(f"{ms:8.0f}" for ms in (*parts, whole[-1])))
-    print(f"{'ratio':10}{whole[1] / whole[0]:32.2f}")
+        np.savez(Path(folder) / "inputs.npz", *inputs)
+        arguments = [TORCH_NETWORK, folder, str(int(bench.quick)), bench.where]
+        if way is not None:
+            arguments = [NETWORK, folder, json.dumps(bench.how(way))]
+            program = programs.network_program(bench, "mobilenetv2", 1, programs.weights(module))
+            (Path(folder) / "program.pte").write_bytes(program)
+
+        def run(cache: str) -> list[float]:
+            found = child(arguments, cache)
+            return [*found, difference(np.load(Path(folder) / "result.npy"), want)]
+
+        return figures(repeated(bench, case.endswith("cold"), run))
 
 
-if __name__ == "__main__":
-    main()
+def demo(bench: Bench, case: str, way: Way) -> dict[str, Any]:
+    """The bundled language model to its first token, from its `.pte` or from a bundle made for the adapter, warm."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(str(DEMO))
+        if case.endswith("bundle"):
+            path = Path(folder) / "tales.bundle"
+            compile_llm(Path(str(DEMO)), targets=bench.target(way)).save(path)
+        arguments = [LANGUAGE_MODEL.format(prompt=PROMPT), str(path), json.dumps(bench.how(way))]
+        return figures([times[:3] for times in repeated(bench, False, lambda cache: child(arguments, cache))])
+
+
+def repeated(bench: Bench, cold: bool, run: Callable[[str], list[float]]) -> list[list[float]]:
+    """Several times with an empty cache, or with one that a run before them filled."""
+    rounds = 1 if bench.quick else 3
+    found = []
+    if cold:
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory() as cache:
+                found.append(run(cache))
+        return found
+    with tempfile.TemporaryDirectory() as cache:
+        return [run(cache) for _ in range(rounds + 1)][1:]
+
+
+def child(arguments: list[str], cache: str) -> list[float]:
+    """What a process of its own prints: seconds of importing, loading and the first result, and more."""
+    root = Path(__file__).resolve().parents[1]
+    path = os.pathsep.join(str(p) for p in (root / "src", root, *filter(None, [os.environ.get("PYTHONPATH")])))
+    environment = os.environ | dict.fromkeys(CACHES, cache) | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", *arguments], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"the process failed: {done.stderr.strip()[-300:]}")
+    return [float(word) for word in done.stdout.split()]
+
+
+def figures(rounds: list[list[float]]) -> dict[str, Any]:
+    imported, loaded, first, *error = (median(column) for column in zip(*rounds))
+    note = f"import {imported:.2f}, load {loaded:.2f}, first result {first:.2f} s"
+    return {"value": loaded + first, "unit": "s", "note": note, "error": error[0] if error else None}

@@ -1,6 +1,7 @@
 """Every kernel that any test compiles under naga is compiled under Tint too, when the run ends.
 
-`PTEGPU_TESTS_WITHOUT_TINT=1` leaves that out, for GPU hosts where Dawn's Python package cannot be installed.
+`PTEGPU_TESTS_WITHOUT_TINT=1` leaves that out, for GPU hosts where Dawn's Python package cannot be installed. With
+`PTEGPU_ENGINE=dawn` Tint compiles them anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ os.environ["PTEGPU_CACHE"] = "off"  # no test depends on what was once measured 
 
 @pytest.fixture(scope="session", autouse=True)
 def kernels_compile_under_tint() -> Iterator[None]:
-    if os.environ.get("PTEGPU_TESTS_WITHOUT_TINT"):
+    if os.environ.get("PTEGPU_TESTS_WITHOUT_TINT") or os.environ.get("PTEGPU_ENGINE") == "dawn":
         yield
         return
     from tests.tint import check

@@ -21,6 +21,7 @@ from ptegpu.compiler.program import cut_methods, read_source
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call as KernelCall
 from ptegpu.plan.bundle import Host
+from ptegpu.plan.target import Precision
 
 from .cases import Case, Problem, S, T, compare, declared, walk
 
@@ -47,9 +48,9 @@ class Program:
     host: Sequence[str] = ()  # what the host runs, in order
     operators: Mapping[str, int] = field(default_factory=dict)  # how often the GPU runs some of them
 
-    def check(self, gpu: Any) -> None:
+    def check(self, gpu: Any, precision: Precision = "auto") -> None:
         """Load it on a device, and hold every output of every call to PyTorch's, and who runs what to what is known."""
-        with ptegpu.load(self.data, device=gpu) as program:
+        with ptegpu.load(self.data, device=gpu, precision=precision) as program:
             for k, call in enumerate(self.calls):
                 if call.reset:
                     program.reset()

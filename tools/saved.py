@@ -1,10 +1,11 @@
 """Save operator cases and whole models with PyTorch's results to a file; run such a file anywhere.
 
     python -m tools.saved make cases.zip [--only softmax]     # needs PyTorch and ExecuTorch
-    python -m tools.saved run cases.zip [--only softmax]      # needs neither
+    python -m tools.saved run cases.zip [--only softmax] [--engine dawn]      # needs neither
     python -m tools.saved make tests/data/few.zip --few       # what `make test-quick` runs
 
-`run` opens the adapter four times, with f16 and subgroups on and off, and holds everything to the saved results.
+`run` opens the adapter with f16, subgroups and matrices on and off, in every way that it has, and holds everything to
+the saved results. `--f16 on` (or off), `--subgroups`, `--matrices` keep one of them as it is.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 from zipfile import BadZipFile
 
 import typer
@@ -28,6 +30,8 @@ from tests.changes import change_all
 
 from ptegpu.gpu.device import open_device
 
+Switch = Literal["on", "off", "both"]
+SWITCHES: dict[Switch, tuple[bool, ...]] = {"on": (True,), "off": (False,), "both": (True, False)}
 FEW = typer.Option(False, "--few", help="a small case of each operator, and few models")
 ONLY = typer.Option("", help="only what has this in its name")
 app = typer.Typer(add_completion=False, help=__doc__)
@@ -37,12 +41,21 @@ app = typer.Typer(add_completion=False, help=__doc__)
 class Run:
     """What came of one way to open the adapter."""
 
+    engine: str
+    precision: str
     f16: bool
     subgroups: bool
+    matrices: bool
     cases: int = 0
     programs: int = 0
     seconds: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def way(self) -> str:
+        """How the adapter was opened."""
+        found = (f"{name} {'on' if getattr(self, name) else 'off'}" for name in ("f16", "subgroups", "matrices"))
+        return f"{self.engine}, {', '.join(found)}"
 
 
 @app.command()
@@ -78,28 +91,35 @@ def run(
     file: Path = typer.Argument(exists=True, dir_okay=False),
     only: str = ONLY,
     device: str = typer.Option("auto", help="which adapter"),
+    engine: Literal["auto", "wgpu", "dawn"] = typer.Option("auto", help="which engine"),
+    precision: Literal["auto", "exact", "fast"] = typer.Option("auto", help="of products"),
+    f16: Switch = typer.Option("both", help="whether the adapter has it"),
+    subgroups: Switch = typer.Option("both", help="whether the adapter has them"),
+    matrices: Switch = typer.Option("both", help="whether the adapter has them"),
     as_json: bool = typer.Option(False, "--json", help="print results as JSON"),
 ) -> None:
-    """Run everything in a file on a GPU, four times; exits with 1 if anything is wrong."""
+    """Run everything in a file on a GPU, once for each way to open it; exits with 1 if anything is wrong."""
     console = Console(stderr=True)
     try:
         problems, programs = saved.read(file)
     except (BadZipFile, KeyError) as e:
         raise typer.BadParameter(f"{file} is not a file that 'make' wrote: {e}") from None
-    work = {name: p.check for name, p in problems.items() if only in name}
+    work: dict[str, Callable[..., None]] = {name: p.check for name, p in problems.items() if only in name}
     cases = len(work)
     work |= {f"program {name}": p.check for name, p in programs.items() if only in name}
     if not work:
         raise typer.BadParameter(f"nothing in {file} has '{only}' in its name")
     runs = []
-    for f16, subgroups in itertools.product((True, False), repeat=2):
-        gpu = open_device(device, f16=f16, subgroups=subgroups)
-        done = Run(gpu.target.f16, bool(gpu.target.subgroups), cases, len(work) - cases)
+    ways = {}
+    for asked in itertools.product(*(SWITCHES[switch] for switch in (f16, subgroups, matrices))):
+        gpu = open_device(device, engine=engine, **dict(zip(("f16", "subgroups", "matrices"), asked)))
+        ways.setdefault((gpu.target.f16, gpu.target.subgroups, bool(gpu.target.matrices)), gpu)
+    for way, gpu in ways.items():
+        done = Run(gpu.info.engine, precision, *way, cases, len(work) - cases)
         start = time.perf_counter()
-        what = f"f16 {'on' if f16 else 'off'}, subgroups {'on' if subgroups else 'off'}"
-        for name, check in track(work.items(), what, console=console, disable=not console.is_terminal):
+        for name, check in track(work.items(), done.way, console=console, disable=not console.is_terminal):
             try:
-                check(gpu)
+                check(gpu, precision=precision)
             except Exception as e:  # whatever it is, the next one shall still run
                 done.failures[name] = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         done.seconds = round(time.perf_counter() - start, 1)
@@ -113,15 +133,13 @@ def run(
 
 def show(name: str, runs: list[Run]) -> None:
     console = Console()
-    table = Table("f16", "subgroups", "cases", "programs", "failed", "seconds", title=name)
+    table = Table("way", "precision", "cases", "programs", "failed", "seconds", title=name)
     for r in runs:
-        used = ("on" if r.f16 else "off", "on" if r.subgroups else "off")
-        table.add_row(*used, *map(str, (r.cases, r.programs, len(r.failures), r.seconds)))
+        table.add_row(r.way, r.precision, *map(str, (r.cases, r.programs, len(r.failures), r.seconds)))
     console.print(table)
     for r in runs:
         for what, message in r.failures.items():
-            how = f"f16 {'on' if r.f16 else 'off'}, subgroups {'on' if r.subgroups else 'off'}: "
-            console.print(f"{how}{what}: {message}", markup=False, soft_wrap=True, highlight=False)
+            console.print(f"{r.way}: {what}: {message}", markup=False, soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ import numpy as np
 class DType(Enum):
     """An element type. `value` is the name shown to users."""
 
+    size: int  # bytes of one element on the host
+    numpy: np.dtype  # bfloat16, which NumPy lacks, is carried as uint16 bits
+    device: DType  # what it is on the GPU: 64-bit types narrow (range-checked at the boundary)
+
     BOOL = "bool"
     U8 = "uint8"
     I8 = "int8"
@@ -43,6 +47,8 @@ class DType(Enum):
     F8_E5M2_UZ = "float8_e5m2fnuz"
     F8_E4M3_UZ = "float8_e4m3fnuz"
 
+    __hash__ = object.__hash__  # an Enum's own runs Python code
+
     def __repr__(self) -> str:
         return self.value
 
@@ -50,21 +56,6 @@ class DType(Enum):
     def runs(self) -> bool:
         """Whether ptegpu computes with it; the rest of this class is for types that do."""
         return self not in _NAMED_ONLY
-
-    @property
-    def size(self) -> int:
-        """Bytes of one element on the host."""
-        return _SIZES[self]
-
-    @property
-    def numpy(self) -> np.dtype:
-        """The NumPy type; bfloat16, which NumPy lacks, is carried as uint16 bits."""
-        return np.dtype("uint16" if self is DType.BF16 else self.value)
-
-    @property
-    def device(self) -> DType:
-        """The type this one has on the GPU: 64-bit types narrow (range-checked at the boundary)."""
-        return _DEVICE.get(self, self)
 
     @property
     def is_float(self) -> bool:
@@ -90,7 +81,6 @@ _NAMED_ONLY = dict.fromkeys(_ALL[_ALL.index(DType.C32) :], 1) | {  # bytes of an
     DType.BITS16: 2,
 }
 RUNS = tuple(d for d in DType if d not in _NAMED_ONLY)
-_SIZES = {d: 2 if d is DType.BF16 else np.dtype(d.value).itemsize for d in RUNS} | _NAMED_ONLY
 _DEVICE = {
     DType.I64: DType.I32,
     DType.F64: DType.F32,
@@ -98,4 +88,9 @@ _DEVICE = {
     DType.I16: DType.I32,
     DType.U16: DType.I32,
 }
+for _d in DType:
+    _d.size, _d.device = _NAMED_ONLY.get(_d, 0), _DEVICE.get(_d, _d)
+for _d in RUNS:
+    _d.numpy = np.dtype("uint16" if _d is DType.BF16 else _d.value)
+    _d.size = _d.numpy.itemsize
 _BY_NUMPY = {np.dtype(d.value): d for d in RUNS if d is not DType.BF16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -22,11 +23,25 @@ def test_this_machine_is_healthy(invoke: Invoke) -> None:
     assert report["healthy"]
     assert report["problems"] == []
     assert report["chosen"] == report["auto"]
-    assert set(report["packages"]) == {"ptegpu", "wgpu", "numpy"}
-    adapter = report["adapters"][report["chosen"]]
+    assert set(report["packages"]) == {"ptegpu", "numpy"}
+    engines = {engine["name"]: engine for engine in report["engines"]}
+    assert list(engines) == ["wgpu", "dawn"]
+    adapter = engines[report["chosen"]["engine"]]["adapters"][report["chosen"]["index"]]
     assert set(adapter["features"]) == {"f16", "subgroups", "timestamps"}
     assert adapter["limits"]["invocations"] >= 256
     assert [check["name"] for check in report["checks"]] == [check.name for check in selfcheck.checks()]
+
+
+def test_a_missing_engine_says_how_to_install_it(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys.modules["ptegpu.gpu.adapters"], "find_spec", lambda name: None if name == "wgpudawn" else name
+    )
+    wgpu, dawn = invoke("doctor", "--json").json()["engines"]
+    assert (wgpu["install"], dawn["install"], dawn["adapters"]) == (None, "pip install 'ptegpu[dawn]'", [])
+    assert "engine    dawn · not installed. Run: pip install 'ptegpu[dawn]'\n" in invoke("doctor").out
+    ended = invoke("doctor", "--engine", "dawn")
+    assert ended.code == 1
+    assert "problem: wgpudawn is not installed. Run: pip install 'ptegpu[dawn]'\n" in ended.out
 
 
 def test_it_is_readable(invoke: Invoke) -> None:
@@ -97,7 +112,7 @@ def test_every_check_can_fail() -> None:
 
 
 def test_no_adapter_names_the_package(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "adapters", lambda: [])
+    monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda engine: ())
     monkeypatch.setattr("ptegpu.gpu.loader.load_loader", lambda: False)
     ended = invoke("doctor")
     assert ended.code == 1

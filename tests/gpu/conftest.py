@@ -1,4 +1,4 @@
-"""One device for all tests of `gpu/`, and a session that is closed after each."""
+"""One device for all tests of `gpu/`, of the engine in `PTEGPU_ENGINE`, and a session that is closed after each."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
     fake = FakeVulkan(*names)
     monkeypatch.setattr(vulkan, "_loader", lambda: fake)
     monkeypatch.setattr(vulkan, "_gpus", lambda: [c_void_p(n + 1) for n in range(len(names))])
-    monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda: native)
+    monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda engine: native)
     vulkan._gpu.cache_clear()
     try:
         found = [memory.available_bytes(info) for info in adapters()]
@@ -119,11 +119,13 @@ def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
 def test_each_system_opens_the_backends_it_has(monkeypatch):
     from wgpu.backends.wgpu_native import extras
 
+    from ptegpu.gpu import wgpu_native
+
     opened: list[list[str]] = []
     monkeypatch.setattr(loader, "configure", lambda: None)
-    monkeypatch.setattr(extras, "set_instance_extras", lambda backends: opened.append(backends))
+    monkeypatch.setattr(wgpu_native, "set_instance_extras", lambda backends: opened.append(backends))
     for system in ("linux", "darwin", "win32"):
         monkeypatch.setattr(sys, "platform", system)
-        sys.modules["ptegpu.gpu.adapters"].native_adapters.__wrapped__()
+        sys.modules["ptegpu.gpu.adapters"].native_adapters.__wrapped__("wgpu")
     assert [["Vulkan"], ["Metal"], ["Vulkan", "DX12"]] == opened
     assert all(f"InstanceBackend.{name}" in extras.native_flags for names in opened for name in names)

@@ -16,7 +16,7 @@ import pytest
 from tests.gpu.test_adapters import info
 
 from ptegpu.errors import DeviceError
-from ptegpu.gpu import Device, classes, measure, measurement, native, open_device
+from ptegpu.gpu import Device, classes, measure, measurement, open_device
 from ptegpu.plan.target import CLASSES, DeviceClass, Target
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +195,7 @@ def test_a_device_opens_with_what_was_kept(device: Device, cache: Path, monkeypa
 
 def test_what_stops_a_measurement_leaves_no_buffers(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     measure(device)
-    counts = native.object_counts()
+    counts = device.api.object_counts()
     monkeypatch.setattr(measurement, "_measured", {})
 
     def stop(*_: object) -> float:
@@ -205,7 +205,7 @@ def test_what_stops_a_measurement_leaves_no_buffers(device: Device, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         measure(device)
     assert measurement._measured == {}
-    assert counts == native.object_counts()
+    assert counts == device.api.object_counts()
 
 
 INTERRUPTED = """

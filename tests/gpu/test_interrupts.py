@@ -22,7 +22,7 @@ import gc, os, random, signal, sys, threading, time
 from dataclasses import replace
 import numpy as np
 import ptegpu
-from ptegpu.gpu import Session, loads, native, open_device
+from ptegpu.gpu import Session, loads, open_device
 from ptegpu.plan.plan import Kernel
 from tests.gpu import plans
 
@@ -32,16 +32,30 @@ device = open_device()
 def counts():
     gc.collect()
     device.pool.clear()
-    return native.object_counts()
+    return device.api.object_counts()
 """
 
 SLOW = """
+from _cffi_backend import callback
+
 def slow(turns):
     plan = loads.arithmetic(device.target, groups=64, turns=turns)
     return session.prepare(plans.giving(replace(plan, name=f"slow{turns}"), plans.f32("y", 1, (4,))))
 
-def busy(handle):
-    return not native.lib.wgpuDevicePoll(handle, 0, native.ffi.NULL) & 1
+def busy(api, handle, queue):
+    if api.dialect == "naga":
+        return not api.lib.wgpuDevicePoll(handle, 0, api.ffi.NULL) & 1
+    answer = []
+    called = callback(api.ffi.typeof("void (*)(uint32_t)"), answer.append, None, None)
+    info = api.ffi.new("WGPUQueueWorkDoneCallbackInfo *")
+    info.mode = api.lib.WGPUCallbackMode_AllowProcessEvents
+    info.callback = api.ffi.cast("WGPUQueueWorkDoneCallback", called)
+    asked.append(called)
+    api.lib.wgpuQueueOnSubmittedWorkDone(queue, info[0])
+    api.poll(None)
+    return not answer
+
+asked = []
 
 session = Session(device)
 turns, seconds = 1 if device.info.type == "software" else 100, 0.0
@@ -69,7 +83,8 @@ for wait in (device.wait, lambda: other.run(add, [X, X]), lambda: pending.result
         wait()
         print("not interrupted")
     except KeyboardInterrupt:
-        print("interrupted", "during the run" if busy(device.handle) else "after the run")
+        early = busy(type(device.api), device.api.handle, device.api.queue)
+        print("interrupted", "during the run" if early else "after the run")
     print(np.array_equal(other.run(add, [X, X])[0], X + X), np.array_equal(pending.result()[0], expected))
 del pending
 print(before == counts())
@@ -81,12 +96,13 @@ WHEN_THE_PROCESS_ENDS = (
     + """
 from ptegpu.gpu import device as module
 pending = session.start(load, [])
-handle = native.ffi.cast("WGPUDevice", device.handle)
+api, ffi = type(device.api), device.api.ffi
+handle, queue = ffi.cast("WGPUDevice", device.api.handle), ffi.cast("WGPUQueue", device.api.queue)
 module._leave()
 module._devices.clear()
 del device, session, load, pending
 gc.collect()
-print(busy(handle))
+print(busy(api, handle, queue))
 """
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from tests.gpu import plans
 
-from ptegpu.gpu import Session, native
+from ptegpu.gpu import Session
 
 CYCLES = 200
 SLACK = 4 << 20  # bytes: Python's and the allocator's own breathing
@@ -34,11 +34,11 @@ def test_cycles_leave_nothing_behind(device):
     for _ in range(20):
         cycle(device)
     gc.collect()
-    objects, counters, resident = native.object_counts(), device.counters.snapshot(), resident_bytes()
+    objects, counters, resident = device.api.object_counts(), device.counters.snapshot(), resident_bytes()
     for _ in range(CYCLES):
         cycle(device)
     gc.collect()
-    assert objects == native.object_counts()
+    assert objects == device.api.object_counts()
     made = device.counters.since(counters)
     assert (made.buffers_created, made.pipelines_created) == (0, 0)
     assert resident_bytes() - resident < SLACK
@@ -52,8 +52,8 @@ def test_a_session_that_is_never_closed_leaves_nothing_behind(device):
     for _ in range(5):
         forget()
     gc.collect()
-    objects = native.object_counts()
+    objects = device.api.object_counts()
     for _ in range(20):
         forget()
     gc.collect()
-    assert objects == native.object_counts()
+    assert objects == device.api.object_counts()

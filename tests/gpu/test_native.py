@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cffi.cparser import Parser
 
-from ptegpu.gpu.native import ffi
+from ptegpu.gpu.wgpu_native import ffi
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.gpu import plans
 
-from ptegpu.gpu import Device, Session, native
+from ptegpu.gpu import Device, Session
 from ptegpu.gpu.pipelines import PipelineCache
 from ptegpu.plan.plan import Kernel
 
@@ -18,28 +18,28 @@ def distinct(count: int) -> list[Kernel]:
     return [replace(plans.ADD, wgsl=f"{plans.ADD.wgsl}// {k} of {count}\n") for k in range(count)]
 
 
-def alive() -> int:
+def alive(device: Device) -> int:
     gc.collect()
-    return native.object_counts()["computePipelines"]
+    return device.api.object_counts().get("computePipelines", 0)
 
 
 def test_what_nothing_uses_goes_but_for_the_last(device: Device) -> None:
-    cache = PipelineCache(device.handle, kept=3)
-    kernels, before = distinct(8), alive()
+    cache = PipelineCache(device.api, kept=3)
+    kernels, before = distinct(8), alive(device)
     for kernel in kernels:
         cache.get(kernel)
-    assert (3, 8) == (alive() - before, cache.compiled)
+    assert (3, 8) == (alive(device) - before, cache.compiled)
     for kernel in kernels[-3:]:
         cache.get(kernel)
     assert 8 == cache.compiled
     cache.get(kernels[-3])  # now the last
     cache.get(kernels[0])
     cache.get(kernels[-3])
-    assert (3, 9) == (alive() - before, cache.compiled)
+    assert (3, 9) == (alive(device) - before, cache.compiled)
 
 
 def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device) -> None:
-    cache = PipelineCache(device.handle, kept=1)
+    cache = PipelineCache(device.api, kept=1)
     first, *others = distinct(5)
     used = cache.get(first)
     for kernel in others:
@@ -49,13 +49,13 @@ def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device
 
 
 def test_a_plan_keeps_its_pipelines(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_pipelines", PipelineCache(device.handle, kept=1))
+    monkeypatch.setattr(device, "_pipelines", PipelineCache(device.api, kept=1))
     x = np.arange(plans.N, dtype=np.float32)
-    before = alive()
+    before = alive(device)
     with Session(device) as session:
         prepared = session.prepare(plans.add())
         for kernel in distinct(3):
             device.pipeline(kernel)
-        assert 2 == alive() - before
+        assert 2 == alive(device) - before
         np.testing.assert_array_equal(2 * x, session.run(prepared, [x, x])[0])
-    assert 1 == alive() - before
+    assert 1 == alive(device) - before

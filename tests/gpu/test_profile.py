@@ -13,7 +13,7 @@ from tests.gpu import plans
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidInput, LimitExceeded, SubmitError
-from ptegpu.gpu import loads, native
+from ptegpu.gpu import loads
 from ptegpu.gpu.measurement import _copy_bytes
 from ptegpu.gpu.profile import KernelTime, busy, kernel_times, launches, pass_time, profile
 from ptegpu.gpu.timer import Timer
@@ -47,8 +47,9 @@ def test_passes_that_are_split_compute_the_same(session):
 def test_more_queries_than_a_set_holds(session, monkeypatch):
     monkeypatch.setattr("ptegpu.gpu.timer.MAX_QUERIES", 32)
     made = []
-    original = native.QuerySet
-    monkeypatch.setattr(native, "QuerySet", lambda device, count: made.append(count) or original(device, count))
+    api = session.device.api
+    original = api.query_set
+    monkeypatch.setattr(api, "query_set", lambda count: made.append(count) or original(count))
     assert 40 == len(profile(session, session.prepare(plans.chain(40)), [X], repeats=1))
     assert [32, 32, 16] * 2 == made  # one run to warm up, one that counts
 
@@ -95,7 +96,7 @@ def test_an_adapter_without_timestamps_is_told(session, monkeypatch):
 
 
 def test_ticks_become_seconds_since_the_first_pass(session, monkeypatch):
-    monkeypatch.setattr(native, "timestamp_period", lambda queue: 20.0)  # ns
+    monkeypatch.setattr(session.device.api, "timestamp_period", lambda: 20.0)  # ns
     timer = Timer(session.device, each=True)
     prepared = session.prepare(plans.chain(2))
     first = 1 << 60  # far beyond what a float holds exactly
@@ -135,11 +136,11 @@ def test_profiles_leave_nothing_behind(session):
 
     measure()
     gc.collect()
-    objects = native.object_counts()
+    objects = session.device.api.object_counts()
     for _ in range(10):
         measure()
     gc.collect()
-    assert objects == native.object_counts()
+    assert objects == session.device.api.object_counts()
 
 
 def test_the_copying_load_copies(session):

@@ -12,7 +12,7 @@ from tests.gpu import plans
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import Closed, DeviceError, InvalidInput, LimitExceeded, OutOfMemory
-from ptegpu.gpu import Counters, DeviceTensor, Session, SharedConstants, device_bytes, native
+from ptegpu.gpu import Counters, DeviceTensor, Session, SharedConstants, device_bytes
 from ptegpu.plan.plan import Buffer
 
 X = np.arange(plans.N, dtype=np.float32)
@@ -246,7 +246,7 @@ def test_a_read_back_that_fails_does_not_spoil_the_next(session, monkeypatch):
 
     prepared = session.prepare(plans.add())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(native, "map_for_reading", fail)
+        patch.setattr(session.device.api, "map_for_reading", fail)
         session.run(prepared, [X, X])
     np.testing.assert_array_equal(X + 1, session.run(prepared, [X, ONES])[0])
 

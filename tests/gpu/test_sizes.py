@@ -13,7 +13,7 @@ import pytest
 import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.errors import DeviceError, InvalidInput, LimitExceeded
-from ptegpu.gpu import Counters, Device, DeviceTensor, Session, Unplanned, native
+from ptegpu.gpu import Counters, Device, DeviceTensor, Session, Unplanned
 from ptegpu.plan.plan import (
     Binding,
     Buffer,
@@ -227,7 +227,7 @@ def test_no_size_of_a_program_makes_or_keeps_anything(device: Device) -> None:
         for n in range(count):
             program(tokens(2 + n % 7))
         gc.collect()
-        return native.object_counts(), device.counters.since(before)
+        return device.api.object_counts(), device.counters.since(before)
 
     with ptegpu.load(DATA / "dynamic.pte", [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]) as program:
         program.prepare()

@@ -1,267 +1,290 @@
-"""Decomposed attention becomes one node, which computes what it was made of, in float64's words."""
+"""Attention with what is before and after it in one node gives what it gives apart, at every position and length."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
-from tests.cases import device, planner_of, run_plan
+from tests.cases import device
 from tests.graphs import Sketch
 
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
+from ptegpu.gpu import SharedConstants
 from ptegpu.graph.graph import Graph, Tensor
+from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.ops import few
 from ptegpu.passes.attention import join_attention
-from ptegpu.passes.dead import remove_dead
-from ptegpu.passes.views import merge_views
+from ptegpu.passes.fuse import fuse_elementwise
+from ptegpu.plan.resolve import evaluated
+from ptegpu.plan.target import CLASSES
+from ptegpu.runtime.engine import Engine
 
-BOOL, F16, F32 = DType.BOOL, DType.F16, DType.F32
-VIEW, PERMUTE, EXPAND = "aten.view_copy.default", "aten.permute_copy.default", "aten.expand_copy.default"
-UNSQUEEZE = "aten.unsqueeze_copy.default"
-B, H = 2, 3
-LOW = -math.inf
-
-
-@dataclass
-class Built:
-    """A graph, what it is given, and what it should answer."""
-
-    graph: Graph
-    arrays: list[np.ndarray]
-    want: np.ndarray
+F32, F16 = DType.F32, DType.F16
+SDPA, CUSTOM, UPDATE = "sdpa_with_kv_cache.default", "custom_sdpa.default", "update_cache.default"
+HALVES, PAIRS = "et_vk.apply_rotary_emb_hf.default", "et_vk.apply_rotary_emb.default"
+VIEW, LINEAR = "aten.view_copy.default", "et_vk.linear_q4gsw.default"
+LONGEST, CONTEXT = 33, 300  # which is three parts
+CALLS = [(5, 0), (1, 5), (1, 6), (2, 7), (1, 9), (33, 10), (1, 127), (1, 128), (3, 254), (1, 257), (1, 299), (8, 292)]
 
 
-def heads(s: Sketch, layout: str, lengths: tuple[int, int], d: int, dtype: DType) -> tuple[list[Tensor], list]:  # type: ignore[type-arg]
-    """Queries, keys and values as (B, H, length, d), and where each comes from: (input, how NumPy splits it)."""
-    found, sources = [], []
-    rows, keys = lengths
-    if layout == "packed":  # (B, S, 3 · H · d) through a permutation and selections
-        x = s.input(B, rows, 3 * H * d, dtype=dtype)
-        wide = s.tensor(PERMUTE, s.tensor(VIEW, x, (B, rows, 3, H, d)), (2, 0, 3, 1, 4))
-        for k in range(3):
-            found.append(s.tensor("aten.select_copy.int", wide, 0, k))
-            sources.append((x, lambda a, k=k: a.reshape(B, rows, 3, H, d)[:, :, k].transpose(0, 2, 1, 3)))
-        return found, sources
-    for n in (rows, keys, keys):
-        match layout:
-            case "merged":  # (B · S, H · d), as a linear leaves it
-                x = s.input(B * n, H * d, dtype=dtype)
-                found.append(s.tensor(PERMUTE, s.tensor(VIEW, x, (B, n, H, d)), (0, 2, 1, 3)))
-                sources.append((x, lambda a, n=n: a.reshape(B, n, H, d).transpose(0, 2, 1, 3)))
-            case "length first":  # (S, B, H · d)
-                x = s.input(n, B, H * d, dtype=dtype)
-                moved = s.tensor(PERMUTE, s.tensor(VIEW, x, (n, B * H, d)), (1, 0, 2))
-                found.append(s.tensor(VIEW, moved, (B, H, n, d)))
-                sources.append((x, lambda a, n=n: a.reshape(n, B, H, d).transpose(1, 2, 0, 3)))
-            case _:  # (B, H, S, d)
-                found.append(s.input(B, H, n, d, dtype=dtype))
-                sources.append((found[-1], lambda a: a))
-    return found, sources
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer's attention, from its projections to its output."""
 
+    heads: int = 4
+    shared: int = 2  # key heads
+    dim: int = 16
+    turned: str | None = HALVES
+    width: int | None = None  # of the tables
+    cached: str = SDPA
+    columns: int = 24  # of the product; 0 for none
+    residual: bool = True
+    cache: DType = F32
+    dtype: DType = F32
+    mask: bool = False
+    causal: bool = True
 
-MASKS: dict[str, tuple[tuple[int | str, ...], bool]] = {  # shape with lengths by name, whether of bools
-    "none": ((), False),
-    "float": ((B, 1, 1, "t"), False),
-    "of queries": ((1, H, "s", "t"), False),
-    "of keys": (("t",), False),
-    "bools": ((B, 1, 1, "t"), True),
-    "bools, expanded": ((B, 1, 1, "t"), True),
-    "bools that hide": ((B, 1, "s", "t"), True),
-    "instead": ((B, 1, 1, "t"), True),
-    "finite instead": ((B, 1, "s", "t"), True),
-}
-
-
-def build(
-    layout: str = "merged",
-    mask: str = "none",
-    scale: str = "both",
-    blank: bool = True,
-    tail: str = "merged",
-    lengths: tuple[int, int] = (5, 7),
-    d: int = 8,
-    dtype: DType = F32,
-) -> Built:
-    s, rng = Sketch(), np.random.default_rng(0)
-    rows, keys = lengths
-    (q, k, v), sources = heads(s, layout, lengths, d, dtype)
-    kt = s.tensor(PERMUTE, k, (0, 1, 3, 2))
-    factor = 0.5
-    if scale == "both":
-        q, kt = s.tensor("aten.mul.Scalar", q, 0.5), s.tensor("aten.mul.Scalar", kt, 0.25)
-        factor = 0.125
-    scores = s.tensor("aten.bmm.default", s.tensor(VIEW, q, (B * H, rows, d)), s.tensor(VIEW, kt, (B * H, d, keys)))
-    scores = s.tensor(VIEW, scores, (B, H, rows, keys))
-    if scale == "scores":
-        scores = s.tensor("aten.div.Tensor", scores, s.constant(np.array(2.0, dtype.numpy)))
-    arrays: dict[Tensor, np.ndarray] = {}
-    shape, bools = MASKS[mask]
-    added: Callable[[np.ndarray], np.ndarray] = lambda x: x
-    if shape:
-        sizes = tuple({"s": rows, "t": keys}.get(n, n) for n in shape)  # type: ignore[call-overload]
-        given = s.input(*sizes, dtype=BOOL if bools else dtype)
-        values = rng.uniform(size=sizes) < 0.6 if bools else rng.normal(size=sizes)
-        values.reshape(-1, keys)[0] = (mask in ("bools that hide", "instead", "finite instead")) if bools else LOW
-        if mask == "of keys":
-            values[-1] = 1.0
-        arrays[given] = values.astype(given.dtype.numpy)
-        low, zero = (s.constant(np.array(x, dtype.numpy)) for x in (LOW, 0.0))
-        if mask in ("bools", "bools, expanded"):
-            where = s.tensor(EXPAND, given, (B, 1, rows, keys), False) if "expanded" in mask else given
-            scores = s.tensor("aten.add.Tensor", scores, s.tensor("aten.where.self", where, zero, low, dtype=dtype))
-            added = lambda x: np.where(values, x, LOW)
-        elif mask == "bools that hide":
-            chosen = s.tensor("aten.where.self", given, low, zero, dtype=dtype)
-            scores = s.tensor("aten.add.Tensor", chosen, scores)
-            added = lambda x: np.where(values, LOW, x)
-        elif mask == "instead":
-            scores = s.tensor("aten.where.self", given, low, scores, dtype=dtype)
-            added = lambda x: np.where(values, LOW, x)
-        elif mask == "finite instead":
-            scores = s.tensor("aten.masked_fill.Scalar", scores, given, -4.0)
-            added = lambda x: np.where(values, -4.0, x)
+    def graph(self) -> tuple[Graph, dict[str, Tensor]]:
+        s, rng = Sketch(), np.random.default_rng(0)
+        h, g, d = self.heads, self.shared, self.dim
+        q, k, v = (s.input(1, LONGEST, n, d, dtype=self.dtype) for n in (h, g, g))
+        start = s.sym()
+        made: dict[str, Tensor] = {"q": q, "k": k, "v": v}
+        if self.turned == HALVES:
+            tables = [s.constant(rng.uniform(-1, 1, (CONTEXT, self.width or d)).astype(np.float32)) for _ in "cs"]
+            q, k = both(s, HALVES, q, k, *tables, start)
+        elif self.turned == PAIRS:
+            tables = [s.input(LONGEST, d // 2) for _ in "cs"]
+            q, k = both(s, PAIRS, q, k, *tables)
+        made |= {"turned q": q, "turned k": k}
+        old = [rng.uniform(-1, 1, (1, CONTEXT, g, d)).astype(self.cache.numpy) for _ in "kv"]
+        keys, values = (s.state(*x.shape, data=x, dtype=self.cache) for x in old)
+        made |= {"keys": keys, "values": values}
+        mask = s.input(LONGEST, CONTEXT) if self.mask else None
+        rest = (mask, 0.0, self.causal, None)
+        if self.cached == SDPA:
+            y = s.tensor(SDPA, q, k, v, keys, values, start, 1, *rest)
         else:
-            scores = s.tensor("aten.add.Tensor", scores, given, 1)
-            added = lambda x: x + arrays[given].astype(np.float64)
-    soft = s.tensor("aten._softmax.default", scores, -1, False)
-    if blank:
-        real = s.tensor("aten.logical_not.default", s.tensor("aten.eq.Scalar", scores, LOW, dtype=BOOL))
-        none = s.tensor("aten.logical_not.default", s.tensor("aten.any.dim", real, -1, True))
-        soft = s.tensor("aten.where.self", none, s.tensor("aten.full_like.default", soft, 0), soft, dtype=dtype)
-    y = s.tensor("aten.bmm.default", s.tensor(VIEW, soft, (B * H, rows, keys)), s.tensor(VIEW, v, (B * H, keys, d)))
-    y = s.tensor(VIEW, y, (B, H, rows, d))
-    if tail == "merged":
-        y = s.tensor(PERMUTE, s.tensor(PERMUTE, y, (2, 0, 1, 3)), (1, 0, 2, 3))
-        y = s.tensor(VIEW, y, (B, rows, H * d))
-    for x, _ in sources:
-        arrays.setdefault(x, rng.normal(size=x.shape).astype(dtype.numpy))
-    one, other, values_ = (split(arrays[x].astype(np.float64)) for x, split in sources)
-    with np.errstate(invalid="ignore"):
-        logits = added(factor * one @ other.transpose(0, 1, 3, 2))
-        weights = np.exp(logits - logits.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-    weights = np.where((logits == LOW).all(-1, keepdims=True), 0.0, weights) if blank else weights
-    want = weights @ values_
-    if tail == "merged":
-        want = want.transpose(0, 2, 1, 3).reshape(B, rows, H * d)
-    graph = s.returns(y)
-    return Built(graph, [arrays[x] for x in graph.inputs], want)  # type: ignore[index]
+            s.node(UPDATE, k, keys, start)
+            s.node(UPDATE, v, values, start)
+            y = s.tensor(CUSTOM, q, keys, values, start, *rest)
+        made["y"] = y
+        if self.columns:
+            y = s.tensor(VIEW, y, (1, -1, h * d))
+            made["viewed"] = y
+            weight = s.constant(rng.integers(0, 256, (self.columns, h * d // 2)).astype(np.uint8))
+            scales = s.constant(rng.uniform(-0.1, 0.1, (h * d // 16, self.columns)).astype(np.float32))
+            y = s.tensor(LINEAR, y, weight, scales, 16, None)
+            if self.residual:
+                y = s.tensor("aten.add.Tensor", s.input(1, LONGEST, self.columns, dtype=self.dtype), y, 1)
+        made["out"] = y
+        return s.returns(y), made
 
 
-def check(b: Built, nodes: int = 1, tolerance: float = 2e-6) -> None:
-    """One dispatch, without permutations or masks made first; a node of attention is the last."""
-    merge_views(b.graph)
-    remove_dead(b.graph)
-    join_attention(b.graph)
-    assert nodes == len(b.graph.nodes), b.graph
-    assert "fused(attention)" == b.graph.nodes[-1].op.name
-    gpu = device()
-    plan = planner_of(b.graph, gpu.target).cover().plan()
-    (got,) = run_plan(plan, b.arrays, gpu)
-    np.testing.assert_allclose(got, b.want, rtol=0, atol=tolerance * np.nanmax(np.abs(b.want)))
+def both(s: Sketch, op: str, *args: Any) -> tuple[Tensor, Tensor]:
+    """The two results of a rotary embedding."""
+    s.node(op, *args, dtype=(args[0].dtype, args[1].dtype))
+    first, second = s.graph.nodes[-1].outs
+    assert isinstance(first, Tensor) and isinstance(second, Tensor)
+    return first, second
 
 
-@pytest.mark.parametrize("layout", ["merged", "packed", "length first", "heads first"])
-@pytest.mark.parametrize("tail", ["merged", "plain"])
-@pytest.mark.parametrize("d", [8, 6])
-def test_layouts(layout, tail, d):
-    check(build(layout, tail=tail, d=d, lengths=(7, 7)))
+class Run:
+    """A graph on the adapter, as if that were a large GPU; its dispatches at a length."""
+
+    def __init__(self, graph: Graph, **how: Any) -> None:
+        limits = {k: how.pop(k) for k in list(how) if k not in ("f16", "subgroups", "limits")}
+        gpu = device(**how)
+        self.graph = graph
+        target = replace(gpu.target, device_class=CLASSES["discrete"], **limits)
+        grow = [
+            f"{v.name}[{d}]" for v in graph.inputs for d, n in enumerate(getattr(v, "max_shape", ())) if n == LONGEST
+        ]
+        points = [dict.fromkeys(grow, n) for n in sorted({n for n, _ in CALLS})]
+        self.planner = Planner(graph, target, [True] * len(graph.inputs), points=points).cover()
+        self.engine = Engine(self.planner.plan(), gpu, SharedConstants(), None)  # type: ignore[arg-type]
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+
+    def shapes(self, length: int, start: int) -> list[Any]:
+        live = {LONGEST: length}
+        inputs = self.graph.inputs
+        return [tuple(live.get(n, n) for n in v.max_shape) if isinstance(v, Tensor) else start for v in inputs]
+
+    def kernels(self, length: int) -> Counter[str]:
+        plan = evaluated(self.planner.plan(), self.shapes(length, 0), lambda *_: 0)
+        launched = [d for step in plan.families[0].steps for d in step[0].dispatches]
+        return Counter(plan.kernels[d.kernel].name for d in launched)
+
+    def __call__(self, length: int, start: int) -> np.ndarray:
+        rng = np.random.default_rng(length * 1000 + start)
+        given = []
+        for v, shape in zip(self.graph.inputs, self.shapes(length, start), strict=True):
+            dtype = v.dtype.numpy if isinstance(v, Tensor) else None
+            given.append(rng.uniform(-1, 1, shape).astype(dtype) if dtype else shape)
+        return self.engine.run(given, read=[0])[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("blank", [True, False])
-@pytest.mark.parametrize("lengths", [(5, 7), (20, 37)], ids=str)
-def test_masks(mask, blank, lengths):
-    b = build(mask=mask, blank=blank, lengths=lengths)
-    if mask not in ("none", "finite instead", "of queries"):
-        assert (np.isnan(b.want).any() if not blank else (b.want == 0).any()) or mask == "of keys"
-    check(b)
-
-
-@pytest.mark.parametrize("scale", ["both", "scores"])
-@pytest.mark.parametrize("lengths", [(1, 1), (1, 300), (65, 33)], ids=str)
-def test_scales_and_lengths(scale, lengths):
-    check(build(mask="float", scale=scale, lengths=lengths))
-
-
-@pytest.mark.parametrize("mask", ["bools, expanded", "float"])
-def test_halves(mask):
-    check(build("packed", mask, dtype=F16, lengths=(9, 9)), tolerance=4e-3)
-
-
-def changed(change: Callable[[Graph], None]) -> list[str]:
-    b = build("heads first", tail="plain")
-    change(b.graph)
-    join_attention(b.graph)
-    return [n.op.name for n in b.graph.nodes]
-
-
-def test_weights_that_others_need_stay():
-    def output(graph: Graph) -> None:
-        graph.outputs.append(next(n.outs[0] for n in graph.nodes if n.op.name == "aten._softmax.default"))
-
-    assert "fused(attention)" in changed(lambda graph: None)
-    assert "fused(attention)" not in changed(output)
-
-
-@pytest.mark.parametrize(
-    ("op", "number", "value"),
-    [
-        ("aten._softmax.default", 1, 2),  # along queries
-        ("aten.eq.Scalar", 1, 0.0),  # zeros where scores are 0
-        ("aten.full_like.default", 1, 1),  # ones for rows that see nothing
-    ],
-)
-def test_what_is_almost_attention_stays(op, number, value):
-    def change(graph: Graph) -> None:
-        node = next(n for n in graph.nodes if n.op.name == op)
-        node.args = (*node.args[:number], value, *node.args[number + 1 :])
-
-    assert "fused(attention)" not in changed(change)
-
-
-def dynamic() -> Graph:
-    """(B, S, H · 8) and a mask (B, S), both sizes live: views take them as symbolic ints."""
-    s = Sketch()
-    x, given = s.input(3, 20, 16), s.input(3, 20, dtype=BOOL)
-    b, n = s.node("sym_size.int", x, 0), s.node("sym_size.int", x, 1)
-    x = s.tensor("aten.mul.Tensor", x, s.constant(np.ones(16, np.float32)))
-    outer = s.node("mul", b, 2)
-    for sym, value in ((b, 3), (n, 20), (outer, 6)):
-        sym.value = value  # type: ignore[union-attr]
-    split = s.tensor(PERMUTE, s.tensor(VIEW, x, (b, n, 2, 8)), (0, 2, 1, 3))
-    kt = s.tensor(PERMUTE, split, (0, 1, 3, 2))
-    scores = s.tensor("aten.bmm.default", s.tensor(VIEW, split, (outer, n, 8)), s.tensor(VIEW, kt, (outer, 8, n)))
-    scores = s.tensor(VIEW, scores, (b, 2, n, n))
-    low, zero = (s.constant(np.array(v, np.float32)) for v in (LOW, 0.0))
-    wide = s.tensor(EXPAND, s.tensor(UNSQUEEZE, s.tensor(UNSQUEEZE, given, 1), 1), (b, 1, n, n), False)
-    scores = s.tensor("aten.add.Tensor", scores, s.tensor("aten.where.self", wide, zero, low, dtype=F32))
-    soft = s.tensor("aten._softmax.default", scores, -1, False)
-    y = s.tensor("aten.bmm.default", s.tensor(VIEW, soft, (outer, n, n)), s.tensor(VIEW, split, (outer, n, 8)))
-    y = s.tensor(PERMUTE, s.tensor(VIEW, y, (b, 2, n, 8)), (0, 2, 1, 3))
-    graph = s.returns(s.tensor(VIEW, y, (b, n, 16)))
+def joined(layer: Layer) -> Graph:
+    graph, _ = layer.graph()
+    fuse_elementwise(graph)
     join_attention(graph)
-    assert "fused(attention)" == graph.nodes[-1].op.name
     return graph
 
 
-def test_every_size_is_one_dispatch_and_right():
-    graph, gpu = dynamic(), device()
-    plan = Planner(graph, gpu.target, [True, True]).cover().plan()
-    (family,) = [f for f in plan.families if not f.refusal]
-    counts = [len(c.dispatches) for c in family.steps[-1]]
-    assert {0, 1} == set(counts) and len(counts) <= 6, counts
-    rng = np.random.default_rng(1)
-    for b, n in itertools.product((1, 2, 3), (1, 2, 16, 17, 20)):
-        x = rng.normal(size=(b, n, 16)).astype(np.float32)
-        seen = rng.uniform(size=(b, n)) < 0.7
-        seen[:, 0] = True
-        (got,) = run_plan(plan, [x, seen], gpu)
-        q = x.astype(np.float64).reshape(b, n, 2, 8).transpose(0, 2, 1, 3)
-        weights = np.exp(q @ q.transpose(0, 1, 3, 2)) * seen[:, None, None]
-        want = (weights / weights.sum(-1, keepdims=True) @ q).transpose(0, 2, 1, 3).reshape(b, n, 16)
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+@pytest.fixture(autouse=True)
+def staged(monkeypatch):
+    """Products of one row read it from workgroup memory."""
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
+
+
+def same(layer: Layer, calls: list[tuple[int, int]] = CALLS, **how: Any) -> Counter[str]:
+    """With the pass, the calls give what they give without; the kernels of one row."""
+    apart, _ = layer.graph()
+    with Run(apart, **how) as a, Run(joined(layer), **how) as b:
+        for length, start in calls:
+            want, got = a(length, start), b(length, start)
+            assert np.isfinite(want).all()
+            tolerance = {F32: 2e-5, F16: 4e-3}[layer.dtype] * np.abs(want).max()
+            np.testing.assert_allclose(got, want, rtol=0, atol=tolerance, err_msg=f"{length} at {start}")
+        return b.kernels(1)
+
+
+ONE = {"attention_rows": 1}
+LAYERS = [
+    Layer(),
+    Layer(cached=CUSTOM),
+    Layer(turned=PAIRS),
+    Layer(turned=PAIRS, cached=CUSTOM, residual=False),
+    Layer(turned=None),
+    Layer(turned=None, cached=CUSTOM),
+    Layer(heads=8, shared=2, dim=64),
+    Layer(heads=4, shared=4, dim=8),
+    Layer(heads=2, shared=1, dim=80, width=64),  # of which a part is turned
+    Layer(columns=0),
+    Layer(causal=False),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_a_step_is_one_dispatch_and_the_product(layer):
+    want = {"attention_rows": 1, "linear_q4_gemv": 1} if layer.columns else {"attention_rows": 1, "attention_merge": 1}
+    assert same(layer) == want
+
+
+def test_in_a_browser():
+    assert same(Layer(), f16=False, subgroups=False, limits="browser") == {"attention_rows": 1, "linear_q4_gemv": 1}
+
+
+HALVED = [Layer(cache=F16), Layer(cache=F16, cached=CUSTOM), Layer(dtype=F16, cache=F16), Layer(dtype=F16)]
+
+
+@pytest.mark.parametrize("layer", HALVED, ids=str)
+@pytest.mark.parametrize("f16", [True, False])
+def test_halves(layer, f16):
+    want = {"attention_rows": 1, "linear_q4_gemv": 1}
+    assert same(layer, CALLS[::2], f16=f16) == (want if f16 or layer.dtype is F32 else {**want, "cast": 1})
+
+
+def test_what_a_kernel_cannot_take_in():
+    """A table whose halves are no whole quads; a mask, whose binding would be the ninth; fewer bindings."""
+    assert same(Layer(width=12), CALLS[:4])["rope_halves"] == 1
+    masked = same(Layer(mask=True), CALLS[:4])
+    assert masked["rope_halves"] == 1 and masked["write_cache"] == 0
+    assert same(Layer(mask=True, causal=False), CALLS[:4])["write_cache"] == 1
+    assert same(Layer(), CALLS[:4], max_storage_buffers=7)["rope_halves"] == 1
+
+
+def test_who_merges(monkeypatch):
+    """Attention itself, where rows are not staged, or where there are too many parts."""
+    monkeypatch.setattr(few, "MOST_PARTS", 2)
+    assert same(Layer(), CALLS[-6:])["attention_merge"] == 1
+    monkeypatch.setattr(few, "MOST_PARTS", 3)
+    assert same(Layer(), CALLS[-6:])["attention_merge"] == 0
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32)),))
+    assert same(Layer(), CALLS[-6:])["attention_merge"] == 1
+
+
+def test_two_rows_of_the_product_are_one_of_heads():
+    """A product of rows that are not all heads of a query merges nothing."""
+    layer = Layer(columns=0)
+    s, rng = Sketch(), np.random.default_rng(0)
+    s.graph, made = layer.graph()
+    y = s.tensor(VIEW, made["y"], (-1, 2, 32))
+    weight = s.constant(rng.integers(0, 256, (24, 16)).astype(np.uint8))
+    y = s.tensor(LINEAR, y, weight, s.constant(rng.uniform(-0.1, 0.1, (2, 24)).astype(np.float32)), 16, None)
+    s.graph.outputs = [y]
+    join_attention(s.graph)
+    with Run(s.graph) as run:
+        assert run.kernels(1) == {"attention_rows": 1, "attention_merge": 1, "linear_q4_gemv": 1}
+
+
+def names(graph: Graph) -> list[str]:
+    return [n.op.name for n in graph.nodes if n.op.sym is None]
+
+
+JOINED = "fused(apply_rotary_emb_hf+sdpa_with_kv_cache+view_copy+linear_q4gsw+add)"
+
+
+def test_what_becomes_one_node():
+    assert [JOINED] == names(joined(Layer()))
+    chain = "apply_rotary_emb_hf+update_cache+update_cache+custom_sdpa+view_copy+linear_q4gsw+add"
+    assert [f"fused({chain})"] == names(joined(Layer(cached=CUSTOM)))
+
+
+@pytest.mark.parametrize("name", ["turned q", "turned k"])
+def test_what_is_turned_for_others_too_stays(name):
+    graph, made = Layer(columns=0).graph()
+    s = Sketch()
+    s.graph = graph
+    graph.outputs.append(s.tensor("aten.neg.default", made[name]))
+    join_attention(graph)
+    assert "et_vk.apply_rotary_emb_hf.default" in names(graph)
+
+
+@pytest.mark.parametrize("name", ["turned q", "y", "viewed"])
+def test_outputs_stay(name):
+    graph, made = Layer().graph()
+    graph.outputs.append(made[name])
+    join_attention(graph)
+    assert len(names(graph)) > 1
+    made_by = {o for n in graph.nodes for o in n.outs}
+    assert made[name] in made_by
+
+
+def test_a_cache_that_is_read_between_is_written_before():
+    s = Sketch()
+    s.graph, made = Layer(columns=0, cached=CUSTOM).graph()
+    attention = s.graph.nodes.pop()
+    s.graph.outputs.append(s.tensor("aten.clone.default", made["keys"]))
+    s.graph.nodes.append(attention)
+    join_attention(s.graph)
+    assert "update_cache.default" in names(s.graph)
+
+
+def test_positions_that_differ():
+    s = Sketch()
+    s.graph, _ = Layer(columns=0, cached=CUSTOM, turned=None).graph()
+    attention = s.graph.nodes.pop()
+    other = s.sym()
+    s.graph.nodes.append(replace(attention, args=(*attention.args[:3], other, *attention.args[4:])))
+    join_attention(s.graph)
+    assert 3 == len(names(s.graph))
+
+
+def test_indices_are_checked_as_before():
+    """Those of the tables and of the cache."""
+    plans = []
+    for graph in (Layer().graph()[0], joined(Layer())):
+        with Run(graph) as run:
+            plans.append(run.planner.plan())
+    apart, together = ({(b.low, b.end, b.text) for f in p.families for b in f.bounds} for p in plans)
+    assert len(apart) == len(together) > 0

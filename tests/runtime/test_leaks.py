@@ -11,7 +11,7 @@ from tests.exporting import export
 from tests.models import Encoder
 
 import ptegpu
-from ptegpu.gpu.native import object_counts
+from ptegpu.gpu import open_device
 
 
 def resident_bytes() -> int:
@@ -30,14 +30,14 @@ def test_load_run_close_leaves_nothing() -> None:
     for _ in range(20):
         cycle()
     gc.collect()
-    objects, tracked = object_counts(), len(gc.get_objects())
+    objects, tracked = open_device().api.object_counts(), len(gc.get_objects())
     resident = [resident_bytes()]
     for _ in range(2):
         for _ in range(100):
             cycle()
         gc.collect()
         resident.append(resident_bytes())
-    assert object_counts() == objects
+    assert open_device().api.object_counts() == objects
     assert len(gc.get_objects()) - tracked < 200
     grown = [after - before for before, after in pairwise(resident)]
     assert min(grown) < 1 << 20, f"each hundred adds: {grown}"  # a leak adds every time, other tests' remains but once

@@ -83,10 +83,10 @@ def test_results_are_grouped_as_the_module_grouped_them(value: Any, expected: An
     tree = read_tree(dumped(value))
     leaves = pytree.tree_leaves(value)
     assert tree is not None and tree.leaves == len(leaves)
-    found = tree.unflatten(iter(leaves))
+    found = tree.maker()(leaves)
     assert found == expected and type(found) is type(expected)
     again: list[Any] = []
-    tree.flatten(value, "x", again)
+    tree.flatten(value, (("x", "m"),), again)
     assert again == leaves
 
 
@@ -186,6 +186,17 @@ def test_dicts_with_other_keys() -> None:
         with pytest.raises(ptegpu.InvalidInput) as error:
             found(given)
         assert str(error.value) == f"argument 0 of forward must be a dict with the keys ['a', 1], not {said}"
+
+
+def test_what_is_wrong_inside_an_argument_is_named_with_its_keys() -> None:
+    found = identity([f32(1)] * 3, called({"a": (0, {"b": 1})}, 2), "")
+    for given, said in (
+        ({"a": (1,)}, "argument 0['a'] of forward must be a tuple of 2 items, not 1 items"),
+        ({"a": ([1], {"c": 1})}, "argument 0['a'][1] of forward must be a dict with the keys ['b'], not with ['c']"),
+    ):
+        with pytest.raises(ptegpu.InvalidInput) as error:
+            found(given, [1])
+        assert str(error.value) == said
 
 
 def test_names_where_the_file_has_none() -> None:

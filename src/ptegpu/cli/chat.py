@@ -11,7 +11,6 @@ from rich.text import Text
 from ..errors import InvalidInput
 from .console import console, print_error
 from .generate import (
-    Device,
     MaxTokens,
     MinP,
     Model,
@@ -28,6 +27,7 @@ from .generate import (
     show_stats,
     write,
 )
+from .options import DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
     from ..llm import Conversation
@@ -46,7 +46,9 @@ def chat(
     repeat_penalty: RepeatPenalty = 1.0,
     seed: Seed = None,
     tokenizer: TokenizerPath = None,
-    device: Device = "auto",
+    device: DeviceName = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     stats: Stats = False,
 ) -> None:
     """Talk with a model; from a pipe, each line is a message."""
@@ -59,7 +61,7 @@ def chat(
         "repeat_penalty": repeat_penalty,
         "seed": seed,
     }
-    loaded, _ = open_model(model, device, tokenizer)
+    loaded, _ = open_model(model, tokenizer, device, engine, precision)
     with loaded:
         conversation = loaded.chat(system, **options)
         _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")

@@ -18,7 +18,7 @@ from .analysis import memory
 from .console import bar, counted, duration, explain, print_json, say, show_table
 from .console import size as size_text
 from .families import numpy_calls, parse_sizes
-from .options import AsJson, Data
+from .options import AsJson, Data, Engine, Precision
 from .values import check_folder, find_method, open_source
 
 BROWSER, THIS = "browser", "this"
@@ -46,6 +46,8 @@ def compile(
             show_default=BROWSER,
         ),
     ] = None,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     json: AsJson = False,
 ) -> None:
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
@@ -58,7 +60,7 @@ def compile(
         raise InvalidInput(f"--output {output} is the program itself; name another file")
     for name in method or []:
         find_method(program, name)
-    targets = [_target(name) for name in target or [BROWSER]]
+    targets = [_target(name, engine) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
         bundle = _maker(model, method)(
@@ -67,6 +69,7 @@ def compile(
             targets,
             sizes=sizes or None,
             methods=method or None,
+            precision=precision,
             progress=lambda name, done, total: step(done, total, name),
         )
         bundle.save(output)
@@ -89,12 +92,12 @@ def _maker(model: Path, methods: Sequence[str] | None) -> Callable[..., Bundle]:
     return compiling.compile if whole and compiling.is_language_model(model) else ptegpu.compile
 
 
-def _target(name: str) -> Target:
+def _target(name: str, engine: Engine) -> Target:
     if name == BROWSER:
         return Target()
     from ..gpu import open_device
 
-    return open_device("auto" if name == THIS else name).target
+    return open_device("auto" if name == THIS else name, engine=engine).target
 
 
 def bundle_methods(bundle: Bundle) -> list[dict[str, Any]]:

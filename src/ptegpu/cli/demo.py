@@ -12,7 +12,8 @@ import ptegpu
 
 from .console import console, counted, print_json, say
 from .digits import digits
-from .generate import CANCELLED, Device, MaxTokens, Temperature, interruptible, open_model, report, write
+from .generate import CANCELLED, MaxTokens, Temperature, interruptible, open_model, report, write
+from .options import DeviceName, Engine, Precision
 
 MODEL = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 TITLE, SEED, TOKENS, TEMPERATURE = "The King's Daughter in the Forest", 5, 200, 0.7
@@ -30,7 +31,9 @@ def tell(
     seed: Annotated[int, typer.Option(help="A different seed tells a different tale.")] = SEED,
     max_tokens: MaxTokens = TOKENS,
     temperature: Temperature = TEMPERATURE,
-    device: Device = "auto",
+    device: DeviceName = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     if context.invoked_subcommand is not None:
@@ -40,7 +43,7 @@ def tell(
         ):
             context.fail(f"options of {context.invoked_subcommand} come after its name")
         return
-    model, load_s = open_model(MODEL, device, None)
+    model, load_s = open_model(MODEL, None, device, engine, precision)
     with model:
         stream = model.stream(f"{prompt}\n", max_tokens=max_tokens, temperature=temperature, min_p=MIN_P, seed=seed)
         lines = Lines(min(console().width, WIDTH) if sys.stdout.isatty() else None)

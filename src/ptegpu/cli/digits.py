@@ -14,6 +14,7 @@ from rich.text import Text
 import ptegpu
 
 from .console import console, duration, number, print_json, progress, say
+from .options import DeviceName, Engine, Precision
 
 SHADES = " ░▒▓█"
 BAR = 30  # characters
@@ -22,7 +23,9 @@ TOLERANCE = 1e-4  # of a probability
 
 def digits(
     digit: Annotated[int, typer.Option(help="Which image to show.", min=0, max=9)] = 3,
-    device: Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")] = "auto",
+    device: DeviceName = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run the other bundled model, which classifies handwritten digits. Needs no extra."""
@@ -32,7 +35,7 @@ def digits(
         images, labels, expected = arrays["images"], arrays["labels"], arrays["expected"]  # (10, 8, 8), (10,), (10, 10)
     with as_file(folder / "digits.pte") as path, progress("Loading digits.pte"):
         started = time.perf_counter()
-        program = ptegpu.load(path, device=device)
+        program = ptegpu.load(path, device=device, engine=engine, precision=precision)
         load_s = time.perf_counter() - started
         with program:
             results, runs_s = [], []

@@ -8,7 +8,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +22,12 @@ import ptegpu
 
 from ..errors import PtegpuError
 from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
+from .options import Engine
 
 if TYPE_CHECKING:
     from ..gpu import AdapterInfo
 
-FEATURES = {"f16": "shader-f16", "subgroups": "subgroup", "timestamps": "timestamp-query"}
+FEATURES = {"f16": "shader-f16", "subgroups": "subgroups", "timestamps": "timestamp-query"}
 LIMITS = {  # shown as: wgpu's name
     "binding": "max-storage-buffer-binding-size",
     "buffer": "max-buffer-size",
@@ -32,19 +35,23 @@ LIMITS = {  # shown as: wgpu's name
     "invocations": "max-compute-invocations-per-workgroup",
     "storage_buffers": "max-storage-buffers-per-shader-stage",
 }
-VARIABLES = ("PTEGPU_DEVICE", "PTEGPU_CACHE", "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+VARIABLES = (
+    *("PTEGPU_DEVICE", "PTEGPU_ENGINE", "PTEGPU_ROBUST", "PTEGPU_CACHE"),
+    *("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES"),
+)
 NVIDIA_VERSION = Path("/proc/driver/nvidia/version")
 LOADER = "apt-get install libvulkan1"
 
 
 def doctor(
     device: Annotated[str, typer.Option(help="The adapter to check: auto, an index, or part of a name.")] = "auto",
+    engine: Engine = "auto",
     measure: Annotated[bool, typer.Option("--measure", help="Measure it, and tune later plans to that.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show adapters and drivers, say what is missing, and check kernels against NumPy."""
+    """Show engines, adapters and drivers, say what is missing, and check kernels against NumPy."""
     with progress("Looking for adapters"):
-        report = examine(device, measure)
+        report = examine(device, engine, measure)
     if json:
         print_json(report)
     else:
@@ -53,47 +60,56 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(device: str, measure: bool = False) -> dict[str, Any]:
+def examine(device: str, engine: Engine = "auto", measure: bool = False) -> dict[str, Any]:
     """Everything that is known about GPUs here, with `healthy` as the verdict."""
     report: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in ("ptegpu", "wgpu", "numpy")},
+        "packages": {name: _version(name) for name in ("ptegpu", "numpy")},
         "variables": {},
         "vulkan": None,
-        "adapters": [],
-        "auto": None,
+        "engines": [],
+        "auto": None,  # the engine and the index of an adapter
         "chosen": None,
         "class": None,
         "checks": [],
         "problems": [],
         "healthy": False,
     }
-    try:
-        from .. import gpu
-        from ..gpu import loader
-        from .selfcheck import run_checks
-    except ImportError as e:
-        report["problems"].append(f"the GPU library cannot be imported ({e}). Run: pip install 'wgpu==0.32.*'")
-        return report
+    from .. import gpu
+    from ..gpu import loader
+    from .selfcheck import run_checks
+
     before = dict(os.environ)
     try:
-        infos = gpu.adapters()
+        infos: list[AdapterInfo] = []
+        for name, (package, install) in gpu.PACKAGES.items():
+            with _stderr() as said:
+                found = gpu.adapters(name) if gpu.installed(name) else []
+            infos += found
+            report["engines"].append(
+                {
+                    "name": name,
+                    "package": package,
+                    "version": _version(package),
+                    "install": None if gpu.installed(name) else f"pip install {install}",
+                    "adapters": [_adapter(info) for info in found],
+                    "said": said,
+                }
+            )
         if sys.platform == "linux":
-            found = loader.load_loader()
+            there = loader.load_loader()
             drivers = [str(file) for file in loader.icd_files()]
-            report["vulkan"] = {"loader": _loaded("libvulkan.so") if found else None, "drivers": drivers}
-            report["problems"] += nvidia_hints({info.vendor for info in infos}, found)
+            report["vulkan"] = {"loader": _loaded("libvulkan.so") if there else None, "drivers": drivers}
+            report["problems"] += nvidia_hints({info.vendor for info in infos}, there)
         report["variables"] = {
             name: {"value": os.environ[name], "set_by_ptegpu": before.get(name) != os.environ[name]}
             for name in VARIABLES
             if os.environ.get(name)
         }
-        report["adapters"] = [_adapter(info) for info in infos]
-        report["auto"] = gpu.choose(infos).index
-        chosen = gpu.choose(infos, device)
-        report["chosen"] = chosen.index
-        opened = gpu.open_device(chosen.index)
+        report["auto"] = _place(gpu.find())
+        report["chosen"] = _place(gpu.find(device, engine))
+        opened = gpu.open_device(device, engine=engine)
         report["subgroup_size"] = opened.target.subgroup_size
         report["available_bytes"] = opened.available_bytes()
         report["class"] = asdict(opened.target.device_class)
@@ -130,6 +146,27 @@ def nvidia_hints(vendors: set[str], loader: bool, version_file: Path = NVIDIA_VE
     ]
 
 
+def _place(info: AdapterInfo) -> dict[str, Any]:
+    return {"engine": info.engine, "index": info.index}
+
+
+@contextmanager
+def _stderr() -> Iterator[list[str]]:
+    """A block whose stderr is kept, also what a C library writes there: the lines, once it has ended."""
+    lines: list[str] = []
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()
+
+
 def _version(package: str) -> str | None:
     if package == "ptegpu":
         return ptegpu.__version__
@@ -158,6 +195,7 @@ def _adapter(info: AdapterInfo) -> dict[str, Any]:
         "vendor": info.vendor,
         "driver": info.driver,
         "features": {name: feature in info.features for name, feature in FEATURES.items()},
+        "matrices": list(info.matrices),
         "limits": {name: info.limits.get(limit) for name, limit in LIMITS.items()},
     }
 
@@ -171,8 +209,10 @@ def _show(report: Mapping[str, Any]) -> None:
         say(("drivers   ", "bold"), "" if drivers else ("none registered", "red"), "\n          ".join(drivers))
     for name, variable in report["variables"].items():
         say(f"          {name}={variable['value']}", " (set by ptegpu)" if variable["set_by_ptegpu"] else "")
-    if report["adapters"]:
-        _show_adapters(report)
+    for engine in report["engines"]:
+        _show_engine(engine, report["auto"])
+    if report["chosen"] is not None:
+        _show_chosen(report)
     if report["checks"]:
         _show_checks(report)
     for problem in report["problems"]:
@@ -181,27 +221,39 @@ def _show(report: Mapping[str, Any]) -> None:
         say(("healthy", "bold green"))
 
 
-def _show_adapters(report: Mapping[str, Any]) -> None:
-    for adapter in report["adapters"]:
+def _show_engine(engine: Mapping[str, Any], auto: Mapping[str, Any] | None) -> None:
+    say()
+    package = f"{engine['package']} {engine['version']}{'' if engine['adapters'] else ', sees no adapter'}"
+    _line(
+        "engine",
+        f"{engine['name']} · " + (f"not installed. Run: {engine['install']}" if engine["install"] else package),
+    )
+    if engine["said"] and not engine["adapters"]:
+        _line("", engine["said"][0])
+    for adapter in engine["adapters"]:
         limits = adapter["limits"]
         features = ", ".join(name for name, there in adapter["features"].items() if there) or "none"
-        auto = " · chosen by auto" if adapter["index"] == report["auto"] else ""
-        say()
-        say((f"adapter {adapter['index']:<2}", "bold"), adapter["name"], (auto, "green"))
+        chosen = " · chosen by auto" if auto == {"engine": engine["name"], "index": adapter["index"]} else ""
+        say((f"adapter {adapter['index']:<2}", "bold"), adapter["name"], (chosen, "green"))
         _line("", f"{adapter['type']}, {adapter['backend']}" + (f", {adapter['driver']}" if adapter["driver"] else ""))
         _line("", f"features: {features}")
+        if adapter["matrices"]:
+            _line("", f"matrices: {', '.join(adapter['matrices'])}")
         _line("", f"buffers of {size(limits['buffer'])}, {size(limits['binding'])} of one bound at a time")
         groups = f"workgroups of {limits['invocations']:,} with {size(limits['shared'])} of shared memory"
         _line("", f"{groups}, {limits['storage_buffers']:,} storage buffers")
-    if report["chosen"] is not None:
-        free = report.get("available_bytes")
-        memory = f", {size(free)} free" if free else ""
-        lanes = f", subgroups of {report['subgroup_size']}" if report.get("subgroup_size") else ""
-        chosen = report["adapters"][report["chosen"]]
-        say()
-        _line("checked", f"{chosen['index']}: {chosen['name']}{memory}{lanes}")
-        if report["class"]:
-            _line("class", _class(report["class"]))
+
+
+def _show_chosen(report: Mapping[str, Any]) -> None:
+    free = report.get("available_bytes")
+    memory = f", {size(free)} free" if free else ""
+    lanes = f", subgroups of {report['subgroup_size']}" if report.get("subgroup_size") else ""
+    engine, index = report["chosen"]["engine"], report["chosen"]["index"]
+    adapters = next(found["adapters"] for found in report["engines"] if found["name"] == engine)
+    say()
+    _line("checked", f"{index}: {adapters[index]['name']} on {engine}{memory}{lanes}")
+    if report["class"]:
+        _line("class", _class(report["class"]))
 
 
 def _class(found: Mapping[str, Any]) -> str:

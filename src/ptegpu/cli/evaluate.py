@@ -11,7 +11,8 @@ from rich.text import Text
 
 from ..errors import InvalidInput
 from .console import bar, console, counted, duration, print_json, progress, say
-from .generate import Device, Model, TokenizerPath, open_model
+from .generate import Model, TokenizerPath, open_model
+from .options import DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
     from ..llm import Evaluation
@@ -45,7 +46,9 @@ def evaluate(
         ),
     ] = None,
     tokenizer: TokenizerPath = None,
-    device: Device = "auto",
+    device: DeviceName = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compute the perplexity of a text; --checkpoint compares it with PyTorch's."""
@@ -58,7 +61,7 @@ def evaluate(
         decoded = content.decode()
     except UnicodeDecodeError as e:
         raise InvalidInput(f"{text} is not UTF-8: {e}") from None
-    loaded, _ = open_model(model, device, tokenizer)
+    loaded, _ = open_model(model, tokenizer, device, engine, precision)
     with loaded:
         tokens = loaded.tokenizer.encode(decoded)
         nbytes = len(content)

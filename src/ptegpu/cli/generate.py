@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from .console import console, counted, duration, print_json, progress, say
+from .options import DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
     from ..llm import Generation, LanguageModel, Stream
@@ -34,7 +35,6 @@ System = Annotated[str | None, typer.Option(help="Instructions to the model, bef
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="tokenizer.json, or a folder that contains it.", show_default="next to the model")
 ]
-Device = Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")]
 Stats = Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens per second on stderr.")]
 
 
@@ -54,7 +54,9 @@ def generate(
     ] = False,
     system: System = None,
     tokenizer: TokenizerPath = None,
-    device: Device = "auto",
+    device: DeviceName = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     stats: Stats = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -70,7 +72,7 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
-    loaded, load_s = open_model(model, device, tokenizer)
+    loaded, load_s = open_model(model, tokenizer, device, engine, precision)
     with loaded:
         asks = chat or system is not None
         stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
@@ -90,13 +92,15 @@ def generate(
         raise typer.Exit(CANCELLED)
 
 
-def open_model(path: Path, device: str, tokenizer: Path | None) -> tuple[LanguageModel, float]:
+def open_model(
+    path: Path, tokenizer: Path | None, device: str, engine: Engine, precision: Precision
+) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
 
     with progress(f"Loading {path.name}"):
         started = time.perf_counter()
-        loaded = LanguageModel(path, device, tokenizer)
+        loaded = LanguageModel(path, device, tokenizer, engine=engine, precision=precision)
         try:
             assert loaded.tokenizer
         except BaseException:

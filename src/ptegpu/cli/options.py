@@ -1,9 +1,9 @@
-"""Options that several commands have: which program, which method, on what inputs, on which device."""
+"""Options that several commands have: which program, which method, on what inputs, on which device and how."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,4 +23,11 @@ Shapes = Annotated[
     typer.Option(help="Shape of a dynamic input, such as 0=1x17; repeat for more.", show_default="the maximum"),
 ]
 DeviceName = Annotated[str, typer.Option(help="auto, an index, or part of a name; see `ptegpu doctor`.")]
+Engine = Annotated[
+    Literal["auto", "wgpu", "dawn"], typer.Option(help="What drives it; auto takes dawn where it offers matrices.")
+]
+Precision = Annotated[
+    Literal["auto", "exact", "fast"],
+    typer.Option(help="Whether products may round to f16; auto: where weights are quantized or f16."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

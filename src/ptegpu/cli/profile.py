@@ -13,7 +13,7 @@ import ptegpu
 
 from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
-from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
+from .options import AsJson, Data, DeviceName, Engine, Inputs, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
@@ -34,6 +34,8 @@ def profile(
     input: Inputs = None,
     shape: Shapes = None,
     device: DeviceName = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     repeat: Annotated[int, typer.Option(help="How many calls to time; times are medians.", min=1)] = 10,
     by: Annotated[By, typer.Option(help="What each row of the table stands for.")] = By.KERNEL,
     json: AsJson = False,
@@ -48,7 +50,7 @@ def profile(
     takes, _ = declared(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
     with progress(f"Loading {model.name}"):
-        program = ptegpu.load(source, data or None, device, methods=[chosen.name])
+        program = ptegpu.load(source, data or None, device, engine=engine, precision=precision, methods=[chosen.name])
     with program, progress(f"Profiling {chosen.name}"):
         found = program.method(chosen.name).profile(*arguments, repeats=repeat)
     if trace:

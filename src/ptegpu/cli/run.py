@@ -18,7 +18,7 @@ from ..runtime.signature import Signature, Spec
 from .compare import SCALE, Difference, compare
 from .console import dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
-from .options import AsJson, Data, DeviceName, Inputs, MethodName, Model, Shapes
+from .options import AsJson, Data, DeviceName, Engine, Inputs, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source, readable, summary, values_text
 
 MISMATCH = 3  # the exit code
@@ -31,6 +31,8 @@ def run(
     input: Inputs = None,
     shape: Shapes = None,
     device: DeviceName = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     save: Annotated[Path | None, typer.Option(help="Write the outputs to FILE.npz (output0 …) or FILE.npy.")] = None,
     expect: Annotated[
         Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit with code 3 if they differ.")
@@ -57,7 +59,7 @@ def run(
     check_folder(save, "--save")
     with progress(f"Loading {model.name}"):
         started = time.perf_counter()
-        program = ptegpu.load(source, data or None, device, methods=[chosen.name])
+        program = ptegpu.load(source, data or None, device, engine=engine, precision=precision, methods=[chosen.name])
         load_s = time.perf_counter() - started
     with program, progress(f"Running {chosen.name}"):
         call = program.method(chosen.name)

@@ -15,6 +15,7 @@ from ..ops.views import CLONE
 from ..passes.attention import join_attention
 from ..passes.channels import fold_channels
 from ..passes.dead import remove_dead
+from ..passes.decomposed import join_decomposed
 from ..passes.fold import fold_constants
 from ..passes.fuse import fuse_elementwise
 from ..passes.norms import join_norms
@@ -133,12 +134,13 @@ class _Builder:
         merge_views(graph)
         fold_constants(graph, repeats=False)
         remove_dead(graph)
-        join_attention(graph)
+        join_decomposed(graph)
         join_operands(graph)
         fold_constants(graph)
         fold_channels(graph)
         fuse_elementwise(graph)
         join_siblings(graph)
         join_norms(graph)
+        join_attention(graph)
         dynamic = any(v.dynamic or v.dtype is None for v in self.inputs) or any(n.op.sym for n in graph.nodes)
         return Joined(graph, self.inputs, needed, dynamic)

@@ -19,7 +19,7 @@ from ..graph.linear import Call, Jump, Linear, Var, variables
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
-from ..plan.target import Target
+from ..plan.target import Precision, Target, check_precision
 from .append import Append, append_calls
 from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
@@ -50,6 +50,7 @@ def compile(
     append: Mapping[str, Append] | None = None,
     also: Mapping[str, tuple[str, Append]] | None = None,
     points: Mapping[str, Points] | None = None,
+    precision: Precision | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
@@ -57,13 +58,16 @@ def compile(
     `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); without
     them all sizes that the program allows, or a sample where there are too many. `points`
     are sizes one by one, by method. `also` makes further methods: by their names, the method that each is made from,
-    and what is appended to it. See `ptegpu.load` for the rest.
+    and what is appended to it. `precision` is instead of the targets' own. See `ptegpu.load` for the rest.
     """
     if targets is None:
         targets = (Target(),)
     wanted = (targets,) if isinstance(targets, Target) else tuple(targets)
     if not wanted:
         raise InvalidInput("a bundle needs at least one target")
+    if precision is not None:
+        check_precision(precision)
+        wanted = tuple(replace(target, precision=precision) for target in wanted)
     file = read_source(source)
     cuts = cut_methods(file, data, methods, append, also)
     made, planners = [], {}

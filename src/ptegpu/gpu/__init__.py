@@ -1,8 +1,8 @@
-"""Runs plans on WebGPU. The only package that imports wgpu."""
+"""Runs plans on WebGPU. The only package that imports its engines, each when it is needed."""
 
 from __future__ import annotations
 
-from .adapters import AdapterInfo, adapters, choose
+from .adapters import PACKAGES, AdapterInfo, Engine, adapters, choose, find, installed
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
 from .measurement import measure
@@ -11,10 +11,12 @@ from .store import SharedConstants
 from .tensor import DeviceTensor
 
 __all__ = [
+    "PACKAGES",
     "AdapterInfo",
     "Counters",
     "Device",
     "DeviceTensor",
+    "Engine",
     "Pending",
     "Prepared",
     "Session",
@@ -24,6 +26,8 @@ __all__ = [
     "check",
     "choose",
     "device_bytes",
+    "find",
+    "installed",
     "measure",
     "open_device",
 ]

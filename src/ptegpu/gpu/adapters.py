@@ -1,6 +1,7 @@
-"""Which GPUs there are and which one is meant; sets up the Vulkan loader so that they are found.
+"""Which GPUs and which engines there are, and which are meant; sets up the Vulkan loader so that they are found.
 
-`adapters()` lists, `choose()` picks. Where nothing is found, `NoAdapter` says which package to install.
+`adapters()` lists, `choose()` picks, `find()` picks an engine too. Where nothing is found, `NoAdapter` says which
+package to install. An engine's library is imported when it is first asked for.
 """
 
 from __future__ import annotations
@@ -8,15 +9,22 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Literal
 
-from ..errors import NoAdapter
+from ..errors import InvalidInput, NoAdapter
 from ..plan.target import Kind
 from . import loader
+from .webgpu import WebGPU
 
+EngineName = Literal["wgpu", "dawn"]
+Engine = Literal["auto", "wgpu", "dawn"]
+PACKAGES: dict[EngineName, tuple[str, str]] = {  # what is imported, what is installed
+    "wgpu": ("wgpu", "'wgpu==0.32.*'"),
+    "dawn": ("wgpudawn", "'ptegpu[dawn]'"),
+}
 BACKENDS = {"darwin": ["Metal"], "win32": ["Vulkan", "DX12"]}  # elsewhere Vulkan alone
 
 _PREFERENCE: tuple[Kind, ...] = ("discrete", "integrated", "software")
@@ -26,7 +34,7 @@ _VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD", 0x8086: "Intel", 0x13B5: "Arm", 0x5
 
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
-    """A GPU as wgpu sees it. `features` and `limits` carry wgpu's names."""
+    """A GPU as an engine sees it. `features` and `limits` carry WebGPU's names as wgpu-py spells them."""
 
     index: int
     name: str
@@ -37,31 +45,80 @@ class AdapterInfo:
     features: frozenset[str]
     limits: Mapping[str, int]
     twin: int = 0  # its number among those of the same name and backend, in the driver's order
+    engine: EngineName = "wgpu"
+    matrices: tuple[str, ...] = ()  # see `Target.matrices`
 
     def __str__(self) -> str:
         return f"{self.index}: {self.name} ({self.type}, {self.backend})"
 
 
+def installed(engine: EngineName) -> bool:
+    """Whether an engine's package is there; it is not imported."""
+    return find_spec(PACKAGES[engine][0]) is not None
+
+
+def library(engine: EngineName) -> type[WebGPU]:
+    """An engine."""
+    if not installed(engine):
+        package, install = PACKAGES[engine]
+        raise NoAdapter(f"{package} is not installed. Run: pip install {install}")
+    if engine == "dawn":
+        from .dawn import Dawn
+
+        return Dawn
+    from .wgpu_native import WgpuNative
+
+    return WgpuNative
+
+
 @cache
-def native_adapters() -> tuple[Any, ...]:
-    """wgpu-py's adapter objects, enumerated once per process, after the loader is set up."""
+def native_adapters(engine: EngineName) -> tuple[Any, ...]:
+    """The adapter objects of an engine's package, enumerated once per process, after the loader is set up."""
     loader.configure()
-    import wgpu
-    from wgpu.backends.wgpu_native.extras import set_instance_extras
-
-    with suppress(RuntimeError):  # another user of wgpu in this process has made its instance already
-        set_instance_extras(backends=BACKENDS.get(sys.platform, ["Vulkan"]))
-    return tuple(wgpu.gpu.enumerate_adapters_sync())
+    return _enumerate(engine)
 
 
-def adapters() -> list[AdapterInfo]:
-    """Every adapter of this machine, in the order that an index given as `device` counts."""
-    found: list[AdapterInfo] = []
-    for index, adapter in enumerate(native_adapters()):
-        info = _info(index, adapter)
+def native_adapter(info: AdapterInfo) -> Any:
+    """The adapter object to open a device of."""
+    found = _enumerate(info.engine) if library(info.engine).once else native_adapters(info.engine)
+    return found[info.index]
+
+
+def _enumerate(engine: EngineName) -> tuple[Any, ...]:
+    return tuple(library(engine).adapters(BACKENDS.get(sys.platform, ["Vulkan"])))
+
+
+def adapters(engine: EngineName = "wgpu") -> list[AdapterInfo]:
+    """Every adapter that an engine sees, in the order that an index given as `device` counts."""
+    api, found = library(engine), list[AdapterInfo]()
+    for index, adapter in enumerate(native_adapters(engine)):
+        info = _info(index, adapter, engine, api.matrices(adapter))
         twins = sum((other.name, other.backend) == (info.name, info.backend) for other in found)
         found.append(replace(info, twin=twins))
     return found
+
+
+def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
+    """The adapter meant by `device`, as seen by the engine meant by `engine`. `PTEGPU_ENGINE` stands in for "auto".
+
+    Auto is Dawn where it is installed, sees the adapter and offers matrices, and wgpu-native elsewhere; an index then
+    counts wgpu-native's adapters. Dawn is not asked about a CPU that acts as a GPU.
+    """
+    if engine == "auto":
+        engine = os.environ.get("PTEGPU_ENGINE") or "auto"  # type: ignore[assignment]
+    if engine not in ("auto", *PACKAGES):
+        raise InvalidInput(f'engine is "auto", "wgpu" or "dawn", not {engine!r}')
+    if engine != "auto":
+        infos = adapters(engine)
+        if engine == "dawn" and not infos:
+            raise NoAdapter("Dawn finds no adapter that it accepts; `ptegpu doctor` shows what it says, and the others")
+        return choose(infos, device)
+    info = choose(adapters(), device)
+    if info.type != "software" and installed("dawn"):
+        me = (info.name, info.backend, info.twin)
+        other = next((a for a in adapters("dawn") if (a.name, a.backend, a.twin) == me), info)
+        info = other if other.matrices else info
+    return info
 
 
 def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterInfo:
@@ -84,7 +141,7 @@ def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterI
     return min(fitting, key=lambda info: (_PREFERENCE.index(info.type), info.index))
 
 
-def _info(index: int, adapter: Any) -> AdapterInfo:
+def _info(index: int, adapter: Any, engine: EngineName, matrices: tuple[str, ...]) -> AdapterInfo:
     said = adapter.info
     return AdapterInfo(
         index=index,
@@ -93,6 +150,8 @@ def _info(index: int, adapter: Any) -> AdapterInfo:
         type=_KINDS.get(said["adapter_type"], "integrated"),
         vendor=_VENDORS.get(said["vendor_id"], said["vendor"]),
         driver=said["description"],
-        features=frozenset(adapter.features),
+        features=frozenset("subgroups" if name == "subgroup" else name for name in adapter.features),
         limits=dict(adapter.limits),
+        engine=engine,
+        matrices=matrices,
     )

@@ -1,12 +1,11 @@
-"""GPU buffers with the state that wgpu-native does not report, and a bounded pool of released ones."""
+"""GPU buffers with the state that WebGPU does not report, and a bounded pool of released ones."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import wgpu
-
-from . import create, native
+from . import webgpu
+from .webgpu import COPY_DST, COPY_SRC, WebGPU
 
 if TYPE_CHECKING:
     from .device import Device
@@ -14,12 +13,12 @@ if TYPE_CHECKING:
 Kind = Literal["storage", "uniform", "staging", "queries"]
 State = Literal["ready", "mapped", "destroyed"]
 
-_STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+_STORAGE = webgpu.STORAGE | COPY_SRC | COPY_DST
 _USAGE: dict[Kind, int] = {
     "storage": _STORAGE,
-    "uniform": _STORAGE | wgpu.BufferUsage.UNIFORM,
-    "staging": wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST,
-    "queries": wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC,
+    "uniform": _STORAGE | webgpu.UNIFORM,
+    "staging": webgpu.MAP_READ | COPY_DST,
+    "queries": webgpu.QUERY_RESOLVE | COPY_SRC,
 }
 
 
@@ -30,10 +29,10 @@ class GpuBuffer:
     counts those who gave it back.
     """
 
-    __slots__ = ("dirty", "handle", "kind", "name", "nbytes", "owners", "state")
+    __slots__ = ("api", "dirty", "handle", "kind", "name", "nbytes", "owners", "state")
 
-    def __init__(self, device: native.Handle, name: str, nbytes: int, kind: Kind) -> None:
-        self.handle = create.buffer(device, name, nbytes, _USAGE[kind])
+    def __init__(self, api: WebGPU, name: str, nbytes: int, kind: Kind) -> None:
+        self.api, self.handle = api, api.buffer(name, nbytes, _USAGE[kind])
         self.name, self.nbytes, self.kind = name, nbytes, kind
         self.state: State = "ready"
         self.dirty = False
@@ -46,20 +45,20 @@ class GpuBuffer:
         """
         self.state = "mapped"
         try:
-            native.map_for_reading(device.handle, self.handle, nbytes)
+            self.api.map_for_reading(self.handle, nbytes)
         except BaseException:
             self.state = "ready"
             raise
         device.check_alive()
-        return native.mapped(self.handle, nbytes)
+        return self.api.mapped(self.handle, nbytes)
 
     def unmap(self) -> None:
-        native.unmap(self.handle)
+        self.api.unmap(self.handle)
         self.state = "ready"
 
     def destroy(self) -> None:
         self.state = "destroyed"
-        create.destroy_buffer(self.handle)
+        self.api.destroy_buffer(self.handle)
 
 
 class BufferPool:

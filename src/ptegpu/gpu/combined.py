@@ -9,7 +9,7 @@ import numpy as np
 
 from ..plan.plan import Dispatch, Expr, Number, Plan
 from ..plan.resolve import At
-from . import native
+from . import webgpu
 from .pipelines import Pipeline
 
 
@@ -17,7 +17,7 @@ class Launch(NamedTuple):
     """A dispatch with what it takes to record it."""
 
     pipeline: Pipeline
-    group: native.Handle
+    group: webgpu.Handle
     dispatch: Dispatch
 
 
@@ -36,17 +36,17 @@ class Combined(NamedTuple):
 
     launches: list[Launch]
     constants: tuple[int, ...]
-    recorded: list[tuple[native.Handle | None, native.Handle, int, int]]  # pipeline, group, places of the grid's sizes
+    recorded: list[tuple[webgpu.Handle | None, webgpu.Handle, int, int]]  # pipeline, group, places of the grid's sizes
     grids: list[int]  # the places of all of these
     patches: list[Patches]
 
-    def steps(self, at: At) -> tuple[list[native.Step], int]:
+    def steps(self, at: At) -> tuple[list[webgpu.Step], int]:
         """What is recorded at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
         sizes = [numbers[k] for k in self.grids]
         if min(sizes, default=1) > 0:
             return [(p, g, numbers[x], numbers[y]) for p, g, x, y in self.recorded], max(sizes, default=0)
-        steps: list[native.Step] = []
+        steps: list[webgpu.Step] = []
         last: Pipeline | None = None
         for (pipeline, group, _), (_, _, x, y) in zip(self.launches, self.recorded, strict=True):
             if numbers[x] > 0 and numbers[y] > 0:  # a dispatch of no workgroups is left out

@@ -7,18 +7,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory
 from ..plan.plan import Kernel
 from ..plan.target import Target
-from . import create, memory, native
-from .adapters import AdapterInfo, adapters, choose, native_adapters
+from . import memory
+from .adapters import AdapterInfo, Engine, find, library, native_adapter
 from .buffers import BufferPool, GpuBuffer, Kind
 from .classes import class_of
+from .held import Handle, disown
 from .pipelines import Pipeline, PipelineCache
 from .probe import subgroup_size
 from .submit import Commands, submit
+from .webgpu import MATRICES
+from .webgpu import Limits as Given
 
 Limits = Literal["adapter", "browser"]
 
@@ -39,7 +42,7 @@ _BROWSER_LIMITS = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
-_WRITE_CHUNK = 32 << 20  # bytes of one write; wgpu stages each in host memory
+_WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
 _WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
 
 
@@ -93,22 +96,24 @@ class Traffic:
 class Device:
     """A GPU device. Sessions share its pipelines and its pool; `lock` orders their recording and submitting."""
 
-    def __init__(self, info: AdapterInfo, adapter: Any, *, limits: Limits, f16: bool, subgroups: bool) -> None:
-        f16, subgroups = f16 and "shader-f16" in info.features, subgroups and "subgroup" in info.features
+    def __init__(self, info: AdapterInfo, *, limits: Limits, f16: bool, subgroups: bool, matrices: bool) -> None:
+        f16, subgroups = f16 and "shader-f16" in info.features, subgroups and "subgroups" in info.features
+        shapes = tuple(m for m in info.matrices if f16 or "f16" not in m) if matrices and subgroups else ()
         self.timestamps = "timestamp-query" in info.features  # whether GPU time can be measured
-        features = ["shader-f16"] * f16 + ["subgroup"] * subgroups + ["timestamp-query"] * self.timestamps
+        without = {"shader-f16": f16, "subgroups": subgroups, MATRICES: bool(shapes)}
+        engine = library(info.engine)
+        features = [name for name in engine.features if name in info.features and without.get(name, True)]
         required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else {}
-        self.handle, self.queue, given = create.device(adapter._internal, features, required)
+        self.api = engine(native_adapter(info), features, required)
         self.info, self.limits = info, limits
         self.lock = threading.RLock()
         self.counters = Counters()
         self.traffic = Traffic()
         self.pool = BufferPool()
-        self._pipelines = PipelineCache(self.handle)
+        self._pipelines = PipelineCache(self.api)
         self.pending_bytes = 0  # written, but not submitted yet
         self._lost: str | None = None
-        self._probe = GpuBuffer(self.handle, "probe", 16, "storage")
-        self.target = _target(info, given, f16=f16, subgroups=subgroups)
+        self.target = _target(info, self.api.limits, f16=f16, subgroups=subgroups, matrices=shapes)
         if subgroups:
             self.target = replace(self.target, subgroup_size=subgroup_size(self))
 
@@ -129,7 +134,7 @@ class Device:
         if self._lost is not None:
             raise DeviceLost(self._lost)
         try:
-            native.probe_alive(self.queue, self._probe.handle)
+            self.api.check_alive()
         except DeviceLost as error:
             self._lost = str(error)
             raise
@@ -161,10 +166,10 @@ class Device:
             self.counters.pipelines_created = self._pipelines.compiled
             return found
 
-    def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> native.Handle:
+    def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
         self.counters.bind_groups_created += 1
-        return native.bind_group(self.handle, pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
+        return self.api.bind_group(pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
 
     def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
         """Bytes into a buffer, before whatever is submitted next. A tail of 1 to 3 bytes is padded with zeros."""
@@ -184,7 +189,7 @@ class Device:
         if not buffers:
             return
         with self.lock:
-            with native.Recorder(self.handle) as recorder:
+            with self.api.record() as recorder:
                 for buffer in buffers:
                     recorder.clear(buffer.handle, buffer.nbytes)
                 commands = Commands(recorder, buffers)
@@ -197,7 +202,7 @@ class Device:
         started = perf_counter()
         staging = self.buffer("read back", nbytes, "staging")
         with self.lock:
-            with native.Recorder(self.handle) as recorder:
+            with self.api.record() as recorder:
                 recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
                 commands = Commands(recorder, (buffer, staging))
             submit(self, commands)
@@ -212,7 +217,7 @@ class Device:
         """Waits until everything written and submitted so far is done."""
         with self.lock:
             submit(self)
-        native.wait(self.handle, bool)
+        self.api.drain()
 
     def destroy(self) -> None:
         """Ends the device; what still uses it raises DeviceLost from then on."""
@@ -220,16 +225,16 @@ class Device:
             if self._lost is None:
                 self.pool.clear()
                 self._lost = "the GPU device was destroyed; load the program again"
-                create.destroy_device(self.handle)
+                self.api.destroy()
 
     def _new_buffer(self, name: str, nbytes: int, kind: Kind) -> GpuBuffer:
         try:
-            buffer = GpuBuffer(self.handle, name, nbytes, kind)
+            buffer = GpuBuffer(self.api, name, nbytes, kind)
         except OutOfMemory:
             self.pool.clear()
             self.wait()
             try:
-                buffer = GpuBuffer(self.handle, name, nbytes, kind)
+                buffer = GpuBuffer(self.api, name, nbytes, kind)
             except OutOfMemory:
                 left = self.available_bytes()
                 there = "" if left is None else f"; {left} are available"
@@ -238,27 +243,33 @@ class Device:
         return buffer
 
     def _write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int) -> None:
-        native.write(self.queue, buffer.handle, offset, data)
+        self.api.write(buffer.handle, offset, data)
         self.pending_bytes += len(data)
         if self.pending_bytes >= _WRITE_PENDING:
             self.wait()
 
 
-_devices: dict[tuple[int, Limits, bool, bool], Device] = {}
+_devices: dict[tuple[str, int, Limits, bool, bool, bool], Device] = {}
 _devices_lock = threading.Lock()
 
 
 def open_device(
-    device: int | str = "auto", *, limits: Limits = "adapter", f16: bool = True, subgroups: bool = True
+    device: int | str = "auto",
+    *,
+    engine: Engine = "auto",
+    limits: Limits = "adapter",
+    f16: bool = True,
+    subgroups: bool = True,
+    matrices: bool = True,
 ) -> Device:
     """The device of an adapter, opened once per process and options. `limits="browser"` asks for WebGPU's defaults."""
-    info = choose(adapters(), device)
-    key = (info.index, limits, f16, subgroups)
+    info = find(device, engine)
+    key = (info.engine, info.index, limits, f16, subgroups, matrices)
     with _devices_lock:
         found = _devices.get(key)
         if found is None or found.lost:
             try:
-                found = Device(info, native_adapters()[info.index], limits=limits, f16=f16, subgroups=subgroups)
+                found = Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
             except DeviceError as error:
                 raise NoAdapter(f"{info} cannot be opened: {error}") from error
             _devices[key] = found
@@ -269,7 +280,7 @@ def open_device(
 def _leave() -> None:
     """A device that is released waits for its work. A process that ends, perhaps interrupted, does not."""
     for device in _devices.values():
-        native.disown(device.handle)
+        disown(device.api.handle)
 
 
 def _within(wanted: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, int]:
@@ -277,7 +288,7 @@ def _within(wanted: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, 
     return {name: (max if name.startswith("min-") else min)(n, adapter[name]) for name, n in wanted.items()}
 
 
-def _target(info: AdapterInfo, limits: create.Limits, *, f16: bool, subgroups: bool) -> Target:
+def _target(info: AdapterInfo, limits: Given, *, f16: bool, subgroups: bool, matrices: tuple[str, ...]) -> Target:
     return Target(
         name=info.name,
         max_invocations=min(limits.maxComputeInvocationsPerWorkgroup, limits.maxComputeWorkgroupSizeX),
@@ -288,5 +299,6 @@ def _target(info: AdapterInfo, limits: create.Limits, *, f16: bool, subgroups: b
         max_groups=limits.maxComputeWorkgroupsPerDimension,
         f16=f16,
         subgroups=subgroups,
+        matrices=matrices,
         device_class=class_of(info),
     )

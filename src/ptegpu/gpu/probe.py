@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..plan.plan import Kernel
-from . import native, vulkan
+from . import vulkan
 from .submit import Commands, submit
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _sizes(device: Device, workgroup: int) -> set[int]:
     nbytes = _GROUPS * workgroup * 4
     sizes = device.buffer("subgroup sizes", nbytes, "storage")
     group = device.bind_group(pipeline, [(sizes, 0, nbytes)])
-    with native.Recorder(device.handle) as recorder:
+    with device.api.record() as recorder:
         recorder.compute([(pipeline.handle, group, _GROUPS, 1)])
         commands = Commands(recorder, [sizes])
     submit(device, commands)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from time import perf_counter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +21,7 @@ from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExc
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, evaluated
-from . import native
+from . import webgpu
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
 from .device import Device
@@ -37,12 +38,29 @@ Given: TypeAlias = np.ndarray | DeviceTensor | int
 _MIN_STAGING = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Which outputs are read, each with its place in the staging buffer; no buffer when there are no bytes to read."""
+class Place(NamedTuple):
+    """Where an output that is read is in the staging buffer."""
 
-    places: tuple[tuple[int, int], ...]  # output, offset
-    nbytes: int
+    number: int
+    buffer: int  # of the plan
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int  # whole words
+
+
+class Layout(NamedTuple):
+    """The outputs that are read, one behind the other."""
+
+    places: tuple[Place, ...]
+    nbytes: int  # with padding
+    carried: int  # without
+
+
+class Reading(NamedTuple):
+    """A layout and the staging buffer for it; none when there are no bytes to read."""
+
+    layout: Layout
     staging: GpuBuffer | None
 
 
@@ -52,9 +70,25 @@ class Ready:
 
     key: tuple[Any, ...]
     at: At
-    steps: list[native.Step]
+    steps: list[webgpu.Step]
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of parameters that have to be written first
+    layouts: dict[tuple[int, ...] | None, Layout] = field(default_factory=dict)  # by what is read
+
+    def layout(self, read: tuple[int, ...] | None) -> Layout:
+        if read not in self.layouts:
+            places, total, carried = [], 0, 0
+            for number in range(len(self.outputs)) if read is None else read:
+                port = self.outputs[number]
+                if isinstance(port, Port):
+                    shape = tuple(map(plain, port.shape))
+                    places.append(
+                        Place(number, port.buffer, port.dtype.numpy, shape, total, _word_aligned(port.nbytes))
+                    )
+                    total += staging_bytes(port.nbytes)
+                    carried += port.nbytes
+            self.layouts[read] = Layout(tuple(places), total, carried)
+        return self.layouts[read]
 
 
 class Look(NamedTuple):
@@ -66,22 +100,39 @@ class Look(NamedTuple):
     item: Item
 
 
+class _Taken(NamedTuple):
+    """An input of a plan: arrays of this dtype and of the declared shape need no further look."""
+
+    declared: Input
+    dtype: np.dtype | None
+    buffer: GpuBuffer | None
+
+
 class Prepared:
     """A plan made ready on a session: its buffers in the plan's order, what is bound, and the sizes of the last run."""
 
     def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer]) -> None:
         self.session: Session | None = session
+        self.take(plan, buffers)
+        self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
+        self.groups: dict[tuple[object, ...], webgpu.Handle] = {}
+        self.pipelines: dict[int, Pipeline] = {}
+        self.last: Plan | None = None  # the plan at the sizes of a run that is timed
+
+    def take(self, plan: Plan, buffers: list[GpuBuffer]) -> None:
+        """What follows from the plan alone."""
         self.plan, self.buffers = plan, buffers
         self.resolver = Resolver(plan)
-        self.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
+        self.takes = [
+            _Taken(i, i.dtype and i.dtype.numpy, None if i.buffer is None else buffers[i.buffer]) for i in plan.inputs
+        ]
+        self.own = {id(t.buffer) for t in self.takes if t.buffer is not None}
+        self.copies = [(buffers[c.source].handle, buffers[c.target].handle, c.nbytes) for c in plan.copies]
+        self.syms = next((buffers[k] for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
         self.ready: Ready | None = None
         self.written: Ready | None = None  # whose parameters the buffers hold
-        self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
-        self.groups: dict[tuple[object, ...], native.Handle] = {}
-        self.pipelines: dict[int, Pipeline] = {}
         self.combined: dict[tuple[int, tuple[int, ...]], Combined] = {}
-        self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 
     def end(self) -> None:
         self.session, self.ready, self.written = None, None, None
@@ -96,16 +147,26 @@ class Pending:
     """A run on its way. `outputs` are on the device (ints are known); `result` waits and reads, once. If that is
     interrupted, it can be called again."""
 
-    def __init__(self, session: Session, ready: Ready, reading: Reading, outputs: list[DeviceTensor | int]) -> None:
-        self.outputs = outputs
-        self._session, self._ready, self._reading = session, ready, reading
+    def __init__(self, session: Session, prepared: Prepared, look: Look, reading: Reading) -> None:
+        self._session, self._buffers, self._look, self._reading = session, prepared.buffers, look, reading
+        self._generation = session.generation
         self._result: list[Given] | None = None
+
+    @cached_property
+    def outputs(self) -> list[DeviceTensor | int]:
+        return [self._output(o) for o in self._look.ready.outputs]
+
+    def _output(self, o: Port | Number) -> DeviceTensor | int:
+        if isinstance(o, Port):
+            return DeviceTensor(self._session, self._buffers[o.buffer], o.dtype, o.shape, self._generation)  # type: ignore[arg-type]
+        return int(self._look.ints[o.row] if isinstance(o, Expr) else o)
 
     def result(self) -> list[Given]:
         """Arrays for the outputs that are read, device tensors for the others."""
         if self._result is None:
-            arrays = self._session.read(self._ready, self._reading)
-            self._result = [arrays.get(number, output) for number, output in enumerate(self.outputs)]
+            arrays = self._session.read(self._reading)
+            outputs = self._look.ready.outputs
+            self._result = [arrays[n] if n in arrays else self.outputs[n] for n in range(len(outputs))]
             self._session.free(self._reading)
         return self._result
 
@@ -170,11 +231,7 @@ class Session:
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
             self._store.add(plan, missing)
-            prepared.buffers = [self._store[buffer.name] for buffer in plan.buffers]
-            prepared.plan, prepared.resolver, prepared.combined = plan, Resolver(plan), {}
-            prepared.syms = next((buffer for buffer in plan.buffers if buffer.role == "syms"), None)
-            prepared.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
-            prepared.ready = prepared.written = None
+            prepared.take(plan, [self._store[buffer.name] for buffer in plan.buffers])
 
     def warm(self, prepared: Prepared) -> None:
         """Compile and bind everything that any size may need."""
@@ -190,9 +247,7 @@ class Session:
     def look(self, prepared: Prepared, inputs: Sequence[Given]) -> Look:
         """The plan at the sizes of these inputs, and its symbolic ints; Unplanned if it does not hold for them."""
         with self._lock:
-            self._check_open()
-            if prepared.session is not self:
-                raise DeviceError(f"plan {prepared.plan.name} was prepared by another session")
+            self._check_prepared(prepared)
             shapes, item = given_sizes(inputs)
             resolver, ready = prepared.resolver, prepared.ready
             key = resolver.key(shapes, item)
@@ -217,32 +272,22 @@ class Session:
 
         `look` is what `look` says of these inputs, if that was asked already.
         """
-        with self._lock:
-            self._check_open()
-            if prepared.session is not self:
-                raise DeviceError(f"plan {prepared.plan.name} was prepared by another session")
+        with self._lock, self.device.lock:
+            self._check_prepared(prepared)
             given = self._accept(prepared, inputs)
-            ready, ints, shapes, item = self.look(prepared, inputs) if look is None else look
-            words = self._words(prepared, ready, ints)
-            reading = self._reading(ready, read)
-            with self.device.lock:
-                for value in given:
-                    if isinstance(value, DeviceTensor):
-                        value.check_fresh()
-                self.generation += 1  # even a run that is interrupted on the way may have overwritten the last outputs
-                copies = self._write(prepared, ready, given, words)
-                submit(self.device, self._record(prepared, ready, copies, reading))
-                self.device.counters.dispatches += len(ready.steps)
-            outputs: list[DeviceTensor | int] = [
-                DeviceTensor(self, prepared.buffers[o.buffer], o.dtype, o.shape, self.generation)  # type: ignore[arg-type]
-                if isinstance(o, Port)
-                else int(ints[o.row] if isinstance(o, Expr) else o)
-                for o in ready.outputs
-            ]
-            pending = Pending(self, ready, reading, outputs)
+            if look is None:
+                look = self.look(prepared, inputs)
+            ready = look.ready
+            words = self._words(prepared, look)
+            reading = self._reading(ready, None if read is None else tuple(read))
+            self.generation += 1  # even a run that is interrupted on the way may have overwritten the last outputs
+            copies = self._write(prepared, ready, given, words)
+            submit(self.device, self._record(prepared, ready, copies, reading))
+            self.device.counters.dispatches += len(ready.steps)
+            pending = Pending(self, prepared, look, reading)
             if self.timer is not None:
                 pending.result()
-                prepared.last = evaluated(prepared.plan, shapes, item)
+                prepared.last = evaluated(prepared.plan, look.shapes, look.item)
                 self.timer.collect(prepared)
             return pending
 
@@ -269,6 +314,11 @@ class Session:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("the session is closed")
+
+    def _check_prepared(self, prepared: Prepared) -> None:
+        self._check_open()
+        if prepared.session is not self:
+            raise DeviceError(f"plan {prepared.plan.name} was prepared by another session")
 
     def _compile(self, prepared: Prepared, choices: Sequence[Choice]) -> None:
         """The kernels of these choices, all at once."""
@@ -325,48 +375,42 @@ class Session:
 
     def _accept(self, prepared: Prepared, inputs: Sequence[Given]) -> list[Given]:
         """Inputs that fit the plan; tensors that cannot be copied on this device become arrays."""
-        takes = prepared.plan.inputs
+        takes = prepared.takes
         if len(inputs) != len(takes):
             raise InvalidInput(f"plan {prepared.plan.name} takes {len(takes)} inputs, {len(inputs)} given")
-        own = {id(prepared.buffers[i.buffer]) for i in takes if i.buffer is not None}
-        accepted: list[Given] = []
-        for number, (given, declared) in enumerate(zip(inputs, takes, strict=True)):
+        accepted = list(inputs)
+        for number, given in enumerate(inputs):
+            declared, dtype, buffer = takes[number]
+            if type(given) is np.ndarray and given.dtype is dtype and given.shape == declared.shape:
+                continue
             _check_fits(number, declared, given)
             if isinstance(given, DeviceTensor):
                 given.check_fresh()
-                assert declared.buffer is not None
-                target = prepared.buffers[declared.buffer]
-                overwritten = id(given.buffer) in own and given.buffer is not target
+                overwritten = id(given.buffer) in prepared.own and given.buffer is not buffer
                 if given.session.device is not self.device or overwritten:
-                    given = given.numpy()
-            accepted.append(given)
+                    accepted[number] = given.numpy()
         return accepted
 
-    def _words(self, prepared: Prepared, ready: Ready, ints: dict[int, Any]) -> bytes | None:
+    def _words(self, prepared: Prepared, look: Look) -> bytes | None:
         """What the syms buffer must hold; None where the plan has none."""
         if prepared.syms is None:
             return None
-        words = prepared.plan.families[ready.at.family].words
+        words, ints = prepared.plan.families[look.ready.at.family].words, look.ints
         try:
             return array("i", [ints[w.row] if isinstance(w, Expr) else w for w in words]).tobytes()
         except OverflowError:
             raise InvalidInput(f"plan {prepared.plan.name}: a symbolic int does not fit 32 bits") from None
 
-    def _reading(self, ready: Ready, read: Sequence[int] | None) -> Reading:
-        places, total = [], 0
-        for number in range(len(ready.outputs)) if read is None else read:
-            port = ready.outputs[number]
-            if isinstance(port, Port):
-                places.append((number, total))
-                total += staging_bytes(port.nbytes)
-        staging = self._staging
+    def _reading(self, ready: Ready, read: tuple[int, ...] | None) -> Reading:
+        layout = ready.layout(read)
+        staging, total = self._staging, layout.nbytes
         if total and (staging is None or staging.nbytes < total or staging.state != "ready"):
             self._staging = None
             if staging is not None:
                 self.device.release(staging)
             staging = self.device.buffer("outputs", max(total, _MIN_STAGING), "staging")
         self._staging = None if total else staging  # until the run is read
-        return Reading(tuple(places), total, staging if total else None)
+        return Reading(layout, staging if total else None)
 
     def _write(
         self, prepared: Prepared, ready: Ready, given: Sequence[Given], words: bytes | None
@@ -380,12 +424,11 @@ class Session:
             prepared.written = ready
         if prepared.syms is not None and words is not None and words != self._syms:
             self._syms = None  # until they are written
-            self.device.write(self._store[prepared.syms.name], words)
+            self.device.write(prepared.syms, words)
             self._syms = words
-        for value, declared in zip(given, prepared.plan.inputs, strict=True):
-            if declared.buffer is None or isinstance(value, int):
+        for value, (_, _, target) in zip(given, prepared.takes, strict=True):
+            if target is None or isinstance(value, int):
                 continue
-            target = prepared.buffers[declared.buffer]
             if not isinstance(value, DeviceTensor):
                 self.device.write(target, _bytes_of(value))
             elif value.buffer is not target and value.nbytes:
@@ -399,41 +442,40 @@ class Session:
         copies: Sequence[tuple[DeviceTensor, GpuBuffer]],
         reading: Reading,
     ) -> Commands:
-        plan, buffers = prepared.plan, prepared.buffers
-        touched = [*buffers, *(tensor.buffer for tensor, _ in copies)]
-        with native.Recorder(self.device.handle) as recorder:
+        buffers = prepared.buffers
+        touched = [*buffers, *[tensor.buffer for tensor, _ in copies]]
+        with self.device.api.record() as recorder:
             for tensor, target in copies:
                 recorder.copy(tensor.buffer.handle, 0, target.handle, 0, _word_aligned(tensor.nbytes))
             if ready.steps and self.timer is not None:
                 touched.append(self.timer.record(recorder, ready.steps))
             elif ready.steps:
                 recorder.compute(ready.steps)
-            for copy in plan.copies:
-                recorder.copy(buffers[copy.source].handle, 0, buffers[copy.target].handle, 0, copy.nbytes)
+            for source, target_handle, nbytes in prepared.copies:
+                recorder.copy(source, 0, target_handle, 0, nbytes)
             if reading.staging is not None:
                 touched.append(reading.staging)
-                for number, place in reading.places:
-                    port = ready.outputs[number]
-                    if isinstance(port, Port) and port.nbytes:
-                        nbytes = _word_aligned(port.nbytes)
-                        recorder.copy(buffers[port.buffer].handle, 0, reading.staging.handle, place, nbytes)
+                staging = reading.staging.handle
+                for place in reading.layout.places:
+                    if place.nbytes:
+                        recorder.copy(buffers[place.buffer].handle, 0, staging, place.offset, place.nbytes)
             return Commands(recorder, touched)
 
-    def read(self, ready: Ready, reading: Reading) -> dict[int, np.ndarray]:
+    def read(self, reading: Reading) -> dict[int, np.ndarray]:
         """The outputs of a run, when it is done."""
+        layout, staging = reading
         with self._lock:
             self._check_open()
-            ports = {number: ready.outputs[number] for number, _ in reading.places}
-            if reading.staging is None:
-                return {number: _empty(port) for number, port in ports.items()}  # type: ignore[arg-type]
+            if staging is None:
+                return {p.number: np.empty(p.shape, p.dtype) for p in layout.places}
             started = perf_counter()
-            view = reading.staging.read(self.device, reading.nbytes)
+            view = staging.read(self.device, layout.nbytes)
             try:
                 self.device.counters.readbacks += 1
-                return {number: _array(view, place, ports[number]) for number, place in reading.places}  # type: ignore[arg-type]
+                return {p.number: _array(view, p) for p in layout.places}
             finally:
-                reading.staging.unmap()
-                self.device.traffic.read(sum(p.nbytes for p in ports.values() if isinstance(p, Port)), started)
+                staging.unmap()
+                self.device.traffic.read(layout.carried, started)
 
     def free(self, reading: Reading) -> None:
         """The staging buffer may serve another run: that one's copy comes after, in the queue's order."""
@@ -486,12 +528,10 @@ def _word_aligned(nbytes: int) -> int:
     return (nbytes + 3) & ~3
 
 
-def _empty(port: Port) -> np.ndarray:
-    return np.empty([plain(n) for n in port.shape], port.dtype.numpy)
-
-
-def _array(view: memoryview, place: int, port: Port) -> np.ndarray:
-    array = _empty(port)
-    if array.nbytes:
-        array.reshape(-1).view(np.uint8)[:] = np.frombuffer(view, np.uint8, array.nbytes, place)
-    return array
+def _array(view: memoryview, place: Place) -> np.ndarray:
+    """A fresh array of what is there."""
+    return (
+        np.ndarray(place.shape, place.dtype, view, place.offset).copy()
+        if place.nbytes
+        else np.empty(place.shape, place.dtype)
+    )

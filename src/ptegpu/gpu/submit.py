@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import SubmitError
-from . import native
+from . import webgpu
 from .buffers import GpuBuffer
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ class Commands:
 
     __slots__ = ("_buffers", "_handle")
 
-    def __init__(self, recorder: native.Recorder, buffers: Iterable[GpuBuffer]) -> None:
-        self._handle: native.Handle | None = recorder.end()
+    def __init__(self, recorder: webgpu.Recorder, buffers: Iterable[GpuBuffer]) -> None:
+        self._handle: webgpu.Handle | None = recorder.end()
         self._buffers = tuple(buffers)
 
-    def take(self) -> native.Handle:
+    def take(self) -> webgpu.Handle:
         """The handle, once, and only if nothing it touches would abort the submit."""
         if self._handle is None:
             raise SubmitError("a command buffer was submitted twice; record it again")
@@ -40,7 +40,7 @@ def submit(device: Device, commands: Commands | None = None) -> None:
     """Starts recorded work, after the writes before it; without any, the writes alone."""
     device.check_alive()
     if device.info.type == "software":
-        native.wait(device.handle, bool)  # for the work before: such a driver waits in the submit, deaf to signals
-    native.submit(device.queue, None if commands is None else commands.take())
+        device.api.drain()  # for the work before: such a driver waits in the submit, deaf to signals
+    device.api.submit(None if commands is None else commands.take())
     device.counters.submits += 1
     device.pending_bytes = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import LimitExceeded
 from ..plan.plan import Plan
-from . import native
+from . import webgpu
 from .buffers import GpuBuffer
 from .device import Device
 
@@ -39,7 +39,7 @@ class Timer:
             raise LimitExceeded(f"GPU time is measured with timestamp queries, which {name} does not have")
         self.device, self.each = device, each
         self.runs: list[TimedRun] = []
-        self._seconds_per_tick = native.timestamp_period(device.queue) * 1e-9
+        self._seconds_per_tick = device.api.timestamp_period() * 1e-9
         self._first: int | None = None
         self._times: GpuBuffer | None = None  # of the passes recorded last
         self._queries = 0
@@ -56,13 +56,13 @@ class Timer:
             for session in watched:
                 session.timer = None
 
-    def record(self, recorder: native.Recorder, steps: Sequence[native.Step]) -> GpuBuffer:
+    def record(self, recorder: webgpu.Recorder, steps: Sequence[webgpu.Step]) -> GpuBuffer:
         """Records the steps in timed passes, and the reading of the clock into the buffer that is returned."""
         passes = _one_by_one(steps) if self.each else [list(steps)]
         self._queries = 2 * len(passes)
         self._times = self.device.buffer("timestamps", self._queries * _QUERY_BYTES, "queries")
         for first in range(0, self._queries, MAX_QUERIES):
-            queries = native.QuerySet(self.device.handle, min(MAX_QUERIES, self._queries - first))
+            queries = self.device.api.query_set(min(MAX_QUERIES, self._queries - first))
             for query in range(0, queries.count, 2):
                 recorder.compute(passes[(first + query) // 2], (queries, query, query + 1))
             recorder.resolve(queries, self._times.handle, first * _QUERY_BYTES)
@@ -82,7 +82,7 @@ class Timer:
         self.runs.append(TimedRun(prepared.last, tuple(spans)))
 
 
-def _one_by_one(steps: Sequence[native.Step]) -> list[list[native.Step]]:
+def _one_by_one(steps: Sequence[webgpu.Step]) -> list[list[webgpu.Step]]:
     """Each step as a pass of its own, which must set its pipeline."""
     passes, last = [], None
     for pipeline, group, x, y in steps:

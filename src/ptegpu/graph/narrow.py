@@ -22,7 +22,7 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
     if device is dtype:
         return np.asarray(array, order="C")  # ascontiguousarray would give a scalar a dimension
     if dtype is DType.I64 and array.size:
-        low, high = int(array.min()), int(array.max())
+        low, high = span(array)
         if low < _I32.min or high > _I32.max:
             worst = low if low < _I32.min else high
             raise InvalidInput(
@@ -36,6 +36,14 @@ def to_device(array: np.ndarray, dtype: DType, what: str) -> np.ndarray:
                 "which is what the GPU computes with"
             )
     return np.asarray(array, dtype=device.numpy, order="C")
+
+
+def span(array: np.ndarray) -> tuple[int, int]:
+    """The least and the largest of some ints."""
+    if array.size == 1:
+        only = array.item()
+        return only, only
+    return int(array.min()), int(array.max())
 
 
 def clipped(array: np.ndarray, dtype: DType) -> np.ndarray:

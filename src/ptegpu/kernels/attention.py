@@ -5,10 +5,12 @@ The rows of a key-value head are computed together, so that its keys and values 
 
 - `tiles`: 64 rows against 32 keys at a time, both products from workgroup memory;
 - `attention_rows.rows`: a few rows, where a workgroup's slices take values with softmaxes of their own;
-- `attention_rows.merge`: joins the parts of rows whose keys were split over workgroups (flash decoding).
+- `merge`: joins the parts of rows whose keys were split over workgroups (flash decoding). Whoever reads
+  the result can do that instead: `merged` is the text that both have.
 
-Positions are read on the GPU: how many keys a row sees, and with it every loop's bound, follows from the symbolic
-start, and nothing of a dispatch does. What lies beyond is not loaded: addresses are clamped to the last key seen.
+Positions are read on the GPU: how many keys a row sees, over how many parts they are split, and with it every loop's
+bound, follows from the symbolic start, and nothing of a dispatch does. What lies beyond is not loaded: addresses are
+clamped to the last key seen, and workgroups without keys end at once.
 A running softmax is (top, sum, Σ): the highest score, the sum of exponentials below it, and the weighted values.
 """
 
@@ -29,7 +31,10 @@ HALF = 512  # quads: a tile of exponentials, and as much for values
 HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # where highest scores lie
 UNROLLED = 8  # values whose products are written out
 
+AT_ONCE = 4  # parts that a merge loads together
+
 SIZES = [("rows", "u32"), ("keys", "u32"), ("sharing", "u32"), ("heads", "u32"), ("blocks", "u32"), ("splits", "u32")]
+SIZES += [("part", "u32")]  # keys that are worth a part; there are at most `splits`
 FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: where nothing is seen
 
 
@@ -47,6 +52,25 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """How queries and new keys are turned by their positions first: a style of `rope.py`, "pairs" or "halves"."""
+
+    style: str
+    quads: int  # of a vector, that are turned
+    cos: DType
+    sin: DType
+
+    @property
+    def reads(self) -> dict[str, Storage]:
+        lanes = 4 if self.style == "halves" else 1
+        return {"cos": Storage(self.cos, lanes), "sin": Storage(self.sin, lanes)}
+
+    @property
+    def params(self) -> list[tuple[str, str]]:
+        return [("table_rows", "i32"), ("table_start", "sym")]
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """What a kernel is generated for."""
 
@@ -61,7 +85,8 @@ class Form:
     cached: bool  # keys end where the queries do, at a symbolic start + queries
     causal: bool  # a query sees keys up to its own position
     split: bool  # leaves parts to `merge`
-    new: DType | None = None  # keys and values from the start on are given apart, and go into the caches first
+    new: DType | None = None  # keys and values from the start on are given apart, and go into the caches
+    turn: Turn | None = None
 
     @property
     def key_quads(self) -> int:
@@ -79,7 +104,7 @@ def module(
     lanes = 4 if form.quads else 1
     caches = {"xk": Storage(form.k, lanes), "xv": Storage(form.v, lanes)}
     new = {"nk": Storage(form.new, lanes), "nv": Storage(form.new, lanes)} if form.new else {}
-    reads = {"xq": Storage(form.q, lanes), **(new or caches)}
+    reads = {"xq": Storage(form.q, lanes), **(new or caches), **(form.turn.reads if form.turn else {})}
     writes = {**(caches if form.new else {}), "y": Storage(form.y, lanes)}
     if form.split:
         writes["parts"] = Storage(DType.F32, 4)
@@ -94,17 +119,17 @@ def module(
         params.append(("start", "sym"))
     if form.new:
         params.append(("new_batch", "u32"))
+    params += form.turn.params if form.turn else []
+    seen = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
     helpers = [
-        _SIGHT.format(
-            start="min(u32(max(sym(P.start), 0)), P.keys)" if form.cached else "0u",
-            length="min(start() + P.rows / P.sharing, P.keys)" if form.cached else "P.keys",
-            seen="min(start() + row / P.sharing + 1u, length())" if form.causal else "length()",
-        ),
+        _sight(form.cached, "P.rows / P.sharing"),
+        f"fn seen(row: u32) -> u32 {{ return {seen}; }}",
         _row_place("q"),
         f"fn q_quad(place: u32, d: u32) -> vec4<f32> {{ return {_quad('xq', form.dim, form.quads)}; }}",
+        f"fn n_quad(place: u32, d: u32) -> vec4<f32> {{ return {_quad('nk', form.dim, form.quads)}; }}" if new else "",
+        *((_turned(n, form.turn) for n in ("q", "n")) if form.turn else ()),
         _key_quad("k", form.dim, form),
         _key_quad("v", form.value_dim, form),
-        _KEEP_NEW.format(n=form.key_quads) if form.new else "",
         "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
         "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
         _mask(form.mask) if form.mask else "",
@@ -124,9 +149,34 @@ def module(
     )
 
 
-_SIGHT = """fn start() -> u32 {{ return {start}; }}
-fn length() -> u32 {{ return {length}; }}
-fn seen(row: u32) -> u32 {{ return {seen}; }}"""
+def _sight(cached: bool, queries: str) -> str:
+    """`start` of the queries, `length` of what all of them see, and how many parts of it are `used`."""
+    return (
+        f"fn start() -> u32 {{ return {'min(u32(max(sym(P.start), 0)), P.keys)' if cached else '0u'}; }}\n"
+        f"fn length() -> u32 {{ return {f'min(start() + {queries}, P.keys)' if cached else 'P.keys'}; }}\n"
+        "fn used() -> u32 { return clamp((length() + P.part - 1u) / P.part, 1u, P.splits); }"
+    )
+
+
+def _turned(name: str, turn: Turn) -> str:
+    """`q_turned` and `n_turned`: quad d of the vector at `place`, which belongs to query s."""
+    row = "u32(clamp(sym(P.table_start) + i32(s), 0, P.table_rows - 1))"
+    if turn.style == "pairs":
+        value = (
+            f"let t = {row} * {2 * turn.quads}u + 2u * d;\n"
+            "  let c = vec2<f32>(cos_at(t), cos_at(t + 1u)); let a = vec2<f32>(sin_at(t), sin_at(t + 1u));\n"
+            "  return x * c.xxyy + x.yxwz * vec4<f32>(-a.x, a.x, -a.y, a.y);"
+        )
+    else:
+        half = turn.quads // 2
+        value = (
+            f"if (d >= {turn.quads}u) {{ return x; }}\n"
+            f"  let t = {row} * {turn.quads}u + d; let low = d < {half}u;\n"
+            f"  let other = {name}_quad(place, select(d - {half}u, d + {half}u, low));\n"
+            "  return x * cos_at4(t) + select(other, -other, low) * sin_at4(t);"
+        )
+    signature = f"fn {name}_turned(place: u32, d: u32, s: u32) -> vec4<f32>"
+    return f"{signature} {{\n  let x = {name}_quad(place, d);\n  {value}\n}}"
 
 
 def _row_place(name: str) -> str:
@@ -154,19 +204,6 @@ def _key_quad(name: str, dim: int, form: Form) -> str:
     )
 
 
-_KEEP_NEW = """fn keep_new(z: u32, head: u32, t_from: u32, t_to: u32, lid: u32) {{
-  for (var i = lid; i < P.rows / P.sharing * {n}u; i += WG) {{
-    let s = i / {n}u; let t = start() + s;
-    if (t >= t_from && t < t_to) {{
-      let from_ = ((z * P.new_batch + head * P.k_head + s * P.k_row) >> 2u) + i % {n}u;
-      let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;
-      xk_put4(to, nk_at4(from_));
-      xv_put4(to, nv_at4(from_));
-    }}
-  }}
-}}"""
-
-
 def _mask(mask: Masked) -> str:
     hidden = f"{'' if mask.hides else '!'}mask_at(at)"
     value = "score + f32(mask_at(at))"
@@ -189,6 +226,15 @@ _SCORE = """fn score(z: u32, head: u32, some_row: u32, t: u32, product: f32) -> 
 
 def leave(form: Form) -> str:
     """`leave`: quad d of a row's result from its running softmax."""
+    return (
+        _put(form) + "\n"
+        "fn leave(z: u32, head: u32, row: u32, split: u32, d: u32, weighted: vec4<f32>, top: f32, sum: f32) {\n"
+        "  put(z, head, row, d, select(weighted / sum, vec4<f32>(P.empty), sum == 0.0));\n}"
+    )
+
+
+def _put(form: Form) -> str:
+    """`put`: quad d of a row's result."""
     if form.quads:
         store = "y_put4((place >> 2u) + d, v);"
     else:
@@ -198,8 +244,7 @@ def leave(form: Form) -> str:
         )
     return (
         _row_place("y") + "\n"
-        "fn leave(z: u32, head: u32, row: u32, split: u32, d: u32, weighted: vec4<f32>, top: f32, sum: f32) {\n"
-        "  let v = select(weighted / sum, vec4<f32>(P.empty), sum == 0.0);\n"
+        "fn put(z: u32, head: u32, row: u32, d: u32, v: vec4<f32>) {\n"
         f"  let place = y_place(z, head, row);\n  {store}\n}}"
     )
 
@@ -220,14 +265,74 @@ def _leave_part(form: Form) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a kernel that merges parts is generated for."""
+
+    quads: int  # of a value
+    cached: bool
+
+    @property
+    def params(self) -> list[tuple[str, str]]:
+        names = ("keys", "splits", "part", "queries", "sharing", "heads", "apart")  # apart: quads from part to part
+        return [*((n, "u32") for n in names), ("empty", "f32"), *([("start", "sym")] if self.cached else [])]
+
+    def helpers(self, parts: str) -> str:
+        """`merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
+        each = range(AT_ONCE)
+        lines = [f"let at{k} = place + min(i + {k}u, count - 1u) * P.apart;" for k in each]
+        lines += [f"let s{k} = {parts}_at4(at{k} + {self.quads}u).xy;" for k in each]
+        lines += [f"let v{k} = {parts}_at4(at{k} + d);" for k in each]
+        lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
+        lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
+        for k in each:  # what has no sum may be anything
+            lines.append(f"if (i + {k}u < count && s{k}.y != 0.0) {{")
+            lines.append(
+                f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
+            )
+            lines.append("}")
+        return (
+            f"{_sight(self.cached, 'P.queries')}\n"
+            "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
+            f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
+            f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "
+            + "\n    ".join(lines)
+            + "\n  }\n  return select(acc / sum, vec4<f32>(P.empty), sum == 0.0);\n}"
+        )
+
+
+@cached(64)
+def merge(form: Form, target: Target) -> KernelSpec:
+    """An invocation per quad of the result."""
+    m, how = form.value_quads, Merge(form.value_quads, form.cached)
+    body = [
+        f"let i = group * WG + lid; let d = i % {m}u; let at = i / {m}u;",
+        "let rows = P.queries * P.sharing; let zh = at / rows;",
+        f"if (i < P.apart / {m + 1}u * {m}u) {{",
+        f"  put(zh / P.heads, zh % P.heads, at % rows, d, merged(at * {m + 1}u, d));",
+        "}",
+    ]
+    return build(
+        "attention_merge",
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads={"parts": Storage(DType.F32, 4)},
+        writes={"y": Storage(form.y, 4 if form.quads else 1)},
+        params=[*how.params, *strides("y")],
+        workgroup=target.workgroup(128),
+        helpers=f"{how.helpers('parts')}\n{_put(form)}",
+    )
+
+
 def workgroup_range(rows: int, keys: int, split: bool, block: str) -> list[str]:
     """This workgroup's rows from `first` on, and its steps `from_` … `to` over the keys before `end`."""
     lines = [
-        f"let block = {block}; let split = group / P.blocks % P.splits;",
+        f"let block = {block}; let split = group / P.blocks % P.splits; let count = used();",
+        "if (split >= count) { return; }" if split else "",
         "let zh = group / (P.blocks * P.splits); let z = zh / P.heads; let head = zh % P.heads;",
         f"let first = block * {rows}u; let last = P.rows - 1u;",
         f"let end = seen(min(first + {rows - 1}u, last));",
-        f"let steps = (end + {keys - 1}u) / {keys}u; let each = (steps + P.splits - 1u) / P.splits;",
+        f"let steps = (end + {keys - 1}u) / {keys}u; let each = (steps + count - 1u) / count;",
         "let from_ = split * each; let to = min(steps, from_ + each);",
     ]
     if split:
@@ -237,7 +342,7 @@ def workgroup_range(rows: int, keys: int, split: bool, block: str) -> list[str]:
             "  return;",
             "}",
         ]
-    return lines
+    return [line for line in lines if line]
 
 
 @cached(256)

@@ -1,4 +1,4 @@
-"""Attention of a few rows, and the merging of parts: a workgroup as slices that each keep softmaxes of their own.
+"""Attention of a few rows: a workgroup as slices that each keep softmaxes of their own.
 
 Scores, tops and sums of up to four rows are one vector, so that an exponential or an access serves four rows.
 """
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention import LOWEST, Form, leave, module, strides, workgroup_range
-from .wgsl import KernelSpec, Storage, build
+from .attention import LOWEST, Form, module, workgroup_range
+from .wgsl import ELEMENT_BYTES, KernelSpec
 
 MOST_ROWS = 8  # of one workgroup
 MOST_QUERY_QUADS = 256  # that it keeps of them; longer ones are loaded again for every key
 MOST_SLICES = 16
 KEY_LANES = 4  # invocations that share a key
+KEYS_EACH = 2  # of an invocation in a step, where its registers hold so many: more loads are under way then
 SPARE = 512  # quads through which slices are joined
 UNROLLED = 16  # loads in a row that are written out; more are a loop
 VECTORS = {1: "f32", 2: "vec2<f32>", 4: "vec4<f32>"}
@@ -103,52 +104,52 @@ class Slices:
 
     def finish(self, row: str) -> list[str]:
         """Joins the slices' softmaxes and leaves the result of each row, whose number is `row` + r."""
-        lines = self._join() if self.count > 1 else []
-        lines.append("if (slice == 0u) {")
-        for r in range(self.rows.count):
-            lines.append(f"  if ({row} + {r}u <= last) {{")
-            for j in range(self.held):
-                d = f"lane + {j * self.lanes}u"
-                top, sum_ = self.rows.of("top", r), self.rows.of("sum", r)
-                put = f"leave(z, head, {row} + {r}u, split, {d}, acc{r}_{j}, {top}, {sum_});"
-                lines.append(f"    if ({d} < {self.quads}u) {{ {put} }}")
-            lines.append("  }")
-        return [*lines, "}"]
-
-    def _cells(self) -> list[tuple[int, int]]:
-        return [(r, j) for r in range(self.rows.count) for j in range(self.held)]
-
-    def _join(self) -> list[str]:
-        """First the highest tops, then sums, then, half of the slices at a time, the weighted values."""
-        at = [f"{v * self.count}u + slice" for v in self.rows.vectors]
-        first = [f"if (lane == 0u && slice < {self.count}u) {{", "}", "workgroupBarrier();"]
-        lines = [first[0], *(f"  tops[{at[v]}] = top{v};" for v in self.rows.vectors), *first[1:]]
-        for v in self.rows.vectors:
-            lines.append(f"let own{v} = top{v};")
-            lines += [f"top{v} = max(top{v}, tops[{v * self.count + i}]);" for i in range(self.count)]
-            lines.append(f"let fade{v} = exp(own{v} - top{v}); sum{v} *= fade{v};")
-        lines += [f"acc{r}_{j} *= {self.rows.of('fade', r)};" for r, j in self._cells()]
-        lines += [first[0], *(f"  sums[{at[v]}] = sum{v};" for v in self.rows.vectors), *first[1:]]
-        for v in self.rows.vectors:
-            lines.append(f"sum{v} = {' + '.join(f'sums[{v * self.count + i}]' for i in range(self.count))};")
-        half = self.count // 2
-        while half:
-            width = half * self.lanes
-            step = self.shared()["spare"][1] // width
-            for k in range(0, len(self._cells()), step):
-                part = list(enumerate(self._cells()[k : k + step]))
+        cells, slices, spare = self._cells(), self.count, self.shared()["spare"][1]
+        lines = self._faded() if slices > 1 else []
+        while slices > 1 and slices * self.lanes * len(cells) > spare:  # the upper half adds to the lower one
+            slices //= 2
+            width = slices * self.lanes
+            for k in range(0, len(cells), spare // width):
+                part = list(enumerate(cells[k : k + spare // width]))
                 lines += [
-                    f"if (slice >= {half}u && slice < {2 * half}u) {{",
+                    f"if (slice >= {slices}u && slice < {2 * slices}u) {{",
                     *(f"  spare[{n * width}u + lid - {width}u] = acc{r}_{j};" for n, (r, j) in part),
                     "}",
                     "workgroupBarrier();",
-                    f"if (slice < {half}u) {{",
+                    f"if (slice < {slices}u) {{",
                     *(f"  acc{r}_{j} += spare[{n * width}u + lid];" for n, (r, j) in part),
                     "}",
                     "workgroupBarrier();",
                 ]
-            half //= 2
+        width = slices * self.lanes
+        if slices > 1:
+            lines.append(f"if (slice < {slices}u) {{")
+            lines += [f"  spare[{n * width}u + lid] = acc{r}_{j};" for n, (r, j) in enumerate(cells)]
+            lines += ["}", "workgroupBarrier();"]
+        for v in self.rows.vectors if self.count > 1 else ():
+            lines.append(f"sum{v} = {' + '.join(f'sums[{v * self.count + i}]' for i in range(self.count))};")
+        for n, (r, j) in enumerate(cells):
+            shares = (f"spare[{n * width + s * self.lanes}u + lane]" for s in range(slices))
+            weighted = " + ".join(shares) if slices > 1 else f"acc{r}_{j}"
+            d, top, sum_ = f"lane + {j * self.lanes}u", self.rows.of("top", r), self.rows.of("sum", r)
+            inside = f"slice == {n % slices}u && {row} + {r}u <= last && {d} < {self.quads}u"
+            lines.append(f"if ({inside}) {{ leave(z, head, {row} + {r}u, split, {d}, {weighted}, {top}, {sum_}); }}")
         return lines
+
+    def _cells(self) -> list[tuple[int, int]]:
+        return [(r, j) for r in range(self.rows.count) for j in range(self.held)]
+
+    def _faded(self) -> list[str]:
+        """Brings all slices to the highest tops; the next barrier makes their sums known, too."""
+        at = [f"{v * self.count}u + slice" for v in self.rows.vectors]
+        own = f"if (lane == 0u && slice < {self.count}u) {{"
+        lines = [own, *(f"  tops[{at[v]}] = top{v};" for v in self.rows.vectors), "}", "workgroupBarrier();"]
+        for v in self.rows.vectors:
+            lines.append(f"let own{v} = top{v};")
+            lines += [f"top{v} = max(top{v}, tops[{v * self.count + i}]);" for i in range(self.count)]
+            lines.append(f"let fade{v} = exp(own{v} - top{v});")
+        lines += [f"acc{r}_{j} *= {self.rows.of('fade', r)};" for r, j in self._cells()]
+        return [*lines, own, *(f"  sums[{at[v]}] = sum{v} * fade{v};" for v in self.rows.vectors), "}"]
 
 
 def _each(count: int, start: str, step: int, limit: int, body: Callable[[str], list[str]]) -> list[str]:
@@ -163,77 +164,202 @@ def _each(count: int, start: str, step: int, limit: int, body: Callable[[str], l
     return lines
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How a workgroup shares out `rows`."""
+
+    form: Form
+    rows: Rows
+    workgroup: int
+    fresh: int  # new keys at most
+
+    @staticmethod
+    def of(form: Form, count: int, sharing: int, target: Target) -> Shares:
+        return Shares(form, Rows(count), target.workgroup(256), -(-count // sharing) if form.new else 0)
+
+    @property
+    def loads(self) -> int:
+        """Of a key, by an invocation."""
+        return -(-self.form.key_quads // KEY_LANES)
+
+    @property
+    def each(self) -> int:
+        """Keys of an invocation in a step."""
+        keys = self.workgroup // KEY_LANES * KEYS_EACH
+        unrolled = max(self.loads * KEYS_EACH, self._values(keys)) <= UNROLLED
+        return KEYS_EACH if unrolled and len(self.rows.vectors) * keys * KEY_LANES <= SPARE else 1
+
+    @property
+    def keys(self) -> int:
+        """Of a step."""
+        return self.workgroup // KEY_LANES * self.each
+
+    @property
+    def slices(self) -> Slices:
+        return self._slices(self.keys)
+
+    @property
+    def early(self) -> bool:
+        """Whether values are loaded before their weights are known."""
+        return self._values(self.keys) <= UNROLLED
+
+    @property
+    def ahead(self) -> bool:
+        """Whether keys are loaded a step before they are used."""
+        return self.loads * self.each <= UNROLLED
+
+    @property
+    def kept(self) -> bool:
+        """Whether queries are in workgroup memory."""
+        return self.form.key_quads <= MOST_QUERY_QUADS
+
+    def _slices(self, keys: int) -> Slices:
+        return Slices.of(self.rows, self.form.value_quads, self.workgroup, min(keys, MOST_SLICES))
+
+    def _values(self, keys: int) -> int:
+        """Loads of an invocation in a step of so many."""
+        slices = self._slices(keys)
+        return keys // slices.count * slices.held
+
+    @property
+    def dots(self) -> str:
+        """Where products are summed up: one array for both uses where the types agree."""
+        return "spare" if self.rows.width == 4 else "dots"
+
+    def shared(self) -> dict[str, tuple[str, int]]:
+        kind, vectors, n = self.rows.type, len(self.rows.vectors), self.form.key_quads
+        found = self.slices.shared() | {"scores": (kind, vectors * self.keys)}
+        found[self.dots] = (kind, max(found.get(self.dots, ("", 0))[1], vectors * self.keys * KEY_LANES))
+        if self.kept:
+            found["queries"] = ("vec4<f32>", self.rows.count * n)
+        if self.fresh:
+            found |= {f"new_{name}": ("vec4<f32>", self.fresh * n) for name in "kv"}
+        return found
+
+
+def takes_new(form: Form, rows: int, sharing: int, target: Target) -> bool:
+    """Whether `rows` can take new keys and values in: all rows are one workgroup's, which has the memory."""
+    if not form.quads or form.key_quads > MOST_QUERY_QUADS or rows > most_rows(form.dim):
+        return False
+    shared = Shares.of(form, rows_of_block(most_rows(form.dim), rows), sharing, target).shared().values()
+    return sum(ELEMENT_BYTES[kind] * count for kind, count in shared) <= target.max_shared_bytes
+
+
 @cached(256)
-def rows(form: Form, count: int, target: Target) -> KernelSpec:
+def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
     """`count` rows per workgroup, a power of two.
 
     Of each step's keys, four invocations each multiply parts of a key with all rows; then a slice of the workgroup
-    adds every so manieth value to the rows' softmaxes. Its loads of values are under way while scores are summed.
+    adds every so manieth value to the rows' softmaxes. Its loads of values are under way while scores are summed, those
+    of the next step's keys until then. New keys and values are in workgroup memory, where nobody waits for the caches;
+    the first workgroup of a head writes them there. `sharing` matters for these alone.
     """
-    workgroup, n, all_rows = target.workgroup(256), form.key_quads, Rows(count)
-    keys = workgroup // KEY_LANES
-    slices = Slices.of(all_rows, form.value_quads, workgroup, min(keys, MOST_SLICES))
-    early = keys // slices.count * slices.held <= UNROLLED
-    kept = n <= MOST_QUERY_QUADS
-    vectors, kind = all_rows.vectors, all_rows.type
-    shared = slices.shared() | {"scores": (kind, len(vectors) * keys)}
-    dots = "spare" if all_rows.width == 4 else "dots"  # one array for both uses where the types agree
-    shared[dots] = (kind, max(shared.get(dots, ("", 0))[1], len(vectors) * workgroup))
+    s = Shares.of(form, count, sharing, target)
+    n, all_rows, slices, keys, dots = form.key_quads, s.rows, s.slices, s.keys, s.dots
+    vectors, apart = all_rows.vectors, s.workgroup // KEY_LANES
     body = workgroup_range(count, keys, form.split, "group % P.blocks")
-    if form.new:
-        own = f"from_ * {keys}u, min(end, to * {keys}u)"  # no other workgroup reads these
-        body += [f"keep_new(z, head, {own}, lid);", "storageBarrier();"]
-    if kept:
-        shared["queries"] = ("vec4<f32>", count * n)
-        body += [
-            f"for (var i = lid; i < {count * n}u; i += WG) {{",
-            f"  queries[i] = q_quad(q_place(z, head, min(first + i / {n}u, last)), i % {n}u);",
-            "}",
-            "workgroupBarrier();",
-        ]
-    else:
-        body += [f"let q_row{r} = q_place(z, head, min(first + {r}u, last));" for r in range(count)]
-
-    def multiply(d: str) -> list[str]:
-        q = [f"queries[{r * n}u + {d}]" if kept else f"q_quad(q_row{r}, {d})" for r in range(count)]
-        load = f"let k4 = k_quad(z, head, min(base + key, end - 1u), {d});"
-        return [load, *(f"dot{r} = fma(k4, {q[r]}, dot{r});" for r in range(count))]
-
+    body.append(f"let key = lid / {KEY_LANES}u; let part = lid % {KEY_LANES}u;")
+    places = [f"part + {j * KEY_LANES}u" for j in range(s.loads)]
+    own = [(e, j) for e in range(s.each) for j in range(s.loads)] if s.ahead else []
+    values = [(i, j) for i in range(keys // slices.count) for j in range(slices.held)] if s.early else []
+    cells = [(e, r) for e in range(s.each) for r in range(count)]
+    found = [(f"k{e}_{j}", f"key + {e * apart}u", f"min({places[j]}, {n - 1}u)") for e, j in own]
+    body += [f"var {k} = vec4<f32>();" for k, _, _ in found]
+    body += ["if (from_ < to) {", *(f"{k} = {_loaded('k', f'from_ * {keys}u', t, d)};" for k, t, d in found), "}"]
+    body += [*_staged(s), *slices.start(), "for (var step = from_; step < to; step++) {", f"let base = step * {keys}u;"]
+    body += [f"var dot{e}_{r} = vec4<f32>();" for e, r in cells]
+    more = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
+    body += [f"var {v} = {_loaded('v', 'base', t, d)};" for v, t, d in more]
+    body += _renewed(s, [*found, *more])
+    for j, d in enumerate(places if s.ahead else ()):
+        beyond = n % KEY_LANES and j == s.loads - 1
+        body.append(f"if ({d} < {n}u) {{" if beyond else "{")
+        body += [f"let q{r} = queries[{r * n}u + {d}];" for r in range(count)]
+        body += [*(f"dot{e}_{r} = fma(k{e}_{j}, q{r}, dot{e}_{r});" for e, r in cells), "}"]
+    body += [f"{k} = {_loaded('k', f'(step + 1u) * {keys}u', t, d)};" for k, t, d in found]
+    body += [] if s.ahead else _multiplied(s)
+    for e in range(s.each):
+        for v in vectors:
+            value = all_rows.vector(v, lambda r, e=e: f"across(dot{e}_{r})")  # type: ignore[misc]
+            body.append(f"{dots}[{v * keys * KEY_LANES + e * s.workgroup}u + lid] = {value};")
     judged = all_rows.vector(0, lambda r: f"score(z, head, row + {r}u, t, {all_rows.of('dot', r)})")
     body += [
-        f"let key = lid / {KEY_LANES}u; let part = lid % {KEY_LANES}u;",
-        *slices.start(),
-        "for (var step = from_; step < to; step++) {",
-        f"let base = step * {keys}u;",
-        *(f"var dot{r} = vec4<f32>();" for r in range(count)),
-        *_each(-(-n // KEY_LANES), "part", KEY_LANES, n, multiply),
-        *(f"{dots}[{v * workgroup}u + lid] = {all_rows.vector(v, lambda r: f'across(dot{r})')};" for v in vectors),
-        *(_values(slices, keys) if early else []),
         "workgroupBarrier();",
         f"for (var i = lid; i < {len(vectors) * keys}u; i += WG) {{",
         f"  let t = base + i % {keys}u; let row = first + i / {keys}u * {all_rows.width}u;",
-        f"  let at = i / {keys}u * WG + i % {keys}u * {KEY_LANES}u;",
-        f"  let dot0 = {' + '.join(f'{dots}[at + {j}u]' for j in range(KEY_LANES))};",
+        f"  let dot0 = {' + '.join(f'{dots}[i * {KEY_LANES}u + {j}u]' for j in range(KEY_LANES))};",
         f"  scores[i] = {judged};",
         "}",
         "workgroupBarrier();",
         f"if (slice < {slices.count}u) {{",
-        *(line for v in vectors for line in (_weigh if early else _weigh_one_by_one)(v, slices, keys)),
+        *(line for v in vectors for line in (_weigh(v, slices, keys) if s.early else _weigh_one_by_one(v, s))),
         "}",
         "}",
         *slices.finish("first"),
     ]
-    return module("attention_rows", body, form, target, workgroup, shared)
+    return module("attention_rows", body, form, target, s.workgroup, s.shared())
 
 
-def _value(slices: Slices, i: str, j: int) -> str:
-    """The j-th quad that a lane has of the i-th value of its slice."""
-    return f"v_quad(z, head, min(base + slice + {i} * {slices.count}u, end - 1u), {slices.quad(j)})"
+def _staged(s: Shares) -> list[str]:
+    """Queries, and new keys and values, into workgroup memory; the new ones into the caches, too."""
+    n, count, turned = s.form.key_quads, s.rows.count, s.form.turn is not None
+    if not s.kept:
+        return [f"let q_row{r} = q_place(z, head, min(first + {r}u, last));" for r in range(count)]
+    query = f"q_turned(place, i % {n}u, row / P.sharing)" if turned else f"q_quad(place, i % {n}u)"
+    lines = [
+        f"for (var i = lid; i < {count * n}u; i += WG) {{",
+        f"  let row = min(first + i / {n}u, last); let place = q_place(z, head, row);",
+        f"  queries[i] = {query};",
+        "}",
+    ]
+    if s.fresh:
+        key = f"n_turned(place, i % {n}u, s)" if turned else f"n_quad(place, i % {n}u)"
+        key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
+        lines += [
+            f"for (var i = WG - 1u - lid; i < P.rows / P.sharing * {n}u; i += WG) {{",  # first those without a query
+            f"  let s = i / {n}u; let t = start() + s; let place = z * P.new_batch + head * P.k_head + s * P.k_row;",
+            f"  let k4 = {key}; let v4 = {value};",
+            "  new_k[i] = k4; new_v[i] = v4;",
+            "  if (split == 0u && t < P.keys) {",
+            f"    let to = ((z * P.k_batch + head * P.k_head + t * P.k_row) >> 2u) + i % {n}u;",
+            "    xk_put4(to, k4); xv_put4(to, v4);",
+            "  }",
+            "}",
+        ]
+    return [*lines, "workgroupBarrier();"]
 
 
-def _values(slices: Slices, keys: int) -> list[str]:
-    each = range(keys // slices.count)
-    return [f"let v{i}_{j} = {_value(slices, f'{i}u', j)};" for i in each for j in range(slices.held)]
+def _rounded(value: str, dtype: DType) -> str:
+    """As a cache of that type gives it back."""
+    return f"quantizeToF16({value})" if dtype is DType.F16 else value
+
+
+def _renewed(s: Shares, quads: list[tuple[str, str, str]]) -> list[str]:
+    """What was loaded of keys and values from the start on was not there yet: (variable, key in the step, quad)."""
+    if not s.fresh:
+        return []
+    lines = [f"if (base + {s.keys}u > start()) {{"]
+    for variable, t, d in quads:
+        at = f"(min(base + {t}, end - 1u) - start()) * {s.form.key_quads}u + {d}"
+        lines.append(f"  if (min(base + {t}, end - 1u) >= start()) {{ {variable} = new_{variable[0]}[{at}]; }}")
+    return [*lines, "}"]
+
+
+def _multiplied(s: Shares) -> list[str]:
+    """The products of a key with all rows, in a loop over its quads."""
+    n, each_row = s.form.key_quads, range(s.rows.count)
+
+    def multiply(d: str) -> list[str]:
+        q = [f"queries[{r * n}u + {d}]" if s.kept else f"q_quad(q_row{r}, {d})" for r in each_row]
+        load = [f"var k4 = {_loaded('k', 'base', 'key', d)};", *_renewed(s, [("k4", "key", d)])]
+        return [*load, *(f"dot0_{r} = fma(k4, {q[r]}, dot0_{r});" for r in each_row)]
+
+    return _each(s.loads, "part", KEY_LANES, n, multiply)
+
+
+def _loaded(name: str, base: str, t: str, d: str) -> str:
+    """Quad d of key or value t of the step that begins at `base`."""
+    return f"{name}_quad(z, head, min({base} + {t}, end - 1u), {d})"
 
 
 def _weigh(v: int, slices: Slices, keys: int) -> list[str]:
@@ -252,54 +378,18 @@ def _weigh(v: int, slices: Slices, keys: int) -> list[str]:
     return [*lines, "}"]
 
 
-def _weigh_one_by_one(v: int, slices: Slices, keys: int) -> list[str]:
+def _weigh_one_by_one(v: int, s: Shares) -> list[str]:
     """The same with values that are loaded when they are needed."""
-    rows_ = slices.rows
+    slices, rows_ = s.slices, s.rows
     lines = [
-        f"for (var i = 0u; i < {keys // slices.count}u; i++) {{",
-        f"let s{v} = scores[{v * keys}u + i * {slices.count}u + slice]; let high{v} = max(top{v}, s{v});",
+        f"for (var i = 0u; i < {s.keys // slices.count}u; i++) {{",
+        f"let s{v} = scores[{v * s.keys}u + i * {slices.count}u + slice]; let high{v} = max(top{v}, s{v});",
         f"let fade{v} = exp(top{v} - high{v}); let p{v} = exp(s{v} - high{v});",
         f"top{v} = high{v}; sum{v} = sum{v} * fade{v} + p{v};",
     ]
     for j in range(slices.held):
-        lines.append(f"let v{j} = {_value(slices, 'i', j)};")
+        value = (f"v{j}", f"slice + i * {slices.count}u", slices.quad(j))
+        lines += [f"var v{j} = {_loaded('v', 'base', *value[1:])};", *_renewed(s, [value])]
         for r in range(v * rows_.width, (v + 1) * rows_.width):
             lines.append(f"acc{r}_{j} = acc{r}_{j} * {rows_.of('fade', r)} + {rows_.of('p', r)} * v{j};")
     return [*lines, "}"]
-
-
-@cached(64)
-def merge(form: Form, target: Target) -> KernelSpec:
-    """A workgroup per row: its slices share the splits."""
-    workgroup, m = target.workgroup(256), form.value_quads
-    slices = Slices.of(Rows(1), m, workgroup)
-    body = [
-        "let zh = group / P.rows; let z = zh / P.heads; let head = zh % P.heads;",
-        "let row = group % P.rows; let last = row; let split = 0u;",
-        *slices.start(),
-        f"if (slice < {slices.count}u) {{",
-        f"for (var i = slice; i < P.splits; i += {slices.count}u) {{",
-        f"  let place = ((i * (P.groups / P.rows) + zh) * P.rows + row) * {m + 1}u;",
-        f"  let state = parts_at4(place + {m}u);",
-        "  if (state.y != 0.0) {",
-        "    let high = max(top0, state.x);",
-        "    let fade = exp(top0 - high); let grow = exp(state.x - high);",
-        "    top0 = high; sum0 = sum0 * fade + state.y * grow;",
-        *(f"    acc0_{j} = acc0_{j} * fade + grow * parts_at4(place + {slices.quad(j)});" for j in range(slices.held)),
-        "  }",
-        "}",
-        "}",
-        *slices.finish("row"),
-    ]
-    params = [("rows", "u32"), ("sharing", "u32"), ("heads", "u32"), ("splits", "u32"), ("empty", "f32")]
-    return build(
-        "attention_merge",
-        "\n".join(f"  {line}" for line in body),
-        target=target,
-        reads={"parts": Storage(DType.F32, 4)},
-        writes={"y": Storage(form.y, 4 if form.quads else 1)},
-        params=[*params, *strides("y")],
-        workgroup=workgroup,
-        shared=slices.shared(),
-        helpers=leave(form),
-    )

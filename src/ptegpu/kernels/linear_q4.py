@@ -6,7 +6,8 @@ and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is 
 
 - `gemv`: one row of `a`, or at most so many (the last is computed again where others are missing): sets of lanes walk K
   together for a few rows of the weight, or of several weights. `a` may be an RMS norm that is computed on the way:
-  Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x² for r = 1 / √(mean of x² + eps) as one more sum;
+  Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x² for r = 1 / √(mean of x² + eps) as one more sum; or the parts that
+  attention leaves, which are merged;
 - `loader`: what `matmul.gemm` needs to take such a weight as its right matrix.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .attention import Merge
 from .matmul import Form, Loader, module
 from .wgsl import KernelSpec, Storage
 
@@ -136,6 +138,7 @@ def gemv(
     target: Target,
     further: tuple[DType | None, ...] = (),
     norm: DType | None = None,
+    merge: Merge | None = None,
 ) -> KernelSpec:
     """`count` rows of a, or fewer if `masked`, against a weight.
 
@@ -147,7 +150,7 @@ def gemv(
     further weight has as many rows, and each set of lanes has the same rows of both: what it gives is not stored.
 
     `norm` is the type of g [K], where the rows are those of `a` brought to unit mean square and multiplied with g; K is
-    one part then.
+    one part then. With `merge`, `a` are parts of [B, S, H, D], of which a row is all heads.
     """
     suffixes = [f"_{w}" for w in range(1, len(further) + 1)]
     paired = form.finish is not None and None in form.finish.operands
@@ -167,7 +170,7 @@ def gemv(
     if how.staged:
         shared["xs"] = ("vec4<f32>", count * how.words * packing.elements // 4 * blocks)
         shared |= {"squares": ("f32", count * how.lanes * how.slots)} if normed else {}
-    reads = {"a": Storage(form.a, 4 if form.a_quads else 1)}
+    reads = {"a": Storage(DType.F32, 4) if merge else Storage(form.a, 4 if form.a_quads else 1)}
     reads |= {"g": Storage(norm, 4 if form.a_quads else 1)} if norm else {}
     for s, bias in zip(["", *suffixes], (None, *further), strict=True):
         reads[f"b{s}"] = Storage(packing.dtype, raw=RAW[how.words])
@@ -184,7 +187,7 @@ def gemv(
         workgroup=how.lanes * how.slots,
         helpers=[
             *(word_loader(packing.aligned, s) for s in ("", *suffixes) if how.words == 1),
-            _along_k("x", "a", form.a_quads, tail),
+            _merged(merge, tail) if merge else _along_k("x", "a", form.a_quads, tail),
             _along_k("g", "g", form.a_quads, tail) if normed else "",
             "var<private> beside: f32;" if paired else "",
             *(_store(s, bias is not None) for s, bias in stored),
@@ -196,6 +199,7 @@ def gemv(
             *((f"scale_stride{s}", "u32") for s in suffixes),
             *((f"{name}{s}", "u32") for s, _ in stored for name in ("n", "blocks")),
             *([("eps", "f32")] if normed else []),
+            *(merge.params if merge else []),
         ],
         shared=shared,
         subgroups=by_subgroups(how, target),
@@ -324,6 +328,18 @@ def _along_k(name: str, binding: str, quads: bool, tail: bool) -> str:
     else:
         value = f"{binding}_at4((row * P.k + k) >> 2u)"
     return f"fn {name}_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
+
+
+def _merged(merge: Merge, tail: bool) -> str:
+    """`x_quad(row, k)`: four elements of a row that is merged of parts, zero beyond K."""
+    value = f"merged(((z * P.heads + h / P.sharing) * rows + row_) * {merge.quads + 1}u, quad % {merge.quads}u)"
+    return (
+        f"{merge.helpers('a')}\n"
+        "fn x_quad(row: u32, k: u32) -> vec4<f32> {\n"
+        f"  let quad = min(k, P.k - 4u) >> 2u; let h = quad / {merge.quads}u; let rows = P.queries * P.sharing;\n"
+        "  let z = row / P.queries; let row_ = row % P.queries * P.sharing + h % P.sharing;\n"
+        f"  return {f'select(vec4<f32>(), {value}, k < P.k)' if tail else value};\n}}"
+    )
 
 
 def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, scale_quads: bool) -> list[str]:

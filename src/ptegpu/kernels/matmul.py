@@ -143,6 +143,7 @@ def module(
     params: list[tuple[str, str]],
     shared: dict[str, tuple[str, int]] | None = None,
     subgroups: bool = False,
+    matrices: bool = False,
     writes: dict[str, Storage] | None = None,
 ) -> KernelSpec:
     """A kernel with the epilogue that all share: `finish` scales, adds the bias and more; `put` or `put4` store.
@@ -172,6 +173,7 @@ def module(
         shared=shared,
         helpers="\n".join([*helpers, _epilogue(form)]),
         subgroups=subgroups,
+        matrices=matrices,
     )
 
 
@@ -205,7 +207,7 @@ def _epilogue(form: Form) -> str:
     )
 
 
-def _quad(name: str, width: str, quads: bool) -> str:
+def row_quad(name: str, width: str, quads: bool) -> str:
     """`name_quad(row, i)`: four elements of a row of `width` from element i on, repeating the last beyond its end."""
     if quads:
         load = f"{name}_at4((row * {width} + min(i, {width} - 4u)) >> 2u)"
@@ -220,7 +222,7 @@ def b_source(form: Form) -> tuple[Storage, str, str]:
     if form.gather:
         return Storage(form.b), form.gather.wgsl, "b_place({column})"
     width = "P.k" if form.transposed else "P.n"
-    return Storage(form.b, 4 if form.b_quads else 1), _quad("b", width, form.b_quads), "{column}"
+    return Storage(form.b, 4 if form.b_quads else 1), row_quad("b", width, form.b_quads), "{column}"
 
 
 @cached(256)
@@ -349,7 +351,7 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
         target,
         reads={"a": Storage(form.a, 4 if form.a_quads else 1), **b_reads},
         workgroup=tile.threads,
-        helpers=[_quad("a", "P.k", form.a_quads), b_helpers],
+        helpers=[row_quad("a", "P.k", form.a_quads), b_helpers],
         params=[("row_tiles", "u32"), ("column_tiles", "u32"), ("k_part", "u32"), *b_params],
         shared={"tiles": ("vec4<f32>", room * tile.slices)},
     )

@@ -108,7 +108,7 @@ def build(
     shared_bytes = 0
     for n, (element, count) in shared.items():
         lines.append(f"var<workgroup> {n}: array<{element}, {count}>;")
-        shared_bytes += _ELEMENT_BYTES[element] * int(count)
+        shared_bytes += ELEMENT_BYTES[element] * int(count)
     lines.append(f"const WG: u32 = {workgroup}u;")
     if helpers:
         lines.append(helpers)
@@ -137,7 +137,7 @@ def build(
     return KernelSpec(kernel, tuple(reads.values()), tuple(writes.values()), tuple(params))
 
 
-_ELEMENT_BYTES = {
+ELEMENT_BYTES = {
     "f32": 4,
     "i32": 4,
     "u32": 4,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -21,12 +21,16 @@ from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
+from ..plan.target import Precision
 from ..sampling import SETTINGS
 from .compiling import GENERATE, points_of, sampling_of, words_of
 from .generation import Generation, Stream
 from .sampling import Sampling
 from .signature import METHOD, Signature, read_signature
 from .text import Detokenizer, StopStrings, Tokenizer, find_tokenizer
+
+if TYPE_CHECKING:
+    from ..gpu import Engine
 
 MAX_TOKENS = 256
 CHUNK = 512  # tokens of a prompt in one call, where the model takes so many
@@ -54,7 +58,8 @@ class LanguageModel:
 
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
-    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once.
+    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine` and `precision`
+    are those of `ptegpu.load`.
     """
 
     def __init__(
@@ -65,7 +70,10 @@ class LanguageModel:
         *,
         data: Any = None,
         chunk: int = CHUNK,
+        engine: Engine = "auto",
+        precision: Precision = "auto",
     ) -> None:
+        how: dict[str, Any] = {"engine": engine, "precision": precision}
         saved = Bundle.load(path) if is_bundle(path) else None
         self.signature: Signature = read_signature(saved.file if saved else read_program(path))
         self.chunk = min(chunk, self.signature.chunk)
@@ -80,10 +88,10 @@ class LanguageModel:
             if GENERATE not in saved.methods[0]:
                 where = self._path or "the bundle"
                 raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
-            self.program = ptegpu.load(saved, data, device, methods=[GENERATE])
+            self.program = ptegpu.load(saved, data, device, methods=[GENERATE], **how)
         else:
             append, points = {METHOD: sampling_of(self.signature)}, {METHOD: points_of(self.signature)}
-            self.program = ptegpu.load(path, data, device, methods=[METHOD], append=append, points=points)
+            self.program = ptegpu.load(path, data, device, methods=[METHOD], append=append, points=points, **how)
         self._forward = self.program.method(*self.program.methods)
         self._lock = threading.RLock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache

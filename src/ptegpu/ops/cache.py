@@ -6,15 +6,11 @@ cache on their own: a negative position counts as 0, and what would lie beyond t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..dtypes import FLOATS
 from ..errors import ShapeError
-from ..graph.graph import Sym, Tensor
-from ..kernels.cache import write_cache
-from ..kernels.wgsl import writable
-from ..plan.target import Target
-from .registry import Bounded, Dispatch, Out, Steps, SymInt, op
+from ..graph.graph import Tensor
+from .attending import Written
+from .registry import Bounded, Out, Steps, SymInt, op
 
 
 def check_cache(value: Tensor, cache: Tensor) -> None:
@@ -22,24 +18,6 @@ def check_cache(value: Tensor, cache: Tensor) -> None:
     same = value.rank == cache.rank == 4 and value.shape[0] == cache.shape[0] and value.shape[2:] == cache.shape[2:]
     if not same or value.shape[1] > cache.shape[1]:
         raise ShapeError(f"{list(value.shape)} does not fit a cache of {list(cache.shape)}; both are [B, S, H, D]")
-
-
-def written(values: Sequence[Tensor], caches: Sequence[Tensor], start: SymInt, target: Target) -> Dispatch:
-    """The dispatch that puts values into caches of one shape."""
-    batch, queries, heads, dim = values[0].shape
-    positions, width = caches[0].shape[1], heads * dim
-    if width % 4 == 0:
-        style, width = "quads", width // 4
-        units = batch * queries * width
-    elif all(writable(c.dtype, target) for c in caches):
-        style, units = "elements", batch * queries * width
-    else:
-        style, units = "words", -(-batch * positions * width // 4) if queries else 0
-    kernel = write_cache(style, tuple(v.dtype for v in values), tuple(c.dtype for c in caches), target)
-    params: dict[str, int | float | Sym] = {"batch": batch, "queries": queries, "positions": positions, "width": width}
-    changed = sum(v.numel * c.dtype.size for v, c in zip(values, caches, strict=True))
-    groups = -(-units // kernel.kernel.workgroup)
-    return Dispatch(kernel, values, caches, groups, params | {"start": start}, write_bytes=changed)
 
 
 def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
@@ -55,9 +33,10 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     positions=["start_pos"],
     dtypes=FLOATS,
     indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
+    role="cache",
 )
-def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt, *, target: Target) -> Steps:
+def update_cache(value: Tensor, cache: Tensor, start_pos: SymInt) -> Steps:
     """value [B, S, H, D] into cache [B, C, H, D] at `start_pos`; the result is one element that means nothing."""
     check_cache(value, cache)
     yield Out((1,))
-    yield written([value], [cache], start_pos, target)
+    yield Written((value,), (cache,), start_pos)

@@ -20,7 +20,7 @@ import numpy as np
 from ..dtypes import FLOATS, DType
 from ..graph.graph import Arg, Node, Tensor, Value
 from ..plan.target import Target
-from .attention import Mask, Sizes, attend
+from .attending import Attention, Mask, Sizes
 from .joined import apart, copied
 from .registry import REGISTRY, Out, Parameter, Steps
 from .walks import Walk, backwards, is_walk, order_of, regrouped, size_of, start, strides_of, through
@@ -93,8 +93,8 @@ class Attended:
             yield from apart(self.members, self.result, out, target)
             return
         (q, k, v), at, mask = found
-        given = q.tensor, k.tensor, v.tensor, out, at, mask, self.scale, target
-        yield from attend(*given, causal=False, empty=self.empty)
+        given = q.tensor, k.tensor, v.tensor, out, True, False
+        yield Attention(*given, mask, self.scale, empty=self.empty, at=at)
 
     def placed(self) -> tuple[tuple[Walk, Walk, Walk], tuple[Sizes, Sizes, Sizes, Sizes], Mask | None] | None:
         """What is read through strides, and where it and the result are; None where strides do not suffice."""

@@ -1,7 +1,8 @@
 """Products of few rows with packed weights, alone or several in one dispatch: `GEMVS` says how they are shared out.
 
 Products of the same rows are siblings. A pair are two whose second one's finish reads what the first one gives, which
-is then never stored. The dispatch can also compute the RMS norm that the rows are the result of.
+is then never stored. The dispatch can also compute the RMS norm that the rows are the result of, or merge the parts of
+an attention.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..graph.graph import Tensor
+from ..graph.graph import Sym, Tensor
 from ..kernels import linear_q4 as kernels
 from ..kernels.linear_q4 import WHOLE, Gemv, by_subgroups
 from ..kernels.wgsl import writable
@@ -19,12 +20,14 @@ from ..plan.target import Target
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
+    from .attending import Attention, Parts
     from .norm import Norm
     from .product import Product
 
 ROWS = (1, 2, 4, 8)  # that kernels are generated for
 MAX_ROWS = ROWS[-1]
 FEWEST_LANES = 8
+MOST_PARTS = 16  # of an attention that a product merges: every workgroup reads all that are used
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,12 @@ class Bundle:
     products: tuple[Product, ...]
     pair: bool = False
     norm: Norm | None = None
+    parts: Parts | None = None  # the rows are what these are merged to
 
     @property
     def read(self) -> list[Tensor]:
         first, *further = reversed(self.products) if self.pair else self.products
-        activations = [self.norm.x, self.norm.weight] if self.norm else [first.a]
+        activations = [self.norm.x, self.norm.weight] if self.norm else [self.parts.tensor if self.parts else first.a]
         operands = [t for q in further for t in (*q.matrix, *q.added)]
         return [*activations, *first.matrix, *operands, *first.added]
 
@@ -167,14 +171,17 @@ class Bundle:
             target,
             tuple(q.bias.dtype if q.bias else None for q in further),
             self.norm.weight.dtype if self.norm else None,
+            self.parts.merge if self.parts else None,
         )
         stored = [first] if self.pair else [first, *further]
         groups = [s.groups(q.n) for q in stored]
-        params = first.params(**first.scaling, blocks=groups[0], row_blocks=s.row_blocks)
+        params: dict[str, int | float | Sym] = {}
+        params |= first.params(**first.scaling, blocks=groups[0], row_blocks=s.row_blocks)
         params |= {f"scale_stride_{w}": q.scaling["scale_stride"] for w, q in enumerate(further, 1)}
         for w, q in enumerate(stored[1:], 1):
             params |= {f"n_{w}": q.n, f"blocks_{w}": groups[w]}
         params |= {"eps": self.norm.eps} if self.norm else {}
+        params |= self.parts.params if self.parts else {}
         labels = [self.norm.label] if self.norm else []
         label = ", ".join([*labels, *(q.label for q in self.products)])
         flops = sum(q.flops for q in self.products)
@@ -227,3 +234,16 @@ def together(p: Product, target: Target) -> Steps:
         yield p.norm
     yield from (b.dispatch(target) for b in bundles)
     yield from rest
+
+
+def merged(p: Product, attention: Attention, target: Target) -> Steps:
+    """A product of what attention gives; if that comes in parts, and rows are staged, it merges these itself."""
+    p = replace(p, attention=None)
+    if serves(p) and p.m * p.n > 0 and p.k == attention.width and not p.b.parts:
+        staged = attention.quads and _share([p], False, False, target).how.staged
+        if staged and 1 < attention.splits(target) <= MOST_PARTS:
+            parts = yield from attention.attended(target)
+            yield Bundle((p,), parts=parts).dispatch(target)
+            return
+    yield attention
+    yield p

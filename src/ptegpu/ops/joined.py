@@ -4,6 +4,8 @@
 - A product with a chain behind it, maybe of a view of its result, computes the chain before it stores.
 - A product whose matrix is only moved first reads it where it is.
 - Products of the same rows are siblings, and a norm before them is theirs: `Product` says what comes of that.
+- Attention takes in the rotary embedding and the cache writes before it (`Attention`), and a product the attention
+  whose result it reads.
 
 The rule runs the rules of its members, so it is right at every live size: members that cannot be computed together are
 computed one after the other.
@@ -20,14 +22,15 @@ from ..errors import PtegpuError
 from ..graph.graph import Arg, Node, Shape, Tensor
 from ..kernels.matmul import Finish
 from ..plan.target import Target
+from .attending import Attention, Rotary, Written
 from .norm import Norm
 from .pointwise import NAMES, cast, pointwise
 from .product import Finishing, Product
-from .registry import Dispatch, Formula, Out, Parameter, Scratch, Step, Steps, is_one
+from .registry import Dispatch, Formula, Out, Parameter, Role, Scratch, Step, Steps, Work, is_one
 from .walks import Walk, start, strides_of, through
 
-Kind = Literal["chain", "finish", "read", "siblings", "norm"]
-Launches = list[Dispatch | Product | Norm]
+Kind = Literal["chain", "finish", "read", "siblings", "norm", "attention", "merged"]
+Launches = list[Dispatch | Work]
 Scalars = dict[str, int | float]
 
 
@@ -57,11 +60,14 @@ class Joined:
                 yield from _finished(self.members, own[-1][0], target)
             case "read":
                 yield from _read(self.members, own[-1][0], target)
-            case _:
-                launches = []
+            case kind:
+                launches: list[Launches] = []
                 for node, made in zip(self.members, own, strict=True):
-                    launches.append((yield from _launches(node, made, target)))
-                yield from (_siblings if self.kind == "siblings" else _normed)(launches)
+                    if node.op.view is not None:  # what it stands for is made there
+                        launches[-1] = [replace(w, y=made[0]) for w in launches[-1]]  # type: ignore[type-var]
+                    else:
+                        launches.append((yield from _launches(node, made, target)))
+                yield from TOGETHER[kind](launches)
 
 
 def join(kind: Kind, members: Sequence[Node]) -> Node:
@@ -69,7 +75,8 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
     nor of a product that is finished or reads through others."""
     first, last = members[0], members[-1]
     after = kind in ("chain", "finish", "read")
-    results = tuple(o for n in ([last] if after else members) for o in tensors(n))
+    viewed = {n.args[0] for n in members if n.op.view is not None}  # what these stand for
+    results = tuple(o for n in ([last] if after else members) for o in tensors(n) if o not in viewed)
     made = {o for n in members for o in n.outs if after or any(o in m.values() for m in members)}
     whole = {"chain": members[:0], "finish": members[:1]}.get(kind, members)  # those whose arguments all count
     given = [
@@ -87,11 +94,12 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
         wants=frozenset({"target", "outs"}),
         steps=Joined(kind, tuple(members), results),
         splits=tuple(k for k, (_, _, splits) in enumerate(given) if splits),
-        role="" if kind == "chain" else "product",
+        indexes=lambda _: [b for n in members for b in n.op.bounds(n.args)],
+        role=ROLES.get(kind, "product"),
     )
     before, behind = f"{last.name} and {len(members) - 1} before it", f"{first.name} and {len(members) - 1} after it"
     name = {"chain": before, "read": before, "finish": behind}.get(kind) or ", ".join(n.name for n in members)
-    return Node(op, tuple(a for a, _, _ in given), results, name)
+    return Node(op, tuple(a for a, _, _ in given), results, name, tuple(t for n in members for t in n.mutates))
 
 
 def _short(node: Node) -> str:
@@ -127,12 +135,18 @@ def formula(node: Node, target: Target) -> Formula | None:
     return found[0].formula if len(found) == 1 else None
 
 
-def product(node: Node) -> Product | None:
-    """What the node computes at its live shapes, if that is one product, maybe with what was joined to it."""
+def work(node: Node) -> Work | None:
+    """What the node computes at its live shapes, if that is one work, maybe with what was joined to it."""
     try:
         (only,) = node.op.steps_into(node.args, tensors(node), Target(), whole=True)
     except (PtegpuError, TypeError, ValueError):
         return None
+    return only if isinstance(only, Work) else None
+
+
+def product(node: Node) -> Product | None:
+    """The same, if it is a product."""
+    only = work(node)
     return only if isinstance(only, Product) else None
 
 
@@ -253,7 +267,7 @@ def _collected(steps: Steps) -> Generator[Step, Any, Launches]:
         while True:
             step = steps.send(reply)
             reply = None
-            if isinstance(step, Dispatch | Product | Norm):
+            if isinstance(step, Dispatch | Work):
                 found.append(step)
             else:
                 reply = yield step
@@ -264,7 +278,7 @@ def _collected(steps: Steps) -> Generator[Step, Any, Launches]:
 def _launches(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[Step, Any, Launches]:
     """What the node launches for its results in `outs`, all labelled."""
     found = yield from _collected(node.op.steps_into(node.args, outs, target, whole=True))
-    return [replace(s, label=s.label or node.name) for s in found]
+    return [replace(s, label=s.label or node.name) for s in found]  # type: ignore[type-var]
 
 
 def _siblings(launches: list[Launches]) -> Steps:
@@ -288,6 +302,30 @@ def _normed(launches: list[Launches]) -> Steps:
             yield replace(p, norm=norm)
         case _:
             yield from (d for found in launches for d in found)
+
+
+def _attended(launches: list[Launches]) -> Steps:
+    """Attention takes in all that is before it."""
+    match [d for found in launches for d in found]:
+        case [*before, Attention() as a] if all(isinstance(w, Rotary | Written) for w in before):
+            writes = {w.caches[0]: w.values[0] for w in before if isinstance(w, Written)}
+            new = (writes[a.k], writes[a.v]) if writes else a.new
+            yield replace(a, new=new, rotary=next((w for w in before if isinstance(w, Rotary)), None))
+        case found:
+            yield from found
+
+
+def _merged(launches: list[Launches]) -> Steps:
+    """A product takes in the attention whose result it reads."""
+    match launches:
+        case [[Attention() as a], [Product() as p]]:
+            yield replace(p, attention=a)
+        case _:
+            yield from (d for found in launches for d in found)
+
+
+TOGETHER = {"siblings": _siblings, "norm": _normed, "attention": _attended, "merged": _merged}
+ROLES: dict[Kind, Role] = {"chain": "", "attention": "attention", "merged": ""}  # of joined nodes, if no products
 
 
 def _text(chain: Sequence[Node], operands: Sequence[Tensor], target: Target) -> tuple[str, str, Scalars]:

@@ -21,13 +21,15 @@ from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, 
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from . import exact, few, windows
+from . import exact, few, matrices, windows
 from .few import ceil
 from .pointwise import cast
 from .registry import Dispatch, Scratch, Steps, Work
 from .windows import Window
 
 if TYPE_CHECKING:
+    from .attending import Attention
+    from .matrices import Prepared
     from .norm import Norm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N
@@ -98,7 +100,9 @@ class Product(Work):
     packed: Packed | None = None
     int8: Int8 | None = None
     norm: Norm | None = None  # its result is a
+    attention: Attention | None = None  # the same
     finish: Finishing | None = None
+    prepared: Prepared | None = None  # a, for matrix units
     siblings: tuple[Product, ...] = ()  # the last one's finish may read what the first one gives
     label: str = ""
 
@@ -106,6 +110,9 @@ class Product(Work):
         """One product per part of the matrix, each for its columns of the result."""
         if self.siblings or self.norm:
             yield from few.together(self, target)
+            return
+        if self.attention:
+            yield from few.merged(self, self.attention, target)
             return
         if self.batch * self.m * self.n == 0:
             return
@@ -372,6 +379,7 @@ VARIANTS = (  # the first that fits is taken; the last one always does
         "gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= few.MAX_ROWS and not p.packed
     ),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_ROWS_ALONG_N and not p.packed),
+    Variant("matrices 128", matrices.gemm(matrices.LARGE), matrices.serves),
     Variant("gemm 128", _gemm(LARGE), lambda p, target: fills(LARGE, p, target)),
     Variant("gemm 64", _gemm(MEDIUM), lambda p, target: fills(MEDIUM, p, target)),
     Variant("gemm 32 in slices", _gemm(SLICED), _leaves_idle),

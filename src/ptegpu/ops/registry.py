@@ -89,6 +89,7 @@ class Work:
     """What is to be computed, as data: a record that a joined node can add to before it becomes dispatches."""
 
     __slots__ = ()
+    label: str
 
     def steps(self, target: Target) -> Steps:
         """The scratch and dispatches, or further work, that compute it."""
@@ -104,7 +105,7 @@ Serves = Callable[[Mapping[str, Any]], bool]
 ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
 Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
 Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
-Role = Literal["", "product", "norm"]
+Role = Literal["", "product", "norm", "attention", "rotary", "cache"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,7 +127,7 @@ class Traits:
 
     # Joining: what passes may make of it.
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
-    role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one a `Norm` of its first argument
+    role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one another work of that kind
 
     by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
     rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..dtypes import FLOATS
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
-from ..kernels.rope import rope
-from ..plan.target import Target
-from .registry import Bounded, Dispatch, Out, Steps, SymInt, op
+from .attending import Rotary
+from .registry import Bounded, Out, Steps, SymInt, op
 
 
 def _check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
@@ -28,48 +26,19 @@ def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
         raise ShapeError(f"{tables} do not fit {list(x.shape)}")
 
 
-def _turn(
-    style: str,
-    xs: Sequence[Tensor],
-    tables: Sequence[Tensor],
-    outs: Sequence[Tensor],
-    target: Target,
-    seq: int = 1,
-    **params: int | Sym,
-) -> Dispatch:
-    """`seq` is the dimension of positions: those behind it but the last are heads that share an angle."""
-    symbolic = isinstance(params.get("start"), Sym)
-    kernel = rope(style, tuple(x.dtype for x in xs), tuple(t.dtype for t in tables), symbolic, target)
-    quads = [-(-x.numel // 4) for x in xs]
-    params |= {"dim": xs[0].shape[-1], "seq": xs[0].shape[seq]}
-    for name, x, n in zip(("xq", "xk"), xs, quads, strict=False):
-        params |= {f"{name}_quads": n, f"{name}_heads": math.prod(x.shape[seq + 1 : -1])}
-        if style == "halves":
-            params |= {f"{name}_last": max(x.numel - 1, 0), f"{name}_batch": math.prod(x.shape[1:])}
-    groups = -(-sum(quads) // kernel.kernel.workgroup)
-    return Dispatch(kernel, [*xs, *tables], outs, groups, params)
-
-
-@op("et_vk.apply_rotary_emb.default", dtypes=FLOATS)
-def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, *, target: Target) -> Steps:
+@op("et_vk.apply_rotary_emb.default", dtypes=FLOATS, role="rotary")
+def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Steps:
     """Pairs (x[2i], x[2i+1]) turn by tables [S, D/2], or [S, H, D/2] where query and key have the same heads."""
     _check_pair(xq, xk)
     _, seq, heads, dim = xq.shape
-    tables = [(seq, dim // 2), (seq, heads, dim // 2)][: 2 if heads == xk.shape[2] else 1]
-    _check_tables(freqs_cos, freqs_sin, dim % 2 == 0 and freqs_cos.shape in tables, xq)
+    shapes = [(seq, dim // 2), (seq, heads, dim // 2)][: 2 if heads == xk.shape[2] else 1]
+    _check_tables(freqs_cos, freqs_sin, dim % 2 == 0 and freqs_cos.shape in shapes, xq)
     q_out = yield Out(xq.shape, xq.dtype)
     k_out = yield Out(xk.shape, xk.dtype)
     per_head = dim // 2 if freqs_cos.rank == 3 else 0
     row = dim // 2 * (heads if per_head else 1)
-    yield _turn(
-        "pairs",
-        [xq, xk],
-        [freqs_cos, freqs_sin],
-        [q_out, k_out],
-        target,
-        table_row=row,
-        table_head=per_head,
-    )
+    tables = (freqs_cos, freqs_sin)
+    yield Rotary("pairs", (xq, xk), tables, (q_out, k_out), {"table_row": row, "table_head": per_head})
 
 
 def _positions(a: Mapping[str, Any]) -> Iterable[Bounded]:
@@ -78,10 +47,8 @@ def _positions(a: Mapping[str, Any]) -> Iterable[Bounded]:
         yield Bounded(a["start_pos"], 0, tables.shape[-2] - xq.shape[tables.rank - 1] + 1)
 
 
-@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], dtypes=FLOATS, indexes=_positions)
-def apply_rotary_emb_hf(
-    xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0, *, target: Target
-) -> Steps:
+@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], dtypes=FLOATS, indexes=_positions, role="rotary")
+def apply_rotary_emb_hf(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0) -> Steps:
     """The halves of the first R elements turn by rows `start_pos` … of tables; R ≤ D, the rest stays.
 
     Tables [P, R] go with query and key [B, S, H, D]; tables [B, P, R] or [1, P, R] go with [B, H, S, D], because the
@@ -100,22 +67,13 @@ def apply_rotary_emb_hf(
     _check_tables(freqs_cos, freqs_sin, fits and 0 <= first <= rows - seq, xq)
     q_out = yield Out(xq.shape, xq.dtype)
     k_out = yield Out(xk.shape, xk.dtype)
-    yield _turn(
-        "halves",
-        [xq, xk],
-        [freqs_cos, freqs_sin],
-        [q_out, k_out],
-        target,
-        seq=2 if by_batch else 1,
-        table_row=width,
-        table_rows=rows,
-        table_batch=rows * width if tables > 1 else 0,
-        start=start_pos,
-    )
+    params = {"table_row": width, "table_rows": rows, "table_batch": rows * width if tables > 1 else 0}
+    outs, given = (q_out, k_out), {**params, "start": start_pos}
+    yield Rotary("halves", (xq, xk), (freqs_cos, freqs_sin), outs, given, seq=2 if by_batch else 1)
 
 
 @op("et_vk.apply_rotary_emb_interleaved.default", dtypes=FLOATS)
-def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor, *, target: Target) -> Steps:
+def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor) -> Steps:
     """x [B, N, C], pairs turn by a table of N · C elements that are (cos, sin) pairs, whatever its shape.
 
     Unlike in ExecuTorch's reference, halves and a table in float32 give halves, as for the other rotary embeddings.
@@ -123,4 +81,4 @@ def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor, *, target: Target
     if x.rank != 3 or x.shape[2] % 2 or freqs_cis.numel != x.shape[1] * x.shape[2]:
         raise ShapeError(f"a table of shape {list(freqs_cis.shape)} does not fit {list(x.shape)}")
     out = yield Out(x.shape, x.dtype)
-    yield _turn("complex", [x], [freqs_cis], [out], target, table_row=x.shape[2])
+    yield Rotary("complex", (x,), (freqs_cis,), (out,), {"table_row": x.shape[2]})

@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ..errors import InvalidInput
+
 Kind = Literal["discrete", "integrated", "software"]
 Precision = Literal["exact", "auto", "fast"]  # whether products may round what they multiply to f16; auto: if b is
+
+
+def check_precision(precision: str) -> None:
+    """Raises InvalidInput for what is none."""
+    if precision not in ("exact", "auto", "fast"):
+        raise InvalidInput(f'precision is "auto", "exact" or "fast", not {precision!r}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,8 @@ class Target:
         ]
         found += [name for name in ("f16", "subgroups") if getattr(self, name) and not getattr(other, name)]
         found += [f"matrices {m}" for m in self.matrices if m not in other.matrices]
+        if other.precision == "exact" != self.precision and (self.f16 or self.matrices):
+            found.append("products that may round to f16")
         if self.subgroups and self.subgroup_size and self.subgroup_size != other.subgroup_size:
             found.append(f"subgroups of {self.subgroup_size}")
         return ", ".join(found)

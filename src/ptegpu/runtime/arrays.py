@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import le
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,18 +28,24 @@ def as_array(value: Any, var: Var, what: str) -> np.ndarray:
     assert var.dtype is not None
     plain = isinstance(value, np.ndarray) and value.dtype == var.dtype.numpy
     array = value if plain else _converted(value, var, what)
-    if array.shape != var.sizes:
-        _check_shape(array, var, what)
+    _check_shape(array, var, what)
     return array
 
 
 def _check_shape(array: np.ndarray, var: Var, what: str) -> None:
+    if fits(array.shape, var):
+        return
     assert var.dtype is not None
     said = f"{what} must be {Spec.of('', var)}, not {var.dtype.value}{list(array.shape)}"
     if array.ndim != len(var.sizes):
         raise InvalidInput(f"{said}: it has {array.ndim} dimension{'s'[: array.ndim != 1]}, not {len(var.sizes)}")
-    if not var.dynamic or any(n > m for n, m in zip(array.shape, var.sizes, strict=True)):
-        raise InvalidInput(said)
+    raise InvalidInput(said)
+
+
+def fits(shape: tuple[int, ...], var: Var) -> bool:
+    """Whether a slot can hold a tensor of this shape."""
+    sizes = var.sizes
+    return shape == sizes or (var.dynamic and len(shape) == len(sizes) and all(map(le, shape, sizes)))
 
 
 def _converted(value: Any, var: Var, what: str) -> np.ndarray:
@@ -111,8 +118,13 @@ class Kind(NamedTuple):
 
     @staticmethod
     def of(arguments: Sequence[Any]) -> Kind:
-        others = (a.dtype for a in arguments if isinstance(a, np.ndarray) and a.dtype.kind == "V")
-        return Kind(any(map(is_torch, arguments)), next((d for d in others if d.name == "bfloat16"), None))
+        torch, bfloat16 = False, None
+        for a in arguments:
+            if not isinstance(a, np.ndarray):
+                torch = torch or is_torch(a)
+            elif a.dtype.kind == "V" and a.dtype.name == "bfloat16":
+                bfloat16 = bfloat16 or a.dtype
+        return Kind(torch, bfloat16)
 
     def result(self, array: np.ndarray, dtype: DType) -> Any:
         """A writable array as this caller wants it."""

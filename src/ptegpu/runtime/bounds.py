@@ -14,6 +14,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import IndexOutOfRange, InvalidProgram
+from ..graph.narrow import span
 from ..plan.plan import VALUES, Bound, Expr, Number, Plan
 
 Value = Callable[[Number], int]
@@ -48,7 +49,7 @@ class Limits:
         for position, bounds in self.inputs.items():
             given = inputs[position]
             if isinstance(given, np.ndarray) and given.size:
-                least, most = given.min(), given.max()
+                least, most = span(given)
                 for low, end, bound in bounds:
                     if not (least >= low and most < end):
                         _raise_outside(bound, given, low, end, value)

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import InvalidInput, InvalidProgram
+from ..gpu import Engine
 from ..graph.importer import BACKENDS
 from ..ops import REGISTRY
+from ..plan.target import Precision
 from ..portable import PORTABLE
 from .program import Program, load
 
@@ -77,6 +79,8 @@ class Runtime:
         debug_buffer_size: int = 0,
         data_path: Path | str | None = None,
         device: str | int = "auto",
+        engine: Engine = "auto",
+        precision: Precision = "auto",
     ) -> Program:
         """Load from a path, bytes or an open file; `data_path` is a `.ptd` file with constants that live outside."""
         if not isinstance(data, str | os.PathLike | bytes | bytearray | memoryview) and not hasattr(data, "read"):
@@ -84,6 +88,6 @@ class Runtime:
         if enable_etdump:
             raise InvalidInput("ptegpu makes no ETDump: leave enable_etdump out, and use Method.profile")
         try:
-            return load(data, data_path, device)
+            return load(data, data_path, device, engine=engine, precision=precision)
         except OSError as e:
             raise InvalidProgram(f"cannot be read: {e.strerror}", path=str(e.filename or data)) from e

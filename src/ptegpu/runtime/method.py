@@ -14,7 +14,7 @@ from ..gpu import Device, DeviceTensor, Pending, SharedConstants
 from ..graph.linear import Call, Jump, Move, Operand, Var
 from ..graph.narrow import clipped, from_device, seen, to_device
 from ..plan.bundle import Host, Item, Outer, Run
-from .arrays import Kind, as_array
+from .arrays import Kind, as_array, fits
 from .engine import Engine, Extend
 from .signature import Signature
 
@@ -30,7 +30,8 @@ class Method:
     def __init__(self, outer: Outer) -> None:
         self.name, self.outer, self.items = outer.name, outer, outer.items
         self.signature = Signature(outer)
-        self._places = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # what messages call inputs
+        places = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # what messages call inputs
+        self._takes = [(o, *_plainly(o), what) for o, what in zip(outer.inputs, places, strict=True)]
         self.env: dict[Var, Any] = {}
         self.engines: dict[int, Engine] = {}  # by the position of their item
         self._early: list[tuple[Engine, Run, set[int]]] = []
@@ -83,7 +84,8 @@ class Method:
         try:
             self._run(env)
         finally:  # what ran before an error did change the states
-            self.env = {v: env[v] for v in self.env}
+            if self.env:
+                self.env = {v: env[v] for v in self.env}
         kind = Kind.of(leaves)
         results = [self._result(env, o, kind) for o in self.outer.outputs]
         self._mark("answered")
@@ -106,9 +108,13 @@ class Method:
         _, env = self._accept(arguments)
         (run,) = self.items
         assert isinstance(run, Run)
-        order = [run.outputs.index(o) for o in self.outer.outputs]  # type: ignore[arg-type]
-        pending = self.engines[0].start(self._inputs(env, run), run.read)
-        return Running(pending, order, self.outer.outputs)
+        return Running(self.engines[0].start(self._inputs(env, run), run.read), self._order, self.outer.outputs)
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """Which of its plan's outputs each of its own is, where it is `in_one_plan`."""
+        (run,) = self.items
+        return [run.outputs.index(o) for o in self.outer.outputs]  # type: ignore[union-attr, arg-type]
 
     def _accept(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS
@@ -116,8 +122,11 @@ class Method:
         """The arguments one by one, and the slots with their first values."""
         leaves = self.signature.flatten(arguments, keywords)
         env = dict(self.env)
-        for declared, given, what in zip(self.outer.inputs, leaves, self._places, strict=True):
-            self._set_input(env, declared, given, what)
+        for (declared, dtype, sizes, what), given in zip(self._takes, leaves, strict=True):
+            if type(given) is np.ndarray and given.dtype is dtype and given.shape == sizes:
+                env[declared] = given  # type: ignore[index]
+            else:
+                self._set_input(env, declared, given, what)
         return leaves, env
 
     def _set_input(self, env: dict[Var, Any], declared: Operand, given: Any, what: str) -> None:
@@ -167,10 +176,11 @@ class Method:
             value = env.get(var)
             if value is None:
                 value = self._value(env, var)
-            if var.dtype is not None and not isinstance(value, DeviceTensor):
+            if var.dtype is None:
+                if not isinstance(value, int):
+                    raise ExecutionError(f"{self.name}: {var.name} is {value!r}, where the GPU takes an int")
+            elif type(value) is not DeviceTensor:
                 value = self._narrowed(value, var, declared.index)
-            elif var.dtype is None and not isinstance(value, int):
-                raise ExecutionError(f"{self.name}: {var.name} is {value!r}, where the GPU takes an int")
             inputs.append(value)
         return inputs
 
@@ -289,11 +299,15 @@ def _declared(result: Any, output: Operand) -> Any:
     return from_device(result, output.dtype) if known else result  # type: ignore[union-attr, arg-type]
 
 
+def _plainly(declared: Operand) -> tuple[np.dtype | None, tuple[int, ...]]:
+    """The arrays that are taken without a further look."""
+    return (declared.dtype.numpy, declared.sizes) if isinstance(declared, Var) and declared.dtype else (None, ())
+
+
 def _fitting(given: DeviceTensor, declared: Var, what: str) -> DeviceTensor:
     """A tensor of the device that can be this input."""
     wanted = None if declared.dtype is None else declared.dtype.device
-    fits = len(given.shape) == len(declared.sizes) and all(n <= m for n, m in zip(given.shape, declared.sizes))
-    if given.dtype is not wanted or not fits or (not declared.dynamic and given.shape != declared.sizes):
+    if given.dtype is not wanted or not fits(given.shape, declared):
         raise InvalidInput(f"{what} must be {declared!r}, not {given!r}")
     return given
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import Closed, InvalidInput
-from ..gpu import Device, SharedConstants, open_device
+from ..gpu import Device, Engine, SharedConstants, open_device
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
+from ..plan.target import Precision, Target, check_precision
 from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
@@ -30,6 +32,8 @@ def load(
     data: Data = None,
     device: str | int | Device = "auto",
     *,
+    engine: Engine = "auto",
+    precision: Precision = "auto",
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
     sizes: Sizes | None = None,
@@ -39,22 +43,35 @@ def load(
 
     `path` may also be the file's bytes, or a file open for reading them, or a `Bundle`. `data` is one or several `.ptd`
     files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
-    index, or part of its name (`ptegpu doctor` lists them). `methods` limits which methods are made ready. `append`
-    adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan for: see
-    `ptegpu.compile`.
+    index, or part of its name (`ptegpu doctor` lists them). `engine` is what drives it, "wgpu" or "dawn"; see
+    docs/engines.md for what "auto" takes. `precision` says whether products may round what they multiply to f16:
+    "exact" never, "fast" always, "auto" where their weights are quantized or f16. `methods` limits which methods are
+    made ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to
+    plan for: see `ptegpu.compile`.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
     bundle = path if isinstance(path, Bundle) else _saved(path)
     if bundle is not None:
-        return _load_bundle(bundle, device, data, methods, append)
+        if data is not None or append:
+            raise InvalidInput(
+                "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
+            )
+        return _load_bundle(bundle, *_open(device, engine, precision), methods)
     from ..compiler.program import cut_methods, plan_methods, read_source
 
     file = read_source(path)  # type: ignore[arg-type]
     cuts = cut_methods(file, data, methods, append)
-    opened = device if isinstance(device, Device) else open_device(device)
-    outers, planners = plan_methods(cuts, opened.target, sizes, points)
-    return Program(Bundle(file, (opened.target,), (outers,), planners), outers, opened)
+    opened, target = _open(device, engine, precision)
+    outers, planners = plan_methods(cuts, target, sizes, points)
+    return Program(Bundle(file, (target,), (outers,), planners), outers, opened)
+
+
+def _open(device: str | int | Device, engine: Engine, precision: Precision) -> tuple[Device, Target]:
+    """The device, and what to plan for."""
+    check_precision(precision)
+    opened = device if isinstance(device, Device) else open_device(device, engine=engine)
+    return opened, replace(opened.target, precision=precision)
 
 
 def _saved(path: Any) -> Bundle | None:
@@ -64,13 +81,8 @@ def _saved(path: Any) -> Bundle | None:
     return Bundle.load(path) if is_bundle(path) else None
 
 
-def _load_bundle(
-    bundle: Bundle, device: str | int | Device, data: Any, methods: str | Iterable[str] | None, append: Any
-) -> Program:
-    if data is not None or append:
-        raise InvalidInput("a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile")
-    opened = device if isinstance(device, Device) else open_device(device)
-    outers = bundle.outers(opened.target)
+def _load_bundle(bundle: Bundle, opened: Device, target: Target, methods: str | Iterable[str] | None) -> Program:
+    outers = bundle.outers(target)
     wanted = list(outers) if methods is None else [methods] if isinstance(methods, str) else [*methods]
     for name in wanted:
         if name not in outers:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ..errors import InvalidInput
@@ -78,6 +79,7 @@ class Signature:
         self.outputs = tuple(
             [Spec.of(n, value) for n, value in zip(self._output_names(len(gives)), gives, strict=True)]
         )
+        self._make = self._maker(len(gives))
         self._plain = all(tree.kind == "leaf" for _, tree in self._slots)
         self._takes = takes
 
@@ -106,7 +108,7 @@ class Signature:
         leaves: list[Any] = []
         for name, tree in slots:
             if name in given:
-                tree.flatten(given[name], f"{name} of {self.method}", leaves)
+                tree.flatten(given[name], ((name, self.method),), leaves)
                 continue
             declared = self._takes[len(leaves) : len(leaves) + tree.leaves]
             if name not in self._named or any(isinstance(value, Var | Tensor) for value in declared):
@@ -119,13 +121,14 @@ class Signature:
 
         Where the file does not say, one output is itself and several are a tuple.
         """
+        return self._make(results)
+
+    def _maker(self, count: int) -> Callable[[Sequence[Any]], Any]:
         if self._result is None:
-            return results[0] if len(results) == 1 else tuple(results)
-        if self._result.kind == "leaf" and len(results) == 1:
-            return results[0]
-        mutated = len(results) - self._result.leaves
-        nested = self._result.unflatten(iter(results[mutated:]))
-        return (*results[:mutated], nested) if mutated else nested
+            return itemgetter(0) if count == 1 else tuple
+        mutated = count - self._result.leaves
+        make = self._result.maker(mutated)
+        return (lambda results: (*results[:mutated], make(results))) if mutated else make
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(f"{s.name}: {s}" for s in specs) for specs in (self.inputs, self.outputs))

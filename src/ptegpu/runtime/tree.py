@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import Any, Literal
+from itertools import count
+from typing import Any, Literal, TypeAlias
 
 from ..errors import InvalidInput
+
+Path: TypeAlias = tuple[Any, ...]  # what an argument is called, and the keys to a part of it
 
 VERSION = 1
 MAX_DEPTH = 64
@@ -41,37 +44,52 @@ class Tree:
         for key, child in self.items():
             yield from child.paths(f"{at}[{key!r}]")
 
-    def flatten(self, value: Any, what: str, leaves: list[Any]) -> None:
-        """Append the leaves of `value`; InvalidInput, calling it `what`, if it has another structure."""
+    def flatten(self, value: Any, path: Path, leaves: list[Any]) -> None:
+        """Append the leaves of `value`; InvalidInput, calling it by its path, if it has another structure."""
         if self.kind == "leaf":
             leaves.append(value)
         elif self.kind == "dict":
-            self._flatten_dict(value, what, leaves)
+            self._flatten_dict(value, path, leaves)
         else:
             listed = isinstance(value, Sequence) and not isinstance(value, str)
             if not listed or len(value) != len(self.children):
                 given = f"{len(value)} items" if listed else type(value).__name__
-                raise InvalidInput(f"{what} must be a {self.kind} of {len(self.children)} items, not {given}")
+                raise InvalidInput(f"{_said(path)} must be a {self.kind} of {len(self.children)} items, not {given}")
             for k, (item, child) in enumerate(zip(value, self.children, strict=True)):
-                child.flatten(item, f"{what}[{k}]", leaves)
+                child.flatten(item, (*path, k), leaves)
 
-    def _flatten_dict(self, value: Any, what: str, leaves: list[Any]) -> None:
+    def _flatten_dict(self, value: Any, path: Path, leaves: list[Any]) -> None:
         if is_dataclass(value) and not isinstance(value, Mapping):
             value = {key: getattr(value, key, None) for key in self.keys}
         if not isinstance(value, Mapping) or set(value) - set(self.absent) != set(self.keys):
             given = f"with {list(value)}" if isinstance(value, Mapping) else type(value).__name__
-            raise InvalidInput(f"{what} must be a dict with the keys {list(self.keys)}, not {given}")
+            raise InvalidInput(f"{_said(path)} must be a dict with the keys {list(self.keys)}, not {given}")
         for key, child in zip(self.keys, self.children, strict=True):
-            child.flatten(value[key], f"{what}[{key!r}]", leaves)
+            child.flatten(value[key], (*path, key), leaves)
 
-    def unflatten(self, leaves: Iterator[Any]) -> Any:
-        """A value of this structure."""
+    def maker(self, first: int = 0) -> Callable[[Sequence[Any]], Any]:
+        """A function from results, of which number `first` is the first leaf, to a value of this structure."""
+        keys: list[Any] = []
+        text = self._text(count(first), keys)
+        return eval(f"lambda r: {text}", {"k": keys})  # type: ignore[no-any-return]  # brackets and numbers only
+
+    def _text(self, numbers: Iterator[int], keys: list[Any]) -> str:
+        """Python that makes a value, of the results `r` and the keys `k`."""
         if self.kind == "leaf":
-            return next(leaves)
-        items = [child.unflatten(leaves) for child in self.children]
-        if self.kind == "dict":
-            return dict(zip(self.keys, items, strict=True)) | dict.fromkeys(self.absent)
-        return items if self.kind == "list" else tuple(items)
+            return f"r[{next(numbers)}]"
+        items = [child._text(numbers, keys) for child in self.children]
+        if self.kind != "dict":
+            return f"[{', '.join(items)}]" if self.kind == "list" else f"({''.join(f'{item}, ' for item in items)})"
+        items += ["None"] * len(self.absent)
+        pairs = [f"k[{len(keys) + n}]: {item}" for n, item in enumerate(items)]
+        keys += [*self.keys, *self.absent]
+        return f"{{{', '.join(pairs)}}}"
+
+
+def _said(path: Path) -> str:
+    """What a message calls it: the first is a name and where it belongs, the others are keys."""
+    (name, of), *keys = path
+    return f"{name}{''.join(f'[{key!r}]' for key in keys)} of {of}"
 
 
 def read_tree(text: str) -> Tree | None:

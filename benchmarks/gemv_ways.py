@@ -1,0 +1,104 @@
+"""Which way to share out a 4-bit linear layer is fastest here: every `Gemv` of a grid, by size of the weight.
+
+The way that `ptegpu.ops.few.GEMVS` takes is marked: what is found here belongs into that table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from rich.progress import track
+
+from ptegpu.compiler.planner import Planner
+from ptegpu.gpu import Prepared, Session, SharedConstants
+from ptegpu.gpu.loads import warm
+from ptegpu.gpu.timer import Timer
+from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.ops import few
+from ptegpu.ops.few import Choice
+from ptegpu.passes.memory import ConstantKey
+from ptegpu.plan.target import Target
+
+from .harness import Bench, Row, Way
+from .products import Layers
+
+SHAPES = ((128256, 2048), (16384, 2048), (2048, 8192), (2048, 2048))
+MOST_SUMS = 32  # of one invocation
+SHOWN = 8  # of the fastest
+
+
+def ways(bench: Bench) -> Iterator[Row]:
+    """µs of a 4-bit matrix by a vector, for each way to divide the work: the fastest, and the one that is taken."""
+    for n, k in ((64, 256),) if bench.quick else SHAPES:
+        case = f"{n} × {k}"
+        if not bench.wants(case):
+            continue
+        layers = Layers(n, k)
+        for way in bench.ways:
+            found: list[tuple[float, str]] = []
+            row = bench.row("ways", case, way, swept, bench, way, layers, found)
+            if row.failure or row.missing:
+                yield row
+            for number, (seconds, label) in enumerate(found):
+                if number < SHOWN or "taken" in label:
+                    made = {"value": seconds * 1e6, "unit": "µs", "gpu": seconds, "nbytes": layers.nbytes}
+                    yield bench.row("ways", case, way, dict, made | {"note": label})
+
+
+def grid(m: int, target: Target) -> Iterator[Choice]:
+    """Workgroups have 64 to 256 invocations."""
+    words_of = (1, 4) if m == 1 else (1, 2)
+    for rows, lanes, words, staged in itertools.product((1, 2, 4, 8), (32, 64, 256), words_of, (False, True)):
+        for workgroup in (64, 128, 256):
+            if lanes <= workgroup <= target.max_invocations and rows * m <= MOST_SUMS:
+                yield Choice(Gemv(rows, lanes, words, workgroup // lanes, staged))
+
+
+def fits(choice: Choice, k: int, rows: int, target: Target) -> bool:
+    """Whether there is a load for most lanes, and memory for what they share."""
+    loads = -(-k // (8 * choice.gemv.words))
+    shared = rows * loads * choice.gemv.words * 32 if choice.gemv.staged else 0
+    tree = 0 if target.subgroup_size else choice.gemv.rows * choice.gemv.lanes * choice.gemv.slots * 4
+    return choice.gemv.lanes <= loads and shared + tree + 1024 <= target.max_shared_bytes
+
+
+def name(choice: Choice) -> str:
+    g = choice.gemv
+    return f"rows {g.rows}, lanes {g.lanes}, words {g.words}, slots {g.slots}{', staged' * g.staged}"
+
+
+def swept(bench: Bench, way: Way, layers: Layers, found: list[tuple[float, str]]) -> dict[str, float]:
+    """Fills `found` with (seconds of a layer, way), the fastest first."""
+    device, target, graph = bench.device(way.engine), bench.target(way), layers.graph()
+    names: dict[ConstantKey, str] = {}
+    table = few.GEMVS
+    taken = next(c for c in table if c.when(layers.rows, layers.n, layers.k))
+    choices = [(f"{name(taken)}  (taken)", taken)]
+    choices += [(name(c), c) for c in grid(layers.rows, target) if fits(c, layers.k, layers.rows, target)]
+    if bench.quick:
+        choices = choices[:3]
+    prepared: dict[str, tuple[Session, Prepared]] = {}
+    with ExitStack() as sessions:  # one for each way: they share the weights
+        constants = SharedConstants()
+        for label, choice in track(choices, "compiling", console=bench.console, transient=True):
+            few.GEMVS = (Choice(choice.gemv),)
+            try:
+                plan = Planner(graph, target, names=names).cover().plan()
+            finally:
+                few.GEMVS = table
+            session = sessions.enter_context(Session(device, constants))
+            prepared[label] = session, session.prepare(plan)
+        warm(device)
+        timer = Timer(device, each=False)
+        order = list(prepared) * 5
+        with timer.watching([session for session, _ in prepared.values()]):
+            for label in order:
+                session, plan_of = prepared[label]
+                session.run(plan_of, [layers.x], read=[])
+    best = dict.fromkeys(prepared, float("inf"))
+    for label, run in zip(order, timer.runs, strict=True):
+        best[label] = min(best[label], *(end - begin for begin, end in run.spans))
+    found.extend(sorted((seconds / layers.count, label) for label, seconds in best.items()))
+    return {}

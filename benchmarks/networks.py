@@ -1,0 +1,74 @@
+"""Whole networks in float32, host array in to host array out, beside PyTorch with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+import ptegpu
+
+from . import programs
+from .harness import EAGER, Bench, Missing, Row, Way, difference
+
+Inputs = tuple[np.ndarray, ...]
+
+
+def workload(name: str, words: str) -> Callable[[Bench], Iterator[Row]]:
+    def measure(bench: Bench) -> Iterator[Row]:
+        if bench.torch is None:
+            yield bench.row(name, "", EAGER, no_torch)
+            return
+        from . import models
+
+        network = models.network(name, bench.quick)
+        module = models.filled(network.module())
+        contents = programs.weights(module)
+        module.to(bench.where)
+        for batch in network.batches:
+            case, inputs = f"{name}, batch {batch}", network.inputs(batch)
+            if not bench.wants(case):
+                continue
+            want = called(bench, module, inputs)
+            for peer, make in bench.peers().items():
+                yield bench.row(name, case, peer, theirs, bench, make, module, inputs, want)
+            for way in bench.ways:
+                yield bench.row(name, case, way, ours, bench, way, name, batch, contents, inputs, want)
+
+    measure.__doc__ = f"{words}, float32, host array in to host array out."
+    return measure
+
+
+resnet18 = workload("resnet18", "ResNet-18 on 224 × 224 images")
+mobilenetv2 = workload("mobilenetv2", "MobileNetV2 on 224 × 224 images")
+minilm = workload("minilm", "An encoder of MiniLM's shape on 128 tokens")
+
+
+def no_torch() -> Any:
+    raise Missing("PyTorch is not installed: it makes the weights and checks results")
+
+
+def called(bench: Bench, module: Any, inputs: Inputs) -> np.ndarray:
+    """PyTorch's result, from arrays of the host to one there."""
+    return module(*(bench.torch.from_numpy(array).to(bench.where) for array in inputs)).cpu().numpy()
+
+
+def theirs(bench: Bench, make: Callable[[Any], Any], module: Any, inputs: Inputs, want: np.ndarray) -> dict[str, Any]:
+    bench.cuda_memory()
+    given = make(module)
+    error = difference(called(bench, given, inputs), want)
+    seconds = bench.wall(lambda: called(bench, given, inputs))
+    return {"value": seconds * 1e3, "unit": "ms", "error": error, "memory": bench.cuda_memory(), "note": "float32"}
+
+
+def ours(
+    bench: Bench, way: Way, name: str, batch: int, contents: Mapping[str, bytes], inputs: Inputs, want: np.ndarray
+) -> dict[str, Any]:
+    how = bench.how(way)
+    with ptegpu.load(programs.network_program(bench, name, batch, contents), **how) as program:
+        got = np.asarray(program(*inputs))
+        seconds = bench.wall(lambda: program(*inputs))
+        found = bench.profiled(program.method("forward"), inputs)
+    figures = {"value": seconds * 1e3, "unit": "ms", "host": seconds - found["gpu"], "error": difference(got, want)}
+    return found | figures

@@ -1,0 +1,154 @@
+"""Dawn, through PyPI's `wgpudawn`: the engine of Chrome, with a current Tint, and with matrices where a GPU has them.
+
+Its bounds checks are off unless `PTEGPU_ROBUST=1`: our kernels clamp by themselves, files contain no WGSL, and kernels
+with matrices take twice as long with them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+from _cffi_backend import gcp  # type: ignore[import-untyped]
+from wgpudawn.backends.dawn import extras, ffi, gpu, lib
+from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struct
+
+from ..errors import DeviceError
+from . import held
+from .held import Handle
+from .webgpu import MATRICES, Place, Source, WebGPU, error_callback, text_of
+
+THREADS = "implicit-device-synchronization"  # without it, a device is for one thread
+
+_UNSAFE = "allow_unsafe_apis"  # toggles: of the instance, for experimental features
+_F16 = "vulkan_enable_f16_on_nvidia"  # of adapters, and f16 matrices with it
+_FAST = ("disable_robustness", "disable_workgroup_init")  # of devices
+_COARSE = "timestamp_quantization"  # to be off
+
+_NAMES = {"DX12": "D3D12"}
+_BEHIND = re.compile(r"\n\s*(?:- While|at )")  # where in Dawn it was found out
+_FAULT = re.compile(r":(\d+):(\d+) error: (.+)")
+_KIND = re.compile(r"struct WGPU(\w+)Impl \*")
+_OWNED = type(gcp(ffi.new("int *"), id))
+
+
+class _Lost(list[str]):
+    """Why a device is gone; a list that can be referred to weakly."""
+
+
+_lost: WeakValueDictionary[int, _Lost] = WeakValueDictionary()
+
+
+@held.callback(ffi, "void(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void *, void *)")
+def on_lost(_device: Any, reason: int, message: Any, key: Any, _2: Any) -> None:
+    found = _lost.get(int(ffi.cast("uintptr_t", key)))
+    if found is not None and reason != lib.WGPUDeviceLostReason_FailedCreation:  # which the request is told, too
+        found[:] = [Dawn.summary(text_of(ffi, message))]
+
+
+class Dawn(WebGPU):
+    """A device of Dawn."""
+
+    lib, ffi, dialect, once = lib, ffi, "tint", True
+    features: ClassVar[Mapping[str, int]] = {
+        "shader-f16": lib.WGPUFeatureName_ShaderF16,
+        "subgroups": lib.WGPUFeatureName_Subgroups,
+        "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
+        MATRICES: lib.WGPUFeatureName_ChromiumExperimentalSubgroupMatrix,
+        THREADS: lib.WGPUFeatureName_ImplicitDeviceSynchronization,
+    }
+    on_error = error_callback(lib, ffi)
+
+    @classmethod
+    def adapters(cls, backends: Sequence[str]) -> list[Any]:
+        with suppress(RuntimeError):  # another user of wgpudawn in this process has made its instance already
+            extras.set_instance_extras(enable_toggles=(_UNSAFE,))
+        kept: list[Any] = []
+        options = ffi.new("WGPURequestAdapterOptions *")
+        options.nextInChain = new_toggles_struct((_F16,), (), kept)
+        found = []
+        for backend in backends:
+            options.backendType = getattr(lib, f"WGPUBackendType_{_NAMES.get(backend, backend)}")
+            # size_t wgpu_dawn_enumerate_adapters(WGPUInstance, WGPURequestAdapterOptions const *, WGPUAdapter *,
+            #     size_t count): how many there are
+            count = lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, ffi.NULL, 0)
+            handles = ffi.new("WGPUAdapter[]", count)
+            lib.wgpu_dawn_enumerate_adapters(get_wgpu_instance(), options, handles, count)
+            found += [gpu._create_adapter(handle) for handle in handles]
+        return found
+
+    @classmethod
+    def matrices(cls, adapter: Any) -> tuple[str, ...]:
+        found = extras.get_adapter_properties(adapter).get("subgroup_matrix_configs", ())
+        sizes = (f"{c['component_type']} {c['result_component_type']} {c['m']}x{c['n']}x{c['k']}" for c in found)
+        return tuple(dict.fromkeys(sizes))
+
+    @staticmethod
+    def summary(text: str) -> str:
+        return _BEHIND.split(text, maxsplit=1)[0].strip().rstrip(".").replace("\n", ": ")
+
+    @staticmethod
+    def fault(text: str) -> Place | None:
+        match = _FAULT.search(text)
+        return match and (int(match[1]), int(match[2]), match[3])
+
+    def _describe(self, descriptor: Any) -> Any:
+        lost = self.lost = _Lost()
+        _lost[id(lost)] = lost
+        info = descriptor.deviceLostCallbackInfo
+        info.callback, info.userdata1 = on_lost, ffi.cast("void *", id(lost))
+        kept: list[Any] = []
+        fast = () if os.environ.get("PTEGPU_ROBUST", "0") not in ("", "0") else _FAST
+        descriptor.nextInChain = new_toggles_struct(fast, (_COARSE,), kept)
+        return kept
+
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        """On Dawn's threads: ours would take turns."""
+        found: dict[int, Handle] = {}
+
+        @held.callback(ffi, "void(WGPUCreatePipelineAsyncStatus, WGPUComputePipeline, WGPUStringView, void *, void *)")
+        def answered(status: int, made: Handle, _message: Any, place: Any, _2: Any) -> None:
+            number = int(ffi.cast("uintptr_t", place))
+            if status != lib.WGPUCreatePipelineAsyncStatus_Success:
+                found[number] = None
+            elif number not in found:  # one step of Python code, as `owned` is; never two
+                found.update(zip((number,), map(gcp, (made,), (lib.wgpuComputePipelineRelease,))))
+
+        described = [self._described(source) for source in sources]
+        held.expect(answered, found, len(sources))
+        info = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, answered
+        with self.checked():
+            for number, (descriptor, _) in enumerate(described):
+                info.userdata1 = ffi.cast("void *", number)
+                # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
+                #     WGPUCreateComputePipelineAsyncCallbackInfo)
+                lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
+        self.until(lambda _: len(found) == len(sources))
+        if None in found.values():
+            raise DeviceError("a kernel does not compile")
+        return [found[number] for number in range(len(sources))]
+
+    def poll(self) -> None:
+        # void wgpuInstanceProcessEvents(WGPUInstance)
+        lib.wgpuInstanceProcessEvents(get_wgpu_instance())
+
+    def drain(self) -> None:
+        # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
+        self._answer("WGPUQueueWorkDoneCallback", lambda info: lib.wgpuQueueOnSubmittedWorkDone(self.queue, info))
+
+    def timestamp_period(self) -> float:
+        return 1.0
+
+    @classmethod
+    def object_counts(cls) -> dict[str, int]:
+        """Dawn does not count. So these are the pointers that we own."""
+        names = (ffi.typeof(x).cname for x in gc.get_objects() if type(x) is _OWNED)
+        kinds = (match[1] for name in names if (match := _KIND.fullmatch(name)))
+        return dict(Counter(f"{kind[0].lower()}{kind[1:]}s" for kind in kinds))

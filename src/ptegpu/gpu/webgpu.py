@@ -1,0 +1,458 @@
+"""webgpu.h as both engines speak it: an opened device, and the some fifteen calls that everything else is made of.
+
+`wgpu_native.py` and `dawn.py` say what differs: how a device is asked for, how it is polled, what its errors look like.
+Only these three files call a C library; each call carries its C signature, and none goes through wgpu-py's objects,
+which cost several times as much. Nothing here guards against the cases in which a submit of wgpu-native aborts:
+`submit.py` does. Signal handlers may raise anywhere (`held.py`); `until` is the one place that waits.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress, repeat
+from operator import not_
+from typing import Any, ClassVar, NamedTuple
+
+from _cffi_backend import callback as c_callback  # type: ignore[import-untyped]
+from _cffi_backend import gcp
+
+from ..errors import DeviceError, OutOfMemory
+from ..plan.dialect import Dialect
+from ..plan.plan import Access
+from . import held
+from .held import Handle, Words, owned
+
+Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
+Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
+Limits = Any  # a WGPULimits, whose fields have WebGPU's names: maxBufferSize, …
+MATRICES = "chromium-experimental-subgroup-matrix"  # a feature
+MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, QUERY_RESOLVE = 1, 4, 8, 64, 128, 512  # WGPUBufferUsage
+Place = tuple[int, int, str]  # where in a kernel its compiler found a fault: line, column, and what it says
+
+_SPIN = 200e-6  # seconds that `until` polls without a pause
+_PAUSE = 1 / 16  # of the time waited so far, between two polls after that
+_LONGEST_PAUSE = 5e-3  # seconds
+
+
+class Source(NamedTuple):
+    """What a pipeline is made of."""
+
+    name: str
+    wgsl: str
+    entry: str
+    layout: Handle
+    translate: Callable[[Words], Exception]  # makes an error of the compiler's words
+
+
+class WebGPU:
+    """A device of an engine and its queue. Buffers, pipelines, … are C pointers, released with the last reference."""
+
+    lib: ClassVar[Any]
+    ffi: ClassVar[Any]
+    dialect: ClassVar[Dialect]
+    features: ClassVar[Mapping[str, int]]  # by WebGPU's names
+    once: ClassVar[bool] = False  # whether an adapter object makes one device only
+    on_error: ClassVar[Any]  # where a device reports errors; it does so inside the call that fails, on its thread
+
+    def __init__(self, adapter: Any, features: Iterable[str], limits: Mapping[str, int]) -> None:
+        """`limits` has those to ask for as wgpu-py names them, max-buffer-size; what it leaves out is the adapter's."""
+        lib, ffi = self.lib, self.ffi
+        self.lost: list[str] = []  # why the device is gone, where the engine tells by itself
+        asked, _kept = self._limits()
+        # WGPUStatus wgpuAdapterGetLimits(WGPUAdapter, WGPULimits *)
+        lib.wgpuAdapterGetLimits(adapter._internal, asked)
+        for name, value in limits.items():
+            setattr(asked, re.sub("-(.)", lambda found: found[1].upper(), name), value)
+        descriptor = ffi.new("WGPUDeviceDescriptor *")
+        _label = self._say(descriptor.label, "ptegpu")
+        c_features = ffi.new("WGPUFeatureName[]", [self.features[name] for name in features])
+        descriptor.requiredFeatureCount, descriptor.requiredFeatures = len(c_features), c_features
+        descriptor.requiredLimits = asked
+        descriptor.uncapturedErrorCallbackInfo.callback = self.on_error
+        descriptor.deviceLostCallbackInfo.mode = lib.WGPUCallbackMode_AllowSpontaneous
+        _more = self._describe(descriptor)
+        self.handle = self._request(adapter._internal, descriptor)
+        # WGPUStatus wgpuDeviceGetLimits(WGPUDevice, WGPULimits *)
+        lib.wgpuDeviceGetLimits(self.handle, asked)
+        asked.nextInChain = ffi.NULL
+        self.limits: Limits = asked
+        # WGPUQueue wgpuDeviceGetQueue(WGPUDevice)
+        self.queue = owned(lib.wgpuQueueRelease, lib.wgpuDeviceGetQueue, self.handle)
+
+    # What an engine says in its own way.
+
+    @classmethod
+    def adapters(cls, backends: Sequence[str]) -> list[Any]:
+        """The adapters of these backends (Vulkan, Metal, DX12) as the engine's Python package has them."""
+        raise NotImplementedError
+
+    @classmethod
+    def matrices(cls, adapter: Any) -> tuple[str, ...]:
+        """What subgroups of an adapter multiply, as `Target.matrices` has it."""
+        return ()
+
+    @classmethod
+    def as_error(cls, words: Words) -> DeviceError:
+        """The ptegpu error for words of the engine, in one line."""
+        summary = cls.summary(words.text)
+        return OutOfMemory(f"the GPU is out of memory ({summary})") if words.full else DeviceError(summary)
+
+    @staticmethod
+    def summary(text: str) -> str:
+        """What an error is, in one line."""
+        raise NotImplementedError
+
+    @staticmethod
+    def fault(text: str) -> Place | None:
+        """Where a kernel is wrong, if the compiler says so."""
+        raise NotImplementedError
+
+    def _limits(self) -> tuple[Limits, Any]:
+        """Room for limits, and what must live as long."""
+        return self.ffi.new("WGPULimits *"), None
+
+    def _describe(self, descriptor: Any) -> Any:
+        """Adds to the description of a device; returns what must live as long."""
+        raise NotImplementedError
+
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        """Several, compiled side by side; a DeviceError if any is wrong, which does not say whose."""
+        raise NotImplementedError
+
+    def poll(self) -> object:
+        """Lets the engine answer what was asked."""
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """Waits until the queue is empty."""
+        raise NotImplementedError
+
+    def timestamp_period(self) -> float:
+        """Nanoseconds of one tick of the timestamps."""
+        raise NotImplementedError
+
+    def check_alive(self) -> None:
+        """Raises DeviceLost when the device is gone."""
+        if self.lost:
+            raise held.lost(self.lost[0])
+
+    @classmethod
+    def object_counts(cls) -> dict[str, int]:
+        """How many objects of each kind the library holds for us: what a leak test compares."""
+        raise NotImplementedError
+
+    # What is the same in both.
+
+    def checked(self, translate: Callable[[Words], Exception] | None = None) -> held.checked:
+        """A block in which errors of the engine become ours."""
+        return held.checked(translate or self.as_error, self.lost)
+
+    def destroy(self) -> None:
+        # void wgpuDeviceDestroy(WGPUDevice)
+        self.lib.wgpuDeviceDestroy(self.handle)
+
+    def buffer(self, name: str, nbytes: int, usage: int) -> Handle:
+        """A buffer of zeros; `usage` is WebGPU's."""
+        descriptor = self.ffi.new("WGPUBufferDescriptor *")
+        _label = self._say(descriptor.label, name)
+        descriptor.size, descriptor.usage = nbytes, usage
+        with self.checked():
+            # WGPUBuffer wgpuDeviceCreateBuffer(WGPUDevice, WGPUBufferDescriptor const *)
+            return owned(self.lib.wgpuBufferRelease, self.lib.wgpuDeviceCreateBuffer, self.handle, descriptor)
+
+    def destroy_buffer(self, buffer: Handle) -> None:
+        """Gives its memory back once submitted work is done with it; withdraws a map request."""
+        # void wgpuBufferDestroy(WGPUBuffer)
+        self.lib.wgpuBufferDestroy(buffer)
+
+    def layouts(self, access: Sequence[Access]) -> tuple[Handle, Handle]:
+        """The layout of a bind group of buffers at 0, 1, …, and that of a pipeline which has only this group."""
+        lib, ffi = self.lib, self.ffi
+        kinds = {
+            "read": lib.WGPUBufferBindingType_ReadOnlyStorage,
+            "write": lib.WGPUBufferBindingType_Storage,
+            "uniform": lib.WGPUBufferBindingType_Uniform,
+        }
+        entries = ffi.new("WGPUBindGroupLayoutEntry[]", len(access))
+        for number, kind in enumerate(access):
+            entries[number].binding, entries[number].visibility = number, lib.WGPUShaderStage_Compute
+            entries[number].buffer.type = kinds[kind]
+        group_descriptor = ffi.new("WGPUBindGroupLayoutDescriptor *")
+        group_descriptor.entryCount, group_descriptor.entries = len(access), entries
+        with self.checked():
+            # WGPUBindGroupLayout wgpuDeviceCreateBindGroupLayout(WGPUDevice, WGPUBindGroupLayoutDescriptor const *)
+            make, release = lib.wgpuDeviceCreateBindGroupLayout, lib.wgpuBindGroupLayoutRelease
+            group = owned(release, make, self.handle, group_descriptor)
+        groups = ffi.new("WGPUBindGroupLayout[1]", [group])
+        descriptor = ffi.new("WGPUPipelineLayoutDescriptor *")
+        descriptor.bindGroupLayoutCount, descriptor.bindGroupLayouts = 1, groups
+        with self.checked():
+            # WGPUPipelineLayout wgpuDeviceCreatePipelineLayout(WGPUDevice, WGPUPipelineLayoutDescriptor const *)
+            make, release = lib.wgpuDeviceCreatePipelineLayout, lib.wgpuPipelineLayoutRelease
+            return group, owned(release, make, self.handle, descriptor)
+
+    def pipeline(self, source: Source) -> Handle:
+        """A compute pipeline."""
+        descriptor, _kept = self._described(source)
+        with self.checked(source.translate):
+            # WGPUComputePipeline wgpuDeviceCreateComputePipeline(WGPUDevice, WGPUComputePipelineDescriptor const *)
+            make, release = self.lib.wgpuDeviceCreateComputePipeline, self.lib.wgpuComputePipelineRelease
+            return owned(release, make, self.handle, descriptor)
+
+    def module(self, source: Source) -> Handle:
+        """A compiled shader: most of what can be wrong with one is found here."""
+        lib, ffi = self.lib, self.ffi
+        text = ffi.new("WGPUShaderSourceWGSL *")
+        text.chain.sType = lib.WGPUSType_ShaderSourceWGSL
+        descriptor = ffi.new("WGPUShaderModuleDescriptor *")
+        _texts = self._say(text.code, source.wgsl), self._say(descriptor.label, source.name)
+        descriptor.nextInChain = ffi.addressof(text, "chain")
+        with self.checked(source.translate):
+            # WGPUShaderModule wgpuDeviceCreateShaderModule(WGPUDevice, WGPUShaderModuleDescriptor const *)
+            make, release = lib.wgpuDeviceCreateShaderModule, lib.wgpuShaderModuleRelease
+            return owned(release, make, self.handle, descriptor)
+
+    def _described(self, source: Source) -> tuple[Any, Any]:
+        """The description of a pipeline, and what must live as long."""
+        module = self.module(source)
+        descriptor = self.ffi.new("WGPUComputePipelineDescriptor *")
+        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, source.entry)
+        descriptor.layout, descriptor.compute.module = source.layout, module
+        return descriptor, (module, texts)
+
+    def bind_group(self, layout: Handle, entries: Sequence[tuple[Handle, int, int]]) -> Handle:
+        """Buffers bound at 0, 1, … as (buffer, offset, nbytes)."""
+        c_entries = self.ffi.new("WGPUBindGroupEntry[]", len(entries))
+        for number, (buffer, offset, nbytes) in enumerate(entries):
+            entry = c_entries[number]
+            entry.binding, entry.buffer, entry.offset, entry.size = number, buffer, offset, nbytes
+        descriptor = self.ffi.new("WGPUBindGroupDescriptor *")
+        descriptor.layout, descriptor.entryCount, descriptor.entries = layout, len(entries), c_entries
+        with self.checked():
+            # WGPUBindGroup wgpuDeviceCreateBindGroup(WGPUDevice, WGPUBindGroupDescriptor const *)
+            make, release = self.lib.wgpuDeviceCreateBindGroup, self.lib.wgpuBindGroupRelease
+            return owned(release, make, self.handle, descriptor)
+
+    def query_set(self, count: int) -> QuerySet:
+        """Room for timestamps."""
+        descriptor = self.ffi.new("WGPUQuerySetDescriptor *")
+        descriptor.type, descriptor.count = self.lib.WGPUQueryType_Timestamp, count
+        with self.checked():
+            # WGPUQuerySet wgpuDeviceCreateQuerySet(WGPUDevice, WGPUQuerySetDescriptor const *)
+            make, release = self.lib.wgpuDeviceCreateQuerySet, self.lib.wgpuQuerySetRelease
+            return QuerySet(owned(release, make, self.handle, descriptor), count)
+
+    def write(self, buffer: Handle, offset: int, data: memoryview | bytes) -> None:
+        """Bytes into a buffer before the next submit; a multiple of 4 of them, at a multiple of 4."""
+        c_data = self.ffi.from_buffer(data)
+        with self.checked():
+            # void wgpuQueueWriteBuffer(WGPUQueue, WGPUBuffer, uint64_t bufferOffset, void const * data, size_t size)
+            self.lib.wgpuQueueWriteBuffer(self.queue, buffer, offset, c_data, len(c_data))
+
+    def record(self) -> Recorder:
+        """A command encoder; a context manager that releases it whatever happens."""
+        return Recorder(self)
+
+    def submit(self, recorded: Handle | None) -> None:
+        """Hands over what was recorded or, with None, only the pending writes. What was recorded wrongly is raised.
+
+        wgpu-native never frees a command buffer that is not submitted, and aborts where a faulty one is. So one step of
+        Python code finishes it, looks for errors, and submits it.
+        """
+        lib, null = self.lib, self.ffi.NULL
+        with self.checked():
+            if recorded is None:
+                lib.wgpuQueueSubmit(self.queue, 0, null)
+                return
+            # WGPUCommandBuffer wgpuCommandEncoderFinish(WGPUCommandEncoder, WGPUCommandBufferDescriptor const *)
+            finished = map(lib.wgpuCommandEncoderFinish, (recorded,), (null,))
+            kept = map(gcp, finished, (lib.wgpuCommandBufferRelease,))
+            sound = compress(kept, map(not_, repeat(held.said.errors)))
+            # void wgpuQueueSubmit(WGPUQueue, size_t commandCount, WGPUCommandBuffer const * commands)
+            next(map(lib.wgpuQueueSubmit, (self.queue,), (1,), zip(sound)), None)
+
+    def until(self, done: Callable[[object], object]) -> None:
+        """Polls until `done` holds, which is told what a poll returns. Signal handlers may raise at any time.
+
+        A poll that blocks would be deaf to signals, and would keep other threads from submitting.
+        """
+        poll = self.poll
+        with self.checked():
+            polled = poll()
+            began = time.perf_counter()
+            while not done(polled):
+                waited = time.perf_counter() - began
+                if waited > _SPIN:
+                    time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
+                polled = poll()
+
+    def map_for_reading(self, buffer: Handle, nbytes: int) -> None:
+        """Maps the first bytes of a MAP_READ buffer once the work submitted so far that uses it is done.
+
+        If that fails, or a signal handler raises, the buffer is as before.
+        """
+        lib = self.lib
+
+        def ask(info: Any) -> None:
+            # WGPUFuture wgpuBufferMapAsync(WGPUBuffer, WGPUMapMode, size_t offset, size_t size,
+            #     WGPUBufferMapCallbackInfo)
+            lib.wgpuBufferMapAsync(buffer, lib.WGPUMapMode_Read, 0, nbytes, info)
+
+        try:
+            status = self._answer("WGPUBufferMapCallback", ask)
+            if status != lib.WGPUMapAsyncStatus_Success:
+                self.check_alive()
+                raise DeviceError(f"reading back failed: status {status}")
+        except BaseException:
+            lib.wgpuBufferUnmap(buffer)  # withdraws the request, which answers it
+            raise
+
+    def mapped(self, buffer: Handle, nbytes: int) -> memoryview:
+        """The first bytes of a mapped buffer: a view that `unmap` ends. wgpu-native aborts where it is not mapped."""
+        # void const * wgpuBufferGetConstMappedRange(WGPUBuffer, size_t offset, size_t size)
+        return memoryview(self.ffi.buffer(self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes))
+
+    def unmap(self, buffer: Handle) -> None:
+        with self.checked():
+            # void wgpuBufferUnmap(WGPUBuffer)
+            self.lib.wgpuBufferUnmap(buffer)
+
+    def _answer(self, kind: str, ask: Callable[[Any], None]) -> int:
+        """The status that a call answers with, when it is done; `ask` calls it with what to call back."""
+        answer: list[int] = []
+        # list.append runs no Python code. It takes the first argument, the status, and leaves the others alone, as a C
+        # function may where its caller cleans up.
+        called = c_callback(self.ffi.typeof("void (*)(uint32_t)"), answer.append, None, None)
+        held.expect(called, answer)
+        info = self.ffi.new(f"{kind}Info *")
+        info.mode, info.callback = self.lib.WGPUCallbackMode_AllowProcessEvents, self.ffi.cast(kind, called)
+        with self.checked():
+            ask(info[0])
+        self.until(lambda _: answer)
+        return answer[0]
+
+    def _request(self, adapter: Handle, descriptor: Any) -> Handle:
+        lib, ffi = self.lib, self.ffi
+        opened: list[Handle] = []
+        refused: list[str] = []
+
+        @held.callback(ffi, "void(WGPURequestDeviceStatus, WGPUDevice, WGPUStringView, void *, void *)")
+        def answered(status: int, made: Handle, message: Any, _1: Any, _2: Any) -> None:
+            if status == lib.WGPURequestDeviceStatus_Success:
+                opened[:] = [made]
+            else:
+                refused[:] = [text_of(ffi, message)]
+
+        info = ffi.new("WGPURequestDeviceCallbackInfo *")
+        info.mode, info.callback = lib.WGPUCallbackMode_AllowSpontaneous, answered
+        try:
+            with self.checked():
+                # WGPUFuture wgpuAdapterRequestDevice(WGPUAdapter, WGPUDeviceDescriptor const *,
+                #     WGPURequestDeviceCallbackInfo): it answers before it returns
+                lib.wgpuAdapterRequestDevice(adapter, descriptor, info[0])
+        finally:
+            handle = owned(lib.wgpuDeviceRelease, opened.pop, 0) if opened else ffi.NULL
+        if handle == ffi.NULL:
+            raise DeviceError(self.summary(refused[0]) if refused else "it does not answer")
+        return handle
+
+    def _say(self, view: Any, text: str) -> Any:
+        """Points a WGPUStringView at a text, which must live as long: it is returned for that."""
+        data = self.ffi.from_buffer(text.encode())
+        view.data, view.length = data, len(data)
+        return data
+
+
+class Recorder:
+    """One command encoder; a context manager that releases it whatever happens."""
+
+    __slots__ = ("_encoder", "_ffi", "_lib")
+
+    def __init__(self, api: WebGPU) -> None:
+        self._lib, self._ffi = lib, ffi = api.lib, api.ffi
+        # WGPUCommandEncoder wgpuDeviceCreateCommandEncoder(WGPUDevice, WGPUCommandEncoderDescriptor const *)
+        self._encoder = owned(lib.wgpuCommandEncoderRelease, lib.wgpuDeviceCreateCommandEncoder, api.handle, ffi.NULL)
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._encoder = None
+
+    def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, nbytes: int) -> None:
+        # void wgpuCommandEncoderCopyBufferToBuffer(WGPUCommandEncoder, WGPUBuffer source, uint64_t sourceOffset,
+        #     WGPUBuffer destination, uint64_t destinationOffset, uint64_t size)
+        copy = self._lib.wgpuCommandEncoderCopyBufferToBuffer
+        copy(self._encoder, source, source_offset, target, target_offset, nbytes)
+
+    def clear(self, buffer: Handle, nbytes: int) -> None:
+        # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
+        self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
+
+    def compute(self, steps: Iterable[Step], stamps: Stamps | None = None) -> None:
+        """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
+        lib, ffi = self._lib, self._ffi
+        null = descriptor = ffi.NULL
+        if stamps is not None:
+            queries, begin, end = stamps
+            writes = ffi.new("WGPUPassTimestampWrites *")
+            writes.querySet, writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = queries.handle, begin, end
+            descriptor = ffi.new("WGPUComputePassDescriptor *")
+            descriptor.timestampWrites = writes
+        # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
+        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
+        # void wgpuComputePassEncoderSetBindGroup(WGPUComputePassEncoder, uint32_t groupIndex, WGPUBindGroup,
+        #     size_t dynamicOffsetCount, uint32_t const * dynamicOffsets)
+        set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
+        # void wgpuComputePassEncoderDispatchWorkgroups(WGPUComputePassEncoder, uint32_t x, uint32_t y, uint32_t z)
+        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
+        # WGPUComputePassEncoder wgpuCommandEncoderBeginComputePass(WGPUCommandEncoder,
+        #     WGPUComputePassDescriptor const *)
+        begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
+        compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
+        for pipeline, group, x, y in steps:
+            if pipeline is not None:
+                set_pipeline(compute_pass, pipeline)
+            set_bind_group(compute_pass, 0, group, 0, null)
+            dispatch(compute_pass, x, y, 1)
+        # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
+        lib.wgpuComputePassEncoderEnd(compute_pass)
+
+    def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
+        """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
+        # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
+        #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
+        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
+
+    def end(self) -> Handle:
+        """What was recorded, for `submit`."""
+        encoder, self._encoder = self._encoder, None
+        return encoder
+
+
+class QuerySet:
+    """Room for timestamps."""
+
+    __slots__ = ("count", "handle")
+
+    def __init__(self, handle: Handle, count: int) -> None:
+        self.handle, self.count = handle, count
+
+
+def text_of(ffi: Any, view: Any) -> str:
+    """A WGPUStringView's text."""
+    if view.data == ffi.NULL:
+        return ""
+    return ffi.string(view.data, min(view.length, 1 << 20)).decode(errors="replace")  # type: ignore[no-any-return]
+
+
+def error_callback(lib: Any, ffi: Any) -> Any:
+    """Where the devices of an engine report errors."""
+
+    @held.callback(ffi, "void(WGPUDevice const *, WGPUErrorType, WGPUStringView, void *, void *)")
+    def on_error(_device: Any, kind: int, message: Any, _1: Any, _2: Any) -> None:
+        held.said.errors.append(Words(kind == lib.WGPUErrorType_OutOfMemory, text_of(ffi, message)))
+
+    return on_error

@@ -1,0 +1,131 @@
+"""wgpu-native, through the C library that wgpu-py brings: runs on every driver that WebGPU runs on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import wgpu
+from cffi import model  # type: ignore[import-untyped]
+from wgpu.backends.wgpu_native import ffi, lib, lib_path
+from wgpu.backends.wgpu_native._helpers import generate_report
+from wgpu.backends.wgpu_native.extras import set_instance_extras
+
+from ..errors import DeviceError
+from . import held
+from .held import Handle, Words
+from .webgpu import COPY_DST, STORAGE, Limits, Place, Source, WebGPU, error_callback
+
+_LOST = ("device is lost", "device lost")
+_FULL = ("not enough memory", "out of memory")
+_LOCATION = re.compile(r"┌─ .*:(\d+):(\d+)")
+_REASON = re.compile(r"(?:parsing|validation) error: (.+)")
+_NOTE = re.compile(r"│ +[\^-]+ (.+)")
+_THREADS = min(8, os.cpu_count() or 1)
+_KNOWN = re.compile(r"(\w+)(?: (\*)|\[(\d*)\])?")  # "WGPULimits *", "WGPUAdapter[]"
+
+
+def _quick_types(parser: Any) -> None:
+    """cffi parses the name of a type together with hundreds of declarations, 20 ms each time: it knows them already."""
+    slow = parser.parse_type
+
+    def parse_type(text: str) -> Any:
+        match = _KNOWN.fullmatch(text)
+        found = match and parser._declarations.get(f"typedef {match[1]}")
+        if match is None or not found:
+            return slow(text)
+        kind, qualifiers = found
+        if match[2]:
+            return model.PointerType(kind, qualifiers)
+        return kind if match[3] is None else model.ArrayType(kind, int(match[3]) if match[3] else None)
+
+    parser.parse_type = parse_type
+
+
+_quick_types(ffi._parser)
+ctypes.CDLL(lib_path)  # never unloaded: objects are released until the interpreter ends
+
+
+class WgpuNative(WebGPU):
+    """A device of wgpu-native."""
+
+    lib, ffi, dialect = lib, ffi, "naga"
+    features: ClassVar[Mapping[str, int]] = {
+        "shader-f16": lib.WGPUFeatureName_ShaderF16,
+        "subgroups": lib.WGPUNativeFeature_Subgroup,
+        "timestamp-query": lib.WGPUFeatureName_TimestampQuery,
+    }
+    on_error = error_callback(lib, ffi)
+
+    def __init__(self, adapter: Any, features: Iterable[str], limits: Mapping[str, int]) -> None:
+        super().__init__(adapter, features, limits)
+        self._probe = self.buffer("probe", 16, STORAGE | COPY_DST)
+
+    @classmethod
+    def adapters(cls, backends: Sequence[str]) -> list[Any]:
+        with suppress(RuntimeError):  # another user of wgpu in this process has made its instance already
+            set_instance_extras(backends=backends)
+        return list(wgpu.gpu.enumerate_adapters_sync())
+
+    @classmethod
+    def as_error(cls, words: Words) -> DeviceError:
+        lowered = words.text.lower()
+        if any(lost in lowered for lost in _LOST):
+            return held.lost(cls.summary(words.text))
+        return super().as_error(Words(any(full in lowered for full in _FULL), words.text))
+
+    @staticmethod
+    def summary(text: str) -> str:
+        lines = [line.strip() for line in text.split("Caused by:", 1)[-1].splitlines()]
+        return ": ".join(line for line in lines if line)
+
+    @staticmethod
+    def fault(text: str) -> Place | None:
+        location, reason, note = _LOCATION.search(text), _REASON.search(text), _NOTE.search(text)
+        if location is None:
+            return None
+        return int(location[1]), int(location[2]), ": ".join(match[1].rstrip() for match in (reason, note) if match)
+
+    def _limits(self) -> tuple[Limits, Any]:
+        asked, chained = ffi.new("WGPULimits *"), ffi.new("WGPUNativeLimits *")
+        chained.chain.sType = lib.WGPUSType_NativeLimits
+        asked.nextInChain = ffi.addressof(chained, "chain")
+        return asked, chained
+
+    def _describe(self, descriptor: Any) -> Any:
+        # Nobody waits to hear that the device is lost, so that any C function serves which leaves its arguments alone.
+        descriptor.deviceLostCallbackInfo.callback = ffi.cast("WGPUDeviceLostCallback", lib.wgpuGetVersion)
+
+    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+        with ThreadPoolExecutor(min(len(sources), _THREADS)) as pool:
+            try:
+                return list(pool.map(self.pipeline, sources))
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def poll(self) -> int:
+        """Whether the queue is empty."""
+        # WGPUBool wgpuDevicePoll(WGPUDevice, WGPUBool wait, WGPUSubmissionIndex const *): only its lowest byte is set
+        return lib.wgpuDevicePoll(self.handle, 0, ffi.NULL) & 1  # type: ignore[no-any-return]
+
+    def drain(self) -> None:
+        self.until(bool)
+
+    def check_alive(self) -> None:
+        # A write of no bytes is the cheapest call that looks.
+        with self.checked():
+            # void wgpuQueueWriteBuffer(WGPUQueue, WGPUBuffer, uint64_t bufferOffset, void const * data, size_t size)
+            lib.wgpuQueueWriteBuffer(self.queue, self._probe, 0, ffi.NULL, 0)
+
+    def timestamp_period(self) -> float:
+        # float wgpuQueueGetTimestampPeriod(WGPUQueue)
+        return float(lib.wgpuQueueGetTimestampPeriod(self.queue))
+
+    @classmethod
+    def object_counts(cls) -> dict[str, int]:
+        return {kind: report["kept"] for kind, report in generate_report()["hub"].items()}
