@@ -295,3 +295,50 @@ def test_linears_of_the_same_x_are_one(shared):
     weights = np.exp(one @ other.transpose(0, 1, 3, 2) - (one @ other.transpose(0, 1, 3, 2)).max(-1, keepdims=True))
     want = weights / weights.sum(-1, keepdims=True) @ values
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_values_that_are_scaled_with_queries_stay_scaled():
+    """What is read as queries and as values: only scores could take its factor in."""
+    s, n = Sketch(), 5
+    x, key = s.input(B * H, n, 8), s.input(B * H, n, 8)
+    both = s.tensor("aten.mul.Scalar", x, 0.5)
+    scores = s.tensor("aten.bmm.default", both, s.tensor(PERMUTE, key, (0, 2, 1)))
+    graph = s.returns(s.tensor("aten.bmm.default", s.tensor("aten._softmax.default", scores, -1, False), both))
+    join_decomposed(graph)
+    given = [np.random.default_rng(k).normal(size=x.shape).astype(np.float32) for k in range(2)]
+    (got,) = run_plan(planner_of(graph, device().target).cover().plan(), given, device())
+    half, other = 0.5 * given[0].astype(np.float64), given[1].astype(np.float64)
+    weights = np.exp(half @ other.transpose(0, 2, 1))
+    want = weights / weights.sum(-1, keepdims=True) @ half
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("op", ["et_vk.sdpa.default", "aten.scaled_dot_product_attention.default"])
+@pytest.mark.parametrize("sizes", [(3, 3, 7, 7), (4, 2, 20, 33)], ids=str)
+def test_operators_of_attention_read_through_strides(op, sizes):
+    """Heads that share keys, a mask of bools for all heads, and what merges heads behind it."""
+    s, rng = Sketch(), np.random.default_rng(3)
+    heads, shared, rows, keys = sizes
+    q, k, v = (s.input(B, n, h * 8) for h, n in ((heads, rows), (shared, keys), (shared, keys)))
+    mask = s.input(B, 1, 1, keys, dtype=BOOL)
+    split = [s.tensor(PERMUTE, s.tensor(VIEW, x, (B, x.shape[1], -1, 8)), (0, 2, 1, 3)) for x in (q, k, v)]
+    y = s.tensor(op, *split, mask)
+    graph = s.returns(s.tensor(VIEW, s.tensor(PERMUTE, y, (0, 2, 1, 3)), (B, rows, heads * 8)))
+    join_decomposed(graph)
+    assert ["fused(attention)"] == [n.op.name for n in graph.nodes]
+    arrays = [rng.normal(size=x.shape).astype(np.float32) for x in (q, k, v)]
+    seen = rng.uniform(size=mask.shape) < 0.7
+    seen[..., 0] = True
+    (got,) = run_plan(planner_of(graph, device().target).cover().plan(), [*arrays, seen], device())
+    one, other, values = (a.astype(np.float64).reshape(B, a.shape[1], -1, 8).transpose(0, 2, 1, 3) for a in arrays)
+    other, values = (np.repeat(x, heads // shared, 1) for x in (other, values))
+    weights = np.exp(one @ other.transpose(0, 1, 3, 2) / math.sqrt(8)) * seen
+    want = (weights / weights.sum(-1, keepdims=True) @ values).transpose(0, 2, 1, 3).reshape(B, rows, heads * 8)
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * np.abs(want).max())
+
+
+def test_an_operator_of_attention_that_needs_no_strides_stays():
+    s = Sketch()
+    graph = s.returns(s.tensor("et_vk.sdpa.default", *(s.input(B, H, 5, 8) for _ in range(3))))
+    join_decomposed(graph)
+    assert ["et_vk.sdpa.default"] == [n.op.name for n in graph.nodes]

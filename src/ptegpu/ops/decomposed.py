@@ -4,6 +4,7 @@
     perhaps with zeros for rows that see nothing; · v. Between them are views, and around them what splits and merges
     heads: the kernels read and write through strides instead.
 
+Operators of attention, too, are read and written through strides where something else moves their operands.
 `find` knows the operators; `Attended` is the rule of the node that stands for all of them. Its members are copies of
 theirs, so that every live size is what theirs say. Where strides do not suffice at some sizes, they run one by one.
 """
@@ -28,6 +29,7 @@ from .walks import Walk, backwards, is_walk, order_of, regrouped, size_of, start
 SOFTMAX = {"aten._softmax.default": math.nan, "aten.softmax.int": math.nan, "aten._safe_softmax.default": 0.0}
 WHERE = ("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
 FILL = ("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+OPERATORS = {"et_vk.sdpa.default": math.nan, "aten.scaled_dot_product_attention.default": 0.0}  # of (B, H, S, D)
 Masking = tuple[float, bool, bool]  # of bools: fill, instead, hides
 FLOAT: Masking = (0.0, False, False)
 
@@ -64,14 +66,15 @@ class Attended:
 
     members: tuple[Node, ...]
     sources: Mapping[Tensor, Tensor]  # of what only scales, or makes a mask of bools: its result → what it reads
-    q: Tensor  # (batch · heads, queries, dim)
-    k: Tensor  # (batch · heads, dim, keys)
+    q: Tensor  # (batch · heads, queries, dim), or with two dimensions for these
+    k: Tensor  # (batch · heads, dim, keys), or (batch, heads, keys, dim)
     v: Tensor  # (batch · heads, keys, dim of values)
     mask: Tensor | None
     masking: Masking
-    scale: float
+    scale: float | None
     empty: float
-    scores: Tensor  # (…, heads, queries, keys)
+    causal: bool
+    scores: Tensor | None  # (…, heads, queries, keys); without, q, k and v say what their heads are
     product: Tensor  # (batch · heads, queries, dim of values)
     fixed: tuple[Node, ...]  # that must not change any size: what expands scores to the shape that they have
     tail: tuple[Node, ...]  # from the product to the result
@@ -93,20 +96,20 @@ class Attended:
             yield from apart(self.members, self.result, out, target)
             return
         (q, k, v), at, mask = found
-        given = q.tensor, k.tensor, v.tensor, out, True, False
+        given = q.tensor, k.tensor, v.tensor, out, True, self.causal
         yield Attention(*given, mask, self.scale, empty=self.empty, at=at)
 
     def placed(self) -> tuple[tuple[Walk, Walk, Walk], tuple[Sizes, Sizes, Sizes, Sizes], Mask | None] | None:
         """What is read through strides, and where it and the result are; None where strides do not suffice."""
         if any(node.args[0].shape != _only(node).shape for node in self.fixed):  # type: ignore[union-attr]
             return None
-        *lead, heads, _, _ = self.scores.shape
-        shape = (math.prod(lead), heads)
+        queries, keys = _outer(self.q, self.scores), _outer(self.k, self.scores)
         q, k, v = (self._walk(t) for t in (self.q, self.k, self.v))
         y = backwards(self.tail) if self.tail else start(self.product)
         if q is None or k is None or v is None or y is None:
             return None
-        qs, ks, vs, ys = _place(q, shape, 1, 2), _place(k, shape, 2, 1), _place(v, shape, 1, 2), _place(y, shape, 1, 2)
+        qs, ks = _place(q, queries, -2, -1), _place(k, keys, *((-1, -2) if self.scores else (-2, -1)))
+        vs, ys = _place(v, keys, -2, -1), _place(y, queries, -2, -1)
         mask = self._masked() if self.mask is not None else None
         if qs is None or ks is None or vs is None or ys is None or (self.mask is not None and mask is None):
             return None
@@ -123,12 +126,13 @@ class Attended:
     def _masked(self) -> Mask | None:
         assert self.mask is not None
         walk = self._walk(self.mask)
-        if walk is None or self.scores.rank > 4 or len(walk.dims) > self.scores.rank:
+        scores = self.scores.shape if self.scores else (*self.q.shape[:-1], self.k.shape[-2])
+        if walk is None or len(scores) > 4 or len(walk.dims) > len(scores):
             return None
         strides = strides_of(walk.dims)
         if strides is None:
             return None
-        wanted = self.scores.shape[self.scores.rank - len(strides) :]
+        wanted = scores[len(scores) - len(strides) :]
         by = [s if size_of(dim) == n else 0 for s, dim, n in zip(strides, walk.dims, wanted, strict=True)]
         return Mask(walk.tensor, [0] * (4 - len(by)) + by, walk.offset, *self.masking)
 
@@ -139,9 +143,15 @@ def _only(node: Node) -> Tensor:
     return out
 
 
+def _outer(x: Tensor, scores: Tensor | None) -> tuple[int, int]:
+    """Batch and heads."""
+    *lead, heads, _, _ = scores.shape if scores else x.shape
+    return math.prod(lead), heads
+
+
 def _place(walk: Walk, shape: tuple[int, int], row: int, element: int) -> Sizes | None:
     """A walk over (batch · heads, rows, elements), in the order that is said, as attention has it."""
-    outer = regrouped(walk.dims[0], shape)
+    outer = regrouped([a for dim in walk.dims[:-2] for a in dim], shape)
     outers = None if outer is None else strides_of(outer)
     inner = strides_of((walk.dims[row], walk.dims[element]))
     if outers is None or inner is None or (walk.dims[element] and inner[1] != 1):
@@ -232,9 +242,16 @@ def number_of(a: Arg) -> float | None:
 
 def find(node: Node, near: Neighbours) -> tuple[Node, dict[Node, None]] | None:
     """The attention whose last product `node` is: the node that stands for it, and the nodes that it makes needless."""
+    search = _Search(near, {node: None})
+    if node.op.name in OPERATORS:
+        a = node.op.named(node.args)
+        *given, mask = node.args[:4] if len(node.args) > 3 else (*node.args, None)
+        if any(not isinstance(t, Tensor) or t.rank != 4 for t in given) or not isinstance(mask, Tensor | None):
+            return None
+        how = (-math.inf, False, False), a["scale"], OPERATORS[node.op.name], a.get("is_causal", False)
+        return _joined(search, node, given, None, mask, *how)
     if node.op.name != "aten.bmm.default":
         return None
-    search = _Search(near, {node: None})
     soft = search.up(node.args[0])
     empty = math.nan
     if (chosen := search.made(soft, "aten.where.self")) is not None:
@@ -261,7 +278,7 @@ def find(node: Node, near: Neighbours) -> tuple[Node, dict[Node, None]] | None:
     product = search.made(t, "aten.bmm.default")
     if product is None or not _alone(search, node):
         return None
-    return _joined(search, node, product, scores, mask, masking, factor, empty)
+    return _joined(search, node, (*product.args[:2], node.args[1]), scores, mask, masking, factor, empty, False)
 
 
 def _is_blank(search: _Search, chosen: Node) -> Tensor | None:
@@ -372,33 +389,34 @@ def _tail(near: Neighbours, t: Tensor) -> list[Node]:
 def _joined(
     search: _Search,
     last: Node,
-    product: Node,
-    scores: Tensor,
+    given: Sequence[Arg],
+    scores: Tensor | None,
     mask: Tensor | None,
     masking: Masking,
-    factor: float,
+    factor: float | None,
     empty: float,
+    causal: bool,
 ) -> tuple[Node, dict[Node, None]] | None:
     """As much around the core as strides can stand for goes into the node."""
-    *lead, heads, _, _ = scores.shape
-    shape = (math.prod(lead), heads)
-    read = []
-    for t, row, element, scales in (
-        (product.args[0], 1, 2, True),
-        (product.args[1], 2, 1, True),
-        (last.args[1], 1, 2, False),
-    ):
-        steps = _before(search, t, scales=scales)
-        read.append(_longest(t, steps, lambda w, row=row, element=element: _place(w, shape, row, element)))  # type: ignore[misc]
+    q, k, v = given
+    assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+    queries, keys, read = _outer(q, scores), _outer(k, scores), []
+    for t, outer, ends in (q, queries, (-2, -1)), (k, keys, (-1, -2) if scores else (-2, -1)), (v, keys, (-2, -1)):
+        steps = _before(search, t, scales=scores is not None and t is not v)
+        read.append(_longest(t, steps, lambda w, outer=outer, ends=ends: _place(w, outer, *ends)))  # type: ignore[misc]
     if mask is not None:
-        steps = _before(search, mask, mask=masking)
-        read.append(_longest(mask, steps, lambda w: len(w.dims) <= scores.rank <= 4 and strides_of(w.dims)))
+        steps, rank = _before(search, mask, mask=masking), scores.rank if scores else 4
+        read.append(_longest(mask, steps, lambda w: len(w.dims) <= rank <= 4 and strides_of(w.dims)))
     if any(steps is None for steps in read):
         return None
     steps = [step for found in read for step in found or ()]
+    if {s.out for s in steps if s.factor != 1.0} & {v, *(s.read for s in read[2] or ())}:
+        return None  # values that are scaled, not only scores
     tail = _tail(search.near, _only(last))
-    while tail and ((y := backwards(tail)) is None or _place(y, shape, 1, 2) is None):
+    while tail and ((y := backwards(tail)) is None or _place(y, queries, -2, -1) is None):
         tail.pop()
+    if scores is None and not any(n.op.walks for n in (*tail, *(step.node for step in steps))):
+        return None  # there is nothing that its own rule would not do
     core = {**search.core, **dict.fromkeys(tail)}
     order = {n: k for k, n in enumerate(dict.fromkeys(search.near.makers.values()))}
     nodes = sorted({*core, *(step.node for step in steps)}, key=order.__getitem__)
@@ -415,14 +433,15 @@ def _joined(
     rule = Attended(
         tuple(copies.values()),
         {own(s.out): own(s.source) for s in steps if s.source},
-        q=own(product.args[0]),
-        k=own(product.args[1]),
-        v=own(last.args[1]),
+        q=own(q),
+        k=own(k),
+        v=own(v),
         mask=None if mask is None else own(mask),
         masking=masking,
-        scale=factor * math.prod(s.factor for s in steps),
+        scale=None if factor is None else factor * math.prod(s.factor for s in steps),
         empty=empty,
-        scores=own(scores),
+        causal=causal,
+        scores=None if scores is None else own(scores),
         product=own(_only(last)),
         fixed=tuple(copies[n] for n in search.core if n.op.walks and order_of(n) is None),
         tail=tuple(copies[n] for n in tail),
