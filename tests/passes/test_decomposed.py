@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from tests.cases import device, planner_of, run_plan
+from tests.families import hold, points
 from tests.graphs import Sketch
 
 from ptegpu.compiler.planner import Planner
@@ -18,7 +19,7 @@ from ptegpu.graph.graph import Graph, Tensor
 from ptegpu.passes.dead import remove_dead
 from ptegpu.passes.decomposed import join_decomposed
 from ptegpu.passes.views import merge_views
-from ptegpu.plan.target import CLASSES, Kind
+from ptegpu.plan.target import CLASSES, Kind, Target
 
 BOOL, F16, F32 = DType.BOOL, DType.F16, DType.F32
 VIEW, PERMUTE, EXPAND = "aten.view_copy.default", "aten.permute_copy.default", "aten.expand_copy.default"
@@ -249,6 +250,14 @@ def dynamic() -> Graph:
     join_decomposed(graph)
     assert "fused(attention)" == graph.nodes[-1].op.name
     return graph
+
+
+def test_plans_are_what_each_size_would_get():
+    """But where a size is 1: strides along it, which nothing walks, may be others."""
+    for target in (Target(), replace(Target(), device_class=CLASSES["software"])):
+        plans = [Planner(dynamic(), target, [True, True], plain=plain) for plain in (False, True)]
+        sizes = [p for p in points(plans[0].cover()) if 1 not in p.values()]
+        assert hold(plans[0], plans[1], sizes) > 10
 
 
 def test_every_size_is_one_dispatch_and_right():

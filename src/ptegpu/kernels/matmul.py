@@ -345,7 +345,7 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
             body.append(f"  put4(zs, row{i}, first_column + (x + {j * across}u) * 4u, {value});")
         body.append("}")
     return module(
-        f"matmul_gemm{tile.size}" + (f"_{tile.slices}_slices" if tile.slices > 1 else ""),
+        f"matmul_gemm{tile.size}{'_sliced' if tile.slices > 1 else ''}",
         body,
         form,
         target,
