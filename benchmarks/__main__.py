@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .harness import ENGINES, PRECISIONS, Bench, Row, lines, save, summary, table, with_ratios
+from .harness import ENGINES, PRECISIONS, Bench, Missing, Row, lines, save, summary, table, with_ratios
 
 WORKLOADS = {
     "decode": "llm",
@@ -34,7 +34,7 @@ WORKLOADS = {
     "lengths": "host",
     "operators": "operators",
 }
-BY_NAME_ONLY = {"ways": "gemv_ways"}
+BY_NAME_ONLY = {"ways": "gemv_ways", "attention": "attention"}
 ALL = WORKLOADS | BY_NAME_ONLY
 TABLE_WIDTH = 180  # where there is no terminal
 
@@ -114,11 +114,13 @@ def run(bench: Bench, name: str) -> list[Row]:
         function = workload(name)
         words = (function.__doc__ or "").partition("\n")[0]
         rows.extend(function(bench))
+    except Missing as error:
+        rows.append(Row(name, "", "", missing=str(error)))
     except Exception as error:  # the other workloads shall still run
         rows.append(Row(name, "", "", failure=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
     took = time.perf_counter() - began
     bench.console.print(f"\n[bold]{name}[/]: {words} ({took:.0f} s)", highlight=False, soft_wrap=True)
-    bench.console.print(table(with_ratios(rows)), highlight=False)
+    bench.console.print(table(with_ratios(rows)) if rows else "no case has this in its name", highlight=False)
     for line in summary(rows):
         bench.console.print(line, highlight=False)
     return rows

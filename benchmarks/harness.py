@@ -175,6 +175,11 @@ class Bench:
         torch.set_grad_enabled(False)
         return torch
 
+    def need_torch(self) -> None:
+        """Missing where PyTorch is not installed."""
+        if self.torch is None:
+            raise Missing("PyTorch is not installed: it makes the weights and checks results")
+
     @cached_property
     def cuda(self) -> Any:
         """PyTorch where it has a CUDA device; only then is it timed."""
@@ -398,7 +403,7 @@ def lines(bench: Bench) -> Iterator[str]:
     for engine in dict.fromkeys(w.engine for w in bench.ways):
         try:
             peak = bench.ceilings(engine)
-            f16 = f", f16 {peak.f16 / 1e12:.0f} TFLOP/s (cuBLAS)" if peak.f16 else ""
+            f16 = f", f16 {peak.f16 / 1e12:.3g} TFLOP/s (cuBLAS)" if peak.f16 else ""
             name = bench.device(engine).info
             yield f"{engine}: {name}: copy {peak.copy / 1e12:.3g} TB/s, f32 {peak.f32 / 1e12:.3g} TFLOP/s{f16}"
         except Missing:

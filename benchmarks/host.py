@@ -173,7 +173,8 @@ def empty_grids() -> Iterator[None]:
 
     def empty(self: Combined, at: Any) -> Any:
         made, largest = steps(self, at)
-        return [(pipeline, group, 0, 0) for pipeline, group, _, _ in made], largest
+        nothing = [0] * len(made.groups)
+        return made._replace(x=nothing, y=nothing), largest
 
     Combined.steps = empty  # type: ignore[method-assign]
     try:

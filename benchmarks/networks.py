@@ -10,16 +10,14 @@ import numpy as np
 import ptegpu
 
 from . import programs
-from .harness import EAGER, Bench, Missing, Row, Way, difference
+from .harness import Bench, Row, Way, difference
 
 Inputs = tuple[np.ndarray, ...]
 
 
 def workload(name: str, words: str) -> Callable[[Bench], Iterator[Row]]:
     def measure(bench: Bench) -> Iterator[Row]:
-        if bench.torch is None:
-            yield bench.row(name, "", EAGER, no_torch)
-            return
+        bench.need_torch()
         from . import models
 
         network = models.network(name, bench.quick)
@@ -43,10 +41,6 @@ def workload(name: str, words: str) -> Callable[[Bench], Iterator[Row]]:
 resnet18 = workload("resnet18", "ResNet-18 on 224 × 224 images")
 mobilenetv2 = workload("mobilenetv2", "MobileNetV2 on 224 × 224 images")
 minilm = workload("minilm", "An encoder of MiniLM's shape on 128 tokens")
-
-
-def no_torch() -> Any:
-    raise Missing("PyTorch is not installed: it makes the weights and checks results")
 
 
 def called(bench: Bench, module: Any, inputs: Inputs) -> np.ndarray:

@@ -17,6 +17,7 @@ QUICK = 2  # of the cases that are small as they are
 
 def operators(bench: Bench) -> Iterator[Row]:
     """µs of every operator family at real sizes, GPU time; the peer is one of many calls of PyTorch's in a row."""
+    bench.need_torch()
     from tests.cases import tables
 
     cases = [case for case in tables("CASES" if bench.quick else "BENCHMARKS") if bench.wants(str(case))]

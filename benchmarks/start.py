@@ -19,7 +19,6 @@ from ptegpu.llm.compiling import compile as compile_llm
 from . import programs
 from .harness import EAGER, Bench, Row, Way, difference
 from .host import DEMO
-from .networks import no_torch
 
 CACHES = ("__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "CUDA_CACHE_PATH")
 PROMPT = [5, 9, 2]
@@ -71,9 +70,6 @@ print(imported - began, loaded - imported, time.perf_counter() - loaded, token)
 def start(bench: Bench) -> Iterator[Row]:
     """Seconds from `load` to the first result, in fresh processes: driver's cache empty (cold) and filled (warm)."""
     for case in filter(bench.wants, ("mobilenetv2, cold", "mobilenetv2, warm")):
-        if bench.torch is None:
-            yield bench.row("start", case, EAGER, no_torch)
-            continue
         if bench.cuda:
             yield bench.row("start", case, EAGER, network, bench, case, None)
         for way in bench.ways:
@@ -85,6 +81,7 @@ def start(bench: Bench) -> Iterator[Row]:
 
 def network(bench: Bench, case: str, way: Way | None) -> dict[str, Any]:
     """MobileNetV2 by PyTorch, or by ptegpu on its way."""
+    bench.need_torch()
     from . import models
 
     module = models.filled(models.network("mobilenetv2", bench.quick).module())

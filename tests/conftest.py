@@ -17,6 +17,7 @@ from ptegpu.plan.dialect import source
 from ptegpu.plan.plan import Kernel
 
 os.environ["PTEGPU_CACHE"] = "off"  # no test depends on what was once measured on this machine
+os.environ.setdefault("PTEGPU_ENGINE", "wgpu")  # or on what else is installed
 
 
 @pytest.fixture(scope="session", autouse=True)

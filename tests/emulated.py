@@ -1,7 +1,15 @@
-"""Kernels with matrices, run on an adapter that has none: each invocation computes the whole of its subgroup's matrices.
+"""Kernels with matrices, run on an adapter that has none.
 
-`adapter(gpu)` makes a device pretend to have matrices; `emulate(wgsl)` is what its kernels become. That is slow, and
-right only for kernels in which subgroups of 32 load, multiply and store: all that ours do.
+`adapter(gpu)` makes a device pretend to have matrices; `emulate(wgsl)` is what its kernels become. A subgroup is 32
+invocations after each other. A matrix is one of three things:
+
+- *spread*, if it is stored, or a result: invocation i has a part of row i / 2, the left half if i is even;
+- a *view*, if it is an operand of products: first element, stride of rows, stride of columns in the array that it was
+  loaded from. That is right as long as nobody writes there before the product;
+- *kept*, if a left operand is used where somebody may have: after a store to that array, a barrier, or the beginning of
+  a loop. Invocation i has all of row i / 2. A right operand must not be used there.
+
+What is loaded from outside an array is NaN. Anything that is not understood is a ValueError.
 """
 
 from __future__ import annotations
@@ -9,7 +17,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from unittest.mock import patch
 
 from ptegpu.gpu.device import Device
@@ -17,12 +26,18 @@ from ptegpu.kernels.matrices import LANES, NEEDS
 from ptegpu.plan import dialect
 from ptegpu.plan.plan import Kernel
 
-_TYPE = r"subgroup_matrix_(?:left|right|result)<(?:f16|f32), (\d+), (\d+)>"
-_LOAD = re.compile(rf"(?:let )?(\w+) = subgroupMatrixLoad<{_TYPE}>\(&(\w+), ")
-_STORE = re.compile(r"subgroupMatrixStore\(&(\w+), (.*), (\w+), (true|false), (\w+)\);")
-_MULTIPLY = re.compile(r"(\w+) = subgroupMatrixMultiplyAccumulate\((\w+), (\w+), (\w+)\);")
-_ZERO = re.compile(rf"var (\w+) = {_TYPE}\(\);")
-_DECLARED = re.compile(rf"var (\w+): {_TYPE};")
+VIEW, KEPT, HALF, QUAD = "vec3<u32>", "mat4x4<f32>", "mat2x4<f32>", "vec4<f32>"
+_SPREAD: dict[tuple[str, ...], str] = {("16", "16"): HALF, ("8", "16"): QUAD}  # by columns and rows
+_ELEMENTS = {KEPT: (16, "[i / 4u][i % 4u]"), HALF: (8, "[i / 4u][i % 4u]"), QUAD: (4, "[i]")}  # and number i of them
+_TYPE = re.compile(r"subgroup_matrix_(left|right|result)<(f16|f32), (\d+), (\d+)>")
+_ARRAY = re.compile(r"var<(?:workgroup|storage, read|storage, read_write)> (\w+): array<(f16|f32)(?:, (\d+))?>")
+_DECLARED = re.compile(rf"var (\w+)(?:: ({_TYPE.pattern});| = ({_TYPE.pattern})\(\);)")
+_CALL = r"(?:(?P<let>let |var )?(?P<result>\w+) = )?subgroupMatrix(?P<name>\w+)(?:<(?P<type>\w+(?:<[^<>]*>)?)>)?\("
+_EVENT = re.compile(  # all that matters to a view, and all that has to be rewritten
+    r"(?P<open>\{)|(?P<close>\})|(?P<barrier>\w+Barrier\(\))|(?P<loop>\b(?:for|while|loop)\b)"
+    rf"|(?P<write>\b(?P<written>\w+)\[[^;={{}}]*\] [-+*/|&^]?= )|(?P<call>{_CALL})"
+)
+_NUMBER = re.compile(r"(?<![\w.])(\d+)u\b")
 
 
 @contextmanager
@@ -35,56 +50,277 @@ def adapter(gpu: Device) -> Iterator[Device]:
             return source(kernel, spoken)
         return "enable f16;\n" + emulate(kernel.wgsl)
 
-    target = replace(real, matrices=NEEDS, subgroup_size=LANES, max_shared_bytes=49152)
+    target = replace(real, matrices=NEEDS, subgroup_size=LANES)
     with patch.object(gpu, "target", target), patch.object(dialect, "source", emulated):
         yield gpu
 
 
 def emulate(wgsl: str) -> str:
-    """The same module without matrices: each is a part of one array that every invocation has for itself."""
-    kinds = dict(re.findall(r"var<(?:workgroup|storage, read)> (\w+): array<(f16|f32)", wgsl))
-    found = [m.groups() for p in (_ZERO, _DECLARED) for m in p.finditer(wgsl)]
-    found += [(name, c, r) for name, c, r, _ in _LOAD.findall(wgsl)]
-    shapes = {name: (int(c), int(r)) for name, c, r in found}
-    place = {name: 256 * i for i, name in enumerate(shapes)}
-    helpers = [f"var<private> matrices: array<f32, {256 * len(shapes)}>;", _FUNCTIONS]
-    helpers += [_load(array, int(c), int(r)) for _, c, r, array in _LOAD.findall(wgsl)]
-    helpers += [_store(m[0], *shapes[m[2]], kinds[m[0]]) for m in _STORE.findall(wgsl)]
-    wgsl = _LOAD.sub(lambda m: f"load_{m[4]}_{m[2]}x{m[3]}({place[m[1]]}u, ", wgsl)
-    wgsl = _STORE.sub(
-        lambda m: "store_{}_{}x{}({}u, {}, {}, {});".format(m[1], *shapes[m[3]], place[m[3]], m[2], m[4], m[5]), wgsl
-    )
-    wgsl = _MULTIPLY.sub(lambda m: f"multiply({place[m[1]]}u, {place[m[2]]}u, {place[m[3]]}u);", wgsl)
-    wgsl = _ZERO.sub(lambda m: f"clear({place[m[1]]}u);", _DECLARED.sub("", wgsl))
-    wgsl = wgsl.replace(", @builtin(subgroup_id) sg: u32", "")
-    wgsl = wgsl.replace("  let group = wid.x", f"  let sg = lid / {LANES}u;\n  let group = wid.x", 1)
-    first, last = wgsl.split("@compute", 1)
-    return "\n".join([first, *dict.fromkeys(helpers), "@compute" + last])
+    """The same module without matrices."""
+    kept: frozenset[str] = frozenset()
+    while True:
+        try:
+            return _Module(wgsl, kept).text()
+        except _Late as late:
+            kept |= {late.name}
 
 
-def _load(array: str, columns: int, rows: int) -> str:
-    return f"""fn load_{array}_{columns}x{rows}(m: u32, first: u32, turned: bool, stride: u32) {{
-  for (var i = 0u; i < {rows * columns}u; i++) {{
-    let r = i / {columns}u; let c = i % {columns}u;
-    matrices[m + i] = f32({array}[first + select(r * stride + c, c * stride + r, turned)]);
-  }}
-}}"""
+class _Late(Exception):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
 
 
-def _store(array: str, columns: int, rows: int, kind: str) -> str:
-    return f"""fn store_{array}_{columns}x{rows}(m: u32, first: u32, turned: bool, stride: u32) {{
-  for (var i = 0u; i < {rows * columns}u; i++) {{
-    let r = i / {columns}u; let c = i % {columns}u;
-    {array}[first + select(r * stride + c, c * stride + r, turned)] = {kind}(matrices[m + i]);
-  }}
-}}"""
+@dataclass(slots=True)
+class _Loaded:
+    """An operand: from where, how many loops were around its load, and whether its array may have changed since."""
+
+    array: str
+    loops: int
+    stale: bool = False
 
 
-_FUNCTIONS = """fn clear(m: u32) { for (var i = 0u; i < 256u; i++) { matrices[m + i] = 0.0; } }
-fn multiply(m: u32, left: u32, right: u32) {
-  for (var i = 0u; i < 256u; i++) {
-    var sum = matrices[m + i]; let r = i / 16u * 16u; let c = i % 16u;
-    for (var k = 0u; k < 16u; k++) { sum += matrices[left + r + k] * matrices[right + k * 16u + c]; }
-    matrices[m + i] = sum;
-  }
-}"""
+class _Module:
+    def __init__(self, wgsl: str, kept: frozenset[str]) -> None:
+        self.wgsl, self.kept = wgsl, kept
+        self.arrays = {name: (element, length) for name, element, length in _ARRAY.findall(wgsl)}
+        self.functions: dict[str, str] = {}
+        self.types: dict[str, tuple[str, ...]] = {}  # of variables: left, right or result; element; columns; rows
+        self.scopes: list[dict[str, _Loaded | None]] = [{}]  # operands, and other matrices that `let` declares
+        self.loops: list[int] = []  # the scopes that are bodies of loops
+        calls = [(m["name"], _arguments(wgsl, m.end())[0]) for m in _EVENT.finditer(wgsl) if m["call"]]
+        self.operands = {x for name, args in calls if name.startswith("Multiply") for x in args[:2]}
+        if both := self.operands & {args[2] for name, args in calls if name == "Store"}:
+            raise ValueError(f"both operands of products and stored: {sorted(both)}")
+
+    def text(self) -> str:
+        for m in _DECLARED.finditer(self.wgsl):
+            if m[1] in self.types:
+                raise ValueError(f"{m[1]} is declared twice")
+            self._declare(m[1], m[2] or m[7])
+        text = _DECLARED.sub(lambda m: f"{m[1]} = {self._part(m[1])}();", self._events())
+        state = self._settle()
+        text = re.sub(rf"(?:let |var )?(?<![.\w])({'|'.join(self.places)})\b", lambda m: self.places[m[1]], text)
+        text, count = re.subn(r", @builtin\(subgroup_id\) sg: u32", "", text)
+        start = "let group = wid.x + wid.y * nwg.x;"
+        if count != 1 or text.count(start) != 1 or re.search("subgroup|@builtin.* sg", text):
+            raise ValueError(f"not understood:\n{text}")
+        # Mesa unrolls loops whose length it knows, or finds in the parameters: it must not know that this is 1.
+        ours = f"let sg = lid / {LANES}u; em_lane = lid % {LANES}u; em_one = min(nwg.x, 1u);"
+        before, after = text.replace(start, f"{start} {ours}").split("@compute", 1)
+        after = re.sub(r"(for \(var (\w+) = 0u; \2 < \d+u; \2)\+\+\)", r"\1 += em_one)", after)
+        lines = rolled(rolled(after.splitlines(), "em_i", 1), "em_j", 32)
+        return "\n".join([before, *state, *self.functions.values(), "@compute", *lines, ""])
+
+    def _events(self) -> str:
+        """The text with its calls rewritten."""
+        parts, at, looping, variables = [], 0, False, set(self.types)
+        for m in _EVENT.finditer(self.wgsl):
+            if m.start() < at:
+                raise ValueError(f"within a call: {m[0]}")
+            if m["call"]:
+                args, end = _arguments(self.wgsl, m.end())
+                if m["let"]:
+                    if m["result"] in variables or any(m["result"] in scope for scope in self.scopes):
+                        raise ValueError(f"{m['result']} is declared twice")
+                    self.scopes[-1][m["result"]] = None
+                parts += [self.wgsl[at : m.start()], self._call(m, args)]
+                at = end
+            elif m["loop"]:
+                looping = True
+            elif m["open"]:
+                self.scopes.append({})
+                self.loops += [len(self.scopes)] if looping else []
+                looping = False
+            elif m["close"]:
+                self.loops = [scope for scope in self.loops if scope < len(self.scopes)]
+                self.scopes.pop()
+            else:
+                self._spoil(m["written"])
+        return "".join(parts) + self.wgsl[at:]
+
+    def _spoil(self, array: str | None) -> None:
+        """An array was written, or any may be after a barrier."""
+        for loaded in (x for scope in self.scopes for x in scope.values() if x):
+            loaded.stale |= array in (None, loaded.array)
+
+    def _declare(self, name: str, written: str) -> None:
+        found = _TYPE.fullmatch(written)
+        if not found or found[2] != ("f32" if found[1] == "result" else "f16") or found.groups()[2:] not in _SPREAD:
+            raise ValueError(f"{name}: {written}")
+        if self.types.setdefault(name, found.groups()) != found.groups():
+            raise ValueError(f"{name} is {self.types[name]} and {written}")
+
+    def _type(self, name: str) -> tuple[str, ...]:
+        if name not in self.types:
+            raise ValueError(f"no matrix is known as {name}")
+        return self.types[name]
+
+    def _part(self, name: str) -> str:
+        """What an invocation has of a matrix."""
+        return KEPT if name in self.kept else VIEW if name in self.operands else _SPREAD[self._type(name)[2:]]
+
+    def _settle(self) -> list[str]:
+        """Gives each matrix a place in an array of its type; declares these arrays, and other state."""
+        state, self.places = ["var<private> em_lane: u32;", "var<private> em_one: u32;"], dict[str, str]()
+        for part in (VIEW, KEPT, HALF, QUAD):
+            names = [name for name in self.types if self._part(name) == part]
+            array = f"em_{part.split('<')[0]}"
+            self.places |= {name: f"{array}[{i}u]" for i, name in enumerate(names)}
+            state += [f"var<private> {array}: array<{part}, {len(names)}>;"] if names else []
+        return state
+
+    def _call(self, m: re.Match[str], args: list[str]) -> str:
+        name, result = m["name"], m["result"]
+        head = f"{m['let'] or ''}{result} = "
+        if name == "Load" and result and len(args) == 4:
+            pointer, first, turned, stride = args
+            array = self._array(pointer)
+            self._declare(result, m["type"] or "")
+            if result in self.operands:
+                self.scopes[-1][result] = _Loaded(array, len(self.loops))
+            part, steps = self._part(result), _steps(turned, stride)
+            return f"{head}{VIEW if part == VIEW else self._load(array, part)}({first}, {steps})"
+        if name == "Store" and not result and len(args) == 5:
+            pointer, first, value, turned, stride = args
+            array = self._array(pointer)
+            if self._type(value)[1] != self.arrays[array][0]:
+                raise ValueError(f"{value} is {self._type(value)}, {array} of {self.arrays[array][0]}")
+            self._spoil(array)
+            return f"{self._store(array, self._part(value))}({first}, {_steps(turned, stride)}, {value})"
+        if name in ("Multiply", "MultiplyAccumulate") and result and len(args) == (2 if name == "Multiply" else 3):
+            if name == "Multiply":
+                self._declare(result, "subgroup_matrix_result<f32, 16, 16>")
+            for operand, kind in zip([*args, result], ("left", "right", "result"), strict=False):
+                if (self._type(operand)[0], *self._type(operand)[2:]) != (kind, "16", "16"):
+                    raise ValueError(f"{operand} is {self._type(operand)}, no {kind} of 16 x 16")
+            left, right = self._operand(args[0], "left"), self._operand(args[1], "right")
+            given = [*args[:2], args[2] if len(args) == 3 else f"{HALF}()"]
+            return f"{head}{self._multiply('' if args[0] in self.kept else left, right)}({', '.join(given)})"
+        raise ValueError(f"not understood: {m[0]}{', '.join(args)})")
+
+    def _array(self, pointer: str) -> str:
+        name = pointer.removeprefix("&")
+        if pointer == name or name not in self.arrays:
+            raise ValueError(f"no array of f16 or f32: {pointer}")
+        return name
+
+    def _operand(self, name: str, kind: str) -> str:
+        """The array that it was loaded from."""
+        found = next((scope[name] for scope in reversed(self.scopes) if scope.get(name)), None)
+        if found is None:
+            raise ValueError(f"{name} is not loaded before it is multiplied, or only in another block")
+        if (found.stale or found.loops != len(self.loops)) and name not in self.kept:
+            if kind == "right":
+                raise ValueError(f"{name} is multiplied when {found.array} may have changed")
+            raise _Late(name)
+        return found.array
+
+    def _load(self, array: str, part: str) -> str:
+        count, at = _ELEMENTS[part]
+        length = self.arrays[array][1]
+        return self._function(
+            f"em_load{count}_{array}",
+            f"(first: u32, down: u32, along: u32) -> {part} {{\n  var v: {part}; {_place(part)}\n"
+            f"  for (var i = 0u; i < {count}u; i += em_one) {{\n    v{at} = bitcast<f32>(em_one * 0x7fc00000u);\n"
+            f"    if (at < {f'{length}u' if length else f'arrayLength(&{array})'}) {{ v{at} = f32({array}[at]); }}\n"
+            "    at += along;\n  }\n  return v;\n}",
+        )
+
+    def _store(self, array: str, part: str) -> str:
+        count, at = _ELEMENTS[part]
+        return self._function(
+            f"em_store{count}_{array}",
+            f"(first: u32, down: u32, along: u32, given: {part}) {{\n  var v = given; {_place(part)}\n"
+            f"  for (var i = 0u; i < {count}u; i += em_one) {{\n"
+            f"    {array}[at] = {self.arrays[array][0]}(v{at});\n    at += along;\n  }}\n}}",
+        )
+
+    def _multiply(self, left: str, right: str) -> str:
+        """The product of a view of `left`, or a matrix that was kept, and a view of `right`."""
+        b = [f"f32({right}[r + {i}u * right.z])" for i in range(8)]
+        return self._function(
+            f"em_multiply_{left}_{right}",
+            f"(left: {VIEW if left else KEPT}, right: {VIEW}, sums: {HALF}) -> {HALF} {{\n  var found = sums;\n"
+            + ("  let first = left.x + em_lane / 2u * left.y;\n" if left else "  var row = left;\n")
+            + "  var r = right.x + em_lane % 2u * 8u * right.z;\n"
+            "  for (var k = 0u; k < 16u; k += em_one) {\n"
+            f"    let a = {f'f32({left}[first + k * left.z])' if left else 'row[k / 4u][k % 4u]'};\n"
+            f"    found[0] += a * vec4<f32>({', '.join(b[:4])});\n"
+            f"    found[1] += a * vec4<f32>({', '.join(b[4:])});\n"
+            "    r += right.y;\n  }\n  return found;\n}",
+        )
+
+    def _function(self, name: str, rest: str) -> str:
+        self.functions[name] = f"fn {name}{rest}"
+        return name
+
+
+def _steps(turned: str, stride: str) -> str:
+    """From a row to the next, and from a column to the next."""
+    if turned not in ("true", "false"):
+        raise ValueError(f"turned or not? {turned}")
+    return f"1u, {stride}" if turned == "true" else f"{stride}, 1u"
+
+
+def _place(part: str) -> str:
+    column = "" if part == KEPT else f" + em_lane % 2u * {_ELEMENTS[part][0]}u * along"
+    return f"var at = first + em_lane / 2u * down{column};"
+
+
+def _arguments(text: str, at: int) -> tuple[list[str], int]:
+    """The arguments of a call from behind its opening parenthesis on, and where it ends."""
+    depth, found, begin = 0, [], at
+    for i in range(at, len(text)):
+        if not depth and text[i] in ",)":
+            found.append(text[begin:i].strip())
+            begin = i + 1
+            if text[i] == ")":
+                return found, i + 1
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+    raise ValueError(f"a call without an end: {text[at : at + 60]}")
+
+
+def rolled(lines: list[str], name: str, most: int) -> list[str]:
+    """Lines that repeat but for their numbers, at most so many at a time, as loops: Mesa is slow with long texts."""
+    shapes = [_NUMBER.sub("#", line) for line in lines]
+    found, at = [], 0
+    while at < len(lines):
+        saved, period = 0, 1
+        for size in range(1, most + 1):
+            count = 1
+            while _closed(lines[at : at + size]) and shapes[at : at + size] == shapes[at + count * size :][:size]:
+                count += 1
+            if size * (count - 1) > max(saved, 1):
+                saved, period = size * (count - 1), size
+        count = saved // period + 1
+        turns = ["\n".join(lines[at + turn * period :][:period]) for turn in range(count)]
+        if count > 1:
+            values = zip(*([int(v) for v in _NUMBER.findall(turn)] for turn in turns), strict=True)
+            series = [_series(column, name) for column in values]
+            pieces = _NUMBER.split(turns[0])[::2]
+            body = "".join(a + b for a, b in zip(pieces, [*series, ""], strict=True))
+            turns = [f"for (var {name} = 0u; {name} < {count}u; {name} += em_one) {{", body, "}"]
+        found += "\n".join(turns).splitlines()
+        at += count * period
+    return found
+
+
+def _closed(lines: list[str]) -> bool:
+    """Whether they can be the body of a loop."""
+    depth = 0
+    for line in lines:
+        if re.search(r"\b(return|break|continue)\b", line) or (not depth and re.match(r" *(let|var) ", line)):
+            return False
+        depth += line.count("{") - line.count("}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _series(values: tuple[int, ...], name: str) -> str:
+    """These numbers, one for each turn of a loop."""
+    step = values[1] - values[0]
+    if step >= 0 and all(b - a == step for a, b in pairwise(values)):
+        return f"({values[0]}u + {name} * {step}u)" if step else f"{values[0]}u"
+    return f"array<u32, {len(values)}>({', '.join(f'{v}u' for v in values)})[{name}]"

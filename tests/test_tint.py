@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ptegpu.plan.dialect import source
 from ptegpu.plan.plan import Kernel
 from tests import tint
@@ -18,6 +20,24 @@ fn main(@builtin(subgroup_size) size: u32) {
 def test_f16_and_subgroups_compile_with_the_prelude():
     kernel = Kernel("both", BODY, ("write",), 64, needs=("f16", "subgroups"))
     assert tint.check([source(kernel, "tint")]) == []
+
+
+def test_matrices_compile_with_the_prelude():
+    body = """
+@group(0) @binding(0) var<storage, read_write> x: array<f16>;
+@compute @workgroup_size(32)
+fn main() {
+    let a = subgroupMatrixLoad<subgroup_matrix_left<f16, 16, 16>>(&x, 0u, false, 16u);
+    let b = subgroupMatrixLoad<subgroup_matrix_right<f16, 16, 16>>(&x, 256u, false, 16u);
+    var sums = subgroup_matrix_result<f16, 16, 16>();
+    sums = subgroupMatrixMultiplyAccumulate(a, b, sums);
+    subgroupMatrixStore(&x, 512u, sums, false, 16u);
+}
+"""
+    kernel = Kernel("product", body, ("write",), 32, needs=("f16", "subgroups", "matrices"))
+    assert tint.check([source(kernel, "tint")]) == []
+    (message,) = tint.check([source(replace(kernel, needs=("f16", "subgroups")), "tint")])
+    assert "chromium_experimental_subgroup_matrix" in message
 
 
 def test_the_prelude_of_naga_is_not_enough_for_subgroups():

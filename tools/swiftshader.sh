@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Prints the path of the file that registers SwiftShader with Vulkan: the software adapter on which Dawn is tested, which
-# Debian's chromium package brings. Where that is not installed, it is downloaded and unpacked into .venv; if that is
-# not possible, one line on stderr says so. Fails if there is none at the end.
+# Debian's chromium-common brings. Where that is not installed, it is downloaded, and two files of it are unpacked into
+# .venv; if that is not possible, one line on stderr says so. Fails if there is none at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+package=chromium-common
 inside=usr/lib/chromium
 kept=$PWD/.venv/swiftshader
 
@@ -15,15 +16,22 @@ for folder in "/$inside" "$kept/$inside"; do
 done
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
-    echo "No SwiftShader: Debian's chromium package brings it, and there is no apt-get here." >&2
+    echo "No SwiftShader: Debian's $package brings it, and there is no apt-get here." >&2
     exit 1
 fi
-echo "Downloading Debian's chromium for its SwiftShader (some 80 MB, once)" >&2
-download=$(mktemp -d)
-trap 'rm -rf "$download"' EXIT
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+download() { (cd "$folder" && apt-get -qq download $package 2>&1); }
+echo "Downloading Debian's $package for its SwiftShader (some 30 MB, once)" >&2
+log=$(download) || { [ "$(id -u)" = 0 ] && apt-get -qq update >/dev/null 2>&1 && log=$(download); } || {
+    echo "No SwiftShader: apt-get download $package fails: $(echo "$log" | tail -n 1)" >&2
+    exit 1
+}
 mkdir -p "$kept"
-log=$(cd "$download" && apt-get -qq download chromium 2>&1 && dpkg-deb --fsys-tarfile chromium_*.deb |
-    tar -x -C "$kept" "./$inside/libvk_swiftshader.so" "./$inside/vk_swiftshader_icd.json" 2>&1) &&
-    echo "$kept/$inside/vk_swiftshader_icd.json" && exit 0
-echo "No SwiftShader: apt-get download chromium fails ($(echo "$log" | tail -n 1)). Run: apt-get update" >&2
+if log=$(dpkg-deb --fsys-tarfile "$folder"/*.deb |
+    tar -x -C "$kept" "./$inside/libvk_swiftshader.so" "./$inside/vk_swiftshader_icd.json" 2>&1); then
+    echo "$kept/$inside/vk_swiftshader_icd.json"
+    exit 0
+fi
+echo "No SwiftShader: $package does not have it: $(echo "$log" | tail -n 1)" >&2
 exit 1

@@ -382,6 +382,11 @@ def _pinned(x: Any) -> Any:
     return x
 
 
+def ceil(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
 def smallest(a: Any, b: Any) -> Any:
     """min(a, b), as an expression: it splits no plan in two."""
     return _extreme("min", a, b)

@@ -64,6 +64,13 @@ def test_json(invoke: Invoke, data: Path, tmp_path: Path) -> None:
     assert method["numpy"] == {}
 
 
+def test_precision_is_that_of_the_targets(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mlp.bundle"
+    for given, expected in ((["--precision", "exact"], "exact"), ([], "auto")):
+        assert invoke("compile", mlp, "-o", file, "--target", "browser", "--target", "this", *given).code == 0
+        assert [expected] * 2 == [target.precision for target in Bundle.load(file).targets]
+
+
 def test_sizes_make_it_smaller(invoke: Invoke, data: Path, tmp_path: Path) -> None:
     all_sizes, one = tmp_path / "all.bundle", tmp_path / "one.bundle"
     assert invoke("compile", data / "dynamic.pte", *FILES, "-o", all_sizes).code == 0

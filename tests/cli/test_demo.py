@@ -34,7 +34,7 @@ def test_as_json(invoke: Invoke) -> None:
     found = invoke("demo", "--json", *FEW).json()
     assert (SEED, "length") == (found["seed"], found["finish_reason"])
     assert 20 == len(found["tokens"]) == len(found["logprobs"])
-    assert {"index", "name", "type", "backend"} == set(found["adapter"])
+    assert {"index", "name", "type", "backend", "engine"} == set(found["adapter"])
     assert found["timings"]["decode_tokens"] == 19
     again = invoke("demo", *FEW).out
     assert found["text"] in again

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import ptegpu
 from ptegpu.cli import main
 from ptegpu.cli.console import (
     bar,
+    bars,
     counted,
     dims,
     duration,
@@ -223,6 +225,20 @@ def test_progress_is_silent_in_pipes(capsys: Capture, monkeypatch: pytest.Monkey
     with progress("Loading"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_bars_are_for_people_who_waited_a_second(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptegpu.cli.console.PATIENCE", 0.0)
+    with bars("Loading") as report:
+        report("Compiling kernels", 1, 2)
+    assert capsys.readouterr() == ("", "")
+    shown = io.StringIO()
+    monkeypatch.setattr("ptegpu.cli.console.console", lambda stderr: Console(file=shown, force_terminal=True, width=80))
+    with bars("Loading") as report:
+        time.sleep(0.05)
+        report("Compiling kernels", 1, 2)
+        report("Compiling kernels", 2, 2)
+    assert "Loading" in shown.getvalue() and "Compiling kernels" in shown.getvalue()
 
 
 def test_a_bar_is_for_people_only(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

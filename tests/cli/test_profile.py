@@ -64,7 +64,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     show(made_up(), By.KERNEL, "m.pte")
     lines = [line for line in lines_of(capsys.readouterr().out) if not line.startswith("──")]
     assert [
-        "m.pte · forward on A GPU (discrete, Vulkan)",
+        "m.pte · forward on A GPU (discrete, Vulkan through wgpu)",
         "medians of 5 calls · this adapter's measured maximum: 4 GB/s (copies), 1 TFLOP/s (f32)",
         "kernel count GPU time share each GB/s of max TFLOP/s of max",
         "gemv 2 60 µs 93.8 % 30 µs 1 25 % 0.2 20 %",
@@ -127,7 +127,7 @@ def test_a_method_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_report() -> None:
     found = report(made_up(), By.KERNEL)
-    assert {"index": 0, "name": "A GPU", "type": "discrete", "backend": "Vulkan"} == found["adapter"]
+    assert {"index": 0, "name": "A GPU", "type": "discrete", "backend": "Vulkan", "engine": "wgpu"} == found["adapter"]
     assert {"bytes_per_s": 4e9, "flops_per_s": 1e12} == found["ceilings"]
     assert (
         pytest.approx(

@@ -30,6 +30,17 @@ def test_it_prints_inputs_outputs_adapter_and_times(invoke: Invoke, mlp: Path) -
     assert " · run " in ended.out
 
 
+def test_engine_and_precision_are_passed_on(invoke: Invoke, mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+    load = ptegpu.load
+    monkeypatch.setattr(ptegpu, "load", lambda *args, **how: given.append(how) or load(*args, **how))
+    report = invoke("run", mlp, "--engine", "wgpu", "--precision", "exact", "--json").json()
+    assert [("wgpu", "exact")] == [(how["engine"], how["precision"]) for how in given]
+    assert report["adapter"]["engine"] == "wgpu"
+    refused = invoke("run", mlp, "--precision", "half")
+    assert (refused.code, "'half' is not one of 'auto', 'exact', 'fast'" in refused.err) == (2, True)
+
+
 def test_json_is_all_there_is_on_stdout(invoke: Invoke, mlp: Path, tmp_path: Path, x: np.ndarray) -> None:
     np.save(tmp_path / "x.npy", x)
     report = invoke("run", mlp, "--input", tmp_path / "x.npy", "--repeat", 3, "--json").json()

@@ -31,7 +31,7 @@ device = open_device()
 
 def counts():
     gc.collect()
-    device.pool.clear()
+    device.trim()
     return device.api.object_counts()
 """
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.gpu import plans
 
+from ptegpu.errors import KernelError
 from ptegpu.gpu import Device, Session
 from ptegpu.gpu.pipelines import PipelineCache
 from ptegpu.plan.plan import Kernel
@@ -46,6 +47,25 @@ def test_what_is_used_is_shared_however_long_ago_it_was_asked_for(device: Device
         cache.get(kernel)
     assert used is cache.get(first)
     assert 5 == cache.compiled
+
+
+def test_several_compile_at_once(device: Device) -> None:
+    cache = PipelineCache(device.api)
+    kernels = [replace(plans.ADD, wgsl=f"{plans.ADD.wgsl}// together {k}\n") for k in range(5)]
+    made = cache.get_all([*kernels, kernels[0]])
+    assert (5, True) == (cache.compiled, made[0] is made[5])
+    assert made[:5] == [cache.get(kernel) for kernel in kernels]
+
+
+def test_of_several_the_wrong_one_is_named(device: Device) -> None:
+    cache = PipelineCache(device.api)
+    kernels = [replace(plans.ADD, name=f"add{k}", wgsl=f"{plans.ADD.wgsl}// one of {k}\n") for k in range(4)]
+    syntax = replace(kernels[2], wgsl="fn main() {")
+    entry = replace(kernels[2], entry="other")
+    for wrong in (syntax, entry):
+        with pytest.raises(KernelError, match=r"^kernel add2 does not compile"):
+            cache.get_all([*kernels[:2], wrong, kernels[3]])
+    assert 4 == len(cache.get_all(kernels))
 
 
 def test_a_plan_keeps_its_pipelines(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from tests.gpu import plans
 from ptegpu.dtypes import DType
 from ptegpu.errors import Closed, DeviceError, InvalidInput, LimitExceeded, OutOfMemory
 from ptegpu.gpu import Counters, DeviceTensor, Session, SharedConstants, device_bytes
+from ptegpu.gpu.recording import Recording
 from ptegpu.plan.plan import Buffer
 
 X = np.arange(plans.N, dtype=np.float32)
@@ -338,7 +339,9 @@ def test_a_prepare_that_fails_leaves_the_session_as_it_was(session, device):
     before = device.counters.snapshot()
     with pytest.raises(DeviceError):
         session.prepare(replace(plan, kernels=(broken,)))
-    assert Counters() == device.counters.since(before)
+    made = device.counters.since(before)
+    assert (0, 0, 0) == (made.pipelines_created, made.bind_groups_created, made.dispatches)
+    assert session._store.missing(plan) == list(plan.buffers)
     np.testing.assert_array_equal(X + X, run(session, plan, X, X)[0])
 
 
@@ -410,3 +413,116 @@ def test_two_sessions_in_two_threads_do_not_meet(device):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_runs_that_are_held_share_a_submit_and_a_read_back(session, device):
+    total = session.prepare(plans.accumulate())
+    session.run(total, [X])
+    before = device.counters.snapshot()
+    held = [session.start(total, [n * ONES], hold=n < 3) for n in range(1, 4)]
+    assert 1 == device.counters.since(before).submits
+    for n, run in enumerate(held, 1):
+        np.testing.assert_array_equal(X + n * (n + 1) / 2, run.result()[0])
+    assert (1, 1) == (device.counters.since(before).submits, device.counters.since(before).readbacks)
+    np.testing.assert_array_equal(X + 6, session.run(total, [0 * X])[0])
+
+
+def test_a_run_that_is_held_begins_when_it_is_asked_for(session, device):
+    add, total = session.prepare(plans.add()), session.prepare(plans.accumulate())
+    run = session.start(add, [X, ONES], hold=True)
+    np.testing.assert_array_equal(X + 1, run.result()[0])
+    run = session.start(add, [X, X], read=[], hold=True)
+    np.testing.assert_array_equal(X + X, run.outputs[0].numpy())
+    chained = session.start(add, [X, ONES], read=[], hold=True)
+    for _ in range(3):
+        chained = session.start(add, [chained.outputs[0], ONES], read=[], hold=True)
+    with Session(device) as other:
+        np.testing.assert_array_equal(X + 5, other.run(other.prepare(plans.add()), [chained.outputs[0], ONES])[0])
+    session.start(total, [X], hold=True)
+    session.reset()
+    np.testing.assert_array_equal(ONES, session.run(total, [ONES])[0])
+
+
+def test_symbolic_ints_of_runs_that_are_held(session):
+    fill = session.prepare(plans.fill(100, (1, 2)))
+    held = [session.start(fill, [n], hold=True) for n in (3, 3, 5, 2)]
+    for n, run in zip((3, 3, 5, 2), held, strict=True):
+        np.testing.assert_array_equal(np.arange(100) + n, run.result()[0])
+
+
+def test_what_was_held_with_a_run_that_fails_never_begins(session, monkeypatch):
+    fill, total = session.prepare(plans.fill(100, (1, 2))), session.prepare(plans.accumulate())
+    session.run(fill, [4])
+    held = session.start(fill, [9], hold=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Recording, "compute", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.start(total, [X])
+    with pytest.raises(DeviceError, match="recorded together with one that failed"):
+        held.result()
+    for n in (9, 4):
+        np.testing.assert_array_equal(np.arange(100) + n, session.run(fill, [n])[0])
+    np.testing.assert_array_equal(X, session.run(total, [X])[0])
+
+
+def test_runs_that_are_held_and_discarded(session):
+    add = session.prepare(plans.add())
+    held = [session.start(add, [X, n * ONES], hold=n < 5) for n in range(6)]
+    for run in held[:3]:
+        run.discard()
+    np.testing.assert_array_equal(X + 4, held[4].result()[0])
+    other = session.start(add, [X, X])
+    np.testing.assert_array_equal(X + 3, held[3].result()[0])
+    held[5].discard()
+    np.testing.assert_array_equal(X + X, other.result()[0])
+
+
+def test_inputs_are_the_callers_again_once_a_run_has_started(session):
+    add = session.prepare(plans.add())
+    x, ones = X.copy(), ONES.copy()
+    run = session.start(add, [x, ones], hold=True)
+    x[:], ones[:] = 7, 7
+    (first,) = run.result()
+    (second,) = session.run(add, [x, ones])
+    np.testing.assert_array_equal(X + 1, first)  # not the mapped memory that the second run came through
+    np.testing.assert_array_equal(14 * ONES, second)
+
+
+@pytest.mark.parametrize("largest", [8, 1 << 20])
+def test_arrays_that_are_written_in_pieces(session, monkeypatch, largest):
+    monkeypatch.setattr("ptegpu.gpu.session.LARGEST", largest)
+    add = session.prepare(plans.add())
+    held = session.start(add, [X, X[::-1]], hold=True)
+    np.testing.assert_array_equal(X + ONES, session.run(add, [X, ONES])[0])
+    np.testing.assert_array_equal(X + X[::-1], held.result()[0])
+
+
+def test_arrays_that_several_threads_copy(session, monkeypatch):
+    monkeypatch.setattr("ptegpu.gpu.uploads._FEW", 0)
+    monkeypatch.setattr("ptegpu.gpu.uploads._BY_THREADS", 1)
+    monkeypatch.setattr("ptegpu.gpu.uploads._THREADS", 3)
+    add = session.prepare(plans.add())
+    for n in range(5):
+        np.testing.assert_array_equal(X * n + X[::-1], session.run(add, [X * n, X[::-1]])[0])
+
+
+def test_uploads_use_the_same_buffers_again(session, device):
+    add = session.prepare(plans.add())
+    for _ in range(3):
+        session.run(add, [X, ONES])
+    before = device.counters.snapshot()
+    for _ in range(20):
+        session.run(add, [X, ONES])
+    assert 0 == device.counters.since(before).buffers_created
+    device.trim()
+    np.testing.assert_array_equal(X + 1, session.run(add, [X, ONES])[0])
+
+
+def test_preparing_tells_how_far_it_is(session, device):
+    told: list[tuple[str, int, int]] = []
+    add = plans.ADD.wgsl
+    kernels = tuple(replace(plans.ADD, wgsl=f"const told{n} = 0;\n{add}") for n in range(3))
+    session.prepare(replace(plans.chain(), kernels=kernels), progress=lambda *report: told.append(report))
+    assert [("Uploading weights", 80, 80)] == [report for report in told if report[0] == "Uploading weights"]
+    compiled = [report[1:] for report in told if report[0] == "Compiling kernels"]
+    assert compiled == sorted(compiled) and (3, 3) == compiled[-1]

@@ -240,3 +240,12 @@ def test_no_size_of_a_program_makes_or_keeps_anything(device: Device) -> None:
         assert few == many
         engines = program.method("forward")._method.engines.values()
         assert [0] * len(engines) == [e.extended for e in engines]
+
+
+def test_kernels_for_the_sizes_that_are_told_are_there_first(device: Device) -> None:
+    told = ([], [{"x[0]": 7}], [{"x[0]": 120}], [{"x[0]": 7}, {"x[0]": 120}], [{"x[0]": 170}], [{"x[0]": 190}])
+    found = []
+    for points in told:
+        with Session(device) as session:
+            found.append(sorted(session.prepare(sized(), points).pipelines))
+    assert [[], [0], [1], [0, 1], [], []] == found

@@ -66,7 +66,7 @@ def test_generate_prints_json(run: Run, folder: Path, model: LanguageModel) -> N
     assert (expected.text, expected.tokens, "length") == (found["text"], found["tokens"], found["finish_reason"])
     assert expected.prompt_tokens == found["prompt_tokens"] and 6 == len(found["logprobs"])
     assert {"prefill_tokens_per_s", "decode_tokens_per_s", "reused_tokens"} < set(found["timings"])
-    assert {"index", "name", "type", "backend"} == set(found["adapter"])
+    assert {"index", "name", "type", "backend", "engine"} == set(found["adapter"])
 
 
 def test_generate_stops_before_a_string(run: Run, folder: Path, model: LanguageModel) -> None:

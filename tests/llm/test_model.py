@@ -22,6 +22,7 @@ import ptegpu
 from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.llm import LanguageModel
+from ptegpu.llm.compiling import compile
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import chosen
 
@@ -99,6 +100,36 @@ def test_the_bundled_model_plans_and_compiles_nothing_for_a_new_length(monkeypat
             model.generate([7] * length, max_tokens=1)
         created = model.program.device.counters.since(before)
         assert (0, 0, 0) == (created.buffers_created, created.bind_groups_created, created.pipelines_created)
+
+
+def test_a_cache_in_half(folder: Path, model: LanguageModel) -> None:
+    """Half the bytes; the same text here, with likelihoods that differ by what rounding does."""
+    made = model.generate(PROMPT, max_tokens=20, **FREE)
+
+    def nbytes(m: LanguageModel) -> int:
+        return sum(b.nbytes for p in m.program.method("forward").plans for b in p.buffers if b.role == "state")
+
+    with LanguageModel(folder / "tiny.pte", cache="f16") as half:
+        rounded = half.generate(PROMPT, max_tokens=20, **FREE)
+        assert nbytes(model) == 2 * nbytes(half) > 0
+        half.reset()
+        half.chunk = 3
+        assert rounded.tokens == half.generate(PROMPT, max_tokens=20, **FREE).tokens
+    assert made.tokens == rounded.tokens
+    close(rounded.logprobs, made.logprobs, 1e-2)
+    assert made.logprobs != rounded.logprobs
+
+
+def test_caches_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+    said = refused(InvalidInput, LanguageModel, folder / "tiny.pte", cache="f8")
+    assert 'cache is "f32" or "f16", not \'f8\'' == said
+    said = refused(InvalidInput, ptegpu.load, DATA / "mlp.pte", cache="f16")
+    assert 'cache="f16" needs key-value caches in float32 that only attention reads: there are none' == said
+    compile(folder / "tiny.pte", cache="f16").save(tmp_path / "half.bundle")
+    said = refused(InvalidInput, LanguageModel, tmp_path / "half.bundle", cache="f16")
+    assert "a bundle has the caches that it was made with: give `cache` to ptegpu.compile" == said
+    with LanguageModel(tmp_path / "half.bundle") as half:
+        assert 5 == len(half.generate([1, 2, 3], max_tokens=5, **FREE).tokens)
 
 
 def test_the_same_prompt_runs_one_token(model: LanguageModel) -> None:
@@ -206,6 +237,45 @@ def test_a_stop_string_over_several_tokens(model: LanguageModel) -> None:
         assert free.text[: free.text.index(stop)] == made.text == "".join(pieces)
         assert "stop" == made.finish_reason
     assert "length" == model.generate(PROMPT, max_tokens=5, stop=["never", "ever"], **FREE).finish_reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_that_go_together_change_nothing(model: LanguageModel, temperature: float) -> None:
+    options = {"temperature": temperature, "seed": 3, **FREE}
+    one_by_one = model.stream(PROMPT, max_tokens=30, **options)  # type: ignore[arg-type]
+    text = "".join(one_by_one)
+    wanted = one_by_one.generation
+    for count in range(1, 30):
+        made = model.generate(PROMPT, max_tokens=count, **options)  # type: ignore[arg-type]
+        assert wanted.tokens[:count] == made.tokens
+        close(made.logprobs, wanted.logprobs[:count], 1e-5)
+    ends = {t: wanted.tokens.index(t) for t in wanted.tokens}
+    for token, first in ends.items():  # the steps behind it, which have begun, are forgotten
+        made = model.generate(PROMPT, max_tokens=30, **options | {"stop_tokens": [token]})  # type: ignore[arg-type]
+        assert ("stop", wanted.tokens[:first]) == (made.finish_reason, made.tokens)
+        assert len(model.cached) == len(made.prompt_tokens) + first
+    for stop in (text[10:13], text[-5:]):
+        made = model.generate(PROMPT, max_tokens=30, stop=stop, **options)  # type: ignore[arg-type]
+        assert text[: text.index(stop)] == made.text
+    longer = [*wanted.prompt_tokens, *wanted.tokens, 7, 8]
+    after = model.generate(longer, max_tokens=12, **options)  # type: ignore[arg-type]
+    model.reset()
+    assert model.generate(longer, max_tokens=12, **options).tokens == after.tokens  # type: ignore[arg-type]
+
+
+def test_steps_go_together_where_nobody_waits_for_each(model: LanguageModel) -> None:
+    counters = model.program.device.counters
+
+    def submits(**options: object) -> int:
+        model.generate([5, 6, 7], max_tokens=41, **FREE, **options)  # type: ignore[arg-type]
+        before = counters.snapshot()
+        model.generate([5, 6, 7], max_tokens=41, **FREE, **options)  # type: ignore[arg-type]
+        done = counters.since(before)
+        assert done.submits == done.readbacks
+        return done.submits
+
+    assert 41 == submits(stream=lambda piece: None)
+    assert 13 == submits()
 
 
 def test_pieces_are_whole_characters_and_the_text(model: LanguageModel, text: tokenizers.Tokenizer) -> None:
@@ -374,9 +444,10 @@ def test_signatures_that_are_refused(folder: Path) -> None:
 INTERRUPTED = """
 import random, signal, sys
 from ptegpu.llm import LanguageModel
+from ptegpu.llm.compiling import compile
 
 def generate(number):
-    made = model.generate(prompts[number], max_tokens=6, temperature=float(number % 2), seed=1, stop_tokens=())
+    made = model.generate(prompts[number], max_tokens=16, temperature=float(number % 2), seed=1, stop_tokens=())
     return made.tokens
 
 model = LanguageModel(sys.argv[1])

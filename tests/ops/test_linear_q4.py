@@ -156,6 +156,9 @@ WAYS = [
     Gemv(rows=8, lanes=8, words=4, slots=2, staged=True),
     Gemv(rows=1, lanes=256, words=1, staged=True),
     Gemv(rows=3, lanes=4, words=1, slots=5),
+    Gemv(rows=4, lanes=8, words=4, slots=4, staged=True, digits=True),
+    Gemv(rows=3, lanes=4, words=1, slots=2, staged=True, digits=True),
+    Gemv(rows=2, lanes=8, words=4, slots=2, staged=True, digits=True, walks=True),
 ]
 
 
@@ -165,6 +168,7 @@ def test_every_way_to_share_out(way, subgroups, monkeypatch):
     monkeypatch.setattr(few, "GEMVS", (few.Choice(way),))
     check(q4((1,), 256, 21, 32, bias=True), subgroups=subgroups)
     check(q4((2,), 100, 12, 20), subgroups=subgroups)
+    check(q4((1,), 64, 37, 32), subgroups=subgroups, device_class=ONE_UNIT)
 
 
 @pytest.mark.parametrize("case", [*GEMV[::3], *PER_CHANNEL[::3]], ids=str)

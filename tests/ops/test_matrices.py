@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,54 +11,338 @@ import pytest
 from tests.emulated import adapter
 from tests.graphs import Sketch, engine_of, plan_of
 
+from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
-from ptegpu.ops import matrices
-from ptegpu.plan.target import Target
+from ptegpu.gpu.device import Device
+from ptegpu.graph.graph import Tensor
+from ptegpu.kernels.matrices import LARGE, NEEDS, SMALL
+from ptegpu.ops import matrices, product
+from ptegpu.ops.product import Product
+from ptegpu.ops.registry import OpDef, Out, Steps
+from ptegpu.ops.schema import Parameter
+from ptegpu.passes.fuse import fuse_elementwise
+from ptegpu.plan.target import Precision, Target
 
-WITH = Target(
-    f16=True, subgroups=True, subgroup_size=32, matrices=matrices.NEEDS, max_shared_bytes=32768, precision="fast"
+Array = np.ndarray[Any, Any]
+TARGET = Target(f16=True, subgroups=True, subgroup_size=32, matrices=NEEDS, max_shared_bytes=49152)
+Q4, C4, C8, LINEAR = (
+    "et_vk.linear_q4gsw.default",
+    "et_vk.linear_qcs4w.default",
+    "aten._weight_int8pack_mm.default",
+    "aten.linear.default",
 )
-pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Any:
+def gpu() -> Iterator[Device]:
     with adapter(open_device(engine="wgpu")) as device:
         yield device
 
 
-def run(gpu: Any, sketch: Sketch, result: Any, *inputs: np.ndarray, precision: str = "auto") -> np.ndarray:
+@pytest.fixture(params=[LARGE, SMALL], ids=["large", "small"])
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products that matrix units serve have tiles of this size."""
+    known = product.choose
+
+    def choose(p: Product, target: Target) -> product.Variant:
+        found = known(p, target)
+        return replace(found, steps=matrices.gemm(request.param)) if found.name.startswith("matrices") else found
+
+    monkeypatch.setattr(product, "choose", choose)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight of packed ints, the arguments that say so, and the floats (N, K) that it stands for."""
+
+    op: str
+    args: tuple[Any, ...]
+    values: Array
+
+    @staticmethod
+    def random(op: str, n: int, k: int, group: int, scales: Array | float = 1.0, dtype: Any = np.float32) -> Packed:
+        """Scales are between 1/2 and 3/2 times those given, (groups, n) or for all."""
+        rng = np.random.default_rng([n, k, group])
+        factors = (rng.uniform(0.5, 1.5, (k // group, n)) * scales).astype(dtype)
+        if op == C8:
+            stored = rng.integers(-128, 128, (n, k), np.int8)
+            ints = stored.astype(np.float64)
+        else:
+            stored = rng.integers(0, 256, (n, k // 2), np.uint8)
+            halves = [stored & 15, stored >> 4]
+            ints = np.stack(halves[:: -1 if op == C4 else 1], -1).reshape(n, k) - 8.0
+        args = (stored, factors, group) if op == Q4 else (stored, factors[0])
+        return Packed(op, args, ints * np.repeat(factors.astype(np.float64), group, 0).T)
+
+    def of(self, s: Sketch, x: Tensor, *bias: Tensor) -> Tensor:
+        args = [s.constant(a) if isinstance(a, np.ndarray) else a for a in self.args]
+        return s.tensor(self.op, x, *args, *bias)
+
+
+def normal(*shape: int, scale: Array | float = 1.0, dtype: Any = np.float32) -> Array:
+    """The same for the same shape."""
+    return (np.random.default_rng(shape).standard_normal(shape) * scale).astype(dtype)
+
+
+def run(gpu: Device, s: Sketch, y: Tensor, *inputs: Array, precision: Precision = "auto") -> Array:
+    """What a graph makes of inputs, on matrix units."""
     gpu.target = replace(gpu.target, precision=precision)
-    engine = engine_of(sketch.returns(result), gpu)
-    (y,) = engine.run(list(inputs))
-    return np.asarray(y)
+    engine = engine_of(s.returns(y), gpu)
+    assert any(k.name.startswith("matrix_gemm") for k in engine.plan.kernels), [k.name for k in engine.plan.kernels]
+    return np.asarray(engine.run(list(inputs))[0])
 
 
-def kernels(sketch: Sketch, result: Any, target: Target) -> list[str]:
-    return [k.name for k in plan_of(sketch.returns(result), target)[0].kernels]
+def compare(y: Array, x: Array, w: Array, added: Array | float = 0.0, most: float = 2**-10) -> None:
+    """y is x (…, M, K) · w (…, N, K)ᵀ + added: each element within what rounding x and w to f16 can cost, all of them
+    within far less on average, and within 2e-3 of their scale."""
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    right = x @ np.swapaxes(w, -1, -2) + added
+    size = np.abs(x) @ np.swapaxes(np.abs(w), -1, -2) + 1e-3 * np.abs(added)
+    assert y.shape == right.shape and np.isfinite(y).all()
+    error = np.abs(y - right)
+    if y.dtype == np.float16:
+        error = np.maximum(error - 2**-11 * np.abs(right), 0)
+    assert np.all(error <= most * size), np.argwhere(error > most * size)[:8]
+    assert error.sum() <= most / 8 * size.sum()
+    assert error.max() <= 2e-3 * np.abs(right).max()
 
 
-def packed(rng: np.random.Generator, n: int, k: int, group: int, spread: float = 1.0) -> tuple[Any, Any, Any]:
-    """Weights of 4 bits, their scales, and what they stand for."""
-    weight = rng.integers(0, 256, (n, k // 2), np.uint8)
-    scales = (rng.uniform(0.5, 1.5, (k // group, n)) * spread).astype(np.float32)
-    values = np.stack([weight & 15, weight >> 4], -1).reshape(n, k).astype(np.float64) - 8
-    return weight, scales, values * np.repeat(scales.T.astype(np.float64), group, 1)
+@pytest.mark.parametrize(
+    ("op", "m", "n", "k", "group"),
+    [
+        (Q4, 17, 64, 64, 32),
+        (Q4, 40, 150, 96, 32),
+        (Q4, 130, 136, 128, 64),
+        (Q4, 33, 65, 192, 192),
+        (C4, 18, 131, 96, 96),
+        (C8, 20, 131, 96, 96),
+    ],
+)
+def test_packed_weights(gpu: Device, tile: None, op: str, m: int, n: int, k: int, group: int) -> None:
+    s, x, weight = Sketch(), normal(m, k), Packed.random(op, n, k, group)
+    compare(run(gpu, s, weight.of(s, s.input(m, k)), x), x, weight.values)
 
 
-def held(y: np.ndarray, want: np.ndarray, inputs: np.ndarray) -> None:
-    """Within what f16 inputs cost: their last bit, of sums of products."""
-    scale = np.sqrt((inputs.astype(np.float64) ** 2).sum(-1, keepdims=True))
-    assert np.abs(y - want).max() / np.abs(want).max() < 2e-3, np.abs(y - want).max() / np.abs(want).max()
-    assert np.isfinite(scale).all()
+def test_packed_weights_and_a_bias_in_f16(gpu: Device) -> None:
+    m, n, k = 21, 70, 64
+    s, x, weight = Sketch(), normal(m, k, dtype=np.float16), Packed.random(Q4, n, k, 32, 0.1, np.float16)
+    bias = normal(n, dtype=np.float16)
+    y = run(gpu, s, weight.of(s, s.input(m, k, dtype=DType.F16), s.constant(bias)), x)
+    assert y.dtype == np.float16
+    compare(y, x, weight.values, bias.astype(np.float64))
 
 
-@pytest.mark.parametrize(("m", "n", "k", "group"), [(17, 64, 64, 32), (40, 150, 96, 32), (130, 136, 128, 64)])
-def test_packed_weights(gpu: Any, m: int, n: int, k: int, group: int) -> None:
-    rng = np.random.default_rng(m)
-    weight, scales, values = packed(rng, n, k, group)
-    x = rng.standard_normal((m, k)).astype(np.float32)
+@pytest.mark.parametrize(("dtype", "precision"), [(np.float16, "auto"), (np.float32, "fast")], ids=["f16", "f32"])
+@pytest.mark.parametrize(("m", "n", "k"), [(17, 64, 64), (130, 133, 75)])
+def test_floats(gpu: Device, tile: None, dtype: Any, precision: Precision, m: int, n: int, k: int) -> None:
+    s, x, w, bias = Sketch(), normal(m, k, dtype=dtype), normal(n, k, dtype=dtype), normal(n, dtype=dtype)
+    y = s.tensor(LINEAR, s.input(m, k, dtype=DType.of(x.dtype)), s.constant(w), s.constant(bias))
+    compare(run(gpu, s, y, x, precision=precision), x, w, bias.astype(np.float64))
+
+
+@pytest.mark.parametrize("op", [Q4, LINEAR])
+def test_k_in_parts(gpu: Device, op: str) -> None:
+    m, n, k = 19, 67, 2 * matrices.PART + 64
+    s, x, bias = Sketch(), normal(m, k), normal(n)
+    if op == Q4:
+        weight = Packed.random(Q4, n, k, 64)
+        y, w = weight.of(s, s.input(m, k), s.constant(bias)), weight.values
+    else:
+        w = normal(n, k)
+        y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
+    found = run(gpu, s, y, x, precision="fast")
+    assert [k.name for k in plan_of(s.graph, gpu.target)[0].kernels][-1] == "matmul_add_parts"
+    compare(found, x, w, bias.astype(np.float64))
+
+
+def test_a_joined_formula(gpu: Device) -> None:
+    """relu moves no two numbers apart, and what is added is added to f32."""
+    m, n, k = 20, 96, 64
+    s, x, rest, weight = Sketch(), normal(m, k), normal(m, n), Packed.random(Q4, n, k, 32)
+    y = s.tensor("aten.relu.default", weight.of(s, s.input(m, k)))
+    y = s.tensor("aten.add.Tensor", y, s.input(m, n))
+    s.returns(y)
+    fuse_elementwise(s.graph)
+    assert [node.op.name for node in s.graph.nodes] == ["fused(linear_q4gsw+relu+add)"]
+    gpu.target = replace(gpu.target, precision="auto")
+    found = np.asarray(engine_of(s.graph, gpu).run([x, rest])[0])
+    right = x.astype(np.float64) @ weight.values.T
+    clipped = right > 0
+    compare(np.where(clipped, found - rest, right), x, weight.values)
+    assert np.abs(found - rest)[~clipped].max() <= 2e-3 * np.abs(right).max()
+
+
+def product_of(sets: bool) -> OpDef:
+    """a (Z or sets, M, K) · b (Z, N, K)ᵀ · 3 + bias (Z or sets, N) / 2."""
+
+    def steps(a: Tensor, b: Tensor, bias: Tensor) -> Steps:
+        (batch, n, k), m = b.shape, a.shape[1]
+        y = yield Out((batch, m, n))
+        strides = (m * n, n, 1), 0, bias, (n, 0, 1), 0
+        yield Product(a, b, True, batch, m, n, k, y, *strides, 3.0, 0.5, sets=a.shape[0] if sets else None)
+
+    return OpDef("test.product", tuple(map(Parameter, ("a", "b", "bias"))), frozenset(), steps=steps)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
+@pytest.mark.parametrize("sets", [3, 2])
+def test_batches(gpu: Device, dtype: Any, sets: int) -> None:
+    batch, m, n, k = 4 if sets == 2 else 3, 20, 70, 66
+    a, b, bias = normal(sets, m, k, dtype=dtype), normal(batch, n, k, dtype=dtype), normal(sets, 1, n, dtype=dtype)
     s = Sketch()
-    args = s.input(m, k), s.constant(weight), s.constant(scales), group
-    y = s.tensor("et_vk.linear_q4gsw.default", *args)
-    held(run(gpu, s, y, x), x @ values.T, x)
+    inputs = [s.input(*given.shape, dtype=DType.of(given.dtype)) for given in (a, b, bias)]
+    y = run(gpu, s, s.tensor(product_of(sets == 2), *inputs), a, b, bias, precision="fast")
+    each = np.arange(batch) % sets
+    compare(y, 3.0 * a[each].astype(np.float64), b, 0.5 * bias[each].astype(np.float64))
+
+
+@pytest.mark.parametrize("op", ["mm", "bmm"])
+def test_matrices_along_n(gpu: Device, op: str) -> None:
+    """Whatever computes them."""
+    lead = (2,) if op == "bmm" else ()
+    s, a, b = Sketch(), normal(*lead, 33, 80), normal(*lead, 80, 68)
+    y = s.tensor(f"aten.{op}.default", s.input(*a.shape), s.input(*b.shape))
+    gpu.target = replace(gpu.target, precision="fast")
+    found = np.asarray(engine_of(s.returns(y), gpu).run([a, b])[0])
+    compare(found, a, np.swapaxes(b, -1, -2))
+
+
+@pytest.mark.parametrize("large", [1e6, 1e-6, 1e30, 1e-30], ids=str)
+@pytest.mark.parametrize("scale", [1e4, 1e-6], ids=str)
+def test_beyond_the_range_of_f16(gpu: Device, large: float, scale: float) -> None:
+    """Rows of very different sizes, and one of zeros."""
+    m, n, k = 17, 64, 64
+    rows = np.where(np.arange(m) % 3, large, 1.0)[:, None] * (np.arange(m) != 5)[:, None]
+    s, x, weight = Sketch(), normal(m, k, scale=rows), Packed.random(Q4, n, k, 32, scale)
+    y = run(gpu, s, weight.of(s, s.input(m, k)), x)
+    assert np.all(y[5] == 0)
+    for row in range(m):
+        if row != 5:
+            compare(y[row : row + 1], x[row : row + 1], weight.values)
+
+
+def test_rows_of_any_size_in_both_matrices(gpu: Device) -> None:
+    m, n, k = 17, 64, 64
+    x = normal(m, k, scale=10.0 ** np.arange(-8, 9)[:, None])
+    w = normal(n, k, scale=10.0 ** (np.arange(n) % 17 - 8)[:, None])
+    w[7] = 0
+    s = Sketch()
+    y = run(gpu, s, s.tensor(LINEAR, s.input(m, k), s.constant(w)), x, precision="fast")
+    assert np.all(y[:, 7] == 0)
+    for row in range(m):
+        for column in (c for c in range(n) if c != 7):
+            right = x[row].astype(np.float64) @ w[column]
+            most = np.abs(x[row].astype(np.float64)) @ np.abs(w[column])
+            assert abs(y[row, column] - right) <= 2**-10 * most
+
+
+def test_columns_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
+    """All of them have one factor to bring them to f16, which has room for 2²³."""
+    n, k = 64, 64
+    s, x, weight = Sketch(), normal(17, k), Packed.random(Q4, n, k, 32, 10.0 ** (np.arange(n) % 7 - 3))
+    y = run(gpu, s, weight.of(s, s.input(17, k)), x)
+    for column in range(n):
+        compare(y[:, column : column + 1], x, weight.values[column : column + 1])
+
+
+def test_columns_far_below_others_lose_bits_but_no_more(gpu: Device) -> None:
+    """Beyond that, weights are as exact as the largest ones times 2⁻³³: of 2¹³ at most, f16 rounds to 2⁻²⁵."""
+    n, k = 64, 64
+    s, x, weight = Sketch(), normal(17, k), Packed.random(Q4, n, k, 32, np.where(np.arange(n) % 2, 1e4, 1e-6))
+    y = run(gpu, s, weight.of(s, s.input(17, k)), x)
+    compare(y[:, 1::2], x, weight.values[1::2])
+    error = np.abs(y - x.astype(np.float64) @ weight.values.T)[:, ::2]
+    assert np.all(error <= 2.0**-33 * 1.5e4 * np.abs(x).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("op", [Q4, C8, LINEAR])
+def test_nan_and_infinity_stay_in_their_rows(gpu: Device, op: str) -> None:
+    m, n, k = 19, 64, 64
+    s, x = Sketch(), normal(m, k)
+    x[3, 7], x[9, 60], x[11, 0], x[11, 33] = np.nan, np.inf, -np.inf, 1e30
+    if op == LINEAR:
+        w = np.where(np.arange(k) == 60, np.arange(n)[:, None] % 3 - 1, normal(n, k)).astype(np.float32)
+        y = s.tensor(LINEAR, s.input(m, k), s.constant(w))
+    else:
+        weight = Packed.random(op, n, k, k if op == C8 else 32)
+        y, w = weight.of(s, s.input(m, k)), weight.values
+    found = run(gpu, s, y, x, precision="fast")
+    odd = [3, 9, 11]
+    with np.errstate(invalid="ignore"):
+        right = x[odd].astype(np.float64) @ w.T
+    np.testing.assert_array_equal(np.isnan(found[odd]), np.isnan(right))
+    np.testing.assert_array_equal(found[odd][np.isinf(right)], right[np.isinf(right)])
+    compare(np.delete(found, odd, 0), np.delete(x, odd, 0), w)
+
+
+def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
+    n, k = 70, 64
+    s, weight = Sketch(), Packed.random(Q4, n, k, 32)
+    gpu.target = replace(gpu.target, precision="auto")
+    engine = engine_of(s.returns(weight.of(s, s.input(150, k))), gpu)
+    for m in (150, 17, 129, 3, 150, 33):
+        x = normal(m, k)
+        compare(np.asarray(engine.run([x])[0]), x, weight.values)
+
+
+def kernels(s: Sketch, y: Tensor, target: Target) -> list[str]:
+    return [k.name for k in plan_of(s.returns(y), target)[0].kernels]
+
+
+CHOICES: dict[tuple[str, Any], tuple[bool, bool, bool]] = {  # matrix units under exact, auto, fast
+    (Q4, np.float32): (False, True, True),
+    (C4, np.float32): (False, True, True),
+    (C8, np.float32): (False, True, True),
+    (LINEAR, np.float16): (False, True, True),
+    (LINEAR, np.float32): (False, False, True),
+}
+
+
+def chosen(op: str, dtype: Any, target: Target, m: int = 40, n: int = 128, k: int = 128, group: int = 32) -> bool:
+    s = Sketch()
+    x = s.input(m, k, dtype=DType.of(np.dtype(dtype)))
+    if op == LINEAR:
+        y = s.tensor(LINEAR, x, s.constant(np.zeros((n, k), dtype)))
+    else:
+        y = Packed.random(op, n, k, group if op == Q4 else k).of(s, x)
+    return any(name.startswith("matrix_") for name in kernels(s, y, target))
+
+
+@pytest.mark.parametrize(("op", "dtype"), CHOICES, ids=lambda v: getattr(v, "__name__", v))
+def test_precision_is_a_promise(op: str, dtype: Any) -> None:
+    found = [chosen(op, dtype, replace(TARGET, precision=p)) for p in ("exact", "auto", "fast")]
+    assert tuple(found) == CHOICES[op, dtype]
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {"f16": False},
+        {"matrices": ()},
+        {"matrices": NEEDS[:1]},
+        {"subgroup_size": 0},
+        {"subgroup_size": 64},
+        {"max_shared_bytes": 16384},
+        {"max_invocations": 64},
+        {"max_storage_buffers": 4},
+    ],
+    ids=str,
+)
+def test_what_an_adapter_must_have(less: dict[str, Any]) -> None:
+    assert chosen(Q4, np.float32, TARGET)
+    assert not chosen(Q4, np.float32, replace(TARGET, **less))
+
+
+@pytest.mark.parametrize("less", [{"m": 16}, {"n": 63}, {"k": 32}, {"k": 80, "group": 16}, {"group": 16}], ids=str)
+def test_what_others_do_as_well(less: dict[str, int]) -> None:
+    assert not chosen(Q4, np.float32, TARGET, **less)
+
+
+def test_scales_that_are_no_constants() -> None:
+    """Nobody knows what would bring them to the range of f16."""
+    s, weight = Sketch(), Packed.random(Q4, 64, 64, 32)
+    args = s.input(40, 64), s.constant(weight.args[0]), s.input(2, 64), 32
+    assert "matrix_gemm128" not in kernels(s, s.tensor(Q4, *args), TARGET)
+    s = Sketch()
+    args = s.input(40, 64), s.constant(weight.args[0]), s.constant(np.full((2, 64), np.inf, np.float32)), 32
+    assert "matrix_gemm128" not in kernels(s, s.tensor(Q4, *args), TARGET)

@@ -174,7 +174,9 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize(
+    "layer", [*LAYERS[:3], *(pytest.param(layer, marks=pytest.mark.slow) for layer in LAYERS[3:])], ids=str
+)
 def test_a_step_is_one_dispatch_and_the_product(layer):
     want = {"attention_rows": 1, "linear_q4_gemv": 1} if layer.columns else {"attention_rows": 1, "attention_merge": 1}
     assert same(layer) == want
@@ -187,6 +189,7 @@ def test_in_a_browser():
 HALVED = [Layer(cache=F16), Layer(cache=F16, cached=CUSTOM), Layer(dtype=F16, cache=F16), Layer(dtype=F16)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", HALVED, ids=str)
 @pytest.mark.parametrize("f16", [True, False])
 def test_halves(layer, f16):
@@ -203,6 +206,7 @@ def test_what_a_kernel_cannot_take_in():
     assert same(Layer(), CALLS[:4], max_storage_buffers=7)["rope_halves"] == 1
 
 
+@pytest.mark.slow
 def test_who_merges(monkeypatch):
     """Attention itself, where rows are not staged, or where there are too many parts."""
     monkeypatch.setattr(few, "MOST_PARTS", 2)

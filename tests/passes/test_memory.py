@@ -196,7 +196,15 @@ def test_states_never_share_a_buffer() -> None:
     constant = s.constant(bytes_)
     memory = planned(s.returns(*states, constant))
     assert 4 == len(set(names(memory, *states, constant)))
-    assert [0, 1, None, 2] == [memory.buffer_of[t].blob for t in (*states, constant)]
+    assert [None, None, None, 0] == [memory.buffer_of[t].blob for t in (*states, constant)]
+
+
+def test_first_values_of_states_are_kept_unless_they_are_zeros() -> None:
+    s = Sketch()
+    zeros, ones = s.state(4, data=np.zeros(4, np.float32)), s.state(4, data=np.ones(4, np.float32))
+    memory = planned(s.returns(zeros, ones))
+    assert [None, 0] == [memory.buffer_of[t].blob for t in (zeros, ones)]
+    assert [bytes(np.ones(4, np.float32))] == [bytes(blob) for blob in memory.blobs]
 
 
 @pytest.mark.parametrize("kind", ["input", "temp", "state"])

@@ -200,6 +200,34 @@ def test_live_rows(make):
     assert counts == [1 + PRODUCTS[make], 1, 1, 0, 1, 1 + PRODUCTS[make]]
 
 
+def last(batch: int, length: int, k: int, index: int = -1, *, kept: bool = False, **how: object) -> Normed:
+    """A product of the norm of one row of each batch, as of the last token of a prompt."""
+    b = Normed(1, 4)
+    b.graph.nodes.clear()
+    b.graph.inputs.clear()
+    b.arrays.clear()
+    x = b.input(batch, length, k)
+    row = b.apply("aten.select_copy.int", x, 1, index, shape=(batch, k))
+    b.graph.outputs = [b.linear(b.norm(row), 12, 4, **how), *([row] if kept else [])]  # type: ignore[arg-type]
+    return b
+
+
+@pytest.mark.parametrize("staged", [True, False])
+@pytest.mark.parametrize("k", [64, 30])
+def test_a_row_of_a_larger_tensor(k, staged, monkeypatch):
+    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32, staged=staged)),))
+    for index in (-1, 0, 3):
+        same(lambda index=index: last(1, 5, k, index), 1)
+    same(lambda: last(1, 1, k), 1)
+    same(lambda: last(2, 5, k), 2)  # whose rows lie apart
+    same(lambda: last(1, 5, k, kept=True), None)
+
+
+def test_a_row_that_is_an_output_stays() -> None:
+    assert join(last(1, 5, 64)) == ["fused(select_copy+rms_norm+linear_q4gsw)"]
+    assert join(last(1, 5, 64, kept=True)) == ["aten.select_copy.int", "fused(rms_norm+linear_q4gsw)"]
+
+
 def test_labels_name_the_calls_that_a_dispatch_serves() -> None:
     b = projections(1, 64, (8, 4, 4), 32)
     assert join(b) == ["fused(rms_norm+linear_q4gsw+linear_q4gsw+linear_q4gsw)"]

@@ -26,6 +26,7 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, open_device
 from ptegpu.graph.graph import Node, Tensor
 from ptegpu.ops import REGISTRY
+from ptegpu.passes.attention import join_attention
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
@@ -330,6 +331,7 @@ def check(seed: int, joined: bool, device: Device) -> None:
         fuse_elementwise(k.graph)
         join_siblings(k.graph)
         join_norms(k.graph)
+        join_attention(k.graph)
     rng = np.random.default_rng(seed)
     reference = Reference(k)
     engine = engine_of(k.graph, device, cover=False)

@@ -27,7 +27,7 @@ from .generate import (
     show_stats,
     write,
 )
-from .options import DeviceName, Engine, Precision
+from .options import CacheType, DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
     from ..llm import Conversation
@@ -49,6 +49,7 @@ def chat(
     device: DeviceName = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    cache: CacheType = "f32",
     stats: Stats = False,
 ) -> None:
     """Talk with a model; from a pipe, each line is a message."""
@@ -61,7 +62,7 @@ def chat(
         "repeat_penalty": repeat_penalty,
         "seed": seed,
     }
-    loaded, _ = open_model(model, tokenizer, device, engine, precision)
+    loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)
     with loaded:
         conversation = loaded.chat(system, **options)
         _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")

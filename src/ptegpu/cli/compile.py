@@ -18,7 +18,7 @@ from .analysis import memory
 from .console import bar, counted, duration, explain, print_json, say, show_table
 from .console import size as size_text
 from .families import numpy_calls, parse_sizes
-from .options import AsJson, Data, Engine, Precision
+from .options import AsJson, CacheType, Data, Engine, Precision
 from .values import check_folder, find_method, open_source
 
 BROWSER, THIS = "browser", "this"
@@ -48,6 +48,7 @@ def compile(
     ] = None,
     engine: Engine = "auto",
     precision: Precision = "auto",
+    cache: CacheType = "f32",
     json: AsJson = False,
 ) -> None:
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
@@ -71,6 +72,7 @@ def compile(
             methods=method or None,
             precision=precision,
             progress=lambda name, done, total: step(done, total, name),
+            cache=cache,
         )
         bundle.save(output)
     seconds, nbytes = time.perf_counter() - started, output.stat().st_size

@@ -16,7 +16,15 @@ from typing import Any
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -122,11 +130,37 @@ def print_error(message: str) -> None:
 def progress(what: str) -> Iterator[None]:
     """A spinner on stderr while the block runs, if that takes more than a second and a person is watching."""
     terminal = console(stderr=True)
+    status = terminal.status(Text(f"{what} …"))
+    with _patiently(status.start, status.stop, terminal):
+        yield
+
+
+@contextmanager
+def bars(*phases: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each phase on stderr, if the block takes more than a second and a person is watching. It is given what
+    to tell: a phase, how much of it is done, of how much. The phases named here are shown before they are told of."""
+    terminal = console(stderr=True)
+    columns = (TextColumn("{task.description:<16}", markup=False), BarColumn(30), TimeElapsedColumn())
+    shown = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    tasks: dict[str, TaskID] = {phase: shown.add_task(visible(phase), total=None) for phase in phases}
+
+    def report(phase: str, done: int, of: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = shown.add_task(visible(phase), total=None)
+        if of > 1 or done == of:
+            shown.update(tasks[phase], completed=done, total=of)
+
+    with _patiently(shown.start, shown.stop, terminal):
+        yield report
+
+
+@contextmanager
+def _patiently(start: Callable[[], None], stop: Callable[[], None], terminal: Console) -> Iterator[None]:
+    """A block that something is shown for once it takes more than a second."""
     if not terminal.is_terminal:
         yield
         return
-    status = terminal.status(Text(f"{what} …"))
-    timer = threading.Timer(PATIENCE, status.start)
+    timer = threading.Timer(PATIENCE, start)
     timer.daemon = True
     timer.start()
     try:
@@ -134,7 +168,7 @@ def progress(what: str) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
-        status.stop()
+        stop()
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def tell(
         else:
             write(f"{lines.finish()}{'' if made.finish_reason == 'stop' else ' …'}\n\n")
             speed = f"{counted(len(made.tokens), 'token')}, {made.timings.decode_rate:.3g} tokens/s"
-            place = f"{MODEL.name} on {adapter.name} ({adapter.type}, {adapter.backend})"
+            place = f"{MODEL.name} on {adapter.place}"
             say((f"{place} · {speed} · seed {made.seed}", "dim"))
     if made.finish_reason == "cancelled":
         raise typer.Exit(CANCELLED)

@@ -50,12 +50,7 @@ def digits(
     if json:
         print_json(
             {
-                "adapter": {
-                    "index": adapter.index,
-                    "name": adapter.name,
-                    "type": adapter.type,
-                    "backend": adapter.backend,
-                },
+                "adapter": adapter.record,
                 "digit": digit,
                 "input": images[digit].tolist(),
                 "output": probabilities[digit].tolist(),
@@ -67,7 +62,7 @@ def digits(
             }
         )
     else:
-        say(("digits.pte", "bold"), f" on {adapter.name} ({adapter.type}, {adapter.backend})")
+        say(("digits.pte", "bold"), f" on {adapter.place}")
         _show(images[digit], probabilities[digit], int(labels[digit]))
         say(f"{right} of {len(images)} images correct · at most {number(error)} from PyTorch's probabilities")
         say(f"load {duration(load_s)} · first run {duration(runs_s[0])} · best run {duration(min(runs_s))}")

@@ -8,9 +8,7 @@ import os
 import platform
 import re
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -84,8 +82,7 @@ def examine(device: str, engine: Engine = "auto", measure: bool = False) -> dict
     try:
         infos: list[AdapterInfo] = []
         for name, (package, install) in gpu.PACKAGES.items():
-            with _stderr() as said:
-                found = gpu.adapters(name) if gpu.installed(name) else []
+            found = gpu.adapters(name) if gpu.installed(name) else []
             infos += found
             report["engines"].append(
                 {
@@ -94,7 +91,7 @@ def examine(device: str, engine: Engine = "auto", measure: bool = False) -> dict
                     "version": _version(package),
                     "install": None if gpu.installed(name) else f"pip install {install}",
                     "adapters": [_adapter(info) for info in found],
-                    "said": said,
+                    "said": gpu.said(name),
                 }
             )
         if sys.platform == "linux":
@@ -148,23 +145,6 @@ def nvidia_hints(vendors: set[str], loader: bool, version_file: Path = NVIDIA_VE
 
 def _place(info: AdapterInfo) -> dict[str, Any]:
     return {"engine": info.engine, "index": info.index}
-
-
-@contextmanager
-def _stderr() -> Iterator[list[str]]:
-    """A block whose stderr is kept, also what a C library writes there: the lines, once it has ended."""
-    lines: list[str] = []
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lines
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            file.seek(0)
-            lines += file.read().decode(errors="replace").splitlines()
 
 
 def _version(package: str) -> str | None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..errors import InvalidInput
 from .console import bar, console, counted, duration, print_json, progress, say
 from .generate import Model, TokenizerPath, open_model
-from .options import DeviceName, Engine, Precision
+from .options import CacheType, DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
     from ..llm import Evaluation
@@ -49,6 +49,7 @@ def evaluate(
     device: DeviceName = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    cache: CacheType = "f32",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compute the perplexity of a text; --checkpoint compares it with PyTorch's."""
@@ -61,7 +62,7 @@ def evaluate(
         decoded = content.decode()
     except UnicodeDecodeError as e:
         raise InvalidInput(f"{text} is not UTF-8: {e}") from None
-    loaded, _ = open_model(model, tokenizer, device, engine, precision)
+    loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)
     with loaded:
         tokens = loaded.tokenizer.encode(decoded)
         nbytes = len(content)
@@ -88,7 +89,7 @@ def evaluate(
         with bar("PyTorch") as update:
             expected = perplexity(reference, tokens, nbytes, size, stride, update)
     if json:
-        report = {"model": str(model), "text": str(text), "adapter": _adapter(adapter), "window": size}
+        report = {"model": str(model), "text": str(text), "adapter": adapter.record, "window": size}
         report |= {"notes": notes, **_figures(found)}
         if expected is not None:
             difference = found.perplexity / expected.perplexity - 1
@@ -100,10 +101,6 @@ def evaluate(
         difference = found.perplexity / expected.perplexity - 1
         say(f"PyTorch    {expected.perplexity:.5g} · {_details(expected)}")
         say(f"difference {difference:+.3%}")
-
-
-def _adapter(found: Any) -> dict[str, Any]:
-    return {"index": found.index, "name": found.name, "type": found.type, "backend": found.backend}
 
 
 def _figures(found: Evaluation) -> dict[str, Any]:

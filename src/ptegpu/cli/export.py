@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..files import check_writable
-from .console import console, counted, duration, number, print_json, progress, say, show_table, size
+from .console import bars, counted, duration, number, print_json, progress, say, show_table, size
 
 if TYPE_CHECKING:
     from ..export import ExportedModel, Lowered
-    from ..export.checkpoint import Progress as Report
 
 export = typer.Typer(name="export", help="Make a .pte from a checkpoint or a PyTorch module.", no_args_is_help=True)
 
@@ -65,7 +61,7 @@ def llm(
         from ..export import Options, export_llm
     chosen = embedding.value if embedding else None
     options = Options(dtype.value, quantize.value, group, chosen, max_seq, max_context, all_logits)
-    with _bars() as report:
+    with bars() as report:
         made = export_llm(folder, output, options, check=check, progress=report)
     if json:
         print_json(_model_json(made))
@@ -109,23 +105,6 @@ def torch(
     if made.difference is not None:
         _line("check", f"at most {number(made.difference)} from eager PyTorch")
     _show_notes(made.notes)
-
-
-@contextmanager
-def _bars() -> Iterator[Report]:
-    """A bar for each phase on stderr, where a person is watching."""
-    terminal = console(stderr=True)
-    columns = (TextColumn("{task.description:<16}"), BarColumn(30), TimeElapsedColumn())
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(phase: str, done: int, of: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=None)
-            if of > 1 or done == of:
-                bars.update(tasks[phase], completed=done, total=of)
-
-        yield report
 
 
 def _show_model(made: ExportedModel, output: Path) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from .console import console, counted, duration, print_json, progress, say
-from .options import DeviceName, Engine, Precision
+from .console import bars, console, counted, duration, print_json, say
+from .options import CacheType, DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
     from ..llm import Generation, LanguageModel, Stream
@@ -57,6 +57,7 @@ def generate(
     device: DeviceName = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    cache: CacheType = "f32",
     stats: Stats = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -72,7 +73,7 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
-    loaded, load_s = open_model(model, tokenizer, device, engine, precision)
+    loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache)
     with loaded:
         asks = chat or system is not None
         stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
@@ -93,14 +94,15 @@ def generate(
 
 
 def open_model(
-    path: Path, tokenizer: Path | None, device: str, engine: Engine, precision: Precision
+    path: Path, tokenizer: Path | None, device: str, engine: Engine, precision: Precision, cache: CacheType = "f32"
 ) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
 
-    with progress(f"Loading {path.name}"):
+    with bars(f"Loading {path.name}") as told:
         started = time.perf_counter()
-        loaded = LanguageModel(path, device, tokenizer, engine=engine, precision=precision)
+        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
+        loaded = LanguageModel(path, device, tokenizer, **how)
         try:
             assert loaded.tokenizer
         except BaseException:
@@ -153,7 +155,7 @@ def report(path: Path, model: LanguageModel, made: Generation, load_s: float) ->
     adapter, t = model.program.device.info, made.timings
     return {
         "model": str(path),
-        "adapter": {"index": adapter.index, "name": adapter.name, "type": adapter.type, "backend": adapter.backend},
+        "adapter": adapter.record,
         "text": made.text,
         "finish_reason": made.finish_reason,
         "seed": made.seed,

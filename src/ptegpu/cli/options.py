@@ -30,4 +30,8 @@ Precision = Annotated[
     Literal["auto", "exact", "fast"],
     typer.Option(help="Whether products may round to f16; auto: where weights are quantized or f16."),
 ]
+CacheType = Annotated[
+    Literal["f32", "f16"],
+    typer.Option(help="What key-value caches are stored in; f16 takes half the memory and is faster when long."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -11,7 +11,7 @@ import typer
 
 import ptegpu
 
-from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
+from .console import bars, counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Engine, Inputs, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source
@@ -49,8 +49,10 @@ def profile(
     chosen = find_method(file, method)
     takes, _ = declared(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
-    with progress(f"Loading {model.name}"):
-        program = ptegpu.load(source, data or None, device, engine=engine, precision=precision, methods=[chosen.name])
+    with bars(f"Loading {model.name}") as told:
+        program = ptegpu.load(
+            source, data or None, device, engine=engine, precision=precision, methods=[chosen.name], progress=told
+        )
     with program, progress(f"Profiling {chosen.name}"):
         found = program.method(chosen.name).profile(*arguments, repeats=repeat)
     if trace:
@@ -65,15 +67,13 @@ def profile(
 
 def report(found: Profile, by: By) -> dict[str, Any]:
     """The profile as JSON, with the adapter and the note on what profiling costs."""
-    a = found.adapter
-    adapter = {"index": a.index, "name": a.name, "type": a.type, "backend": a.backend}
-    return {"adapter": adapter, **found.to_json(by.value), "note": note(found)}
+    return {"adapter": found.adapter.record, **found.to_json(by.value), "note": note(found)}
 
 
 def show(found: Profile, by: By, model: str) -> None:
     """The tables and the totals on stdout."""
     a, peak = found.adapter, found.ceilings
-    say((model, "bold"), f" · {found.method} on {a.name} ({a.type}, {a.backend})")
+    say((model, "bold"), f" · {found.method} on {a.place}")
     most = f"{number(peak.bandwidth / 1e9)} GB/s (copies), {number(peak.flops / 1e12)} TFLOP/s (f32)"
     explain(f"medians of {counted(found.repeats, 'call')} · this adapter's measured maximum: {most}")
     second = "kernel" if by is By.DISPATCH else "count"

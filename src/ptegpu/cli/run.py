@@ -16,7 +16,7 @@ import ptegpu
 from ..errors import InvalidInput
 from ..runtime.signature import Signature, Spec
 from .compare import SCALE, Difference, compare
-from .console import dims, duration, number, print_json, progress, say, show_table
+from .console import bars, dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Engine, Inputs, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source, readable, summary, values_text
@@ -57,9 +57,11 @@ def run(
     if save and save.suffix not in (".npz", ".npy"):
         raise typer.BadParameter(f"{save} must end in .npz or .npy", param_hint="--save")
     check_folder(save, "--save")
-    with progress(f"Loading {model.name}"):
+    with bars(f"Loading {model.name}") as told:
         started = time.perf_counter()
-        program = ptegpu.load(source, data or None, device, engine=engine, precision=precision, methods=[chosen.name])
+        program = ptegpu.load(
+            source, data or None, device, engine=engine, precision=precision, methods=[chosen.name], progress=told
+        )
         load_s = time.perf_counter() - started
     with program, progress(f"Running {chosen.name}"):
         call = program.method(chosen.name)
@@ -80,7 +82,7 @@ def run(
         report: dict[str, Any] = {
             "model": str(model),
             "method": chosen.name,
-            "adapter": {"index": adapter.index, "name": adapter.name, "type": adapter.type, "backend": adapter.backend},
+            "adapter": adapter.record,
             "inputs": [{"name": s.name, **summary(x)} for s, x in zip(signature.inputs, shown_inputs)],
             "outputs": [{"name": s.name, **summary(y)} for s, y in zip(signature.outputs, outputs)],
             "load_s": load_s,
@@ -91,7 +93,7 @@ def run(
             report["expect"] = {"file": str(expect), "equal": not wrong, "outputs": differences}
         print_json(report)
     else:
-        say((model.name, "bold"), f" · {chosen.name} on {adapter.name} ({adapter.type}, {adapter.backend})")
+        say((model.name, "bold"), f" · {chosen.name} on {adapter.place}")
         _show_arrays([*zip(signature.inputs, shown_inputs), *zip(signature.outputs, outputs)])
         say(f"load {duration(load_s)} · run {_timings(runs_s)}")
         if save:

@@ -19,6 +19,7 @@ import numpy as np
 from ..errors import InvalidProgram, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
 from ..graph.live import evaluate
+from ..passes.caches import halve_caches
 from ..passes.memory import ConstantKey, plan_memory
 from ..passes.split import split_constants
 from ..plan.numbers import SCALAR, Item, Many, needed
@@ -105,6 +106,7 @@ class Planner:
     ) -> None:
         self.plain = plain  # sizes are plain ints, and what is planned holds for these alone: what tests compare with
         split_constants(graph, target)
+        self.halved = halve_caches(graph) if target.cache == "f16" else 0  # caches
         self.graph, self.target = graph, target
         self.memory = plan_memory(graph, target, names)
         self.table = Table()

@@ -19,7 +19,7 @@ from ..graph.linear import Call, Jump, Linear, Var, variables
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
-from ..plan.target import Precision, Target, check_precision
+from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from .append import Append, append_calls
 from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
@@ -51,6 +51,7 @@ def compile(
     also: Mapping[str, tuple[str, Append]] | None = None,
     points: Mapping[str, Points] | None = None,
     precision: Precision | None = None,
+    cache: Cache | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
@@ -68,6 +69,9 @@ def compile(
     if precision is not None:
         check_precision(precision)
         wanted = tuple(replace(target, precision=precision) for target in wanted)
+    if cache is not None:
+        check_cache(cache)
+        wanted = tuple(replace(target, cache=cache) for target in wanted)
     file = read_source(source)
     cuts = cut_methods(file, data, methods, append, also)
     made, planners = [], {}
@@ -168,6 +172,8 @@ def plan_methods(
             planners[name, len(mine) - 1] = planner
             done += 1
         outers[name] = _outer(name, cut, mine)
+    if target.cache == "f16" and not any(p.halved for p in planners.values()):
+        raise InvalidInput('cache="f16" needs key-value caches in float32 that only attention reads: there are none')
     return outers, planners
 
 

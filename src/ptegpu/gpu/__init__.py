@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .adapters import PACKAGES, AdapterInfo, Engine, adapters, choose, find, installed
+from .adapters import PACKAGES, AdapterInfo, Engine, adapters, choose, find, installed, said
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
 from .measurement import measure
+from .pipelines import Progress
 from .session import Pending, Prepared, Session, Unplanned
 from .store import SharedConstants
 from .tensor import DeviceTensor
@@ -19,6 +20,7 @@ __all__ = [
     "Engine",
     "Pending",
     "Prepared",
+    "Progress",
     "Session",
     "SharedConstants",
     "Unplanned",
@@ -30,4 +32,5 @@ __all__ = [
     "installed",
     "measure",
     "open_device",
+    "said",
 ]

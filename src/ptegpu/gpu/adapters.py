@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -51,6 +52,16 @@ class AdapterInfo:
     def __str__(self) -> str:
         return f"{self.index}: {self.name} ({self.type}, {self.backend})"
 
+    @property
+    def place(self) -> str:
+        """Where something ran, for people."""
+        return f"{self.name} ({self.type}, {self.backend} through {self.engine})"
+
+    @property
+    def record(self) -> dict[str, str | int]:
+        """Where something ran, for programs."""
+        return {name: getattr(self, name) for name in ("index", "name", "type", "backend", "engine")}
+
 
 def installed(engine: EngineName) -> bool:
     """Whether an engine's package is there; it is not imported."""
@@ -78,6 +89,11 @@ def native_adapters(engine: EngineName) -> tuple[Any, ...]:
     return _enumerate(engine)
 
 
+def said(engine: EngineName) -> list[str]:
+    """What an engine wrote while it looked for adapters: why it refuses one."""
+    return list(library(engine).said) if installed(engine) else []
+
+
 def native_adapter(info: AdapterInfo) -> Any:
     """The adapter object to open a device of."""
     found = _enumerate(info.engine) if library(info.engine).once else native_adapters(info.engine)
@@ -101,34 +117,34 @@ def adapters(engine: EngineName = "wgpu") -> list[AdapterInfo]:
 def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
     """The adapter meant by `device`, as seen by the engine meant by `engine`. `PTEGPU_ENGINE` stands in for "auto".
 
-    Auto is Dawn where it is installed, sees the adapter and offers matrices, and wgpu-native elsewhere; an index then
-    counts wgpu-native's adapters. Dawn is not asked about a CPU that acts as a GPU.
+    Auto is Dawn where it is installed, sees the adapter and offers matrices, and wgpu-native elsewhere. An index then
+    counts wgpu-native's adapters; without one, Dawn is asked first, and wgpu-native need not start.
     """
     if engine == "auto":
         engine = os.environ.get("PTEGPU_ENGINE") or "auto"  # type: ignore[assignment]
     if engine not in ("auto", *PACKAGES):
         raise InvalidInput(f'engine is "auto", "wgpu" or "dawn", not {engine!r}')
+    if engine == "dawn" and not adapters(engine):
+        raise NoAdapter("Dawn finds no adapter that it accepts; `ptegpu doctor` shows what it says, and the others")
     if engine != "auto":
-        infos = adapters(engine)
-        if engine == "dawn" and not infos:
-            raise NoAdapter("Dawn finds no adapter that it accepts; `ptegpu doctor` shows what it says, and the others")
-        return choose(infos, device)
+        return choose(adapters(engine), device)
+    if not installed("dawn"):
+        return choose(adapters(), device)
+    if not isinstance(_meant(device), int):
+        with suppress(NoAdapter):
+            info = choose(adapters("dawn"), device)
+            if info.matrices:
+                return info
     info = choose(adapters(), device)
-    if info.type != "software" and installed("dawn"):
-        me = (info.name, info.backend, info.twin)
-        other = next((a for a in adapters("dawn") if (a.name, a.backend, a.twin) == me), info)
-        info = other if other.matrices else info
-    return info
+    me = (info.name, info.backend, info.twin)
+    return next((a for a in adapters("dawn") if (a.name, a.backend, a.twin) == me and a.matrices), info)
 
 
 def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterInfo:
     """The adapter meant by `device`: "auto", an index, or part of a name. `PTEGPU_DEVICE` stands in for "auto"."""
     if not infos:
         raise NoAdapter(loader.diagnosis())
-    if device == "auto":
-        device = os.environ.get("PTEGPU_DEVICE") or "auto"
-    if isinstance(device, str) and device.isdecimal():
-        device = int(device)
+    device = _meant(device)
     if device == "auto":
         fitting = list(infos)
     elif isinstance(device, int):
@@ -139,6 +155,12 @@ def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterI
         wanted = f"index {device}" if isinstance(device, int) else f"{device!r} in its name"
         raise NoAdapter(f"No adapter has {wanted}. There is {'; '.join(map(str, infos))}")
     return min(fitting, key=lambda info: (_PREFERENCE.index(info.type), info.index))
+
+
+def _meant(device: int | str) -> int | str:
+    if device == "auto":
+        device = os.environ.get("PTEGPU_DEVICE") or "auto"
+    return int(device) if isinstance(device, str) and device.isdecimal() else device
 
 
 def _info(index: int, adapter: Any, engine: EngineName, matrices: tuple[str, ...]) -> AdapterInfo:

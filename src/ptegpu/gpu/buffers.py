@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from . import webgpu
-from .webgpu import COPY_DST, COPY_SRC, WebGPU
+from .webgpu import COPY_DST, COPY_SRC, Request, WebGPU
 
 if TYPE_CHECKING:
     from .device import Device
 
-Kind = Literal["storage", "uniform", "staging", "queries"]
+Kind = Literal["storage", "uniform", "staging", "upload", "queries"]
 State = Literal["ready", "mapped", "destroyed"]
 
 _STORAGE = webgpu.STORAGE | COPY_SRC | COPY_DST
@@ -18,6 +18,7 @@ _USAGE: dict[Kind, int] = {
     "storage": _STORAGE,
     "uniform": _STORAGE | webgpu.UNIFORM,
     "staging": webgpu.MAP_READ | COPY_DST,
+    "upload": webgpu.MAP_WRITE | COPY_SRC,
     "queries": webgpu.QUERY_RESOLVE | COPY_SRC,
 }
 
@@ -29,12 +30,13 @@ class GpuBuffer:
     counts those who gave it back.
     """
 
-    __slots__ = ("api", "dirty", "handle", "kind", "name", "nbytes", "owners", "state")
+    __slots__ = ("_request", "api", "dirty", "handle", "kind", "name", "nbytes", "owners", "state")
 
     def __init__(self, api: WebGPU, name: str, nbytes: int, kind: Kind) -> None:
         self.api, self.handle = api, api.buffer(name, nbytes, _USAGE[kind])
         self.name, self.nbytes, self.kind = name, nbytes, kind
-        self.state: State = "ready"
+        self.state: State = "mapped" if kind == "upload" else "ready"
+        self._request: Request | None = None
         self.dirty = False
         self.owners = 0
 
@@ -43,14 +45,27 @@ class GpuBuffer:
 
         Where that fails or is interrupted, it can be tried again.
         """
-        self.state = "mapped"
-        try:
-            self.api.map_for_reading(self.handle, nbytes)
-        except BaseException:
-            self.state = "ready"
-            raise
-        device.check_alive()
+        if self.state != "mapped":
+            request, self._request = self._request or Request(self.api, "WGPUBufferMapCallback"), None
+            try:
+                self.state = "mapped"
+                self.api.map_for_reading(self.handle, nbytes, request)
+            except BaseException:
+                self.api.withdraw(self.handle)
+                self.state = "ready"
+                raise
+            self._request = request
+            device.check_alive()
         return self.api.mapped(self.handle, nbytes)
+
+    def writable(self) -> memoryview:
+        """All bytes of an upload buffer, which is mapped; `unmap` ends the view."""
+        return self.api.writable(self.handle, self.nbytes)
+
+    def ask_to_write(self, request: Request) -> None:
+        """Have an upload buffer mapped, when the work that it is used by is done."""
+        self.state = "mapped"
+        self.api.map_async(self.handle, self.api.lib.WGPUMapMode_Write, self.nbytes, request)
 
     def unmap(self) -> None:
         self.api.unmap(self.handle)

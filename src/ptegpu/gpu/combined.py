@@ -9,15 +9,16 @@ import numpy as np
 
 from ..plan.plan import Dispatch, Expr, Number, Plan
 from ..plan.resolve import At
-from . import webgpu
+from .held import Handle
 from .pipelines import Pipeline
+from .recorder import Steps
 
 
 class Launch(NamedTuple):
     """A dispatch with what it takes to record it."""
 
     pipeline: Pipeline
-    group: webgpu.Handle
+    group: Handle
     dispatch: Dispatch
 
 
@@ -34,25 +35,20 @@ class Patches(NamedTuple):
 class Combined(NamedTuple):
     """All launches, as places in the numbers of a plan at some sizes with constants behind them."""
 
-    launches: list[Launch]
     constants: tuple[int, ...]
-    recorded: list[tuple[webgpu.Handle | None, webgpu.Handle, int, int]]  # pipeline, group, places of the grid's sizes
-    grids: list[int]  # the places of all of these
+    places: Steps  # with the places of the grids' sizes
     patches: list[Patches]
 
-    def steps(self, at: At) -> tuple[list[webgpu.Step], int]:
+    def steps(self, at: At) -> tuple[Steps, int]:
         """What is recorded at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
-        sizes = [numbers[k] for k in self.grids]
-        if min(sizes, default=1) > 0:
-            return [(p, g, numbers[x], numbers[y]) for p, g, x, y in self.recorded], max(sizes, default=0)
-        steps: list[webgpu.Step] = []
-        last: Pipeline | None = None
-        for (pipeline, group, _), (_, _, x, y) in zip(self.launches, self.recorded, strict=True):
-            if numbers[x] > 0 and numbers[y] > 0:  # a dispatch of no workgroups is left out
-                steps.append((None if pipeline is last else pipeline.handle, group, numbers[x], numbers[y]))
-                last = pipeline
-        return steps, max(sizes)
+        pipelines, groups, *places = self.places
+        x, y = ([numbers[k] for k in axis] for axis in places)
+        steps = Steps(pipelines, groups, x, y)
+        if min(x, default=1) <= 0 or min(y, default=1) <= 0:  # a dispatch of no workgroups is left out
+            kept = [k for k in range(len(groups)) if x[k] > 0 and y[k] > 0]
+            steps = Steps(*([column[k] for k in kept] for column in steps))
+        return steps, max([*x, *y], default=0)
 
     def images(self, plan: Plan, at: At) -> list[np.ndarray]:
         """What the parameter buffers hold at these sizes; nothing where it is the same at all."""
@@ -76,12 +72,8 @@ def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[i
     def place(n: Number) -> int:
         return order[n.row] if isinstance(n, Expr) else len(order) + constants.setdefault(n, len(constants))
 
-    recorded = []
-    last: Pipeline | None = None
-    for pipeline, group, d in launches:
-        recorded.append((None if pipeline is last else pipeline.handle, group, place(d.grid[0]), place(d.grid[1])))
-        last = pipeline
-    grids = sorted({k for _, _, x, y in recorded for k in (x, y)})
+    x, y = ([place(launch.dispatch.grid[axis]) for launch in launches] for axis in (0, 1))
+    places = Steps([launch.pipeline.handle for launch in launches], [launch.group for launch in launches], x, y)
     words: dict[int, dict[int, tuple[int, bool]]] = {k: {} for k in range(len(params))}
     for _, _, d in launches:
         if d.patches:
@@ -94,4 +86,4 @@ def combine(launches: list[Launch], order: Mapping[int, int], params: Sequence[i
             pairs = [(word, at) for word, (at, kind) in found.items() if kind == real]
             arrays += [np.array([word for word, _ in pairs], np.int64), [at for _, at in pairs]]
         patches.append(Patches(image, *arrays))
-    return Combined(launches, tuple(constants), recorded, grids, patches)
+    return Combined(tuple(constants), places, patches)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -22,7 +23,7 @@ from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struc
 from ..errors import DeviceError
 from . import held
 from .held import Handle
-from .webgpu import MATRICES, Place, Source, WebGPU, error_callback, text_of
+from .webgpu import MATRICES, Place, Request, Source, WebGPU, error_callback, text_of
 
 THREADS = "implicit-device-synchronization"  # without it, a device is for one thread
 
@@ -36,6 +37,26 @@ _BEHIND = re.compile(r"\n\s*(?:- While|at )")  # where in Dawn it was found out
 _FAULT = re.compile(r":(\d+):(\d+) error: (.+)")
 _KIND = re.compile(r"struct WGPU(\w+)Impl \*")
 _OWNED = type(gcp(ffi.new("int *"), id))
+
+
+@contextmanager
+def _stderr() -> Iterator[list[str]]:
+    """A block whose stderr is kept: Dawn complains there about adapters that it refuses. The lines, once it ends."""
+    lines: list[str] = []
+    try:
+        before = os.dup(2)
+    except OSError:  # there is none
+        yield lines
+        return
+    with tempfile.TemporaryFile() as file:
+        try:
+            os.dup2(file.fileno(), 2)
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()
 
 
 class _Lost(list[str]):
@@ -69,6 +90,11 @@ class Dawn(WebGPU):
     def adapters(cls, backends: Sequence[str]) -> list[Any]:
         with suppress(RuntimeError):  # another user of wgpudawn in this process has made its instance already
             extras.set_instance_extras(enable_toggles=(_UNSAFE,))
+        with _stderr() as cls.said:
+            return cls._enumerate(backends)
+
+    @classmethod
+    def _enumerate(cls, backends: Sequence[str]) -> list[Any]:
         kept: list[Any] = []
         options = ffi.new("WGPURequestAdapterOptions *")
         options.nextInChain = new_toggles_struct((_F16,), (), kept)
@@ -108,7 +134,7 @@ class Dawn(WebGPU):
         descriptor.nextInChain = new_toggles_struct(fast, (_COARSE,), kept)
         return kept
 
-    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
         """On Dawn's threads: ours would take turns."""
         found: dict[int, Handle] = {}
 
@@ -130,7 +156,13 @@ class Dawn(WebGPU):
                 # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
                 #     WGPUCreateComputePipelineAsyncCallbackInfo)
                 lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
-        self.until(lambda _: len(found) == len(sources))
+
+        def done(_: object) -> bool:
+            told(len(found))
+            return len(found) == len(sources)
+
+        self.until(done)
+        held.settle()
         if None in found.values():
             raise DeviceError("a kernel does not compile")
         return [found[number] for number in range(len(sources))]
@@ -140,8 +172,12 @@ class Dawn(WebGPU):
         lib.wgpuInstanceProcessEvents(get_wgpu_instance())
 
     def drain(self) -> None:
-        # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
-        self._answer("WGPUQueueWorkDoneCallback", lambda info: lib.wgpuQueueOnSubmittedWorkDone(self.queue, info))
+        request = Request(self, "WGPUQueueWorkDoneCallback")
+        request.expect()
+        with self.checked():
+            # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
+            lib.wgpuQueueOnSubmittedWorkDone(self.queue, request.info[0])
+        self._await(request)
 
     def timestamp_period(self) -> float:
         return 1.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
@@ -17,9 +19,10 @@ from .adapters import AdapterInfo, Engine, find, library, native_adapter
 from .buffers import BufferPool, GpuBuffer, Kind
 from .classes import class_of
 from .held import Handle, disown
-from .pipelines import Pipeline, PipelineCache
+from .pipelines import Pipeline, PipelineCache, Progress, silent
 from .probe import subgroup_size
 from .submit import Commands, submit
+from .uploads import Uploads
 from .webgpu import MATRICES
 from .webgpu import Limits as Given
 
@@ -42,6 +45,7 @@ _BROWSER_LIMITS = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
+_SPIN = 2e-3  # seconds that a GPU is waited for without a pause: a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
 _WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
 
@@ -76,8 +80,8 @@ class Traffic:
     readback_bytes: int = 0
     readback_seconds: float = 0.0  # waiting for the GPU included
 
-    def uploaded(self, nbytes: int, started: float) -> None:
-        self.uploads += 1
+    def uploaded(self, nbytes: int, started: float, count: int = 1) -> None:
+        self.uploads += count
         self.upload_bytes += nbytes
         self.upload_seconds += perf_counter() - started
 
@@ -106,10 +110,12 @@ class Device:
         required = _within(_BROWSER_LIMITS, info.limits) if limits == "browser" else {}
         self.api = engine(native_adapter(info), features, required)
         self.info, self.limits = info, limits
+        if info.type != "software":  # whose work would have to share the processor with who waits
+            self.api.spin = _SPIN
         self.lock = threading.RLock()
         self.counters = Counters()
         self.traffic = Traffic()
-        self.pool = BufferPool()
+        self.pool, self.uploads = BufferPool(), Uploads(self)
         self._pipelines = PipelineCache(self.api)
         self.pending_bytes = 0  # written, but not submitted yet
         self._lost: str | None = None
@@ -156,15 +162,39 @@ class Device:
         with self.lock:
             self.pool.give(buffer)
 
+    def trim(self) -> None:
+        """Gives back the buffers that nothing uses."""
+        with self.lock:
+            self.pool.clear()
+            self.uploads.clear()
+
     def pipeline(self, kernel: Kernel) -> Pipeline:
         return self.pipelines([kernel])[0]
 
     def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """Several, compiled side by side."""
-        with self.lock:
-            found = self._pipelines.get_all(kernels)
+        with self.lock, self.compiling(kernels) as compiled:
+            return compiled()
+
+    @contextmanager
+    def compiling(
+        self, kernels: Sequence[Kernel], progress: Progress = silent, *, aside: bool = False
+    ) -> Iterator[Callable[[], list[Pipeline]]]:
+        """A block of who holds the lock, in which kernels compile; `aside` does so in another thread, from its start.
+
+        What it is given waits for them.
+        """
+
+        def compile() -> list[Pipeline]:
+            found = self._pipelines.get_all(kernels, progress)
             self.counters.pipelines_created = self._pipelines.compiled
             return found
+
+        if not aside:
+            yield compile
+            return
+        with ThreadPoolExecutor(1, "ptegpu-compile") as pool:
+            yield pool.submit(compile).result
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
@@ -223,7 +253,7 @@ class Device:
         """Ends the device; what still uses it raises DeviceLost from then on."""
         with self.lock:
             if self._lost is None:
-                self.pool.clear()
+                self.trim()
                 self._lost = "the GPU device was destroyed; load the program again"
                 self.api.destroy()
 
@@ -231,7 +261,7 @@ class Device:
         try:
             buffer = GpuBuffer(self.api, name, nbytes, kind)
         except OutOfMemory:
-            self.pool.clear()
+            self.trim()
             self.wait()
             try:
                 buffer = GpuBuffer(self.api, name, nbytes, kind)

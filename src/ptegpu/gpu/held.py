@@ -96,6 +96,11 @@ def disown(handle: Handle) -> None:
 
 def expect(called: Any, answers: Sized, count: int = 1) -> None:
     """Keeps a callback until it was called so often; whoever waits for it may be interrupted."""
+    settle()
+    _unanswered[id(answers)] = called, answers, count
+
+
+def settle() -> None:
+    """Forgets the callbacks that were called often enough, and their answers."""
     for key in [key for key, (_, found, wanted) in [*_unanswered.items()] if len(found) == wanted]:
         _unanswered.pop(key, None)
-    _unanswered[id(answers)] = called, answers, count

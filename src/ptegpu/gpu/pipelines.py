@@ -6,7 +6,7 @@ about a megabyte of the host's memory under a software adapter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,6 +17,14 @@ from ..plan import dialect
 from ..plan.plan import Access, Kernel
 from .held import Handle, Words
 from .webgpu import Source, WebGPU
+
+Progress: TypeAlias = Callable[[str, int, int], object]  # is told what is going on, how much is done, of how much
+COMPILING, UPLOADING = "Compiling kernels", "Uploading weights"  # what a load reports
+
+
+def silent(_what: str, _done: int, _of: int) -> None:
+    """Nobody wants to know."""
+
 
 _KEPT = 128
 
@@ -39,13 +47,14 @@ class PipelineCache:
         self._alive: WeakValueDictionary[_Key, Pipeline] = WeakValueDictionary()
         self._recent: dict[_Key, Pipeline] = {}  # used last comes last
 
-    def get_all(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
+    def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[Pipeline]:
         """Several at once: those that are new compile side by side, which takes a driver a tenth of the time."""
         new = {key: k for k in kernels if (key := self._key(k)) not in self._alive}
         made: list[Handle] = []
         if len(new) > 1:
             with suppress(DeviceError):  # whose, is told one by one
-                made = self._api.pipelines([self._source(kernel, key[0]) for key, kernel in new.items()])
+                sources = [self._source(kernel, key[0]) for key, kernel in new.items()]
+                made = self._api.pipelines(sources, lambda done: progress(COMPILING, done, len(new)))
         alive = [Pipeline(handle, self._layout(key[2])[0]) for key, handle in zip(new, made)]
         self._alive.update(zip(new, alive))
         self.compiled += len(alive)

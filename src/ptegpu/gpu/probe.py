@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..plan.plan import Kernel
 from . import vulkan
+from .recorder import Steps
 from .submit import Commands, submit
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def _sizes(device: Device, workgroup: int) -> set[int]:
     sizes = device.buffer("subgroup sizes", nbytes, "storage")
     group = device.bind_group(pipeline, [(sizes, 0, nbytes)])
     with device.api.record() as recorder:
-        recorder.compute([(pipeline.handle, group, _GROUPS, 1)])
+        recorder.compute(Steps([pipeline.handle], [group], [_GROUPS], [1]))
         commands = Commands(recorder, [sizes])
     submit(device, commands)
     found = set(memoryview(device.read(sizes, nbytes)).cast("I"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
@@ -20,22 +20,26 @@ import numpy as np
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
-from ..plan.resolve import At, Resolver, evaluated
-from . import webgpu
+from ..plan.resolve import At, Resolver, chosen, evaluated
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
 from .device import Device
+from .held import Handle
 from .limits import check, staging_bytes
-from .pipelines import Pipeline
+from .pipelines import Pipeline, Progress, silent
+from .recorder import Steps
+from .recording import Recording, Staging
 from .store import BufferStore, SharedConstants
-from .submit import Commands, submit
 from .tensor import DeviceTensor
 from .timer import Timer
+from .uploads import LARGEST
 
 Tensor: TypeAlias = np.ndarray | DeviceTensor
+Points: TypeAlias = Sequence[Mapping[str, int]]  # sizes and ints by name: "input 0[1]"
 Given: TypeAlias = np.ndarray | DeviceTensor | int
 
-_MIN_STAGING = 256
+_MIN_STAGING = 1024
+_MAX_FREE = 4  # staging buffers that are kept
 
 
 class Place(NamedTuple):
@@ -58,10 +62,12 @@ class Layout(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A layout and the staging buffer for it; none when there are no bytes to read."""
+    """What is read of a run, and from where in which staging; none when there are no bytes to read."""
 
+    recording: Recording
     layout: Layout
-    staging: GpuBuffer | None
+    staging: Staging | None
+    offset: int
 
 
 @dataclass(eq=False, slots=True)
@@ -70,7 +76,7 @@ class Ready:
 
     key: tuple[Any, ...]
     at: At
-    steps: list[webgpu.Step]
+    steps: Steps
     outputs: tuple[Port | Number, ...]  # shapes are plain
     images: list[np.ndarray]  # of parameters that have to be written first
     layouts: dict[tuple[int, ...] | None, Layout] = field(default_factory=dict)  # by what is read
@@ -115,7 +121,7 @@ class Prepared:
         self.session: Session | None = session
         self.take(plan, buffers)
         self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
-        self.groups: dict[tuple[object, ...], webgpu.Handle] = {}
+        self.groups: dict[tuple[object, ...], Handle] = {}
         self.pipelines: dict[int, Pipeline] = {}
         self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 
@@ -187,7 +193,8 @@ class Session:
         self._lock = threading.RLock()
         self._store = BufferStore(device, SharedConstants() if constants is None else constants)
         self._prepared: list[Prepared] = []
-        self._staging: GpuBuffer | None = None
+        self._staging: list[GpuBuffer] = []  # that are free
+        self._recording: Recording | None = None  # what is held
         self._syms: bytes | None = None  # what the syms buffer holds
         self._closed = False
 
@@ -201,20 +208,22 @@ class Session:
     def closed(self) -> bool:
         return self._closed
 
-    def prepare(self, plan: Plan) -> Prepared:
-        """Checks every limit, then allocates what is not there yet and uploads; compiles what every size needs. All or
-        nothing."""
+    def prepare(self, plan: Plan, points: Points = (), progress: Progress = silent) -> Prepared:
+        """Checks every limit, then allocates what is not there yet and uploads; compiles meanwhile what every size
+        needs, and these points. All or nothing."""
         with self._lock, self.device.lock:
             self._check_open()
             check(plan, self.device.target)
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
-            kernels = [] if plan.rows else plan.kernels
-            pipelines = {k: self.device.pipeline(kernel) for k, kernel in enumerate(kernels)}
+            wanted = _kernels_at(plan, points) if plan.rows else list(range(len(plan.kernels)))
+            kernels = [plan.kernels[k] for k in wanted]
             try:
-                self._store.add(plan, missing)
+                with self.device.compiling(kernels, progress, aside=True) as compiled:
+                    self._store.add(plan, missing, progress)
+                    pipelines = compiled()
                 prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
-                prepared.pipelines = pipelines
+                prepared.pipelines = dict(zip(wanted, pipelines, strict=True))
                 if not plan.rows:
                     self.warm(prepared)
             except BaseException:
@@ -227,6 +236,7 @@ class Session:
         """The same plan with more families and choices: nothing of what it had has changed."""
         with self._lock, self.device.lock:
             self._check_open()
+            self.flush()
             check(plan, self.device.target)
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
@@ -267,23 +277,30 @@ class Session:
         *,
         read: Sequence[int] | None = None,
         look: Look | None = None,
+        hold: bool = False,
     ) -> Pending:
         """A run that is not waited for: its outputs on the device may go into the next one before it ends.
 
-        `look` is what `look` says of these inputs, if that was asked already.
+        `look` is what `look` says of these inputs, if that was asked already. With `hold`, the run is submitted
+        together with the next one, or when its result is asked for.
         """
         with self._lock, self.device.lock:
             self._check_prepared(prepared)
             given = self._accept(prepared, inputs)
             if look is None:
                 look = self.look(prepared, inputs)
-            ready = look.ready
             words = self._words(prepared, look)
-            reading = self._reading(ready, None if read is None else tuple(read))
             self.generation += 1  # even a run that is interrupted on the way may have overwritten the last outputs
-            copies = self._write(prepared, ready, given, words)
-            submit(self.device, self._record(prepared, ready, copies, reading))
-            self.device.counters.dispatches += len(ready.steps)
+            try:
+                if self._recording is None:
+                    self._recording = Recording(self.device)
+                self._upload(prepared, look.ready, given, words)
+                reading = self._record(prepared, look.ready, None if read is None else tuple(read))
+                if not hold or self.timer is not None:
+                    self.flush()
+            except BaseException:
+                self._drop()
+                raise
             pending = Pending(self, prepared, look, reading)
             if self.timer is not None:
                 pending.result()
@@ -291,10 +308,31 @@ class Session:
                 self.timer.collect(prepared)
             return pending
 
+    def flush(self) -> None:
+        """Submits what is held."""
+        with self._lock, self.device.lock:
+            if self._recording is not None:
+                try:
+                    self._recording.submit()
+                except BaseException:
+                    self._drop()
+                    raise
+                self._recording = None
+
+    def _drop(self) -> None:
+        """What was recorded never runs."""
+        if self._recording is not None and self._recording.state == "held":
+            self._recording.state = "dropped"
+            self._syms = None
+            for prepared in self._prepared:
+                prepared.written = None
+        self._recording = None
+
     def reset(self) -> None:
         """States back to their first bytes."""
         with self._lock, self.device.lock:
             self._check_open()
+            self.flush()
             self.device.check_alive()
             self.generation += 1
             self._store.reset()
@@ -303,12 +341,13 @@ class Session:
         """Gives every buffer back; whatever uses the session afterwards raises Closed."""
         with self._lock, self.device.lock:
             self._closed = True
+            self._drop()
             for prepared in self._prepared:
                 prepared.end()
             self._prepared = []
-            if self._staging is not None:
-                self.device.release(self._staging)
-                self._staging = None
+            for staging in self._staging:
+                self.device.release(staging)
+            self._staging = []
             self._store.close()
 
     def _check_open(self) -> None:
@@ -389,6 +428,8 @@ class Session:
                 overwritten = id(given.buffer) in prepared.own and given.buffer is not buffer
                 if given.session.device is not self.device or overwritten:
                     accepted[number] = given.numpy()
+                elif given.session is not self:
+                    given.session.flush()
         return accepted
 
     def _words(self, prepared: Prepared, look: Look) -> bytes | None:
@@ -401,91 +442,108 @@ class Session:
         except OverflowError:
             raise InvalidInput(f"plan {prepared.plan.name}: a symbolic int does not fit 32 bits") from None
 
-    def _reading(self, ready: Ready, read: tuple[int, ...] | None) -> Reading:
-        layout = ready.layout(read)
-        staging, total = self._staging, layout.nbytes
-        if total and (staging is None or staging.nbytes < total or staging.state != "ready"):
-            self._staging = None
-            if staging is not None:
-                self.device.release(staging)
-            staging = self.device.buffer("outputs", max(total, _MIN_STAGING), "staging")
-        self._staging = None if total else staging  # until the run is read
-        return Reading(layout, staging if total else None)
-
-    def _write(
-        self, prepared: Prepared, ready: Ready, given: Sequence[Given], words: bytes | None
-    ) -> list[tuple[DeviceTensor, GpuBuffer]]:
-        """Writes arrays, parameters and symbolic ints; returns what is still to be copied on the device."""
-        copies = []
+    def _upload(self, prepared: Prepared, ready: Ready, given: Sequence[Given], words: bytes | None) -> None:
+        """Arrays, parameters and symbolic ints, and tensors that are on the device already."""
+        assert self._recording is not None
+        uploads: list[tuple[GpuBuffer, np.ndarray]] = []
         if prepared.written is not ready:
-            prepared.written = None  # until they are written
-            for k, image in zip(prepared.params, ready.images, strict=False):
-                self.device.write(prepared.buffers[k], image.data.cast("B"))
+            uploads += [(prepared.buffers[k], image) for k, image in zip(prepared.params, ready.images, strict=False)]
             prepared.written = ready
         if prepared.syms is not None and words is not None and words != self._syms:
-            self._syms = None  # until they are written
-            self.device.write(prepared.syms, words)
+            uploads.append((prepared.syms, np.frombuffer(words, np.uint8)))
             self._syms = words
         for value, (_, _, target) in zip(given, prepared.takes, strict=True):
             if target is None or isinstance(value, int):
                 continue
-            if not isinstance(value, DeviceTensor):
-                self.device.write(target, _bytes_of(value))
-            elif value.buffer is not target and value.nbytes:
-                copies.append((value, target))
-        return copies
+            if isinstance(value, DeviceTensor):
+                if value.buffer is not target and value.nbytes:
+                    self._recording.touch([value.buffer])
+                    self._recording.copy(value.buffer.handle, target.handle, _word_aligned(value.nbytes))
+            elif value.nbytes <= LARGEST:
+                uploads.append((target, value))
+            else:
+                self._recording = self._write(self._recording, target, value)
+        self._recording.upload(uploads)
 
-    def _record(
-        self,
-        prepared: Prepared,
-        ready: Ready,
-        copies: Sequence[tuple[DeviceTensor, GpuBuffer]],
-        reading: Reading,
-    ) -> Commands:
-        buffers = prepared.buffers
-        touched = [*buffers, *[tensor.buffer for tensor, _ in copies]]
-        with self.device.api.record() as recorder:
-            for tensor, target in copies:
-                recorder.copy(tensor.buffer.handle, 0, target.handle, 0, _word_aligned(tensor.nbytes))
-            if ready.steps and self.timer is not None:
-                touched.append(self.timer.record(recorder, ready.steps))
-            elif ready.steps:
-                recorder.compute(ready.steps)
-            for source, target_handle, nbytes in prepared.copies:
-                recorder.copy(source, 0, target_handle, 0, nbytes)
-            if reading.staging is not None:
-                touched.append(reading.staging)
-                staging = reading.staging.handle
-                for place in reading.layout.places:
-                    if place.nbytes:
-                        recorder.copy(buffers[place.buffer].handle, 0, staging, place.offset, place.nbytes)
-            return Commands(recorder, touched)
+    def _write(self, recording: Recording, target: GpuBuffer, value: np.ndarray) -> Recording:
+        """A large array, in pieces, behind what is recorded so far."""
+        recording.submit()
+        self.device.write(target, _bytes_of(value))
+        return Recording(self.device)
+
+    def _record(self, prepared: Prepared, ready: Ready, read: tuple[int, ...] | None) -> Reading:
+        recording, buffers, layout = self._recording, prepared.buffers, ready.layout(read)
+        assert recording is not None
+        recording.touch(buffers)
+        if ready.steps.groups:
+            recording.compute(ready.steps, self.timer)
+        for source, target, nbytes in prepared.copies:
+            recording.copy(source, target, nbytes)
+        if not layout.nbytes:
+            return Reading(recording, layout, None, 0)
+        staging = recording.staging
+        if staging is None or staging.used + layout.nbytes > staging.buffer.nbytes:
+            staging = recording.staging = Staging(self._free_staging(layout.nbytes))
+            recording.touch([staging.buffer])
+        offset = staging.take(layout.nbytes)
+        for place in layout.places:
+            if place.nbytes:
+                source = buffers[place.buffer].handle
+                recording.copy(source, staging.buffer.handle, place.nbytes, offset + place.offset)
+        return Reading(recording, layout, staging, offset)
+
+    def _free_staging(self, nbytes: int) -> GpuBuffer:
+        while self._staging:
+            buffer = self._staging.pop()
+            if buffer.nbytes >= nbytes and buffer.state == "ready":
+                return buffer
+            self.device.release(buffer)
+        return self.device.buffer("outputs", max(nbytes, _MIN_STAGING), "staging")
 
     def read(self, reading: Reading) -> dict[int, np.ndarray]:
         """The outputs of a run, when it is done."""
-        layout, staging = reading
+        recording, layout, staging, offset = reading
         with self._lock:
             self._check_open()
+            if recording.state == "held":
+                self.flush()
+            if recording.state != "submitted":
+                raise DeviceError("this run was recorded together with one that failed, and never began")
             if staging is None:
                 return {p.number: np.empty(p.shape, p.dtype) for p in layout.places}
             started = perf_counter()
-            view = staging.read(self.device, layout.nbytes)
-            try:
-                self.device.counters.readbacks += 1
-                return {p.number: _array(view, p) for p in layout.places}
-            finally:
-                staging.unmap()
-                self.device.traffic.read(layout.carried, started)
+            view = staging.view(self.device)
+            found = {p.number: _array(view, offset, p) for p in layout.places}
+            self.device.traffic.read(layout.carried, started)
+            return found
 
     def free(self, reading: Reading) -> None:
         """The staging buffer may serve another run: that one's copy comes after, in the queue's order."""
         with self._lock:
-            if reading.staging is None:
+            if reading.staging is None or not reading.staging.leave():
                 return
-            if self._staging is None and not self._closed:
-                self._staging = reading.staging
+            reading.recording.staging = None
+            if len(self._staging) < _MAX_FREE and not self._closed:
+                self._staging.append(reading.staging.buffer)
             else:
-                self.device.release(reading.staging)
+                self.device.release(reading.staging.buffer)
+
+
+def _kernels_at(plan: Plan, points: Points) -> list[int]:
+    """The kernels that a plan needs at some points; what a point does not name is as large as it can be, or 0."""
+    found: dict[int, None] = {}
+    if not points:
+        return []
+    resolver = Resolver(plan)
+    for point in points:
+        shapes = [
+            tuple(point.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape)) if i.dtype else point.get(i.name, 0)
+            for i in plan.inputs
+        ]
+        at = resolver.at(shapes, lambda _input, _element: 0)
+        if at is not None and not plan.families[at.family].refusal:
+            found.update(dict.fromkeys(d.kernel for c in chosen(plan, at) for d in c.dispatches))
+    return list(found)
 
 
 def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
@@ -528,10 +586,9 @@ def _word_aligned(nbytes: int) -> int:
     return (nbytes + 3) & ~3
 
 
-def _array(view: memoryview, place: Place) -> np.ndarray:
+def _array(view: memoryview, offset: int, place: Place) -> np.ndarray:
     """A fresh array of what is there."""
-    return (
-        np.ndarray(place.shape, place.dtype, view, place.offset).copy()
-        if place.nbytes
-        else np.empty(place.shape, place.dtype)
-    )
+    if not place.nbytes:
+        return np.empty(place.shape, place.dtype)
+    there: np.ndarray = np.ndarray(place.shape, place.dtype, view, offset + place.offset)
+    return there.copy()

@@ -12,6 +12,7 @@ from ..plan.plan import Buffer, Plan
 from .buffers import GpuBuffer, Kind
 from .device import Device
 from .limits import first_bytes
+from .pipelines import UPLOADING, Progress, silent
 
 
 class SharedConstants:
@@ -77,13 +78,17 @@ class BufferStore:
             where = f"plan {plan.name} on {self._device.target.name}"
             raise OutOfMemory(f"{where} needs {needed} more bytes; {available} are available")
 
-    def add(self, plan: Plan, missing: Sequence[Buffer]) -> None:
+    def add(self, plan: Plan, missing: Sequence[Buffer], progress: Progress = silent) -> None:
         """Makes buffers and gives each its first bytes; all or none of them."""
         try:
             fresh = [buffer for buffer in missing if self._make(buffer)]
             self._device.clear([made for buffer in fresh if (made := self._buffers[buffer.name]).dirty])
+            total, done = sum(b.nbytes for b in fresh if b.role == "constant"), 0
             for buffer in fresh:
                 self._fill(plan, buffer)
+                if buffer.role == "constant":
+                    done += buffer.nbytes
+                    progress(UPLOADING, done, total)
         except BaseException:
             self.drop([buffer.name for buffer in missing])
             raise

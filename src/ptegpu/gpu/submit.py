@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import SubmitError
-from . import webgpu
 from .buffers import GpuBuffer
+from .held import Handle
+from .recorder import Recorder
 
 if TYPE_CHECKING:
     from .device import Device
@@ -21,11 +22,11 @@ class Commands:
 
     __slots__ = ("_buffers", "_handle")
 
-    def __init__(self, recorder: webgpu.Recorder, buffers: Iterable[GpuBuffer]) -> None:
-        self._handle: webgpu.Handle | None = recorder.end()
+    def __init__(self, recorder: Recorder, buffers: Iterable[GpuBuffer]) -> None:
+        self._handle: Handle | None = recorder.end()
         self._buffers = tuple(buffers)
 
-    def take(self) -> webgpu.Handle:
+    def take(self) -> Handle:
         """The handle, once, and only if nothing it touches would abort the submit."""
         if self._handle is None:
             raise SubmitError("a command buffer was submitted twice; record it again")

@@ -48,6 +48,7 @@ class DeviceTensor:
         array = np.empty(self.shape, self.dtype.numpy)
         with self.session.device.lock:
             self.check_fresh()
+            self.session.flush()
             if array.nbytes:
                 data = self.session.device.read(self.buffer, (array.nbytes + 3) & ~3)
                 array.reshape(-1).view(np.uint8)[:] = np.frombuffer(data, np.uint8, array.nbytes)

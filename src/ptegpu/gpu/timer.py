@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import LimitExceeded
 from ..plan.plan import Plan
-from . import webgpu
 from .buffers import GpuBuffer
 from .device import Device
+from .recorder import Recorder, Steps
 
 if TYPE_CHECKING:
     from .session import Prepared, Session
@@ -56,9 +56,10 @@ class Timer:
             for session in watched:
                 session.timer = None
 
-    def record(self, recorder: webgpu.Recorder, steps: Sequence[webgpu.Step]) -> GpuBuffer:
+    def record(self, recorder: Recorder, steps: Steps) -> GpuBuffer:
         """Records the steps in timed passes, and the reading of the clock into the buffer that is returned."""
-        passes = _one_by_one(steps) if self.each else [list(steps)]
+        one_by_one = [Steps(*([one] for one in step)) for step in zip(*steps)]
+        passes = one_by_one if self.each else [steps]
         self._queries = 2 * len(passes)
         self._times = self.device.buffer("timestamps", self._queries * _QUERY_BYTES, "queries")
         for first in range(0, self._queries, MAX_QUERIES):
@@ -80,12 +81,3 @@ class Timer:
             spans = list(zip(seconds[::2], seconds[1::2], strict=True))
         assert prepared.last is not None
         self.runs.append(TimedRun(prepared.last, tuple(spans)))
-
-
-def _one_by_one(steps: Sequence[webgpu.Step]) -> list[list[webgpu.Step]]:
-    """Each step as a pass of its own, which must set its pipeline."""
-    passes, last = [], None
-    for pipeline, group, x, y in steps:
-        last = last if pipeline is None else pipeline
-        passes.append([(last, group, x, y)])
-    return passes

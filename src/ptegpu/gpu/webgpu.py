@@ -1,8 +1,8 @@
 """webgpu.h as both engines speak it: an opened device, and the some fifteen calls that everything else is made of.
 
 `wgpu_native.py` and `dawn.py` say what differs: how a device is asked for, how it is polled, what its errors look like.
-Only these three files call a C library; each call carries its C signature, and none goes through wgpu-py's objects,
-which cost several times as much. Nothing here guards against the cases in which a submit of wgpu-native aborts:
+Only these and `recorder.py` call a C library. Each call carries its C signature, and none goes through the objects of
+wgpu-py, which cost several times as much. Nothing here guards against what makes wgpu-native abort in a submit:
 `submit.py` does. Signal handlers may raise anywhere (`held.py`); `until` is the one place that waits.
 """
 
@@ -23,15 +23,16 @@ from ..plan.dialect import Dialect
 from ..plan.plan import Access
 from . import held
 from .held import Handle, Words, owned
+from .recorder import QuerySet, Recorder
 
-Step = tuple[Handle | None, Handle, int, int]  # pipeline (None: the one before), bind group, grid x, grid y
-Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
 Limits = Any  # a WGPULimits, whose fields have WebGPU's names: maxBufferSize, …
 MATRICES = "chromium-experimental-subgroup-matrix"  # a feature
-MAP_READ, COPY_SRC, COPY_DST, UNIFORM, STORAGE, QUERY_RESOLVE = 1, 4, 8, 64, 128, 512  # WGPUBufferUsage
+MAP_READ, MAP_WRITE, COPY_SRC, COPY_DST = 1, 2, 4, 8  # WGPUBufferUsage
+UNIFORM, STORAGE, QUERY_RESOLVE = 64, 128, 512
+
+
 Place = tuple[int, int, str]  # where in a kernel its compiler found a fault: line, column, and what it says
 
-_SPIN = 200e-6  # seconds that `until` polls without a pause
 _PAUSE = 1 / 16  # of the time waited so far, between two polls after that
 _LONGEST_PAUSE = 5e-3  # seconds
 
@@ -53,7 +54,9 @@ class WebGPU:
     ffi: ClassVar[Any]
     dialect: ClassVar[Dialect]
     features: ClassVar[Mapping[str, int]]  # by WebGPU's names
+    said: ClassVar[Sequence[str]] = ()  # while it looked for adapters
     once: ClassVar[bool] = False  # whether an adapter object makes one device only
+    spin = 200e-6  # seconds that `until` polls without a pause
     on_error: ClassVar[Any]  # where a device reports errors; it does so inside the call that fails, on its thread
 
     def __init__(self, adapter: Any, features: Iterable[str], limits: Mapping[str, int]) -> None:
@@ -117,8 +120,9 @@ class WebGPU:
         """Adds to the description of a device; returns what must live as long."""
         raise NotImplementedError
 
-    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
-        """Several, compiled side by side; a DeviceError if any is wrong, which does not say whose."""
+    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
+        """Several, compiled side by side; `told` how many are done. A DeviceError if any is wrong, which does not say
+        whose."""
         raise NotImplementedError
 
     def poll(self) -> object:
@@ -154,10 +158,10 @@ class WebGPU:
         self.lib.wgpuDeviceDestroy(self.handle)
 
     def buffer(self, name: str, nbytes: int, usage: int) -> Handle:
-        """A buffer of zeros; `usage` is WebGPU's."""
+        """A buffer of zeros; `usage` is WebGPU's. One to write into is mapped already."""
         descriptor = self.ffi.new("WGPUBufferDescriptor *")
         _label = self._say(descriptor.label, name)
-        descriptor.size, descriptor.usage = nbytes, usage
+        descriptor.size, descriptor.usage, descriptor.mappedAtCreation = nbytes, usage, bool(usage & MAP_WRITE)
         with self.checked():
             # WGPUBuffer wgpuDeviceCreateBuffer(WGPUDevice, WGPUBufferDescriptor const *)
             return owned(self.lib.wgpuBufferRelease, self.lib.wgpuDeviceCreateBuffer, self.handle, descriptor)
@@ -253,7 +257,7 @@ class WebGPU:
 
     def record(self) -> Recorder:
         """A command encoder; a context manager that releases it whatever happens."""
-        return Recorder(self)
+        return Recorder(self.lib, self.ffi, self.handle)
 
     def submit(self, recorded: Handle | None) -> None:
         """Hands over what was recorded or, with None, only the pending writes. What was recorded wrongly is raised.
@@ -284,54 +288,51 @@ class WebGPU:
             began = time.perf_counter()
             while not done(polled):
                 waited = time.perf_counter() - began
-                if waited > _SPIN:
+                if waited > self.spin:
                     time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
                 polled = poll()
 
-    def map_for_reading(self, buffer: Handle, nbytes: int) -> None:
+    def map_for_reading(self, buffer: Handle, nbytes: int, request: Request) -> None:
         """Maps the first bytes of a MAP_READ buffer once the work submitted so far that uses it is done.
 
-        If that fails, or a signal handler raises, the buffer is as before.
+        If that fails, or a signal handler raises, `withdraw` it, and use another request the next time.
         """
-        lib = self.lib
+        self.map_async(buffer, self.lib.WGPUMapMode_Read, nbytes, request)
+        self._await(request)
+        if not request.succeeded:
+            self.check_alive()
+            raise DeviceError(f"reading back failed: status {request.answer[0]}")
 
-        def ask(info: Any) -> None:
+    def withdraw(self, buffer: Handle) -> None:
+        """Unmaps a buffer, whether it is mapped or only asked for, which is answered then."""
+        self.lib.wgpuBufferUnmap(buffer)
+
+    def map_async(self, buffer: Handle, mode: int, nbytes: int, request: Request) -> None:
+        """Asks for the first bytes of a buffer."""
+        request.expect()
+        with self.checked():
             # WGPUFuture wgpuBufferMapAsync(WGPUBuffer, WGPUMapMode, size_t offset, size_t size,
             #     WGPUBufferMapCallbackInfo)
-            lib.wgpuBufferMapAsync(buffer, lib.WGPUMapMode_Read, 0, nbytes, info)
-
-        try:
-            status = self._answer("WGPUBufferMapCallback", ask)
-            if status != lib.WGPUMapAsyncStatus_Success:
-                self.check_alive()
-                raise DeviceError(f"reading back failed: status {status}")
-        except BaseException:
-            lib.wgpuBufferUnmap(buffer)  # withdraws the request, which answers it
-            raise
+            self.lib.wgpuBufferMapAsync(buffer, mode, 0, nbytes, request.info[0])
 
     def mapped(self, buffer: Handle, nbytes: int) -> memoryview:
         """The first bytes of a mapped buffer: a view that `unmap` ends. wgpu-native aborts where it is not mapped."""
         # void const * wgpuBufferGetConstMappedRange(WGPUBuffer, size_t offset, size_t size)
         return memoryview(self.ffi.buffer(self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes))
 
+    def writable(self, buffer: Handle, nbytes: int) -> memoryview:
+        """The same of a buffer that is mapped to write into it."""
+        # void * wgpuBufferGetMappedRange(WGPUBuffer, size_t offset, size_t size)
+        return memoryview(self.ffi.buffer(self.lib.wgpuBufferGetMappedRange(buffer, 0, nbytes), nbytes)).cast("B")
+
     def unmap(self, buffer: Handle) -> None:
         with self.checked():
             # void wgpuBufferUnmap(WGPUBuffer)
             self.lib.wgpuBufferUnmap(buffer)
 
-    def _answer(self, kind: str, ask: Callable[[Any], None]) -> int:
-        """The status that a call answers with, when it is done; `ask` calls it with what to call back."""
-        answer: list[int] = []
-        # list.append runs no Python code. It takes the first argument, the status, and leaves the others alone, as a C
-        # function may where its caller cleans up.
-        called = c_callback(self.ffi.typeof("void (*)(uint32_t)"), answer.append, None, None)
-        held.expect(called, answer)
-        info = self.ffi.new(f"{kind}Info *")
-        info.mode, info.callback = self.lib.WGPUCallbackMode_AllowProcessEvents, self.ffi.cast(kind, called)
-        with self.checked():
-            ask(info[0])
-        self.until(lambda _: answer)
-        return answer[0]
+    def _await(self, request: Request) -> None:
+        """Waits until it is answered."""
+        self.until(lambda _: request.answer)
 
     def _request(self, adapter: Handle, descriptor: Any) -> Handle:
         lib, ffi = self.lib, self.ffi
@@ -365,80 +366,32 @@ class WebGPU:
         return data
 
 
-class Recorder:
-    """One command encoder; a context manager that releases it whatever happens."""
+class Request:
+    """What a library calls back when it has done what it was asked for; it may be used again then."""
 
-    __slots__ = ("_encoder", "_ffi", "_lib")
+    __slots__ = ("_called", "_success", "answer", "info")
 
-    def __init__(self, api: WebGPU) -> None:
-        self._lib, self._ffi = lib, ffi = api.lib, api.ffi
-        # WGPUCommandEncoder wgpuDeviceCreateCommandEncoder(WGPUDevice, WGPUCommandEncoderDescriptor const *)
-        self._encoder = owned(lib.wgpuCommandEncoderRelease, lib.wgpuDeviceCreateCommandEncoder, api.handle, ffi.NULL)
+    def __init__(self, api: WebGPU, kind: str) -> None:
+        self.answer: list[int] = []
+        self._success = api.lib.WGPUMapAsyncStatus_Success
+        # list.append runs no Python code. It takes the first argument, the status, and leaves the others alone, as a C
+        # function may where its caller cleans up.
+        self._called = c_callback(api.ffi.typeof("void (*)(uint32_t)"), self.answer.append, None, None)
+        self.info = api.ffi.new(f"{kind}Info *")
+        self.info.mode, self.info.callback = (
+            api.lib.WGPUCallbackMode_AllowProcessEvents,
+            api.ffi.cast(kind, self._called),
+        )
 
-    def __enter__(self) -> Recorder:
-        return self
+    def expect(self) -> None:
+        """It will be answered, and lives at least until then."""
+        self.answer.clear()
+        held.expect(self, self.answer)
 
-    def __exit__(self, *_: object) -> None:
-        self._encoder = None
-
-    def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, nbytes: int) -> None:
-        # void wgpuCommandEncoderCopyBufferToBuffer(WGPUCommandEncoder, WGPUBuffer source, uint64_t sourceOffset,
-        #     WGPUBuffer destination, uint64_t destinationOffset, uint64_t size)
-        copy = self._lib.wgpuCommandEncoderCopyBufferToBuffer
-        copy(self._encoder, source, source_offset, target, target_offset, nbytes)
-
-    def clear(self, buffer: Handle, nbytes: int) -> None:
-        # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
-        self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
-
-    def compute(self, steps: Iterable[Step], stamps: Stamps | None = None) -> None:
-        """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
-        lib, ffi = self._lib, self._ffi
-        null = descriptor = ffi.NULL
-        if stamps is not None:
-            queries, begin, end = stamps
-            writes = ffi.new("WGPUPassTimestampWrites *")
-            writes.querySet, writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = queries.handle, begin, end
-            descriptor = ffi.new("WGPUComputePassDescriptor *")
-            descriptor.timestampWrites = writes
-        # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
-        set_pipeline = lib.wgpuComputePassEncoderSetPipeline
-        # void wgpuComputePassEncoderSetBindGroup(WGPUComputePassEncoder, uint32_t groupIndex, WGPUBindGroup,
-        #     size_t dynamicOffsetCount, uint32_t const * dynamicOffsets)
-        set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
-        # void wgpuComputePassEncoderDispatchWorkgroups(WGPUComputePassEncoder, uint32_t x, uint32_t y, uint32_t z)
-        dispatch = lib.wgpuComputePassEncoderDispatchWorkgroups
-        # WGPUComputePassEncoder wgpuCommandEncoderBeginComputePass(WGPUCommandEncoder,
-        #     WGPUComputePassDescriptor const *)
-        begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
-        compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
-        for pipeline, group, x, y in steps:
-            if pipeline is not None:
-                set_pipeline(compute_pass, pipeline)
-            set_bind_group(compute_pass, 0, group, 0, null)
-            dispatch(compute_pass, x, y, 1)
-        # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
-        lib.wgpuComputePassEncoderEnd(compute_pass)
-
-    def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
-        """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
-        # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
-        #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
-        self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
-
-    def end(self) -> Handle:
-        """What was recorded, for `submit`."""
-        encoder, self._encoder = self._encoder, None
-        return encoder
-
-
-class QuerySet:
-    """Room for timestamps."""
-
-    __slots__ = ("count", "handle")
-
-    def __init__(self, handle: Handle, count: int) -> None:
-        self.handle, self.count = handle, count
+    @property
+    def succeeded(self) -> bool:
+        """Whether a buffer is mapped."""
+        return self.answer[0] == self._success  # type: ignore[no-any-return]
 
 
 def text_of(ffi: Any, view: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -101,10 +101,14 @@ class WgpuNative(WebGPU):
         # Nobody waits to hear that the device is lost, so that any C function serves which leaves its arguments alone.
         descriptor.deviceLostCallbackInfo.callback = ffi.cast("WGPUDeviceLostCallback", lib.wgpuGetVersion)
 
-    def pipelines(self, sources: Sequence[Source]) -> list[Handle]:
+    def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
+        made: list[Handle] = []
         with ThreadPoolExecutor(min(len(sources), _THREADS)) as pool:
             try:
-                return list(pool.map(self.pipeline, sources))
+                for handle in pool.map(self.pipeline, sources):
+                    made.append(handle)
+                    told(len(made))
+                return made
             finally:
                 pool.shutdown(cancel_futures=True)
 

@@ -34,7 +34,7 @@ UNROLLED = 8  # values whose products are written out
 AT_ONCE = 4  # parts that a merge loads together
 
 SIZES = [("rows", "u32"), ("keys", "u32"), ("sharing", "u32"), ("heads", "u32"), ("blocks", "u32"), ("splits", "u32")]
-SIZES += [("part", "u32")]  # keys that are worth a part; there are at most `splits`
+SIZES += [("part", "u32"), ("queries", "u32")]  # part: keys that are worth one; there are at most `splits`
 FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: where nothing is seen
 
 
@@ -122,7 +122,7 @@ def module(
     params += form.turn.params if form.turn else []
     seen = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
     helpers = [
-        _sight(form.cached, "P.rows / P.sharing"),
+        _sight(form.cached),
         f"fn seen(row: u32) -> u32 {{ return {seen}; }}",
         _row_place("q"),
         f"fn q_quad(place: u32, d: u32) -> vec4<f32> {{ return {_quad('xq', form.dim, form.quads)}; }}",
@@ -133,7 +133,6 @@ def module(
         "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
         "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
         _mask(form.mask) if form.mask else "",
-        _SCORE.format(judged="masked(z, head, row, t, product * P.scale)" if form.mask else "product * P.scale"),
         _leave_part(form) if form.split else leave(form),
     ]
     return build(
@@ -149,11 +148,11 @@ def module(
     )
 
 
-def _sight(cached: bool, queries: str) -> str:
+def _sight(cached: bool) -> str:
     """`start` of the queries, `length` of what all of them see, and how many parts of it are `used`."""
     return (
         f"fn start() -> u32 {{ return {'min(u32(max(sym(P.start), 0)), P.keys)' if cached else '0u'}; }}\n"
-        f"fn length() -> u32 {{ return {f'min(start() + {queries}, P.keys)' if cached else 'P.keys'}; }}\n"
+        f"fn length() -> u32 {{ return {'min(start() + P.queries, P.keys)' if cached else 'P.keys'}; }}\n"
         "fn used() -> u32 { return clamp((length() + P.part - 1u) / P.part, 1u, P.splits); }"
     )
 
@@ -218,12 +217,6 @@ def _mask(mask: Masked) -> str:
     )
 
 
-_SCORE = """fn score(z: u32, head: u32, some_row: u32, t: u32, product: f32) -> f32 {{
-  let row = min(some_row, P.rows - 1u);
-  return select(P.hidden, {judged}, t < seen(row));
-}}"""
-
-
 def leave(form: Form) -> str:
     """`leave`: quad d of a row's result from its running softmax."""
     return (
@@ -286,13 +279,13 @@ class Merge:
         lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
         lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
         for k in each:  # what has no sum may be anything
-            lines.append(f"if (i + {k}u < count && s{k}.y != 0.0) {{")
+            lines.append(f"if (i + {k}u < count && !(s{k}.y == 0.0)) {{")
             lines.append(
                 f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
             )
             lines.append("}")
         return (
-            f"{_sight(self.cached, 'P.queries')}\n"
+            f"{_sight(self.cached)}\n"
             "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
             f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
             f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "

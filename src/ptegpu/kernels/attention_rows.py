@@ -266,6 +266,8 @@ def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
     found = [(f"k{e}_{j}", f"key + {e * apart}u", f"min({places[j]}, {n - 1}u)") for e, j in own]
     body += [f"var {k} = vec4<f32>();" for k, _, _ in found]
     body += ["if (from_ < to) {", *(f"{k} = {_loaded('k', f'from_ * {keys}u', t, d)};" for k, t, d in found), "}"]
+    seen = [all_rows.vector(v, lambda r: f"seen(min(first + {r}u, last))").replace("f32", "u32") for v in vectors]
+    body += [f"let seen{v} = {value};" for v, value in enumerate(seen)]
     body += [*_staged(s), *slices.start(), "for (var step = from_; step < to; step++) {", f"let base = step * {keys}u;"]
     body += [f"var dot{e}_{r} = vec4<f32>();" for e, r in cells]
     more = [(f"v{i}_{j}", f"slice + {i * slices.count}u", slices.quad(j)) for i, j in values]
@@ -282,13 +284,11 @@ def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
         for v in vectors:
             value = all_rows.vector(v, lambda r, e=e: f"across(dot{e}_{r})")  # type: ignore[misc]
             body.append(f"{dots}[{v * keys * KEY_LANES + e * s.workgroup}u + lid] = {value};")
-    judged = all_rows.vector(0, lambda r: f"score(z, head, row + {r}u, t, {all_rows.of('dot', r)})")
     body += [
         "workgroupBarrier();",
-        f"for (var i = lid; i < {len(vectors) * keys}u; i += WG) {{",
-        f"  let t = base + i % {keys}u; let row = first + i / {keys}u * {all_rows.width}u;",
-        f"  let dot0 = {' + '.join(f'{dots}[i * {KEY_LANES}u + {j}u]' for j in range(KEY_LANES))};",
-        f"  scores[i] = {judged};",
+        f"for (var i = lid; i < {keys}u; i += WG) {{",
+        "  let t = base + i;",
+        *(f"  {_judged(v, s)}" for v in vectors),
         "}",
         "workgroupBarrier();",
         f"if (slice < {slices.count}u) {{",
@@ -316,7 +316,7 @@ def _staged(s: Shares) -> list[str]:
         key = f"n_turned(place, i % {n}u, s)" if turned else f"n_quad(place, i % {n}u)"
         key, value = _rounded(key, s.form.k), _rounded(f"nv_at4((place >> 2u) + i % {n}u)", s.form.v)
         lines += [
-            f"for (var i = WG - 1u - lid; i < P.rows / P.sharing * {n}u; i += WG) {{",  # first those without a query
+            f"for (var i = WG - 1u - lid; i < P.queries * {n}u; i += WG) {{",  # first those without a query
             f"  let s = i / {n}u; let t = start() + s; let place = z * P.new_batch + head * P.k_head + s * P.k_row;",
             f"  let k4 = {key}; let v4 = {value};",
             "  new_k[i] = k4; new_v[i] = v4;",
@@ -343,6 +343,16 @@ def _renewed(s: Shares, quads: list[tuple[str, str, str]]) -> list[str]:
         at = f"(min(base + {t}, end - 1u) - start()) * {s.form.key_quads}u + {d}"
         lines.append(f"  if (min(base + {t}, end - 1u) >= start()) {{ {variable} = new_{variable[0]}[{at}]; }}")
     return [*lines, "}"]
+
+
+def _judged(v: int, s: Shares) -> str:
+    """Stores the scores of key `t`, for a vector of rows."""
+    summed = " + ".join(f"{s.dots}[{v * s.keys * KEY_LANES}u + i * {KEY_LANES}u + {j}u]" for j in range(KEY_LANES))
+    kind, below, value = s.rows.type, f"{s.rows.type.replace('f32', 'u32')}(t) < seen{v}", f"dot{v}"
+    if s.form.mask:
+        value = s.rows.vector(v, lambda r: f"masked(z, head, min(first + {r}u, last), t, {s.rows.of('dot', r)})")
+    store = f"scores[{v * s.keys}u + i] = select({kind}(P.hidden), {value}, {below});"
+    return f"let dot{v} = ({summed}) * P.scale; {store}"
 
 
 def _multiplied(s: Shares) -> list[str]:

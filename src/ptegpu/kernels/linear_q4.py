@@ -4,6 +4,10 @@ Weights are integers of 4 or 8 bits, stored [N, bytes of K]. An element becomes 
 shifted to the top of the mantissa of a number between 1 and 2, which is then 1 + u / 2ᵇ for the unsigned u = w + 2ᵇ⁻¹,
 and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is the same for all columns.
 
+Where there is one row of `a`, it can be made ints instead, which GPUs multiply four at a time: each block of elements
+becomes v · s of ints v < 2²¹, which are written as three digits of 7 bits, v = (d₀ · 128 + d₁) · 128 + d₂. That is as
+exact as f32, relative to the largest element of the block, and takes a third of the instructions.
+
 - `gemv`: one row of `a`, or at most so many (the last is computed again where others are missing): sets of lanes walk K
   together for a few rows of the weight, or of several weights. `a` may be an RMS norm that is computed on the way:
   Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x² for r = 1 / √(mean of x² + eps) as one more sum; or the parts that
@@ -21,10 +25,13 @@ from ..plan.target import Target
 from ..sizes import cached
 from .attention import Merge
 from .matmul import Form, Loader, module
-from .wgsl import KernelSpec, Storage
+from .wgsl import ELEMENT_BYTES, KernelSpec, Storage
 
 WHOLE = 0  # as `Packing.run`: one scale for all of a row
 PARAMS = (("row_bytes", "u32"), ("group", "u32"), ("scale_stride", "u32"), ("scale_first", "u32"))
+DIGITS = 3  # of 7 bits
+LARGEST = 2**21 - 1  # that three digits write, of which only the first has a sign
+LOW = ("", " & 0x7f7f7f7fu", " & 0x7f7f7f7fu")
 RAW = {1: "u32", 2: "vec2<u32>", 4: "vec4<u32>"}
 
 
@@ -49,6 +56,10 @@ class Packing:
         """What the sums of fractions are multiplied with."""
         return float(1 << self.bits)
 
+    def shares(self, elements: int) -> bool:
+        """Whether so many elements have one scale, wherever they begin at a multiple of that."""
+        return self.run == WHOLE or self.run >= elements
+
 
 @dataclass(frozen=True, slots=True)
 class Gemv:
@@ -59,6 +70,8 @@ class Gemv:
     words: int = 4  # per load: 1, 2 or 4
     slots: int = 1
     staged: bool = False  # `a` is read from workgroup memory
+    digits: bool = False  # and is ints there
+    walks: bool = False  # workgroups go on to further rows, so that each reads `a` once
 
 
 def _fraction(word: str, place: int, bits: int) -> str:
@@ -116,6 +129,27 @@ def loader(packing: Packing, width: str = "P.k") -> Loader:
     return Loader((("b", Storage(packing.dtype, raw="u32")), ("scales", Storage(packing.scales))), PARAMS, quad)
 
 
+def eight_of(packing: Packing) -> str:
+    """WGSL that declares eight elements of a row from 8 i on as `low` and `high`, and the `scale` that they share."""
+    last = "(P.row_bytes >> 2u) - 1u"
+    words = [
+        f"b[row * (P.row_bytes >> 2u) + min(i * {n}u + {j}u, {last})]"
+        for n in (8 // packing.elements,)
+        for j in range(n)
+    ]
+    lines = [f"let w{j} = {_unsigned(w, packing)};" for j, w in enumerate(words)]
+    quads = [_quad("w0", 0, packing), _quad("w0", 4, packing) if packing.bits == 4 else _quad("w1", 0, packing)]
+    lines += [f"let {n} = {q} - vec4<f32>(1.5);" for n, q in zip(("low", "high"), quads, strict=True)]
+    at = "0u" if packing.run == WHOLE else "min(8u * i, P.k - 1u)"
+    lines.append(f"let scale = {packing.unit} * {_scale_at(at, 'row')};")
+    return "\n  ".join(lines)
+
+
+def bound_of(packing: Packing) -> str:
+    """WGSL for the largest magnitude that elements of group i of a row can have."""
+    return f"{float(1 << (packing.bits - 1))} * abs(scales_at(P.scale_first + i * P.scale_stride + row))"
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A row of a weight that a set of lanes works on: its number among these, the weight's suffix, and which column."""
@@ -158,7 +192,12 @@ def gemv(
     normed = norm is not None
     walks = [_walk(w, further, packing, how, count, masked, blocks, scale_quads, normed, target) for w in together]
     partial = walks[0][1]
-    if len(walks) == 1:
+    if how.walks and len(walks) == 1:
+        body = ["let part = 0u;", *_staging(how, packing, count, blocks, masked, normed)]
+        body += ["for (var block = group; block < P.blocks; block += P.groups) {", *walks[0][0]]
+        body += ["workgroupBarrier();"] if partial else []
+        body.append("}")
+    elif len(walks) == 1:
         body = ["let part = group / P.blocks; let block = group % P.blocks;", *walks[0][0]]
     else:
         body, before = ["let part = 0u;"], "0u"
@@ -168,7 +207,7 @@ def gemv(
             before += f" + P.blocks{s}"
     shared = {"partial": ("f32", partial)} if partial else {}
     if how.staged:
-        shared["xs"] = ("vec4<f32>", count * how.words * packing.elements // 4 * blocks)
+        shared |= staged_memory(how, packing, count, blocks)
         shared |= {"squares": ("f32", count * how.lanes * how.slots)} if normed else {}
     reads = {"a": Storage(DType.F32, 4) if merge else Storage(form.a, 4 if form.a_quads else 1)}
     reads |= {"g": Storage(norm, 4 if form.a_quads else 1)} if norm else {}
@@ -187,7 +226,8 @@ def gemv(
         workgroup=how.lanes * how.slots,
         helpers=[
             *(word_loader(packing.aligned, s) for s in ("", *suffixes) if how.words == 1),
-            _merged(merge, tail) if merge else _along_k("x", "a", form.a_quads, tail),
+            _units(how, packing) if how.digits else "",
+            _merged(merge, tail) if merge else _along_k("x", "a", form.a_quads, tail, "P.a_first + row * P.k"),
             _along_k("g", "g", form.a_quads, tail) if normed else "",
             "var<private> beside: f32;" if paired else "",
             *(_store(s, bias is not None) for s, bias in stored),
@@ -196,6 +236,7 @@ def gemv(
             *PARAMS,
             ("blocks", "u32"),
             ("row_blocks", "u32"),
+            ("a_first", "u32"),
             *((f"scale_stride{s}", "u32") for s in suffixes),
             *((f"{name}{s}", "u32") for s, _ in stored for name in ("n", "blocks")),
             *([("eps", "f32")] if normed else []),
@@ -204,6 +245,19 @@ def gemv(
         shared=shared,
         subgroups=by_subgroups(how, target),
     )
+
+
+def staged_memory(how: Gemv, packing: Packing, count: int, blocks: int) -> dict[str, tuple[str, int]]:
+    """The workgroup memory that rows of `a` take."""
+    elements = how.words * packing.elements
+    if not how.digits:
+        return {"xs": ("vec4<f32>", count * elements // 4 * blocks)}
+    items = elements // 8 * blocks
+    return {"xs": ("vec4<u32>", items), "lows": ("vec2<u32>", items), "tops": ("vec2<f32>", items)}
+
+
+def staged_bytes(how: Gemv, packing: Packing, count: int, blocks: int) -> int:
+    return sum(ELEMENT_BYTES[element] * n for element, n in staged_memory(how, packing, count, blocks).values())
 
 
 def _store(weight: str, bias: bool) -> str:
@@ -237,25 +291,45 @@ def _walk(
     elements = how.words * packing.elements
     quads = elements // 4
     sums = [(m, row.number) for m in range(count) for row in rows]
+    by_quads = count == 1 and not how.digits
+    alone = not (how.walks and len(weights) == 1 + bool(further))
     body = [
         f"let first = (block * {how.slots}u + lid / {lanes}u) * {how.rows}u;",
-        f"let lane = lid % {lanes}u;",
-        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
         *(f"let column{r} = min(first + {r}u, P.n{own} - 1u);" for r in range(how.rows)),
-        *(f"var sum{m}_{r} = {'vec4<f32>()' if count == 1 else '0.0'};" for m, r in sums),
-        *(f"var square{m} = 0.0;" for m in range(count) if normed),
-        *(f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)),
+        *(f"var sum{m}_{r} = {'vec4<f32>()' if by_quads else '0.0'};" for m, r in sums),
     ]
-    if how.staged:
-        body += _stage(how, quads, count, blocks, normed)
-    body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+    loads = []
     for row in rows:
         r, b, column = row.number, f"b{row.weight}", f"column{row.column}"
         load = f"b_word{row.weight}({column}, t)" if how.words == 1 else f"{b}[{column} * {_stride(how)} + t]"
+        loads.append(f"loaded{r} = {load};")
+    scales = _scales("k", 0, rows, scale_quads) if how.digits and packing.run != WHOLE else []
+    staging = _staging(how, packing, count, blocks, masked, normed) if alone else []
+    if how.digits:  # what does not wait for the row of `a` is under way while that is staged
+        again = blocks > lanes
+        place = [f"let t = min({{t}}, end - 1u); let k = min(t * {elements}u, P.k - 1u);"]
+        names = [line.split(" = ")[0].removeprefix("let ") for line in scales]
+        body += [f"var loaded{row.number}: {RAW[how.words]};" for row in rows]
+        body += [f"var {n}: {'vec4<f32>' if n.startswith('quad') else 'f32'};" for n in names]
+        fetch = [*place, *loads, *(line.removeprefix("let ") for line in scales)]
+        begin = [] if not alone else staging[:STAGED_HEAD]
+        body += [
+            *begin,
+            "{",
+            *(f"  {line}".replace("{t}", "begin + lane") for line in fetch),
+            "}",
+            *staging[len(begin) :],
+        ]
+    else:
+        body += staging
+    body += [f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+    if not how.digits:
+        body += [f"  let {line}" for line in loads]
+    for row in rows:
+        r = row.number
         words = [f"loaded{r}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [f"loaded{r}"]
-        body.append(f"  let loaded{r} = {load};")
-        body += [f"  let w{r}_{i} = {_unsigned(w, packing)};" for i, w in enumerate(words)]
-    for q in range(quads):
+        body += [f"  let w{r}_{i} = {w if how.digits else _unsigned(w, packing)};" for i, w in enumerate(words)]
+    for q in range(0 if how.digits else quads):
         if normed and not how.staged:
             body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
         for m in range(count):
@@ -263,9 +337,14 @@ def _walk(
                 body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
             else:
                 body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", f"g_{q}" if normed else "")]
-    body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
+    if how.digits:
+        body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks)]
+        if again:
+            body += ["  {", *(f"    {line}".replace("{t}", f"k / {elements}u + {lanes}u") for line in fetch), "  }"]
+    else:
+        body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
     body.append("}")
-    added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if count == 1 else f"sum{m}_{r}" for m, r in sums]
+    added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if by_quads else f"sum{m}_{r}" for m, r in sums]
     added += [f"square{m}" for m in range(count) if normed]
     reduced, totals, partial = reduce_lanes(added, how, target)
     body += reduced
@@ -285,6 +364,22 @@ def _walk(
             live = f" && {m}u < P.m" if m and masked else ""
             body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
+
+
+STAGED_HEAD = 2  # lines of `_staging` that say which elements there are
+
+
+def _staging(how: Gemv, packing: Packing, count: int, blocks: int, masked: bool, normed: bool) -> list[str]:
+    """The lane, its elements of K, and what it needs of rows of `a`, which may be staged."""
+    lines = [
+        f"let lane = lid % {how.lanes}u;",
+        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
+    ]
+    lines += [f"var square{m} = 0.0;" for m in range(count) if normed]
+    lines += [f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)]
+    if how.digits:
+        return lines + _stage_digits(how, packing, blocks, normed)
+    return lines + (_stage(how, how.words * packing.elements // 4, count, blocks, normed) if how.staged else [])
 
 
 def _stride(how: Gemv) -> str:
@@ -308,6 +403,93 @@ def _stage(how: Gemv, quads: int, count: int, blocks: int, normed: bool) -> list
     return lines
 
 
+def _stage_digits(how: Gemv, packing: Packing, blocks: int, normed: bool) -> list[str]:
+    """The row of `a` into workgroup memory as digits, by parts of blocks, which have eight elements.
+
+    A part has two words of four elements for each digit: `xs` the upper two digits, `lows` the last one. `tops` has the
+    largest of its elements, and their sum. Adding 1.5 · 2²³ rounds a number to an int, in its lowest bits.
+    """
+    elements, threads = how.words * packing.elements, how.lanes * how.slots
+    parts = elements // 8
+    items = parts * blocks
+    rounds = range(-(-items // threads))
+    lines: list[str] = []
+    for r in rounds:
+        k = f"(begin * {elements}u + item{r} * 8u)"
+        lines += [f"let item{r} = lid + {r * threads}u; var v{r}_0 = vec4<f32>(); var v{r}_1 = vec4<f32>();"]
+        lines.append(f"if (item{r} < {items}u) {{")
+        for h in (0, 1):
+            at = f"{k} + {4 * h}u"
+            lines += [f"  {line}" for line in _load(f"v{h}", 0, at, f"g_quad(0u, {at})" if normed else "")]
+            lines.append(f"  v{r}_{h} = v{h};")
+        lines += [
+            "  let a = max(abs(v0), abs(v1)); let most = max(max(a.x, a.y), max(a.z, a.w));",
+            f"  tops[item{r}] = vec2<f32>(most, dot(v0 + v1, vec4<f32>(1.0)));",
+            "}",
+        ]
+    lines += ["squares[lid] = square0;"] if normed else []
+    lines.append("workgroupBarrier();")
+    if normed:
+        lines.append(f"square0 = {' + '.join(f'squares[{s * how.lanes}u + lane]' for s in range(how.slots))};")
+    for r in rounds:
+        lines += [f"if (item{r} < {items}u) {{", f"  let inverse = inverse_unit(item{r} / {parts}u);"]
+        first, second = f"v{r}_0", f"v{r}_1"
+        if packing.bits == 4:  # even elements, and odd ones
+            even, odd = ("yw", "xz") if packing.high_first else ("xz", "yw")
+            first, second = (f"vec4<f32>(v{r}_0.{c}, v{r}_1.{c})" for c in (even, odd))
+        for h, v in enumerate((first, second)):
+            rounded = f"bitcast<vec4<i32>>({v} * inverse + vec4<f32>(12582912.0))"
+            lines.append(f"  let i{h} = bitcast<vec4<u32>>({rounded} - vec4<i32>(0x4b400000));")
+        packed = [[f"pack4xU8(i{h} >> vec4<u32>({14 - 7 * d}u)){low}" for h in (0, 1)] for d, low in enumerate(LOW)]
+        lines += [
+            f"  let at = item{r} % {parts}u * {blocks}u + item{r} / {parts}u;",
+            f"  xs[at] = vec4<u32>({', '.join(packed[0] + packed[1])}); lows[at] = vec2<u32>({', '.join(packed[2])});",
+            "}",
+        ]
+    return [*lines, "workgroupBarrier();"]
+
+
+def _units(how: Gemv, packing: Packing) -> str:
+    """What a block's digits are made with, and what they stand for: a unit, and the offset of the weight times x."""
+    parts = how.words * packing.elements // 8
+    most, total = "tops[block * {n}u].x", "tops[block * {n}u].y"
+    for j in range(1, parts):
+        most = f"max({most}, tops[block * {parts}u + {j}u].x)"
+        total += f" + tops[block * {parts}u + {j}u].y"
+    most, total = most.format(n=parts), total.format(n=parts)
+    offset = "-8.0" if packing.bits == 4 else "0.0"
+    return (
+        "fn inverse_unit(block: u32) -> f32 {\n"
+        f"  let most = {most};\n  return select(0.0, {float(LARGEST)} / most, most > 0.0);\n}}\n"
+        "fn unit(block: u32) -> vec2<f32> {\n"
+        f"  return vec2<f32>({most} / {float(LARGEST)}, {offset} * ({total}));\n}}"
+    )
+
+
+def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int) -> list[str]:
+    """A block of each of `rows` rows of weights times the digits of its elements, into the sums."""
+    lines = ["let unit = unit(t - begin);"]
+    lines += [f"var d{d}_{row.number} = 0;" for row in rows for d in range(DIGITS)]
+    for i in range(words * packing.elements // 8):
+        lines.append(f"let x{i} = xs[{i * blocks}u + t - begin]; let low{i} = lows[{i * blocks}u + t - begin];")
+        for row in rows:
+            r = row.number
+            first, second = f"w{r}_{2 * i}", f"w{r}_{2 * i + 1}"
+            if packing.bits == 4:
+                first, second = f"(w{r}_{i} & 0x0f0f0f0fu)", f"((w{r}_{i} >> 4u) & 0x0f0f0f0fu)"
+            lines.append(f"let one{r}_{i} = {first}; let two{r}_{i} = {second};")
+            for d, (x, y) in enumerate(((f"x{i}.x", f"x{i}.y"), (f"x{i}.z", f"x{i}.w"), (f"low{i}.x", f"low{i}.y"))):
+                lines.append(f"d{d}_{r} += dot4I8Packed(one{r}_{i}, {x}) + dot4I8Packed(two{r}_{i}, {y});")
+    for row in rows:
+        r = row.number
+        value = f"f32((d0_{r} * 128 + d1_{r}) * 128 + d2_{r})"
+        if packing.bits == 8:  # the sum of all digits may not fit
+            value = f"fma(f32(d0_{r}), 16384.0, f32(d1_{r} * 128 + d2_{r}))"
+        scale = "" if packing.run == WHOLE else f"scale0_{r} * "
+        lines.append(f"sum0_{r} += {scale}fma({value}, unit.x, unit.y);")
+    return lines
+
+
 def _load(name: str, m: int, k: str, g: str) -> list[str]:
     """Declares four elements of row m of `a`, times `g` where that is given: then their squares count, too."""
     row = f"row{m}" if m else "0u"
@@ -318,15 +500,15 @@ def _load(name: str, m: int, k: str, g: str) -> list[str]:
     return [f"let {plain} = x_quad({row}, {k});", squares, f"let {name} = {plain} * {g};"]
 
 
-def _along_k(name: str, binding: str, quads: bool, tail: bool) -> str:
-    """`name_quad(row, k)`: four elements of a row of the binding, zero beyond K."""
+def _along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -> str:
+    """`name_quad(row, k)`: four elements of a row of the binding, which begins at `row`, zero beyond K."""
     if not quads:
-        lanes = (f"select(0.0, {binding}_at(row * P.k + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
+        lanes = (f"select(0.0, {binding}_at({row} + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
         value = f"vec4<f32>({', '.join(lanes)})"
     elif tail:
-        value = f"select(vec4<f32>(), {binding}_at4((row * P.k + min(k, P.k - 4u)) >> 2u), k < P.k)"
+        value = f"select(vec4<f32>(), {binding}_at4(({row} + min(k, P.k - 4u)) >> 2u), k < P.k)"
     else:
-        value = f"{binding}_at4((row * P.k + k) >> 2u)"
+        value = f"{binding}_at4(({row} + k) >> 2u)"
     return f"fn {name}_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
 
 

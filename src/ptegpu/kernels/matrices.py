@@ -1,18 +1,13 @@
 """Products on matrix units: y = alpha · a · bᵀ + …, of f16 elements, summed in f32.
 
-Subgroups multiply matrices of 16 × 16 that they load from workgroup memory, which only takes f16. What comes from
-storage gets there in one of two ways:
-
-- as `blocks`: rows that `prepare` has made f16 and laid out so that 16 rows of 8 elements lie together. A subgroup
-  moves such a block as one matrix, with loads and stores of whole words that meet no bank twice;
-- packed: ints of 4 or 8 bits become f16 on their way. Invocations with rows that share banks begin at another pair of
-  elements each, so that their stores do not meet either.
-
-While one step along K is computed, the loads of the next are under way. Results go through workgroup memory once more
-to reach the epilogue that all products share.
+Subgroups multiply matrices of 16 × 16 that they load from workgroup memory, which only takes f16, one by one. So both
+operands first become `blocks`: rows that `prepare` has made f16, whatever they were, and laid out so that 16 rows of 8
+elements lie together. A subgroup moves such a block as one matrix from storage into workgroup memory, with loads and
+stores of whole words that meet no bank twice. While one step along K is computed, the loads of the next are under way.
+Results go through workgroup memory once more to reach the epilogue that all products share.
 
 f16 ends at 65,504, so rows are scaled by a power of two on their way to f16, each so that its largest element lies
-just below 2¹⁴, and packed weights by one that the host finds; results are scaled back.
+just below 2¹⁴; results are scaled back.
 """
 
 from __future__ import annotations
@@ -22,12 +17,13 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .linear_q4 import PARAMS, RAW, WHOLE, Packing
+from .linear_q4 import Packing, bound_of, eight_of, loader
 from .matmul import Form, module, row_quad
 from .wgsl import KernelSpec, Storage, build
 
 NEEDS = ("f16 f32 16x16x16", "f16 f32 16x8x8")  # of `Target.matrices`
 ROWS, SPAN = 16, 8  # of a block
+SHARE = 4  # rows that a workgroup prepares: 64 bytes beside each other
 DEPTH = 32  # elements of K in a step
 LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
 LANES = 32  # of a subgroup
@@ -65,57 +61,107 @@ _SUMS = "subgroup_matrix_result<f32, 16, 16>"
 _BLOCK = "subgroup_matrix_left<f16, 8, 16>"
 
 
-@cached(64)
-def prepare(dtype: DType, quads: bool, target: Target) -> KernelSpec:
-    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has a row.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What `prepare` lays out: `eight(row, i)`, eight elements from number 8 i on, which may lie beyond K.
 
-    Rows of f32 are scaled; what undoes that is stored for each.
+    Rows count through all sets. `look` is WGSL that makes `most` a bound of a row's magnitude, where that is quicker
+    than to look at all elements.
     """
-    scaled = dtype is not DType.F16
-    workgroup = target.workgroup(128)
-    words = [f"pack2x16float({v}.{c} * lift)" for v in ("low", "high") for c in ("xy", "zw")]
-    loads = [
-        "  let low = select(vec4<f32>(), a_quad(group, 8u * i), vec4<u32>(8u * i) + next < vec4<u32>(P.k));",
-        "  let high = select(vec4<f32>(), a_quad(group, 8u * i + 4u), vec4<u32>(8u * i + 4u) + next < vec4<u32>(P.k));",
+
+    reads: tuple[tuple[str, Storage], ...]
+    params: tuple[tuple[str, str], ...]
+    eight: str  # WGSL
+    look: str = ""
+    scaled: bool = True
+
+
+@cached(64)
+def prepare(source: Rows, target: Target) -> KernelSpec:
+    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has four of them.
+
+    If they are scaled, what undoes that is stored for each.
+    """
+    across = target.workgroup(256) // SHARE
+    words = ", ".join(f"pack2x16float(v.{half}.{c} * lift)" for half in ("low", "high") for c in ("xy", "zw"))
+    body = [
+        "var lift = 1.0;",
+        f"let own = lid % {SHARE}u; let first = lid / {SHARE}u;",
+        f"let z = group / P.quads; let place = group % P.quads * {SHARE}u + own;",
+        "let row = z * P.m + min(place, P.m - 1u);",
     ]
-    body = ["let next = vec4<u32>(0u, 1u, 2u, 3u);", "var lift = 1.0;"]
-    if scaled:
-        body += [
-            "var most = vec4<f32>();",
-            "for (var i = lid; 8u * i < P.k; i += WG) {",
-            *loads,
-            "  most = max(most, max(abs(low), abs(high)));",
+    if source.scaled:
+        look = [
+            f"for (var i = first; 8u * i < P.k; i += {across}u) {{",
+            "  let v = eight(row, i); let each = max(abs(v.low), abs(v.high));",
+            "  most = max(most, max(max(each.x, each.y), max(each.z, each.w)));",
             "}",
-            "top[lid] = max(max(most.x, most.y), max(most.z, most.w));",
+        ]
+        body += [
+            "var most = 0.0;",
+            *([source.look.replace("ACROSS", f"{across}u")] if source.look else look),
+            "top[lid] = most;",
             "workgroupBarrier();",
-            "for (var half = WG / 2u; half > 0u; half /= 2u) {",
-            "  if (lid < half) { top[lid] = max(top[lid], top[lid + half]); }",
+            f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
+            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {SHARE}u]); }}",
             "  workgroupBarrier();",
             "}",
-            "let exponent = (bitcast<u32>(top[0]) >> 23u) & 255u;",
+            "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
             f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
             "lift = bitcast<f32>(power << 23u);",
-            "if (lid == 0u) { scales_put(group, bitcast<f32>((254u - power) << 23u)); }",
+            "if (first == 0u && place < P.m) { factors_put(row, bitcast<f32>((254u - power) << 23u)); }",
         ]
     body += [
-        "let z = group / P.m; let row = group % P.m;",
-        f"let first = (z * P.row_blocks + row / {ROWS}u) * P.k_blocks;",
-        "for (var i = lid; i < P.k_blocks; i += WG) {",
-        *loads,
-        f"  y[(first + i) * {ROWS}u + row % {ROWS}u] = vec4<u32>({', '.join(words)});",
+        f"let block = (z * P.row_blocks + place / {ROWS}u) * P.k_blocks;",
+        f"for (var i = first; i < P.k_blocks; i += {across}u) {{",
+        "  let v = eight(row, i);",
+        f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({words});",
         "}",
     ]
     return build(
         "matrix_blocks",
         "\n".join(f"  {line}" for line in body),
         target=target,
-        reads={"a": Storage(dtype, 4 if quads else 1)},
-        writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"scales": Storage(DType.F32)} if scaled else {}),
-        params=[("m", "u32"), ("k", "u32"), ("row_blocks", "u32"), ("k_blocks", "u32")],
-        workgroup=workgroup,
-        shared={"top": ("f32", workgroup)} if scaled else {},
-        helpers=row_quad("a", "P.k", quads),
+        reads=dict(source.reads),
+        writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"factors": Storage(DType.F32)} if source.scaled else {}),
+        params=[*((n, "u32") for n in ("m", "k", "quads", "row_blocks", "k_blocks")), *source.params],
+        workgroup=across * SHARE,
+        shared={"top": ("f32", across * SHARE)} if source.scaled else {},
+        helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}",
     )
+
+
+def _masked(low: str, high: str) -> str:
+    """The end of `eight`, with zeros beyond K."""
+    places = (f"vec4<u32>({', '.join(f'8u * i + {j}u' for j in range(n, n + 4))})" for n in (0, 4))
+    parts = (f"select(vec4<f32>(), {v}, {at} < vec4<u32>(P.k))" for v, at in zip((low, high), places, strict=True))
+    return f"return Eight({', '.join(parts)});"
+
+
+def rows(dtype: DType, quads: bool) -> Rows:
+    """Rows stored one after the other."""
+    end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
+    eight = f"{row_quad('b', 'P.k', quads)}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+    return Rows((("b", Storage(dtype, 4 if quads else 1)),), (), eight, scaled=dtype is not DType.F16)
+
+
+def columns(dtype: DType) -> Rows:
+    """Rows that are the columns of matrices [K, M]."""
+    at = [f"b_at((row / P.m * P.k + min(8u * i + {j}u, P.k - 1u)) * P.m + row % P.m)" for j in range(8)]
+    end = _masked(f"vec4<f32>({', '.join(at[:4])})", f"vec4<f32>({', '.join(at[4:])})")
+    eight = f"fn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+    return Rows((("b", Storage(dtype)),), (), eight, scaled=dtype is not DType.F16)
+
+
+def packed(packing: Packing) -> Rows:
+    """Rows of a packed weight."""
+    source = loader(packing)
+    if not (packing.shares(8) and packing.aligned):
+        end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
+        return Rows(source.reads, source.params, f"{source.quad}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}")
+    lines = f"{eight_of(packing)}\n  {_masked('low * scale', 'high * scale')}"
+    look = f"for (var i = first; i * P.group < P.k; i += ACROSS) {{ most = max(most, {bound_of(packing)}); }}"
+    return Rows(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
 
 
 def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile: MatrixTile) -> tuple[str, str, str]:
@@ -135,59 +181,16 @@ def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile
     return declare, load, store
 
 
-def _staged_packed(packing: Packing, tile: MatrixTile) -> tuple[str, str, str]:
-    """The same for packed rows of b: an invocation has a part of a row of the tile, its neighbours those of others."""
-    per_row = DEPTH // packing.elements  # words
-    mine = tile.columns * per_row // tile.threads
-    width = min(4, mine)
-    along = per_row // mine  # invocations that share a row
-    declare = f"let b_row = lid % {tile.columns}u; let b_part = lid / {tile.columns}u * {mine}u;\n"
-    declare += "let b_column = min(first_column + b_row, P.n - 1u);\n"
-    declare += f"let turn = (lid / 8u) & 3u; let b_line = b_row * {LINE}u;\n"
-    assert along * tile.columns == tile.threads
-    load = ""
-    for r in range(mine // width):
-        declare += f"var raw{r}: {RAW[width]};\n"
-        word = f"k / {packing.elements}u + b_part + {r * width}u"
-        load += f"raw{r} = b[(z * P.n + b_column) * (P.row_bytes / {4 * width}u) + ({word}) / {width}u];\n"
-    declare += "var scale = 0.0;\n"
-    group = "0u" if packing.run == WHOLE else "k / P.group"
-    load += f"scale = P.lift * scales_at(P.scale_first + {group} * P.scale_stride + b_column);\n"
-    words = [f"raw{i // width}" + (f".{'xyzw'[i % width]}" if width > 1 else "") for i in range(mine)]
-    store = ""
-    each = 8 // packing.elements  # words of eight elements
-    for c in range(mine // each):
-        for q in range(4):
-            store += "{ " + f"let pair = ({q}u + turn) & 3u; "
-            if packing.bits == 4:
-                store += f"let both = {words[c]} >> (8u * pair); "
-                low, high = "f32(both & 15u) - 8.0", "f32((both >> 4u) & 15u) - 8.0"
-            else:
-                store += f"let both = bitcast<i32>(select({words[2 * c]}, {words[2 * c + 1]}, pair > 1u)"
-                store += " >> (16u * (pair & 1u))); "
-                low, high = "f32(extractBits(both, 0u, 8u))", "f32(extractBits(both, 8u, 8u))"
-            if packing.high_first:
-                low, high = high, low
-            store += f"let at = b_line + b_part * {packing.elements}u + {8 * c}u + 2u * pair; "
-            store += f"b_tile[at] = f16(scale * ({low})); b_tile[at + 1u] = f16(scale * ({high})); " + "}\n"
-    return declare, load, store
-
-
 @cached(64)
-def multiply(
-    form: Form, tile: MatrixTile, packing: Packing | None, scaled: tuple[bool, bool], target: Target
-) -> KernelSpec:
-    """A tile of y per workgroup, of blocks of `a` and of blocks or packed rows of `b`. `scaled`: which blocks were."""
+def multiply(form: Form, tile: MatrixTile, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
+    """A tile of y per workgroup, of blocks of `a` and of `b`. `scaled`: which of them were."""
     down, across = tile.sub_rows // 16, tile.sub_columns // 16
     sets = "(z % P.sets) * P.row_blocks", "z * P.column_blocks"
     first = f"first_row / {ROWS}u", f"first_column / {ROWS}u"
     a = _staged_blocks("a", "a_tile", f"{sets[0]} + {first[0]}", f"P.row_blocks - 1u - {first[0]}", tile.rows, tile)
-    if packing:
-        b = _staged_packed(packing, tile)
-    else:
-        b = _staged_blocks(
-            "b", "b_tile", f"{sets[1]} + {first[1]}", f"P.column_blocks - 1u - {first[1]}", tile.columns, tile
-        )
+    b = _staged_blocks(
+        "b", "b_tile", f"{sets[1]} + {first[1]}", f"P.column_blocks - 1u - {first[1]}", tile.columns, tile
+    )
     compute = []
     for k in range(0, DEPTH, 16):
         compute.append("{")
@@ -250,13 +253,8 @@ def multiply(
                 "workgroupBarrier();",
             ]
     reads = {"a": Storage(DType.F16)} | ({"a_scales": Storage(DType.F32)} if scaled[0] else {})
-    if packing:
-        per = DEPTH // packing.elements
-        width = min(4, tile.columns * per // tile.threads)
-        reads |= {"b": Storage(packing.dtype, raw=RAW[width]), "scales": Storage(packing.scales)}
-    else:
-        reads |= {"b": Storage(DType.F16)} | ({"b_scales": Storage(DType.F32)} if scaled[1] else {})
-    counts = ["row_tiles", "column_tiles", "k_part", "row_blocks", "k_blocks", *([] if packing else ["column_blocks"])]
+    reads |= {"b": Storage(DType.F16)} | ({"b_scales": Storage(DType.F32)} if scaled[1] else {})
+    counts = ("row_tiles", "column_tiles", "k_part", "row_blocks", "column_blocks", "k_blocks")
     return module(
         f"matrix_gemm{tile.rows}",
         body,
@@ -265,7 +263,7 @@ def multiply(
         reads=reads,
         workgroup=tile.threads,
         helpers=[],
-        params=[*((n, "u32") for n in counts), *([*PARAMS, ("lift", "f32")] if packing else [])],
+        params=[(n, "u32") for n in counts],
         shared={
             "a_tile": ("f16", tile.rows * LINE),
             "b_tile": ("f16", tile.columns * LINE),

@@ -53,6 +53,7 @@ class Stream(Iterator[str]):
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.cancelled = False
+        self.together = 1  # steps that the GPU is given at once; more than one where nobody waits for each token
         self._pieces: Iterator[str] = iter(())
 
     def start(self, pieces: Iterator[str]) -> Stream:

@@ -6,9 +6,11 @@ the next turn of a chat, or the same prompt again. The result is the same as fro
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -19,10 +21,11 @@ import ptegpu
 
 from ..errors import ExecutionError, InvalidInput
 from ..format import read_program
+from ..gpu.pipelines import Progress, silent
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
-from ..plan.target import Precision
-from ..sampling import SETTINGS
+from ..plan.target import Cache, Precision
+from ..sampling import GREEDY, SETTINGS
 from .compiling import GENERATE, points_of, sampling_of, words_of
 from .generation import Generation, Stream
 from .sampling import Sampling
@@ -33,8 +36,11 @@ if TYPE_CHECKING:
     from ..gpu import Engine
 
 MAX_TOKENS = 256
+TOGETHER = 4  # decode steps in one submit, where nobody waits for each token
 CHUNK = 512  # tokens of a prompt in one call, where the model takes so many
 TOKEN, SCORES = 0, 2  # among the outputs of the program with what is appended
+
+NO_TARGETS = np.zeros((1, 0), np.int32)
 
 Prompt = str | Sequence[int]
 
@@ -58,8 +64,8 @@ class LanguageModel:
 
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
-    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine` and `precision`
-    are those of `ptegpu.load`.
+    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision` and
+    `progress` are those of `ptegpu.load`; so is `cache`: with "f16", long contexts are faster.
     """
 
     def __init__(
@@ -72,8 +78,10 @@ class LanguageModel:
         chunk: int = CHUNK,
         engine: Engine = "auto",
         precision: Precision = "auto",
+        cache: Cache = "f32",
+        progress: Progress = silent,
     ) -> None:
-        how: dict[str, Any] = {"engine": engine, "precision": precision}
+        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
         saved = Bundle.load(path) if is_bundle(path) else None
         self.signature: Signature = read_signature(saved.file if saved else read_program(path))
         self.chunk = min(chunk, self.signature.chunk)
@@ -84,19 +92,21 @@ class LanguageModel:
         self._tokenizer: Tokenizer | None = None
         if tokenizer is not None:
             self._tokenizer = find_tokenizer(self._path, tokenizer)
+        points = points_of(self.signature)
+        step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
         if saved is not None:
             if GENERATE not in saved.methods[0]:
                 where = self._path or "the bundle"
                 raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
-            self.program = ptegpu.load(saved, data, device, methods=[GENERATE], **how)
+            self.program = ptegpu.load(saved, data, device, methods=[GENERATE], first={GENERATE: step}, **how)
         else:
-            append, points = {METHOD: sampling_of(self.signature)}, {METHOD: points_of(self.signature)}
-            self.program = ptegpu.load(path, data, device, methods=[METHOD], append=append, points=points, **how)
+            how |= {"append": {METHOD: sampling_of(self.signature)}, "points": {METHOD: points}}
+            self.program = ptegpu.load(path, data, device, methods=[METHOD], first={METHOD: step}, **how)
         self._forward = self.program.method(*self.program.methods)
         self._lock = threading.RLock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: object = None  # whose tokens they are
-        self._ahead: Any = None  # the owner's next step, already on its way
+        self._ahead: deque[Any] = deque()  # the owner's next steps, already on their way
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -128,6 +138,7 @@ class LanguageModel:
     ) -> Generation:
         """The continuation of a prompt. `stream` is called with each piece of text as it comes."""
         pieces = self.stream(prompt, **options)
+        pieces.together = 1 if stream else TOGETHER
         for text in pieces:
             if stream is not None:
                 stream(text)
@@ -235,8 +246,7 @@ class LanguageModel:
             if len(tokens) > self.signature.context:
                 made.finish_reason = "context"
                 break
-            last = len(made.tokens) + 1 >= max_tokens
-            token, logprob = self._next(stream, tokens, sampling, seen, last)
+            token, logprob = self._next(stream, tokens, sampling, seen, max_tokens)
             if stream.cancelled:
                 made.finish_reason = "cancelled"
                 break
@@ -259,18 +269,18 @@ class LanguageModel:
             yield rest
 
     def _next(
-        self, stream: Stream, tokens: list[int], sampling: Sampling, seen: _Seen, last: bool
+        self, stream: Stream, tokens: list[int], sampling: Sampling, seen: _Seen, max_tokens: int
     ) -> tuple[int, float]:
         """The token after `tokens`, of which the cache may hold some; nothing of worth if cancelled on the way.
 
-        The step after it is started before this one is waited for, with the token as it is on the GPU.
+        The steps after it are started before this one is waited for, with the token as it is on the GPU.
         """
         timings, step = stream.generation.timings, len(stream.generation.tokens)
         started = time.perf_counter()
         with self._lock:
             reused = len(self._cached)
-            if self._ahead is not None and self._owner is stream:
-                run, self._ahead = self._ahead, None
+            if self._ahead and self._owner is stream:
+                run = self._ahead.popleft()
                 self._cached.append(tokens[-1])
             else:
                 self._forget_ahead()
@@ -286,27 +296,49 @@ class LanguageModel:
                     np.array([rest], self.signature.tokens.numpy), len(self._cached), sampling, step, seen
                 )
                 self._cached.extend(rest)
-            if not last and len(tokens) < self.signature.context and self._can_run_ahead(sampling):
-                following = run.resident()[TOKEN]
-                self._ahead = self._start(following, len(tokens), sampling, step + 1, seen)
-            token, logprob = (np.asarray(r) for r in run.result()[:2])
+            if self._can_run_ahead(sampling):
+                left = min(self.signature.context - len(tokens), max_tokens - step - 1)
+                self._run_ahead(run, stream, left, len(tokens), sampling, step + 1, seen)
+            token, logprob = run.result()[:2]
         elapsed = time.perf_counter() - started
         if step == 0:
             timings.reused_tokens, timings.prefill_tokens, timings.prefill_s = reused, len(tokens) - reused, elapsed
         else:
             timings.decode_tokens, timings.decode_s = step, timings.decode_s + elapsed
-        if not np.isfinite(logprob[0]):
+        chance = logprob.item()
+        if not math.isfinite(chance):
             raise ExecutionError(f"the model's logits at position {len(tokens) - 1} are not finite numbers")
-        return int(token[0, 0]), float(logprob[0])
+        return token.item(), chance
+
+    def _run_ahead(
+        self, run: Any, stream: Stream, left: int, position: int, sampling: Sampling, step: int, seen: _Seen
+    ) -> None:
+        """Start steps behind `run`, `left` at most: as many as go together, once fewer than that are on their way.
+
+        The first ones go one by one, so that a short text wastes little. What is computed behind the end of a text is
+        thrown away: the cache is written again from the position on that the next call has.
+        """
+        begun, together = len(self._ahead), min(stream.together, step)
+        if begun >= together:
+            return
+        count = min(together, left - begun)
+        latest = self._ahead[-1] if begun else run
+        try:
+            for k in range(begun, begun + count):
+                hold, following = k + 1 < begun + count, latest.resident()[TOKEN]
+                latest = self._start(following, position + k, sampling, step + k, seen, hold)
+                self._ahead.append(latest)
+        except BaseException:  # those that were held are lost
+            self._forget_ahead()
+            raise
 
     def _can_run_ahead(self, sampling: Sampling) -> bool:
         """A penalty needs the host to know each token first."""
         return self._forward.in_one_plan and not sampling.penalises
 
     def _forget_ahead(self) -> None:
-        if self._ahead is not None:
-            self._ahead.discard()
-            self._ahead = None
+        while self._ahead:
+            self._ahead.pop().discard()
 
     def _keep(self, tokens: Sequence[int]) -> None:
         """Forget what the cache holds from the first token on that is not in `tokens`."""
@@ -323,7 +355,7 @@ class LanguageModel:
     def _run(
         self,
         tokens: Sequence[int],
-        targets: np.ndarray = np.zeros((1, 0), np.int32),  # noqa: B008
+        targets: np.ndarray = NO_TARGETS,
     ) -> np.ndarray:
         """One call of the model, after what is in the cache: the scores of targets."""
         self._forget_ahead()
@@ -332,10 +364,12 @@ class LanguageModel:
         self._cached.extend(tokens)
         return scores  # type: ignore[no-any-return]
 
-    def _start(self, tokens: Any, position: int, sampling: Sampling, step: int, seen: _Seen) -> Any:
+    def _start(self, tokens: Any, position: int, sampling: Sampling, step: int, seen: _Seen, hold: bool = False) -> Any:
         """One call of the model that is not waited for, where it runs at once; `tokens` may be on the device."""
-        arguments = self._arguments(tokens, position, sampling, step, seen, np.zeros((1, 0), np.int32))
-        return self._forward.start(arguments) if self._forward.in_one_plan else _Done(self._forward.execute(arguments))
+        arguments = self._arguments(tokens, position, sampling, step, seen, NO_TARGETS)
+        if self._forward.in_one_plan:
+            return self._forward.start(arguments, hold)
+        return _Done(self._forward.execute(arguments))
 
     def _arguments(
         self,

@@ -30,7 +30,7 @@ FEW_ROWS = 16  # rows of a key-value head up to which tiles would be mostly empt
 # Keys are split over workgroups where these would leave a GPU idle: into parts of at least so many keys that are seen
 # (a position decides that on the GPU), at most as many as the cache's length gives, and until so many times the
 # workgroups that keep a GPU busy are at work. Each for few rows, and for tiles. See also `few.MOST_PARTS`, and of the
-# kernels `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `benchmarks/attention.py` times a decode step.
+# kernels `attention.AT_ONCE` and `attention_rows.KEYS_EACH`. `python -m benchmarks attention` sweeps them.
 ROWS_PART, TILES_PART = 128, 256
 OF_ROWS, OF_TILES = 1, 2
 TURNED = 8  # bindings of a kernel that turns queries and keys itself
@@ -224,7 +224,8 @@ class Attention(Work):
             new = None
         splits, reads, writes = self.splits(target), [self.q, self.k, self.v], list[Tensor]()
         known: dict[str, int | float | Sym] = {"splits": splits, "part": TILES_PART if tiled else ROWS_PART}
-        known |= {"keys": ks.length, "sharing": sharing, "heads": ks.heads, "empty": self.empty if ks.length else 0.0}
+        known |= {"keys": ks.length, "queries": qs.length, "sharing": sharing, "heads": ks.heads}
+        known["empty"] = self.empty if ks.length else 0.0
         known |= {"start": self.start} if self.bounded else {}
         params = {**known, "rows": rows, "blocks": self._blocks(target), "hidden": -math.inf}
         params["scale"] = 1.0 / math.sqrt(qs.dim) if self.scale is None else self.scale
@@ -245,8 +246,7 @@ class Attention(Work):
         if form.split:
             apart = ks.batch * ks.heads * rows * (form.value_quads + 1)
             result = yield Scratch((splits, apart, 4), DType.F32)
-            merging = {**known, "queries": qs.length, "apart": apart}
-            parts = Parts(result, Merge(form.value_quads, form.cached), merging)
+            parts = Parts(result, Merge(form.value_quads, form.cached), {**known, "apart": apart})
         else:
             params |= ys.strides("y")
         if tiled:

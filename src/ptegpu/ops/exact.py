@@ -18,7 +18,8 @@ from ..kernels.linear_q8 import Form
 from ..kernels.matmul import Tile
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
-from .few import ceil, fitted, kernel_rows
+from ..sizes import ceil
+from .few import fitted, kernel_rows
 from .registry import Dispatch, Scratch, Step, Steps
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ from ..kernels import linear_q4 as kernels
 from ..kernels.linear_q4 import WHOLE, Gemv, by_subgroups
 from ..kernels.wgsl import writable
 from ..plan.target import Target
+from ..sizes import ceil, smallest
+from . import matrices
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8)  # that kernels are generated for
 MAX_ROWS = ROWS[-1]
 FEWEST_LANES = 8
+WALKERS = 4  # workgroups per unit, where they walk
 MOST_PARTS = 16  # of an attention that a product merges: every workgroup reads all that are used
 
 
@@ -42,11 +45,11 @@ GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits
     Choice(Gemv(rows=4, lanes=32, words=1, slots=8), when=lambda m, n, k: m > 1 and n >= 8192),
     Choice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: m > 1 and k >= 4096),
     Choice(Gemv(rows=2, lanes=64, words=1, slots=2), when=lambda m, n, k: m > 1),
-    Choice(Gemv(rows=8, lanes=32, slots=4, staged=True), when=lambda m, n, k: n >= 65536),
-    Choice(Gemv(rows=8, lanes=32, slots=8, staged=True), when=lambda m, n, k: n >= 8192),
-    Choice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: k >= 4096),
-    Choice(Gemv(rows=1, lanes=256, words=1), when=lambda m, n, k: n <= 1024),
-    Choice(Gemv(rows=1, lanes=32, slots=8, staged=True)),
+    Choice(Gemv(rows=8, lanes=64, slots=4, staged=True, digits=True, walks=True), when=lambda m, n, k: n >= 65536),
+    Choice(Gemv(rows=8, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: n >= 12288),
+    Choice(Gemv(rows=4, lanes=256, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
+    Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
+    Choice(Gemv(rows=2, lanes=64, slots=4, staged=True, digits=True)),
 )
 BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=32, slots=2)),)}  # workgroup memory and barriers gain nothing there
 
@@ -54,10 +57,6 @@ BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=32, slots=2)),)}  # workgroup
 def kernel_rows(m: int) -> int:
     """Of the kernel that computes m rows."""
     return next(rows for rows in ROWS if m <= rows)
-
-
-def ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def fitted(how: Gemv, blocks: Callable[[int], int], row_bytes: int, target: Target) -> Gemv:
@@ -108,9 +107,13 @@ def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target
             how = replace(how, rows=how.rows // 2)
         else:
             how = replace(how, slots=how.slots // 2) if how.slots > 1 else replace(how, lanes=how.lanes // 2)
-    row_blocks = blocks(how.words)
-    staged_bytes = (rows * row_blocks * how.words * packing.elements + squares * how.lanes * how.slots) * 4
-    if staged_bytes + _reduced_bytes(how, sums, squares, target) > target.max_shared_bytes:
+    row_blocks, elements = blocks(how.words), how.words * packing.elements
+    if how.digits and (rows > 1 or elements < 8 or not packing.shares(elements)):
+        how = replace(how, digits=False)
+    left = target.max_shared_bytes - _reduced_bytes(how, sums, squares, target) - 4 * squares * how.lanes * how.slots
+    if how.digits and kernels.staged_bytes(how, packing, rows, row_blocks) > left:
+        how = replace(how, digits=False)
+    if how.staged and kernels.staged_bytes(how, packing, rows, row_blocks) > left:
         how = replace(how, staged=False)
     quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
     weights = [q.packed for q in products if q.packed]
@@ -139,7 +142,9 @@ class Bundle:
     @property
     def read(self) -> list[Tensor]:
         first, *further = reversed(self.products) if self.pair else self.products
-        activations = [self.norm.x, self.norm.weight] if self.norm else [self.parts.tensor if self.parts else first.a]
+        activations = [self.parts.tensor if self.parts else first.a]
+        if self.norm:
+            activations = [self.norm.source[0], self.norm.weight]
         operands = [t for q in further for t in (*q.matrix, *q.added)]
         return [*activations, *first.matrix, *operands, *first.added]
 
@@ -158,7 +163,7 @@ class Bundle:
     def dispatch(self, target: Target) -> Dispatch:
         first, *further = reversed(self.products) if self.pair else self.products
         s = _share([first, *further], self.pair, self.norm is not None, target)
-        first = replace(first, alpha=first.packing.unit)
+        first = replace(first, alpha=1.0 if s.how.digits else first.packing.unit)
         kernel = kernels.gemv(
             first.form(target, quads=False),
             first.packing,
@@ -180,12 +185,16 @@ class Bundle:
         params |= {f"scale_stride_{w}": q.scaling["scale_stride"] for w, q in enumerate(further, 1)}
         for w, q in enumerate(stored[1:], 1):
             params |= {f"n_{w}": q.n, f"blocks_{w}": groups[w]}
+        params["a_first"] = self.norm.source[1] if self.norm else 0
         params |= {"eps": self.norm.eps} if self.norm else {}
         params |= self.parts.params if self.parts else {}
         labels = [self.norm.label] if self.norm else []
         label = ", ".join([*labels, *(q.label for q in self.products)])
         flops = sum(q.flops for q in self.products)
-        return Dispatch(kernel, self.read, self.write, sum(groups), params, flops=flops, label=label)
+        launched = sum(groups)
+        if s.how.walks and len(stored) == 1:
+            launched = smallest(launched, WALKERS * target.device_class.busy)
+        return Dispatch(kernel, self.read, self.write, launched, params, flops=flops, label=label)
 
 
 def _paired(products: Sequence[Product], target: Target) -> Bundle | None:
@@ -233,7 +242,7 @@ def together(p: Product, target: Target) -> Steps:
     if p.norm:
         yield p.norm
     yield from (b.dispatch(target) for b in bundles)
-    yield from rest
+    yield from matrices.alongside(rest, target)
 
 
 def merged(p: Product, attention: Attention, target: Target) -> Steps:

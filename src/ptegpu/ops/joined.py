@@ -23,6 +23,7 @@ from ..graph.graph import Arg, Node, Shape, Tensor
 from ..kernels.matmul import Finish
 from ..plan.target import Target
 from .attending import Attention, Rotary, Written
+from .moves import Row
 from .norm import Norm
 from .pointwise import NAMES, cast, pointwise
 from .product import Finishing, Product
@@ -95,6 +96,7 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
         steps=Joined(kind, tuple(members), results),
         splits=tuple(k for k, (_, _, splits) in enumerate(given) if splits),
         indexes=lambda _: [b for n in members for b in n.op.bounds(n.args)],
+        moves=False,
         role=ROLES.get(kind, "product"),
     )
     before, behind = f"{last.name} and {len(members) - 1} before it", f"{first.name} and {len(members) - 1} after it"
@@ -298,6 +300,11 @@ def _siblings(launches: list[Launches]) -> Steps:
 def _normed(launches: list[Launches]) -> Steps:
     """A product takes the norm in, if it is all there is."""
     match launches:
+        case [[Row() as row], *rest] if row.first is None:
+            yield row
+            yield from _normed(rest)
+        case [[Row() as row], [Norm() as norm], [Product() as p]]:
+            yield replace(p, norm=replace(norm, row=row))
         case [[Norm() as norm], [Product() as p]]:
             yield replace(p, norm=norm)
         case _:

@@ -10,8 +10,8 @@ from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
 from ..kernels.linear_q4 import WHOLE
 from ..plan.target import Target
+from ..sizes import ceil
 from . import linear_q4
-from .few import ceil
 from .pointwise import Source, Strided, broadcast_strides, pointwise
 from .product import Int8, Packed
 from .registry import Out, Scratch, Steps, op

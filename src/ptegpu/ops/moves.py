@@ -4,7 +4,7 @@ transpositions of any size, which go through tiles."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
@@ -13,7 +13,7 @@ from ..plan.target import Target
 from ..sizes import largest, smallest
 from . import walks
 from .pointwise import Strided, collapse, contiguous, pointwise
-from .registry import Dispatch, Out, Steps, SymInt, broadcast, is_one, normalise_dim, op
+from .registry import Dispatch, Out, Steps, SymInt, Work, broadcast, is_one, normalise_dim, op
 
 FEWEST = 16  # elements along a side of what is copied in tiles
 
@@ -252,12 +252,33 @@ def narrow(x: Tensor, dim: int, start: SymInt, length: int, *, target: Target) -
     yield sliced(x, d, start if isinstance(start, Sym) else first, 1, out, target)
 
 
-@op("aten.select_copy.int", "aten.select.int", moves=True, walks=walks.sliced)
-def select(x: Tensor, dim: int, index: SymInt, *, target: Target) -> Steps:
+@dataclass(frozen=True, slots=True)
+class Row(Work):
+    """What x has at `index` of a dimension."""
+
+    x: Tensor
+    dim: int
+    index: SymInt
+    y: Tensor
+    label: str = ""
+
+    def steps(self, target: Target) -> Steps:
+        yield replace(sliced(self.x, self.dim, self.index, 1, self.y, target), label=self.label)
+
+    @property
+    def first(self) -> int | None:
+        """Where its elements begin in x, if they lie together and the host knows where."""
+        if isinstance(self.index, Sym) or math.prod(self.x.shape[: self.dim]) != 1:
+            return None
+        return self.index * self.y.numel
+
+
+@op("aten.select_copy.int", "aten.select.int", moves=True, walks=walks.sliced, role="row")
+def select(x: Tensor, dim: int, index: SymInt) -> Steps:
     d = normalise_dim(dim, x.rank)
     first = position(x, d, index)
     out = yield Out([*x.shape[:d], *x.shape[d + 1 :]], x.dtype)
-    yield sliced(x, d, index if isinstance(index, Sym) else first, 1, out, target)
+    yield Row(x, d, index if isinstance(index, Sym) else first, out)
 
 
 @op("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default", moves=True, walks=walks.sliced)

@@ -18,6 +18,7 @@ from ..kernels.norm import Layout
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import real
+from .moves import Row
 from .pointwise import Strided, pointwise
 from .registry import Dispatch, Out, Scratch, Steps, Work, op
 
@@ -127,8 +128,17 @@ class Norm(Work):
     eps: float
     y: Tensor
     label: str = ""
+    row: Row | None = None  # its result is x, and its elements lie together
+
+    @property
+    def source(self) -> tuple[Tensor, int]:
+        """What its rows can be read from, and where they begin there."""
+        first = self.row.first if self.row else None
+        return (self.row.x, first) if self.row and first is not None else (self.x, 0)
 
     def steps(self, target: Target) -> Steps:
+        if self.row:
+            yield self.row
         x, rows = self.x, math.prod(self.x.shape[:-1])
         given = x, self.weight, None, self.eps, self.y, target
         yield from normalise("element", *given, rows=rows, whole=x.shape[-1], centred=False, label=self.label)

@@ -20,9 +20,8 @@ from ..kernels.linear_q4 import WHOLE, Packing, loader
 from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, gemm, outer
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
-from ..sizes import largest, smallest
+from ..sizes import ceil, largest, smallest
 from . import exact, few, matrices, windows
-from .few import ceil
 from .pointwise import cast
 from .registry import Dispatch, Scratch, Steps, Work
 from .windows import Window

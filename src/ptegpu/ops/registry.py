@@ -105,7 +105,7 @@ Serves = Callable[[Mapping[str, Any]], bool]
 ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
 Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
 Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
-Role = Literal["", "product", "norm", "attention", "rotary", "cache"]
+Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -125,7 +125,7 @@ def _fixed(memory: Memory, t: Tensor, known: dict[ConstantKey, Buffer], names: d
             return
         name = names.setdefault(key, f"constant{len(names)}")
     blob = None
-    if t.data is not None:
+    if t.data is not None and (t.kind == "constant" or np.any(t.data)):  # a cache starts with zeros: none to write
         blob = len(memory.blobs)
         memory.blobs.append(np.ascontiguousarray(t.data).reshape(-1).view(np.uint8).data)
     buffer = Buffer(name, _padded(t.max_nbytes), t.kind, blob)

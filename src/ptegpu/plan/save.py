@@ -184,15 +184,12 @@ def _slot(v: Var, blobs: _Blobs) -> dict[str, Any]:
 
 
 def _plan(plan: Plan, kernels: dict[Kernel, int], blobs: _Blobs) -> dict[str, Any]:
-    buffers = []
-    for b in plan.buffers:
-        data = None if b.blob is None else plan.blobs[b.blob]
-        if data is not None and b.role == "state" and not np.any(np.frombuffer(data, np.uint8)):
-            data = None
-        buffers.append(_plain(Buffer(b.name, b.nbytes, b.role, None if data is None else blobs.add(data))))
     return {
         "name": plan.name,
-        "buffers": buffers,
+        "buffers": [
+            _plain(Buffer(b.name, b.nbytes, b.role, None if b.blob is None else blobs.add(plan.blobs[b.blob])))
+            for b in plan.buffers
+        ],
         "kernels": [kernels.setdefault(k, len(kernels)) for k in plan.kernels],
         "inputs": _plain(plan.inputs),
         "families": _plain(plan.families),

@@ -13,6 +13,7 @@ from typing import Literal
 from ..errors import InvalidInput
 
 Kind = Literal["discrete", "integrated", "software"]
+Cache = Literal["f32", "f16"]  # what key-value caches are stored in, where the program says float32
 Precision = Literal["exact", "auto", "fast"]  # whether products may round what they multiply to f16; auto: if b is
 
 
@@ -20,6 +21,12 @@ def check_precision(precision: str) -> None:
     """Raises InvalidInput for what is none."""
     if precision not in ("exact", "auto", "fast"):
         raise InvalidInput(f'precision is "auto", "exact" or "fast", not {precision!r}')
+
+
+def check_cache(cache: str) -> None:
+    """The same."""
+    if cache not in ("f32", "f16"):
+        raise InvalidInput(f'cache is "f32" or "f16", not {cache!r}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Target:
     subgroup_size: int = 0  # the probed size; 0 when unknown or varying
     matrices: tuple[str, ...] = ()  # what subgroups multiply: inputs, sums, rows x columns x depth ("f16 f32 16x16x16")
     precision: Precision = "auto"
+    cache: Cache = "f32"
     device_class: DeviceClass = CLASSES["discrete"]
 
     def workgroup(self, preferred: int) -> int:

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 from ..errors import InvalidInput
 from ..gpu import Device, Pending, Session, SharedConstants, Unplanned
-from ..gpu.session import Given, Look, Ready, given_sizes
+from ..gpu.pipelines import Progress, silent
+from ..gpu.session import Given, Look, Points, Ready, given_sizes
 from ..plan.numbers import program
 from ..plan.plan import Expr, Number, Plan, plain
 from .bounds import Limits, distinct, fixed
@@ -21,25 +22,33 @@ class Engine:
     """A plan on a device. Inputs arrive in the device's dtypes. `extend` gives the plan for more sizes, or raises why
     there is none; without it, what the plan has is all."""
 
-    def __init__(self, plan: Plan, device: Device, constants: SharedConstants, extend: Extend | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        constants: SharedConstants,
+        extend: Extend | None = None,
+        points: Points = (),
+        progress: Progress = silent,
+    ) -> None:
         self.plan, self.device, self._extend = plan, device, extend
         self.extended = 0  # how often the plan was
         self._distinct = [distinct(family.bounds) for family in plan.families]
         self._early: Limits | None = None
         self._limits: tuple[Ready, Limits] | None = None  # at the sizes of the last run
         self.session = Session(device, constants)
-        self.prepared = self.session.prepare(plan)
+        self.prepared = self.session.prepare(plan, points, progress)
 
     def run(self, inputs: Sequence[Given], read: Sequence[int] | None = None) -> list[Given]:
         """Results in the plan's order; tensors whose position is not in `read` (None: all) stay on the device."""
         return self.start(inputs, read).result()
 
-    def start(self, inputs: Sequence[Given], read: Sequence[int] | None = None) -> Pending:
-        """A run that is not waited for."""
+    def start(self, inputs: Sequence[Given], read: Sequence[int] | None = None, hold: bool = False) -> Pending:
+        """A run that is not waited for; with `hold`, it is submitted together with the next one."""
         look = self._look(inputs)
         if self.plan.families[look.ready.at.family].bounds:
             self._check(look, inputs)
-        return self.session.start(self.prepared, inputs, read=read, look=look)
+        return self.session.start(self.prepared, inputs, read=read, look=look, hold=hold)
 
     def check_early(self, inputs: Sequence[Any], known: set[int]) -> None:
         """The bounds that are the same in every call, of constants and of the inputs at these positions."""

@@ -11,6 +11,8 @@ import numpy as np
 
 from ..errors import ExecutionError, InvalidInput
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
+from ..gpu.pipelines import Progress, silent
+from ..gpu.session import Points
 from ..graph.linear import Call, Jump, Move, Operand, Var
 from ..graph.narrow import clipped, from_device, seen, to_device
 from ..plan.bundle import Host, Item, Outer, Run
@@ -40,12 +42,19 @@ class Method:
         self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
 
     def open(
-        self, device: Device, constants: SharedConstants, extend: Mapping[int, Extend] = MappingProxyType({})
+        self,
+        device: Device,
+        constants: SharedConstants,
+        extend: Mapping[int, Extend] = MappingProxyType({}),
+        points: Points = (),
+        progress: Progress = silent,
     ) -> None:
-        """Allocate, upload and compile. `extend` traces plans, by their numbers, for more sizes."""
+        """Allocate, upload and compile. `extend` traces plans, by their numbers, for more sizes; `points` are sizes to
+        be ready for."""
         for k, item in enumerate(self.items):
             if isinstance(item, Run):
-                self.engines[k] = Engine(self.outer.plans[item.plan], device, constants, extend.get(item.plan))
+                plan, more = self.outer.plans[item.plan], extend.get(item.plan)
+                self.engines[k] = Engine(plan, device, constants, more, points, progress)
         if len(self.items) > 1:
             given = set(self.outer.given)
             for k, engine in self.engines.items():  # of the plans that every call runs, before one changes a state
@@ -103,12 +112,13 @@ class Method:
                 return all(o in run.outputs for o in self.outer.outputs)
         return False
 
-    def start(self, arguments: Sequence[Any]) -> Running:
+    def start(self, arguments: Sequence[Any], hold: bool = False) -> Running:
         """Run without waiting, where it is `in_one_plan`; arguments may be outputs of the run before, on the device."""
         _, env = self._accept(arguments)
         (run,) = self.items
         assert isinstance(run, Run)
-        return Running(self.engines[0].start(self._inputs(env, run), run.read), self._order, self.outer.outputs)
+        pending = self.engines[0].start(self._inputs(env, run), run.read, hold)
+        return Running(pending, self._order, self.outer.outputs)
 
     @cached_property
     def _order(self) -> list[int]:

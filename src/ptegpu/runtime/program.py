@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import Closed, InvalidInput
 from ..gpu import Device, Engine, SharedConstants, open_device
+from ..gpu.pipelines import Progress, silent
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
-from ..plan.target import Precision, Target, check_precision
+from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
@@ -34,10 +35,13 @@ def load(
     *,
     engine: Engine = "auto",
     precision: Precision = "auto",
+    cache: Cache = "f32",
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
+    first: Mapping[str, Points] | None = None,
+    progress: Progress = silent,
 ) -> Program:
     """Load a `.pte` or a bundle and make it ready on a GPU.
 
@@ -45,9 +49,11 @@ def load(
     files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
     index, or part of its name (`ptegpu doctor` lists them). `engine` is what drives it, "wgpu" or "dawn"; see
     docs/engines.md for what "auto" takes. `precision` says whether products may round what they multiply to f16:
-    "exact" never, "fast" always, "auto" where their weights are quantized or f16. `methods` limits which methods are
-    made ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to
-    plan for: see `ptegpu.compile`.
+    "exact" never, "fast" always, "auto" where their weights are quantized or f16. `cache="f16"` stores key-value caches
+    in half, which are float32 otherwise. `methods` limits which methods are made ready. `append` adds operator calls to
+    methods, by name: see `append.py`. `sizes` and `points` are those to plan for: see `ptegpu.compile`; kernels for the
+    points in `first` compile while weights go up, those for other sizes when they are needed. `progress` is told what
+    is going on, how much of it is done, and of how much; perhaps from another thread.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
@@ -57,21 +63,29 @@ def load(
             raise InvalidInput(
                 "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
             )
-        return _load_bundle(bundle, *_open(device, engine, precision), methods)
+        if cache != "f32":
+            raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
+        opened, target = _open(device, engine, precision, cache)
+        return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, progress)
     from ..compiler.program import cut_methods, plan_methods, read_source
 
     file = read_source(path)  # type: ignore[arg-type]
     cuts = cut_methods(file, data, methods, append)
-    opened, target = _open(device, engine, precision)
-    outers, planners = plan_methods(cuts, target, sizes, points)
-    return Program(Bundle(file, (target,), (outers,), planners), outers, opened)
+    opened, target = _open(device, engine, precision, cache)
+
+    def planning(_plan: str, done: int, of: int) -> None:
+        progress("Planning", done, of)
+
+    outers, planners = plan_methods(cuts, target, sizes, points, planning)
+    return Program(Bundle(file, (target,), (outers,), planners), outers, opened, first or {}, progress)
 
 
-def _open(device: str | int | Device, engine: Engine, precision: Precision) -> tuple[Device, Target]:
+def _open(device: str | int | Device, engine: Engine, precision: Precision, cache: Cache) -> tuple[Device, Target]:
     """The device, and what to plan for."""
     check_precision(precision)
+    check_cache(cache)
     opened = device if isinstance(device, Device) else open_device(device, engine=engine)
-    return opened, replace(opened.target, precision=precision)
+    return opened, replace(opened.target, precision=precision, cache=cache)
 
 
 def _saved(path: Any) -> Bundle | None:
@@ -81,13 +95,12 @@ def _saved(path: Any) -> Bundle | None:
     return Bundle.load(path) if is_bundle(path) else None
 
 
-def _load_bundle(bundle: Bundle, opened: Device, target: Target, methods: str | Iterable[str] | None) -> Program:
-    outers = bundle.outers(target)
+def _methods_of(outers: Mapping[str, Outer], methods: str | Iterable[str] | None) -> Mapping[str, Outer]:
     wanted = list(outers) if methods is None else [methods] if isinstance(methods, str) else [*methods]
     for name in wanted:
         if name not in outers:
             raise _no_method(name, outers)
-    return Program(bundle, {name: outers[name] for name in wanted}, opened)
+    return {name: outers[name] for name in wanted}
 
 
 def _no_method(name: str, names: Iterable[str]) -> KeyError:
@@ -100,7 +113,14 @@ class Program:
     Two threads that call one program take turns.
     """
 
-    def __init__(self, bundle: Bundle, outers: Mapping[str, Outer], device: Device) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        outers: Mapping[str, Outer],
+        device: Device,
+        first: Mapping[str, Points],
+        progress: Progress,
+    ) -> None:
         self.bundle, self.file, self.device = bundle, bundle.file, device
         methods = {name: Compiled(outer) for name, outer in outers.items()}
         self._methods = methods
@@ -112,7 +132,8 @@ class Program:
             for method in methods.values():
                 count = len(method.outer.plans)
                 planners = {k: p for k in range(count) if (p := bundle.planner(method.outer, k)) is not None}
-                method.open(device, constants, {k: _extender(p) for k, p in planners.items()})
+                extend = {k: _extender(p) for k, p in planners.items()}
+                method.open(device, constants, extend, first.get(method.name, ()), progress)
         except BaseException:
             self.close()
             raise
@@ -239,11 +260,14 @@ class Method:
         """Whether `start` can be used."""
         return self._method.in_one_plan
 
-    def start(self, inputs: Sequence[Any]) -> Running:
-        """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call."""
+    def start(self, inputs: Sequence[Any], hold: bool = False) -> Running:
+        """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call.
+
+        With `hold`, the GPU is told together with the next start, or when the result is asked for.
+        """
         with self._program._lock:
             self._program._check_open()
-            return self._method.start(inputs)
+            return self._method.start(inputs, hold)
 
     @property
     def plans(self) -> list[Plan]:

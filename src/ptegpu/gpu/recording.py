@@ -1,0 +1,105 @@
+"""Runs on their way to the GPU: recorded one behind the other, with what goes up for them, and submitted together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+
+from .buffers import GpuBuffer
+from .device import Device
+from .recorder import Steps
+from .submit import Commands, submit
+from .timer import Timer
+from .uploads import Arena, room
+from .webgpu import Handle
+
+State = Literal["held", "submitted", "dropped"]
+
+
+class Staging:
+    """Where results come back. Runs of one recording share it, and its mapping."""
+
+    __slots__ = ("_view", "buffer", "used", "users")
+
+    def __init__(self, buffer: GpuBuffer) -> None:
+        self.buffer = buffer
+        self.used = self.users = 0
+        self._view: memoryview | None = None
+
+    def take(self, nbytes: int) -> int:
+        """A place for the results of one more run."""
+        place = self.used
+        self.used += nbytes
+        self.users += 1
+        return place
+
+    def view(self, device: Device) -> memoryview:
+        """All results, when their work is done."""
+        if self._view is None:
+            self._view = self.buffer.read(device, self.used)
+            device.counters.readbacks += 1
+        return self._view
+
+    def leave(self) -> bool:
+        """One user less; whether the buffer is free, and unmapped, now."""
+        self.users -= 1
+        if self.users == 0 and self._view is not None:
+            self._view = None
+            self.buffer.unmap()
+        return self.users == 0
+
+
+class Recording:
+    """One command buffer in the making. Its caller holds the device's lock."""
+
+    def __init__(self, device: Device) -> None:
+        self.state: State = "held"
+        self.staging: Staging | None = None  # that of the last run
+        self._device, self._recorder = device, device.api.record()
+        self._touched: dict[int, Sequence[GpuBuffer]] = {}  # by the id of the sequence
+        self._arenas: list[Arena] = []
+        self._dispatches = 0
+
+    def touch(self, buffers: Sequence[GpuBuffer]) -> None:
+        """Buffers that the work uses."""
+        self._touched[id(buffers)] = buffers
+
+    def upload(self, what: Sequence[tuple[GpuBuffer, np.ndarray]]) -> None:
+        """Bytes that are in their buffers when the work behind this begins."""
+        started, total = perf_counter(), 0
+        needed = sum([room(data.nbytes) for _, data in what])
+        if needed and (not self._arenas or self._arenas[-1].left < needed):
+            self._arenas.append(self._device.uploads.take(needed))
+        for target, data in what:
+            nbytes = data.nbytes
+            if nbytes:
+                arena = self._arenas[-1]
+                self._recorder.copy(arena.buffer.handle, arena.put(data), target.handle, 0, (nbytes + 3) & ~3)
+                total += nbytes
+        self._device.counters.bytes_uploaded += total
+        self._device.traffic.uploaded(total, started, len(what))
+
+    def copy(self, source: Handle, target: Handle, nbytes: int, at: int = 0) -> None:
+        self._recorder.copy(source, 0, target, at, nbytes)
+
+    def compute(self, steps: Steps, timer: Timer | None) -> None:
+        if timer is not None:
+            self.touch([timer.record(self._recorder, steps)])
+        else:
+            self._recorder.compute(steps)
+        self._dispatches += len(steps.groups)
+
+    def submit(self) -> None:
+        for arena in self._arenas:
+            arena.close()
+        self.touch([arena.buffer for arena in self._arenas])
+        with self._recorder as recorder:
+            commands = Commands(recorder, [b for buffers in self._touched.values() for b in buffers])
+        submit(self._device, commands)
+        self.state = "submitted"
+        self._device.counters.dispatches += self._dispatches
+        for arena in self._arenas:
+            self._device.uploads.give(arena)
