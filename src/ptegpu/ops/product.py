@@ -28,7 +28,6 @@ from .windows import Window
 
 if TYPE_CHECKING:
     from .attending import Attention
-    from .matrices import Prepared
     from .norm import Norm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N
@@ -101,7 +100,6 @@ class Product(Work):
     norm: Norm | None = None  # its result is a
     attention: Attention | None = None  # the same
     finish: Finishing | None = None
-    prepared: Prepared | None = None  # a, for matrix units
     siblings: tuple[Product, ...] = ()  # the last one's finish may read what the first one gives
     label: str = ""
 
