@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.emulated import adapter
+from tests.families import hold, points
 from tests.graphs import Sketch, engine_of, plan_of
 
+from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.gpu.device import Device
@@ -319,6 +321,23 @@ def test_a_weight_in_parts(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None
     plan = plan_of(s.graph, gpu.target)[0]
     assert [plan.kernels[d.kernel].name for d in plan.dispatches].count("matrix_gemm128") == 2
     compare(found, x, w, bias.astype(np.float64))
+
+
+@pytest.mark.parametrize("op", [Q4, LINEAR, MM])
+def test_a_plan_for_all_sizes(op: str) -> None:
+    """It does at each what one does that was made for that size alone, and has few choices."""
+    s, n, k = Sketch(), 130, 2 * matrices.PART
+    x = s.input(400, k, dtype=DType.F32 if op == Q4 else DType.F16)
+    if op == Q4:
+        y = Packed.random(Q4, n, k, 32).of(s, x)
+    else:
+        y = s.tensor(op, x, s.constant(np.zeros((n, k) if op == LINEAR else (k, n), np.float16)))
+    s.returns(y)
+    traced = Planner(s.graph, TARGET, [True]).cover()
+    assert hold(traced, Planner(s.graph, TARGET, [True], plain=True), points(traced, 25)) == 25
+    plan = traced.plan()
+    names = [[plan.kernels[d.kernel].name for d in choice.dispatches] for f in plan.families for choice in f.steps[0]]
+    assert 1 <= sum("matrix_gemm128" in found for found in names) <= 2
 
 
 def kernels(s: Sketch, y: Tensor, target: Target) -> list[str]:
