@@ -190,9 +190,9 @@ def product_of(sets: bool) -> OpDef:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
-@pytest.mark.parametrize("sets", [3, 2])
-def test_batches(gpu: Device, dtype: Any, sets: int) -> None:
-    batch, m, n, k = 4 if sets == 2 else 3, 50, 70, 66
+@pytest.mark.parametrize(("sets", "k"), [(3, 66), (2, 66), (3, 2 * matrices.PART)])
+def test_batches(gpu: Device, dtype: Any, sets: int, k: int) -> None:
+    batch, m, n = 4 if sets == 2 else 3, 50, 70
     a, b, bias = normal(sets, m, k, dtype=dtype), normal(batch, n, k, dtype=dtype), normal(sets, 1, n, dtype=dtype)
     s = Sketch()
     inputs = [s.input(*given.shape, dtype=DType.of(given.dtype)) for given in (a, b, bias)]
@@ -255,6 +255,12 @@ def test_columns_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
     y = run(gpu, s, weight.of(s, s.input(m, k)), x)
     for column in range(n):
         compare(y[:, column : column + 1], x, weight.values[column : column + 1])
+
+
+def test_groups_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
+    m, n, k = 48, 64, 128
+    s, x, weight = Sketch(), normal(m, k), Packed.random(Q4, n, k, 32, np.array([[1e-2], [1.0], [1e3], [1e-1]]))
+    compare(run(gpu, s, weight.of(s, s.input(m, k)), x), x, weight.values)
 
 
 def test_sizes_that_undo_each_other(gpu: Device) -> None:
