@@ -251,7 +251,7 @@ def test_choice_of_variant(case, name):
     given, w = Tensor("x", x.dtype, x.shape), Tensor("w", weight.dtype, weight.shape)
     window = window_of(x.shape[2:], weight.shape[2:], stride, padding, dilation, more if flipped else None)
     y = Tensor("y", x.dtype, (x.shape[0], weight.shape[1] * groups if flipped else weight.shape[0], *window.out))
-    found = product.convolved(given, w, window, groups, y)
+    found = product.convolved(given, w, window, groups, y.shape[1], y)
     assert product.choose(found, Target()).name == name
 
 

@@ -103,7 +103,7 @@ def product(m: int, n: int, k: int, **how: object) -> Product:
     [
         (1, 2048, 2048, "packed gemv"),
         (few.MAX_ROWS, 2048, 2048, "packed gemv"),
-        (few.MAX_ROWS + 1, 2048, 2048, "gemm 32"),
+        (few.MAX_ROWS + 1, 2048, 2048, "gemm 32 in slices"),
         (512, 2048, 2048, "gemm 128"),
     ],
 )

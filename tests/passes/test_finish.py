@@ -101,6 +101,24 @@ def test_sizes_that_broadcast_only_in_a_call():
     close(got, want)
 
 
+def viewed(kind: str, m: int, k: int, n: int, dtype: DType) -> Builder:
+    """A view, a vector for all rows, then a tensor for all of a batch: as after attention, and in a stem."""
+    b = Builder(dtype)
+    made = b.product(b.input(m, k), n, kind)
+    view = b.apply("aten.view_copy.default", made, (2, m // 2, n), shape=(2, m // 2, n))
+    added = b.apply("aten.add.Tensor", view, b.constant(n, dtype=dtype), shape=(2, m // 2, n))
+    positions = b.apply("aten.mul.Tensor", added, b.input(1, m // 2, n), shape=(2, m // 2, n))
+    b.graph.outputs = [b.apply("aten.relu.default", positions, shape=(2, m // 2, n))]
+    return b
+
+
+@pytest.mark.parametrize("size", [(2, 64, 12), (8, 32, 21), (40, 64, 36), (12, 1024, 12)], ids=str)
+@pytest.mark.parametrize("kind", ["linear", "mm", "q4"])
+def test_what_repeats_and_views(kind, size):
+    apart, joined = run(viewed(kind, *size, F32), None), run(viewed(kind, *size, F32), 1)
+    np.testing.assert_allclose(joined[0], apart[0], rtol=0, atol=TOLERANCE[F32] * float(np.abs(apart[0]).max()))
+
+
 CONVOLUTIONS = {  # x, weight, output, stride, padding, groups, transposed
     "windows": ((2, 5, 7, 6), (9, 5, 3, 3), (2, 9, 7, 6), 1, 1, 1, False),
     "pointwise": ((2, 12, 8, 6), (20, 12, 1, 1), (2, 20, 8, 6), 1, 0, 1, False),

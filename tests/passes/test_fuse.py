@@ -112,8 +112,16 @@ def test_a_product_that_others_need_stays() -> None:
     assert names(graph) == ["aten.linear.default", "aten.add.Tensor"]
 
 
-def test_what_broadcasts_does_not_join_a_product() -> None:
+def test_what_repeats_along_rows_joins_a_product() -> None:
+    for shape in ((1, 4), (4,)):
+        graph, _ = residual()
+        graph.inputs[1].max_shape = graph.inputs[1].shape = shape
+        fuse_elementwise(graph)
+        assert names(graph) == ["fused(linear+add)"]
+
+
+def test_what_broadcasts_otherwise_does_not_join_a_product() -> None:
     graph, _ = residual()
-    graph.inputs[1].max_shape = graph.inputs[1].shape = (1, 4)
+    graph.inputs[1].max_shape = graph.inputs[1].shape = (2, 1)
     fuse_elementwise(graph)
     assert names(graph) == ["aten.linear.default", "aten.add.Tensor"]

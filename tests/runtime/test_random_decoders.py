@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import compare
 from tests.graphs import engine_of
+from tests.ops.test_attention import attention
 from tests.ops.test_linear_q4 import int8pack, q4gsw, qcs4w
 from tests.runtime.test_random_graphs import MAXIMUM, Builder, Value, aten, broadcast, norm, sizes
 
@@ -206,29 +207,92 @@ def change(k: Decoder, v: Value, c: Value | None = None) -> None:
         v = linear(k, v, width)
     if k.rng.random() < 0.5:
         look(k, c)
-    count = "*".join(v.dims[:-1])
-    most = sizes((count,), MAXIMUM)[0]
+    most = longest(v)
     if most > POSITIONS:
         return
+    keep(k, in_heads(k, v, 2), c, k.rng.randint(0, POSITIONS - most))
+    if k.rng.random() < 0.7:
+        look(k, c)
+
+
+def longest(v: Value) -> int:
+    """The most rows that v can have."""
+    return sizes(("*".join(v.dims[:-1]),), MAXIMUM)[0]
+
+
+def in_heads(k: Decoder, v: Value, heads: int) -> Value:
+    """The rows of v as [1, S, H, D]."""
+    count, dim = "*".join(v.dims[:-1]), int(v.dims[-1]) // heads
     rows = k.size(v, 0)
     for d in range(1, len(v.dims) - 1):
         rows = k.symbol("mul", rows, k.size(v, d))
-    viewed = k.apply(
-        "aten.view_copy.default",
-        (v.tensor, (1, rows, 2, width // 2)),
-        ("1", f"({count})", "2", str(width // 2)),
-        lambda e: e[v].reshape(1, -1, 2, width // 2),
-    )
-    start = k.rng.randint(0, POSITIONS - most)
+    dims = ("1", f"({count})", str(heads), str(dim))
+    args = (v.tensor, (1, rows, heads, dim))
+    return k.apply("aten.view_copy.default", args, dims, lambda e: e[v].reshape(1, -1, heads, dim))
+
+
+def keep(k: Decoder, v: Value, c: Value, start: int) -> None:
+    """v [1, S, H, D] goes into a cache."""
 
     def written(e: dict[Value, torch.Tensor]) -> torch.Tensor:
         now = e[c].clone()
-        now[:, start : start + e[viewed].shape[1]] = e[viewed]
+        now[:, start : start + e[v].shape[1]] = e[v]
         return now
 
-    k.changed("llama.update_cache.default", (viewed.tensor, c.tensor, start), c, written)
+    k.changed("llama.update_cache.default", (v.tensor, c.tensor, start), c, written)
+
+
+def turned(k: Decoder, q: Value, key: Value, start: int) -> tuple[Value, Value]:
+    """Both by the same tables."""
+    dim = int(q.dims[-1])
+    (c, ct), (s, st_) = k.constant(POSITIONS, dim), k.constant(POSITIONS, dim)
+    outs = tuple(Tensor(f"v{len(k.graph.nodes)}.{n}", DType.F32, x.tensor.max_shape) for n, x in enumerate((q, key)))
+    op = "et_vk.apply_rotary_emb_hf.default"
+    args = (q.tensor, key.tensor, c, s, start)
+    k.graph.nodes.append(Node(REGISTRY[op], args, outs, f"{op} #{len(k.graph.nodes)}"))
+
+    def turn(x: Value) -> Callable[[dict[Value, torch.Tensor]], torch.Tensor]:
+        def compute(e: dict[Value, torch.Tensor]) -> torch.Tensor:
+            rows = slice(start, start + e[x].shape[1])
+            half = torch.cat((-e[x][..., dim // 2 :], e[x][..., : dim // 2]), -1)
+            return e[x] * ct[rows].unsqueeze(1) + half * st_[rows].unsqueeze(1)
+
+        return compute
+
+    made = [Value(x.dims, out, turn(x)) for x, out in zip((q, key), outs, strict=True)]
+    k.values += made
+    return made[0], made[1]
+
+
+def attend(k: Decoder, v: Value) -> None:
+    """Attention over caches, and a product of its result; anything may read what is on the way."""
+    most, dim = longest(v), k.rng.choice([12, 24])  # no widths: few others go on with these
+    if most > POSITIONS:
+        return
+    start = k.rng.randint(0, POSITIONS - most)
+    kind = k.rng.choice(["q4", "q4", "plain"])
+    q, key, value = (in_heads(k, linear(k, v, heads * dim, kind), heads) for heads in (4, 2, 2))
     if k.rng.random() < 0.7:
-        look(k, c)
+        q, key = turned(k, q, key, start)
+    caches = [k.state(1, POSITIONS, 2, dim) for _ in range(2)]
+    for c, new in zip(caches, (key, value), strict=True):
+        keep(k, new, c, start)
+        if k.rng.random() < 0.1:
+            look(k, c)
+    args = (q.tensor, caches[0].tensor, caches[1].tensor, start, None, 0.0, True, None)
+    compute = lambda e: attention(e[q], e[caches[0]], e[caches[1]], start, causal=True)
+    y = k.apply("llama.custom_sdpa.default", args, q.dims, compute)
+    if k.rng.random() < 0.1:
+        unary(k, k.rng.choice([q, key, y]))
+    flat = k.apply(
+        "aten.view_copy.default",
+        (y.tensor, (1, -1, 4 * dim)),
+        (*y.dims[:2], str(4 * dim)),
+        lambda e: e[y].reshape(1, -1, 4 * dim),
+    )
+    w = linear(k, flat, kind=kind)
+    if k.rng.random() < 0.5:
+        binary(k, w)
 
 
 def look(k: Decoder, c: Value) -> Value:
@@ -276,7 +340,7 @@ def remember(k: Decoder, v: Value) -> None:
 
 
 STEPS = [linear, matrices, chain, chain, shrunk, broadcast, several, gated, gated, residual, residual, norm, normed]
-STEPS += [normed] * 5 + [change, around, around, remember]
+STEPS += [normed] * 5 + [change, around, around, remember, attend, attend, attend]
 
 
 def build(seed: int) -> Decoder:

@@ -39,7 +39,16 @@ FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -in
 
 
 def strides(name: str) -> list[tuple[str, str]]:
-    return [(f"{name}_batch", "u32"), (f"{name}_head", "u32"), (f"{name}_row", "u32")]
+    return [(f"{name}_{by}", "u32") for by in ("batch", "head", "row", "first")]
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """What is added to scores, or bools: `P.fill` is then added to hidden ones, or taken instead."""
+
+    dtype: DType
+    instead: bool = False
+    hides: bool = False  # where it is true, not where it is false
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +78,15 @@ class Form:
     k: DType
     v: DType
     y: DType
-    mask: DType | None
+    mask: Masked | None
     dim: int  # elements of a query and of a key
     value_dim: int  # elements of a value
+    quads: bool  # whether vectors are loaded and stored four elements at a time
     cached: bool  # keys end where the queries do, at a symbolic start + queries
     causal: bool  # a query sees keys up to its own position
     split: bool  # leaves parts to `merge`
     new: DType | None = None  # keys and values from the start on are given apart, and go into the caches
     turn: Turn | None = None
-
-    @property
-    def quads(self) -> bool:
-        """Whether vectors are loaded and stored four elements at a time."""
-        return self.dim % 4 == 0 and self.value_dim % 4 == 0
 
     @property
     def key_quads(self) -> int:
@@ -106,8 +111,8 @@ def module(
         del writes["y"]
     params = [*SIZES, *FACTORS, *strides("q"), *strides("k"), *strides("v")]
     if form.mask:
-        reads["mask"] = Storage(form.mask)
-        params += [*strides("mask"), ("mask_key", "u32")]
+        reads["mask"] = Storage(form.mask.dtype)
+        params += [*strides("mask"), ("mask_key", "u32"), ("fill", "f32")]
     if not form.split:
         params += strides("y")
     if form.cached:
@@ -177,7 +182,7 @@ def _row_place(name: str) -> str:
     return (
         f"fn {name}_place(z: u32, head: u32, row: u32) -> u32 {{\n"
         f"  let h = head * P.sharing + row % P.sharing;\n"
-        f"  return z * P.{name}_batch + h * P.{name}_head + row / P.sharing * P.{name}_row;\n}}"
+        f"  return P.{name}_first + z * P.{name}_batch + h * P.{name}_head + row / P.sharing * P.{name}_row;\n}}"
     )
 
 
@@ -193,17 +198,21 @@ def _key_quad(name: str, dim: int, form: Form) -> str:
     """`k_quad` and `v_quad`: quad d of key or value t."""
     return (
         f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
-        f"  let place = z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;\n"
+        f"  let place = P.{name}_first + z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;\n"
         f"  return {_quad(f'x{name}', dim, form.quads)};\n}}"
     )
 
 
-def _mask(dtype: DType) -> str:
-    value = "select(P.hidden, 0.0, mask_at(at))" if dtype is DType.BOOL else "f32(mask_at(at))"
+def _mask(mask: Masked) -> str:
+    hidden = f"{'' if mask.hides else '!'}mask_at(at)"
+    value = "score + f32(mask_at(at))"
+    if mask.dtype is DType.BOOL:
+        value = f"select(score, P.fill, {hidden})" if mask.instead else f"score + select(0.0, P.fill, {hidden})"
     return (
-        "fn mask_of(z: u32, head: u32, row: u32, t: u32) -> f32 {\n"
+        "fn masked(z: u32, head: u32, row: u32, t: u32, score: f32) -> f32 {\n"
         "  let h = head * P.sharing + row % P.sharing; let key = min(t, P.keys - 1u);\n"
-        "  let at = z * P.mask_batch + h * P.mask_head + row / P.sharing * P.mask_row + key * P.mask_key;\n"
+        "  let at = P.mask_first + z * P.mask_batch + h * P.mask_head + row / P.sharing * P.mask_row"
+        " + key * P.mask_key;\n"
         f"  return {value};\n}}"
     )
 
@@ -387,9 +396,11 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         ]
     body += ["    workgroupBarrier();", "  }"]
     for i in range(4):
-        masked = ", ".join(f"mask_of(z, head, min(row{i}, last), t + {c}u)" for c in range(4))
-        added = f" + vec4<f32>({masked})" if form.mask else ""
-        body.append(f"  score{i} = select(vec4<f32>(P.hidden), score{i} * P.scale{added}, t4 < vec4<u32>(seen{i}));")
+        body.append(f"  score{i} *= P.scale;")
+        if form.mask:
+            each = (f"masked(z, head, min(row{i}, last), t + {c}u, score{i}.{e})" for c, e in enumerate("xyzw"))
+            body.append(f"  score{i} = vec4<f32>({', '.join(each)});")
+        body.append(f"  score{i} = select(vec4<f32>(P.hidden), score{i}, t4 < vec4<u32>(seen{i}));")
     body += [
         f"  tile[{HIGHEST}u + x * {q_quads}u + y_] = vec4<f32>({', '.join(f'largest(score{i})' for i in range(4))});",
         "  workgroupBarrier();",

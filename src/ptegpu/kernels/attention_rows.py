@@ -288,7 +288,7 @@ def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
         "workgroupBarrier();",
         f"for (var i = lid; i < {keys}u; i += WG) {{",
         "  let t = base + i;",
-        *(f"  scores[{v * keys}u + i] = {_judged(v, s)};" for v in vectors),
+        *(f"  {_judged(v, s)}" for v in vectors),
         "}",
         "workgroupBarrier();",
         f"if (slice < {slices.count}u) {{",
@@ -346,11 +346,13 @@ def _renewed(s: Shares, quads: list[tuple[str, str, str]]) -> list[str]:
 
 
 def _judged(v: int, s: Shares) -> str:
-    """The scores of key `t`, for a vector of rows."""
+    """Stores the scores of key `t`, for a vector of rows."""
     summed = " + ".join(f"{s.dots}[{v * s.keys * KEY_LANES}u + i * {KEY_LANES}u + {j}u]" for j in range(KEY_LANES))
-    kind, masked = s.rows.type, s.rows.vector(v, lambda r: f"mask_of(z, head, min(first + {r}u, last), t)")
-    below = f"{kind.replace('f32', 'u32')}(t) < seen{v}"
-    return f"select({kind}(P.hidden), ({summed}) * P.scale{f' + {masked}' if s.form.mask else ''}, {below})"
+    kind, below, value = s.rows.type, f"{s.rows.type.replace('f32', 'u32')}(t) < seen{v}", f"dot{v}"
+    if s.form.mask:
+        value = s.rows.vector(v, lambda r: f"masked(z, head, min(first + {r}u, last), t, {s.rows.of('dot', r)})")
+    store = f"scores[{v * s.keys}u + i] = select({kind}(P.hidden), {value}, {below});"
+    return f"let dot{v} = ({summed}) * P.scale; {store}"
 
 
 def _multiplied(s: Shares) -> list[str]:

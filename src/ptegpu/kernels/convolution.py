@@ -44,8 +44,8 @@ class Storages:
         return {"x": Storage(self.x, x_lanes), "weight": Storage(self.weight), **self.added()}
 
     def params(self) -> list[tuple[str, str]]:
-        numbers = self.more.numbers if self.more else ()
-        return [*([("low", "f32"), ("high", "f32")] if self.clamped else []), *((n, "f32") for n in numbers)]
+        bounds = [("low", "f32"), ("high", "f32")] if self.clamped else []
+        return [*bounds, *(self.more.params if self.more else ())]
 
     def finish(self) -> str:
         """`finish(channel, i, v)`: the sum of an output channel, element i of y, with its bias, clamped, and more."""

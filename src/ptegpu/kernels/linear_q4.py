@@ -364,7 +364,7 @@ def _walk(
     return body, partial
 
 
-AHEAD = 2  # blocks that a lane loads of each row before it waits for anything
+AHEAD = 1  # blocks that a lane loads of each row before it waits for anything
 STAGED_HEAD = 2  # lines of `_staging` that say which elements there are
 
 

@@ -56,14 +56,20 @@ class Finish:
     wgsl: str  # defines `apply`
     operands: tuple[DType | None, ...]  # None: no tensor, but the kernel's variable `beside`
     numbers: tuple[str, ...]
+    repeated: tuple[int, ...] = ()  # of the operands, those that begin again and again, every `P.e…_size` elements
 
     @property
     def reads(self) -> dict[str, Storage]:
         return {f"e{k}": Storage(dtype) for k, dtype in enumerate(self.operands) if dtype}
 
     @property
+    def params(self) -> list[tuple[str, str]]:
+        return [*((n, "f32") for n in self.numbers), *((f"e{k}_size", "u32") for k in self.repeated)]
+
+    @property
     def call(self) -> str:
-        given = [f"e{k}_at(i)" if dtype else "beside" for k, dtype in enumerate(self.operands)]
+        at = [f"i % P.e{k}_size" if k in self.repeated else "i" for k in range(len(self.operands))]
+        given = [f"e{k}_at({at[k]})" if dtype else "beside" for k, dtype in enumerate(self.operands)]
         return f"apply({', '.join(['i', 'v', *given, *(f'P.{n}' for n in self.numbers)])})"
 
 
@@ -91,15 +97,23 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A workgroup's part of y, and each invocation's part of that. Each invocation stages one 4 × 4 block per step."""
+    """A workgroup's part of y, and each invocation's part of that. Each invocation stages one 4 × 4 block per step.
+
+    With slices, so many teams of invocations take turns along K, each for the whole part, and add up what they have.
+    """
 
     size: int  # rows, and columns
     rows: int  # of one invocation
     columns: int
+    slices: int = 1
+
+    @property
+    def team(self) -> int:
+        return self.size // self.rows * (self.size // self.columns)
 
     @property
     def threads(self) -> int:
-        return self.size // self.rows * (self.size // self.columns)
+        return self.team * self.slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +128,7 @@ class Loader:
     quad: str  # WGSL
 
 
-LARGE, MEDIUM, SMALL = Tile(128, 8, 8), Tile(64, 8, 4), Tile(32, 4, 4)
+LARGE, MEDIUM, SMALL, SLICED = Tile(128, 8, 8), Tile(64, 8, 4), Tile(32, 4, 4), Tile(32, 4, 4, slices=4)
 
 
 def module(
@@ -152,7 +166,7 @@ def module(
             ("alpha", form.kind),
             *([("beta", form.kind), *BIAS] if form.bias else []),
             *(CLAMP if form.clamped else []),
-            *((n, "f32") for n in (form.finish.numbers if form.finish else ())),
+            *(form.finish.params if form.finish else ()),
             *params,
         ],
         workgroup=workgroup,
@@ -248,7 +262,12 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
     quads, across, down = tile.size // 4, tile.size // tile.columns, tile.size // tile.rows
     row_quads, column_quads = tile.rows // 4, tile.columns // 4
     blocks = quads * DEPTH // 4  # 4 × 4 blocks in each of the two tiles; the first half of the invocations stages a
-    assert tile.threads == 2 * blocks and min(across, down) >= 8
+    assert tile.team == 2 * blocks and min(across, down) >= 8
+    room, step = (
+        2 * DEPTH * quads,
+        DEPTH * tile.slices,
+    )  # quads of workgroup memory of a slice; of K, what all slices take
+    own, base = ("lid", "") if tile.slices == 1 else ("own", f"slice * {room}u + ")
     sums = [(i, j) for i in range(tile.rows) for j in range(column_quads)]
     along_k = f"(block % {DEPTH // 4}u) * 4u", f"block / {DEPTH // 4}u"  # (k, quad) of a block of four rows along K
     along_n = f"(block / {quads}u) * 4u", f"block % {quads}u"
@@ -258,7 +277,7 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
     if loader:
         b_reads, b_helpers, b_params = dict(loader.reads), loader.quad, loader.params
 
-    load = [f"if (lid < {blocks}u) {{"]
+    load = [f"if ({own} < {blocks}u) {{"]
     load += [f"  s{i} = a_quad(a_set * P.m + min(line + {i}u, P.m - 1u), k);" for i in range(4)]
     load.append("} else {")
     if form.transposed:
@@ -274,7 +293,7 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
     stage = store(turned)
     if not form.transposed:
         straight = store([f"s{i}" for i in range(4)])
-        stage = [f"if (lid < {blocks}u) {{", *stage, "} else {", *straight, "}"]
+        stage = [f"if ({own} < {blocks}u) {{", *stage, "} else {", *straight, "}"]
 
     body = [
         "let tile = group % (P.row_tiles * P.column_tiles);",
@@ -282,44 +301,51 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
         "let a_set = z % P.sets;",
         f"let first_row = tile % P.row_tiles * {tile.size}u;",
         f"let first_column = tile / P.row_tiles * {tile.size}u;",
-        f"let x = lid % {across}u; let y_ = lid / {across}u;",
-        f"let stages_b = lid >= {blocks}u;",
-        f"let block = lid % {blocks}u;",
+        *([f"let own = lid % {tile.team}u; let slice = lid / {tile.team}u;"] if tile.slices > 1 else []),
+        f"let x = {own} % {across}u; let y_ = {own} / {across}u;",
+        f"let stages_b = {own} >= {blocks}u;",
+        f"let block = {own} % {blocks}u;",
         f"let block_k = select({along_k[0]}, {b_k}, stages_b);",
         f"let quad = select({along_k[1]}, {b_quad}, stages_b);",
         "let line = select(first_row, first_column, stages_b) + quad * 4u;",
         f"let place = {place.format(column='line')};",
-        f"let at = select(0u, {DEPTH * quads}u, stages_b) + block_k * {quads}u + (quad ^ (block_k >> 1u));",
+        f"let at = {base}select(0u, {DEPTH * quads}u, stages_b) + block_k * {quads}u + (quad ^ (block_k >> 1u));",
         "let begin = part * P.k_part; let end = min(P.k, begin + P.k_part);",
         *(f"var sum{i}_{j} = vec4<f32>();" for i, j in sums),
         *(f"var s{i}: vec4<f32>;" for i in range(4)),
-        "var k = begin + block_k;",
+        "var k = begin + block_k;" if tile.slices == 1 else f"var k = begin + slice * {DEPTH}u + block_k;",
         *load,
-        f"for (var k0 = begin; k0 < end; k0 += {DEPTH}u) {{",
+        f"for (var k0 = begin; k0 < end; k0 += {step}u) {{",
         *(f"  {line}" for line in stage),
         "  workgroupBarrier();",
-        f"  k += {DEPTH}u;",
+        f"  k += {step}u;",
         *(f"  {line}" for line in load),
     ]
     for d in range(DEPTH):
         flip = d // 4 * 2
-        a = [f"tiles[{d * quads + down * i}u + (y_ ^ {flip}u)]" for i in range(row_quads)]
-        b = [f"tiles[{(DEPTH + d) * quads + across * j}u + (x ^ {flip}u)]" for j in range(column_quads)]
+        a = [f"tiles[{base}{d * quads + down * i}u + (y_ ^ {flip}u)]" for i in range(row_quads)]
+        b = [f"tiles[{base}{(DEPTH + d) * quads + across * j}u + (x ^ {flip}u)]" for j in range(column_quads)]
         body.append("  {")
         body += [f"    let a{i} = {v};" for i, v in enumerate(a)]
         body += [f"    let b{j} = {v};" for j, v in enumerate(b)]
         body += [f"    sum{i}_{j} = fma(vec4<f32>(a{i // 4}.{'xyzw'[i % 4]}), b{j}, sum{i}_{j});" for i, j in sums]
         body.append("  }")
     body += ["  workgroupBarrier();", "}"]
+    places = {(i, j): f"{n * tile.team}u + own" for n, (i, j) in enumerate(sums)}
+    if tile.slices > 1:
+        assert len(sums) * tile.team <= room
+        body += [f"tiles[{base}{place}] = sum{i}_{j};" for (i, j), place in places.items()]
+        body.append("workgroupBarrier();")
     for i in range(tile.rows):
         body.append(f"let row{i} = first_row + (y_ + {i // 4 * down}u) * 4u + {i % 4}u;")
-        body.append(f"if (row{i} < P.m) {{")
-        body += [
-            f"  put4(zs, row{i}, first_column + (x + {j * across}u) * 4u, sum{i}_{j});" for j in range(column_quads)
-        ]
+        body.append(f"if (row{i} < P.m{f' && slice == {i % tile.slices}u' if tile.slices > 1 else ''}) {{")
+        for j in range(column_quads):
+            total = " + ".join(f"tiles[{s * room}u + {places[i, j]}]" for s in range(tile.slices))
+            value = f"sum{i}_{j}" if tile.slices == 1 else total
+            body.append(f"  put4(zs, row{i}, first_column + (x + {j * across}u) * 4u, {value});")
         body.append("}")
     return module(
-        f"matmul_gemm{tile.size}",
+        f"matmul_gemm{tile.size}{'_sliced' if tile.slices > 1 else ''}",
         body,
         form,
         target,
@@ -327,7 +353,7 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
         workgroup=tile.threads,
         helpers=[row_quad("a", "P.k", form.a_quads), b_helpers],
         params=[("row_tiles", "u32"), ("column_tiles", "u32"), ("k_part", "u32"), *b_params],
-        shared={"tiles": ("vec4<f32>", 2 * DEPTH * quads)},
+        shared={"tiles": ("vec4<f32>", room * tile.slices)},
     )
 
 

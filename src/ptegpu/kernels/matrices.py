@@ -78,7 +78,7 @@ class Rows:
 def prepare(source: Rows, target: Target) -> KernelSpec:
     """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has four of them.
 
-    If they are scaled, what undoes that is stored for each.
+    If they are scaled, what undoes that is stored for each. A set may follow others: it then begins at `first_row`.
     """
     across = target.workgroup(256) // SHARE
     words = ", ".join(f"pack2x16float(v.{half}.{c} * lift)" for half in ("low", "high") for c in ("xy", "zw"))
@@ -107,10 +107,10 @@ def prepare(source: Rows, target: Target) -> KernelSpec:
             "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
             f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
             "lift = bitcast<f32>(power << 23u);",
-            "if (first == 0u && place < P.m) { factors_put(row, bitcast<f32>((254u - power) << 23u)); }",
+            "if (first == 0u && place < P.m) { factors_put(P.first_row + row, bitcast<f32>((254u - power) << 23u)); }",
         ]
     body += [
-        f"let block = (z * P.row_blocks + place / {ROWS}u) * P.k_blocks;",
+        f"let block = (z * P.row_blocks + (P.first_row + place) / {ROWS}u) * P.k_blocks;",
         f"for (var i = first; i < P.k_blocks; i += {across}u) {{",
         "  let v = eight(row, i);",
         f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({words});",
@@ -122,7 +122,7 @@ def prepare(source: Rows, target: Target) -> KernelSpec:
         target=target,
         reads=dict(source.reads),
         writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"factors": Storage(DType.F32)} if source.scaled else {}),
-        params=[*((n, "u32") for n in ("m", "k", "quads", "row_blocks", "k_blocks")), *source.params],
+        params=[*((n, "u32") for n in ("m", "k", "quads", "first_row", "row_blocks", "k_blocks")), *source.params],
         workgroup=across * SHARE,
         shared={"top": ("f32", across * SHARE)} if source.scaled else {},
         helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}",
@@ -254,14 +254,17 @@ def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
 
 @cached(64)
 def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
-    """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were."""
+    """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were.
+
+    They may be columns of sums for several products, from `first` on.
+    """
     body = [
         "let i = group * WG + lid; let quads = (P.n + 3u) / 4u;",
         "if (i >= P.batch * P.m * quads) { return; }",
         "let column = i % quads * 4u; let row = i / quads % P.m; let z = i / (quads * P.m);",
         "var sum = vec4<f32>();",
         "for (var part = 0u; part < P.parts; part++) {",
-        "  sum += a_at4((((part * P.batch + z) * P.height + row) * P.width + column) / 4u);",
+        "  sum += a_at4((((part * P.batch + z) * P.height + row) * P.width + P.first + column) / 4u);",
         "}",
     ]
     reads = {"a": Storage(DType.F32, 4)}
@@ -270,7 +273,7 @@ def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
         scales.append("vec4<f32>(a_scales_at((z % P.sets) * P.m + row))")
         reads["a_scales"] = Storage(DType.F32)
     if scaled[1]:
-        at = (f"b_scales_at(z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
+        at = (f"b_scales_at(P.first + z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
         scales.append(f"vec4<f32>({', '.join(at)})")
         reads["b_scales"] = Storage(DType.F32)
     if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
@@ -286,5 +289,5 @@ def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
         reads=reads,
         workgroup=target.workgroup(256),
         helpers=[],
-        params=[("parts", "u32"), ("height", "u32"), ("width", "u32")],
+        params=[(n, "u32") for n in ("parts", "height", "width", "first")],
     )

@@ -7,7 +7,7 @@ product the attention whose result it reads: for few rows, what belongs to an at
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -46,9 +46,22 @@ class Sizes(NamedTuple):
     by_batch: int
     by_row: int
     by_head: int
+    first: int = 0  # where the tensor begins
+    whole: bool = True  # the strides are multiples of `dim`
 
     def strides(self, name: str) -> dict[str, int]:
-        return {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
+        by = {f"{name}_batch": self.by_batch, f"{name}_head": self.by_head, f"{name}_row": self.by_row}
+        return by | {f"{name}_first": self.first}
+
+    def nbytes(self, x: Tensor) -> int:
+        """What is read of a tensor."""
+        return self.batch * self.length * self.heads * self.dim * x.dtype.size
+
+    @property
+    def quads(self) -> bool:
+        """Whether vectors are whole quads."""
+        places = () if self.whole else (self.by_batch, self.by_row, self.by_head, self.first)
+        return all(s % 4 == 0 for s in (self.dim, *places))
 
 
 def sizes(shape: Shape, heads_first: bool) -> Sizes:
@@ -61,6 +74,17 @@ def sizes(shape: Shape, heads_first: bool) -> Sizes:
         return Sizes(b, s, h, d, h * s * d, d, s * d)
     s, h = middle
     return Sizes(b, s, h, d, s * h * d, h * d, d)
+
+
+class Mask(NamedTuple):
+    """What is added to scores; or bools, and what hidden scores get: added, or instead."""
+
+    tensor: Tensor
+    by: Sequence[int]  # strides over (batch, head, query, key)
+    first: int = 0
+    fill: float = -math.inf
+    instead: bool = False
+    hides: bool = False  # where it is true, not where it is false
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +179,14 @@ class Attention(Work):
     y: Tensor  # [B, S, H, D] or [B, H, S, D], as q has it, in whatever shape
     heads_first: bool
     causal: bool
-    mask: Tensor | None = None
+    mask: Tensor | Mask | None = None
     scale: float | None = None
     start: SymInt = 0
     bounded: bool = False
     new: tuple[Tensor, Tensor] | None = None
     empty: float = 0.0  # the result where nothing is seen
     rotary: Rotary | None = None
+    at: tuple[Sizes, Sizes, Sizes, Sizes] | None = None  # of q, k, v and y, where these are read through strides
     label: str = ""
 
     def steps(self, target: Target) -> Steps:
@@ -169,13 +194,14 @@ class Attention(Work):
         if parts is not None:
             form = self._form(target)
             kernel = kernels.merge(form, target)
-            groups = -(-math.prod(self.q.shape[:-1]) * form.value_quads // kernel.kernel.workgroup)
-            params = {**parts.params, **self._places}
+            qs = self._places[0]
+            groups = -(-qs.batch * qs.length * qs.heads * form.value_quads // kernel.kernel.workgroup)
+            params = {**parts.params, **self._places[3].strides("y")}
             yield Dispatch(kernel, [parts.tensor], [self.y], groups, params, label=self.label)
 
     def splits(self, target: Target) -> int:
         """Into how many parts, at most, its result comes."""
-        ks, tiled = sizes(self.k.shape, self.heads_first), self._tiled(target)
+        ks, tiled = self._places[1], self._tiled(target)
         groups = ks.batch * ks.heads * self._blocks(target)
         wanted = target.device_class.busy * (OF_TILES if tiled else OF_ROWS)
         part = TILES_PART if tiled else ROWS_PART
@@ -186,7 +212,7 @@ class Attention(Work):
         if not self.y.numel:
             return None
         whole, tiled, rows, new, rotary = self._form(target), self._tiled(target), self._rows, self.new, self.rotary
-        qs, ks, vs = (sizes(x.shape, self.heads_first) for x in (self.q, self.k, self.v))
+        qs, ks, vs, ys = self._places
         sharing = qs.heads // ks.heads
         taken = new and self.bounded and not tiled and new[0].dtype is new[1].dtype
         taken = taken and few.takes_new(replace(whole, new=whole.k), rows, sharing, target)
@@ -210,10 +236,11 @@ class Attention(Work):
         if rotary and turn:
             reads = [*rotary.xs, reads[-1], *rotary.tables]
             params |= rotary.place
-        if self.mask is not None:
-            reads.append(self.mask)
-            by = broadcast_strides(self.mask.shape, (qs.batch, qs.heads, qs.length, ks.length))
-            params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), by, strict=True))
+        mask = self._mask
+        if mask is not None:
+            reads.append(mask.tensor)
+            params |= dict(zip(("mask_batch", "mask_head", "mask_row", "mask_key"), mask.by, strict=True))
+            params |= {"mask_first": mask.first, "fill": mask.fill}
         form = replace(whole, split=splits > 1, new=new[0].dtype if new else None, turn=turn)
         result, parts = self.y, None
         if form.split:
@@ -221,7 +248,7 @@ class Attention(Work):
             result = yield Scratch((splits, apart, 4), DType.F32)
             parts = Parts(result, Merge(form.value_quads, form.cached), {**known, "apart": apart})
         else:
-            params |= self._places
+            params |= ys.strides("y")
         if tiled:
             kernel = kernels.tiles(form, target)
         else:
@@ -229,7 +256,7 @@ class Attention(Work):
             kernel = few.rows(form, count, sharing if new else 1, target)
         first = self.start.value if isinstance(self.start, Sym) else self.start
         pairs, seen = visible(qs.length, ks.length, self.causal, first if self.bounded else None)
-        old = (self.k.nbytes + self.v.nbytes) * seen // largest(ks.length, 1)
+        old = (ks.nbytes(self.k) + vs.nbytes(self.v)) * seen // largest(ks.length, 1)
         kept = sum(x.numel * cache.dtype.size for x, cache in zip(new or (), writes, strict=True))
         yield Dispatch(
             kernel,
@@ -238,30 +265,42 @@ class Attention(Work):
             ks.batch * ks.heads * self._blocks(target) * splits,
             params,
             flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
-            read_bytes=old + sum(x.nbytes for x in reads if x not in (self.k, self.v)),
+            read_bytes=old + qs.nbytes(self.q) + sum(x.nbytes for x in reads if x not in (self.q, self.k, self.v)),
             write_bytes=kept + result.nbytes,
             label=f"{rotary.label}, {self.label}" if rotary and turn else self.label,
         )
         return parts
 
     @property
+    def _places(self) -> tuple[Sizes, Sizes, Sizes, Sizes]:
+        """Of q, k, v and y."""
+        if self.at is not None:
+            return self.at
+        q, k, v = (x.shape for x in (self.q, self.k, self.v))
+        first = self.heads_first
+        return sizes(q, first), sizes(k, first), sizes(v, first), sizes((*q[:-1], v[-1]), first)
+
+    @property
+    def _mask(self) -> Mask | None:
+        if not isinstance(self.mask, Tensor):
+            return self.mask
+        qs, ks, _, _ = self._places
+        return Mask(self.mask, broadcast_strides(self.mask.shape, (qs.batch, qs.heads, qs.length, ks.length)))
+
+    @property
     def _rows(self) -> int:
         """Of a key-value head."""
-        qs, ks = sizes(self.q.shape, self.heads_first), sizes(self.k.shape, self.heads_first)
+        qs, ks, _, _ = self._places
         return qs.length * (qs.heads // ks.heads)
 
     def _tiled(self, target: Target) -> bool:
-        return takes_tiles(self._rows, self.v.shape[-1], target)
+        _, ks, vs, _ = self._places
+        return takes_tiles(self._rows, vs.dim, target) and not _leaves_idle(self._rows, ks, target)
 
     def _blocks(self, target: Target) -> int:
         """Of a key-value head's rows."""
-        most = kernels.TILE_ROWS if self._tiled(target) else few.most_rows(self.q.shape[-1])
+        most = kernels.TILE_ROWS if self._tiled(target) else few.most_rows(self._places[0].dim)
         return -(-self._rows // most)
-
-    @property
-    def _places(self) -> dict[str, int]:
-        """The strides of y."""
-        return sizes((*self.q.shape[:-1], self.v.shape[-1]), self.heads_first).strides("y")
 
     @property
     def width(self) -> int:
@@ -271,18 +310,20 @@ class Attention(Work):
     @property
     def quads(self) -> bool:
         """Whether vectors are whole quads."""
-        return self.q.shape[-1] % 4 == 0 and self.v.shape[-1] % 4 == 0
+        return all(x.quads for x in self._places)
 
     def _form(self, target: Target) -> Form:
         """Of a kernel that is not split, and is given nothing new."""
+        (qs, _, vs, _), mask = self._places, self._mask
         return Form(
             self.q.dtype,
             self.k.dtype,
             self.v.dtype,
             self.y.dtype if self.quads else store_type(self.y.dtype, target),
-            self.mask.dtype if self.mask else None,
-            self.q.shape[-1],
-            self.v.shape[-1],
+            kernels.Masked(mask.tensor.dtype, mask.instead, mask.hides) if mask else None,
+            qs.dim,
+            vs.dim,
+            self.quads,
             cached=self.bounded,
             causal=self.causal,
             split=False,
@@ -302,3 +343,9 @@ def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[i
 def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
     """Whether this many rows of a key-value head are computed in tiles."""
     return rows > FEW_ROWS and value_dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
+
+
+def _leaves_idle(rows: int, keys: Sizes, target: Target) -> bool:
+    """Whether tiles would be so few, also with keys split, that a workgroup for a few rows each is faster."""
+    tiles = keys.batch * keys.heads * -(-rows // kernels.TILE_ROWS) * -(-keys.length // TILES_PART)
+    return 4 * tiles < target.device_class.units

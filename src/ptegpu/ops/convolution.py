@@ -42,7 +42,7 @@ def _convolve(
     more = output_padding if transposed else None
     window = window_of(x.shape[2:], weight.shape[2:], stride, padding, dilation, more)
     out = yield Out((x.shape[0], made, *window.out), x.dtype)
-    yield convolved(x, weight, window, groups, out, bias=bias, clamp=clamp)
+    yield convolved(x, weight, window, groups, made, out, bias=bias, clamp=clamp)
 
 
 def _rescaled(a: Mapping[str, Any], factor: np.ndarray, added: np.ndarray) -> tuple[Arg, ...] | None:

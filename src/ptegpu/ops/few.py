@@ -46,7 +46,7 @@ GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits
     Choice(Gemv(rows=4, lanes=256, words=1), when=lambda m, n, k: m > 1 and k >= 4096),
     Choice(Gemv(rows=2, lanes=64, words=1, slots=2), when=lambda m, n, k: m > 1),
     Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True, walks=True), when=lambda m, n, k: n >= 65536),
-    Choice(Gemv(rows=8, lanes=128, slots=2, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
+    Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True), when=lambda m, n, k: k >= 4096),
     Choice(Gemv(rows=8, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 12288),
     Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
     Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True)),

@@ -1,7 +1,8 @@
 """Nodes that were made of several, which they have as data: `Joined` is their rule, and passes choose its members.
 
 - A chain of elementwise operators is one kernel that computes their formulas one after the other, in f32.
-- A product with a chain behind it computes the chain before it stores.
+- A product with a chain behind it, maybe of a view of its result, computes the chain before it stores.
+- A product whose matrix is only moved first reads it where it is.
 - Products of the same rows are siblings, and a norm before them is theirs: `Product` says what comes of that.
 - Attention takes in the rotary embedding and the cache writes before it (`Attention`), and a product the attention
   whose result it reads.
@@ -12,23 +13,24 @@ computed one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..dtypes import DType
 from ..errors import PtegpuError
-from ..graph.graph import Arg, Node, Tensor
+from ..graph.graph import Arg, Node, Shape, Tensor
 from ..kernels.matmul import Finish
 from ..plan.target import Target
 from .attending import Attention, Rotary, Written
 from .moves import Row
 from .norm import Norm
-from .pointwise import NAMES, pointwise
+from .pointwise import NAMES, cast, pointwise
 from .product import Finishing, Product
-from .registry import Dispatch, Formula, Out, Parameter, Role, Scratch, Step, Steps, Work
+from .registry import Dispatch, Formula, Out, Parameter, Role, Scratch, Step, Steps, Work, is_one
+from .walks import Walk, start, strides_of, through
 
-Kind = Literal["chain", "finish", "siblings", "norm", "attention", "merged"]
+Kind = Literal["chain", "finish", "read", "siblings", "norm", "attention", "merged"]
 Launches = list[Dispatch | Work]
 Scalars = dict[str, int | float]
 
@@ -56,7 +58,9 @@ class Joined:
                 operands = leaves(self.members)
                 yield _pointwise(*_text(self.members, operands, target), operands, own[-1][0], target)
             case "finish":
-                yield from _finished(self.members[0], self.members[1:], own[-1][0], target)
+                yield from _finished(self.members, own[-1][0], target)
+            case "read":
+                yield from _read(self.members, own[-1][0], target)
             case kind:
                 launches: list[Launches] = []
                 for node, made in zip(self.members, own, strict=True):
@@ -69,9 +73,9 @@ class Joined:
 
 def join(kind: Kind, members: Sequence[Node]) -> Node:
     """One node that computes all members. Results that are only handed from one to the next are no results of a chain,
-    nor of a product that is finished."""
+    nor of a product that is finished or reads through others."""
     first, last = members[0], members[-1]
-    after = kind in ("chain", "finish")
+    after = kind in ("chain", "finish", "read")
     viewed = {n.args[0] for n in members if n.op.view is not None}  # what these stand for
     results = tuple(o for n in ([last] if after else members) for o in tensors(n) if o not in viewed)
     made = {o for n in members for o in n.outs if after or any(o in m.values() for m in members)}
@@ -82,10 +86,10 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
         for k, (a, parameter) in enumerate(zip(n.args, n.op.parameters, strict=False))
         if not (isinstance(a, Tensor) and a in made)
     ]
-    others = [t for t in leaves(members[len(whole) :]) if t not in made]
-    given += [(t, Parameter(f"x{k}"), False) for k, t in enumerate(others)]
+    others = dict.fromkeys(v for n in members[len(whole) :] for v in n.values() if v not in made)
+    given += [(v, Parameter(f"x{k}"), False) for k, v in enumerate(others)]
     op = replace(
-        last.op if kind == "chain" else first.op,
+        last.op if kind in ("chain", "read") else first.op,
         name=f"fused({'+'.join(map(_short, members))})",
         parameters=tuple(parameter for _, parameter, _ in given),
         wants=frozenset({"target", "outs"}),
@@ -96,7 +100,7 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
         role=ROLES.get(kind, "product"),
     )
     before, behind = f"{last.name} and {len(members) - 1} before it", f"{first.name} and {len(members) - 1} after it"
-    name = {"chain": before, "finish": behind}.get(kind) or ", ".join(n.name for n in members)
+    name = {"chain": before, "read": before, "finish": behind}.get(kind) or ", ".join(n.name for n in members)
     return Node(op, tuple(a for a, _, _ in given), results, name, tuple(t for n in members for t in n.mutates))
 
 
@@ -154,21 +158,107 @@ def _pointwise(
     return pointwise("fused", text, operands, out, target, scalars=scalars, compute=DType.F32, helpers=helpers)
 
 
-def _finished(product: Node, chain: Sequence[Node], out: Tensor, target: Target) -> Steps:
-    """The product and, with each of its elements, the chain."""
+def repeats(t: Shape, whole: Shape) -> bool:
+    """Whether a tensor has the last dimensions of another, so that it is as if it began there again and again."""
+    rank = next((len(t) - k for k, n in enumerate(t) if not is_one(n)), 0)
+    return rank <= len(whole) and t[len(t) - rank :] == whole[len(whole) - rank :]
+
+
+def _finished(members: Sequence[Node], out: Tensor, target: Target) -> Steps:
+    """The product, perhaps seen through a view, and with each of its elements, the chain."""
+    product, *chain = members
     made = result(product)
+    if chain[0].op.view is not None:
+        made, chain = result(chain[0]), chain[1:]
     others = [t for t in leaves(chain) if t is not made]
+    repeated = tuple(k for k, t in enumerate(others) if t.max_shape != result(chain[-1]).max_shape)
     text, helpers, scalars = _text(chain, [made, *others], target)
-    if any(t.shape != out.shape for t in (made, *others)):  # sizes of one that a dynamic dimension has only now
+    same = made.shape == out.shape and all(
+        repeats(t.shape, out.shape) if k in repeated else t.shape == out.shape for k, t in enumerate(others)
+    )
+    if not same:  # sizes of one that a dynamic dimension has only now
         plain = yield Scratch(made.shape, made.dtype)
         yield from product.op.steps_into(product.args, [plain], target, whole=True)
         yield _pointwise(text, helpers, scalars, [plain, *others], out, target)
         return
     names = ["i: u32", *(f"{n}: f32" for n in (*NAMES[: 1 + len(others)], *scalars))]
     wgsl = f"{helpers}\nfn apply({', '.join(names)}) -> f32 {{ {text} }}"
-    finish = Finishing(Finish(wgsl, tuple(t.dtype for t in others), tuple(scalars)), tuple(others), scalars)
+    kernel = Finish(wgsl, tuple(t.dtype for t in others), tuple(scalars), repeated)
+    finish = Finishing(kernel, tuple(others), scalars | {f"e{k}_size": others[k].numel for k in repeated})
     for step in (yield from _collected(product.op.steps_into(product.args, [out], target, whole=True))):
         yield replace(step, finish=finish) if isinstance(step, Product) else step
+
+
+def _read(members: Sequence[Node], out: Tensor, target: Target) -> Steps:
+    """The product, with its matrix where that was before the other members moved it."""
+    *moves, node = members
+    match (yield from _collected(node.op.steps_into(node.args, [out], target, whole=True))):
+        case [Product() as p] if (found := unmoved(p, moves)) is not None:
+            yield found
+        case _:
+            yield from apart(members, result(node), out, target)
+
+
+def unmoved(p: Product, moves: Sequence[Node]) -> Product | None:
+    """The product, with its matrix where that was before the moves; None if no kernel can read that."""
+    source = moves[0].args[0]
+    assert isinstance(source, Tensor)
+    walk: Walk | None = start(source)
+    for node in moves:
+        walk = through(walk, node, result(node)) if walk else None
+    if walk is None or len(walk.dims) < 2 or p.window or p.packed or p.int8:
+        return None
+    *outer, rows, columns = walk.dims
+    across, down = (rows, columns) if p.transposed else (columns, rows)  # N and K
+    strides, atoms = strides_of((down, across)), [a for dim in outer for a in dim]
+    if strides is None or walk.offset != 0:
+        return None
+    if strides == (p.n, 1):
+        p = replace(p, b=source, transposed=False)
+    elif strides == (1, p.k):
+        p = replace(p, b=source, transposed=True)
+    else:
+        return None
+    if any(a.stride != 0 for a in atoms):
+        return p if len(atoms) == 1 and atoms[0].stride == p.k * p.n else None
+    if p.bias or p.sets:
+        return p if p.batch == 1 else None
+    m = p.batch * p.m  # one matrix for all, so that all rows are rows of one product
+    return replace(p, batch=1, m=m, y_strides=(m * p.n, p.n, 1))
+
+
+def apart(members: Sequence[Node], last: Tensor, out: Tensor, target: Target) -> Steps:
+    """The members one after the other; their `last` result is `out`."""
+    made: dict[Tensor, Tensor] = {last: out}
+    for node in members:
+        for o in tensors(node):
+            if o not in made:
+                made[o] = yield Scratch(o.shape, o.dtype)
+        args = tuple(replaced(a, made) for a in node.args)
+        if node.op.view is None:
+            yield from node.op.steps_into(args, [made[o] for o in tensors(node)], target, whole=True)
+        else:
+            source = args[0]
+            assert isinstance(source, Tensor)
+            yield cast(source, made[result(node)], target)
+
+
+def replaced(a: Arg, known: Mapping[Tensor, Tensor]) -> Arg:
+    """An argument with other tensors."""
+    if isinstance(a, tuple):
+        return tuple(replaced(x, known) for x in a)
+    return known.get(a, a) if isinstance(a, Tensor) else a
+
+
+def copied(nodes: Sequence[Node], last: Tensor) -> tuple[dict[Node, Node], dict[Tensor, Tensor]]:
+    """Nodes with results of their own, but for the last one; and which these are."""
+    known: dict[Tensor, Tensor] = {}
+    copies: dict[Node, Node] = {}
+    for node in nodes:
+        args = tuple(replaced(a, known) for a in node.args)
+        known |= {o: o if o is last else replace(o) for o in tensors(node)}
+        copies[node] = replace(node, args=args, outs=tuple(known[o] for o in tensors(node)))
+    return copies, known
 
 
 def _collected(steps: Steps) -> Generator[Step, Any, Launches]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from .product import Product
 
 SHORTEST, FEWEST = 64, 48  # K, and rows and columns, below which others are as fast
-PART = 16 * DEPTH  # of K at least, where it is in parts
+WORTH = 1 << 27  # multiply-adds below which three dispatches take longer than one (H200)
+PART = 32 * DEPTH  # of K at least, where it is in parts
 SLOTS = 2  # workgroups that a unit computes side by side
 
 
@@ -34,71 +35,85 @@ class Prepared:
         return [self.blocks, *([self.scales] if self.scales else [])]
 
 
-def prepared(
-    source: Rows, reads: list[Tensor], sizes: tuple[int, int, int], label: str, target: Target, **params: int
-) -> Generator[Step, Any, Prepared]:
-    """Steps that lay out rows of `sizes` (sets, m, k); they return where."""
-    sets, m, k = sizes
-    row_blocks, k_blocks = ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN)
-    blocks = yield Scratch((sets, row_blocks, k_blocks, ROWS * SPAN), DType.F16)
-    found = Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if source.scaled else None)
-    quads = ceil(m, SHARE)
-    params |= {"m": m, "k": k, "quads": quads, "row_blocks": row_blocks, "k_blocks": k_blocks}
-    yield Dispatch(kernels.prepare(source, target), reads, found.reads, sets * quads, params, label=label)
-    return found
+def _room(sets: int, m: int, k: int, scaled: bool) -> Generator[Step, Any, Prepared]:
+    """Where rows of that many sets are to be laid out."""
+    blocks = yield Scratch((sets, ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN), ROWS * SPAN), DType.F16)
+    return Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if scaled else None)
 
 
-def left(p: Product, target: Target) -> Generator[Step, Any, Prepared]:
-    """The rows of a."""
-    sizes = p.sets or p.batch, p.m, p.k
-    return (yield from prepared(kernels.rows(p.a.dtype, p.k % 4 == 0), [p.a], sizes, p.label, target))
+def _prepare(
+    source: Rows, reads: list[Tensor], m: int, k: int, to: Prepared, p: Product, target: Target, **params: int
+) -> Dispatch:
+    """Lays out m rows of each set, from number `first_row` on."""
+    sets, row_blocks, k_blocks, _ = to.blocks.shape
+    params = {"first_row": 0, **params, "m": m, "k": k, "quads": ceil(m, SHARE), "row_blocks": row_blocks}
+    params["k_blocks"] = k_blocks
+    return Dispatch(kernels.prepare(source, target), reads, to.reads, sets * params["quads"], params, label=p.label)
 
 
-def right(p: Product, target: Target) -> Generator[Step, Any, Prepared]:
+def _source(p: Product) -> Rows:
     """The columns of b."""
     if p.packed:
-        source = kernels.packed(p.packing)
-    else:
-        source = kernels.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else kernels.columns(p.b.dtype)
-    return (yield from prepared(source, p.matrix, (p.batch, p.n, p.k), p.label, target, **p.scaling))
+        return kernels.packed(p.packing)
+    return kernels.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else kernels.columns(p.b.dtype)
+
+
+def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -> Steps:
+    """Products of the same rows at once; where there are several, each has a number of columns that fills blocks."""
+    p, n = products[0], sum(q.n for q in products)
+    rows_source = kernels.rows(p.a.dtype, p.k % 4 == 0)
+    a = yield from _room(p.sets or p.batch, p.m, p.k, rows_source.scaled)
+    yield _prepare(rows_source, [p.a], p.m, p.k, a, p, target)
+    b = yield from _room(p.batch, n, p.k, _source(p).scaled)
+    first = 0
+    for q in products:
+        yield _prepare(_source(q), q.matrix, q.n, q.k, b, q, target, first_row=first, **q.scaling)
+        first += q.n
+    rows, columns = ceil(p.m, tile.rows), ceil(n, tile.columns)
+    slots = SLOTS * target.device_class.busy
+    wanted = smallest(slots // largest(1, p.batch * rows * columns), largest(1, p.k // PART))
+    k_part = ceil(ceil(p.k, largest(1, wanted)), DEPTH) * DEPTH
+    parts = ceil(p.k, k_part)
+    height, width = rows * tile.rows, columns * tile.columns
+    sums = yield Scratch((parts, p.batch, height, width), DType.F32)
+    params = {"row_tiles": rows, "column_tiles": columns, "batch": p.batch, "sets": p.sets or p.batch}
+    params |= {"k_part": k_part, "row_blocks": a.blocks.shape[1], "column_blocks": b.blocks.shape[1]}
+    params |= {"k_blocks": a.blocks.shape[2]}
+    groups, flops, label = (
+        parts * p.batch * rows * columns,
+        sum(q.flops for q in products),
+        ", ".join(q.label for q in products if q.label),
+    )
+    kernel = kernels.multiply(tile, target)
+    yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=flops, label=label)
+    first = 0
+    for q in products:
+        kernel = kernels.finish(q.form(target, quads=True), (a.scales is not None, b.scales is not None), target)
+        groups = ceil(q.batch * q.m * ceil(q.n, 4), kernel.kernel.workgroup)
+        reads = [sums, *a.reads[1:], *b.reads[1:], *q.added]
+        words = q.params(parts=parts, height=height, width=width, first=first)
+        yield Dispatch(kernel, reads, [q.y], groups, words, label=q.label)
+        first += q.n
 
 
 def gemm(tile: MatrixTile) -> Callable[[Product, Target], Steps]:
-    def steps(p: Product, target: Target) -> Steps:
-        a = p.prepared or (yield from left(p, target))
-        b = yield from right(p, target)
-        rows, columns = ceil(p.m, tile.rows), ceil(p.n, tile.columns)
-        slots = SLOTS * target.device_class.busy
-        wanted = smallest(slots // largest(1, p.batch * rows * columns), largest(1, p.k // PART))
-        k_part = ceil(ceil(p.k, largest(1, wanted)), DEPTH) * DEPTH
-        parts = ceil(p.k, k_part)
-        height, width = rows * tile.rows, columns * tile.columns
-        sums = yield Scratch((parts, p.batch, height, width), DType.F32)
-        params = {"row_tiles": rows, "column_tiles": columns, "batch": p.batch, "sets": p.sets or p.batch}
-        params |= {"k_part": k_part, "row_blocks": a.blocks.shape[1], "column_blocks": b.blocks.shape[1]}
-        params |= {"k_blocks": a.blocks.shape[2]}
-        groups = parts * p.batch * rows * columns
-        kernel = kernels.multiply(tile, target)
-        yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=p.flops, label=p.label)
-        kernel = kernels.finish(p.form(target, quads=True), (a.scales is not None, b.scales is not None), target)
-        groups = ceil(p.batch * p.m * ceil(p.n, 4), kernel.kernel.workgroup)
-        reads = [sums, *a.reads[1:], *b.reads[1:], *p.added]
-        yield Dispatch(kernel, reads, [p.y], groups, p.params(parts=parts, height=height, width=width), label=p.label)
-
-    return steps
+    return lambda p, target: _multiplied([p], tile, target)
 
 
 def alongside(products: Sequence[Product], target: Target) -> Steps:
-    """Products one after the other; those of the same rows have them prepared once."""
-    shared: Prepared | None = None
-    for p, further in zip(products, [*products[1:], None], strict=True):
-        again = further is not None and further.a is p.a and serves(further, target)
-        if serves(p, target) and (shared or again):
-            shared = shared or (yield from left(p, target))
-            yield replace(p, prepared=shared)
+    """Products one after the other; those of the same rows that matrix units compute at once."""
+    run: list[Product] = []
+    for p in products:
+        joins = serves(p, target) and not p.b.parts and p.batch == 1 and _source(p).scaled
+        if run and not (joins and p.a is run[0].a and p.m == run[0].m and run[-1].n % ROWS == 0):
+            yield from _multiplied(run, LARGE, target)
+            run = []
+        if joins:
+            run.append(p)
         else:
             yield p
-        shared = shared if again else None
+    if run:
+        yield from _multiplied(run, LARGE, target)
 
 
 def serves(p: Product, target: Target) -> bool:
@@ -117,4 +132,5 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if target.precision == "auto" and not p.packed and p.b.dtype is not DType.F16:
         return False
-    return bool((p.transposed or not p.packed) and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST)
+    enough = p.batch * p.m * p.n * p.k >= WORTH and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST
+    return bool((p.transposed or not p.packed) and enough)

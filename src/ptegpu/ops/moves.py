@@ -11,13 +11,14 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import moves as kernels
 from ..plan.target import Target
 from ..sizes import largest, smallest
+from . import walks
 from .pointwise import Strided, collapse, contiguous, pointwise
-from .registry import Dispatch, Out, Steps, SymInt, Work, broadcast, normalise_dim, op
+from .registry import Dispatch, Out, Steps, SymInt, Work, broadcast, is_one, normalise_dim, op
 
 FEWEST = 16  # elements along a side of what is copied in tiles
 
 
-@op("aten.permute_copy.default", "aten.permute.default", moves=True)
+@op("aten.permute_copy.default", "aten.permute.default", moves=True, walks=walks.permuted)
 def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     order = [normalise_dim(d, x.rank) for d in dims]
     if sorted(order) != list(range(x.rank)):
@@ -48,7 +49,7 @@ def _transposed(x: Tensor, out: Tensor, strides: tuple[int, ...], target: Target
     return Dispatch(kernels.transposition(x.dtype, len(outer), quads, target), [x], [out], groups, params)
 
 
-@op("aten.transpose_copy.int", "aten.transpose.int", moves=True)
+@op("aten.transpose_copy.int", "aten.transpose.int", moves=True, walks=walks.permuted)
 def transpose(x: Tensor, dim0: int, dim1: int, *, target: Target) -> Steps:
     order = list(range(x.rank))
     j, k = normalise_dim(dim0, x.rank), normalise_dim(dim1, x.rank)
@@ -57,21 +58,21 @@ def transpose(x: Tensor, dim0: int, dim1: int, *, target: Target) -> Steps:
     yield from permute(x, order, target=target)
 
 
-@op("aten.t_copy.default", "aten.t.default", moves=True)
+@op("aten.t_copy.default", "aten.t.default", moves=True, walks=walks.permuted)
 def t(x: Tensor, *, target: Target) -> Steps:
     if x.rank > 2:
         raise ShapeError(f"t takes a matrix, not {list(x.shape)}")
     yield from permute(x, list(reversed(range(x.rank))), target=target)
 
 
-@op("aten.expand_copy.default", "aten.expand.default", moves=True)
+@op("aten.expand_copy.default", "aten.expand.default", moves=True, walks=walks.expanded)
 def expand(x: Tensor, size: list[int], implicit: bool = False, *, target: Target) -> Steps:
     """A size of -1 keeps the tensor's own."""
     lead = len(size) - x.rank
     if lead < 0 or -1 in size[:lead]:
         raise ShapeError(f"{list(x.shape)} cannot be expanded to {size}")
     shape = tuple(x.shape[k - lead] if n == -1 else n for k, n in enumerate(size))
-    if any(own not in (1, n) for own, n in zip(x.shape, shape[lead:], strict=True)):
+    if any(own not in (n, 1) for own, n in zip(x.shape, shape[lead:], strict=True) if not is_one(own)):
         raise ShapeError(f"{list(x.shape)} cannot be expanded to {size}")
     out = yield Out(shape, x.dtype)
     yield pointwise("expand", "a", [x], out, target)
@@ -225,7 +226,7 @@ def position(x: Tensor, dim: int, index: SymInt) -> int:
     return at % size
 
 
-@op("aten.slice_copy.Tensor", "aten.slice.Tensor", moves=True)
+@op("aten.slice_copy.Tensor", "aten.slice.Tensor", moves=True, walks=walks.sliced)
 def slice_copy(
     x: Tensor,
     dim: int = 0,
@@ -272,7 +273,7 @@ class Row(Work):
         return self.index * self.y.numel
 
 
-@op("aten.select_copy.int", "aten.select.int", moves=True, role="row")
+@op("aten.select_copy.int", "aten.select.int", moves=True, walks=walks.sliced, role="row")
 def select(x: Tensor, dim: int, index: SymInt) -> Steps:
     d = normalise_dim(dim, x.rank)
     first = position(x, d, index)
@@ -280,7 +281,7 @@ def select(x: Tensor, dim: int, index: SymInt) -> Steps:
     yield Row(x, d, index if isinstance(index, Sym) else first, out)
 
 
-@op("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default", moves=True)
+@op("aten.split_with_sizes_copy.default", "aten.split_with_sizes.default", moves=True, walks=walks.sliced)
 def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     d = normalise_dim(dim, x.rank)
     if sum(sizes) != x.shape[d] or min(sizes, default=0) < 0 or len(sizes) != len(outs):
@@ -294,7 +295,7 @@ def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0, *, outs: tuple[T
         start += size
 
 
-@op("aten.split_copy.Tensor", "aten.split.Tensor", moves=True)
+@op("aten.split_copy.Tensor", "aten.split.Tensor", moves=True, walks=walks.sliced)
 def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     """Parts of `size`, the last of what is left."""
     whole = x.shape[normalise_dim(dim, x.rank)]
@@ -304,7 +305,7 @@ def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], targe
     yield from split_with_sizes(x, sizes, dim, outs=outs, target=target)
 
 
-@op("aten.unbind_copy.int", "aten.unbind.int", moves=True)
+@op("aten.unbind_copy.int", "aten.unbind.int", moves=True, walks=walks.sliced)
 def unbind(x: Tensor, dim: int = 0, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     d = normalise_dim(dim, x.rank)
     if x.shape[d] != len(outs):

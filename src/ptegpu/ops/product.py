@@ -17,7 +17,7 @@ from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels.gemv import gemv_columns, gemv_rows
 from ..kernels.linear_q4 import WHOLE, Packing, loader
-from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SMALL, Finish, Form, Tile, add_parts, gemm, outer
+from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, gemm, outer
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
@@ -28,7 +28,6 @@ from .windows import Window
 
 if TYPE_CHECKING:
     from .attending import Attention
-    from .matrices import Prepared
     from .norm import Norm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N
@@ -39,7 +38,8 @@ Strides = tuple[int, int, int]  # in elements, over (batch, row, column)
 
 @dataclass(frozen=True, slots=True)
 class Finishing:
-    """What is done to each element of a product before it is stored, with tensors of its shape and with numbers."""
+    """What is done to each element of a product before it is stored, with numbers and with tensors of its shape, or
+    of its last dimensions."""
 
     kernel: Finish
     tensors: tuple[Tensor, ...]
@@ -100,7 +100,6 @@ class Product(Work):
     norm: Norm | None = None  # its result is a
     attention: Attention | None = None  # the same
     finish: Finishing | None = None
-    prepared: Prepared | None = None  # a, for matrix units
     siblings: tuple[Product, ...] = ()  # the last one's finish may read what the first one gives
     label: str = ""
 
@@ -158,6 +157,11 @@ class Product(Work):
     def depth(self) -> int:
         """Channels of a group of the image."""
         return self.a.shape[1] // (self.sets or 1)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the output."""
+        return self.n * (self.sets or 1)
 
     @property
     def packing(self) -> Packing:
@@ -247,9 +251,9 @@ class Product(Work):
         return replace(self, y=sums, y_strides=strides, y_first=0, bias=None, alpha=1.0, clamp=None, finish=None)
 
 
-def convolved(x: Tensor, b: Tensor, window: Window, groups: int, y: Tensor, **more: Any) -> Product:
+def convolved(x: Tensor, b: Tensor, window: Window, groups: int, channels: int, y: Tensor, **more: Any) -> Product:
     """A product per image and group of windows of x: positions of the output by its channels."""
-    depth, m, n = x.shape[1] // groups, math.prod(window.out), y.shape[1] // groups
+    depth, m, n = x.shape[1] // groups, math.prod(window.out), channels // groups
     sizes = x.shape[0] * groups, m, n, depth * math.prod(window.kernel)
     more |= {"bias_strides": (n, 0, 1), "sets": groups, "window": window}
     return Product(x, b, True, *sizes, y, (m * n, 1, m), **more)
@@ -333,6 +337,14 @@ def fills(tile: Tile, p: Product, target: Target) -> bool:
     return enough and min(p.m, p.n) > tile.size // 2 and tile.threads <= target.max_invocations
 
 
+def _leaves_idle(p: Product, target: Target) -> bool:
+    """Whether small tiles would be too few to keep a GPU busy, and K is long enough for slices."""
+    threads = p.batch * ceil(p.m, SMALL.size) * ceil(p.n, SMALL.size) * SMALL.threads
+    return (
+        p.k >= 8 * DEPTH and SLICED.threads <= target.max_invocations and threads < target.device_class.busy * THREADS
+    )
+
+
 def _fills_whole(tile: Tile, p: Product, target: Target) -> bool:
     """The same for int8, whose K is never in parts."""
     tiles = p.batch * ceil(p.m, tile.size) * ceil(p.n, tile.size)
@@ -367,6 +379,7 @@ VARIANTS = (  # the first that fits is taken; the last one always does
     Variant("matrices 128", matrices.gemm(matrices.LARGE), matrices.serves),
     Variant("gemm 128", _gemm(LARGE), lambda p, target: fills(LARGE, p, target)),
     Variant("gemm 64", _gemm(MEDIUM), lambda p, target: fills(MEDIUM, p, target)),
+    Variant("gemm 32 in slices", _gemm(SLICED), _leaves_idle),
     Variant("gemm 32", _gemm(SMALL)),
 )
 

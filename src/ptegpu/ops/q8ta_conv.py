@@ -49,7 +49,7 @@ def _convolve(
         raise ShapeError(f"a bias of shape {list(bias.shape)} does not fit {channels} channels")
     out = yield Out((x.shape[0], channels, *window.out), DType.I8)
     packed = Packed(scales, 8, max(k, 1))
-    product = convolved(x, weights, window, groups, out, bias=bias, packed=packed, int8=int8)
+    product = convolved(x, weights, window, groups, channels, out, bias=bias, packed=packed, int8=int8)
     yield replace(product, transposed=not deep)
 
 

@@ -104,6 +104,7 @@ Indexes = Callable[[Mapping[str, Any]], Iterable[Bounded]]
 Serves = Callable[[Mapping[str, Any]], bool]
 ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
 Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
+Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
 Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
 
@@ -130,6 +131,8 @@ class Traits:
 
     by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
     rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
+
+    walks: Walks | None = None  # how strides over its first argument become those over a result: see `walks.py`
 
     # Symbolic ints.
     whole: bool = False  # the result is an int whatever the argument's dtype
@@ -320,6 +323,11 @@ def normalise_dim(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
+def is_one(n: int) -> bool:
+    """Whether it is 1 at every size: asking a live size whether it is now would split a plan in two."""
+    return type(n) is int and n == 1
+
+
 def broadcast(*shapes: Shape) -> Shape:
     """The common shape of operands under PyTorch's broadcasting."""
     rank = max(map(len, shapes), default=0)
@@ -327,7 +335,7 @@ def broadcast(*shapes: Shape) -> Shape:
     for k in range(rank):
         size = 1
         for n in (s[k - rank + len(s)] for s in shapes if k - rank + len(s) >= 0):
-            if type(size) is int and size == 1:  # so far: whatever comes now is the size
+            if is_one(size):  # so far: whatever comes now is the size
                 size = n
             if n == size or n == 1:
                 continue

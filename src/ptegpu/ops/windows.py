@@ -145,7 +145,7 @@ def transposed(p: Product, target: Target) -> Steps:
 def phases(p: Product, target: Target) -> Steps:
     """An ordinary convolution to `stride` times as many channels along each axis, and its phases side by side."""
     w = p.windowed
-    inner, count, channels = w.phases(), math.prod(w.stride), p.y.shape[1]
+    inner, count, channels = w.phases(), math.prod(w.stride), p.channels
     weight = yield Scratch((channels * count, p.depth, *inner.kernel), p.b.dtype)
     kernel = kernels.phases(p.b.dtype, len(w.axes), target)
     params = {"depth": p.depth, "per_group": p.n, **w.params("sk")}
@@ -172,7 +172,7 @@ def has_phases(p: Product, target: Target) -> bool:
     if w is None or not w.transposed:
         return False
     apart = all(1 in (s, d) for s, d in zip(w.stride, w.dilation, strict=True))
-    nbytes = 4 * p.a.shape[0] * p.y.shape[1] * math.prod((*w.stride, *w.phases().out))
+    nbytes = 4 * p.a.shape[0] * p.channels * math.prod((*w.stride, *w.phases().out))
     return apart and p.depth * p.n > FEW and nbytes <= target.max_binding_bytes
 
 
@@ -206,7 +206,7 @@ def direct(p: Product, target: Target) -> Steps:
     storages = _storages(p, target, quads=y_quads)
     kernel = kernels.direct(storages, line, len(w.axes), w.size[last] % 4 == 0, y_quads, target)
     blocks = -(-w.out[last] // 4)
-    sizes = {"blocks": blocks, "channels": p.y.shape[1], f"i{last}": w.size[last], f"o{last}": w.out[last]}
+    sizes = {"blocks": blocks, "channels": p.channels, f"i{last}": w.size[last], f"o{last}": w.out[last]}
     yield _launch(p, kernel, p.y.numel // w.out[last] * blocks, sizes | w.params("ikspdo", outer))
 
 

@@ -1,7 +1,8 @@
 """Compute once, at load, what depends on constants alone.
 
 A scalar in Python code arrives as a constant, a cast and a clone; a weight may arrive through a transpose. These are
-evaluated by the NumPy kernels, and what is left is a constant.
+evaluated by the NumPy kernels, and what is left is a constant. What only repeats elements waits until the others had
+their turn: those who would read the copies may do without.
 """
 
 from __future__ import annotations
@@ -12,39 +13,32 @@ import numpy as np
 
 from ..errors import PtegpuError
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, flatten
+from ..ops.walks import expanded
 from ..portable import PORTABLE, OutSpec, call
 
 LARGEST = 1 << 28  # bytes: a larger result is left to the GPU
 LARGEST_FILL = 1 << 16  # bytes: a larger tensor made of nothing but scalars is cheaper to make than to upload
 
 
-def fold_constants(graph: Graph) -> None:
-    """Replace nodes with constant arguments by their results, in place."""
-    known: dict[Tensor, Tensor] = {}
+def fold_constants(graph: Graph, *, repeats: bool = True) -> None:
+    """Make constants of the results of nodes with constant arguments, in place; those of repetitions, if so said."""
     mutated = {t for n in graph.nodes for t in n.mutates}
     kept = []
     for node in graph.nodes:
-        node.args = tuple(_replace(a, known) for a in node.args)
-        results = _evaluate(node) if _foldable(node, mutated) else None
+        results = _evaluate(node) if _foldable(node, mutated, repeats) else None
         if results is None:
             kept.append(node)
             continue
         for out, value in zip(node.outs, results, strict=True):
             assert isinstance(out, Tensor)
-            known[out] = Tensor(out.name, out.dtype, value.shape, "constant", value)
+            out.kind, out.data = "constant", value
     graph.nodes = kept
-    graph.outputs = [_replace(a, known) for a in graph.outputs]
-    graph.writebacks = [(s, known.get(v, v)) for s, v in graph.writebacks]
 
 
-def _replace(a: Arg, known: dict[Tensor, Tensor]) -> Arg:
-    if isinstance(a, tuple):
-        return tuple(_replace(x, known) for x in a)
-    return known.get(a, a) if isinstance(a, Tensor) else a
-
-
-def _foldable(node: Node, mutated: set[Tensor]) -> bool:
+def _foldable(node: Node, mutated: set[Tensor], repeats: bool) -> bool:
     values = list(flatten(node.args))
+    if not repeats and node.op.walks is expanded:
+        return False
     if node.mutates or node.op.sym is not None or any(isinstance(v, Sym) or v.kind != "constant" for v in values):
         return False
     limit = LARGEST if values else LARGEST_FILL

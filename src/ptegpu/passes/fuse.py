@@ -4,8 +4,8 @@ A node joins the only node that uses its result. The joined node reads the opera
 shape, and computes their formulas one after the other, in f32. Its shape rule runs theirs, so it is right at every
 live size. Only float arithmetic is joined: there, a wider intermediate result is only more exact.
 
-A chain whose operands all have its shape also joins a matrix product that one of them comes from (the last, where
-several do): the product's kernels compute it before they store. So `x + linear(y)` is one dispatch.
+A chain whose operands all have its shape, or its last dimensions, also joins a product that one of them comes from
+(the last, where several do): the product's kernels compute it before they store. So `x + linear(y)` is one dispatch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from ..dtypes import FLOATS
 from ..errors import PtegpuError
 from ..graph.graph import Graph, Node, Tensor, Value, flatten
-from ..ops.joined import formula, join, leaves, result
+from ..ops.joined import formula, join, leaves, repeats, result
 from ..plan.target import Target
 
 MAX_OPERANDS = 6  # of a joined node: with its result it stays below a browser's 8 storage buffers
@@ -44,31 +44,42 @@ def fuse_elementwise(graph: Graph) -> None:
                 chain = longer
         chains[node.outs[0]] = chain
         absorbed.update(id(n) for n in chain[:-1])
-    products = {result(n): n for n in graph.nodes if n.op.role == "product" and not mutated & set(n.values())}
+    products = {result(n): [n] for n in graph.nodes if n.op.role == "product" and not mutated & set(n.values())}
+    for node in graph.nodes:
+        if node.op.view is not None and _sees_product(node, products, users, kept) and not mutated & set(node.outs):
+            products[result(node)] = [*products[node.args[0]], node]  # type: ignore[index]
     finished: dict[Value, Node] = {}
     for node in graph.nodes:
         if id(node) in absorbed or node.outs[0] not in chains:
             continue
         chain = chains[node.outs[0]]
         product = _product_before(chain, products, users, kept)
-        if product is not None:
-            finished[node.outs[0]] = join("finish", [product, *chain])
-            absorbed.add(id(product))
+        if product:
+            finished[node.outs[0]] = join("finish", [*product, *chain])
+            absorbed.update(map(id, product))
     left = [n for n in graph.nodes if id(n) not in absorbed]
     joined = {n.outs[0]: join("chain", chain) for n in left if len(chain := chains.get(n.outs[0], [])) > 1}
     graph.nodes = [finished.get(n.outs[0]) or joined.get(n.outs[0]) or n for n in left]
 
 
+def _sees_product(view: Node, products: dict[Tensor, list[Node]], users: Counter[Value], kept: set[Value]) -> bool:
+    """Whether a view is all that is made of a product: its elements lie where the product's do."""
+    source = view.args[0]
+    if not isinstance(source, Tensor) or source not in products or source in kept or users[source] != 1:
+        return False
+    return len(products[source]) == 1 and source.dtype is result(view).dtype
+
+
 def _product_before(
-    chain: list[Node], products: dict[Tensor, Node], users: Counter[Value], kept: set[Value]
-) -> Node | None:
-    """The last product whose result only the chain uses, if all of the chain's operands have its shape."""
+    chain: list[Node], products: dict[Tensor, list[Node]], users: Counter[Value], kept: set[Value]
+) -> list[Node]:
+    """The last product whose result only the chain uses, perhaps by a view, if the chain's operands have its shape."""
     read, out = leaves(chain), result(chain[-1])
-    if len(read) > 1 + MAX_FINISH_OPERANDS or any(t.max_shape != out.max_shape for t in read):
-        return None
+    if len(read) > 1 + MAX_FINISH_OPERANDS or any(not repeats(t.max_shape, out.max_shape) for t in read):
+        return []
     inside = Counter(v for n in chain for v in dict.fromkeys(n.values()))
     found = [t for t in products if t in read and t not in kept and users[t] == inside[t] and t.dtype is out.dtype]
-    return products[found[-1]] if found else None
+    return next((products[t] for t in reversed(found) if t.max_shape == out.max_shape), [])
 
 
 def _joinable(node: Node) -> bool:

@@ -1,0 +1,179 @@
+"""How a kernel finds elements through what only moves them: strides instead of copies.
+
+A dimension is *atoms*, outermost first, each with a size and a stride in elements of the tensor that is read: a view
+that makes one dimension of two has both atoms in it, so that most views need no copy either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from ..graph.graph import Node, Shape, Sym, Tensor
+from ..sizes import largest, smallest
+from .pointwise import contiguous
+from .registry import is_one, normalise_dim
+
+
+class Atom(NamedTuple):
+    size: int
+    stride: int
+
+
+Dims: TypeAlias = tuple[tuple[Atom, ...], ...]
+Moved: TypeAlias = tuple[Dims, int]
+Named: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """A tensor read as a result of what moves its elements."""
+
+    tensor: Tensor
+    dims: Dims
+    offset: int = 0
+
+
+def start(x: Tensor) -> Walk:
+    """The tensor as it is."""
+    return Walk(x, grouped(x.shape, contiguous(x.shape)))
+
+
+def grouped(shape: Shape, strides: Sequence[int]) -> Dims:
+    return tuple(() if is_one(n) else (Atom(n, s),) for n, s in zip(shape, strides, strict=True))
+
+
+def is_walk(node: Node) -> bool:
+    """Whether strides can stand for what the node does."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, Tensor) or any(not isinstance(o, Tensor) or o.dtype is not first.dtype for o in node.outs):
+        return False
+    return not node.mutates and (node.op.view is not None or node.op.walks is not None)
+
+
+def through(walk: Walk, node: Node, out: Tensor) -> Walk | None:
+    """The walk as the node's result `out` has it, at the live shapes; None where that takes more than strides."""
+    if node.op.view is not None:
+        dims = regrouped([a for dim in walk.dims for a in dim], out.shape)
+        return None if dims is None else Walk(walk.tensor, dims, walk.offset)
+    assert node.op.walks is not None
+    found = node.op.walks(node.op.named(node.args), walk.dims, out, node.outs.index(out))
+    return None if found is None else Walk(walk.tensor, found[0], walk.offset + found[1])
+
+
+def regrouped(atoms: Sequence[Atom], shape: Sequence[int]) -> Dims | None:
+    """The atoms as dimensions of these sizes; one may be cut in two. None where they do not fit."""
+    left = list(reversed(atoms))
+    dims: list[tuple[Atom, ...]] = []
+    for n in shape:
+        if is_one(n):
+            dims.append(())
+            continue
+        if left and left[-1].size == n:  # also of one element: what is asked first decides for more sizes
+            dims.append((left.pop(),))
+            continue
+        group: list[Atom] = []
+        have: Any = 1
+        while have != n:
+            if not left:
+                return None
+            size, stride = left.pop()
+            if have * size == n or (have * size and n % (have * size) == 0):
+                group.append(Atom(size, stride))
+                have = have * size
+            elif have and n % have == 0 and size % (n // have) == 0:
+                outer = n // have
+                group.append(Atom(outer, stride * (size // outer)))
+                left.append(Atom(size // outer, stride))
+                have = n
+            else:
+                return None
+        dims.append(tuple(group))
+    return tuple(dims) if all(a.size == 1 for a in left) else None
+
+
+def backwards(chain: Sequence[Node]) -> Walk | None:
+    """The last result of a chain of views and permutations, as the first node's operand has it: where to write that."""
+    walk: Walk | None = start(last(chain[-1]))
+    for node in reversed(chain):
+        source = node.args[0]
+        assert walk is not None and isinstance(source, Tensor)
+        if node.op.view is not None:
+            dims = regrouped([a for dim in walk.dims for a in dim], source.shape)
+        else:
+            order = order_of(node)
+            dims = None if order is None else tuple(walk.dims[order.index(k)] for k in range(len(order)))
+        if dims is None:
+            return None
+        walk = Walk(walk.tensor, dims, walk.offset)
+    return walk
+
+
+def last(node: Node) -> Tensor:
+    out = node.outs[-1]
+    assert isinstance(out, Tensor)
+    return out
+
+
+def order_of(node: Node) -> list[int] | None:
+    """The order in which a permutation has the dimensions of its operand; None of anything else."""
+    source = node.args[0]
+    if node.op.walks is not permuted or not isinstance(source, Tensor):
+        return None
+    return _order(node.op.named(node.args), source.rank)
+
+
+def strides_of(dims: Dims) -> tuple[int, ...] | None:
+    """One stride for each dimension, 0 along those of one element; None where one has several."""
+    found = [[a.stride for a in dim if len(dim) == 1 or a.size != 1] for dim in dims]
+    return None if any(len(strides) > 1 for strides in found) else tuple(s[0] if s else 0 for s in found)
+
+
+def size_of(dim: tuple[Atom, ...]) -> int:
+    return math.prod(a.size for a in dim)
+
+
+# What operators say of themselves (`Traits.walks`): of their arguments by name, the dimensions of the first one, the
+# result and its number, the result's dimensions and where it begins.
+
+
+def permuted(a: Named, dims: Dims, out: Tensor, number: int) -> Moved:
+    return tuple(dims[d] for d in _order(a, len(dims))), 0
+
+
+def _order(a: Named, rank: int) -> list[int]:
+    if "dims" in a:
+        return [normalise_dim(d, rank) for d in a["dims"]]
+    order = list(range(rank))
+    if "dim0" not in a:
+        return order[::-1]
+    j, k = normalise_dim(a["dim0"], rank), normalise_dim(a["dim1"], rank)
+    if order:
+        order[j], order[k] = k, j
+    return order
+
+
+def expanded(a: Named, dims: Dims, out: Tensor, number: int) -> Moved:
+    lead = out.rank - len(dims)
+    front = grouped(out.shape[:lead], [0] * lead)
+    own = zip(dims, out.shape[lead:], strict=True)
+    return (*front, *(dim if size_of(dim) == n else (Atom(n, 0),) for dim, n in own)), 0
+
+
+def sliced(a: Named, dims: Dims, out: Tensor, number: int) -> Moved | None:
+    """Also a selection, and a part of what is split."""
+    d, selects = normalise_dim(a["dim"], len(dims)), out.rank < len(dims)
+    place = next((a[name] for name in ("index", "start") if name in a), number)
+    if "sizes" in a or "size" in a:
+        place = sum(a["sizes"][:number]) if "sizes" in a else number * a["size"]
+    if isinstance(place, Sym) or a.get("step", 1) != 1 or len(dims[d]) > 1:
+        return None
+    place, size = place or 0, size_of(dims[d])
+    stride = dims[d][0].stride if dims[d] else 0
+    first = smallest(largest(place + size if place < 0 else place, 0), size)
+    if selects:
+        return (*dims[:d], *dims[d + 1 :]), first * stride
+    kept = () if is_one(out.shape[d]) else (Atom(out.shape[d], stride),)
+    return (*dims[:d], kept, *dims[d + 1 :]), first * stride
