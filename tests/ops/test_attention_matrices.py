@@ -112,7 +112,7 @@ def run(
     gpu.target = replace(gpu.target, precision=precision, device_class=device_class)
     engine = engine_of(s.returns(y), gpu, cover=False)
     found = np.asarray(engine.run(given)[0])
-    assert "matrix_attention" in ran(engine.plan), ran(engine.plan)
+    assert "attention_matrices" in ran(engine.plan), ran(engine.plan)
     return found.swapaxes(1, 2) if first else found
 
 
@@ -191,7 +191,7 @@ def test_new_keys_and_values_go_into_caches(gpu: Device, dtype: Any) -> None:
         for cache, given in zip(caches, new, strict=True):
             cache[:, start : start + 50] = given
         compare(found, q, *caches, start, True)
-    assert "matrix_attention" in ran(engine.plan)
+    assert "attention_matrices" in ran(engine.plan)
 
 
 @pytest.mark.parametrize("units", [4, 16])
@@ -221,6 +221,14 @@ def test_values_of_any_size(gpu: Device) -> None:
     k[:, :, :, 0] += np.linspace(-150, 150, 150)[:, None] * np.log(10) ** 0.5 / 3  # scores that undo it, and more
     q[:, :, :, 0] = 3.0
     compare(run(gpu, CACHED, q, k, v, 100), q, k, v, 100, True)
+
+
+@pytest.mark.parametrize("power", [3, -3, 10])
+def test_values_that_grow(gpu: Device, power: int) -> None:
+    """From one step to the next, or that shrink; scores stay where they are."""
+    q, k, v = operands(50, 150, 1, 1, 32)
+    v *= 10.0 ** (power * (np.arange(150) // 32 - 2))[:, None, None]
+    compare(run(gpu, CACHED, 0.1 * q, k, v, 100), 0.1 * q, k, v, 100, True)
 
 
 @pytest.mark.parametrize("rise", [0.0, 0.3 * HEADROOM, 0.9 * HEADROOM, 1.1 * HEADROOM, 20 * HEADROOM])
@@ -266,7 +274,7 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     plan = traced.plan()
     choices = [c for f in plan.families for steps in f.steps for c in steps]
     names = [[plan.kernels[d.kernel].name for d in c.dispatches] for c in choices]
-    assert 1 <= sum("matrix_attention" in found for found in names) <= 3
+    assert 1 <= sum("attention_matrices" in found for found in names) <= 3
 
 
 def sketch(op: str, dtype: DType, length: int = 60, keys: int = 128, dim: int = 64, mask: bool = False) -> Sketch:
@@ -283,7 +291,7 @@ def sketch(op: str, dtype: DType, length: int = 60, keys: int = 128, dim: int = 
 
 
 def chosen(s: Sketch, target: Target) -> bool:
-    return any(k.name == "matrix_attention" for k in plan_of(s.graph, target)[0].kernels)
+    return any(k.name == "attention_matrices" for k in plan_of(s.graph, target)[0].kernels)
 
 
 CHOICES: dict[tuple[str, DType], tuple[bool, bool, bool]] = {  # matrix units under exact, auto, fast
@@ -344,7 +352,7 @@ def test_tint_takes_every_kernel(dim: int) -> None:
         for units in (1, 16):
             target = replace(TARGET, precision="fast", device_class=replace(BUSY, units=units))
             plan = plan_of(sketch(op, dtype, keys=1000, dim=dim).graph, target)[0]
-            found += [k for k in plan.kernels if k.name.startswith("matrix_")]
-    assert len({k.wgsl for k in found if k.name == "matrix_attention"}) >= 8
+            found += [k for k in plan.kernels if k.name in ("attention_matrices", "matrix_blocks")]
+    assert len({k.wgsl for k in found if k.name == "attention_matrices"}) >= 8
     assert check([source(k, "tint") for k in dict.fromkeys(found)]) == []
     assert all(k.shared_bytes <= TARGET.max_shared_bytes for k in found)

@@ -47,7 +47,7 @@ def _shared(dim: int, value_dim: int, keys: int) -> dict[str, tuple[str, int]]:
         "factors": ("vec2<f32>", 2 * keys),  # that undo the scaling of keys and values; those of the next step too
         "highest": ("f32", THREADS),
         "heaviest": ("f32", THREADS),
-        "raised": ("u32", 1),  # the last step that raises bases, counted from one
+        "raised": ("u32", 4),  # the first: the last step that raised bases, from one; matrices must lie at 16 bytes
     }
 
 
@@ -283,7 +283,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
         f"  return select(P.hidden, scores[row * {line}u + c] * mine{undone}, c < shown);\n}}",
     ]
     return build(
-        "matrix_attention",
+        "attention_matrices",
         "\n".join(f"  {line}" for line in body),
         target=target,
         reads=reads,
