@@ -35,7 +35,7 @@ _ARRAY = re.compile(r"var<(?:workgroup|storage, read|storage, read_write)> (\w+)
 _DECLARED = re.compile(rf"var (\w+)(?:: ({_TYPE.pattern});| = ({_TYPE.pattern})\(\);)")
 _CALL = r"(?:(?P<let>let |var )?(?P<result>\w+) = )?subgroupMatrix(?P<name>\w+)(?:<(?P<type>\w+(?:<[^<>]*>)?)>)?\("
 _EVENT = re.compile(  # all that matters to a view, and all that has to be rewritten
-    r"(?P<open>\{)|(?P<close>\})|(?P<barrier>\w+Barrier\(\))|(?P<loop>\b(?:for|while|loop)\b)"
+    r"(?P<open>\{)|(?P<close>\})|(?P<barrier>\w+Barrier\(\)|workgroupUniformLoad\()|(?P<loop>\b(?:for|while|loop)\b)"
     rf"|(?P<write>\b(?P<written>\w+)\[[^;={{}}]*\] [-+*/|&^]?= )|(?P<call>{_CALL})"
 )
 _NUMBER = re.compile(r"(?<![\w.])(\d+)u\b")

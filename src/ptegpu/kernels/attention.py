@@ -4,6 +4,7 @@ A *row* is one query of one of the `sharing` query heads that share a key-value 
 The rows of a key-value head are computed together, so that its keys and values are read once for all of them.
 
 - `tiles`: 64 rows against 32 keys at a time, both products from workgroup memory;
+- `attention_matrices.tiles`: the same on matrix units;
 - `attention_rows.rows`: a few rows, where a workgroup's slices take values with softmaxes of their own;
 - `merge`: joins the parts of rows whose keys were split over workgroups (flash decoding). Whoever reads
   the result can do that instead: `merged` is the text that both have.
@@ -120,10 +121,8 @@ def module(
     if form.new:
         params.append(("new_batch", "u32"))
     params += form.turn.params if form.turn else []
-    seen = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
     helpers = [
-        _sight(form.cached),
-        f"fn seen(row: u32) -> u32 {{ return {seen}; }}",
+        sight(form),
         _row_place("q"),
         f"fn q_quad(place: u32, d: u32) -> vec4<f32> {{ return {_quad('xq', form.dim, form.quads)}; }}",
         f"fn n_quad(place: u32, d: u32) -> vec4<f32> {{ return {_quad('nk', form.dim, form.quads)}; }}" if new else "",
@@ -133,7 +132,7 @@ def module(
         "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
         "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
         _mask(form.mask) if form.mask else "",
-        _leave_part(form) if form.split else leave(form),
+        leave(form),
     ]
     return build(
         name,
@@ -148,13 +147,23 @@ def module(
     )
 
 
-def _sight(cached: bool) -> str:
-    """`start` of the queries, `length` of what all of them see, and how many parts of it are `used`."""
+def length(cached: bool) -> str:
+    """`start` of the queries, and `length` of what all of them see."""
     return (
         f"fn start() -> u32 {{ return {'min(u32(max(sym(P.start), 0)), P.keys)' if cached else '0u'}; }}\n"
-        f"fn length() -> u32 {{ return {'min(start() + P.queries, P.keys)' if cached else 'P.keys'}; }}\n"
-        "fn used() -> u32 { return clamp((length() + P.part - 1u) / P.part, 1u, P.splits); }"
+        f"fn length() -> u32 {{ return {'min(start() + P.queries, P.keys)' if cached else 'P.keys'}; }}"
     )
+
+
+def used(cached: bool) -> str:
+    """The same, and how many parts of it are `used`."""
+    return f"{length(cached)}\nfn used() -> u32 {{ return clamp((length() + P.part - 1u) / P.part, 1u, P.splits); }}"
+
+
+def sight(form: Form) -> str:
+    """The same, and how many keys are `seen` by a row."""
+    seen = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
+    return f"{used(form.cached)}\nfn seen(row: u32) -> u32 {{ return {seen}; }}"
 
 
 def _turned(name: str, turn: Turn) -> str:
@@ -218,7 +227,9 @@ def _mask(mask: Masked) -> str:
 
 
 def leave(form: Form) -> str:
-    """`leave`: quad d of a row's result from its running softmax."""
+    """`leave`: quad d of a row's result from its running softmax, or of a part of it."""
+    if form.split:
+        return _leave_part(form)
     return (
         _put(form) + "\n"
         "fn leave(z: u32, head: u32, row: u32, split: u32, d: u32, weighted: vec4<f32>, top: f32, sum: f32) {\n"
@@ -285,7 +296,7 @@ class Merge:
             )
             lines.append("}")
         return (
-            f"{_sight(self.cached)}\n"
+            f"{used(self.cached)}\n"
             "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
             f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
             f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "

@@ -53,10 +53,10 @@ class MatrixTile:
 
 LARGE, SMALL = MatrixTile(128, 128, 64, 64), MatrixTile(64, 64, 32, 32)
 
-_LEFT = "subgroup_matrix_left<f16, 16, 16>"
-_RIGHT = "subgroup_matrix_right<f16, 16, 16>"
-_SUMS = "subgroup_matrix_result<f32, 16, 16>"
-_BLOCK = "subgroup_matrix_left<f16, 8, 16>"
+LEFT = "subgroup_matrix_left<f16, 16, 16>"
+RIGHT = "subgroup_matrix_right<f16, 16, 16>"
+SUMS = "subgroup_matrix_result<f32, 16, 16>"
+BLOCK = "subgroup_matrix_left<f16, 8, 16>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Rows:
     """What `prepare` lays out: `eight(row, i)`, eight elements from number 8 i on, which may lie beyond K.
 
     Rows count through all sets. `look` is WGSL that makes `most` a bound of a row's magnitude, where that is quicker
-    than to look at all elements.
+    than to look at all elements. If only some rows of each set are `live`, the blocks after theirs are left alone.
     """
 
     reads: tuple[tuple[str, Storage], ...]
@@ -72,22 +72,29 @@ class Rows:
     eight: str  # WGSL
     look: str = ""
     scaled: bool = True
+    live: str = ""  # WGSL
 
 
 @cached(64)
-def prepare(source: Rows, target: Target) -> KernelSpec:
-    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; a workgroup has four of them.
+def prepare(source: Rows, target: Target, across: int = 0) -> KernelSpec:
+    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K.
 
-    If they are scaled, what undoes that is stored for each. A set may follow others: it then begins at `first_row`.
+    A workgroup has four of them, or a block of short ones, with `across` invocations for each: M then counts as a
+    multiple of 16, with the last row again and again. If they are scaled, what undoes that is stored for each. A set
+    may follow others: it then begins at `first_row`.
     """
-    across = target.workgroup(256) // SHARE
+    share = ROWS if across else SHARE
+    across = across or target.workgroup(256) // share
+    live = "live" if source.live else "P.m"
     words = ", ".join(f"pack2x16float(v.{half}.{c} * lift)" for half in ("low", "high") for c in ("xy", "zw"))
     body = [
         "var lift = 1.0;",
-        f"let own = lid % {SHARE}u; let first = lid / {SHARE}u;",
-        f"let z = group / P.quads; let place = group % P.quads * {SHARE}u + own;",
-        "let row = z * P.m + min(place, P.m - 1u);",
+        f"let own = lid % {share}u; let first = lid / {share}u;",
+        f"let z = group / P.parts; let part = group % P.parts; let place = part * {share}u + own;",
     ]
+    if source.live:
+        body.append(f"let live = {source.live}; if (part * {share}u / {ROWS}u * {ROWS}u >= live) {{ return; }}")
+    body.append(f"let row = z * P.m + min(place, {live} - 1u);")
     if source.scaled:
         look = [
             f"for (var i = first; 8u * i < P.k; i += {across}u) {{",
@@ -101,7 +108,7 @@ def prepare(source: Rows, target: Target) -> KernelSpec:
             "top[lid] = most;",
             "workgroupBarrier();",
             f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
-            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {SHARE}u]); }}",
+            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {share}u]); }}",
             "  workgroupBarrier();",
             "}",
             "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
@@ -122,9 +129,9 @@ def prepare(source: Rows, target: Target) -> KernelSpec:
         target=target,
         reads=dict(source.reads),
         writes={"y": Storage(DType.F16, raw="vec4<u32>")} | ({"factors": Storage(DType.F32)} if source.scaled else {}),
-        params=[*((n, "u32") for n in ("m", "k", "quads", "first_row", "row_blocks", "k_blocks")), *source.params],
-        workgroup=across * SHARE,
-        shared={"top": ("f32", across * SHARE)} if source.scaled else {},
+        params=[*((n, "u32") for n in ("m", "k", "parts", "first_row", "row_blocks", "k_blocks")), *source.params],
+        workgroup=across * share,
+        shared={"top": ("f32", across * share)} if source.scaled else {},
         helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}",
     )
 
@@ -169,9 +176,9 @@ def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile
     for r in range(size // ROWS * spans // count):
         at = f"(sg + {r * count}u)"
         block = f"({base} + min({at} / {spans}u, {limit}))"
-        declare += f"var {name}{r}: {_BLOCK};\n"
+        declare += f"var {name}{r}: {BLOCK};\n"
         load += (
-            f"{name}{r} = subgroupMatrixLoad<{_BLOCK}>"
+            f"{name}{r} = subgroupMatrixLoad<{BLOCK}>"
             f"(&{name}, ({block} * P.k_blocks + k / {SPAN}u + {at} % {spans}u) * {ROWS * SPAN}u, false, {SPAN}u);\n"
         )
         place = f"{at} / {spans}u * {ROWS * LINE}u + {at} % {spans}u * {SPAN}u"
@@ -198,10 +205,10 @@ def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
         compute.append("{")
         for i in range(down):
             at = f"(sub_row + {16 * i}u) * {LINE}u + {k}u"
-            compute.append(f"let l{i} = subgroupMatrixLoad<{_LEFT}>(&a_tile, {at}, false, {LINE}u);")
+            compute.append(f"let l{i} = subgroupMatrixLoad<{LEFT}>(&a_tile, {at}, false, {LINE}u);")
         for j in range(across):
             at = f"(sub_column + {16 * j}u) * {LINE}u + {k}u"
-            compute.append(f"let r{j} = subgroupMatrixLoad<{_RIGHT}>(&b_tile, {at}, true, {LINE}u);")
+            compute.append(f"let r{j} = subgroupMatrixLoad<{RIGHT}>(&b_tile, {at}, true, {LINE}u);")
         for i in range(down):
             for j in range(across):
                 compute.append(f"sum{i}_{j} = subgroupMatrixMultiplyAccumulate(l{i}, r{j}, sum{i}_{j});")
@@ -214,7 +221,7 @@ def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
         f"let first_column = tile / P.row_tiles * {tile.columns}u;",
         f"let sub_row = sg / {side}u * {tile.sub_rows}u; let sub_column = sg % {side}u * {tile.sub_columns}u;",
         f"let begin = part * P.k_part; let end = min(P.k_blocks * {SPAN}u, begin + P.k_part);",
-        *(f"var sum{i}_{j} = {_SUMS}();" for i in range(down) for j in range(across)),
+        *(f"var sum{i}_{j} = {SUMS}();" for i in range(down) for j in range(across)),
         *a[0].splitlines(),
         *b[0].splitlines(),
         "{ let k = begin;",

@@ -15,6 +15,7 @@ from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import attention as kernels
+from ..kernels import attention_matrices as by_matrices
 from ..kernels import attention_rows as few
 from ..kernels.attention import Form, Merge, Turn
 from ..kernels.cache import write_cache
@@ -22,6 +23,7 @@ from ..kernels.rope import rope
 from ..kernels.wgsl import store_type, writable
 from ..plan.target import Target
 from ..sizes import largest, smallest
+from . import attention_matrices
 from .pointwise import broadcast_strides
 from .registry import Dispatch, Scratch, Step, Steps, SymInt, Work
 
@@ -229,7 +231,8 @@ class Attention(Work):
         known |= {"start": self.start} if self.bounded else {}
         params = {**known, "rows": rows, "blocks": self._blocks(target), "hidden": -math.inf}
         params["scale"] = 1.0 / math.sqrt(qs.dim) if self.scale is None else self.scale
-        params |= {**qs.strides("q"), **ks.strides("k"), **vs.strides("v")}
+        units = tiled and attention_matrices.serves(whole, self._places, target)
+        params |= {} if units else {**qs.strides("q"), **ks.strides("k"), **vs.strides("v")}
         if new:
             params["new_batch"] = new[0].numel // qs.batch
             reads, writes = [self.q, *new], [self.k, self.v]
@@ -249,7 +252,12 @@ class Attention(Work):
             parts = Parts(result, Merge(form.value_quads, form.cached), {**known, "apart": apart})
         else:
             params |= ys.strides("y")
-        if tiled:
+        others = sum(x.nbytes for x in reads if x not in (self.q, self.k, self.v))
+        if units:
+            kernel = by_matrices.tiles(form, target)
+            reads, more = yield from attention_matrices.prepared(self, form, self._places, known, target)
+            params |= more
+        elif tiled:
             kernel = kernels.tiles(form, target)
         else:
             count = few.rows_of_block(few.most_rows(qs.dim), rows)
@@ -265,7 +273,7 @@ class Attention(Work):
             ks.batch * ks.heads * self._blocks(target) * splits,
             params,
             flops=2 * qs.batch * qs.heads * pairs * (qs.dim + vs.dim),
-            read_bytes=old + qs.nbytes(self.q) + sum(x.nbytes for x in reads if x not in (self.q, self.k, self.v)),
+            read_bytes=old + qs.nbytes(self.q) + others,
             write_bytes=kept + result.nbytes,
             label=f"{rotary.label}, {self.label}" if rotary and turn else self.label,
         )

@@ -46,9 +46,9 @@ def _prepare(
 ) -> Dispatch:
     """Lays out m rows of each set, from number `first_row` on."""
     sets, row_blocks, k_blocks, _ = to.blocks.shape
-    params = {"first_row": 0, **params, "m": m, "k": k, "quads": ceil(m, SHARE), "row_blocks": row_blocks}
+    params = {"first_row": 0, **params, "m": m, "k": k, "parts": ceil(m, SHARE), "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
-    return Dispatch(kernels.prepare(source, target), reads, to.reads, sets * params["quads"], params, label=p.label)
+    return Dispatch(kernels.prepare(source, target), reads, to.reads, sets * params["parts"], params, label=p.label)
 
 
 def _source(p: Product) -> Rows:
@@ -125,11 +125,15 @@ def _fits(p: Product, n: int, target: Target) -> bool:
     return largest(2 * blocks, 4 * p.batch * height * width) <= most
 
 
+def has(target: Target) -> bool:
+    """Whether there are matrix units, which may be used: what rounds inputs to f16 must be allowed to."""
+    allowed = target.precision != "exact" and target.f16 and all(m in target.matrices for m in NEEDS)
+    return allowed and target.subgroup_size == LANES and target.max_invocations >= max(LARGE.threads, 256)
+
+
 def serves(p: Product, target: Target) -> bool:
-    """Whether matrix units may compute it, and would do so faster: what rounds inputs to f16 must be allowed to."""
-    if target.precision == "exact" or not target.f16 or any(m not in target.matrices for m in NEEDS):
-        return False
-    if target.subgroup_size != LANES or max(LARGE.threads, 256) > target.max_invocations:
+    """Whether matrix units may compute it, and would do so faster."""
+    if not has(target):
         return False
     if LARGE.shared_bytes > target.max_shared_bytes or 4 + len(p.added) > target.max_storage_buffers:
         return False

@@ -1,0 +1,71 @@
+"""Attention on matrix units, where the adapter has them and the precision asked for allows rounding to f16."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..dtypes import DType
+from ..graph.graph import Sym, Tensor
+from ..kernels import attention_matrices as kernels
+from ..kernels import matrices
+from ..kernels.attention import Form
+from ..kernels.matrices import ROWS, SPAN
+from ..plan.target import Target
+from ..sizes import ceil, largest, smallest
+from .matrices import has
+from .registry import Dispatch, Scratch, Step
+
+if TYPE_CHECKING:
+    from .attending import Attention, Sizes
+
+FEWEST = 48  # rows of a key-value head, below which tiles are too empty
+WORTH = 1 << 27  # multiply-adds below which four dispatches take longer than one (a guess)
+
+
+class Prepared(NamedTuple):
+    """What the kernel reads, and how many blocks that is."""
+
+    reads: list[Tensor]
+    params: dict[str, int]
+
+
+def serves(form: Form, places: tuple[Sizes, ...], target: Target) -> bool:
+    """Whether matrix units may compute it, and would do so faster: of f32 without a cache they may not by default."""
+    qs, ks, vs, _ = places
+    if not has(target) or form.mask or not form.quads or any(x.dim % 16 or x.dim > kernels.DIM for x in (qs, vs)):
+        return False
+    if target.precision == "auto" and not (form.cached or form.k is form.v is DType.F16):
+        return False
+    if not kernels.tile_keys(form.dim, form.value_dim, target) or target.max_storage_buffers < 7:
+        return False
+    rows, sets = qs.length * (qs.heads // ks.heads), ks.batch * ks.heads
+    most = 2 * sets * largest(rows + ROWS, ks.length + ROWS) * max(form.dim, form.value_dim)
+    if most > smallest(target.max_binding_bytes, target.max_buffer_bytes):
+        return False
+    keys = smallest(qs.length, ks.length) if form.cached else ks.length  # at least so many are seen
+    return bool(sets * rows * keys * (form.dim + form.value_dim) >= WORTH and rows >= FEWEST)
+
+
+def prepared(
+    a: Attention, form: Form, places: tuple[Sizes, ...], known: Mapping[str, int | float | Sym], target: Target
+) -> Generator[Step, Any, Prepared]:
+    """Queries, keys and values as blocks; `known` are parameters that say what is seen."""
+    qs, ks, vs, _ = places
+    sharing, sets = qs.heads // ks.heads, ks.batch * ks.heads
+    blocks, scales, params = list[Tensor](), list[Tensor](), dict[str, int]()
+    for name, x, at, shared in (("row", a.q, qs, sharing), ("key", a.k, ks, 1), ("key", a.v, vs, 1)):
+        m, k_blocks = at.length * shared, at.dim // SPAN
+        source = kernels.vectors(x.dtype, name == "key" and form.cached)
+        row_blocks = ceil(m, ROWS)
+        y = yield Scratch((sets, row_blocks, k_blocks, ROWS * SPAN), DType.F16)
+        factors = [(yield Scratch((sets, m), DType.F32))] if source.scaled else []
+        words: dict[str, int | float | Sym] = {"m": m, "k": at.dim, "parts": row_blocks, "row_blocks": row_blocks}
+        words |= {"k_blocks": k_blocks, "first_row": 0, "heads": ks.heads, "sharing": shared, **at.strides("x")}
+        words |= {n: known[n] for n in ("keys", "queries", "start")} if source.live else {}
+        kernel = matrices.prepare(source, target, 1 << (int(k_blocks) - 1).bit_length())
+        yield Dispatch(kernel, [x], [y, *factors], sets * row_blocks, words, label=a.label)
+        params[f"{name}_blocks"] = row_blocks
+        blocks.append(y)
+        scales += factors
+    return Prepared([*blocks, *scales], params)
