@@ -319,36 +319,31 @@ def prefill(bench: Bench) -> Iterator[Row]:
     """Tokens per second of prompts through a 4-bit model of Llama-3.2-1B's shape, until the first new token."""
     s = shape(bench.quick)
     for prompt in s.prompts:
-        whole = f"prompt {prompt} in one call"
-        cases = [f"prompt {prompt}", *([whole] if prompt > 512 else [])]
-        for case in filter(bench.wants, cases):
-            for peer, make in bench.peers().items():
-                if peer != COMPILED:
-                    yield bench.row("prefill", case, peer, torch_prefill, bench, make, prompt)
-            for way in bench.ways:
-                chunk = prompt if case == whole else None
-                yield bench.row("prefill", case, way, our_prefill, bench, way, prompt, chunk)
+        case = f"prompt {prompt}"
+        if not bench.wants(case):
+            continue
+        for peer, make in bench.peers().items():
+            if peer != COMPILED:
+                yield bench.row("prefill", case, peer, torch_prefill, bench, make, prompt)
+        for way in bench.ways:
+            yield bench.row("prefill", case, way, our_prefill, bench, way, prompt)
 
 
-def our_prefill(bench: Bench, way: Way, prompt: int, chunk: int | None) -> dict[str, Any]:
+def our_prefill(bench: Bench, way: Way, prompt: int) -> dict[str, Any]:
     model, weights = model_of(bench, way), weights_of(bench)
-    tokens, usual = weights.tokens[:prompt], model.chunk
-    model.chunk = chunk or usual
-    try:
-        rates = []
-        until = time.perf_counter() + 2 * bench.seconds
-        while len(rates) < 5 or time.perf_counter() < until:
-            model.reset()
-            made = model.generate(tokens.tolist(), max_tokens=1, stop_tokens=(), temperature=0)
-            rates.append(made.timings.prefill_rate)
-        found = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.chunk}"}
-        wanted = bench.shared(("right", prompt), lambda: right(bench, weights, prompt))
-        if wanted is not None:
-            logprobs, spread = wanted
-            found["error"] = abs(made.logprobs[0] - float(logprobs[0, made.tokens[0]])) / spread
-        return found | (profiled(bench, model, tokens, 0) if prompt <= model.chunk else {})
-    finally:
-        model.chunk = usual
+    tokens = weights.tokens[:prompt]
+    rates = []
+    until = time.perf_counter() + 2 * bench.seconds
+    while len(rates) < 5 or time.perf_counter() < until:
+        model.reset()
+        made = model.generate(tokens.tolist(), max_tokens=1, stop_tokens=(), temperature=0)
+        rates.append(made.timings.prefill_rate)
+    found = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.chunk}"}
+    wanted = bench.shared(("right", prompt), lambda: right(bench, weights, prompt))
+    if wanted is not None:
+        logprobs, spread = wanted
+        found["error"] = abs(made.logprobs[0] - float(logprobs[0, made.tokens[0]])) / spread
+    return found | (profiled(bench, model, tokens, 0) if prompt <= model.chunk else {})
 
 
 # --- PyTorch

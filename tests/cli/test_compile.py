@@ -184,7 +184,7 @@ def test_a_bundle_is_inspected(invoke: Invoke, counting: Path, data: Path, tmp_p
         assert of_bundle[name] == of_file[name]
     lines = invoke("inspect", file).out.splitlines()
     assert "method forward for generic" in lines
-    assert "  runs as     1 plan (14 nodes)" in lines
+    assert "  runs as     1 plan (12 nodes)" in lines
     for option, value in (("--graph", tmp_path / "x.svg"), ("--data", data / "dynamic-0.ptd")):
         ended = invoke("inspect", file, option, value)
         expected = f"error: {file} is a bundle, which takes no data and has no operators to draw: give its .pte\n"

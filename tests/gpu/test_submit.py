@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from ptegpu.gpu import open_device
+from ptegpu.gpu.recorder import FIRST, FURTHER, LONG, Steps
+from ptegpu.gpu.submit import Commands, submit
+from ptegpu.plan.plan import Kernel
+
 ROOT = Path(__file__).resolve().parents[2]
 
 CASE = """
@@ -76,3 +81,33 @@ def test_what_would_abort_raises_and_the_process_survives(device, case, message)
 
 def test_without_the_guard_the_process_of_wgpu_native_dies(device):
     assert (run(UNGUARDED, "destroyed").returncode != 0) == (device.info.engine == "wgpu")
+
+
+COUNTING = """
+@group(0) @binding(0) var<storage, read_write> x: array<u32>;
+@compute @workgroup_size(1)
+fn main() { x[0] = x[0] * 3u + %du; }
+"""
+
+
+@pytest.mark.parametrize("count", [LONG - 1, LONG, 3 * FURTHER + 5])
+def test_a_long_pass_is_submitted_in_parts_that_run_in_order(count):
+    device = open_device(subgroups=False)
+    each = [device.pipeline(Kernel("count", COUNTING % k, ("write",), 1)) for k in range(3)]
+    pipelines = [each[k * k % 3] for k in range(count)]
+    buffer, staging = device.buffer("x", 16, "storage"), device.buffer("back", 16, "staging")
+    device.write(buffer, bytes(16))
+    group = device.bind_group(each[0], [(buffer, 0, 16)])
+    groups = [group] * count
+    steps = Steps([p.handle for p in pipelines], groups, [1] * count, [1] * count)
+    before = device.counters.submits
+    with device.api.record() as recorder:
+        recorder.compute_soon(steps)
+        recorder.copy(buffer.handle, 0, staging.handle, 0, 16)
+        submit(device, Commands(recorder, (buffer, staging)))
+    want = 0
+    for k in range(count):
+        want = (want * 3 + k * k % 3) % 2**32
+    assert device.counters.submits - before == (1 if count < LONG else 2 + len(range(FIRST, count - FIRST, FURTHER)))
+    assert int.from_bytes(bytes(staging.read(device, 16))[:4], "little") == want
+    staging.unmap()

@@ -70,9 +70,11 @@ class Packed:
     values: Array
 
     @staticmethod
-    def random(op: str, n: int, k: int, group: int, scales: Array | float = 1.0, dtype: Any = np.float32) -> Packed:
+    def random(
+        op: str, n: int, k: int, group: int, scales: Array | float = 1.0, dtype: Any = np.float32, seed: int = 0
+    ) -> Packed:
         """Scales are between 1/2 and 3/2 times those given, (groups, n) or for all."""
-        rng = np.random.default_rng([n, k, group])
+        rng = np.random.default_rng([n, k, group, seed])
         factors = (rng.uniform(0.5, 1.5, (-(-k // group), n)) * scales).astype(dtype)
         if op == C8:
             stored = rng.integers(-128, 128, (n, k), np.int8)
@@ -196,9 +198,9 @@ def product_of(sets: bool) -> OpDef:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["f32", "f16"])
-@pytest.mark.parametrize("sets", [3, 2])
-def test_batches(gpu: Device, dtype: Any, sets: int) -> None:
-    batch, m, n, k = 4 if sets == 2 else 3, 50, 70, 66
+@pytest.mark.parametrize(("sets", "k"), [(3, 66), (2, 66), (3, 2 * matrices.PART)])
+def test_batches(gpu: Device, dtype: Any, sets: int, k: int) -> None:
+    batch, m, n = 4 if sets == 2 else 3, 50, 70
     a, b, bias = normal(sets, m, k, dtype=dtype), normal(batch, n, k, dtype=dtype), normal(sets, 1, n, dtype=dtype)
     s = Sketch()
     inputs = [s.input(*given.shape, dtype=DType.of(given.dtype)) for given in (a, b, bias)]
@@ -263,6 +265,12 @@ def test_columns_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
         compare(y[:, column : column + 1], x, weight.values[column : column + 1])
 
 
+def test_groups_of_any_size_in_a_packed_matrix(gpu: Device) -> None:
+    m, n, k = 48, 64, 128
+    s, x, weight = Sketch(), normal(m, k), Packed.random(Q4, n, k, 32, np.array([[1e-2], [1.0], [1e3], [1e-1]]))
+    compare(run(gpu, s, weight.of(s, s.input(m, k)), x), x, weight.values)
+
+
 def test_sizes_that_undo_each_other(gpu: Device) -> None:
     """A result is in the range of f32 wherever it is to, however large what it comes from."""
     m, n, k = 48, 64, 64
@@ -301,21 +309,50 @@ def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
         compare(np.asarray(engine.run([x])[0]), x, weight.values)
 
 
-def test_products_of_the_same_rows_share_them(gpu: Device) -> None:
+@pytest.mark.parametrize(
+    ("columns", "limit", "gemms"),
+    [
+        ((64, 48, 70), 1 << 27, 1),
+        ((70, 48, 64), 1 << 27, 2),  # 70 columns fill no blocks
+        ((128, 64, 64), 4 * 128 * 256 - 1, 2),  # sums of 256 columns cannot be bound
+    ],
+)
+def test_products_of_the_same_rows_at_once(
+    gpu: Device, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, ...], limit: int, gemms: int
+) -> None:
     m, k = 50, 96
     s, x = Sketch(), normal(m, k)
     given = s.input(m, k)
-    weights = [Packed.random(Q4, n, k, 32) for n in (70, 48, 64)]
+    weights = [Packed.random(Q4, n, k, 32) for n in columns]
     s.returns(*[w.of(s, given) for w in weights])
     join_siblings(s.graph)
     assert len(s.graph.nodes) == 1
-    gpu.target = replace(gpu.target, precision="auto")
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", max_binding_bytes=limit))
     plan = plan_of(s.graph, gpu.target)[0]
     names = [plan.kernels[d.kernel].name for d in plan.dispatches]
-    assert names.count("matrix_blocks") == 5 and names.count("matrix_gemm128") == 2  # 70 columns fill no blocks
+    assert (names.count("matrix_gemm128"), names.count("matrix_blocks")) == (gemms, 3 + gemms)
     engine = engine_of(s.graph, gpu)
     for y, weight in zip(engine.run([x]), weights, strict=True):
         compare(np.asarray(y), x, weight.values)
+
+
+def test_a_gate_and_what_it_is_multiplied_with(gpu: Device) -> None:
+    """The second product's formula reads what the first one gives."""
+    m, n, k = 50, 96, 64
+    s, x = Sketch(), normal(m, k)
+    given, weights = s.input(m, k), [Packed.random(Q4, n, k, 32, seed=seed) for seed in (1, 2)]
+    up, gate = (w.of(s, given) for w in weights)
+    s.returns(s.tensor("aten.mul.Tensor", s.tensor("aten.relu.default", gate), up))
+    fuse_elementwise(s.graph)
+    join_siblings(s.graph)
+    assert len(s.graph.nodes) == 1
+    gpu.target = replace(gpu.target, precision="auto")
+    y = np.asarray(engine_of(s.graph, gpu).run([x])[0])
+    up64, gate64 = (x.astype(np.float64) @ w.values.T for w in weights)
+    off = [2**-10 * (np.abs(x.astype(np.float64)) @ np.abs(w.values).T) for w in weights]
+    most = off[0] * np.maximum(gate64, 0) + off[1] * np.abs(up64) + off[0] * off[1]
+    assert np.all(np.abs(y - np.maximum(gate64, 0) * up64) <= most)
+    assert np.abs(y).max() > 1
 
 
 def test_a_weight_in_parts(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,11 +108,15 @@ def script(runtime: Any, files: dict[str, Path]) -> dict[str, Any]:
         "tensor for a number": [X, X],
     }.items():
         see(what, lambda given=given: method.execute(given))
-    types = rt.load_program(files["types"].read_bytes())
+    bytes_of_types = files["types"].read_bytes()
+    types = rt.load_program(bytes_of_types)
     meta_of_types = types.metadata("forward")
     see("dtypes", lambda: [meta_of_types.input_tensor_meta(k).dtype() for k in range(meta_of_types.num_inputs())])
     see("repr", lambda: repr(meta_of_types))
-    dynamic = rt.load_program(io.BytesIO(files["dynamic"].read_bytes())).load_method("forward")
+    # theirs reads a program, and the bytes it was made of, after both may be gone
+    data = files["dynamic"].read_bytes()
+    loaded = rt.load_program(io.BytesIO(data))
+    dynamic = loaded.load_method("forward")
     see("dynamic", lambda: [repr(dynamic.metadata), dynamic.execute([X[:1]])])
     see("too long", lambda: dynamic.execute([torch.ones(5, 3)]))
     see("missing", lambda: rt.load_program("no-such-folder/model.pte"))

@@ -244,15 +244,16 @@ class Planner:
         return {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}, complete
 
     def _mask(self, guards: Iterable[int]) -> np.ndarray:
-        """The points where all guards hold; a guard on data that nobody has seen says nothing of them."""
+        """The points where all guards hold; data that nobody has seen count as zeros, as where they were traced."""
         assert self.many is not None
         count = len(next(iter(self.grid.values()))) if self.grid else 1
         mask = np.ones(count, bool)
         for g in guards:
-            try:
-                mask &= np.asarray(self.many[g], bool)
-            except KeyError:
-                continue
+            many = self.many
+            if not self._known(g):
+                unseen = (row for row in needed(self.table.rows, [g]) if self.table.rows[row][0] == "item")
+                many = Many(self.table.rows, {**self.grid, **dict.fromkeys(unseen, np.zeros(count, np.int64))})
+            mask &= np.asarray(many[g], bool)
         return mask
 
     def _point(self, k: int) -> Point:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from .held import Handle, owned
 
+Commanded: TypeAlias = tuple[Handle, Iterable[Any]]  # an encoder, and calls still to be made before it is finished
 Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
 
 
@@ -20,22 +22,38 @@ class Steps(NamedTuple):
     x: Sequence[int]  # of their grids
     y: Sequence[int]
 
+    def part(self, first: int, end: int) -> Steps:
+        return Steps(*(column[first:end] for column in self))
+
+
+FIRST, FURTHER = 64, 256  # dispatches of a long pass that are submitted together: the GPU begins with the first few
+LONG = 3 * FIRST
+
 
 class Recorder:
-    """One command encoder; a context manager that releases it whatever happens."""
+    """Commands to be submitted together; a context manager that releases them whatever happens.
 
-    __slots__ = ("_encoder", "_ffi", "_lib")
+    What a long pass has is recorded only while it is submitted, part by part.
+    """
+
+    __slots__ = ("_begun", "_device", "_encoder", "_ffi", "_lib")
 
     def __init__(self, lib: Any, ffi: Any, device: Handle) -> None:
-        self._lib, self._ffi = lib, ffi
+        self._lib, self._ffi, self._device = lib, ffi, device
+        self._begun: list[Commanded] = []
+        self._encoder = self._make()
+
+    def _make(self) -> Handle:
+        lib = self._lib
         # WGPUCommandEncoder wgpuDeviceCreateCommandEncoder(WGPUDevice, WGPUCommandEncoderDescriptor const *)
-        self._encoder = owned(lib.wgpuCommandEncoderRelease, lib.wgpuDeviceCreateCommandEncoder, device, ffi.NULL)
+        make = lib.wgpuDeviceCreateCommandEncoder
+        return owned(lib.wgpuCommandEncoderRelease, make, self._device, self._ffi.NULL)
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._encoder = None
+        self._encoder, self._begun = None, []
 
     def copy(self, source: Handle, source_offset: int, target: Handle, target_offset: int, nbytes: int) -> None:
         # void wgpuCommandEncoderCopyBufferToBuffer(WGPUCommandEncoder, WGPUBuffer source, uint64_t sourceOffset,
@@ -47,16 +65,32 @@ class Recorder:
         # void wgpuCommandEncoderClearBuffer(WGPUCommandEncoder, WGPUBuffer, uint64_t offset, uint64_t size)
         self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
 
+    def compute_soon(self, steps: Steps) -> None:
+        """The same in several passes, if it is long: the GPU is at work on the first while the others are recorded."""
+        count = len(steps.groups)
+        if count < LONG:
+            self.compute(steps)
+            return
+        places = [0, *range(FIRST, count - FIRST, FURTHER), count]
+        for first, end in itertools.pairwise(places):
+            self._begun.append((self._encoder, self._calls(steps.part(first, end), self._ffi.NULL)))
+            self._encoder = self._make()
+
     def compute(self, steps: Steps, stamps: Stamps | None = None) -> None:
         """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
-        lib, ffi = self._lib, self._ffi
-        null = descriptor = ffi.NULL
+        ffi = self._ffi
+        descriptor = ffi.NULL
         if stamps is not None:
             queries, begin, end = stamps
             writes = ffi.new("WGPUPassTimestampWrites *")
             writes.querySet, writes.beginningOfPassWriteIndex, writes.endOfPassWriteIndex = queries.handle, begin, end
             descriptor = ffi.new("WGPUComputePassDescriptor *")
             descriptor.timestampWrites = writes
+        deque(self._calls(steps, descriptor), 0)
+
+    def _calls(self, steps: Steps, descriptor: Any) -> Iterator[Any]:
+        """A pass, whose calls are made as this is walked through, without a step of Python code between them."""
+        lib, null = self._lib, self._ffi.NULL
         # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
         # void wgpuComputePassEncoderSetBindGroup(WGPUComputePassEncoder, uint32_t groupIndex, WGPUBindGroup,
@@ -69,14 +103,13 @@ class Recorder:
         begin_pass, release_pass = lib.wgpuCommandEncoderBeginComputePass, lib.wgpuComputePassEncoderRelease
         compute_pass = owned(release_pass, begin_pass, self._encoder, descriptor)
         this, zero = repeat(compute_pass), repeat(0)
-        calls = zip(  # which are made in turns, without a step of Python code between them
+        calls = zip(  # in turns
             map(set_pipeline, this, steps.pipelines),
             map(set_bind_group, this, zero, steps.groups, zero, repeat(null)),
             map(dispatch, this, steps.x, steps.y, repeat(1)),
         )
-        deque(calls, 0)
         # void wgpuComputePassEncoderEnd(WGPUComputePassEncoder)
-        lib.wgpuComputePassEncoderEnd(compute_pass)
+        return itertools.chain(calls, map(lib.wgpuComputePassEncoderEnd, (compute_pass,)))
 
     def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
         """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
@@ -84,10 +117,11 @@ class Recorder:
         #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
         self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
 
-    def end(self) -> Handle:
+    def end(self) -> list[Commanded]:
         """What was recorded, for `submit`."""
-        encoder, self._encoder = self._encoder, None
-        return encoder
+        found: list[Commanded] = [*self._begun, (self._encoder, ())]
+        self._encoder, self._begun = None, []
+        return found
 
 
 class QuerySet:

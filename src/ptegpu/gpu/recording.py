@@ -88,8 +88,10 @@ class Recording:
     def compute(self, steps: Steps, timer: Timer | None) -> None:
         if timer is not None:
             self.touch([timer.record(self._recorder, steps)])
-        else:
+        elif self._device.info.type == "software":  # which computes while it is submitted to
             self._recorder.compute(steps)
+        else:
+            self._recorder.compute_soon(steps)
         self._dispatches += len(steps.groups)
 
     def submit(self) -> None:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SubmitError
 from .buffers import GpuBuffer
-from .held import Handle
-from .recorder import Recorder
+from .recorder import Commanded, Recorder
 
 if TYPE_CHECKING:
     from .device import Device
@@ -20,21 +19,21 @@ if TYPE_CHECKING:
 class Commands:
     """Recorded work and every GPU buffer it touches."""
 
-    __slots__ = ("_buffers", "_handle")
+    __slots__ = ("_buffers", "_recorded")
 
     def __init__(self, recorder: Recorder, buffers: Iterable[GpuBuffer]) -> None:
-        self._handle: Handle | None = recorder.end()
+        self._recorded: list[Commanded] | None = recorder.end()
         self._buffers = tuple(buffers)
 
-    def take(self) -> Handle:
-        """The handle, once, and only if nothing it touches would abort the submit."""
-        if self._handle is None:
+    def take(self) -> list[Commanded]:
+        """What was recorded, once, and only if nothing it touches would abort the submit."""
+        if self._recorded is None:
             raise SubmitError("a command buffer was submitted twice; record it again")
         for buffer in self._buffers:
             if buffer.state != "ready":
                 raise SubmitError(f"buffer {buffer.name} is {buffer.state}, but submitted work uses it")
-        handle, self._handle = self._handle, None
-        return handle
+        recorded, self._recorded = self._recorded, None
+        return recorded
 
 
 def submit(device: Device, commands: Commands | None = None) -> None:
@@ -42,6 +41,7 @@ def submit(device: Device, commands: Commands | None = None) -> None:
     device.check_alive()
     if device.info.type == "software":
         device.api.drain()  # for the work before: such a driver waits in the submit, deaf to signals
-    device.api.submit(None if commands is None else commands.take())
-    device.counters.submits += 1
+    recorded = [] if commands is None else commands.take()
+    device.api.submit(recorded)
+    device.counters.submits += max(1, len(recorded))
     device.pending_bytes = 0

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import compress, repeat
+from itertools import chain, compress, repeat
 from operator import not_
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +24,7 @@ from ..plan.dialect import Dialect
 from ..plan.plan import Access
 from . import held
 from .held import Handle, Words, owned
-from .recorder import QuerySet, Recorder
+from .recorder import Commanded, QuerySet, Recorder
 
 Limits = Any  # a WGPULimits, whose fields have WebGPU's names: maxBufferSize, …
 MATRICES = "chromium-experimental-subgroup-matrix"  # a feature
@@ -259,23 +260,25 @@ class WebGPU:
         """A command encoder; a context manager that releases it whatever happens."""
         return Recorder(self.lib, self.ffi, self.handle)
 
-    def submit(self, recorded: Handle | None) -> None:
-        """Hands over what was recorded or, with None, only the pending writes. What was recorded wrongly is raised.
+    def submit(self, recorded: Sequence[Commanded]) -> None:
+        """Hands over what was recorded, and the pending writes before it. What was recorded wrongly is raised.
 
         wgpu-native never frees a command buffer that is not submitted, and aborts where a faulty one is. So one step of
-        Python code finishes it, looks for errors, and submits it.
+        Python code finishes each, looks for errors, and submits it.
         """
         lib, null = self.lib, self.ffi.NULL
-        with self.checked():
-            if recorded is None:
-                lib.wgpuQueueSubmit(self.queue, 0, null)
-                return
+        errors = map(not_, repeat(held.said.errors))
+        steps: list[Iterable[Any]] = []
+        for encoder, calls in recorded:
             # WGPUCommandBuffer wgpuCommandEncoderFinish(WGPUCommandEncoder, WGPUCommandBufferDescriptor const *)
-            finished = map(lib.wgpuCommandEncoderFinish, (recorded,), (null,))
-            kept = map(gcp, finished, (lib.wgpuCommandBufferRelease,))
-            sound = compress(kept, map(not_, repeat(held.said.errors)))
+            finished = map(lib.wgpuCommandEncoderFinish, (encoder,), (null,))
+            sound = compress(map(gcp, finished, (lib.wgpuCommandBufferRelease,)), errors)
             # void wgpuQueueSubmit(WGPUQueue, size_t commandCount, WGPUCommandBuffer const * commands)
-            next(map(lib.wgpuQueueSubmit, (self.queue,), (1,), zip(sound)), None)
+            steps += [calls, map(lib.wgpuQueueSubmit, (self.queue,), (1,), zip(sound))]
+        with self.checked():
+            if not recorded:
+                lib.wgpuQueueSubmit(self.queue, 0, null)
+            deque(chain.from_iterable(steps), 0)
 
     def until(self, done: Callable[[object], object]) -> None:
         """Polls until `done` holds, which is told what a poll returns. Signal handlers may raise at any time.

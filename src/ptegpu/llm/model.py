@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 256
 TOGETHER = 4  # decode steps in one submit, where nobody waits for each token
-CHUNK = 512  # tokens of a prompt in one call, where the model takes so many
+CHUNK = 512  # tokens of a prompt in one call, where the model takes so many: a call is not interrupted
+CHUNKS = {"discrete": 2048}  # on quicker adapters
 TOKEN, SCORES = 0, 2  # among the outputs of the program with what is appended
 
 NO_TARGETS = np.zeros((1, 0), np.int32)
@@ -75,7 +76,7 @@ class LanguageModel:
         tokenizer: str | os.PathLike[str] | None = None,
         *,
         data: Any = None,
-        chunk: int = CHUNK,
+        chunk: int | None = None,
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
@@ -84,8 +85,7 @@ class LanguageModel:
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
         saved = Bundle.load(path) if is_bundle(path) else None
         self.signature: Signature = read_signature(saved.file if saved else read_program(path))
-        self.chunk = min(chunk, self.signature.chunk)
-        if self.chunk < 1:
+        if chunk is not None and chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {chunk}")
         self._path = None if isinstance(path, bytes) else Path(path)
         self._tokenizer_path = tokenizer
@@ -103,6 +103,8 @@ class LanguageModel:
             how |= {"append": {METHOD: sampling_of(self.signature)}, "points": {METHOD: points}}
             self.program = ptegpu.load(path, data, device, methods=[METHOD], first={METHOD: step}, **how)
         self._forward = self.program.method(*self.program.methods)
+        usual = CHUNKS.get(self.program.device.info.type, CHUNK)
+        self.chunk = min(usual if chunk is None else chunk, self.signature.chunk)
         self._lock = threading.RLock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: object = None  # whose tokens they are

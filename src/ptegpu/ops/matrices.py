@@ -105,7 +105,8 @@ def alongside(products: Sequence[Product], target: Target) -> Steps:
     run: list[Product] = []
     for p in products:
         joins = serves(p, target) and not p.b.parts and p.batch == 1 and _source(p).scaled
-        if run and not (joins and p.a is run[0].a and p.m == run[0].m and run[-1].n % ROWS == 0):
+        same = joins and run and p.a is run[0].a and p.m == run[0].m and run[-1].n % ROWS == 0
+        if run and not (same and _fits(p, sum(q.n for q in (*run, p)), target)):
             yield from _multiplied(run, LARGE, target)
             run = []
         if joins:
@@ -114,6 +115,14 @@ def alongside(products: Sequence[Product], target: Target) -> Steps:
             yield p
     if run:
         yield from _multiplied(run, LARGE, target)
+
+
+def _fits(p: Product, n: int, target: Target) -> bool:
+    """Whether blocks and sums can be bound for n columns."""
+    height, width = ceil(p.m, LARGE.rows) * LARGE.rows, ceil(n, LARGE.columns) * LARGE.columns
+    blocks = largest((p.sets or p.batch) * height, p.batch * width) * ceil(p.k, DEPTH) * DEPTH
+    most = smallest(target.max_binding_bytes, target.max_buffer_bytes)
+    return largest(2 * blocks, 4 * p.batch * height * width) <= most
 
 
 def has(target: Target) -> bool:
@@ -128,9 +137,7 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if LARGE.shared_bytes > target.max_shared_bytes or 4 + len(p.added) > target.max_storage_buffers:
         return False
-    height, width = ceil(p.m, LARGE.rows) * LARGE.rows, ceil(p.n, LARGE.columns) * LARGE.columns
-    blocks = largest((p.sets or p.batch) * height, p.batch * width) * ceil(p.k, DEPTH) * DEPTH
-    if largest(2 * blocks, 4 * p.batch * height * width) > smallest(target.max_binding_bytes, target.max_buffer_bytes):
+    if not _fits(p, p.n, target):
         return False
     if p.int8 or p.window or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
         return False
