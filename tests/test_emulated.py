@@ -103,6 +103,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {  # what is replaced by what, and wh
     "a result as an operand": ("Accumulate(p, r, total)", "Accumulate(s, r, total)", "operands of products and stored"),
     "an unknown order": ("(&matrix, 0u, true, 16u)", "(&matrix, 0u, turned, 16u)", "turned or not"),
     "a right operand after a barrier": (LAST, f"workgroupBarrier(); {AGAIN}", "may have changed"),
+    "a right operand after a shared load": (LAST, f"let u = workgroupUniformLoad(&flag); {AGAIN}", "may have changed"),
     "a right operand after a store": (LAST, f"matrix[lid] = 1h; {AGAIN}", "may have changed"),
     "an operand of another block": ("Accumulate(p, r, total)", "Accumulate(p, o, total)", "no matrix is known as o"),
     "a name twice": (LAST, f"let p = subgroupMatrixLoad<{LEFT}>(&tile, 0u, false, 16u); {LAST}", "p is declared twice"),
