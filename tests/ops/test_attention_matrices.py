@@ -36,6 +36,11 @@ BUSY = replace(CLASSES["discrete"], units=1)  # a few tiles keep it busy
 TARGET = Target(f16=True, subgroups=True, subgroup_size=32, matrices=NEEDS, max_shared_bytes=49152, device_class=BUSY)
 
 
+@pytest.fixture(autouse=True)
+def by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_matrices, "BY_DEFAULT", True)
+
+
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Device]:
     with adapter(open_device(engine="wgpu")) as device:

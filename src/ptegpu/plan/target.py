@@ -14,7 +14,7 @@ from ..errors import InvalidInput
 
 Kind = Literal["discrete", "integrated", "software"]
 Cache = Literal["f32", "f16"]  # what key-value caches are stored in, where the program says float32
-Precision = Literal["exact", "auto", "fast"]  # whether products may round to f16; auto: if b is, or a cache
+Precision = Literal["exact", "auto", "fast"]  # whether products may round to f16; auto: if b is f16 or packed
 
 
 def check_precision(precision: str) -> None:

@@ -49,7 +49,7 @@ def load(
     files, or mappings from key to bytes, with constants that live outside the program. `device` is "auto", an adapter's
     index, or part of its name (`ptegpu doctor` lists them). `engine` is what drives it, "wgpu" or "dawn"; see
     docs/engines.md for what "auto" takes. `precision` says whether products may round what they multiply to f16:
-    "exact" never, "fast" always, "auto" where their weights are quantized or f16, and in attention with a cache.
+    "exact" never, "fast" always, also in attention, "auto" where their weights are quantized or f16.
     `cache="f16"` stores key-value caches in half, which are float32 otherwise. `methods` limits which methods are made
     ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan
     for: see `ptegpu.compile`; kernels for the points in `first` compile while weights go up, those for other sizes when
