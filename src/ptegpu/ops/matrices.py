@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import matrices as kernels
-from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SPAN, MatrixTile, Rows
+from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SMALL, SPAN, MatrixTile, Rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .registry import Dispatch, Scratch, Step, Steps
@@ -96,8 +96,8 @@ def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -
         first += q.n
 
 
-def gemm(tile: MatrixTile) -> Callable[[Product, Target], Steps]:
-    return lambda p, target: _multiplied([p], tile, target)
+def gemm(p: Product, target: Target) -> Steps:
+    yield from _multiplied([p], tile_of(p), target)
 
 
 def alongside(products: Sequence[Product], target: Target) -> Steps:
@@ -107,14 +107,19 @@ def alongside(products: Sequence[Product], target: Target) -> Steps:
         joins = serves(p, target) and not p.b.parts and p.batch == 1 and _source(p).scaled
         same = joins and run and p.a is run[0].a and p.m == run[0].m and run[-1].n % ROWS == 0
         if run and not (same and _fits(p, sum(q.n for q in (*run, p)), target)):
-            yield from _multiplied(run, LARGE, target)
+            yield from _multiplied(run, tile_of(run[0]), target)
             run = []
         if joins:
             run.append(p)
         else:
             yield p
     if run:
-        yield from _multiplied(run, LARGE, target)
+        yield from _multiplied(run, tile_of(run[0]), target)
+
+
+def tile_of(p: Product) -> MatrixTile:
+    """Tiles of 64 where those of 128 would be half empty."""
+    return SMALL if p.m <= SMALL.rows else LARGE
 
 
 def _fits(p: Product, n: int, target: Target) -> bool:

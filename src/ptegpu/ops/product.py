@@ -376,7 +376,7 @@ VARIANTS = (  # the first that fits is taken; the last one always does
         "gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= few.MAX_ROWS and not p.packed
     ),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_ROWS_ALONG_N and not p.packed),
-    Variant("matrices 128", matrices.gemm(matrices.LARGE), matrices.serves),
+    Variant("matrices", matrices.gemm, matrices.serves),
     Variant("gemm 128", _gemm(LARGE), lambda p, target: fills(LARGE, p, target)),
     Variant("gemm 64", _gemm(MEDIUM), lambda p, target: fills(MEDIUM, p, target)),
     Variant("gemm 32 in slices", _gemm(SLICED), _leaves_idle),
