@@ -172,7 +172,7 @@ class Bench:
             return None
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        torch.set_grad_enabled(False)
+        self.kept.enter_context(torch.no_grad())
         return torch
 
     def need_torch(self) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from benchmarks import __main__ as command
 from benchmarks.harness import Bench, Missing, Row, Way, difference, summary, table, with_ratios
 from rich.console import Console
 
 WGPU = ["--quick", "--engine", "wgpu", "--precision", "exact"]
+
+
+@pytest.fixture(autouse=True)
+def gradients_are_on_again() -> Iterator[None]:
+    yield
+    assert torch.is_grad_enabled()
 
 
 def rows(path: Path) -> list[dict]:
