@@ -1,8 +1,7 @@
 """Products with packed weights: y[row, column] = Σₖ a[row, k] · scale[k / group, column] · w[column, k], summed in f32.
 
-Weights are integers of 4 or 8 bits, stored [N, bytes of K]. An element becomes f32 in two instructions: its bits are
-shifted to the top of the mantissa of a number between 1 and 2, which is then 1 + u / 2ᵇ for the unsigned u = w + 2ᵇ⁻¹,
-and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is the same for all columns.
+Elements of weights become 1 + u / 2ᵇ (`packing.py`), and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is
+the same for all columns.
 
 Where there is one row of `a`, it can be made ints instead, which GPUs multiply four at a time: each block of elements
 becomes v · s of ints v < 2²¹, which are written as three digits of 7 bits, v = (d₀ · 128 + d₁) · 128 + d₂. That is as
@@ -11,8 +10,7 @@ exact as f32, relative to the largest element of the block, and takes a third of
 - `gemv`: one row of `a`, or at most so many (the last is computed again where others are missing): sets of lanes walk K
   together for a few rows of the weight, or of several weights. `a` may be an RMS norm that is computed on the way:
   Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x² for r = 1 / √(mean of x² + eps) as one more sum; or the parts that
-  attention leaves, which are merged;
-- `loader`: what `matmul.gemm` needs to take such a weight as its right matrix.
+  attention leaves, which are merged.
 """
 
 from __future__ import annotations
@@ -24,41 +22,13 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import Merge
-from .matmul import Form, Loader, module
+from .matmul import Form, module
+from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
 from .wgsl import ELEMENT_BYTES, KernelSpec, Storage
 
-WHOLE = 0  # as `Packing.run`: one scale for all of a row
-PARAMS = (("row_bytes", "u32"), ("group", "u32"), ("scale_stride", "u32"), ("scale_first", "u32"))
 DIGITS = 3  # of 7 bits
 LARGEST = 2**21 - 1  # that three digits write, of which only the first has a sign
 LOW = ("", " & 0x7f7f7f7fu", " & 0x7f7f7f7fu")
-RAW = {1: "u32", 2: "vec2<u32>", 4: "vec4<u32>"}
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How a weight is stored. 4-bit elements are offset by 8, those of 8 bits are two's complement."""
-
-    bits: int
-    high_first: bool  # the even one of two elements in a byte is its high half
-    aligned: bool  # rows are whole words
-    run: int  # elements, a power of two, that share a scale wherever they begin at a multiple of it; or WHOLE
-    dtype: DType
-    scales: DType
-
-    @property
-    def elements(self) -> int:
-        """Of one word."""
-        return 32 // self.bits
-
-    @property
-    def unit(self) -> float:
-        """What the sums of fractions are multiplied with."""
-        return float(1 << self.bits)
-
-    def shares(self, elements: int) -> bool:
-        """Whether so many elements have one scale, wherever they begin at a multiple of that."""
-        return self.run == WHOLE or self.run >= elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,82 +42,6 @@ class Gemv:
     staged: bool = False  # `a` is read from workgroup memory
     digits: bool = False  # and is ints there
     walks: bool = False  # workgroups go on to further rows, so that each reads `a` once
-
-
-def _fraction(word: str, place: int, bits: int) -> str:
-    """The element at bit `place` of a word as 1 + u / 2^bits."""
-    left = 23 - bits - place
-    moved = f"({word} << {left}u)" if left > 0 else f"({word} >> {-left}u)"
-    return f"bitcast<f32>(({moved} & {((1 << bits) - 1) << (23 - bits):#x}u) | 0x3f800000u)"
-
-
-def _quad(word: str, first: int, packing: Packing) -> str:
-    """Four elements of a word, from number `first` on, as fractions."""
-    places = [(j ^ packing.high_first) * packing.bits for j in range(first, first + 4)]
-    return f"vec4<f32>({', '.join(_fraction(word, p, packing.bits) for p in places)})"
-
-
-def _unsigned(word: str, packing: Packing) -> str:
-    return f"({word} ^ 0x80808080u)" if packing.bits == 8 else word
-
-
-def _scale_at(k: str, column: str, weight: str = "") -> str:
-    return f"scales{weight}_at(P.scale_first + {k} / P.group * P.scale_stride{weight} + {column})"
-
-
-def word_loader(aligned: bool, weight: str = "") -> str:
-    """`b_word(row, i)`: word i of a row. Beyond the row it is some word. `weight` is the suffix of another `b`."""
-    b = f"b{weight}"
-    if aligned:
-        load = f"return {b}[row * (P.row_bytes >> 2u) + i];"
-    else:
-        load = (
-            f"let at = row * P.row_bytes + i * 4u; let shift = (at & 3u) * 8u; let last = arrayLength(&{b}) - 1u;\n"
-            f"  let low = {b}[min(at >> 2u, last)]; let high = {b}[min((at >> 2u) + 1u, last)];\n"
-            "  return (low >> shift) | ((high << 1u) << (31u - shift));"
-        )
-    return f"fn b_word{weight}(row: u32, i: u32) -> u32 {{\n  {load}\n}}"
-
-
-def loader(packing: Packing, width: str = "P.k") -> Loader:
-    """The weight as the right matrix of `matmul.gemm`: `b_quad` dequantises. `width` is that of the weight's rows."""
-    per_word, unit = packing.elements, packing.unit
-    if packing.run == WHOLE or packing.run >= 4:
-        scale = f"vec4<f32>({unit} * {_scale_at(f'min(k, {width} - 1u)', 'row')})"
-    else:
-        scales = (_scale_at(f"min(k + {j}u, {width} - 1u)", "row") for j in range(4))
-        scale = f"{unit} * vec4<f32>({', '.join(scales)})"
-    word = _unsigned(f"b_word(row, min(k, {width} - 1u) / {per_word}u)", packing)
-    half = f"({word}) >> ((k & 4u) * 4u)" if per_word == 8 else word
-    quad = (
-        f"{word_loader(packing.aligned)}\n"
-        "fn b_quad(row: u32, k: u32) -> vec4<f32> {\n"
-        f"  let word = {half};\n"
-        f"  return ({_quad('word', 0, packing)} - vec4<f32>(1.5)) * {scale};\n"
-        "}"
-    )
-    return Loader((("b", Storage(packing.dtype, raw="u32")), ("scales", Storage(packing.scales))), PARAMS, quad)
-
-
-def eight_of(packing: Packing) -> str:
-    """WGSL that declares eight elements of a row from 8 i on as `low` and `high`, and the `scale` that they share."""
-    last = "(P.row_bytes >> 2u) - 1u"
-    words = [
-        f"b[row * (P.row_bytes >> 2u) + min(i * {n}u + {j}u, {last})]"
-        for n in (8 // packing.elements,)
-        for j in range(n)
-    ]
-    lines = [f"let w{j} = {_unsigned(w, packing)};" for j, w in enumerate(words)]
-    quads = [_quad("w0", 0, packing), _quad("w0", 4, packing) if packing.bits == 4 else _quad("w1", 0, packing)]
-    lines += [f"let {n} = {q} - vec4<f32>(1.5);" for n, q in zip(("low", "high"), quads, strict=True)]
-    at = "0u" if packing.run == WHOLE else "min(8u * i, P.k - 1u)"
-    lines.append(f"let scale = {packing.unit} * {_scale_at(at, 'row')};")
-    return "\n  ".join(lines)
-
-
-def bound_of(packing: Packing) -> str:
-    """WGSL for the largest magnitude that elements of group i of a row can have."""
-    return f"{float(1 << (packing.bits - 1))} * abs(scales_at(P.scale_first + i * P.scale_stride + row))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +201,7 @@ def _walk(
 
     def words(row: _Row, loaded: str) -> list[str]:
         each = [f"{loaded}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [loaded]
-        return [f"let w{row.number}_{i} = {w if how.digits else _unsigned(w, packing)};" for i, w in enumerate(each)]
+        return [f"let w{row.number}_{i} = {w if how.digits else unsigned(w, packing)};" for i, w in enumerate(each)]
 
     staging = _staging(how, packing, count, blocks, masked, normed) if alone else []
     if how.digits:  # what does not wait for the row of `a` is under way while that is staged
@@ -352,7 +246,7 @@ def _walk(
         for r in range(how.rows):
             scaled = [totals[m * len(rows) + w * how.rows + r] for w in range(len(weights))]
             if packing.run == WHOLE:
-                scaled = [f"{v} * {_scale_at('0u', f'column{r}', s)}" for v, s in zip(scaled, weights, strict=True)]
+                scaled = [f"{v} * {scale_at('0u', f'column{r}', s)}" for v, s in zip(scaled, weights, strict=True)]
             if normed:
                 scaled = [f"{v} * root{m}" for v in scaled]
             other = ""
@@ -532,7 +426,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
 
     def fractions(r: int, q: int) -> str:
         per_word = packing.elements // 4
-        return _quad(f"w{r}_{q // per_word}", q % per_word * 4, packing)
+        return four_of(f"w{r}_{q // per_word}", q % per_word * 4, packing)
 
     def add(to: str, d: str, x: str) -> str:
         return f"{to} = fma({d}, {x}, {to});" if count == 1 else f"{to} += dot({d}, {x});"
@@ -543,7 +437,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
             r = row.number
             for q in range(quads):
                 ks = (f"min(k + {4 * q + j}u, P.k - 1u)" for j in range(4))
-                scale = f"vec4<f32>({', '.join(_scale_at(k, f'column{row.column}', row.weight) for k in ks)})"
+                scale = f"vec4<f32>({', '.join(scale_at(k, f'column{row.column}', row.weight) for k in ks)})"
                 lines.append(f"let d{r}_{q} = ({fractions(r, q)} - vec4<f32>(1.5)) * {scale};")
                 lines += [add(f"sum{m}_{r}", f"d{r}_{q}", f"x{m}_{q}") for m in range(count)]
         return lines
@@ -568,7 +462,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
 def _scales(k: str, c: int, rows: Sequence[_Row], scale_quads: bool) -> list[str]:
     """Declares `scale<c>_<r>`, the scale of element k in each row."""
     if not scale_quads:
-        return [f"let scale{c}_{row.number} = {_scale_at(k, f'column{row.column}', row.weight)};" for row in rows]
+        return [f"let scale{c}_{row.number} = {scale_at(k, f'column{row.column}', row.weight)};" for row in rows]
     lines = []
     for row in rows[::4]:
         r, stride = row.number, f"P.scale_stride{row.weight}"

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .linear_q4 import RAW, WHOLE, Gemv, by_subgroups, reduce_lanes, word_loader
+from .linear_q4 import Gemv, by_subgroups, reduce_lanes
 from .matmul import Tile
+from .packing import RAW, WHOLE, word_loader
 from .wgsl import COMPUTE, KernelSpec, Storage, build
 
 DEPTH = 8  # words of K in a tile

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .linear_q4 import Packing, bound_of, eight_of, loader
 from .matmul import Form, module, row_quad
+from .packing import Packing, bound_of, eight_of, loader
 from .wgsl import KernelSpec, Storage, build
 
 NEEDS = ("f16 f32 16x16x16", "f16 f32 16x8x8")  # of `Target.matrices`

@@ -13,9 +13,10 @@ from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import linear_q8 as kernels
 from ..kernels import q8ta_conv
-from ..kernels.linear_q4 import WHOLE, Gemv
+from ..kernels.linear_q4 import Gemv
 from ..kernels.linear_q8 import Form
 from ..kernels.matmul import Tile
+from ..kernels.packing import WHOLE
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import ceil

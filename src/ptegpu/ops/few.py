@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..graph.graph import Sym, Tensor
 from ..kernels import linear_q4 as kernels
-from ..kernels.linear_q4 import WHOLE, Gemv, by_subgroups
+from ..kernels.linear_q4 import Gemv, by_subgroups
+from ..kernels.packing import WHOLE
 from ..kernels.wgsl import writable
 from ..plan.target import Target
 from ..sizes import ceil, smallest

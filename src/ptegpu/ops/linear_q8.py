@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..dtypes import FLOATS, DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
-from ..kernels.linear_q4 import WHOLE
+from ..kernels.packing import WHOLE
 from ..plan.target import Target
 from ..sizes import ceil
 from . import linear_q4

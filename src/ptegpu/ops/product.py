@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels.gemv import gemv_columns, gemv_rows
-from ..kernels.linear_q4 import WHOLE, Packing, loader
 from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, gemm, outer
+from ..kernels.packing import WHOLE, Packing, loader
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
