@@ -30,7 +30,7 @@ test-dawn: .venv/.test ## run the tests of GPUs and operators on Dawn, on the Sw
 	VK_DRIVER_FILES=$$icd VK_ICD_FILENAMES=$$icd PTEGPU_ENGINE=dawn \
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) $(ON_DAWN) || [ $$? = 5 ] # 5: ARGS leave nothing
 
-test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in under a minute
+test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in about a minute
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -p tests.torchless -m "not slow and not torch" $(ARGS) tests
 
 lint: .venv/.dev ## check style
