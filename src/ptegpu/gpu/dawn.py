@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, ClassVar
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from _cffi_backend import gcp  # type: ignore[import-untyped]
 from wgpudawn.backends.dawn import extras, ffi, gpu, lib
@@ -64,13 +64,13 @@ class _Lost(list[str]):
     """Why a device is gone; a list that can be referred to weakly."""
 
 
-_lost: WeakValueDictionary[int, _Lost] = WeakValueDictionary()
+_lost: dict[int, ref[_Lost]] = {}
 _numbers = count(1)  # of devices: Dawn may tell of one's end long after we forgot it
 
 
 @held.callback(ffi, "void(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void *, void *)")
 def on_lost(_device: Any, reason: int, message: Any, key: Any, _2: Any) -> None:
-    found = _lost.get(int(ffi.cast("uintptr_t", key)))
+    found = _lost[int(ffi.cast("uintptr_t", key))]()
     if found is not None and reason != lib.WGPUDeviceLostReason_FailedCreation:  # which the request is told, too
         found[:] = [Dawn.summary(text_of(ffi, message))]
 
@@ -128,7 +128,7 @@ class Dawn(WebGPU):
 
     def _describe(self, descriptor: Any) -> Any:
         self.lost, number = _Lost(), next(_numbers)
-        _lost[number] = self.lost
+        _lost[number] = ref(self.lost)
         info = descriptor.deviceLostCallbackInfo
         info.callback, info.userdata1 = on_lost, ffi.cast("void *", number)
         kept: list[Any] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -13,8 +12,8 @@ from typing import Literal
 
 from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory
 from ..plan.plan import Kernel
-from ..plan.target import Target
-from . import memory
+from ..plan.target import DeviceClass, Target
+from . import memory, threads
 from .adapters import AdapterInfo, Engine, find, library, native_adapter
 from .buffers import BufferPool, GpuBuffer, Kind
 from .classes import class_of
@@ -117,6 +116,7 @@ class Device:
         self.traffic = Traffic()
         self.pool, self.uploads = BufferPool(), Uploads(self)
         self._pipelines = PipelineCache(self.api)
+        self.measured: DeviceClass | None = None  # its figures, once somebody asked
         self.pending_bytes = 0  # written, but not submitted yet
         self._lost: str | None = None
         self.target = _target(info, self.api.limits, f16=f16, subgroups=subgroups, matrices=shapes)
@@ -193,8 +193,8 @@ class Device:
         if not aside:
             yield compile
             return
-        with ThreadPoolExecutor(1, "ptegpu-compile") as pool:
-            yield pool.submit(compile).result
+        with threads.aside(compile) as compiled:
+            yield compiled
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""

@@ -7,7 +7,6 @@ times slower as there are units; dispatches that do next to nothing.
 from __future__ import annotations
 
 from dataclasses import replace
-from weakref import WeakKeyDictionary
 
 from ..plan.plan import ALIGN, Plan, plain
 from ..plan.target import DeviceClass
@@ -22,8 +21,6 @@ _DISPATCHES = 64
 _MEMORY_SHARE = 8  # the part of free memory that one of two buffers may take
 _SHORTEST = 1e-9  # seconds: a clock may be too coarse to see any
 
-_measured: WeakKeyDictionary[Device, DeviceClass] = WeakKeyDictionary()
-
 
 def measure(device: Device, *, keep: bool = False) -> DeviceClass:
     """The class of a device with figures measured on it, in some tenths of a second; once measured, it is remembered.
@@ -31,11 +28,10 @@ def measure(device: Device, *, keep: bool = False) -> DeviceClass:
     With `keep` also on disk: from the next process on, plans are made for it.
     """
     with device.lock:
-        if device not in _measured:
-            _measured[device] = _measure(device)
+        found = device.measured = device.measured or _measure(device)
         if keep:
-            classes.keep(device.info, _measured[device])
-        return _measured[device]
+            classes.keep(device.info, found)
+        return found
 
 
 def _measure(device: Device) -> DeviceClass:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
-from weakref import WeakValueDictionary
+from weakref import ref
 
 from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
@@ -44,33 +44,43 @@ class PipelineCache:
         self.compiled = 0  # kernels, so far
         self._api, self._kept = api, kept
         self._layouts: dict[tuple[Access, ...], tuple[Handle, Handle]] = {}  # bind group's, pipeline's
-        self._alive: WeakValueDictionary[_Key, Pipeline] = WeakValueDictionary()
+        self._alive: dict[_Key, ref[Pipeline]] = {}  # without callbacks: an interrupt that arrives in one is lost
         self._recent: dict[_Key, Pipeline] = {}  # used last comes last
 
     def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[Pipeline]:
         """Several at once: those that are new compile side by side, which takes a driver a tenth of the time."""
-        new = {key: k for k in kernels if (key := self._key(k)) not in self._alive}
+        new = {key: k for k in kernels if self._found(key := self._key(k)) is None}
         made: list[Handle] = []
         if len(new) > 1:
             with suppress(DeviceError):  # whose, is told one by one
                 sources = [self._source(kernel, key[0]) for key, kernel in new.items()]
                 made = self._api.pipelines(sources, lambda done: progress(COMPILING, done, len(new)))
         alive = [Pipeline(handle, self._layout(key[2])[0]) for key, handle in zip(new, made)]
-        self._alive.update(zip(new, alive))
-        self.compiled += len(alive)
+        for key, pipeline in zip(new, alive):
+            self._add(key, pipeline)
         return [self.get(kernel) for kernel in kernels]
 
     def get(self, kernel: Kernel) -> Pipeline:
         key = self._key(kernel)
-        pipeline = self._alive.get(key)
+        pipeline = self._found(key)
         if pipeline is None:
             handle = self._api.pipeline(self._source(kernel, key[0]))
-            pipeline = self._alive[key] = Pipeline(handle, self._layout(kernel.access)[0])
-            self.compiled += 1
+            pipeline = self._add(key, Pipeline(handle, self._layout(kernel.access)[0]))
         self._recent.pop(key, None)
         self._recent[key] = pipeline
         if len(self._recent) > self._kept:
             del self._recent[next(iter(self._recent))]
+        return pipeline
+
+    def _found(self, key: _Key) -> Pipeline | None:
+        alive = self._alive.get(key)
+        return alive() if alive else None
+
+    def _add(self, key: _Key, pipeline: Pipeline) -> Pipeline:
+        self._alive[key] = ref(pipeline)
+        self.compiled += 1
+        if self.compiled % self._kept == 0:
+            self._alive = {key: alive for key, alive in self._alive.items() if alive() is not None}
         return pipeline
 
     def _layout(self, access: tuple[Access, ...]) -> tuple[Handle, Handle]:

@@ -7,12 +7,11 @@ much as one before it allocates nothing, and its bytes are copied once by the ho
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import threads
 from .buffers import GpuBuffer
 from .webgpu import Request
 
@@ -120,11 +119,6 @@ class Uploads:
         return best
 
 
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, "ptegpu-upload")
-
-
 def _copy_by_threads(arena: Arena, target: np.ndarray, data: np.ndarray) -> None:
     """Each thread holds the arena: it stays mapped until the last is done, even if nobody waits for them."""
     target, data = target.reshape(-1), data.reshape(-1)
@@ -133,5 +127,6 @@ def _copy_by_threads(arena: Arena, target: np.ndarray, data: np.ndarray) -> None
     def copy(first: int, _: Arena) -> None:
         np.copyto(target[first : first + step], data[first : first + step])
 
-    for done in [_pool().submit(copy, first, arena) for first in range(0, data.size, step)]:
+    pool = threads.pool("upload", _THREADS)
+    for done in [pool.submit(copy, first, arena) for first in range(0, data.size, step)]:
         done.result()

@@ -6,7 +6,6 @@ import ctypes
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from wgpu.backends.wgpu_native._helpers import generate_report
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from ..errors import DeviceError
-from . import held
+from . import held, threads
 from .held import Handle, Words
 from .webgpu import COPY_DST, STORAGE, Limits, Place, Source, WebGPU, error_callback
 
@@ -103,14 +102,10 @@ class WgpuNative(WebGPU):
 
     def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
         made: list[Handle] = []
-        with ThreadPoolExecutor(min(len(sources), _THREADS)) as pool:
-            try:
-                for handle in pool.map(self.pipeline, sources):
-                    made.append(handle)
-                    told(len(made))
-                return made
-            finally:
-                pool.shutdown(cancel_futures=True)
+        for handle in threads.in_turn(threads.pool("compile", _THREADS), self.pipeline, sources):
+            made.append(handle)
+            told(len(made))
+        return made
 
     def poll(self) -> int:
         """Whether the queue is empty."""
