@@ -90,6 +90,9 @@ const ERRORS = {
   InvalidInput: ["The model does not take this input", "", "Dismiss"],
   IndexOutOfRange: ["A number in the input is out of range", "", "Dismiss"],
   ExecutionError: ["The model stopped in the middle", "", "Dismiss"],
+  NotAllowedError: ["The camera is not allowed here", "Allow it in the browser's address bar, then try again.", AGAIN],
+  NotFoundError: ["There is no camera", "Plug one in, or use a picture instead.", AGAIN],
+  EncodingError: ["This file cannot be shown", "Try a JPEG, PNG or WebP.", "Dismiss"],
   TypeError: ["The connection broke", "What has arrived is kept; loading goes on from there.", "Resume"],
 };
 
@@ -99,10 +102,9 @@ const ERRORS = {
  * @param {(() => void)} [again] what the button does; without it, it only closes the panel
  */
 export function fail(thrown, again) {
-  const error = /** @type {{code?: string, name?: string, message?: string}} */ (thrown);
+  const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
   if (error?.name === "AbortError") return false;
-  const code = error?.code ?? error?.name ?? "";
-  const known = ERRORS[code];
+  const known = ERRORS[error?.code ?? ""] ?? ERRORS[error?.name ?? ""];
   if (!known) console.warn(thrown);
   const [title, advice, label, link] = known ?? ["Something went wrong", "", again ? AGAIN : "Dismiss"];
   const act = button(again ? label : "Dismiss", () => (calm(), again?.()), "main");
