@@ -1,0 +1,260 @@
+/** ptegpu in a browser: runs what `ptegpu web` makes of a PyTorch program, on the visitor's GPU. */
+
+import { Tensor, arrayOf } from "./dtypes.js";
+import { BadBundle, ExecutionError, InvalidInput } from "./errors.js";
+import { Gpu, chooseVariant, describe, findAdapter } from "./gpu.js";
+import { Method } from "./method.js";
+import { Plan } from "./plan.js";
+import { Shards, fetchJson } from "./weights.js";
+
+export * from "./errors.js";
+export { Tensor };
+
+/** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
+/**
+ * @typedef {object} Options
+ * @property {GPU} [gpu] where the adapter comes from; `navigator.gpu`
+ * @property {GPUAdapter} [adapter]
+ * @property {GPUDevice} [device] one of your own, which `dispose` leaves alone; give its adapter, too
+ * @property {GPUPowerPreference} [powerPreference]
+ * @property {string} [variant] the name of one, instead of the first that fits
+ * @property {string[]} [methods] only these
+ * @property {number} [memory] bytes of GPU memory that the model may take
+ * @property {string | null} [cache] the name of the browser's cache for weights; null: none
+ * @property {typeof fetch} [fetch]
+ * @property {AbortSignal} [signal]
+ * @property {(progress: Progress) => void} [onProgress]
+ */
+
+/**
+ * Loads a program: the plan first, then weights and kernels side by side.
+ * @param {string | URL} url of the folder
+ * @param {Options} [options]
+ * @returns {Promise<Program>}
+ */
+export async function load(url, options = {}) {
+  const { signal, fetch, onProgress = () => {} } = options;
+  const base = new URL(url, globalThis.location?.href).href.replace(/[^/]*\.json$|\/?$/, (end) => (end[0] === "/" || !end ? "/" : ""));
+  const adapter = await findAdapter(options);
+  onProgress({ stage: "plan", done: 0, total: 2 });
+  const head = await fetchJson(base + "bundle.json", { signal, fetch });
+  if (head.format !== "ptegpu-bundle" || head.version !== 2)
+    throw new BadBundle(`${base}bundle.json is not a bundle that this runner knows: make the site again`);
+  const chosen = chooseVariant(adapter, head.variants, options);
+  const [name, ...expected] = chosen.file;
+  onProgress({ stage: "plan", done: 1, total: 2 });
+  const [variant, site] = await Promise.all([
+    fetchJson(base + name, { signal, fetch, expected }),
+    fetchJson(base + "site.json", { signal, fetch }).catch(() => null),
+  ]);
+  signal?.throwIfAborted();
+  const gpu = await Gpu.open(adapter, chosen.target, options.device);
+  try {
+    const program = new Program(gpu, base, chosen.target, describe(adapter), site, options);
+    await program.fill(variant, head, options);
+    return program;
+  } catch (error) {
+    gpu.dispose();
+    throw error;
+  }
+}
+
+/** A program on the GPU. Make it with `load`. */
+export class Program {
+  /** @type {Map<string, Method>} */
+  #methods = new Map();
+  #options;
+  #base;
+
+  /** @param {Gpu} gpu @param {string} base @param {any} variant @param {any} adapter @param {any} site @param {Options} options */
+  constructor(gpu, base, variant, adapter, site, options) {
+    this.gpu = gpu;
+    this.#base = base;
+    this.#options = options;
+    this.variant = variant;
+    this.adapter = adapter;
+    this.site = site;
+    this.bytes = { weights: 0, memory: 0 };
+    /** Resolves when the GPU is lost, with why. */
+    this.lost = gpu.lost;
+  }
+
+  /** The names of what it can run. */
+  get methods() {
+    return [...this.#methods.keys()];
+  }
+
+  /** @param {string} [name] @returns {Method} */
+  method(name = this.methods.includes("forward") ? "forward" : this.methods[0]) {
+    this.gpu.check();
+    const found = this.#methods.get(name);
+    if (!found) throw new InvalidInput(`there is no method ${name}; there are ${this.methods.join(", ")}`);
+    return found;
+  }
+
+  /** What a method takes and gives. @param {string} [method] */
+  signature(method) {
+    return this.method(method).signature();
+  }
+
+  /**
+   * Runs a method. Inputs are tensors, typed arrays, (nested) lists or numbers.
+   * @param {any[]} inputs
+   * @param {{method?: string, signal?: AbortSignal}} [options]
+   * @returns {Promise<any[]>}
+   */
+  async run(inputs, { method, signal } = {}) {
+    signal?.throwIfAborted();
+    return this.method(method).run(inputs, signal);
+  }
+
+  /**
+   * Compiles all kernels, so that no call has to.
+   * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
+   */
+  async prepare({ method, signal, onProgress } = {}) {
+    for (const m of method ? [this.method(method)] : this.#methods.values())
+      await m.prepare((done, total) => onProgress?.({ stage: "kernels", done, total }), signal);
+  }
+
+  /** States back to their first values. @param {string} [method] */
+  reset(method) {
+    for (const m of method ? [this.method(method)] : this.#methods.values()) m.reset();
+  }
+
+  /**
+   * Runs what the site brought, and compares with what it should give.
+   * @returns {Promise<{ok: boolean, error: number, tolerance: number}>} the error relative to the largest value
+   */
+  async selfcheck() {
+    const { check } = this.site ?? {};
+    if (!check) throw new ExecutionError("this site has no reference to check with: it was made where no GPU could run it");
+    const bytes = await (await (this.#options.fetch ?? fetch)(this.#base + check.file)).arrayBuffer();
+    /** @type {(t: any) => any} */
+    const value = (t) => (t.dtype ? new Tensor(t.dtype, t.shape, new (arrayOf(t.dtype))(bytes.slice(t.at, t.at + t.length))) : t);
+    this.reset(check.method);
+    const found = await this.run(check.inputs.map(value), { method: check.method });
+    this.reset(check.method);
+    let error = 0;
+    check.outputs.map(value).forEach((/** @type {any} */ wanted, /** @type {number} */ k) => {
+      const [a, b] = [wanted, found[k]].map((x) => (x instanceof Tensor ? x.data : [x]));
+      let largest = 0;
+      let worst = a.length === b.length ? 0 : Infinity;
+      for (let i = 0; i < a.length; i++) {
+        const [x, y] = [Number(a[i]), Number(b[i])];
+        largest = Math.max(largest, Math.abs(x));
+        if (!Object.is(x, y)) worst = Math.max(worst, Math.abs(x - y) || (x === y ? 0 : Infinity));
+      }
+      error = Math.max(error, worst / (largest || 1));
+    });
+    return { ok: error <= check.tolerance, error, tolerance: check.tolerance };
+  }
+
+  /** Gives the GPU's memory back. */
+  dispose() {
+    this.gpu.dispose();
+    this.#methods.clear();
+  }
+
+  /**
+   * Makes buffers, compiles what every size needs, and brings the weights.
+   * @param {any} variant
+   * @param {any} head
+   * @param {Options} options
+   */
+  async fill(variant, head, { methods, signal, fetch, cache, onProgress = () => {} }) {
+    const { gpu } = this;
+    const constants = new Map();
+    const pipelines = new Map();
+    /** Who takes the bytes of a blob. @type {Map<number, ((bytes: Uint8Array<ArrayBuffer>, at: number) => void)[]>} */
+    const takers = new Map();
+    /** @type {(blob: number, take: (bytes: Uint8Array<ArrayBuffer>, at: number) => void) => void} */
+    const takes = (blob, take) => takers.set(blob, [...(takers.get(blob) ?? []), take]);
+    /** Bytes that the host needs. @type {(blob: number) => Uint8Array} */
+    const kept = (blob) => {
+      const bytes = new Uint8Array(head.blobs[blob][1]);
+      takes(blob, (part, at) => bytes.set(part, at));
+      return bytes;
+    };
+    const filled = new Set();
+    /** @type {(buffer: GPUBuffer, blob: number) => void} */
+    const uploaded = (buffer, blob) => {
+      if (filled.has(buffer)) return;
+      filled.add(buffer);
+      takes(blob, (part, at) => {
+        const whole = part.length & ~3;
+        if (whole) gpu.device.queue.writeBuffer(buffer, at, part, 0, whole);
+        if (whole < part.length) {
+          const tail = new Uint8Array(4);
+          tail.set(part.subarray(whole));
+          gpu.device.queue.writeBuffer(buffer, at + whole, tail);
+        }
+      });
+    };
+    const all = variant.methods.filter((/** @type {any} */ m) => !methods || methods.includes(m.name));
+    await gpu.guarded(() => {
+      for (const json of all) {
+        const plans = json.plans.map((/** @type {any} */ p) => new Plan(gpu, p, variant.kernels, constants, pipelines));
+        const method = new Method(json, plans);
+        this.#methods.set(json.name, method);
+        json.slots.forEach((/** @type {any} */ s, /** @type {number} */ k) => s.data != null && method.data.set(k, kept(s.data)));
+        plans.forEach((/** @type {Plan} */ plan) => {
+          const images = plan.json.params.values();
+          plan.json.buffers.forEach((/** @type {any} */ b, /** @type {number} */ k) => {
+            if (b.role === "params") {
+              const blob = images.next().value;
+              plan.params.push({ buffer: k, bytes: kept(blob) });
+              uploaded(plan.buffers[k], blob);
+            } else if (b.role === "state") plan.states.set(k, b.blob == null ? null : kept(b.blob));
+            else if (b.blob != null) uploaded(plan.buffers[k], b.blob);
+          });
+          for (const bound of plan.json.families.flatMap((/** @type {any} */ f) => f.bounds ?? []))
+            if (bound.kind === "constant" && !plan.indices.has(bound.source)) {
+              const bytes = kept(plan.json.buffers[bound.source].blob);
+              plan.indices.set(bound.source, new (arrayOf(bound.dtype))(bytes.buffer));
+            }
+        });
+      }
+    });
+    this.bytes.memory = gpu.bytes;
+    const compiling = this.#compile(onProgress);
+    compiling.catch(() => {});
+    const blobs = [...takers.keys()].sort((a, b) => head.blobs[a][0] - head.blobs[b][0]);
+    const ranges = blobs.map((k) => [head.blobs[k][0], head.blobs[k][0] + head.blobs[k][1]]);
+    const shards = new Shards(this.#base, head.shards, {
+      fetch,
+      cache,
+      signal,
+      onBytes: (done, total) => onProgress({ stage: "weights", done, total }),
+    });
+    let next = 0;
+    for await (const { at, bytes } of shards.pieces(/** @type {[number, number][]} */ (ranges))) {
+      gpu.check();
+      const end = at + bytes.length;
+      while (next < blobs.length && ranges[next][1] <= at) next++;
+      for (let k = next; k < blobs.length && ranges[k][0] < end; k++) {
+        const [from, to] = [Math.max(at, ranges[k][0]), Math.min(end, ranges[k][1])];
+        const part = bytes.subarray(from - at, to - at);
+        for (const take of takers.get(blobs[k]) ?? []) take(part, from - ranges[k][0]);
+      }
+      this.bytes.weights += bytes.length;
+      await gpu.device.queue.onSubmittedWorkDone(); // so that no more than a shard waits on its way
+    }
+    await compiling;
+    signal?.throwIfAborted();
+    gpu.check();
+    this.reset();
+  }
+
+  /** @param {(progress: Progress) => void} told */
+  async #compile(told) {
+    const all = [...this.#methods.values()].flatMap((m) => m.plans.flatMap((p) => p.common().map((k) => /** @type {const} */ ([p, k]))));
+    let done = 0;
+    await Promise.all(
+      all.map(async ([plan, kernel]) => {
+        await plan.compile([kernel]);
+        told({ stage: "kernels", done: ++done, total: all.length });
+      }),
+    );
+  }
+}
