@@ -1,14 +1,15 @@
 /** ptegpu in a browser: runs what `ptegpu web` makes of a PyTorch program, on the visitor's GPU. */
 
-import { Tensor, arrayOf } from "./dtypes.js";
-import { BadBundle, ExecutionError, InvalidInput } from "./errors.js";
+import { Tensor, arrayOf, count, fromDevice } from "./dtypes.js";
+import { BadBundle, InvalidInput } from "./errors.js";
 import { Gpu, chooseVariant, describe, findAdapter } from "./gpu.js";
-import { Method } from "./method.js";
-import { Plan } from "./plan.js";
+import { Method, inOnePlan, literal } from "./method.js";
+import { Plan, Resident } from "./plan.js";
 import { Shards, fetchJson } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
+export { Resident, arrayOf, count, fromDevice, literal }; // for the parts that are loaded when they are needed
 
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
 /**
@@ -127,27 +128,7 @@ export class Program {
    * @returns {Promise<{ok: boolean, error: number, tolerance: number}>} the error relative to the largest value
    */
   async selfcheck() {
-    const { check } = this.site ?? {};
-    if (!check) throw new ExecutionError("this site has no reference to check with: it was made where no GPU could run it");
-    const bytes = await (await (this.#options.fetch ?? fetch)(this.#base + check.file)).arrayBuffer();
-    /** @type {(t: any) => any} */
-    const value = (t) => (t.dtype ? new Tensor(t.dtype, t.shape, new (arrayOf(t.dtype))(bytes.slice(t.at, t.at + t.length))) : t);
-    this.reset(check.method);
-    const found = await this.run(check.inputs.map(value), { method: check.method });
-    this.reset(check.method);
-    let error = 0;
-    check.outputs.map(value).forEach((/** @type {any} */ wanted, /** @type {number} */ k) => {
-      const [a, b] = [wanted, found[k]].map((x) => (x instanceof Tensor ? x.data : [x]));
-      let largest = 0;
-      let worst = a.length === b.length ? 0 : Infinity;
-      for (let i = 0; i < a.length; i++) {
-        const [x, y] = [Number(a[i]), Number(b[i])];
-        largest = Math.max(largest, Math.abs(x));
-        if (!Object.is(x, y)) worst = Math.max(worst, Math.abs(x - y) || (x === y ? 0 : Infinity));
-      }
-      error = Math.max(error, worst / (largest || 1));
-    });
-    return { ok: error <= check.tolerance, error, tolerance: check.tolerance };
+    return (await import("./check.js")).check(this, this.#base, this.#options.fetch ?? fetch);
   }
 
   /** Gives the GPU's memory back. */
@@ -192,10 +173,12 @@ export class Program {
       });
     };
     const all = variant.methods.filter((/** @type {any} */ m) => !methods || methods.includes(m.name));
+    const host = all.some((/** @type {any} */ m) => !inOnePlan(m)) ? await import("./host.js") : null;
     await gpu.guarded(() => {
       for (const json of all) {
         const plans = json.plans.map((/** @type {any} */ p) => new Plan(gpu, p, variant.kernels, constants, pipelines));
         const method = new Method(json, plans);
+        if (!method.inOnePlan) (method.host = host)?.check(json);
         this.#methods.set(json.name, method);
         json.slots.forEach((/** @type {any} */ s, /** @type {number} */ k) => s.data != null && method.data.set(k, kept(s.data)));
         plans.forEach((/** @type {Plan} */ plan) => {

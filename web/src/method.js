@@ -1,14 +1,11 @@
-/** A method of a program: its plans on the GPU; jumps, moves and arithmetic on the host. */
+/** A method of a program: what it takes and gives, and its runs. */
 
 import { Tensor, arrayOf, count, fromDevice, toDevice } from "./dtypes.js";
-import { ExecutionError, InvalidInput, UnsupportedProgram } from "./errors.js";
+import { ExecutionError, InvalidInput } from "./errors.js";
 import { Resident } from "./plan.js";
-import { PRIMITIVES } from "./primitives.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 /** @typedef {Tensor | Resident | number | boolean | null | any[]} Value */
-
-const MAX_INSTRUCTIONS = 1e7; // in one call: a loop that never ends
 
 /** A run that was started. */
 export class Running {
@@ -41,6 +38,14 @@ export class Running {
   discard() {}
 }
 
+/** Whether the GPU runs all of a method at once, so that it can be started without waiting. @param {any} json @returns {boolean} */
+export function inOnePlan({ items, states, outputs }) {
+  const [item] = items;
+  /** @type {(o: any) => boolean} */
+  const given = (o) => item.outputs.some((/** @type {any} */ other) => other.slot === o?.slot);
+  return items.length === 1 && item.run !== undefined && !states.length && outputs.every(given);
+}
+
 /** A method, ready to run. */
 export class Method {
   /** @param {any} json @param {Plan[]} plans */
@@ -48,22 +53,15 @@ export class Method {
     this.name = json.name;
     this.json = json;
     this.plans = plans;
-    const hosts = json.items.filter((/** @type {any} */ i) => i.call && !PRIMITIVES[i.call]);
-    if (hosts.length) {
-      const names = [...new Set(hosts.map((/** @type {any} */ i) => i.call))].join(", ");
-      throw new UnsupportedProgram(`${json.name} needs operators that a browser cannot run: ${names}`);
-    }
-    const [item] = json.items;
-    /** Whether the GPU runs all of it at once, so that it can be started without waiting. */
-    this.inOnePlan =
-      json.items.length === 1 && item.run !== undefined && !json.states.length &&
-      json.outputs.every((/** @type {any} */ o) => item.outputs.some((/** @type {any} */ given) => given.slot === o?.slot));
+    this.inOnePlan = inOnePlan(json);
     /** Blobs that slots begin with, by slot. @type {Map<number, Uint8Array>} */
     this.data = new Map();
     /** Values of states. @type {Map<number, Value>} */
     this.states = new Map();
     /** @type {Promise<any>} */
     this.last = Promise.resolve();
+    /** What runs its items, where one plan does not do it all. @type {typeof import("./host.js") | null} */
+    this.host = null;
   }
 
   /** What it takes and gives. */
@@ -103,71 +101,28 @@ export class Method {
   /** States back to their first values. */
   reset() {
     for (const plan of this.plans) plan.reset();
-    this.states = new Map(this.json.states.map((/** @type {any} */ o) => [o.slot, this.#first(o.slot)]));
+    this.states = new Map(this.json.states.map((/** @type {any} */ o) => [o.slot, this.first(o.slot)]));
   }
 
   /** Start a run that one plan does; inputs may be resident outputs of the one before. @param {any[]} inputs */
   start(inputs) {
     if (!this.inOnePlan) throw new ExecutionError(`${this.name} needs several plans: use run`);
     const [item] = this.json.items;
-    const env = this.#accept(inputs);
+    const env = this.accept(inputs);
     const plan = this.plans[item.run];
-    return new Running(this, plan.start(this.#given(env, item, plan), [...plan.json.families[0].outputs.keys()]), item);
+    return new Running(this, plan.start(this.given(env, item, plan), [...plan.json.families[0].outputs.keys()]), item);
   }
 
   /** @param {any[]} inputs @param {AbortSignal} [signal] @returns {Promise<any[]>} */
   run(inputs, signal) {
     if (this.inOnePlan) return this.start(inputs).result();
-    const turn = this.last.then(() => this.#run(inputs, signal));
+    const turn = this.last.then(() => /** @type {any} */ (this.host).run(this, inputs, signal));
     this.last = turn.catch(() => {});
     return turn;
   }
 
-  /** @param {any[]} inputs @param {AbortSignal} [signal] */
-  async #run(inputs, signal) {
-    const { items, outputs } = this.json;
-    const env = this.#accept(inputs);
-    try {
-      for (let at = 0, done = 0; at < items.length; done++) {
-        signal?.throwIfAborted();
-        if (done > MAX_INSTRUCTIONS) throw new ExecutionError(`${this.name} ran ${done} instructions without ending`);
-        const item = items[at++];
-        if (item.run !== undefined) await this.#runPlan(env, item);
-        else if (item.jump !== undefined) at = truth(await this.#value(env, item.jump)) ? at : item.target;
-        else if (item.call) {
-          /** @type {any[]} */
-          const args = [];
-          for (const a of item.args) args.push(item.by_shape && a?.slot !== undefined ? this.#held(env, a) : await this.#value(env, a));
-          env.set(item.outs[0].slot, PRIMITIVES[item.call](item.where, ...args));
-        } else env.set(item.target.slot, await this.#value(env, item.move));
-      }
-      const found = [];
-      for (const o of outputs) found.push(copied(await this.#value(env, o)));
-      return found;
-    } finally {
-      for (const slot of this.states.keys()) {
-        const value = /** @type {any} */ (env.get(slot));
-        this.states.set(slot, value instanceof Resident ? await this.#value(env, { slot }) : value);
-      }
-    }
-  }
-
-  /** @param {Map<number, Value>} env @param {any} item */
-  async #runPlan(env, item) {
-    const plan = this.plans[item.run];
-    for (const [slot, value] of env) // what it gave before is about to be overwritten
-      if (value instanceof Resident && value.plan === plan) await this.#value(env, { slot });
-    const { outputs, done } = plan.start(this.#given(env, item, plan), item.read);
-    const read = await done;
-    item.outputs.forEach((/** @type {any} */ o, /** @type {number} */ k) => {
-      const bytes = read.get(k);
-      const { shape } = outputs[k];
-      env.set(o.slot, bytes ? fromDevice(this.json.slots[o.slot].dtype, shape, bytes) : outputs[k]);
-    });
-  }
-
   /** The slots with what the caller gives. @param {any[]} inputs @returns {Map<number, Value>} */
-  #accept(inputs) {
+  accept(inputs) {
     const wanted = this.json.inputs;
     if (inputs.length !== wanted.length)
       throw new InvalidInput(`${this.name} takes ${wanted.length} inputs, not ${inputs.length}`);
@@ -183,9 +138,9 @@ export class Method {
   }
 
   /** What a plan takes, in the GPU's types. @param {Map<number, Value>} env @param {any} item @param {Plan} plan */
-  #given(env, item, plan) {
+  given(env, item, plan) {
     return item.inputs.map((/** @type {any} */ o, /** @type {number} */ k) => {
-      const value = /** @type {any} */ (this.#held(env, o));
+      const value = /** @type {any} */ (this.held(env, o));
       const slot = this.json.slots[o.slot];
       if (value instanceof Resident) return value;
       if (!slot.dtype) return int(Number(value), `${slot.name} of ${this.name}`);
@@ -195,25 +150,14 @@ export class Method {
   }
 
   /** What a slot holds. @param {Map<number, Value>} env @param {any} o @returns {Value} */
-  #held(env, o) {
-    const found = env.has(o.slot) ? env.get(o.slot) : this.#first(o.slot);
+  held(env, o) {
+    const found = env.has(o.slot) ? env.get(o.slot) : this.first(o.slot);
     if (found === undefined) throw new ExecutionError(`${this.name}: ${this.json.slots[o.slot].name} is read before it has a value`);
     return found;
   }
 
-  /** An operand as the host sees it. @param {Map<number, Value>} env @param {any} o @returns {Promise<Value>} */
-  async #value(env, o) {
-    if (Array.isArray(o)) return Promise.all(o.map((x) => this.#value(env, x)));
-    if (o?.slot === undefined) return literal(o);
-    const held = this.#held(env, o);
-    if (!(held instanceof Resident)) return held;
-    const read = fromDevice(this.json.slots[o.slot].dtype, held.shape, await held.plan.read(held));
-    env.set(o.slot, read);
-    return read;
-  }
-
   /** What a slot begins with. @param {number} k @returns {any} */
-  #first(k) {
+  first(k) {
     const { dtype, sizes, kind, initial } = this.json.slots[k];
     if (!dtype) return initial;
     const bytes = this.data.get(k);
@@ -227,13 +171,7 @@ export class Method {
 }
 
 /** A value that JSON cannot write. @type {(o: any) => any} */
-const literal = (o) => (o?.float ? { inf: Infinity, "-inf": -Infinity, nan: NaN }[/** @type {"nan"} */ (o.float)] : o);
-
-/** @type {(value: any) => boolean} */
-const truth = (value) => (value instanceof Tensor ? value.data.every(Boolean) : Boolean(value));
-
-/** Nothing that the caller could write to. @type {(value: any) => any} */
-const copied = (value) => (value instanceof Tensor ? new Tensor(value.dtype, value.shape, value.data.slice()) : value);
+export const literal = (o) => (o?.float ? { inf: Infinity, "-inf": -Infinity, nan: NaN }[/** @type {"nan"} */ (o.float)] : o);
 
 /** @type {(given: any, what: string) => number} */
 function int(given, what) {
