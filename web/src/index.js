@@ -5,7 +5,7 @@ import { BadBundle, InvalidInput } from "./errors.js";
 import { Gpu, chooseVariant, describe, findAdapter } from "./gpu.js";
 import { Method, inOnePlan, literal } from "./method.js";
 import { Plan, Resident } from "./plan.js";
-import { Shards, fetchJson } from "./weights.js";
+import { fetchJson, pieces } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
@@ -42,10 +42,10 @@ export async function load(url, options = {}) {
   if (head.format !== "ptegpu-bundle" || head.version !== 2)
     throw new BadBundle(`${base}bundle.json is not a bundle that this runner knows: make the site again`);
   const chosen = chooseVariant(adapter, head.variants, options);
-  const [name, ...expected] = chosen.file;
+  const [name, , sha256] = chosen.file;
   onProgress({ stage: "plan", done: 1, total: 2 });
   const [variant, site] = await Promise.all([
-    fetchJson(base + name, { signal, fetch, expected }),
+    fetchJson(base + name, { signal, fetch, sha256 }),
     fetchJson(base + "site.json", { signal, fetch }).catch(() => null),
   ]);
   signal?.throwIfAborted();
@@ -204,14 +204,14 @@ export class Program {
     compiling.catch(() => {});
     const blobs = [...takers.keys()].sort((a, b) => head.blobs[a][0] - head.blobs[b][0]);
     const ranges = blobs.map((k) => [head.blobs[k][0], head.blobs[k][0] + head.blobs[k][1]]);
-    const shards = new Shards(this.#base, head.shards, {
+    const coming = pieces(this.#base, head.shards, /** @type {[number, number][]} */ (ranges), {
       fetch,
       cache,
       signal,
       onBytes: (done, total) => onProgress({ stage: "weights", done, total }),
     });
     let next = 0;
-    for await (const { at, bytes } of shards.pieces(/** @type {[number, number][]} */ (ranges))) {
+    for await (const { at, bytes } of coming) {
       gpu.check();
       const end = at + bytes.length;
       while (next < blobs.length && ranges[next][1] <= at) next++;
