@@ -2,10 +2,10 @@
 
 /** The base of all errors of ptegpu. `code` is the name of the class, also in minified code and across workers. */
 export class PtegpuError extends Error {
-    /** @returns {string} */
-    get code() {
-        return this.name;
-    }
+  /** @returns {string} */
+  get code() {
+    return this.name;
+  }
 }
 /** The browser has no WebGPU here. */
 export class NoWebGPU extends PtegpuError {}
@@ -32,18 +32,18 @@ export class ExecutionError extends PtegpuError {}
 
 /** @type {Record<string, new (message?: string) => PtegpuError>} */
 const kinds = {
-    PtegpuError,
-    NoWebGPU,
-    NoAdapter,
-    MissingFeature,
-    OutOfMemory,
-    DeviceLost,
-    BadShard,
-    BadBundle,
-    InvalidInput,
-    IndexOutOfRange,
-    UnsupportedProgram,
-    ExecutionError,
+  PtegpuError,
+  NoWebGPU,
+  NoAdapter,
+  MissingFeature,
+  OutOfMemory,
+  DeviceLost,
+  BadShard,
+  BadBundle,
+  InvalidInput,
+  IndexOutOfRange,
+  UnsupportedProgram,
+  ExecutionError,
 };
 for (const name in kinds) kinds[name].prototype.name = name;
 

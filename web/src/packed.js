@@ -7,12 +7,12 @@
  * @returns {any}
  */
 export function packed(value, moved) {
-    if (ArrayBuffer.isView(value)) {
-        const copy = /** @type {Uint8Array<ArrayBuffer>} */ (value).slice();
-        moved.push(copy.buffer);
-        return copy;
-    }
-    if (Array.isArray(value)) return value.map((one) => packed(one, moved));
-    if (value?.dtype === undefined) return value;
-    return { dtype: value.dtype, shape: [...value.shape], data: packed(value.data, moved) };
+  if (ArrayBuffer.isView(value)) {
+    const copy = /** @type {Uint8Array<ArrayBuffer>} */ (value).slice();
+    moved.push(copy.buffer);
+    return copy;
+  }
+  if (Array.isArray(value)) return value.map((one) => packed(one, moved));
+  if (value?.dtype === undefined) return value;
+  return { dtype: value.dtype, shape: [...value.shape], data: packed(value.data, moved) };
 }

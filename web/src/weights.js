@@ -21,58 +21,58 @@ const CACHE_WAIT = 10000; // ms that the cache may take for one thing
  * @param {(bytes: number) => void} [count] is told of bytes as they come, and, below 0, of those that were no good
  */
 async function download(url, Bad, sha256, signal, fetch = globalThis.fetch, count = () => {}) {
-    // Without a hash, the browser asks whether its copy is current.
-    for (const cache of /** @type {RequestCache[]} */ (sha256 ? ["default", "reload"] : ["no-cache"])) {
-        let length = 0;
-        /** @type {Uint8Array[]} */
-        let parts = [];
-        for (let wait = FIRST_WAIT; ; wait *= 2) {
-            try {
-                /** @type {HeadersInit} */
-                const headers = length ? { Range: `bytes=${length}-` } : {};
-                const { status, ok, body } = await fetch(url, { signal, cache, headers });
-                if (status !== 206) {
-                    count(-length);
-                    length = 0;
-                    parts = [];
-                }
-                if (status > 499 || status === 429) throw `status ${status}`; // it may pass
-                if (!ok) throw new Bad(`${url}: status ${status}. Is the folder there, with all its files?`);
-                const reader = /** @type {ReadableStream<Uint8Array>} */ (body).getReader();
-                for (let part; (part = (await reader.read()).value);) {
-                    parts.push(part);
-                    length += part.length;
-                    count(part.length);
-                }
-                break;
-            } catch (error) {
-                signal?.throwIfAborted();
-                if (error instanceof Bad) throw error;
-                if (wait > LAST_WAIT) throw new Bad(`${url}: ${error}. Check the network and load again.`);
-                await new Promise((resolve) => {
-                    setTimeout(resolve, wait);
-                    signal?.addEventListener("abort", resolve);
-                });
-            }
+  // Without a hash, the browser asks whether its copy is current.
+  for (const cache of /** @type {RequestCache[]} */ (sha256 ? ["default", "reload"] : ["no-cache"])) {
+    let length = 0;
+    /** @type {Uint8Array[]} */
+    let parts = [];
+    for (let wait = FIRST_WAIT; ; wait *= 2) {
+      try {
+        /** @type {HeadersInit} */
+        const headers = length ? { Range: `bytes=${length}-` } : {};
+        const { status, ok, body } = await fetch(url, { signal, cache, headers });
+        if (status !== 206) {
+          count(-length);
+          length = 0;
+          parts = [];
         }
-        const bytes = new Uint8Array(length);
-        let at = 0;
-        for (const part of parts) {
-            bytes.set(part, at);
-            at += part.length;
+        if (status > 499 || status === 429) throw `status ${status}`; // it may pass
+        if (!ok) throw new Bad(`${url}: status ${status}. Is the folder there, with all its files?`);
+        const reader = /** @type {ReadableStream<Uint8Array>} */ (body).getReader();
+        for (let part; (part = (await reader.read()).value);) {
+          parts.push(part);
+          length += part.length;
+          count(part.length);
         }
-        if (!sha256 || (await hash(bytes)) === sha256) return bytes;
-        count(-length);
+        break;
+      } catch (error) {
+        signal?.throwIfAborted();
+        if (error instanceof Bad) throw error;
+        if (wait > LAST_WAIT) throw new Bad(`${url}: ${error}. Check the network and load again.`);
+        await new Promise((resolve) => {
+          setTimeout(resolve, wait);
+          signal?.addEventListener("abort", resolve);
+        });
+      }
     }
-    throw new Bad(`${url}: not the bytes that bundle.json names, twice. Upload the whole folder again.`);
+    const bytes = new Uint8Array(length);
+    let at = 0;
+    for (const part of parts) {
+      bytes.set(part, at);
+      at += part.length;
+    }
+    if (!sha256 || (await hash(bytes)) === sha256) return bytes;
+    count(-length);
+  }
+  throw new Bad(`${url}: not the bytes that bundle.json names, twice. Upload the whole folder again.`);
 }
 
 /** @type {(bytes: Uint8Array<ArrayBuffer>) => Promise<string>} */
 const hash = async (bytes) =>
-    new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)).reduce(
-        (hex, byte) => hex + (byte + 256).toString(16).slice(1),
-        "",
-    );
+  new Uint8Array(await crypto.subtle.digest("SHA-256", bytes)).reduce(
+    (hex, byte) => hex + (byte + 256).toString(16).slice(1),
+    "",
+  );
 
 /**
  * A JSON file. BadBundle, if it is not there, is no JSON, or has not the hash that is expected.
@@ -81,12 +81,12 @@ const hash = async (bytes) =>
  * @returns {Promise<any>}
  */
 export async function fetchJson(url, { signal, fetch, sha256 } = {}) {
-    const bytes = await download(url, BadBundle, sha256, signal, fetch);
-    try {
-        return JSON.parse(new TextDecoder().decode(bytes));
-    } catch {
-        throw new BadBundle(`${url}: no JSON. Is this the folder of a site?`);
-    }
+  const bytes = await download(url, BadBundle, sha256, signal, fetch);
+  try {
+    return JSON.parse(new TextDecoder().decode(bytes));
+  } catch {
+    throw new BadBundle(`${url}: no JSON. Is this the folder of a site?`);
+  }
 }
 
 /**
@@ -96,12 +96,12 @@ export async function fetchJson(url, { signal, fetch, sha256 } = {}) {
  * @returns {Promise<T | void>}
  */
 const tried = (work) =>
-    Promise.race([
-        work(),
-        /** @type {Promise<void>} */ (
-            new Promise((resolve) => (AbortSignal.timeout(CACHE_WAIT).onabort = () => resolve()))
-        ),
-    ]).catch(() => {});
+  Promise.race([
+    work(),
+    /** @type {Promise<void>} */ (
+      new Promise((resolve) => (AbortSignal.timeout(CACHE_WAIT).onabort = () => resolve()))
+    ),
+  ]).catch(() => {});
 
 /**
  * The data of a bundle, which is its shards one behind the other: the bytes within `wanted`, in order. They come from the
@@ -114,54 +114,54 @@ const tried = (work) =>
  * @returns {AsyncGenerator<{at: number, bytes: Uint8Array<ArrayBuffer>}>}
  */
 export async function* pieces(base, shards, wanted, { fetch, cache = "ptegpu", signal: outer, onBytes } = {}) {
-    const stop = new AbortController();
-    const signal = AbortSignal.any([stop.signal].concat(outer ?? []));
-    let done = 0;
-    let total = 0;
-    let end = 0;
-    const count = (/** @type {number} */ bytes) => onBytes?.((done += bytes), total);
-    const needed = shards
-        .map(([name, length, sha256]) => ({ name, length, key: KEYS + sha256, sha256, at: (end += length) - length }))
-        .filter(({ at, length }) => wanted.some(([from, to]) => from < at + length && to > at) && (total += length));
-    const store = cache && (await tried(async () => caches.open(`${cache} ${base}`)));
-    if (store)
-        await tried(async () => {
-            // What the site had before it changed.
-            for (const { url } of await store.keys())
-                if (!shards.some(([, , sha256]) => url === KEYS + sha256)) await store.delete(url);
-        });
-    const get = async ({ name, length, key, sha256 } = needed[0]) => {
-        const hit = store && (await tried(async () => (await store.match(key))?.arrayBuffer()));
-        if (hit) {
-            const bytes = new Uint8Array(hit);
-            if ((await hash(bytes)) === sha256) {
-                count(length);
-                return bytes;
-            }
-            await tried(() => store.delete(key));
-        }
-        const bytes = await download(new URL(name, base).href, BadShard, sha256, signal, fetch, count);
-        if (store) await tried(() => store.put(key, new Response(bytes)));
+  const stop = new AbortController();
+  const signal = AbortSignal.any([stop.signal].concat(outer ?? []));
+  let done = 0;
+  let total = 0;
+  let end = 0;
+  const count = (/** @type {number} */ bytes) => onBytes?.((done += bytes), total);
+  const needed = shards
+    .map(([name, length, sha256]) => ({ name, length, key: KEYS + sha256, sha256, at: (end += length) - length }))
+    .filter(({ at, length }) => wanted.some(([from, to]) => from < at + length && to > at) && (total += length));
+  const store = cache && (await tried(async () => caches.open(`${cache} ${base}`)));
+  if (store)
+    await tried(async () => {
+      // What the site had before it changed.
+      for (const { url } of await store.keys())
+        if (!shards.some(([, , sha256]) => url === KEYS + sha256)) await store.delete(url);
+    });
+  const get = async ({ name, length, key, sha256 } = needed[0]) => {
+    const hit = store && (await tried(async () => (await store.match(key))?.arrayBuffer()));
+    if (hit) {
+      const bytes = new Uint8Array(hit);
+      if ((await hash(bytes)) === sha256) {
+        count(length);
         return bytes;
-    };
-    const coming = [];
-    let next = 0;
-    try {
-        for (const { at, length } of needed) {
-            for (; next < needed.length && coming.length < AT_ONCE; next++) {
-                const shard = get(needed[next]);
-                shard.catch(() => {}); // thrown below, if the loop comes that far
-                coming.push(shard);
-            }
-            const bytes = await /** @type {ReturnType<typeof get>} */ (coming.shift());
-            for (const [start, end] of wanted) {
-                const from = Math.max(start, at);
-                const to = Math.min(end, at + length);
-                signal.throwIfAborted();
-                if (from < to) yield { at: from, bytes: bytes.subarray(from - at, to - at) };
-            }
-        }
-    } finally {
-        stop.abort();
+      }
+      await tried(() => store.delete(key));
     }
+    const bytes = await download(new URL(name, base).href, BadShard, sha256, signal, fetch, count);
+    if (store) await tried(() => store.put(key, new Response(bytes)));
+    return bytes;
+  };
+  const coming = [];
+  let next = 0;
+  try {
+    for (const { at, length } of needed) {
+      for (; next < needed.length && coming.length < AT_ONCE; next++) {
+        const shard = get(needed[next]);
+        shard.catch(() => {}); // thrown below, if the loop comes that far
+        coming.push(shard);
+      }
+      const bytes = await /** @type {ReturnType<typeof get>} */ (coming.shift());
+      for (const [start, end] of wanted) {
+        const from = Math.max(start, at);
+        const to = Math.min(end, at + length);
+        signal.throwIfAborted();
+        if (from < to) yield { at: from, bytes: bytes.subarray(from - at, to - at) };
+      }
+    }
+  } finally {
+    stop.abort();
+  }
 }
