@@ -181,25 +181,19 @@ export class Program {
     const compiling = this.#compile([...this.#methods.values()], true, onProgress, signal);
     compiling.catch(() => {});
     const blobs = [...takers.keys()].sort((a, b) => head.blobs[a][0] - head.blobs[b][0]);
+    /** @type {[number, number][]} */
     const ranges = blobs.map((k) => [head.blobs[k][0], head.blobs[k][0] + head.blobs[k][1]]);
-    const coming = pieces(this.#base, head.shards, /** @type {[number, number][]} */ (ranges), {
-      fetch,
-      cache,
-      signal,
-      onBytes: (done, total) => onProgress({ stage: "weights", done, total }),
-    });
-    let next = 0;
-    for await (const { at, bytes } of coming) {
+    /** @type {(done: number, total: number) => void} */
+    const onBytes = (done, total) => onProgress({ stage: "weights", done, total });
+    let waiting = 0;
+    for await (const { of, at, bytes } of pieces(this.#base, head.shards, ranges, { fetch, cache, signal, onBytes })) {
       gpu.check();
-      const end = at + bytes.length;
-      while (next < blobs.length && ranges[next][1] <= at) next++;
-      for (let k = next; k < blobs.length && ranges[k][0] < end; k++) {
-        const [from, to] = [Math.max(at, ranges[k][0]), Math.min(end, ranges[k][1])];
-        const part = bytes.subarray(from - at, to - at);
-        takers.get(blobs[k])?.forEach((take) => take(part, from - ranges[k][0]));
-      }
+      takers.get(blobs[of])?.forEach((take) => take(bytes, at));
       this.bytes.weights += bytes.length;
-      await gpu.device.queue.onSubmittedWorkDone(); // so that no more than a shard waits on its way
+      if ((waiting += bytes.length) > 2 ** 24) {
+        await gpu.device.queue.onSubmittedWorkDone(); // no more than that is on its way
+        waiting = 0;
+      }
     }
     await compiling;
     signal?.throwIfAborted();

@@ -111,7 +111,8 @@ const tried = (work) =>
  * @param {[start: number, end: number][]} wanted sorted
  * @param {{fetch?: Fetch, cache?: string | null, signal?: AbortSignal, onBytes?: (done: number, total: number) => void}}
  *   [options] `cache` is what the browser's caches are named after, one for each site; null: none
- * @returns {AsyncGenerator<{at: number, bytes: Uint8Array<ArrayBuffer>}>}
+ * @returns {AsyncGenerator<{of: number, at: number, bytes: Uint8Array<ArrayBuffer>}>} bytes from the place `at` on in the
+ *   range number `of`
  */
 export async function* pieces(base, shards, wanted, { fetch, cache = "ptegpu", signal: outer, onBytes } = {}) {
   const stop = new AbortController();
@@ -154,11 +155,11 @@ export async function* pieces(base, shards, wanted, { fetch, cache = "ptegpu", s
         coming.push(shard);
       }
       const bytes = await /** @type {ReturnType<typeof get>} */ (coming.shift());
-      for (const [start, end] of wanted) {
+      for (const [of, [start, end]] of wanted.entries()) {
         const from = Math.max(start, at);
         const to = Math.min(end, at + length);
         signal.throwIfAborted();
-        if (from < to) yield { at: from, bytes: bytes.subarray(from - at, to - at) };
+        if (from < to) yield { of, at: from - start, bytes: bytes.subarray(from - at, to - at) };
       }
     }
   } finally {
