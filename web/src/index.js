@@ -9,7 +9,7 @@ import { fetchJson, pieces } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
-export { Resident, arrayOf, count, fromDevice, literal }; // for the parts that are loaded when they are needed
+export { Resident, arrayOf, count, fetchJson, fromDevice, literal }; // for the parts that are loaded when they are needed
 
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
 /**
@@ -20,12 +20,17 @@ export { Resident, arrayOf, count, fromDevice, literal }; // for the parts that 
  * @property {GPUPowerPreference} [powerPreference]
  * @property {string} [variant] the name of one, instead of the first that fits
  * @property {string[]} [methods] only these
+ * @property {any} [site] what site.json holds, where it is known
  * @property {number} [memory] bytes of GPU memory that the model may take
  * @property {string | null} [cache] the name of the browser's cache for weights; null: none
  * @property {typeof fetch} [fetch]
  * @property {AbortSignal} [signal]
  * @property {(progress: Progress) => void} [onProgress]
  */
+
+/** The URL of a folder, with / at its end, by itself or by a file in it. @param {string | URL} url */
+export const folderOf = (url) =>
+  new URL(url, globalThis.location?.href).href.replace(/[^/]*\.json$|\/?$/, (end) => (end[0] === "/" || !end ? "/" : ""));
 
 /**
  * Loads a program: the plan first, then weights and kernels side by side.
@@ -35,7 +40,7 @@ export { Resident, arrayOf, count, fromDevice, literal }; // for the parts that 
  */
 export async function load(url, options = {}) {
   const { signal, fetch, onProgress = () => {} } = options;
-  const base = new URL(url, globalThis.location?.href).href.replace(/[^/]*\.json$|\/?$/, (end) => (end[0] === "/" || !end ? "/" : ""));
+  const base = folderOf(url);
   const adapter = await findAdapter(options);
   onProgress({ stage: "plan", done: 0, total: 2 });
   const head = await fetchJson(base + "bundle.json", { signal, fetch });
@@ -46,7 +51,7 @@ export async function load(url, options = {}) {
   onProgress({ stage: "plan", done: 1, total: 2 });
   const [variant, site] = await Promise.all([
     fetchJson(base + name, { signal, fetch, sha256 }),
-    fetchJson(base + "site.json", { signal, fetch }).catch(() => null),
+    options.site ?? fetchJson(base + "site.json", { signal, fetch }).catch(() => null),
   ]);
   signal?.throwIfAborted();
   const gpu = await Gpu.open(adapter, chosen.target, options.device);
