@@ -23,6 +23,11 @@ const LIMITS = {
 /** @type {Record<string, string>} */
 const FEATURES = { f16: "shader-f16", subgroups: "subgroups", matrices: "chromium-experimental-subgroup-matrix" };
 
+/** What kernels have to enable, where it is not called as what they need. @type {Record<string, string>} */
+const ENABLE = {
+  matrices: "chromium_experimental_subgroup_matrix;\ndiagnostic(off, chromium.subgroup_matrix_uniformity)",
+};
+
 /** @type {Record<string, GPUBufferBindingType>} */
 const ACCESS = { read: "read-only-storage", write: "storage", uniform: "uniform" };
 
@@ -105,8 +110,12 @@ export class Gpu {
     this.tail = null; // what waits to be submitted
     /** @type {Error | null} */
     this.gone = null;
-    /** @type {Set<GPUBuffer>} */
-    this.buffers = new Set();
+    /** @type {GPUBuffer[]} */
+    this.buffers = [];
+    /** By kernel. @type {Map<any, GPUComputePipeline>} */
+    this.compiled = new Map();
+    /** @type {Map<any, Promise<GPUComputePipeline>>} */
+    this.compiling = new Map();
     /** @type {Map<string, [GPUBindGroupLayout, GPUPipelineLayout]>} */
     this.layouts = new Map();
     /** @type {Promise<Error>} */
@@ -184,12 +193,23 @@ export class Gpu {
     }
   }
 
-  /** @param {string} label @param {number} size @param {number} usage @returns {GPUBuffer} */
-  buffer(label, size, usage) {
-    const made = this.device.createBuffer({ label, size, usage });
-    this.buffers.add(made);
+  /** @param {number} size @param {number} usage @returns {GPUBuffer} */
+  buffer(size, usage) {
+    const made = this.device.createBuffer({ size, usage });
+    this.buffers.push(made);
     this.bytes += size;
     return made;
+  }
+
+  /** Bytes into a buffer; a tail of 1 to 3 is padded. @param {GPUBuffer} buffer @param {number} at @param {any} data */
+  write(buffer, at, { buffer: from, byteOffset, byteLength }) {
+    const whole = byteLength & ~3;
+    this.device.queue.writeBuffer(buffer, at, from, byteOffset, whole);
+    if (whole < byteLength) {
+      const tail = new Uint8Array(4);
+      tail.set(new Uint8Array(from, byteOffset + whole, byteLength - whole));
+      this.device.queue.writeBuffer(buffer, at + whole, tail);
+    }
   }
 
   /** @param {string[]} access */
@@ -205,17 +225,25 @@ export class Gpu {
     return found;
   }
 
-  /** @param {any} kernel @returns {Promise<GPUComputePipeline>} */
-  async compile({ name, wgsl, access, needs = [], entry = "main" }) {
-    const enable = needs.map((/** @type {string} */ n) =>
-      n === "matrices"
-        ? "enable chromium_experimental_subgroup_matrix;\ndiagnostic(off, chromium.subgroup_matrix_uniformity);\n"
-        : `enable ${n};\n`,
+  /** Compiles what was not compiled yet, side by side. @param {any[]} kernels @param {() => void} [told] of each */
+  async compile(kernels, told) {
+    await Promise.all(
+      kernels.map(async (kernel) => {
+        if (!this.compiling.has(kernel)) this.compiling.set(kernel, this.#compile(kernel));
+        this.compiled.set(kernel, await /** @type {any} */ (this.compiling.get(kernel)));
+        told?.();
+      }),
     );
+  }
+
+  /** @param {any} kernel @returns {Promise<GPUComputePipeline>} */
+  async #compile({ name, wgsl, access, needs = [], entry = "main" }) {
+    const { device } = this;
+    const enable = needs.map((/** @type {string} */ n) => `enable ${ENABLE[n] ?? n};\n`).join("");
     try {
-      const module = this.device.createShaderModule({ label: name, code: enable.join("") + wgsl });
+      const module = device.createShaderModule({ code: enable + wgsl });
       const layout = this.layout(access)[1];
-      return await this.device.createComputePipelineAsync({ label: name, layout, compute: { module, entryPoint: entry } });
+      return await device.createComputePipelineAsync({ layout, compute: { module, entryPoint: entry } });
     } catch (error) {
       this.check();
       throw new ExecutionError(`kernel ${name} does not compile: ${/** @type {Error} */ (error).message}`);
@@ -225,8 +253,7 @@ export class Gpu {
   dispose() {
     this.disposed = true;
     for (const buffer of this.buffers) buffer.destroy();
-    this.buffers.clear();
-    this.bytes = 0;
+    this.buffers = [];
     if (this.own) this.device.destroy();
   }
 }

@@ -150,7 +150,7 @@ async function runPlan(method, env, item) {
   const read = await done;
   item.outputs.forEach((/** @type {any} */ { slot }, /** @type {number} */ k) => {
     const bytes = read.get(k);
-    env.set(slot, bytes ? fromDevice(method.json.slots[slot].dtype, outputs[k].shape, bytes) : outputs[k]);
+    env.set(slot, bytes ? fromDevice(method.json.slots[slot].dtype, /** @type {Resident} */ (outputs[k]).shape, bytes) : outputs[k]);
   });
 }
 
@@ -160,9 +160,20 @@ async function seen(method, env, o) {
   if (o?.slot === undefined) return literal(o);
   const held = method.held(env, o);
   if (!(held instanceof Resident)) return held;
-  const read = fromDevice(method.json.slots[o.slot].dtype, held.shape, await held.plan.read(held));
+  const read = fromDevice(method.json.slots[o.slot].dtype, held.shape, await readBack(held));
   env.set(o.slot, read);
   return read;
+}
+
+/** The bytes of a tensor on the GPU. @param {Resident} tensor @returns {Promise<ArrayBuffer>} */
+function readBack({ plan, buffer, size }) {
+  const { device } = plan.gpu;
+  plan.gpu.check();
+  const staging = plan.take(size);
+  const encoder = device.createCommandEncoder();
+  encoder.copyBufferToBuffer(buffer, 0, staging, 0, size);
+  device.queue.submit([encoder.finish()]);
+  return plan.give(staging, size);
 }
 
 /** @type {(value: any) => boolean} */

@@ -114,8 +114,7 @@ export class Program {
    * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
    */
   async prepare({ method, signal, onProgress } = {}) {
-    for (const m of method ? [this.method(method)] : this.#methods.values())
-      await m.prepare((done, total) => onProgress?.({ stage: "kernels", done, total }), signal);
+    await this.#compile(method ? [this.method(method)] : [...this.#methods.values()], false, onProgress, signal);
   }
 
   /** States back to their first values. @param {string} [method] */
@@ -146,10 +145,11 @@ export class Program {
   async fill(variant, head, { methods, signal, fetch, cache, onProgress = () => {} }) {
     const { gpu } = this;
     const constants = new Map();
-    const pipelines = new Map();
-    /** Who takes the bytes of a blob. @type {Map<number, ((bytes: Uint8Array<ArrayBuffer>, at: number) => void)[]>} */
+    /** Who takes the bytes of a blob. @type {Map<number, ((bytes: Uint8Array, at: number) => void)[]>} */
     const takers = new Map();
-    /** @type {(blob: number, take: (bytes: Uint8Array<ArrayBuffer>, at: number) => void) => void} */
+    /** The blobs that buffers begin with. @type {Map<GPUBuffer, number>} */
+    const filling = new Map();
+    /** @type {(blob: number, take: (bytes: Uint8Array, at: number) => void) => void} */
     const takes = (blob, take) => takers.set(blob, [...(takers.get(blob) ?? []), take]);
     /** Bytes that the host needs. @type {(blob: number) => Uint8Array} */
     const kept = (blob) => {
@@ -157,50 +157,28 @@ export class Program {
       takes(blob, (part, at) => bytes.set(part, at));
       return bytes;
     };
-    const filled = new Set();
-    /** @type {(buffer: GPUBuffer, blob: number) => void} */
-    const uploaded = (buffer, blob) => {
-      if (filled.has(buffer)) return;
-      filled.add(buffer);
-      takes(blob, (part, at) => {
-        const whole = part.length & ~3;
-        if (whole) gpu.device.queue.writeBuffer(buffer, at, part, 0, whole);
-        if (whole < part.length) {
-          const tail = new Uint8Array(4);
-          tail.set(part.subarray(whole));
-          gpu.device.queue.writeBuffer(buffer, at + whole, tail);
-        }
-      });
-    };
     const all = variant.methods.filter((/** @type {any} */ m) => !methods || methods.includes(m.name));
-    const host = all.some((/** @type {any} */ m) => !inOnePlan(m)) ? await import("./host.js") : null;
+    const host = all.every(inOnePlan) ? null : await import("./host.js");
     await gpu.guarded(() => {
       for (const json of all) {
-        const plans = json.plans.map((/** @type {any} */ p) => new Plan(gpu, p, variant.kernels, constants, pipelines));
+        const plans = json.plans.map((/** @type {any} */ p) => new Plan(gpu, p, variant.kernels, constants));
         const method = new Method(json, plans);
         if (!method.inOnePlan) (method.host = host)?.check(json);
         this.#methods.set(json.name, method);
         json.slots.forEach((/** @type {any} */ s, /** @type {number} */ k) => s.data != null && method.data.set(k, kept(s.data)));
-        plans.forEach((/** @type {Plan} */ plan) => {
-          const images = plan.json.params.values();
-          plan.json.buffers.forEach((/** @type {any} */ b, /** @type {number} */ k) => {
-            if (b.role === "params") {
-              const blob = images.next().value;
-              plan.params.push({ buffer: k, bytes: kept(blob) });
-              uploaded(plan.buffers[k], blob);
-            } else if (b.role === "state") plan.states.set(k, b.blob == null ? null : kept(b.blob));
-            else if (b.blob != null) uploaded(plan.buffers[k], b.blob);
+        for (const { json: { buffers, params }, buffers: made, states } of plans) {
+          const images = params.values();
+          buffers.forEach((/** @type {any} */ { role, blob }, /** @type {number} */ k) => {
+            const first = role === "params" ? images.next().value : blob;
+            if (role === "state") states.set(made[k], blob == null ? null : kept(blob));
+            else if (first != null) filling.set(made[k], first);
           });
-          for (const bound of plan.json.families.flatMap((/** @type {any} */ f) => f.bounds ?? []))
-            if (bound.kind === "constant" && !plan.indices.has(bound.source)) {
-              const bytes = kept(plan.json.buffers[bound.source].blob);
-              plan.indices.set(bound.source, new (arrayOf(bound.dtype))(bytes.buffer));
-            }
-        });
+        }
       }
     });
+    for (const [buffer, blob] of filling) takes(blob, (part, at) => gpu.write(buffer, at, part));
     this.bytes.memory = gpu.bytes;
-    const compiling = this.#compile(onProgress);
+    const compiling = this.#compile([...this.#methods.values()], true, onProgress, signal);
     compiling.catch(() => {});
     const blobs = [...takers.keys()].sort((a, b) => head.blobs[a][0] - head.blobs[b][0]);
     const ranges = blobs.map((k) => [head.blobs[k][0], head.blobs[k][0] + head.blobs[k][1]]);
@@ -218,7 +196,7 @@ export class Program {
       for (let k = next; k < blobs.length && ranges[k][0] < end; k++) {
         const [from, to] = [Math.max(at, ranges[k][0]), Math.min(end, ranges[k][1])];
         const part = bytes.subarray(from - at, to - at);
-        for (const take of takers.get(blobs[k]) ?? []) take(part, from - ranges[k][0]);
+        takers.get(blobs[k])?.forEach((take) => take(part, from - ranges[k][0]));
       }
       this.bytes.weights += bytes.length;
       await gpu.device.queue.onSubmittedWorkDone(); // so that no more than a shard waits on its way
@@ -229,15 +207,13 @@ export class Program {
     this.reset();
   }
 
-  /** @param {(progress: Progress) => void} told */
-  async #compile(told) {
-    const all = [...this.#methods.values()].flatMap((m) => m.plans.flatMap((p) => p.common().map((k) => /** @type {const} */ ([p, k]))));
+  /** @param {Method[]} methods @param {boolean} surely only what every size needs @param {(progress: Progress) => void} [told] @param {AbortSignal} [signal] */
+  async #compile(methods, surely, told, signal) {
+    const kernels = methods.flatMap((m) => m.plans.flatMap((p) => (surely && p.json.rows.length ? [] : p.kernels)));
     let done = 0;
-    await Promise.all(
-      all.map(async ([plan, kernel]) => {
-        await plan.compile([kernel]);
-        told({ stage: "kernels", done: ++done, total: all.length });
-      }),
-    );
+    await this.gpu.compile(kernels, () => {
+      signal?.throwIfAborted();
+      told?.({ stage: "kernels", done: ++done, total: kernels.length });
+    });
   }
 }

@@ -80,24 +80,6 @@ export class Method {
     };
   }
 
-  /** Compile what any size may need. @param {(done: number, total: number) => void} [told] @param {AbortSignal} [signal] */
-  async prepare(told, signal) {
-    const all = this.plans.flatMap((plan) => plan.kernels.map((/** @type {any} */ kernel) => [plan, kernel]));
-    let done = 0;
-    await Promise.all(
-      all.map(async ([plan, kernel]) => {
-        signal?.throwIfAborted();
-        await plan.compile([kernel]);
-        told?.(++done, all.length);
-      }),
-    );
-  }
-
-  /** Compile what inputs of these sizes need; ints are given as they are. @param {(number | number[])[]} sizes */
-  async warm(sizes) {
-    if (this.inOnePlan) await this.plans[0].warm(sizes);
-  }
-
   /** States back to their first values. */
   reset() {
     for (const plan of this.plans) plan.reset();

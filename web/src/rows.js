@@ -27,7 +27,7 @@ const OPERATORS = {
 /**
  * The values of all rows.
  * @param {Row[]} rows
- * @param {(number | number[])[]} sizes of each input its shape, or the int itself
+ * @param {(number | readonly number[])[]} sizes of each input its shape, or the int itself
  * @param {(input: number, place: number) => number} item an element of an input
  * @returns {Float64Array}
  */

@@ -29,6 +29,7 @@ from ..format.pte import Tensor as FileTensor
 from ..graph.linear import Call, Jump, Move, Var
 from .bundle import Bundle, Item, Outer, Run
 from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
+from .resolve import Resolver
 
 MAGIC = b"ptegpu\x00B"
 FORMAT = "ptegpu-bundle"
@@ -67,6 +68,9 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     for k, (target, methods) in enumerate(zip(bundle.targets, bundle.methods, strict=True)):
         kernels: dict[Kernel, int] = {}
         made = [_outer(o, kernels, blobs) for o in methods.values()]
+        for outer, told in zip(methods.values(), made, strict=True):
+            for plan, listed in zip(outer.plans, told["plans"], strict=True):
+                listed["keys"] = Resolver(plan).wanted
         text = _json({"kernels": [_plain(kernel) for kernel in kernels], "methods": made})
         files[f"variant-{k}.json"] = text
         file = _listed(f"variant-{k}.json", text)
