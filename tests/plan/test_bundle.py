@@ -27,7 +27,7 @@ from ptegpu.plan import save
 from ptegpu.plan.bundle import Bundle
 from ptegpu.plan.read import load
 from ptegpu.plan.save import HEAD, MANIFEST, save_web, to_bytes
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
 pytestmark = pytest.mark.slow
 
@@ -299,10 +299,25 @@ def test_a_target_that_the_device_is_not() -> None:
     assert f"it has {here.max_shared_bytes}, subgroups of 4)" in str(e.value)
 
 
-def test_the_first_target_that_fits_is_taken() -> None:
-    large = replace(device().target, name="a larger one", max_invocations=1 << 20)
-    saved = load(to_bytes(ptegpu.compile(DATA / "mlp.pte", targets=(large, Target(), device().target))))
-    assert saved.outers(device().target) is saved.methods[1]
+SOFTWARE = Target("software", device_class=CLASSES["software"])
+
+
+@pytest.mark.parametrize(
+    ("here", "targets", "taken"),
+    [
+        (Target(), [Target(max_invocations=512), Target(), Target()], 1),
+        (Target(), [SOFTWARE, Target()], 1),
+        (Target(), [SOFTWARE], 0),
+        (SOFTWARE, [Target(), SOFTWARE], 1),
+        (SOFTWARE, [Target(), replace(SOFTWARE, f16=True)], 0),
+        (SOFTWARE, [replace(SOFTWARE, f16=True), Target(), SOFTWARE, SOFTWARE], 2),
+    ],
+)
+def test_the_first_target_that_fits_is_taken(here: Target, targets: Sequence[Target], taken: int) -> None:
+    """On a software adapter, targets for one are the first; elsewhere they are the last."""
+    methods = [{str(k): bundle("mlp").methods[0]["forward"]} for k in range(len(targets))]
+    made = Bundle(bundle("mlp").file, tuple(targets), tuple(methods))
+    assert made.outers(here) is methods[taken]
 
 
 def test_a_size_that_it_was_not_compiled_for() -> None:
@@ -344,11 +359,16 @@ def test_a_language_model_that_was_compiled_as_any_program() -> None:
 # The web form
 
 
+@cache
+def two_targets() -> Bundle:
+    return ptegpu.compile(DATA / "control.pte", targets=[device().target, Target()])
+
+
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """In shards of 1 KiB."""
+    """For two targets, in shards of 1 KiB."""
     monkeypatch.setattr(save, "SHARD", 1024)
-    files = save_web(bundle("control"), tmp_path / "web")
+    files = save_web(two_targets(), tmp_path / "web")
     assert sorted(files) == sorted((tmp_path / "web").iterdir())
     return tmp_path / "web"
 
@@ -360,7 +380,27 @@ def test_shards(web: Path) -> None:
     assert [n for _, n, _ in shards[:-1]] == [1024] * (len(shards) - 1) and shards[-1][1] <= 1024
     for name, nbytes, digest in shards:
         assert (nbytes, digest) == ((web / name).stat().st_size, hashlib.sha256((web / name).read_bytes()).hexdigest())
-    assert b"".join((web / name).read_bytes() for name, _, _ in shards) == parts(content("control"))[1]
+    assert b"".join((web / name).read_bytes() for name, _, _ in shards) == parts(to_bytes(two_targets()))[1]
+
+
+def test_the_head_says_what_each_variant_is(web: Path) -> None:
+    document = json.loads((web / MANIFEST).read_bytes())
+    names = [device().target.name, "generic"]
+    assert list(document) == ["format", "version", "file", "blobs", "shards", "variants"]
+    assert [v["target"].get("name", "generic") for v in document["variants"]] == names
+    for k, variant in enumerate(document["variants"]):
+        name, nbytes, digest = variant["file"]
+        text = (web / name).read_bytes()
+        assert (name, nbytes, digest) == (f"variant-{k}.json", len(text), hashlib.sha256(text).hexdigest())
+        content = json.loads(text)
+        plans = [p for m in content["methods"] for p in m["plans"]]
+        assert sorted({k for p in plans for k in p["kernels"]}) == list(range(len(content["kernels"])))
+        constants = {b["name"]: b["nbytes"] for p in plans for b in p["buffers"] if b["role"] == "constant"}
+        others = [b["nbytes"] for p in plans for b in p["buffers"] if b["role"] != "constant"]
+        sizes = [*constants.values(), *others]
+        choices = [c for p in plans for f in p["families"] for step in f["steps"] for c in step]
+        bound = [nbytes for _, dispatches, _ in choices for d in dispatches for _, _, nbytes in d[1]]
+        assert variant["bytes"] == {"buffers": sum(sizes), "largest": max(sizes), "binding": max(bound)}
 
 
 def test_a_shard_is_at_most_24_mib() -> None:
@@ -368,7 +408,7 @@ def test_a_shard_is_at_most_24_mib() -> None:
 
 
 def test_a_folder_is_the_same_bundle(web: Path) -> None:
-    assert content("control") == to_bytes(load(web))
+    assert to_bytes(two_targets()) == to_bytes(load(web))
     with ptegpu.load(web, device=device()) as one, ptegpu.load(content("control"), device=device()) as other:
         for inputs in INPUTS["control"]:
             assert same(one(*inputs), other(*inputs))
@@ -378,6 +418,13 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     document = json.loads((folder / MANIFEST).read_bytes())
     change(document)
     (folder / MANIFEST).write_text(json.dumps(document))
+
+
+def replaced(folder: Path, text: bytes) -> None:
+    """Another file for a variant, of which the head tells the truth."""
+    (folder / "variant-1.json").write_bytes(text)
+    told = ["variant-1.json", len(text), hashlib.sha256(text).hexdigest()]
+    rewrite(folder, lambda d: d["variants"][1].__setitem__("file", told))
 
 
 def swap(folder: Path) -> None:
@@ -402,9 +449,21 @@ def shorten(folder: Path) -> None:
     ("harm", "message"),
     [
         (lambda folder: (folder / "shard-001.bin").unlink(), "shard-001.bin is missing"),
-        (swap, "shard-000.bin is not the shard that it should be"),
-        (shorten, "shard-001.bin is not the shard that it should be"),
-        (outside, "its list of shards is wrong"),
+        (swap, "shard-000.bin is not the file that it should be"),
+        (shorten, "shard-001.bin is not the file that it should be"),
+        (outside, "its list of files is wrong"),
+        (lambda folder: (folder / "variant-1.json").unlink(), "variant-1.json is missing"),
+        (lambda folder: (folder / "variant-1.json").write_bytes(b"{}"), "variant-1.json is not the file that it"),
+        (lambda folder: replaced(folder, b"{"), "no JSON"),
+        (lambda folder: replaced(folder, b"[]"), r"variants\[1\] is no object"),
+        (lambda folder: replaced(folder, b"{}"), r"variants\[1\].kernels is "),
+        (lambda folder: replaced(folder, b'{"kernels":[]}'), r"variants\[1\].methods is no list"),
+        (lambda folder: rewrite(folder, lambda d: d["variants"][1].pop("file")), "its list of files is wrong"),
+        (
+            lambda folder: rewrite(folder, lambda d: d["variants"][1]["bytes"].__setitem__("buffers", 1)),
+            r"variants\[1\] does not say what it needs",
+        ),
+        (lambda folder: rewrite(folder, lambda d: d.__setitem__("variants", [])), "it is for no target"),
         (lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "..")), "is missing"),
         (
             lambda folder: rewrite(folder, lambda d: d["shards"][0].__setitem__(0, "a\0b")),
@@ -415,8 +474,8 @@ def shorten(folder: Path) -> None:
         (lambda folder: (folder / MANIFEST).write_bytes(b"[" * 9999), "no JSON"),
         (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), "no JSON"),
         (
-            lambda folder: rewrite(folder, lambda d: d.__setitem__("version", 2)),
-            "format version 2",
+            lambda folder: rewrite(folder, lambda d: d.__setitem__("version", 1)),
+            "format version 1, this ptegpu reads 2",
         ),
     ],
 )

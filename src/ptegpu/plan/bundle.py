@@ -82,11 +82,15 @@ class Bundle:
     )  # of the first target: (method, plan) → Planner
 
     def outers(self, target: Target) -> Mapping[str, Outer]:
-        """The methods for the first target that `target` can run; LimitExceeded, with what it lacks, without one."""
+        """The methods for the first target that `target` can run; LimitExceeded, with what it lacks, without one.
+
+        On a software adapter, those made for one come first; elsewhere they come last.
+        """
         from ..errors import LimitExceeded
 
+        variants = zip(self.targets, self.methods, strict=True)
         lacks: list[str] = []
-        for made, methods in zip(self.targets, self.methods, strict=True):
+        for made, methods in sorted(variants, key=lambda v: v[0].software != target.software):
             missing = made.lacks(target)
             if not missing:
                 return methods

@@ -23,7 +23,7 @@ from .bundle import Bundle, Host, Item, Outer, Run
 from .fields import literal, read_field
 from .plan import Buffer, Kernel, Plan
 from .prove import damaged, prove
-from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION
+from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION, needed
 from .target import Target
 
 
@@ -61,74 +61,103 @@ def load(source: Any) -> Bundle:
         if hashlib.sha256(text).digest() != bytes(data[HEAD - 32 : HEAD]):
             damaged("its checksum is wrong")
         start = HEAD + length
-        return _bundle(_parse(text), data[min(len(data), start + -start % ALIGN) :], label)
+        document = _parse(text, VERSION)
+        reader = _Bundle(document, data[min(len(data), start + -start % ALIGN) :])
+        kernels = _kernels(document, "kernels")
+        for k, variant in enumerate(_list(document.get("variants"), "variants")):
+            reader.variant(_object(variant, f"variants[{k}]"), kernels)
+        return reader.bundle(label)
     except InvalidProgram as e:
         raise InvalidProgram(str(e), path=label) if label and not str(e).startswith(label) else e from None
 
 
 def _load_web(folder: Path) -> Bundle:
-    document = _parse((folder / MANIFEST).read_bytes())
-    parts = []
-    for listed in _list(document.pop("shards", None), "shards"):
-        match listed:
-            case [str(name), int(nbytes), str(digest)] if Path(name).name == name and name:
-                try:
-                    part = (folder / name).read_bytes()
-                except (OSError, ValueError):
-                    damaged(f"{name} is missing")
-                if len(part) != nbytes or hashlib.sha256(part).hexdigest() != digest:
-                    damaged(f"{name} is not the shard that it should be")
-                parts.append(part)
-            case _:
-                damaged("its list of shards is wrong")
-    return _bundle(document, memoryview(b"".join(parts)), str(folder))
+    document = _parse((folder / MANIFEST).read_bytes(), WEB_VERSION)
+    parts = [_part(folder, listed) for listed in _list(document.get("shards"), "shards")]
+    reader = _Bundle(document, memoryview(b"".join(parts)))
+    for k, variant in enumerate(_list(document.get("variants"), "variants")):
+        found = _object(variant, f"variants[{k}]")
+        content = _object(_json(_part(folder, found.get("file"))), f"variants[{k}]")
+        made = reader.variant(content | {"target": found.get("target")}, _kernels(content, f"variants[{k}].kernels"))
+        if found.get("bytes") != needed(made.values()):
+            damaged(f"variants[{k}] does not say what it needs")
+    return reader.bundle(str(folder))
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def _part(folder: Path, listed: Any) -> bytes:
+    """A file of the folder, which is what the head says of it."""
+    match listed:
+        case [str(name), int(nbytes), str(digest)] if Path(name).name == name and name:
+            try:
+                content = (folder / name).read_bytes()
+            except (OSError, ValueError):
+                damaged(f"{name} is missing")
+            if len(content) != nbytes or hashlib.sha256(content).hexdigest() != digest:
+                damaged(f"{name} is not the file that it should be")
+            return content
+    damaged("its list of files is wrong")
+
+
+def _json(text: bytes) -> Any:
     try:
-        document = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as e:
         damaged(f"no JSON: {str(e)[:80]}")
+
+
+def _parse(text: bytes, version: int) -> dict[str, Any]:
+    document = _json(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidProgram("not a ptegpu bundle")
-    if document.get("version") != VERSION:
+    if document.get("version") != version:
         found = str(document.get("version"))[:20]
-        raise InvalidProgram(f"the bundle has format version {found}, this ptegpu reads {VERSION}: compile it again")
+        raise InvalidProgram(f"the bundle has format version {found}, this ptegpu reads {version}: compile it again")
     return document
 
 
-def _bundle(document: dict[str, Any], data: memoryview, path: str | None) -> Bundle:
-    blobs = []
-    for place in _list(document.get("blobs"), "blobs"):
-        match place:
-            case [int(start), int(nbytes)] if 0 <= start <= start + nbytes <= len(data) and type(start) is int:
-                blobs.append(data[start : start + nbytes])
-            case _:
-                damaged("it refers to bytes that it does not have")
-    kernels = read_field(tuple[Kernel, ...], document.get("kernels"), "kernels")
-    told = _object(document.get("file"), "file")
-    ends = [_read_ends(m, f"methods[{k}]") for k, m in enumerate(_list(told.get("methods"), "methods"))]
-    numbers = [read_field(int, told.get(name), f"file.{name}") for name in ("nbytes", "version")]
-    targets, methods = [], []
-    for k, variant in enumerate(_list(document.get("variants"), "variants")):
-        where = f"variants[{k}]"
-        found = _object(variant, where)
-        targets.append(read_field(Target, found.get("target"), f"{where}.target"))
+def _kernels(document: dict[str, Any], where: str) -> tuple[Kernel, ...]:
+    return read_field(tuple[Kernel, ...], document.get("kernels"), where)  # type: ignore[no-any-return]
+
+
+class _Bundle:
+    """All but the variants, which are read one by one."""
+
+    def __init__(self, document: dict[str, Any], data: memoryview) -> None:
+        self.blobs: list[memoryview] = []
+        for place in _list(document.get("blobs"), "blobs"):
+            match place:
+                case [int(start), int(nbytes)] if 0 <= start <= start + nbytes <= len(data) and type(start) is int:
+                    self.blobs.append(data[start : start + nbytes])
+                case _:
+                    damaged("it refers to bytes that it does not have")
+        told = _object(document.get("file"), "file")
+        self.ends = [_read_ends(m, f"methods[{k}]") for k, m in enumerate(_list(told.get("methods"), "methods"))]
+        self.numbers = [read_field(int, told.get(name), f"file.{name}") for name in ("nbytes", "version")]
+        self.targets: list[Target] = []
+        self.methods: list[dict[str, Outer]] = []
+
+    def variant(self, found: dict[str, Any], kernels: tuple[Kernel, ...]) -> dict[str, Outer]:
+        where = f"variants[{len(self.targets)}]"
+        self.targets.append(read_field(Target, found.get("target"), f"{where}.target"))
         made: dict[str, Outer] = {}
         constants: dict[str, Buffer] = {}
         for j, outer in enumerate(_list(found.get("methods"), f"{where}.methods")):
-            read = _Reader(_object(outer, f"{where}.methods[{j}]"), kernels, blobs, f"{where}.methods[{j}]").outer()
+            told = _object(outer, f"{where}.methods[{j}]")
+            read = _Reader(told, kernels, self.blobs, f"{where}.methods[{j}]").outer()
             if read.name in made:
                 damaged(f"it has two methods {read.name}")
             made[read.name] = read
             for b in (b for p in read.plans for b in p.buffers if b.role == "constant"):
                 if constants.setdefault(b.name, b) != b:
                     damaged(f"the constant {b.name} is not the same in two plans")
-        methods.append(made)
-    if not targets:
-        damaged("it is for no target")
-    file = File(path, numbers[0], numbers[1], tuple(ends), {})
-    return Bundle(file, tuple(targets), tuple(methods))
+        self.methods.append(made)
+        return made
+
+    def bundle(self, path: str | None) -> Bundle:
+        if not self.targets:
+            damaged("it is for no target")
+        file = File(path, self.numbers[0], self.numbers[1], tuple(self.ends), {})
+        return Bundle(file, tuple(self.targets), tuple(self.methods))
 
 
 def _read_ends(m: Any, where: str) -> FileMethod:

@@ -1,9 +1,12 @@
-"""Bundles written as files: one for Python, which is mapped and not copied; JSON and shards for the web.
+"""Bundles written as files: one for Python, which is mapped and not copied; a folder of JSON and shards for the web.
 
 The file is a head (a magic word, the length and the SHA-256 of the JSON), the JSON, and the bytes of constants, states
 and parameters, each at a multiple of 64. The JSON holds everything else; in it, kernels and bytes occur once, whoever
 uses them. A dataclass is an object without the fields that have their defaults (or a list of all, where there are
 many), a number that a runner computes is `[row]`, a slot is `{"slot": k}`. Equal bundles give equal bytes.
+
+On the web, each target has a JSON of its own, with its kernels and methods; a small head says what there is, so that a
+browser fetches what it can run and nothing else.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +29,11 @@ from ..format.pte import Tensor as FileTensor
 from ..graph.linear import Call, Jump, Move, Var
 from .bundle import Bundle, Item, Outer, Run
 from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
+from .resolve import Resolver
 
 MAGIC = b"ptegpu\x00B"
-FORMAT, VERSION = "ptegpu-bundle", 1
+FORMAT = "ptegpu-bundle"
+VERSION, WEB_VERSION = 1, 2  # of the file, and of the folder
 HEAD = len(MAGIC) + 8 + 32
 ALIGN = 64
 SHARD = 24 << 20  # bytes: what content delivery networks take
@@ -44,25 +49,61 @@ def save(bundle: Bundle, path: Any) -> None:
 
 def to_bytes(bundle: Bundle) -> bytes:
     """The file's bytes."""
-    text, blobs = _document(bundle)
+    blobs = _Blobs()
+    kernels: dict[Kernel, int] = {}
+    variants = [
+        {"target": _plain(target), "methods": [_outer(o, kernels, blobs) for o in methods.values()]}
+        for target, methods in zip(bundle.targets, bundle.methods, strict=True)
+    ]
+    told = {"format": FORMAT, "version": VERSION, "file": _file(bundle), "variants": variants}
+    text = _json(told | {"kernels": [_plain(k) for k in kernels], "blobs": blobs.places})
     head = MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text
     return b"".join([head, bytes(-len(head) % ALIGN), *_stream(blobs)])
 
 
 def save_web(bundle: Bundle, folder: Any) -> list[Path]:
-    """Write `bundle.json` and `shard-000.bin`, …: what a browser fetches. Returns the files."""
-    text, blobs = _document(bundle)
+    """Write `bundle.json`, `variant-0.json`, …, `shard-000.bin`, …: what a browser fetches. Returns the files."""
+    blobs = _Blobs()
+    variants, files = [], {}
+    for k, (target, methods) in enumerate(zip(bundle.targets, bundle.methods, strict=True)):
+        kernels: dict[Kernel, int] = {}
+        made = [_outer(o, kernels, blobs) for o in methods.values()]
+        for outer, told in zip(methods.values(), made, strict=True):
+            for plan, listed in zip(outer.plans, told["plans"], strict=True):
+                listed["keys"] = Resolver(plan).wanted
+        text = _json({"kernels": [_plain(kernel) for kernel in kernels], "methods": made})
+        files[f"variant-{k}.json"] = text
+        file = _listed(f"variant-{k}.json", text)
+        variants.append({"target": _plain(target), "file": file, "bytes": needed(methods.values())})
     data = b"".join(_stream(blobs))
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    shards = [data[k : k + SHARD] for k in range(0, len(data), SHARD)]
-    names = [f"shard-{k:03}.bin" for k in range(len(shards))]
-    listed = [[name, len(s), hashlib.sha256(s).hexdigest()] for name, s in zip(names, shards, strict=True)]
-    document = json.loads(text) | {"shards": listed}
-    for name, shard in zip(names, shards, strict=True):
-        write(target / name, shard)
-    write(target / MANIFEST, json.dumps(document, separators=(",", ":")).encode())
-    return [target / name for name in (MANIFEST, *names)]
+    shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
+    told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
+    head = told | {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    files |= shards
+    files[MANIFEST] = _json(head)  # last: a folder with a manifest is whole
+    for name, content in files.items():
+        write(path / name, content)
+    return [path / name for name in files]
+
+
+def needed(methods: Iterable[Outer]) -> dict[str, int]:
+    """Bytes on the GPU: of all buffers, a constant counted once; of the largest one; of the largest binding."""
+    plans = [p for outer in methods for p in outer.plans]
+    once = {b.name: b.nbytes for p in plans for b in p.buffers if b.role == "constant"}
+    sizes = [*once.values(), *(b.nbytes for p in plans for b in p.buffers if b.role != "constant")]
+    steps = (choices for p in plans for f in p.families for choices in f.steps)
+    bound = (b.nbytes for choices in steps for c in choices for d in c.dispatches for b in d.bindings)
+    return {"buffers": sum(sizes), "largest": max(sizes, default=0), "binding": max(bound, default=0)}
+
+
+def _listed(name: str, content: bytes) -> list[Any]:
+    return [name, len(content), hashlib.sha256(content).hexdigest()]
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 class _Blobs:
@@ -94,26 +135,9 @@ def _stream(blobs: _Blobs) -> Iterator[bytes | memoryview]:
         end = start + nbytes
 
 
-def _document(bundle: Bundle) -> tuple[bytes, _Blobs]:
-    blobs = _Blobs()
-    kernels: dict[Kernel, int] = {}
-    made = [
-        {"target": _plain(target), "methods": [_outer(o, kernels, blobs) for o in methods.values()]}
-        for target, methods in zip(bundle.targets, bundle.methods, strict=True)
-    ]
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "file": {
-            "nbytes": bundle.file.nbytes,
-            "version": bundle.file.version,
-            "methods": [_ends(m) for m in bundle.file.methods],
-        },
-        "variants": made,
-        "kernels": [_plain(k) for k in kernels],
-        "blobs": blobs.places,
-    }
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(), blobs
+def _file(bundle: Bundle) -> dict[str, Any]:
+    file = bundle.file
+    return {"nbytes": file.nbytes, "version": file.version, "methods": [_ends(m) for m in file.methods]}
 
 
 def _ends(method: FileMethod) -> dict[str, Any]:

@@ -73,6 +73,11 @@ class Target:
     cache: Cache = "f32"
     device_class: DeviceClass = CLASSES["discrete"]
 
+    @property
+    def software(self) -> bool:
+        """Whether it is a processor that computes, and no GPU."""
+        return self.device_class.name == "software"
+
     def workgroup(self, preferred: int) -> int:
         """The largest power of two that is at most `preferred` and within the adapter's limit."""
         if preferred < 1:
