@@ -315,7 +315,7 @@ function table(name, values, rows, columns) {
 function choose(name) {
   if (!remote) return;
   method = name;
-  const { inputs, outputs: gives } = /** @type {{inputs: Spec[], outputs: Spec[]}} */ (remote.info.signature[name]);
+  const { inputs, outputs: gives } = /** @type {{inputs: Spec[], outputs: Spec[]}} */ (remote.info.signatures[name]);
   ports = inputs.map((spec, k) => new Port({ ...spec, name: spec.name || `input ${k}` }, k));
   outputs = gives.map((spec, k) => new Output(spec.name || `output ${k}`, k));
   $("ports").replaceChildren(...ports.map((port) => port.box));
