@@ -372,6 +372,7 @@ addEventListener("resize", () => width !== innerWidth && ((width = innerWidth), 
 open({
   ready(opened, site) {
     remote = opened;
+    if (ports.length) return void run(); // again, after the GPU was lost
     const select = /** @type {HTMLSelectElement} */ ($("method"));
     const names = opened.info.methods;
     select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));

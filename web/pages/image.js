@@ -308,6 +308,10 @@ open({
   },
   ready(opened) {
     remote = opened;
+    running = false;
     if (!empty()) look();
+  },
+  lost() {
+    remote = null;
   },
 });

@@ -9,7 +9,7 @@ import * as client from "../src/client.js";
  *   labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
  * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: object}} Site
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site) => void}} Page
+ * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site) => void, lost?: () => void}} Page
  */
 
 /**
@@ -95,6 +95,9 @@ const ERRORS = {
   TypeError: ["The connection broke", KEPT],
 };
 
+/** Loads the model again. @type {(() => void) | undefined} */
+let reload;
+
 /**
  * Shows an error: what happened, what to do. Returns whether it was shown (an abort is none).
  * @param {unknown} thrown
@@ -104,11 +107,12 @@ export function fail(thrown, again) {
   const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
   if (error.name === "AbortError") return false;
   const code = error.code ?? "";
+  if (code === "DeviceLost") again = reload;
   const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
   const actions = make("div", { className: "row" }, button(again ? label : "Dismiss", () => (calm(), again?.()), "main"));
   if (code === "NoWebGPU" || code === "NoAdapter")
     actions.append(make("a", { className: "button", href: WEBGPU, rel: "noreferrer" }, "Where WebGPU works"));
-  const message = (error.message ?? String(thrown)).replace(/^./, (c) => c.toUpperCase()).replace(/[^.!?]$/, "$&.");
+  const message = (error.message ?? String(thrown)).replace(/^[a-z](?=\w* )/, (c) => c.toUpperCase()).replace(/[^.!?]$/, "$&.");
   $("error").replaceChildren(make("h2", {}, title), make("p", {}, message), make("p", { className: "soft" }, advice ?? ""), actions);
   $("error").hidden = false;
   $("error").scrollIntoView({ block: "nearest" });
@@ -149,7 +153,7 @@ export async function open(page) {
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));
   const known = `loaded-${site.model.file}-${site.model.bytes}`;
-  const load = async () => {
+  const load = (reload = async () => {
     calm();
     state("loading");
     const abort = new AbortController();
@@ -170,9 +174,9 @@ export async function open(page) {
       if (fail(error, load)) return void state("error");
       state("stopped");
       $("load-stage").textContent = "Stopped";
-      $("load-detail").textContent = meter.weights ? `${meter.weights} are here, and stay.` : "Nothing is lost.";
+      $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
     }
-  };
+  });
   /** @param {Remote} remote */
   const ready = (remote) => {
     const { adapter, variant } = remote.info;
@@ -185,6 +189,8 @@ export async function open(page) {
     state("ready");
     announce("The model is ready.");
     remote.lost.then((error) => {
+      remote.dispose();
+      page.lost?.();
       state("error");
       fail(error, load);
     });
