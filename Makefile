@@ -10,7 +10,7 @@ ON_DAWN := tests/dawn tests/gpu tests/test_few.py tests/runtime/test_indices.py
 PIP := $(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test test-dawn test-quick lint types format bench clean
+.PHONY: help demo test test-dawn test-web test-quick lint types format bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -24,11 +24,19 @@ demo: .venv/.base .venv/.vulkan ## let the bundled language model tell a tale
 test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorch
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) tests
 	@$(MAKE) --no-print-directory test-dawn
+	@$(MAKE) --no-print-directory test-web
 
 test-dawn: .venv/.test ## run the tests of GPUs and operators on Dawn, on the SwiftShader of Debian's chromium
 	@icd=$$(tools/swiftshader.sh) || { echo "The tests on Dawn are skipped."; exit 0; }; set -x; \
 	VK_DRIVER_FILES=$$icd VK_ICD_FILENAMES=$$icd PTEGPU_ENGINE=dawn \
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) $(ON_DAWN) || [ $$? = 5 ] # 5: ARGS leave nothing
+
+test-web: .venv/.test .venv/.vulkan ## check and test the browser's runner, under node and in Debian's chromium
+	@tools/node.sh || { echo "The tests of web/ are skipped."; exit 0; }; \
+	$(MAKE) --no-print-directory web/node_modules/.ready && set -ex; \
+	web/node_modules/.bin/tsc -p web; node web/build.mjs --check; node --test --test-reporter=dot web/test/*.test.mjs; \
+	chromium=$$(tools/chromium.sh) || echo "The tests in a browser are skipped."; \
+	PTEGPU_CHROMIUM=$$chromium $(BIN)/python -m pytest $(ARGS) tests/web/browser || [ $$? = 5 ] # 5: ARGS leave nothing
 
 test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in about a minute
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -p tests.torchless -m "not slow and not torch" $(ARGS) tests
@@ -48,7 +56,7 @@ bench: .venv/.base .venv/.vulkan ## host-side costs: recording, calls, new lengt
 	@$(BIN)/python -m benchmarks record calls lengths start $(ARGS)
 
 clean: ## remove .venv and all caches
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv web/node_modules web/types build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # Each file below stands for a finished step, redone when what it depends on is newer.
@@ -78,6 +86,11 @@ clean: ## remove .venv and all caches
 .venv/.dev: .venv/.base
 	@echo "Installing Ruff and mypy into .venv"
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+web/node_modules/.ready: web/package-lock.json
+	@echo "Installing the tools of web/ into web/node_modules"
+	@cd web && npm ci --ignore-scripts --silent
 	@touch $@
 
 .venv/.vulkan: .venv/.base

@@ -29,6 +29,7 @@ from ..format.pte import Tensor as FileTensor
 from ..graph.linear import Call, Jump, Move, Var
 from .bundle import Bundle, Item, Outer, Run
 from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
+from .resolve import Resolver
 
 MAGIC = b"ptegpu\x00B"
 FORMAT = "ptegpu-bundle"
@@ -68,6 +69,9 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
         made = [_outer(o, kernels, blobs) for o in methods.values()]
+        for outer, told in zip(methods.values(), made, strict=True):
+            for plan, listed in zip(outer.plans, told["plans"], strict=True):
+                listed["keys"] = Resolver(plan).wanted
         text = _json({"kernels": [_plain(k) for k in kernels], "methods": made})
         file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
         variants.append({"target": _plain(target), "file": file, "bytes": needed(methods.values())})

@@ -1,0 +1,42 @@
+"""One Chromium job for all tests here: `make test-web` names the browser, and without one they are not collected."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.web.browser import sites
+
+ROOT = Path(__file__).resolve().parents[3]
+collect_ignore_glob = [] if os.environ.get("PTEGPU_CHROMIUM") else ["test_*.py"]
+
+
+@dataclass
+class Job:
+    folder: Path
+    programs: dict[str, sites.Program]
+    generations: list[Any]
+    results: dict[str, Any]
+    log: str
+
+    def __getitem__(self, step: str) -> Any:
+        result = self.results.get(step, {"error": f"did not run:\n{self.log}"})
+        assert "error" not in result, f"{step}: {result['error']}"
+        return result["value"]
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    folder = tmp_path_factory.mktemp("web")
+    programs, generations = sites.make(folder)
+    command = ["node", ROOT / "web" / "test" / "browser" / "job.mjs", folder, ROOT / "build" / "web-screens"]
+    done = subprocess.run(command, text=True, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    print(done.stdout)
+    path = folder / "results.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    return Job(folder, {p.name: p for p in programs}, generations, results, done.stdout)

@@ -1,0 +1,140 @@
+"""What Chromium gave, held to what ptegpu gives here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.web.browser.conftest import Job
+from tests.web.browser.sites import SIZES
+
+PROGRAMS = ("digits", "cond", "encoder", "state", "ints", "methods", "mobilenet")
+ERRORS = (
+    "NoWebGPU", "NoAdapter", "MissingFeature", "OutOfMemory", "DeviceLost", "BadShard", "BadBundle", "InvalidInput",
+    "IndexOutOfRange", "UnsupportedProgram", "ExecutionError", "AbortError",
+)  # fmt: skip
+
+
+def array(told: dict[str, Any]) -> np.ndarray:
+    return np.array(told["data"], told["dtype"]).reshape(told["shape"])
+
+
+def hold(got: Any, wanted: Any, what: str, tolerance: float = 1e-5) -> None:
+    """The same as natively: to the bit, or floats within a share of the largest."""
+    if not isinstance(got, dict):
+        assert got == wanted, what
+        return
+    found, wanted = array(got), np.asarray(wanted)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), what
+    if wanted.dtype.kind == "f":
+        worst = np.abs(found - wanted).max(initial=0.0)
+        assert worst <= tolerance * max(1.0, np.abs(wanted).max(initial=0.0)), f"{what}: {worst}"
+    else:
+        np.testing.assert_array_equal(found, wanted, err_msg=what)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_outputs_are_those_of_ptegpu_here(job: Job, name: str) -> None:
+    value, program = job[f"program {name}"], job.programs[name]
+    assert len(program.calls) == len(value["outputs"])
+    for k, (got, wanted) in enumerate(zip(value["outputs"], program.expected, strict=True)):
+        assert len(got) == len(wanted), f"call {k}"
+        for n, (g, w) in enumerate(zip(got, wanted, strict=True)):
+            hold(g, w, f"call {k}, output {n}")
+    assert value["adapter"]["software"] and value["variant"]
+
+
+def test_programs_show_what_they_are_for(job: Job) -> None:
+    branches = [np.asarray(outputs[2]) for outputs in job.programs["cond"].expected]
+    inputs = [np.asarray(call.inputs[0]) for call in job.programs["cond"].calls]
+    assert [True, False, False, True] == [bool(x.sum() > 0) for x in inputs]
+    assert all(b.size for b in branches)
+    assert [4.0, 5.0, 6.0, 7.0] == [float(outputs[3][0]) for outputs in job.programs["cond"].expected]  # its state
+    assert list(SIZES) == [call.inputs[0].shape for call in job.programs["encoder"].calls]
+    first, *_, last = job.programs["state"].expected
+    assert job.programs["state"].calls[-1].reset
+    np.testing.assert_array_equal(first[0], last[0])
+
+
+def test_tokens_are_those_of_ptegpu_here(job: Job) -> None:
+    value = job["language model"]
+    assert len(job.generations) == len(value["found"])
+    for k, (got, wanted) in enumerate(zip(value["found"], job.generations, strict=True)):
+        what = f"request {k}"
+        assert list(wanted.tokens) == got["tokens"], what
+        assert (wanted.text, wanted.finish_reason) == (got["text"], got["finishReason"]), what
+        np.testing.assert_allclose(got["logprobs"], wanted.logprobs, atol=1e-4, err_msg=what)
+        timings = wanted.timings
+        counts = (timings.reused_tokens, timings.prefill_tokens, timings.decode_tokens)
+        assert counts == tuple(got["timings"][key] for key in ("reusedTokens", "prefillTokens", "decodeTokens")), what
+
+
+@pytest.mark.parametrize("name", ["program digits", "language model"])
+def test_a_site_checks_itself(job: Job, name: str) -> None:
+    assert job[name]["check"]["ok"], job[name]["check"]
+
+
+def test_a_second_visit_fetches_no_weights(job: Job) -> None:
+    first, second, spoiled, third = job["visits"]
+    whole = first["weights"]["bytes"]
+    assert first["weights"]["requests"] >= 1 and whole > 20_000
+    assert {"requests": 0, "bytes": 0, "ranges": 0} == second["weights"] == third["weights"]
+    assert spoiled["spoiled"] == first["weights"]["requests"] and spoiled["weights"] == first["weights"]
+    assert first["last"]["done"] == first["last"]["total"] == whole == second["last"]["done"]
+    assert ["plan", "weights", "kernels"] == first["order"]
+    for visit in (first, second, spoiled, third):
+        hold(visit["outputs"][0], job.programs["digits"].expected[0][0], visit["name"])
+
+
+def test_a_failing_cache_is_no_failure(job: Job) -> None:
+    for visit in job["failing cache"]:
+        hold(visit["outputs"][0], job.programs["digits"].expected[0][0], visit["how"])
+
+
+def test_a_reload_while_loading_goes_on_where_it_was(job: Job) -> None:
+    value = job["reload while loading"]
+    count = len(list((job.folder / "sites" / "sharded").glob("shard-*.bin")))
+    assert value["kept"] >= 3
+    assert count - value["kept"] == len(value["shards"])
+    hold(value["outputs"][0], job.programs["digits"].expected[0][0], "after the reload")
+
+
+def test_a_broken_connection_is_continued(job: Job) -> None:
+    value = job["broken connection"]
+    count = len(list((job.folder / "sites" / "sharded").glob("shard-*.bin")))
+    assert (count + 1, 1) == (value["weights"]["requests"], value["weights"]["ranges"])
+    hold(value["outputs"][0], job.programs["digits"].expected[0][0], "after the break")
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_each_error_has_its_class_and_says_what_to_do(job: Job, code: str) -> None:
+    found = {name: e for name, e in job["errors"].items() if name.split(",")[0] == code}
+    assert found
+    for name, error in found.items():
+        assert error is not None, f"{name}: nothing was raised"
+        assert code == error["code"], name
+        assert 20 < len(error["message"]) < 300 and "\n" not in error["message"], error["message"]
+
+
+def test_after_an_error_a_program_runs(job: Job) -> None:
+    assert job["errors"]["still runs"] is None
+    assert job["errors"]["encoder still runs"] is None
+
+
+def test_a_hundred_programs_leave_no_memory_behind(job: Job) -> None:
+    few, *_, many = job["rounds"]
+    for part in job["rounds"]:
+        assert {"buffers": 0, "bytes": 0, "devices": 0} == part["left"]
+        assert part["most"] == 0  # after each round
+    assert many["memory"]["heap"] - few["memory"]["heap"] < 2e6
+    assert many["memory"]["gpu"] - few["memory"]["gpu"] < 30e6
+
+
+def test_a_worker_does_the_same_and_leaves_the_page_alone(job: Job) -> None:
+    value = job["worker"]
+    assert list(job.generations[0].tokens) == value["tokens"] == value["again"]
+    assert (2, "BadBundle", "InvalidInput") == (value["heard"], value["failed"]["code"], value["refused"]["code"])
+    assert {"plan", "weights", "kernels"} >= set(value["stages"]) >= {"weights"}
+    for part in ("loading", "generating"):  # frames: what they were is in the log; here, that the page never hung
+        assert value[part]["fps"] > 5 and value[part]["longest"] < 2000, value[part]

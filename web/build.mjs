@@ -1,0 +1,90 @@
+// Writes what a site is made of into src/ptegpu/web/files: bundled and minified modules, pages, licences.
+// `node web/build.mjs` writes, `node web/build.mjs --check` only compares. Equal sources give equal bytes.
+import { build } from "esbuild";
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { basename, dirname, join, resolve } from "node:path";
+import { fileURLToPath } from "node:url";
+import { gzipSync } from "node:zlib";
+
+const web = dirname(fileURLToPath(import.meta.url));
+const folder = resolve(web, "../src/ptegpu/web/files");
+const VENDORED = ["tokenizers", "jinja"];
+const LIMITS = { "ptegpu.js": [12_000, 5_000] }; // bytes minified, gzipped
+
+/** @type {Map<string, Buffer>} */
+const files = new Map();
+/** Modules of src/ that become files of their own, because something loads them when it needs them. */
+const later = new Set();
+/** @type {Set<string>} */
+let inCore = new Set();
+let exported = new Set([""]);
+
+/** The file that has a module of src/. @type {(path: string) => string} */
+const fileOf = (path) => (path === join(web, "src", "index.js") ? "ptegpu.js" : basename(path));
+
+/**
+ * Bundles `entry` to the flat file `name`. What it loads later is left out, and the core, if that is `apart`.
+ * @param {string} name @param {string} entry path from web/ @param {boolean} apart
+ */
+async function bundle(name, entry, apart) {
+  const plugin = {
+    name: "apart",
+    /** @param {import("esbuild").PluginBuild} build */
+    setup(build) {
+      build.onResolve({ filter: /^\.\.?\// }, ({ kind, path, resolveDir }) => {
+        const full = resolve(resolveDir, path);
+        if (kind === "dynamic-import") later.add(full);
+        else if (kind === "entry-point" || !apart || !inCore.has(full)) return undefined;
+        return { path: "./" + (inCore.has(full) ? "ptegpu.js" : fileOf(full)), external: true };
+      });
+    },
+  };
+  const result = await build({
+    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: [plugin], bundle: true, minify: true,
+    write: false, metafile: true, format: "esm", target: "es2022", charset: "utf8", legalComments: "none",
+  });
+  files.set(name, Buffer.from(result.outputFiles[0].contents));
+  for (const [, names] of result.outputFiles[0].text.matchAll(/import\{([^}]*)\}from"\.\/ptegpu\.js"/g))
+    for (const one of names.split(",").map((part) => part.split(" as ")[0].trim()))
+      if (!exported.has(one)) throw new Error(`${entry} needs ${one} of the core, which src/index.js does not export.`);
+  return result.metafile;
+}
+
+const core = await bundle("ptegpu.js", "src/index.js", false);
+inCore = new Set(Object.keys(core.inputs).map((path) => join(web, path)));
+exported = new Set(core.outputs["ptegpu.js"].exports);
+for (const name of ["worker.js", "llm.js", "tokenizers.js", "jinja.js"])
+  if (existsSync(join(web, "src", name))) later.add(join(web, "src", name));
+for (const path of later) if (!inCore.has(path)) await bundle(basename(path), "src/" + basename(path), true); // grows
+for (const file of existsSync(join(web, "pages")) ? readdirSync(join(web, "pages")).sort() : []) {
+  if (file.endsWith(".css")) await bundle(file, "pages/" + file, false);
+  if (!file.endsWith(".html")) continue;
+  files.set(file, readFileSync(join(web, "pages", file)));
+  await bundle(file.replace(".html", ".js"), "pages/" + file.replace(".html", ".js"), false);
+}
+const licences = ["..", ...VENDORED.map((name) => "node_modules/@huggingface/" + name)].map((at) => {
+  const { name, version } = JSON.parse(readFileSync(join(web, at === ".." ? "." : at, "package.json"), "utf8"));
+  return `${name} ${version}\n\n${readFileSync(join(web, at, "LICENSE"), "utf8").trim()}\n`;
+});
+files.set("LICENSES.txt", Buffer.from(licences.join("\n" + "-".repeat(80) + "\n\n")));
+
+for (const [name, bytes] of files) {
+  const sizes = [bytes.length, gzipSync(bytes, { level: 9 }).length];
+  console.log(`${name.padEnd(16)} ${String(sizes[0]).padStart(7)} ${String(sizes[1]).padStart(7)} gz`);
+  const limits = LIMITS[/** @type {keyof LIMITS} */ (name)];
+  if (limits?.some((limit, k) => sizes[k] > limit)) console.error(`${name} is larger than ${limits.join(" / ")} bytes.`);
+}
+
+const there = existsSync(folder) ? readdirSync(folder) : [];
+if (process.argv.includes("--check")) {
+  const stale = [...files].filter(([name, bytes]) => !there.includes(name) || !bytes.equals(readFileSync(join(folder, name))));
+  const wrong = [...stale.map(([name]) => name), ...there.filter((name) => !files.has(name))];
+  if (wrong.length) {
+    console.error(`Not what web/ gives: ${wrong.join(", ")} in src/ptegpu/web/files. Run: node web/build.mjs`);
+    process.exit(1);
+  }
+} else {
+  mkdirSync(folder, { recursive: true });
+  for (const name of there) if (!files.has(name)) rmSync(join(folder, name), { recursive: true });
+  for (const [name, bytes] of files) writeFileSync(join(folder, name), bytes);
+}

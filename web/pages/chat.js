@@ -1,0 +1,368 @@
+// The page of a language model: a conversation where it has a chat template, else a text that goes on.
+import { $, announce, bytes, button, calm, copy, digits, fail, kept, make, open } from "./ui.js";
+import { show } from "./markdown.js";
+
+/**
+ * @typedef {import("./ui.js").Remote} Remote
+ * @typedef {import("./ui.js").Site} Site
+ * @typedef {{role: string, content: string}} Message
+ * @typedef {{you: boolean, text: string}} Part
+ */
+
+const main = $("main"), composer = $("composer"), send = $("send"), newest = $("newest"), settings = $("settings");
+const prompt = /** @type {HTMLTextAreaElement} */ ($("prompt"));
+const form = /** @type {HTMLFormElement} */ (settings.querySelector("form"));
+const fields = /** @type {HTMLInputElement[]} */ ([...form.querySelectorAll("input, textarea")]);
+
+/** @type {Remote | null} */
+let remote = null;
+/** @type {{cancel(): void} | null} */
+let stream = null;
+/** @type {Conversation | Tale} */
+let talk;
+let context = 0;
+let waiting = false; // for the model, to send what was typed
+let density = 3; // characters in a token, as far as seen
+
+/** The sampling options that the settings say. @returns {Record<string, number | undefined>} */
+function options() {
+  const found = /** @type {Record<string, number | undefined>} */ ({});
+  for (const { name, value, type, validity } of fields)
+    if (type !== "textarea" && validity.valid) found[name] = value === "" ? undefined : Number(value);
+  return found;
+}
+
+/** Streams an answer; each frame shows what came. @param {string | Message[]} input @param {(text: string) => void} draw */
+async function answer(input, draw) {
+  if (!remote) throw new Error("no model");
+  calm();
+  busy(true);
+  announce("Writing …");
+  const asked = typeof input === "string" ? input.length : input.reduce((n, m) => n + m.content.length + 12, 0);
+  const running = (stream = remote.stream(input, options()));
+  let text = "", frame = 0, first = 0, before = 0;
+  const paint = () => {
+    frame = 0;
+    draw(text);
+    follow();
+    const made = running.generation;
+    if (!made) return;
+    used(made.promptTokens + made.tokens.length);
+    const seconds = (performance.now() - first) / 1000;
+    if (seconds > 0.4) $("speed").textContent = digits((made.tokens.length - before) / seconds);
+  };
+  try {
+    for await (const piece of running) {
+      if (!first) {
+        first = performance.now();
+        before = running.generation.tokens.length;
+        density = Math.max(1, asked / running.generation.promptTokens);
+      }
+      text += piece;
+      frame ||= requestAnimationFrame(paint);
+    }
+  } catch (error) {
+    fail(error);
+  } finally {
+    cancelAnimationFrame(frame);
+    paint();
+    stream = null;
+    busy(false);
+  }
+  const made = running.generation;
+  const { decodeTokens = 0, decodeMs = 0 } = made?.timings ?? {};
+  if (decodeMs) $("speed").textContent = digits((decodeTokens / decodeMs) * 1000);
+  announce(text || "No answer.");
+  return { text, reason: made?.finishReason, facts: made ? `${made.tokens.length} tokens · seed ${made.seed}` : "" };
+}
+
+/** @param {boolean} on */
+function busy(on) {
+  document.body.ariaBusy = String(on);
+  composer.classList.toggle("busy", on);
+  $("new").toggleAttribute("disabled", on || talk.empty);
+  talk.label(on);
+}
+
+/** @param {number} tokens */
+function used(tokens) {
+  $("context").textContent = `${tokens} of ${context}`;
+  $("meter").style.setProperty("--part", String(Math.min(1, tokens / context)));
+}
+
+// The page follows what is written until its reader scrolls up.
+let pinned = true;
+const end = () => main.scrollHeight - main.clientHeight;
+const follow = () => pinned && (main.scrollTop = end());
+main.addEventListener("scroll", () => {
+  pinned = end() - main.scrollTop < 48;
+  newest.hidden = pinned;
+}, { passive: true });
+newest.onclick = () => {
+  pinned = true;
+  follow();
+  prompt.focus();
+};
+
+/** Messages in turns. */
+class Conversation {
+  /** @type {Message[]} */
+  messages = [];
+  list = $("turns");
+
+  get empty() {
+    return !this.messages.length;
+  }
+
+  /** @param {boolean} on */
+  label(on) {
+    send.textContent = on ? "Stop" : "Send";
+  }
+
+  /** @param {string} text */
+  async say(text) {
+    if (!text) return;
+    this.messages.push({ role: "user", content: text });
+    this.turn("you", "You").textContent = text;
+    await this.reply();
+  }
+
+  async reply() {
+    const said = this.turn("model", "Model");
+    const turn = /** @type {HTMLElement} */ (said.closest("li"));
+    const row = make("div", { className: "row" });
+    said.after(row);
+    said.classList.add("waiting");
+    turn.classList.add("busy");
+    const { text, reason, facts } = await answer(this.fitting(), (text) => {
+      said.classList.toggle("waiting", !text);
+      show(said, text);
+    });
+    said.classList.remove("waiting");
+    turn.classList.remove("busy");
+    if (!text) return turn.remove();
+    this.messages.push({ role: "assistant", content: text });
+    this.list.querySelector(".again")?.remove();
+    const copier = button("Copy", () => copy(copier, text), "bare");
+    const again = button("Try again", () => {
+      if (stream) return;
+      this.messages.pop();
+      turn.remove();
+      this.reply();
+    }, "bare again");
+    row.append(copier, again, make("span", { className: "note" }, facts + (NOTES[reason ?? ""] ?? "")));
+    follow();
+  }
+
+  /** All messages, but for the oldest where they do not fit. */
+  fitting() {
+    const system = /** @type {HTMLTextAreaElement} */ ($("system")).value.trim();
+    const head = system ? [{ role: "system", content: system }] : [];
+    const room = (context - Math.min(options().maxTokens ?? 256, context / 2)) * density;
+    let rest = this.messages;
+    const size = () => rest.reduce((n, m) => n + m.content.length + 12, system.length);
+    while (rest.length > 2 && size() > room) rest = rest.slice(2);
+    if (rest !== this.messages) announce("The oldest messages no longer fit, and are left out.");
+    return [...head, ...rest];
+  }
+
+  /** @param {string} who @param {string} name */
+  turn(who, name) {
+    const said = make("div", { className: "said" });
+    this.list.append(make("li", { className: `turn ${who}` }, make("h2", {}, name), make("div", {}, said)));
+    this.list.hidden = false;
+    $("intro").hidden = true;
+    pinned = true;
+    follow();
+    return said;
+  }
+
+  clear() {
+    this.messages = [];
+    this.list.replaceChildren();
+    this.list.hidden = true;
+  }
+}
+
+const NOTES = /** @type {Record<string, string>} */ ({
+  length: " · stopped at the most tokens", context: " · the context is full", cancelled: " · stopped by you",
+});
+
+/** One text that the model goes on with. Titled: its first line is a title. */
+class Tale {
+  /** @type {Part[]} */
+  parts = [];
+  title = "";
+  box = $("tale");
+
+  /** @param {boolean} titled */
+  constructor(titled) {
+    this.titled = titled;
+    this.heading = make("h2");
+    this.text = make("div", { className: "text" });
+    this.end = make("span", { className: "end", ariaHidden: "true" });
+    this.row = make("div", { className: "row" });
+    this.box.append(this.heading, this.text, this.end, this.row);
+  }
+
+  get empty() {
+    return !this.title && !this.parts.length;
+  }
+
+  /** @param {boolean} on */
+  label(on) {
+    send.textContent = on ? "Stop" : this.empty ? "Begin" : "Go on";
+    const ask = !this.empty ? "Add words, or just go on" : this.titled ? "A title for a tale" : "How does it begin?";
+    prompt.placeholder = ask;
+    $("prompt-label").textContent = ask;
+  }
+
+  /** @param {string} text */
+  async say(text) {
+    if (this.empty && !text) return;
+    if (this.empty && this.titled) this.title = text;
+    else if (text) this.parts.push({ you: true, text: this.parts.length ? ` ${text}` : text });
+    await this.goOn();
+  }
+
+  async goOn() {
+    this.box.hidden = false;
+    $("intro").hidden = true;
+    this.heading.hidden = !this.title;
+    this.heading.textContent = this.title;
+    const part = { you: false, text: "" };
+    this.parts.push(part);
+    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => (
+      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : new Text(text))));
+    const node = /** @type {Text} */ (this.text.lastChild);
+    this.row.replaceChildren();
+    this.end.textContent = "";
+    this.box.classList.add("busy");
+    pinned = true;
+    follow();
+    const prompt = this.prompt();
+    const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)));
+    part.text = node.data;
+    this.box.classList.remove("busy");
+    if (reason === "stop") this.end.textContent = "■ ■ ■";
+    const copier = button("Copy", () => copy(copier, this.whole()), "bare");
+    const again = button("Tell it differently", () => {
+      if (stream) return;
+      this.parts.pop();
+      this.goOn();
+    }, "bare");
+    const forgot = prompt.length < this.whole().length - part.text.length ? " · goes by the last lines only" : "";
+    this.row.append(copier, again, make("span", { className: "note" }, facts + forgot));
+    follow();
+  }
+
+  whole() {
+    return `${this.title}${this.titled ? "\n" : ""}${this.parts.map((part) => part.text).join("")}`;
+  }
+
+  /** The text, but for its beginning where it does not fit: then title and last sentences. */
+  prompt() {
+    const all = this.whole(), head = this.titled ? this.title.length + 1 : 0;
+    const room = Math.floor(context * density * 0.6);
+    if (all.length < context * density * 0.8) return all;
+    const tail = all.slice(Math.max(head, all.length - room));
+    const sentence = tail.search(/(?<=[.!?]["”’]?)\s/);
+    return all.slice(0, head) + tail.slice(sentence < 0 ? 0 : sentence + 1);
+  }
+
+  clear() {
+    this.parts = [];
+    this.title = "";
+    this.text.replaceChildren();
+    this.row.replaceChildren();
+    this.box.hidden = true;
+  }
+}
+
+/** Sends what is in the field, or waits until it can. */
+async function submit() {
+  if (stream) return;
+  if (!remote) {
+    waiting = !!prompt.value.trim();
+    send.textContent = waiting ? "Waiting" : "Send";
+    announce("It is sent as soon as the model is ready.");
+    return;
+  }
+  const text = prompt.value.trim();
+  prompt.value = "";
+  await talk.say(text);
+  talk.label(false);
+}
+
+function stop() {
+  if (waiting) {
+    waiting = false;
+    talk.label(false);
+  }
+  stream?.cancel();
+}
+
+composer.onsubmit = (event) => {
+  event.preventDefault();
+  if (stream || waiting) stop();
+  else submit();
+};
+prompt.onkeydown = (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!stream && !waiting) submit();
+};
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !(/** @type {HTMLDialogElement} */ (settings).open)) stop();
+});
+
+$("new").onclick = () => {
+  if (stream) return;
+  talk.clear();
+  remote?.reset();
+  calm();
+  used(0);
+  $("speed").textContent = "–";
+  $("intro").hidden = false;
+  busy(false);
+  prompt.focus();
+};
+
+// Settings
+const outputs = () => form.querySelectorAll("output").forEach((output) => {
+  output.value = /** @type {HTMLInputElement} */ ($(String(output.htmlFor))).value;
+});
+const remember = () => kept("settings" + location.pathname, JSON.stringify(Object.fromEntries(fields.map((f) => [f.name, f.value]))));
+for (const [name, value] of Object.entries(JSON.parse(kept("settings" + location.pathname) ?? "{}"))) {
+  const field = fields.find((f) => f.name === name);
+  if (field) field.value = String(value);
+}
+outputs();
+form.oninput = () => (outputs(), remember());
+$("settings-open").onclick = () => /** @type {HTMLDialogElement} */ (settings).showModal();
+settings.onclick = (event) => event.target === settings && /** @type {HTMLDialogElement} */ (settings).close(); // beside it
+$("settings-reset").onclick = () => (form.reset(), outputs(), kept("settings" + location.pathname, ""));
+
+open({
+  site({ language }) {
+    const examples = language?.examples ?? [];
+    context = language?.context ?? 0;
+    talk = language?.chat ? new Conversation() : new Tale(examples.length > 0 && examples.every((e) => e.endsWith("\n")));
+    $("system-field").hidden = !language?.chat;
+    $("examples").hidden = !examples.length;
+    $("examples").querySelector("ul")?.replaceChildren(...examples.map((example) => make("li", {}, button(example.trim(), () => {
+      prompt.value = example.trim();
+      submit();
+    }))));
+    /** @type {HTMLInputElement} */ ($("maxTokens")).max = String(context);
+    if (matchMedia("(hover: hover)").matches) prompt.focus();
+    used(0);
+    busy(false);
+  },
+  ready(opened) {
+    remote = opened;
+    $("memory").textContent = bytes(opened.info.bytes.memory);
+    if (waiting) submit();
+    waiting = false;
+  },
+});

@@ -1,0 +1,2 @@
+// The one place that names this package: a site has it bundled, under the same name.
+export { Tokenizer } from "@huggingface/tokenizers";

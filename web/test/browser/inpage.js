@@ -1,0 +1,240 @@
+// What the browser job runs inside a page. Arrays cross as {dtype, shape, data}, data a list of numbers.
+
+const core = (site) => import(new URL("ptegpu.js", site).href);
+const llm = (site) => import(new URL("llm.js", site).href);
+
+/** What is thrown, as data. */
+const told = (error) => ({ code: error?.code ?? error?.name ?? "?", message: String(error?.message ?? error) });
+
+/** What `work` throws; nothing, if it throws nothing. */
+const thrown = (work) => work().then(() => null, told);
+
+const plain = (value) =>
+  value?.data ? { dtype: value.dtype, shape: [...value.shape], data: Array.from(value.data, Number) } : value;
+
+const taken = (Tensor, value) => (value?.data ? new Tensor(value.dtype, value.shape, value.data) : value);
+
+/** Runs calls in order, and returns what each gives. */
+export async function runs(site, calls, options = {}) {
+  const { load, Tensor } = await core(site);
+  const program = await load(site, options);
+  try {
+    const outputs = [];
+    for (const { method, inputs, reset } of calls) {
+      if (reset) program.reset();
+      outputs.push((await program.run(inputs.map((v) => taken(Tensor, v)), { method })).map(plain));
+    }
+    const { methods, variant, adapter, bytes } = program;
+    return { outputs, methods, variant: variant.name, adapter, bytes, check: program.site?.check ? await program.selfcheck() : null };
+  } finally {
+    program.dispose();
+  }
+}
+
+/** Loads while stages are noted, and runs once. */
+export async function visit(site, call, options = {}) {
+  const { load, Tensor } = await core(site);
+  const stages = [];
+  const program = await load(site, { ...options, onProgress: (p) => stages.push(p) });
+  const outputs = (await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method })).map(plain);
+  program.dispose();
+  const weights = stages.filter(({ stage }) => stage === "weights");
+  return { outputs, last: weights.at(-1) ?? null, order: [...new Set(stages.map(({ stage }) => stage))] };
+}
+
+/** Begins to load, and never waits. */
+export async function begin(site) {
+  const { load } = await core(site);
+  globalThis.loading = thrown(() => load(site));
+}
+
+/** The cache that one site has filled. */
+const store = async () => caches.open((await caches.keys())[0] ?? "none");
+
+/** How many shards are cached. */
+export const cached = async () => (await (await store()).keys()).length;
+
+/** Changes a byte of everything that the cache holds, and says how many entries that were. */
+export async function spoil() {
+  const cache = await store();
+  const keys = await cache.keys();
+  for (const key of keys) {
+    const found = await cache.match(key);
+    const bytes = new Uint8Array(await found.arrayBuffer());
+    bytes[bytes.length >> 1] ^= 1;
+    await cache.put(key, new Response(bytes, { headers: found.headers }));
+  }
+  return keys.length;
+}
+
+/** Makes the cache fail: when it is opened, when it is asked, when it is filled. */
+export function breakCache(how) {
+  const refuse = async () => { throw new DOMException("no room", "QuotaExceededError"); };
+  if (how === "open") CacheStorage.prototype.open = refuse;
+  if (how === "match") Cache.prototype.match = refuse;
+  if (how === "put") Cache.prototype.put = refuse;
+}
+
+/** Generates for every request, with what is needed to compare. */
+export async function generations(site, requests) {
+  const { loadLanguageModel } = await llm(site);
+  const model = await loadLanguageModel(site);
+  try {
+    const found = [];
+    for (const { prompt, options, reset } of requests) {
+      if (reset) model.reset();
+      const stream = model.stream(prompt, options);
+      let text = "";
+      for await (const piece of stream) text += piece;
+      const { tokens, logprobs, finishReason, timings, promptTokens } = stream.generation;
+      found.push({ text, tokens: [...tokens], logprobs: [...logprobs], finishReason, timings, promptTokens });
+    }
+    return { found, cached: model.cached.length, encoded: model.encode("Once upon a time"), check: model.program.site?.check ? await model.program.selfcheck() : null };
+  } finally {
+    model.dispose();
+  }
+}
+
+/** Every error that a caller can meet, by the way it came about. */
+export async function errors(sites, calls) {
+  const { load, Tensor } = await core(sites.digits);
+  const found = {};
+  const opened = (site, options) => thrown(() => load(site, options));
+  const { requestAdapter } = GPU.prototype;
+  GPU.prototype.requestAdapter = async () => null;
+  found.NoAdapter = await opened(sites.digits);
+  GPU.prototype.requestAdapter = requestAdapter;
+  found.MissingFeature = await opened(sites.halves);
+  found.OutOfMemory = await opened(sites.digits, { memory: 1000 });
+  found.UnsupportedProgram = await opened(sites.hosted);
+  found.BadBundle = await opened(sites.nowhere);
+  found["BadBundle, no JSON"] = await opened(sites.html);
+  found["BadBundle, changed"] = await opened(sites.changed);
+  found.BadShard = await opened(sites.corrupt, { cache: null });
+  const stop = new AbortController();
+  stop.abort();
+  found.AbortError = await opened(sites.digits, { signal: stop.signal });
+
+  const adapter = await navigator.gpu.requestAdapter();
+  const device = await adapter.requestDevice();
+  const lost = await load(sites.digits, { adapter, device });
+  const inputs = (call) => call.inputs.map((v) => taken(Tensor, v));
+  await lost.run(inputs(calls.digits));
+  const running = thrown(() => lost.run(inputs(calls.digits)));
+  device.destroy();
+  found["DeviceLost, running"] = await running;
+  found["DeviceLost, told"] = told(await lost.lost);
+  found.DeviceLost = await thrown(() => lost.run(inputs(calls.digits)));
+  lost.dispose();
+
+  const digits = await load(sites.digits);
+  found.InvalidInput = await thrown(() => digits.run([]));
+  found["InvalidInput, shape"] = await thrown(() => digits.run([new Tensor("float32", [3], [1, 2, 3])]));
+  found["InvalidInput, method"] = await thrown(() => digits.run(inputs(calls.digits), { method: "backward" }));
+  found["still runs"] = await thrown(() => digits.run(inputs(calls.digits)));
+  digits.dispose();
+  found.ExecutionError = await thrown(() => digits.run(inputs(calls.digits)));
+
+  const encoder = await load(sites.encoder);
+  const [ids, mask] = inputs(calls.encoder);
+  const outside = new Tensor("int64", ids.shape, Array.from(ids.data, () => 50n));
+  found.IndexOutOfRange = await thrown(() => encoder.run([outside, mask]));
+  found["encoder still runs"] = await thrown(() => encoder.run([ids, mask]));
+  encoder.dispose();
+  return found;
+}
+
+/** What happens without WebGPU. */
+export const withoutGpu = async (site) => thrown(async () => (await core(site)).load(site));
+
+/** Counts buffers and devices that are made and destroyed from now on. */
+function counted() {
+  const alive = { buffers: 0, bytes: 0, devices: 0 };
+  const { createBuffer, destroy: leave } = GPUDevice.prototype;
+  const { destroy } = GPUBuffer.prototype;
+  const { requestDevice } = GPUAdapter.prototype;
+  const known = new Set();
+  GPUAdapter.prototype.requestDevice = async function (...args) {
+    alive.devices++;
+    return requestDevice.apply(this, args);
+  };
+  GPUDevice.prototype.destroy = function () {
+    alive.devices--;
+    return leave.call(this);
+  };
+  GPUDevice.prototype.createBuffer = function (descriptor) {
+    const made = createBuffer.call(this, descriptor);
+    known.add(made);
+    alive.buffers++;
+    alive.bytes += made.size;
+    return made;
+  };
+  GPUBuffer.prototype.destroy = function () {
+    if (known.delete(this)) {
+      alive.buffers--;
+      alive.bytes -= this.size;
+    }
+    return destroy.call(this);
+  };
+  return alive;
+}
+
+/** Loads, runs and disposes again and again; says what is alive after each. */
+export async function rounds(site, call, count) {
+  const { load, Tensor } = await core(site);
+  globalThis.alive ??= counted();
+  const left = [];
+  for (let k = 0; k < count; k++) {
+    const program = await load(site);
+    await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method });
+    program.dispose();
+    left.push({ ...globalThis.alive });
+  }
+  return { left: left.at(-1), most: Math.max(...left.map(({ bytes }) => bytes)) };
+}
+
+/** Frames of the page while something goes on: how many a second, and the longest gap in ms. */
+async function frames(work) {
+  let going = true;
+  const times = [];
+  const tick = (now) => {
+    times.push(now);
+    if (going) requestAnimationFrame(tick);
+  };
+  requestAnimationFrame(tick);
+  const begun = performance.now();
+  const result = await work();
+  const seconds = (performance.now() - begun) / 1000;
+  going = false;
+  const gaps = times.slice(1).map((t, k) => t - times[k]);
+  return { result, seconds, fps: times.length / seconds, longest: Math.max(0, ...gaps) };
+}
+
+/** The worker: frames while it loads and generates, the same tokens, errors by class, cancelling. */
+export async function worker(client, site, request, wrong) {
+  const { connect } = await import(client);
+  const url = new URL("worker.js", site).href;
+  const stages = new Set();
+  const loading = await frames(() => connect(site, { worker: url, onProgress: ({ stage }) => stages.add(stage) }));
+  const remote = loading.result;
+  await remote.prepare();
+  const generating = await frames(async () => {
+    const stream = remote.stream(request.prompt, request.options);
+    let pieces = 0;
+    for await (const _ of stream) pieces++;
+    return { pieces, tokens: [...stream.generation.tokens] };
+  });
+  const cut = remote.stream(request.prompt, { ...request.options, maxTokens: 100 });
+  let heard = 0;
+  for await (const _ of cut) if (++heard === 2) break;
+  const again = remote.stream(request.prompt, request.options);
+  for await (const _ of again);
+  const failed = await thrown(() => connect(wrong, { worker: url }));
+  const refused = await thrown(() => remote.run([], { method: "backward" }));
+  await remote.dispose();
+  const { seconds, fps, longest } = loading;
+  return {
+    loading: { seconds, fps, longest }, stages: [...stages], generating: { ...generating, result: undefined },
+    ...generating.result, heard, again: [...again.generation.tokens], failed, refused, info: Object.keys(remote.info),
+  };
+}

@@ -1,0 +1,70 @@
+// A static server for tests: it notes what it sends, and fails on demand.
+import { readFile } from "node:fs/promises";
+import { createServer } from "node:http";
+import { extname, join, normalize } from "node:path";
+
+const TYPES = {
+  ".html": "text/html; charset=utf-8", ".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css",
+  ".json": "application/json", ".txt": "text/plain", ".svg": "image/svg+xml", ".png": "image/png",
+};
+
+/**
+ * Serves folders under prefixes, on this machine only. `/blank` is an empty page.
+ * Nothing is kept by the browser's own cache, so that `log` has all that a page asked for.
+ * @param {Record<string, string>} folders
+ */
+export async function serve(folders) {
+  /** @type {{path: string, range: boolean, sent: number}[]} */
+  const log = [];
+  /** What goes wrong with a path that has such an end: `corrupt`, `cut` or `hold` at this share of its bytes, `status`. */
+  const faults = new Map();
+  const held = new Set();
+
+  async function answer(request, response) {
+    const pathname = decodeURIComponent(new URL(request.url, "http://host").pathname);
+    if (pathname === "/blank") return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html><title>blank</title>");
+    const prefix = Object.keys(folders).find((p) => pathname.startsWith(p));
+    const path = pathname.endsWith("/") ? pathname + "index.html" : pathname;
+    const file = prefix && join(folders[prefix], normalize(path.slice(prefix.length)));
+    const fault = [...faults].find(([end]) => path.endsWith(end))?.[1] ?? {};
+    let bytes = file && file.startsWith(folders[prefix]) ? await readFile(file).catch(() => null) : null;
+    if (!bytes || fault.status) return void response.writeHead(fault.status ?? 404).end();
+    const range = /^bytes=(\d+)-$/.exec(request.headers.range ?? "");
+    const headers = { "content-type": TYPES[extname(file)] ?? "application/octet-stream", "cache-control": "no-store" };
+    if (range) headers["content-range"] = `bytes ${range[1]}-${bytes.length - 1}/${bytes.length}`;
+    if (fault.corrupt) bytes = Buffer.concat([bytes.subarray(0, -1), Buffer.of(bytes.at(-1) ^ 1)]);
+    if (range) bytes = bytes.subarray(Number(range[1]));
+    const entry = { path, range: Boolean(range), sent: 0 };
+    log.push(entry);
+    response.writeHead(range ? 206 : 200, { ...headers, "accept-ranges": "bytes", "content-length": bytes.length });
+    const share = fault.cut ?? fault.hold;
+    const part = share === undefined || range ? bytes : bytes.subarray(0, Math.floor(share * bytes.length));
+    entry.sent = part.length;
+    if (part === bytes) return void response.end(bytes);
+    response.write(part);
+    if (fault.hold !== undefined) held.add(response);
+    else setTimeout(() => response.destroy(), 20);
+  }
+
+  const server = createServer((request, response) => {
+    answer(request, response).catch((error) => response.destroy(error));
+  });
+  await new Promise((ready) => server.listen(0, "127.0.0.1", () => ready(undefined)));
+  const { port } = server.address();
+  return {
+    port,
+    url: `http://127.0.0.1:${port}`,
+    log,
+    faults,
+    /** What was sent since the last call: bytes and requests of paths that match. */
+    sent(/** @type {RegExp} */ pattern) {
+      const found = log.filter(({ path }) => pattern.test(path));
+      return { requests: found.length, bytes: found.reduce((n, { sent }) => n + sent, 0), ranges: found.filter((e) => e.range).length };
+    },
+    close() {
+      for (const response of held) response.destroy();
+      server.closeAllConnections();
+      server.close();
+    },
+  };
+}
