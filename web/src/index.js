@@ -9,7 +9,7 @@ import { Shards, fetchJson } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
-export { Resident, arrayOf, count, fromDevice, literal }; // for the parts that are loaded when they are needed
+export { Resident, arrayOf, count, fetchJson, fromDevice, literal }; // for the parts that are loaded when they are needed
 
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
 /**
