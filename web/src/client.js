@@ -31,7 +31,10 @@ export async function connect(url, { worker, onProgress, signal, ...options } = 
   const line = new Line(start(worker));
   try {
     const base = globalThis.document?.baseURI ?? globalThis.location?.href;
-    const { site, info } = await line.call("load", [new URL(url, base).href, options], { signal, onNews: onProgress }).answer;
+    const { site, info } = await line.call("load", [new URL(url, base).href, options], {
+      signal,
+      onNews: onProgress,
+    }).answer;
     return new Remote(line, site, info);
   } catch (error) {
     line.end();
@@ -193,7 +196,12 @@ export class Remote {
 export class RemoteStream {
   /** @type {Generation} */
   generation = {
-    promptTokens: [], seed: 0, text: "", tokens: [], logprobs: [], finishReason: null,
+    promptTokens: [],
+    seed: 0,
+    text: "",
+    tokens: [],
+    logprobs: [],
+    finishReason: null,
     timings: { reusedTokens: 0, prefillTokens: 0, prefillMs: 0, decodeTokens: 0, decodeMs: 0 },
   };
   #pieces;

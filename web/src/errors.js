@@ -32,8 +32,18 @@ export class ExecutionError extends PtegpuError {}
 
 /** @type {Record<string, new (message?: string) => PtegpuError>} */
 const kinds = {
-  PtegpuError, NoWebGPU, NoAdapter, MissingFeature, OutOfMemory, DeviceLost, BadShard, BadBundle, InvalidInput,
-  IndexOutOfRange, UnsupportedProgram, ExecutionError,
+  PtegpuError,
+  NoWebGPU,
+  NoAdapter,
+  MissingFeature,
+  OutOfMemory,
+  DeviceLost,
+  BadShard,
+  BadBundle,
+  InvalidInput,
+  IndexOutOfRange,
+  UnsupportedProgram,
+  ExecutionError,
 };
 for (const name in kinds) kinds[name].prototype.name = name;
 
@@ -42,4 +52,4 @@ for (const name in kinds) kinds[name].prototype.name = name;
  * @param {{code: string, message: string}} told
  * @returns {PtegpuError}
  */
-export const revive = ({code, message}) => new (kinds[code] ?? PtegpuError)(message);
+export const revive = ({ code, message }) => new (kinds[code] ?? PtegpuError)(message);

@@ -5,7 +5,7 @@ import { BadBundle, InvalidInput } from "./errors.js";
 import { Gpu, chooseVariant, describe, findAdapter } from "./gpu.js";
 import { Method, inOnePlan, literal } from "./method.js";
 import { Plan, Resident } from "./plan.js";
-import { Shards, fetchJson } from "./weights.js";
+import { fetchJson, pieces } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
@@ -20,12 +20,17 @@ export { Resident, arrayOf, count, fetchJson, fromDevice, literal }; // for the 
  * @property {GPUPowerPreference} [powerPreference]
  * @property {string} [variant] the name of one, instead of the first that fits
  * @property {string[]} [methods] only these
+ * @property {any} [site] what site.json holds, where it is known
  * @property {number} [memory] bytes of GPU memory that the model may take
  * @property {string | null} [cache] the name of the browser's cache for weights; null: none
  * @property {typeof fetch} [fetch]
  * @property {AbortSignal} [signal]
  * @property {(progress: Progress) => void} [onProgress]
  */
+
+/** The URL of a folder, with / at its end, by itself or by a file in it. @param {string | URL} url */
+export const folderOf = (url) =>
+  new URL(url, globalThis.location?.href).href.replace(/[^/]*\.json$|\/?$/, (end) => (end[0] === "/" || !end ? "/" : ""));
 
 /**
  * Loads a program: the plan first, then weights and kernels side by side.
@@ -35,18 +40,18 @@ export { Resident, arrayOf, count, fetchJson, fromDevice, literal }; // for the 
  */
 export async function load(url, options = {}) {
   const { signal, fetch, onProgress = () => {} } = options;
-  const base = new URL(url, globalThis.location?.href).href.replace(/[^/]*\.json$|\/?$/, (end) => (end[0] === "/" || !end ? "/" : ""));
+  const base = folderOf(url);
   const adapter = await findAdapter(options);
   onProgress({ stage: "plan", done: 0, total: 2 });
   const head = await fetchJson(base + "bundle.json", { signal, fetch });
   if (head.format !== "ptegpu-bundle" || head.version !== 2)
     throw new BadBundle(`${base}bundle.json is not a bundle that this runner knows: make the site again`);
   const chosen = chooseVariant(adapter, head.variants, options);
-  const [name, ...expected] = chosen.file;
+  const [name, , sha256] = chosen.file;
   onProgress({ stage: "plan", done: 1, total: 2 });
   const [variant, site] = await Promise.all([
-    fetchJson(base + name, { signal, fetch, expected }),
-    fetchJson(base + "site.json", { signal, fetch }).catch(() => null),
+    fetchJson(base + name, { signal, fetch, sha256 }),
+    options.site ?? fetchJson(base + "site.json", { signal, fetch }).catch(() => null),
   ]);
   signal?.throwIfAborted();
   const gpu = await Gpu.open(adapter, chosen.target, options.device);
@@ -181,25 +186,19 @@ export class Program {
     const compiling = this.#compile([...this.#methods.values()], true, onProgress, signal);
     compiling.catch(() => {});
     const blobs = [...takers.keys()].sort((a, b) => head.blobs[a][0] - head.blobs[b][0]);
+    /** @type {[number, number][]} */
     const ranges = blobs.map((k) => [head.blobs[k][0], head.blobs[k][0] + head.blobs[k][1]]);
-    const shards = new Shards(this.#base, head.shards, {
-      fetch,
-      cache,
-      signal,
-      onBytes: (done, total) => onProgress({ stage: "weights", done, total }),
-    });
-    let next = 0;
-    for await (const { at, bytes } of shards.pieces(/** @type {[number, number][]} */ (ranges))) {
+    /** @type {(done: number, total: number) => void} */
+    const onBytes = (done, total) => onProgress({ stage: "weights", done, total });
+    let waiting = 0;
+    for await (const { of, at, bytes } of pieces(this.#base, head.shards, ranges, { fetch, cache, signal, onBytes })) {
       gpu.check();
-      const end = at + bytes.length;
-      while (next < blobs.length && ranges[next][1] <= at) next++;
-      for (let k = next; k < blobs.length && ranges[k][0] < end; k++) {
-        const [from, to] = [Math.max(at, ranges[k][0]), Math.min(end, ranges[k][1])];
-        const part = bytes.subarray(from - at, to - at);
-        takers.get(blobs[k])?.forEach((take) => take(part, from - ranges[k][0]));
-      }
+      takers.get(blobs[of])?.forEach((take) => take(bytes, at));
       this.bytes.weights += bytes.length;
-      await gpu.device.queue.onSubmittedWorkDone(); // so that no more than a shard waits on its way
+      if ((waiting += bytes.length) > 2 ** 24) {
+        await gpu.device.queue.onSubmittedWorkDone(); // no more than that is on its way
+        waiting = 0;
+      }
     }
     await compiling;
     signal?.throwIfAborted();

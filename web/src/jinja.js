@@ -1,2 +1,2 @@
 // The one place that names this package: a site has it bundled, under the same name.
-export { Template } from "@huggingface/jinja";
+export { Environment, Interpreter, Template } from "@huggingface/jinja";

@@ -54,6 +54,7 @@ export class Method {
     this.json = json;
     this.plans = plans;
     this.inOnePlan = inOnePlan(json);
+    this.runs = 0; // and resets: what states hold is as somebody left it, if this is what it was then
     /** Blobs that slots begin with, by slot. @type {Map<number, Uint8Array>} */
     this.data = new Map();
     /** Values of states. @type {Map<number, Value>} */
@@ -82,6 +83,7 @@ export class Method {
 
   /** States back to their first values. */
   reset() {
+    this.runs++;
     for (const plan of this.plans) plan.reset();
     this.states = new Map(this.json.states.map((/** @type {any} */ o) => [o.slot, this.first(o.slot)]));
   }
@@ -92,12 +94,14 @@ export class Method {
     const [item] = this.json.items;
     const env = this.accept(inputs);
     const plan = this.plans[item.run];
+    this.runs++;
     return new Running(this, plan.start(this.given(env, item, plan), [...plan.json.families[0].outputs.keys()]), item);
   }
 
   /** @param {any[]} inputs @param {AbortSignal} [signal] @returns {Promise<any[]>} */
   run(inputs, signal) {
     if (this.inOnePlan) return this.start(inputs).result();
+    this.runs++;
     const turn = this.last.then(() => /** @type {any} */ (this.host).run(this, inputs, signal));
     this.last = turn.catch(() => {});
     return turn;

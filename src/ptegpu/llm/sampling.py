@@ -44,7 +44,7 @@ class Sampling:
         scale = 1 / self.temperature if self.temperature else 1.0
         floor = math.log(self.min_p) if self.min_p else -3e38
         penalty = self.repeat_penalty
-        packed = struct.pack("<fifff", _single(scale), self.top_k, self.top_p, floor, penalty)
+        packed = struct.pack("<fifff", _single(scale), self.top_k, self.top_p, floor, _single(penalty))
         object.__setattr__(self, "_constant", packed + struct.pack("<fI", _single(1 / penalty), seed))
 
     @property

@@ -4,7 +4,7 @@ const core = (site) => import(new URL("ptegpu.js", site).href);
 const llm = (site) => import(new URL("llm.js", site).href);
 
 /** What is thrown, as data. */
-const told = (error) => ({ code: error?.code ?? error?.name ?? "?", message: String(error?.message ?? error) });
+const told = (error) => ({ code: error instanceof DOMException ? error.name : (error?.code ?? "?"), message: String(error?.message ?? error) });
 
 /** What `work` throws; nothing, if it throws nothing. */
 const thrown = (work) => work().then(() => null, told);
@@ -48,9 +48,15 @@ export async function begin(site) {
   globalThis.loading = thrown(() => load(site));
 }
 
+/** The cache that one site has filled. */
+const store = async () => caches.open((await caches.keys())[0] ?? "none");
+
+/** How many shards are cached. */
+export const cached = async () => (await (await store()).keys()).length;
+
 /** Changes a byte of everything that the cache holds, and says how many entries that were. */
 export async function spoil() {
-  const cache = await caches.open("ptegpu");
+  const cache = await store();
   const keys = await cache.keys();
   for (const key of keys) {
     const found = await cache.match(key);

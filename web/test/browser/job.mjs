@@ -111,12 +111,12 @@ await step("reload while loading", 30, async (context) => {
   for (;;) {
     const waits = server.log.some(({ path }) => path.endsWith(job.shards.held));
     const done = server.sent(WEIGHTS).requests >= job.shards.before + 1;
-    const kept = await page.evaluate(async () => (await (await caches.open("ptegpu")).keys()).length);
+    const kept = await page.call("cached");
     if (waits && done && kept >= job.shards.before) break;
     await new Promise((next) => setTimeout(next, 50));
   }
   server.faults.clear();
-  const kept = await page.evaluate(async () => (await (await caches.open("ptegpu")).keys()).length);
+  const kept = await page.call("cached");
   await page.reload();
   server.log.length = 0;
   const visit = await page.call("visit", at("sharded"), job.calls.sharded);
