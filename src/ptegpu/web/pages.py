@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +19,9 @@ from ..plan.bundle import Outer
 
 Name = Literal["chat", "image", "any"]
 
-_RUNNER = ("ptegpu.js", "worker.js", "style.css", "LICENSES.txt")
-PAGES: Mapping[Name, Sequence[str]] = {  # the files that each needs, besides its own .html, which is index.html
-    "chat": ("chat.js", *_RUNNER, "llm.js", "tokenizers.js", "jinja.js"),
-    "image": ("image.js", *_RUNNER),
-    "any": ("any.js", *_RUNNER),
-}
+PAGES: tuple[Name, ...] = ("chat", "image", "any")
+_ALWAYS = ("style.css", "LICENSES.txt", "ptegpu.js", "worker.js")
+_NAMED = re.compile(rb"""["'`]\./([a-z]+\.js)["'`]""")  # a module, in another one
 EXAMPLES = ("Once upon a time", "The most important thing about")
 QUESTIONS = ("What can you help me with?", "Tell me a short story.", "Explain what a GPU does, in one sentence.")
 SMALLEST, WIDEST = 4, 8  # pixels of a picture's side; how much longer one side may be than the other
@@ -72,6 +70,21 @@ def choose(program: Program, wanted: Name | None, generates: bool = True) -> Pag
     if wanted == "image":
         raise UnsupportedProgram(f"the page image is not for this program: {picture}; take the page any")
     return Page("any", "any inputs and outputs" if wanted is None else "as asked for")
+
+
+def page_files(folder: Path, page: Name, chats: bool) -> list[str]:
+    """The files of `folder` that a page needs, besides its own .html: modules, and those that they name."""
+    without = {"template.js", "jinja.js"} if not chats else set()
+    without |= {"llm.js"} if page != "chat" else set()
+    found: list[str] = []
+    queue = [*_ALWAYS, f"{page}.js"]
+    while queue:
+        name = queue.pop(0)
+        if name not in found:
+            found.append(name)
+            named = _NAMED.findall((folder / name).read_bytes()) if name.endswith(".js") else []
+            queue += [n for n in (module.decode() for module in named) if n not in without and (folder / n).is_file()]
+    return sorted(found)
 
 
 def default_method(names: Sequence[str]) -> str:

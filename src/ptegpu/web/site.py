@@ -29,7 +29,7 @@ from ..plan.save import MANIFEST, save_web
 from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
 from .check import Check, make_check
-from .pages import PAGES, Name, Page, choose, default_method, image, language
+from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files
 
 FILES = Path(__file__).parent / "files"  # what `node web/build.mjs` writes
 SITE = "site.json"
@@ -62,9 +62,10 @@ class File:
             return "weights"
         if self.name == MANIFEST or self.name.startswith("variant-"):
             return "plans"
-        if self.name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizers.js", "jinja.js"):
+        if self.name.startswith(("tokenizer", "chat_template")) or self.name in ("template.js", "jinja.js"):
             return "tokenizer"
-        return "runner" if self.name in ("ptegpu.js", "llm.js", "worker.js") else "page"
+        pages = {f"{page}.js" for page in PAGES}
+        return "runner" if self.name.endswith(".js") and self.name not in pages else "page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def make_site(
         told["check"] = reference.told
         content[reference.told["file"]] = reference.content
     tell("Reference", 1, 1)
-    for name in PAGES[chosen.name]:
+    for name in page_files(FILES, chosen.name, chats=about.get("language", {}).get("chat", False)):
         content[name] = (FILES / name).read_bytes()
     content["index.html"] = _filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
     lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in told.items())
