@@ -46,8 +46,7 @@ async function answer(input, draw) {
     draw(text);
     follow();
     const made = running.generation;
-    if (!made) return;
-    used(made.promptTokens + made.tokens.length);
+    used(made.promptTokens.length + made.tokens.length);
     const seconds = (performance.now() - first) / 1000;
     if (seconds > 0.4) $("speed").textContent = digits((made.tokens.length - before) / seconds);
   };
@@ -56,7 +55,7 @@ async function answer(input, draw) {
       if (!first) {
         first = performance.now();
         before = running.generation.tokens.length;
-        density = Math.max(1, asked / running.generation.promptTokens);
+        density = Math.max(1, asked / running.generation.promptTokens.length);
       }
       text += piece;
       frame ||= requestAnimationFrame(paint);
@@ -70,10 +69,10 @@ async function answer(input, draw) {
     busy(false);
   }
   const made = running.generation;
-  const { decodeTokens = 0, decodeMs = 0 } = made?.timings ?? {};
+  const { decodeTokens, decodeMs } = made.timings;
   if (decodeMs) $("speed").textContent = digits((decodeTokens / decodeMs) * 1000);
   announce(text || "No answer.");
-  return { text, reason: made?.finishReason, facts: made ? `${made.tokens.length} tokens · seed ${made.seed}` : "" };
+  return { text, reason: made.finishReason, facts: `${made.tokens.length} tokens · seed ${made.seed}` };
 }
 
 /** @param {boolean} on */
@@ -81,6 +80,7 @@ function busy(on) {
   document.body.ariaBusy = String(on);
   composer.classList.toggle("busy", on);
   $("new").toggleAttribute("disabled", on || talk.empty);
+  $("check").toggleAttribute("disabled", on);
   talk.label(on);
 }
 
@@ -232,8 +232,8 @@ class Tale {
     this.heading.textContent = this.title;
     const part = { you: false, text: "" };
     this.parts.push(part);
-    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => (
-      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : new Text(text))));
+    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => /** @type {(Node | string)[]} */ (
+      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : [new Text(text)])));
     const node = /** @type {Text} */ (this.text.lastChild);
     this.row.replaceChildren();
     this.end.textContent = "";

@@ -41,6 +41,8 @@ const sites = {
 };
 export const site = /** @type {any} */ ({ method: "forward", check: {}, ...sites[/** @type {keyof typeof sites} */ (kind)] });
 
+/** @type {HTMLElement} */ (document.getElementById("about")).textContent = site.description ?? "";
+
 const signatures = {
   forward: { inputs: [tensor("tokens", "int64", [4, 64], true), tensor("mask", "bool", [4, 64], true), tensor("bias", "float32", [3, 4]), { name: "steps", dtype: null, shape: [], value: 3 }],
     outputs: [tensor("scores", "float32", [4, 64], true), tensor("pooled", "float32", [4, 16]), tensor("classes", "int64", [4]), tensor("loss", "float32", [])] },
@@ -66,13 +68,13 @@ export async function connect(_url, { signal, onProgress }) {
     await step();
     if (k === 12) raise();
   }
-  for (let k = 0; k <= 35; k += 5) await step(), onProgress({ stage: "kernels", done: k, total: 35 });
+  for (let k = 5; k <= 35; k += 5) await step(), onProgress({ stage: "kernels", done: k, total: 35 });
   return new Fake();
 }
 
 class Fake {
   site = site;
-  info = { methods: Object.keys(signatures), signature: signatures, variant: { name: "generic" }, bytes: { weights: site.model.bytes, memory: site.model.bytes * 1.4 },
+  info = { methods: Object.keys(signatures), signatures, variant: { name: "generic" }, bytes: { weights: site.model.bytes, memory: site.model.bytes * 1.4 },
     adapter: { vendor: "nvidia", architecture: "ada", description: "", software: false } };
   lost = new Promise((lose) => query.has("lose") && setTimeout(() => lose(Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" })), 3000));
 
@@ -81,7 +83,7 @@ class Fake {
     const words = (kind === "chat" ? ANSWER : TALE.repeat(6)).match(/\s*\S+|\s+/g) ?? [];
     const tokens = /** @type {number[]} */ ([]);
     let cancelled = false;
-    const generation = { promptTokens: Math.ceil(JSON.stringify(prompt).length / 3.4), tokens, seed: 5, finishReason: "", timings: { decodeTokens: 0, decodeMs: 0 } };
+    const generation = { promptTokens: Array(Math.ceil(JSON.stringify(prompt).length / 3.4)).fill(0), tokens, seed: 5, finishReason: "", timings: { decodeTokens: 0, decodeMs: 0 } };
     async function* pieces() {
       const started = performance.now();
       await sleep(250 * slow);
