@@ -7,9 +7,10 @@ import * as client from "../src/client.js";
  * @typedef {{method: string, context: number, examples?: string[], chat?: boolean}} Language
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[], std: number[],
  *   labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
- * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: object}} Site
+ * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: Check}} Site
+ * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site) => void, lost?: () => void}} Page
+ * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void}} Page
  */
 
 /**
@@ -46,6 +47,9 @@ export function bytes(n) {
 
 /** A number with about three digits. @param {number} x */
 export const digits = (x) => (x >= 100 ? x.toFixed(0) : x.toPrecision(3));
+
+/** A time in ms for people. @param {number} ms */
+export const duration = (ms) => (ms < 1000 ? `${digits(ms)} ms` : `${digits(ms / 1000)} s`);
 
 /** @param {number} s */
 const remaining = (s) => (s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`);
@@ -194,7 +198,7 @@ export async function open(page) {
       state("error");
       fail(error, load);
     });
-    page.ready(remote, site);
+    page.ready(remote, site, base);
   };
 
   const connection = /** @type {{connection?: {saveData?: boolean}}} */ (navigator).connection;
@@ -214,7 +218,7 @@ async function selfcheck(remote, button) {
   $("foot-check").textContent = "checking …";
   try {
     const { ok, error } = await remote.selfcheck();
-    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ differs from the original"}: ${error.toExponential(0)} off`;
+    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ not as the original"}, ${error ? `${error.toExponential(0)} off` : "exactly"}`;
   } catch (error) {
     $("foot-check").textContent = "";
     fail(error);
@@ -242,31 +246,24 @@ function theme() {
 /** The loading bar: what is done, how far, how long it takes. Weights and kernels come side by side. */
 class Meter {
   weights = "";
-  kernels = "";
-  part = 0;
-  from = -1; // bytes that were here at the first word about them
-  since = 0;
+  /** How far each stage is, and where and when it was first heard of. @type {Record<string, {part: number, from: number, since: number}>} */
+  stages = {};
 
   /** @param {Progress} progress */
   show({ stage, done, total }) {
-    const part = done / (total || 1);
-    let left = "";
-    if (stage === "weights") {
-      if (this.from < 0) Object.assign(this, { from: done, since: performance.now() });
-      const seconds = (performance.now() - this.since) / 1000;
-      if (seconds > 0.5 && done > this.from && done < total) left = ` · ${remaining((seconds * (total - done)) / (done - this.from))}`;
-      this.weights = `${bytes(done)} of ${bytes(total)}`;
-      this.set(0.05 + 0.95 * part);
-    } else if (stage === "kernels") this.kernels = done < total ? ` · ${done} of ${total} kernels` : "";
-    const loaded = stage === "weights" ? done === total : this.part === 1;
-    $("load-stage").textContent = !this.weights ? "Reading the plan" : loaded ? "Compiling for your GPU" : "Loading the weights";
-    $("load-detail").textContent = this.weights + left + this.kernels;
-  }
-
-  /** @param {number} part */
-  set(part) {
-    this.part = part;
-    $("load-bar").style.setProperty("--part", part.toFixed(3));
-    $("load-bar").setAttribute("aria-valuenow", String(Math.round(part * 100)));
+    const now = performance.now(), part = done / (total || 1);
+    const own = (this.stages[stage] ??= { part, from: part, since: now });
+    own.part = part;
+    const { weights, kernels } = this.stages;
+    const all = 0.05 + 0.65 * (weights?.part ?? 0) + 0.3 * (kernels?.part ?? 0);
+    $("load-bar").style.setProperty("--part", all.toFixed(3));
+    $("load-bar").setAttribute("aria-valuenow", String(Math.round(all * 100)));
+    if (stage === "weights") this.weights = `${bytes(done)} of ${bytes(total)}`;
+    const compiles = weights?.part === 1;
+    $("load-stage").textContent = !weights ? "Reading the plan" : compiles ? "Compiling for your GPU" : "Loading the weights";
+    if (stage !== (compiles ? "kernels" : "weights")) return;
+    const seconds = (now - own.since) / 1000, gained = part - own.from;
+    const left = seconds > 0.5 && gained > 0 && part < 1 ? ` · ${remaining((seconds * (1 - part)) / gained)}` : "";
+    $("load-detail").textContent = (compiles ? `${this.weights} · ${done} of ${total} kernels` : this.weights) + left;
   }
 }
