@@ -129,14 +129,15 @@ export const calm = () => ($("error").hidden = true);
 /** @param {"idle" | "loading" | "stopped" | "ready" | "error"} state */
 const state = (state) => (document.body.dataset.state = state);
 
-/** Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models. */
-const fake = import.meta.url.endsWith("/ui.js") && new URLSearchParams(location.search).has("fake");
 const AUTOMATIC = 64e6; // bytes that are loaded without asking
 
 /** Opens the model of this page. @param {Page} page */
 export async function open(page) {
   theme();
-  const base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
+  const query = new URLSearchParams(location.search);
+  const base = new URL(query.get("site") ?? ".", location.href);
+  // Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models.
+  const fake = import.meta.url.endsWith("/ui.js") && query.has("fake");
   /** @type {Site} */
   let site;
   let { connect } = client;
@@ -186,7 +187,7 @@ export async function open(page) {
     const { adapter, variant } = remote.info;
     const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ") || "a GPU";
     $("foot-place").textContent = `${variant.name ?? "generic"} on ${name} · ` +
-      (adapter.software ? "runs on your CPU, as no GPU is free; nothing leaves this page" : "runs on your GPU; nothing leaves this page");
+      (adapter.software ? "runs on your CPU, without a GPU; nothing leaves this page" : "runs on your GPU; nothing leaves this page");
     const check = /** @type {HTMLButtonElement} */ ($("check"));
     check.hidden = !site.check;
     check.onclick = () => selfcheck(remote, check);
