@@ -373,7 +373,9 @@ for (const [name, value] of Object.entries(JSON.parse(kept("settings" + location
 outputs();
 form.oninput = () => (outputs(), remember());
 $("settings-open").onclick = () => /** @type {HTMLDialogElement} */ (settings).showModal();
-settings.onclick = (event) => event.target === settings && /** @type {HTMLDialogElement} */ (settings).close(); // beside it
+settings.onclick = (event) => {
+  if (event.target === settings) /** @type {HTMLDialogElement} */ (settings).close(); // a click beside it
+};
 $("settings-reset").onclick = () => (form.reset(), outputs(), kept("settings" + location.pathname, ""));
 
 open({

@@ -203,6 +203,10 @@ const STATES = [
     await page.waitForSelector(".said ul");
   }],
   ["chat-done", "chat.html?fake=chat&auto", "ready", async (page) => {
+    await page.click("#settings-open");
+    await page.fill("#system", "Be brief.");
+    await page.click("dialog .main");
+    await page.waitForSelector("dialog:not([open])", { state: "attached" });
     await page.click("#examples button");
     await page.waitForSelector(".turn .row button", { timeout: 20_000 });
   }],
