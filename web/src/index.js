@@ -22,7 +22,7 @@ export { Resident, arrayOf, count, fetchJson, fromDevice, literal }; // for the 
  * @property {string[]} [methods] only these
  * @property {any} [site] what site.json holds, where it is known
  * @property {number} [memory] bytes of GPU memory that the model may take
- * @property {string | null} [cache] the name of the browser's cache for weights; null: none
+ * @property {string | null} [cache] what the browser's caches for weights are named after, one for each site; null: none
  * @property {typeof fetch} [fetch]
  * @property {AbortSignal} [signal]
  * @property {(progress: Progress) => void} [onProgress]
