@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import http.client
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,8 @@ from ptegpu.llm.text import CONFIG, FILE, TEMPLATE
 from ptegpu.web import PAGES, VARIANTS, Server, make_site, site
 from ptegpu.web.pages import Picture, choose, find_picture
 
-DATA = Path(__file__).resolve().parent.parent / "data"
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"
 TALES, DIGITS = DEMO / "tales.pte", DEMO / "digits.pte"
 GENERIC = [VARIANTS["generic"]]
@@ -651,3 +653,19 @@ def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
     finally:
         running.kill()
         running.wait()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_five_minutes(tmp_path: Path) -> None:
+    """The module that docs/web.md begins with."""
+    from ptegpu.export import export
+
+    page = (ROOT / "docs" / "web.md").read_text("utf-8")
+    (code, *_) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert "ptegpu export torch model:small -o small.pte\n" in page
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    export(*scope["small"](), tmp_path / "small.pte")
+    make_site(tmp_path / "small.pte", tmp_path / "site", targets=GENERIC)
+    assert told(tmp_path / "site")["page"] == "image"

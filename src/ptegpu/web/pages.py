@@ -69,7 +69,7 @@ def choose(program: Program, wanted: Name | None, generates: bool = True) -> Pag
         return Page("image", why, picture=picture)
     if wanted == "image":
         raise UnsupportedProgram(f"the page image is not for this program: {picture}; take the page any")
-    return Page("any", "any inputs and outputs" if wanted is None else "as asked for")
+    return Page("any", "as asked for" if wanted else "it is neither a language model nor an image classifier")
 
 
 def page_files(folder: Path, page: Name, chats: bool) -> list[str]:
