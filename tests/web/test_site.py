@@ -132,6 +132,11 @@ def test_it_is_a_bundle(tales: Path) -> None:
     assert bundle.targets == tuple(VARIANTS.values())
 
 
+def test_software_adapters_have_fewer_kernels_to_compile(tales: Path) -> None:
+    counts = [len(json.loads((tales / f"variant-{k}.json").read_bytes())["kernels"]) for k in range(3)]
+    assert counts[2] < min(counts[:2])
+
+
 @pytest.mark.slow
 def test_python_runs_a_site(tales: Path) -> None:
     from ptegpu.llm import LanguageModel
