@@ -33,6 +33,7 @@ DATA = ROOT / "tests" / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"
 TALES, DIGITS = DEMO / "tales.pte", DEMO / "digits.pte"
 GENERIC = [VARIANTS["generic"]]
+REAL = site.FILES
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +243,21 @@ def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
     assert [name for name in one if one[name] != two[name]] == ["site.json"]  # the file's name
     with pytest.raises(InvalidInput, match="is a bundle: its data, sizes and targets are given to `ptegpu compile`"):
         make_site(tmp_path / "digits.bundle", tmp_path / "three", targets=GENERIC)
+
+
+@pytest.mark.parametrize("file", [DIGITS, DATA / "mlp.pte", TALES])
+def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """What a page and its modules cannot do without is in the folder."""
+    monkeypatch.setattr(site, "FILES", REAL)
+    sizes = {"input 0[1]": [1]} if file == TALES else {}
+    made = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
+    page = (made / "index.html").read_text("utf-8")
+    assert "{{" not in page and f"<title>{file.stem}</title>" in page
+    linked = re.findall(r'(?:src|href)="([^"#:]+)"', page)
+    assert f"{told(made)['page']}.js" in linked
+    assert set(linked) <= names(made)
+    named = {n for path in made.glob("*.js") for n in re.findall(r'from"\./([a-z]+\.js)"', path.read_text("utf-8"))}
+    assert named <= names(made)
 
 
 # Which page
