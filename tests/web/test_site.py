@@ -350,6 +350,7 @@ def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
         (DIGITS, {"labels": ["a"]}, InvalidInput, "there are 1 labels, the model has 10 classes"),
         (DIGITS, {"mean": [1, 2, 3]}, InvalidInput, r"mean is one number; there are 3: \[1.0, 2.0, 3.0\]"),
         (DATA / "cnn.pte", {"std": [1, 0, 1]}, InvalidInput, "std is one number, or 3, one for each channel, not 0"),
+        (DIGITS, {"mean": [float("nan")]}, InvalidInput, r"mean is one number; there are 1: \[nan\]"),
         (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it makes 10"),
         (DATA / "mlp.pte", {"labels": ["a"]}, InvalidInput, "labels is for the page image; this one is any"),
         (TALES, {"tokenizer": "nowhere"}, InvalidInput, "no tokenizer: nowhere does not exist"),
@@ -651,6 +652,13 @@ def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
     port = int(server.url.split(":")[2].strip("/"))
     with pytest.raises(InvalidInput, match=f"port {port}: .*; give another one with --port"):
         Server(tmp_path, port)
+
+
+def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Server, tmp_path: Path) -> None:  # noqa: F811
+    port = int(server.url.split(":")[2].strip("/"))
+    ended = invoke("web", "digits", "-o", tmp_path / "new", "--serve", "--port", port)
+    assert (ended.code, ended.out, (tmp_path / "new").exists()) == (1, "", False)
+    assert ended.err.startswith(f"error: port {port}: ") and ended.err.endswith("give another one with --port\n")
 
 
 def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -175,7 +176,8 @@ def image(
 
 def _each(values: Sequence[float] | None, channels: int, otherwise: float, name: str) -> list[float]:
     given = [otherwise] if values is None else [float(v) for v in values]
-    if len(given) not in (1, channels) or (name == "std" and 0.0 in given):
+    fine = all(map(math.isfinite, given)) and not (name == "std" and 0.0 in given)
+    if len(given) not in (1, channels) or not fine:
         wanted = "one number" if channels == 1 else f"one number, or {channels}, one for each channel"
         raise InvalidInput(f"{name} is {wanted}{', not 0' if name == 'std' else ''}; there are {len(given)}: {given}")
     return given * (channels // len(given))
