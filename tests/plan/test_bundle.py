@@ -361,7 +361,7 @@ def test_a_language_model_that_was_compiled_as_any_program() -> None:
 
 @cache
 def two_targets() -> Bundle:
-    return ptegpu.compile(DATA / "control.pte", targets=[device().target, Target()])
+    return ptegpu.compile(DATA / "control.pte", targets=[device().target, Target("small", max_invocations=64)])
 
 
 @pytest.fixture
@@ -385,7 +385,7 @@ def test_shards(web: Path) -> None:
 
 def test_the_head_says_what_each_variant_is(web: Path) -> None:
     document = json.loads((web / MANIFEST).read_bytes())
-    names = [device().target.name, "generic"]
+    names = [device().target.name, "small"]
     assert list(document) == ["format", "version", "file", "blobs", "shards", "variants"]
     assert [v["target"].get("name", "generic") for v in document["variants"]] == names
     for k, variant in enumerate(document["variants"]):
@@ -401,6 +401,17 @@ def test_the_head_says_what_each_variant_is(web: Path) -> None:
         choices = [c for p in plans for f in p["families"] for step in f["steps"] for c in step]
         bound = [nbytes for _, dispatches, _ in choices for d in dispatches for _, _, nbytes in d[1]]
         assert variant["bytes"] == {"buffers": sum(sizes), "largest": max(sizes), "binding": max(bound)}
+
+
+def test_targets_for_which_all_is_the_same_share_a_file(tmp_path: Path) -> None:
+    same = ptegpu.compile(
+        DATA / "control.pte", targets=[Target(), Target("another"), Target("small", max_invocations=64)]
+    )
+    files = save_web(same, tmp_path)
+    assert [f.name for f in files if f.name.startswith("variant")] == ["variant-0.json", "variant-1.json"]
+    document = json.loads((tmp_path / MANIFEST).read_bytes())
+    assert [v["file"][0] for v in document["variants"]] == ["variant-0.json", "variant-0.json", "variant-1.json"]
+    assert to_bytes(load(tmp_path)) == to_bytes(same)
 
 
 def test_a_shard_is_at_most_24_mib() -> None:
