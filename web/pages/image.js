@@ -1,5 +1,5 @@
 // The page of an image model: draw, drop, paste, choose or film; the likeliest labels as bars.
-import { $, announce, calm, digits, fail, make, open } from "./ui.js";
+import { $, announce, calm, duration, fail, make, open } from "./ui.js";
 
 /**
  * @typedef {import("./ui.js").Remote} Remote
@@ -139,18 +139,21 @@ async function look() {
   if (!remote) return empty() || void pixels();
   if (running) return void (again = true);
   running = true;
+  const slow = setTimeout(() => ($("speed").textContent = "Looking …"), 500);
   try {
     const started = performance.now();
     const [output] = await remote.run([{ dtype: "float32", shape: sizes(), data: pixels() }], { method });
     const ms = performance.now() - started;
+    clearTimeout(slow);
     if (!empty()) {
       tell(Array.from(output.data, Number));
-      $("speed").textContent = `${digits(ms)} ms from picture to answer`;
+      $("speed").textContent = `${duration(ms)} from picture to answer`;
     }
   } catch (error) {
     again = false;
     if (fail(error, refresh)) stop();
   }
+  clearTimeout(slow);
   running = false;
   if (again) {
     again = false;
@@ -308,6 +311,10 @@ open({
   },
   ready(opened) {
     remote = opened;
+    running = false;
     if (!empty()) look();
+  },
+  lost() {
+    remote = null;
   },
 });
