@@ -19,8 +19,8 @@ from ..llm.signature import Signature
 from ..plan.bundle import Bundle, Outer, Run
 from ..plan.plan import plain
 from ..plan.resolve import evaluated
-from ..plan.save import needed
 from ..plan.target import DeviceClass
+from ..plan.web import needed
 from ..sampling import SETTINGS
 
 Sizes = Mapping[str, Sequence[int]]  # that were planned, by name
