@@ -107,6 +107,7 @@ main.addEventListener("scroll", () => {
   pinned = end() - main.scrollTop < 48;
   newest.hidden = pinned;
 }, { passive: true });
+new ResizeObserver(follow).observe(main); // a phone's keyboard opens
 newest.onclick = () => {
   pinned = true;
   follow();

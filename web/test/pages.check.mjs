@@ -240,7 +240,7 @@ async function draw(page) {
   await page.mouse.down();
   for (const [u, v] of [[0.7, 0.25], [0.6, 0.5], [0.48, 0.82]]) await page.mouse.move(x + u * width, y + v * height, { steps: 5 });
   await page.mouse.up();
-  await page.waitForFunction(() => document.querySelector("#best-label")?.textContent !== "–");
+  await page.waitForFunction(() => document.querySelector("#best-label")?.textContent !== "");
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
