@@ -35,7 +35,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("web")
     programs, generations = sites.make(folder)
     command = ["node", ROOT / "web" / "test" / "browser" / "job.mjs", folder, ROOT / "build" / "web-screens"]
-    done = subprocess.run(command, text=True, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(command, text=True, timeout=540, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     print(done.stdout)
     path = folder / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}

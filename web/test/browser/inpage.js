@@ -36,6 +36,7 @@ export async function visit(site, call, options = {}) {
   const { load, Tensor } = await core(site);
   const stages = [];
   const program = await load(site, { ...options, onProgress: (p) => stages.push(p) });
+  await program.prepare();
   const outputs = (await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method })).map(plain);
   program.dispose();
   const weights = stages.filter(({ stage }) => stage === "weights");
@@ -185,7 +186,7 @@ export async function rounds(site, call, count) {
   globalThis.alive ??= counted();
   const left = [];
   for (let k = 0; k < count; k++) {
-    const program = await load(site);
+    const program = await load(site, { methods: [call.method] });
     await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method });
     program.dispose();
     left.push({ ...globalThis.alive });
@@ -217,7 +218,6 @@ export async function worker(client, site, request, wrong) {
   const stages = new Set();
   const loading = await frames(() => connect(site, { worker: url, onProgress: ({ stage }) => stages.add(stage) }));
   const remote = loading.result;
-  await remote.prepare();
   const generating = await frames(async () => {
     const stream = remote.stream(request.prompt, request.options);
     let pieces = 0;
