@@ -16,13 +16,13 @@ const CACHE_WAIT = 10000; // ms that the cache may take for one thing
  * @param {string} url
  * @param {new (message: string) => Error} Bad
  * @param {string | undefined} sha256
+ * @param {RequestCache} mode how the browser's own cache is used first
  * @param {AbortSignal | undefined} signal
  * @param {Fetch} [fetch]
  * @param {(bytes: number) => void} [count] is told of bytes as they come, and, below 0, of those that were no good
  */
-async function download(url, Bad, sha256, signal, fetch = globalThis.fetch, count = () => {}) {
-  // Without a hash, the browser asks whether its copy is current.
-  for (const cache of /** @type {RequestCache[]} */ (sha256 ? ["default", "reload"] : ["no-cache"])) {
+async function download(url, Bad, sha256, mode, signal, fetch = globalThis.fetch, count = () => {}) {
+  for (const cache of /** @type {RequestCache[]} */ ([mode, "reload"])) {
     let length = 0;
     /** @type {Uint8Array[]} */
     let parts = [];
@@ -81,7 +81,8 @@ const hash = async (bytes) =>
  * @returns {Promise<any>}
  */
 export async function fetchJson(url, { signal, fetch, sha256 } = {}) {
-  const bytes = await download(url, BadBundle, sha256, signal, fetch);
+  // Without a hash, the browser asks whether its copy is current.
+  const bytes = await download(url, BadBundle, sha256, sha256 ? "default" : "no-cache", signal, fetch);
   try {
     return JSON.parse(new TextDecoder().decode(bytes));
   } catch {
@@ -141,7 +142,8 @@ export async function* pieces(base, shards, wanted, { fetch, cache = "ptegpu", s
       }
       await tried(() => store.delete(key));
     }
-    const bytes = await download(new URL(name, base).href, BadShard, sha256, signal, fetch, count);
+    const mode = store ? "no-store" : "default"; // what is cached here need not be cached twice
+    const bytes = await download(new URL(name, base).href, BadShard, sha256, mode, signal, fetch, count);
     if (store) await tried(() => store.put(key, new Response(bytes)));
     return bytes;
   };

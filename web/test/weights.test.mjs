@@ -256,6 +256,10 @@ test("a wrong download is fetched again, past the browser's cache", async () => 
   const seen = [];
   await load({ fetch, onBytes: (done) => seen.push(done) }, [[300000, 301000]]);
   assert.deepEqual(modes, ["default", "reload"]);
+  globalThis.caches = fakeCaches();
+  modes.length = 0;
+  await load({ fetch }, [[300000, 301000]]);
+  assert.deepEqual(modes, ["no-store", "reload"]);
   assert.deepEqual([Math.max(...seen), seen.at(-1)], [1000, 1000]);
 });
 
