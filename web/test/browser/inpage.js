@@ -55,17 +55,25 @@ const store = async () => caches.open((await caches.keys())[0] ?? "none");
 /** How many shards are cached. */
 export const cached = async () => (await (await store()).keys()).length;
 
-/** Changes a byte of everything that the cache holds, and says how many entries that were. */
+/** All that this origin has in caches. */
+async function entries() {
+  const all = await Promise.all((await caches.keys()).map((name) => caches.open(name)));
+  return (await Promise.all(all.map(async (cache) => (await cache.keys()).map((key) => ({ cache, key }))))).flat();
+}
+
+/** How many that are. */
+export const kept = async () => (await entries()).length;
+
+/** Changes a byte of each, and says how many that were. */
 export async function spoil() {
-  const cache = await store();
-  const keys = await cache.keys();
-  for (const key of keys) {
+  const all = await entries();
+  for (const { cache, key } of all) {
     const found = await cache.match(key);
     const bytes = new Uint8Array(await found.arrayBuffer());
     bytes[bytes.length >> 1] ^= 1;
     await cache.put(key, new Response(bytes, { headers: found.headers }));
   }
-  return keys.length;
+  return all.length;
 }
 
 /** Makes the cache fail: when it is opened, when it is asked, when it is filled. */

@@ -1,20 +1,22 @@
 // The browser job: one Chromium runs all sites that FOLDER/job.json names, and FOLDER/results.json has what came out.
-//   node web/test/browser/job.mjs FOLDER
+//   node web/test/browser/job.mjs FOLDER [FOLDER for screenshots]
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
+import { audit, check, draw } from "../pages.check.mjs";
 import { serve } from "./server.mjs";
 
 const LIMIT = 480; // seconds that the whole job may take, on a busy machine; a free one needs a fifth
 const FLAGS = [
   "--headless=new", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
-  "--enable-dawn-features=disable_workgroup_init", // on SwiftShader it takes more time than all the rest
   "--host-resolver-rules=MAP insecure.test 127.0.0.1", // a page that is not secure: no WebGPU there
 ];
 const WEIGHTS = /shard-\d+\.bin$/;
 
 const folder = resolve(process.argv[2]);
+const screens = process.argv[3];
+if (screens) mkdirSync(screens, { recursive: true });
 const here = dirname(fileURLToPath(import.meta.url));
 const job = JSON.parse(readFileSync(join(folder, "job.json"), "utf8"));
 /** @type {Record<string, {ms: number, value?: any, error?: string}>} */
@@ -69,7 +71,48 @@ async function step(name, seconds, work) {
 
 const alarm = setTimeout(async () => {
   results.job = { ms: 1000 * LIMIT, error: `took more than ${LIMIT} s` };
-  await end();
+  /** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
+const ACTS = {
+  async tales(page) {
+    await page.fill("#prompt", "Once upon a time");
+    await page.press("#prompt", "Enter");
+    await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 60);
+    await page.keyboard.press("Escape");
+    await page.waitForSelector("#tale .row button");
+    return (await page.textContent("#tale .text")) ?? "";
+  },
+  async digits(page) {
+    await draw(page);
+    return (await page.textContent("#best-label")) ?? "";
+  },
+  async encoder(page) {
+    await page.click("#run");
+    await page.waitForSelector("#outputs h3");
+    return (await page.textContent("#outputs")) ?? "";
+  },
+};
+for (const [site, act] of Object.entries(ACTS))
+  await step(`page ${site}`, 120, async (context) => {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    await page.goto(at(site));
+    const problems = await check(page);
+    const state = await page.evaluate(() => document.body.dataset.state);
+    if (state === "idle") await page.click("#load-button");
+    await page.waitForFunction(() => document.body.dataset.state === "ready");
+    const text = await act(page);
+    problems.push(...(await audit(page)));
+    for (const colorScheme of screens ? /** @type {const} */ (["light", "dark"]) : [])
+      for (const [width, height] of [[1280, 800], [390, 844]]) {
+        await page.emulateMedia({ colorScheme });
+        await page.setViewportSize({ width, height });
+        await page.waitForTimeout(250); // transitions of colours
+        await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
+      }
+    return { problems, state, text };
+  });
+
+await end();
   process.exit(1);
 }, 1000 * LIMIT);
 
@@ -116,13 +159,8 @@ await step("reload while loading", 60, async (context) => {
   server.faults.set(job.shards.held, { hold: 0.5 });
   server.log.length = 0;
   await page.call("begin", at("sharded"));
-  for (;;) {
-    const waits = server.log.some(({ path }) => path.endsWith(job.shards.held));
-    const done = server.sent(WEIGHTS).requests >= job.shards.before + 1;
-    const kept = await page.call("cached");
-    if (waits && done && kept >= job.shards.before) break;
-    await new Promise((next) => setTimeout(next, 50));
-  }
+  const waits = () => server.log.some(({ path }) => path.endsWith(job.shards.held));
+  while (!waits() || (await page.call("kept")) < job.shards.before) await new Promise((next) => setTimeout(next, 50));
   server.faults.clear();
   const kept = await page.call("cached");
   await page.reload();
@@ -168,5 +206,46 @@ await step("worker", 120, async (context) => {
   const page = await open(context);
   return page.call("worker", "/web/src/client.js", at("tales"), language.requests[0], at("nowhere"));
 });
+
+/** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
+const ACTS = {
+  async tales(page) {
+    await page.fill("#prompt", "Once upon a time");
+    await page.press("#prompt", "Enter");
+    await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 60);
+    await page.keyboard.press("Escape");
+    await page.waitForSelector("#tale .row button");
+    return (await page.textContent("#tale .text")) ?? "";
+  },
+  async digits(page) {
+    await draw(page);
+    return (await page.textContent("#best-label")) ?? "";
+  },
+  async encoder(page) {
+    await page.click("#run");
+    await page.waitForSelector("#outputs h3");
+    return (await page.textContent("#outputs")) ?? "";
+  },
+};
+for (const [site, act] of Object.entries(ACTS))
+  await step(`page ${site}`, 120, async (context) => {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    await page.goto(at(site));
+    const problems = await check(page);
+    const state = await page.evaluate(() => document.body.dataset.state);
+    if (state === "idle") await page.click("#load-button");
+    await page.waitForFunction(() => document.body.dataset.state === "ready");
+    const text = await act(page);
+    problems.push(...(await audit(page)));
+    for (const colorScheme of screens ? /** @type {const} */ (["light", "dark"]) : [])
+      for (const [width, height] of [[1280, 800], [390, 844]]) {
+        await page.emulateMedia({ colorScheme });
+        await page.setViewportSize({ width, height });
+        await page.waitForTimeout(250); // transitions of colours
+        await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
+      }
+    return { problems, state, text };
+  });
 
 await end();
