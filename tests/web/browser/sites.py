@@ -115,7 +115,8 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
     made, sites = programs(), folder / "sites"
     sites.mkdir()
     for program in made:
-        site(program.data, sites / program.name)
+        labels = {"labels": [str(k) for k in range(10)]} if program.name == "digits" else {}
+        site(program.data, sites / program.name, **labels)
     site(DEMO / "tales.pte", sites / "tales")
     with patch("ptegpu.plan.save.SHARD", 4096):
         site(DEMO / "digits.pte", sites / "sharded")

@@ -106,11 +106,21 @@ for (const [site, act] of Object.entries(ACTS))
       for (const [width, height] of [[1280, 800], [390, 844]]) {
         await page.emulateMedia({ colorScheme });
         await page.setViewportSize({ width, height });
+        await page.evaluate(() => scrollTo(0, 0));
         await page.waitForTimeout(250); // transitions of colours
         await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
       }
     return { problems, state, text };
   });
+
+await step("unbuilt page", 120, async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
+  server.log.length = 0;
+  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
+});
 
 await end();
   process.exit(1);
@@ -204,7 +214,19 @@ await step("rounds", 120, async (context) => {
 
 await step("worker", 120, async (context) => {
   const page = await open(context);
-  return page.call("worker", "/web/src/client.js", at("tales"), language.requests[0], at("nowhere"));
+  const found = await page.call("worker", "/web/src/client.js", at("tales"), language.requests[0], at("nowhere"));
+  const told = (/** @type {{fps: number, longest: number}} */ { fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
+  console.log(`  loading: ${told(found.loading)}; generating: ${told(found.generating)}`);
+  return found;
+});
+
+await step("unbuilt page", 120, async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
+  server.log.length = 0;
+  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
 });
 
 /** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
@@ -242,10 +264,20 @@ for (const [site, act] of Object.entries(ACTS))
       for (const [width, height] of [[1280, 800], [390, 844]]) {
         await page.emulateMedia({ colorScheme });
         await page.setViewportSize({ width, height });
+        await page.evaluate(() => scrollTo(0, 0));
         await page.waitForTimeout(250); // transitions of colours
         await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
       }
     return { problems, state, text };
   });
+
+await step("unbuilt page", 120, async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
+  server.log.length = 0;
+  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
+});
 
 await end();
