@@ -234,7 +234,7 @@ const STATES = [
 ];
 
 /** A seven. @param {import("playwright-core").Page} page */
-async function draw(page) {
+export async function draw(page) {
   const { x, y, width, height } = /** @type {{x: number, y: number, width: number, height: number}} */ (await page.locator("#view").boundingBox());
   await page.mouse.move(x + 0.3 * width, y + 0.25 * height);
   await page.mouse.down();
