@@ -45,8 +45,7 @@ def _setting(name: str) -> str:
 
 
 def _lanes(target: Target) -> Lanes:
-    workgroup = target.workgroup(256)
-    return Lanes(workgroup, workgroup)
+    return Lanes(target.team, target.team)
 
 
 def _best(lanes: Lanes) -> str:
