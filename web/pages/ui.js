@@ -1,4 +1,5 @@
-// What the three pages share: loading with progress, stop and resume; errors that say what to do; theme; the line at the bottom.
+// What the pages share: loading with progress, stop and resume; errors that say what to do; theme; the line at the bottom.
+import * as client from "../src/client.js";
 
 /**
  * @typedef {import("../src/client.js").Remote} Remote
@@ -6,9 +7,10 @@
  * @typedef {{method: string, context: number, examples?: string[], chat?: boolean}} Language
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[], std: number[],
  *   labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
- * @typedef {{title: string, description?: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: object}} Site
- * @typedef {{stage: string, done: number, total: number, bytes?: number}} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site) => void}} Page
+ * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: Check}} Site
+ * @typedef {{file: string, method: string, inputs: any[]}} Check
+ * @typedef {import("../src/client.js").Progress} Progress
+ * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void}} Page
  */
 
 /**
@@ -46,8 +48,11 @@ export function bytes(n) {
 /** A number with about three digits. @param {number} x */
 export const digits = (x) => (x >= 100 ? x.toFixed(0) : x.toPrecision(3));
 
+/** A time in ms for people. @param {number} ms */
+export const duration = (ms) => (ms < 1000 ? `${digits(ms)} ms` : `${digits(ms / 1000)} s`);
+
 /** @param {number} s */
-const left = (s) => (s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`);
+const remaining = (s) => (s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`);
 
 /** Says it to screen readers, once. @param {string} text */
 export const announce = (text) => ($("live").textContent = text);
@@ -74,24 +79,28 @@ export async function copy(button, text) {
 }
 
 const WEBGPU = "https://github.com/gpuweb/gpuweb/wiki/Implementation-Status";
-const AGAIN = "Try again";
-/** @type {Record<string, [title: string, advice: string, again: string, link?: [string, string]]>} */
+const AGAIN = "Try again", KEPT = "What has arrived is kept: loading goes on from there.";
+/** By code or name: a title, what to do besides what the message says, the button. @type {Record<string, [string, string?, string?]>} */
 const ERRORS = {
-  NoWebGPU: ["This browser has no WebGPU", "It is in current Chrome, Edge, Safari and Firefox; some have it behind a switch.",
-    AGAIN, ["Where WebGPU works", WEBGPU]],
-  NoAdapter: ["The browser found no GPU that it may use", "Turn on hardware acceleration in its settings, and restart it.",
-    AGAIN, ["Where WebGPU works", WEBGPU]],
-  MissingFeature: ["This GPU lacks what the model needs", "Another browser or another device may have it.", AGAIN],
-  OutOfMemory: ["Not enough GPU memory", "Close other tabs and programs that use the GPU, then try again.", AGAIN],
-  DeviceLost: ["The GPU was taken away", "This happens after sleep or a driver restart. Your text is still here.", "Load again"],
-  BadShard: ["A part of the model arrived damaged", "It was fetched twice. What arrived whole is kept.", AGAIN],
-  BadBundle: ["The model's files are incomplete", "If this page is yours, upload the whole folder again.", AGAIN],
-  UnsupportedProgram: ["This model cannot run here", "It was made for a newer or another runner.", AGAIN],
-  InvalidInput: ["The model does not take this input", "", "Dismiss"],
-  IndexOutOfRange: ["A number in the input is out of range", "", "Dismiss"],
-  ExecutionError: ["The model stopped in the middle", "", "Dismiss"],
-  TypeError: ["The connection broke", "What has arrived is kept; loading goes on from there.", "Resume"],
+  NoWebGPU: ["This browser has no WebGPU"],
+  NoAdapter: ["The browser found no GPU that it may use"],
+  MissingFeature: ["This GPU lacks what the model needs", "Another browser, or another device, may have it."],
+  OutOfMemory: ["Not enough GPU memory", "Close other tabs and programs that use the GPU, then try again."],
+  DeviceLost: ["The GPU was taken away", "That happens after sleep, or when a driver restarts. What is on this page stays.", "Load again"],
+  BadShard: ["A part of the model did not arrive whole", KEPT],
+  BadBundle: ["A file of this page did not arrive", KEPT],
+  UnsupportedProgram: ["This model cannot run here"],
+  InvalidInput: ["The model does not take this"],
+  IndexOutOfRange: ["A number is out of range"],
+  ExecutionError: ["The model stopped in the middle"],
+  NotAllowedError: ["The camera is not allowed here", "Allow it in the browser's address bar, then try again."],
+  NotFoundError: ["There is no camera", "Plug one in, or use a picture instead."],
+  EncodingError: ["This file cannot be shown", "Try a JPEG, PNG or WebP."],
+  TypeError: ["The connection broke", KEPT],
 };
+
+/** Loads the model again. @type {(() => void) | undefined} */
+let reload;
 
 /**
  * Shows an error: what happened, what to do. Returns whether it was shown (an abort is none).
@@ -99,18 +108,16 @@ const ERRORS = {
  * @param {(() => void)} [again] what the button does; without it, it only closes the panel
  */
 export function fail(thrown, again) {
-  const error = /** @type {{code?: string, name?: string, message?: string}} */ (thrown);
-  if (error?.name === "AbortError") return false;
-  const code = error?.code ?? error?.name ?? "";
-  const known = ERRORS[code];
-  if (!known) console.warn(thrown);
-  const [title, advice, label, link] = known ?? ["Something went wrong", "", again ? AGAIN : "Dismiss"];
-  const act = button(again ? label : "Dismiss", () => (calm(), again?.()), "main");
-  const actions = make("div", { className: "row" }, act);
-  if (link) actions.append(make("a", { className: "button", href: link[1], rel: "noreferrer" }, link[0]));
-  const message = error?.message ?? String(thrown);
-  $("error").replaceChildren(make("h2", {}, title), make("p", {}, message),
-    ...(advice ? [make("p", { className: "soft" }, advice)] : []), actions);
+  const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
+  if (error.name === "AbortError") return false;
+  const code = error.code ?? "";
+  if (code === "DeviceLost") again = reload;
+  const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
+  const actions = make("div", { className: "row" }, button(again ? label : "Dismiss", () => (calm(), again?.()), "main"));
+  if (code === "NoWebGPU" || code === "NoAdapter")
+    actions.append(make("a", { className: "button", href: WEBGPU, rel: "noreferrer" }, "Where WebGPU works"));
+  const message = (error.message ?? String(thrown)).replace(/^[a-z](?=\w* )/, (c) => c.toUpperCase()).replace(/[^.!?]$/, "$&.");
+  $("error").replaceChildren(make("h2", {}, title), make("p", {}, message), make("p", { className: "soft" }, advice ?? ""), actions);
   $("error").hidden = false;
   $("error").scrollIntoView({ block: "nearest" });
   return true;
@@ -122,34 +129,36 @@ export const calm = () => ($("error").hidden = true);
 /** @param {"idle" | "loading" | "stopped" | "ready" | "error"} state */
 const state = (state) => (document.body.dataset.state = state);
 
-/** Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models. */
-const fake = import.meta.url.endsWith("/ui.js") && new URLSearchParams(location.search).has("fake");
 const AUTOMATIC = 64e6; // bytes that are loaded without asking
 
 /** Opens the model of this page. @param {Page} page */
 export async function open(page) {
   theme();
-  const base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
+  const query = new URLSearchParams(location.search);
+  const base = new URL(query.get("site") ?? ".", location.href);
+  // Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models.
+  const fake = import.meta.url.endsWith("/ui.js") && query.has("fake");
   /** @type {Site} */
   let site;
-  /** @type {typeof import("../src/client.js").connect} */
-  let connect;
+  let { connect } = client;
   try {
-    const from = fake ? await import(new URL("./fake.js", import.meta.url).href) : await import("../src/client.js");
-    connect = from.connect;
-    site = fake ? from.site : await (await fetch(new URL("site.json", base))).json();
+    if (fake) ({ connect, site } = await import(new URL("fake.js", import.meta.url).href));
+    else {
+      const answer = await fetch(new URL("site.json", base));
+      if (!answer.ok) throw Object.assign(new Error(`${answer.url}: status ${answer.status}`), { code: "BadBundle" });
+      site = await answer.json();
+    }
   } catch (error) {
     state("error");
     return void fail(error, () => location.reload());
   }
   document.title = $("title").textContent = site.title;
-  if (site.description) $("about").textContent = site.description;
   $("foot-model").textContent = `${site.model.file} · ${bytes(site.model.bytes)}`;
   page.site?.(site);
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));
   const known = `loaded-${site.model.file}-${site.model.bytes}`;
-  const load = async () => {
+  const load = (reload = async () => {
     calm();
     state("loading");
     const abort = new AbortController();
@@ -158,7 +167,10 @@ export async function open(page) {
     act.textContent = "Stop";
     act.onclick = () => abort.abort();
     try {
-      const remote = await connect(base.href, { signal: abort.signal, onProgress: (/** @type {Progress} */ p) => meter.show(p) });
+      const remote = await connect(base.href, { signal: abort.signal, onProgress: (progress) => meter.show(progress) });
+      // All kernels now, so that nothing waits later; without a GPU that takes too long, and each waits for its first use.
+      if (!remote.info.adapter.software)
+        await remote.prepare({ signal: abort.signal, onProgress: (progress) => meter.show(progress) });
       kept(known, "1");
       ready(remote);
     } catch (error) {
@@ -167,25 +179,27 @@ export async function open(page) {
       if (fail(error, load)) return void state("error");
       state("stopped");
       $("load-stage").textContent = "Stopped";
-      $("load-detail").textContent = meter.bytes ? `${meter.bytes} are here, and stay.` : "Nothing is lost.";
+      $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
     }
-  };
+  });
   /** @param {Remote} remote */
   const ready = (remote) => {
     const { adapter, variant } = remote.info;
     const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ") || "a GPU";
     $("foot-place").textContent = `${variant.name ?? "generic"} on ${name} · ` +
-      (adapter.software ? "runs on your CPU, as no GPU is free; nothing leaves this page" : "runs on your GPU; nothing leaves this page");
+      (adapter.software ? "runs on your CPU, without a GPU; nothing leaves this page" : "runs on your GPU; nothing leaves this page");
     const check = /** @type {HTMLButtonElement} */ ($("check"));
     check.hidden = !site.check;
     check.onclick = () => selfcheck(remote, check);
     state("ready");
     announce("The model is ready.");
     remote.lost.then((error) => {
+      remote.dispose();
+      page.lost?.();
       state("error");
       fail(error, load);
     });
-    page.ready(remote, site);
+    page.ready(remote, site, base);
   };
 
   const connection = /** @type {{connection?: {saveData?: boolean}}} */ (navigator).connection;
@@ -205,7 +219,7 @@ async function selfcheck(remote, button) {
   $("foot-check").textContent = "checking …";
   try {
     const { ok, error } = await remote.selfcheck();
-    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ differs from the original"}: ${error.toExponential(0)} off`;
+    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ not as the original"}, ${error ? `${error.toExponential(0)} off` : "exactly"}`;
   } catch (error) {
     $("foot-check").textContent = "";
     fail(error);
@@ -230,36 +244,27 @@ function theme() {
   show();
 }
 
-const STAGES = /** @type {Record<string, [text: string, from: number, to: number]>} */ ({
-  plan: ["Reading the plan", 0, 0.03], weights: ["Loading the weights", 0.03, 0.8], kernels: ["Compiling for your GPU", 0.8, 1],
-});
-
-/** The loading bar: a stage, how far it is, how long it takes. */
+/** The loading bar: what is done, how far, how long it takes. Weights and kernels come side by side. */
 class Meter {
-  stage = "";
-  bytes = "";
-  since = 0;
-  from = 0;
-  part = -1;
+  weights = "";
+  /** How far each stage is, and where and when it was first heard of. @type {Record<string, {part: number, from: number, since: number}>} */
+  stages = {};
 
   /** @param {Progress} progress */
   show({ stage, done, total }) {
-    const now = performance.now();
-    const [text, from, to] = STAGES[stage] ?? [stage, 0, 1];
-    if (stage !== this.stage) {
-      Object.assign(this, { stage, since: now, from: done });
-      $("load-stage").textContent = text;
-    }
-    const part = Math.floor((from + (to - from) * (total ? done / total : 0)) * 200) / 200;
-    if (part !== this.part) {
-      this.part = part;
-      $("load-bar").style.setProperty("--part", String(part));
-      $("load-bar").setAttribute("aria-valuenow", String(Math.round(part * 100)));
-    }
-    const seconds = (now - this.since) / 1000;
-    const time = seconds > 0.5 && done > this.from ? ` · ${left((seconds * (total - done)) / (done - this.from))}` : "";
-    if (stage === "weights") this.bytes = `${bytes(done)} of ${bytes(total)}`;
-    const what = stage === "weights" ? this.bytes : stage === "kernels" ? `${done} of ${total} kernels` : "";
-    $("load-detail").textContent = what + time;
+    const now = performance.now(), part = done / (total || 1);
+    const own = (this.stages[stage] ??= { part, from: part, since: now });
+    own.part = part;
+    const { weights, kernels } = this.stages;
+    const all = 0.05 + 0.65 * (weights?.part ?? 0) + 0.3 * (kernels?.part ?? 0);
+    $("load-bar").style.setProperty("--part", all.toFixed(3));
+    $("load-bar").setAttribute("aria-valuenow", String(Math.round(all * 100)));
+    if (stage === "weights") this.weights = `${bytes(done)} of ${bytes(total)}`;
+    const compiles = weights?.part === 1;
+    $("load-stage").textContent = !weights ? "Reading the plan" : compiles ? "Compiling for your GPU" : "Loading the weights";
+    if (stage !== (compiles ? "kernels" : "weights")) return;
+    const seconds = (now - own.since) / 1000, gained = part - own.from;
+    const left = seconds > 0.5 && gained > 0 && part < 1 ? ` · ${remaining((seconds * (1 - part)) / gained)}` : "";
+    $("load-detail").textContent = (compiles ? `${this.weights} · ${done} of ${total} kernels` : this.weights) + left;
   }
 }

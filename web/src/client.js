@@ -1,6 +1,6 @@
 // A model in a worker: the page stays smooth while it loads and runs. worker.js is the other end.
-import { BadBundle, ExecutionError, revive } from "./errors.js";
-import { packed } from "./packed.js";
+import { BadBundle, ExecutionError } from "./errors.js";
+import { packed, revive } from "./packed.js";
 
 /** @typedef {import("./index.js").Progress} Progress */
 /** @typedef {import("./index.js").Options} LoadOptions */
@@ -31,7 +31,10 @@ export async function connect(url, { worker, onProgress, signal, ...options } = 
   const line = new Line(start(worker));
   try {
     const base = globalThis.document?.baseURI ?? globalThis.location?.href;
-    const { site, info } = await line.call("load", [new URL(url, base).href, options], { signal, onNews: onProgress }).answer;
+    const { site, info } = await line.call("load", [new URL(url, base).href, options], {
+      signal,
+      onNews: onProgress,
+    }).answer;
     return new Remote(line, site, info);
   } catch (error) {
     line.end();
@@ -47,7 +50,8 @@ function start(worker) {
     if (worker) return new Worker(worker, { type: "module" });
     return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   } catch (error) {
-    throw new BadBundle(`the worker cannot start: ${error}. Serve worker.js from the page's own origin.`);
+    const { message } = /** @type {Error} */ (error);
+    throw new BadBundle(`the worker cannot start (${message}): serve worker.js from the page's own origin`);
   }
 }
 
@@ -74,11 +78,11 @@ class Line {
     });
     worker.addEventListener("error", (event) => {
       event.preventDefault?.();
-      const why = event.message || "no reason given";
+      const why = event.message ? ` (${event.message})` : "";
       this.end(
         this.#heard
-          ? new ExecutionError(`the worker failed: ${why}. Load again.`)
-          : new BadBundle(`the worker did not start: ${why}. Are worker.js and ptegpu.js there?`),
+          ? new ExecutionError(`the worker failed${why}: load again`)
+          : new BadBundle(`the worker did not start${why}: are worker.js and ptegpu.js there, next to each other?`),
       );
     });
   }
@@ -193,7 +197,12 @@ export class Remote {
 export class RemoteStream {
   /** @type {Generation} */
   generation = {
-    promptTokens: [], seed: 0, text: "", tokens: [], logprobs: [], finishReason: null,
+    promptTokens: [],
+    seed: 0,
+    text: "",
+    tokens: [],
+    logprobs: [],
+    finishReason: null,
     timings: { reusedTokens: 0, prefillTokens: 0, prefillMs: 0, decodeTokens: 0, decodeMs: 0 },
   };
   #pieces;

@@ -1,16 +1,17 @@
 /** ptegpu in a browser: runs what `ptegpu web` makes of a PyTorch program, on the visitor's GPU. */
 
-import { Tensor, arrayOf, count, fromDevice } from "./dtypes.js";
+import { Tensor, arrayOf, cast, count, fromDevice } from "./dtypes.js";
 import { BadBundle, InvalidInput } from "./errors.js";
-import { Gpu, chooseVariant, describe, findAdapter } from "./gpu.js";
-import { Method, inOnePlan, literal } from "./method.js";
-import { Plan, Resident } from "./plan.js";
-import { Shards, fetchJson } from "./weights.js";
+import { chooseVariant, describe, findAdapter, openGpu } from "./gpu.js";
+import { openMethod } from "./method.js";
+import { openPlan } from "./plan.js";
+import { fetchJson, pieces } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
-export { Resident, arrayOf, count, fetchJson, fromDevice, literal }; // for the parts that are loaded when they are needed
+export { arrayOf, cast, count, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
 
+/** A program on the GPU. @typedef {Awaited<ReturnType<typeof load>>} Program */
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
 /**
  * @typedef {object} Options
@@ -22,42 +23,165 @@ export { Resident, arrayOf, count, fetchJson, fromDevice, literal }; // for the 
  * @property {string[]} [methods] only these
  * @property {any} [site] what site.json holds, where it is known
  * @property {number} [memory] bytes of GPU memory that the model may take
- * @property {string | null} [cache] the name of the browser's cache for weights; null: none
+ * @property {string | null} [cache] what the browser's caches for weights are named after, one for each site; null: none
  * @property {typeof fetch} [fetch]
  * @property {AbortSignal} [signal]
  * @property {(progress: Progress) => void} [onProgress]
  */
 
+const AT_ONCE = 2 ** 24; // bytes on their way to the GPU
+
 /** The URL of a folder, with / at its end, by itself or by a file in it. @param {string | URL} url */
-export const folderOf = (url) =>
-  new URL(url, globalThis.location?.href).href.replace(/[^/]*\.json$|\/?$/, (end) => (end[0] === "/" || !end ? "/" : ""));
+export const folderOf = (url) => new URL(url, globalThis.location?.href).href.replace(/\/?([^/]*\.json)?$/, "/");
 
 /**
  * Loads a program: the plan first, then weights and kernels side by side.
  * @param {string | URL} url of the folder
  * @param {Options} [options]
- * @returns {Promise<Program>}
  */
 export async function load(url, options = {}) {
-  const { signal, fetch, onProgress = () => {} } = options;
+  const { signal, fetch, cache, onProgress = () => {} } = options;
   const base = folderOf(url);
+  /** @type {(stage: Progress["stage"], done: number, total: number) => void} */
+  const tell = (stage, done, total) => onProgress({ stage, done, total });
+  /** @type {(name: string, sha256?: string) => Promise<any>} */
+  const get = (name, sha256) => fetchJson(base + name, { signal, fetch, sha256 });
+
   const adapter = await findAdapter(options);
-  onProgress({ stage: "plan", done: 0, total: 2 });
-  const head = await fetchJson(base + "bundle.json", { signal, fetch });
+  tell("plan", 0, 2);
+  const head = await get("bundle.json");
   if (head.format !== "ptegpu-bundle" || head.version !== 2)
-    throw new BadBundle(`${base}bundle.json is not a bundle that this runner knows: make the site again`);
+    throw new BadBundle(`${base}bundle.json is no bundle that this runner knows: make the site again`);
   const chosen = chooseVariant(adapter, head.variants, options);
-  const [name, ...expected] = chosen.file;
-  onProgress({ stage: "plan", done: 1, total: 2 });
+  tell("plan", 1, 2);
   const [variant, site] = await Promise.all([
-    fetchJson(base + name, { signal, fetch, expected }),
-    options.site ?? fetchJson(base + "site.json", { signal, fetch }).catch(() => null),
+    get(chosen.file[0], chosen.file[2]),
+    options.site ?? get("site.json").catch(() => null),
   ]);
   signal?.throwIfAborted();
-  const gpu = await Gpu.open(adapter, chosen.target, options.device);
+  const gpu = await openGpu(adapter, chosen, options.device);
   try {
-    const program = new Program(gpu, base, chosen.target, describe(adapter), site, options);
-    await program.fill(variant, head, options);
+    const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
+    const host = wanted.every((/** @type {any} */ m) => m.direct) ? null : await import("./host.js");
+    /** Where the bytes of blobs go. @type {[blob: number, take: (at: number, bytes: Uint8Array<ArrayBuffer>) => void][]} */
+    const filling = [];
+    /** @type {GPUBuffer[]} */
+    const buffers = [];
+    const bytes = { weights: 0, memory: 0 };
+    /** @type {(k: number) => GPUBuffer} */
+    const buffer = (k) => {
+      if (!buffers[k]) {
+        const [size, blob] = variant.buffers[k];
+        const made = (buffers[k] = gpu.buffer(size));
+        bytes.memory += size;
+        if (blob !== null) filling.push([blob, (at, part) => gpu.device.queue.writeBuffer(made, at, part)]);
+      }
+      return buffers[k];
+    };
+    /** The bytes of a blob, which the host needs. @type {(blob: number) => ArrayBuffer} */
+    const kept = (blob) => {
+      const found = new Uint8Array(rangeOf(head.blobs[blob])[2]);
+      filling.push([blob, (at, part) => found.set(part, at)]);
+      return found.buffer;
+    };
+    /** @type {Map<string, import("./method.js").Method>} */
+    const methods = new Map();
+    await gpu.guarded(() => {
+      for (const json of wanted) {
+        const plans = json.plans.map((/** @type {any} */ plan) => openPlan(gpu, plan, variant.kernels, buffer));
+        methods.set(json.name, openMethod(gpu, json, plans, json.direct ? null : /** @type {any} */ (host).open(gpu, json, plans, kept)));
+      }
+    });
+
+    /** @param {any[]} plans @param {Options["onProgress"]} [told] @param {AbortSignal} [stop] */
+    const compile = async (plans, told = () => {}, stop) => {
+      const kernels = plans.flatMap((p) => p.kernels);
+      let done = 0;
+      await Promise.all(
+        kernels.map(async (kernel) => {
+          await gpu.compile(kernel);
+          stop?.throwIfAborted();
+          told({ stage: "kernels", done: ++done, total: kernels.length });
+        }),
+      );
+    };
+    const all = [...methods.values()];
+    const plans = all.flatMap((m) => m.plans);
+    const compiling = compile(plans.filter((p) => !p.json.rows.length), onProgress, signal); // what every size needs
+    compiling.catch(() => {});
+    let waiting = 0;
+    /** @type {any[]} */
+    const ranges = filling.map(([blob]) => rangeOf(head.blobs[blob]));
+    /** @type {(done: number, total: number) => void} */
+    const onBytes = (done, total) => tell("weights", done, total);
+    for await (const { of, at, bytes: part } of pieces(base, head.shards, ranges, { fetch, cache, signal, onBytes })) {
+      gpu.check();
+      filling[of][1](at, part);
+      bytes.weights += part.length;
+      if ((waiting += part.length) > AT_ONCE) {
+        await gpu.device.queue.onSubmittedWorkDone();
+        waiting = 0;
+      }
+    }
+    await compiling;
+    await Promise.all(all.map((m) => m.reset()));
+    signal?.throwIfAborted();
+    gpu.check();
+
+    const names = [...methods.keys()];
+    /** @param {string} [name] */
+    const method = (name = methods.has("forward") ? "forward" : names[0]) => {
+      gpu.check();
+      const found = methods.get(name);
+      if (!found) throw new InvalidInput(`there is no method ${name}; there are ${names.join(", ")}`);
+      return found;
+    };
+    const program = {
+      /** The names of what it can run. */
+      methods: names,
+      /** What it was compiled for. */
+      variant: { name: chosen.name, ...chosen.target },
+      adapter: describe(adapter),
+      site,
+      bytes,
+      /** Resolves when the GPU is lost, with why. */
+      lost: gpu.lost,
+      method,
+
+      /** What a method takes and gives. @param {string} [name] */
+      signature: (name) => method(name).signature,
+
+      /**
+       * Runs a method. Inputs are tensors, typed arrays, (nested) lists or numbers.
+       * @param {any[]} inputs
+       * @param {{method?: string, signal?: AbortSignal}} [options]
+       * @returns {Promise<any[]>}
+       */
+      async run(inputs, { method: name, signal: stop } = {}) {
+        stop?.throwIfAborted();
+        return method(name).run(inputs, stop);
+      },
+
+      /**
+       * Compiles all kernels, so that no call has to.
+       * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
+       */
+      prepare: ({ method: name, signal: stop, onProgress: told } = {}) => compile(name ? method(name).plans : plans, told, stop),
+
+      /** States back to their first values, before the next run. @param {string} [name] of a method */
+      reset: async (name) => {
+        await Promise.all((name ? [method(name)] : all).map((m) => m.reset()));
+      },
+
+      /**
+       * Runs what the site brought, and compares with what it should give.
+       * @returns {Promise<{ok: boolean, error: number, tolerance: number}>} the error relative to the largest value
+       */
+      selfcheck: async () => (await import("./check.js")).check(/** @type {any} */ (program), base, fetch),
+
+      /** Gives the GPU's memory back. */
+      dispose: gpu.dispose,
+    };
     return program;
   } catch (error) {
     gpu.dispose();
@@ -65,160 +189,8 @@ export async function load(url, options = {}) {
   }
 }
 
-/** A program on the GPU. Make it with `load`. */
-export class Program {
-  /** @type {Map<string, Method>} */
-  #methods = new Map();
-  #options;
-  #base;
-
-  /** @param {Gpu} gpu @param {string} base @param {any} variant @param {any} adapter @param {any} site @param {Options} options */
-  constructor(gpu, base, variant, adapter, site, options) {
-    this.gpu = gpu;
-    this.#base = base;
-    this.#options = options;
-    this.variant = variant;
-    this.adapter = adapter;
-    this.site = site;
-    this.bytes = { weights: 0, memory: 0 };
-    /** Resolves when the GPU is lost, with why. */
-    this.lost = gpu.lost;
-  }
-
-  /** The names of what it can run. */
-  get methods() {
-    return [...this.#methods.keys()];
-  }
-
-  /** @param {string} [name] @returns {Method} */
-  method(name = this.methods.includes("forward") ? "forward" : this.methods[0]) {
-    this.gpu.check();
-    const found = this.#methods.get(name);
-    if (!found) throw new InvalidInput(`there is no method ${name}; there are ${this.methods.join(", ")}`);
-    return found;
-  }
-
-  /** What a method takes and gives. @param {string} [method] */
-  signature(method) {
-    return this.method(method).signature();
-  }
-
-  /**
-   * Runs a method. Inputs are tensors, typed arrays, (nested) lists or numbers.
-   * @param {any[]} inputs
-   * @param {{method?: string, signal?: AbortSignal}} [options]
-   * @returns {Promise<any[]>}
-   */
-  async run(inputs, { method, signal } = {}) {
-    signal?.throwIfAborted();
-    return this.method(method).run(inputs, signal);
-  }
-
-  /**
-   * Compiles all kernels, so that no call has to.
-   * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
-   */
-  async prepare({ method, signal, onProgress } = {}) {
-    await this.#compile(method ? [this.method(method)] : [...this.#methods.values()], false, onProgress, signal);
-  }
-
-  /** States back to their first values. @param {string} [method] */
-  reset(method) {
-    for (const m of method ? [this.method(method)] : this.#methods.values()) m.reset();
-  }
-
-  /**
-   * Runs what the site brought, and compares with what it should give.
-   * @returns {Promise<{ok: boolean, error: number, tolerance: number}>} the error relative to the largest value
-   */
-  async selfcheck() {
-    return (await import("./check.js")).check(this, this.#base, this.#options.fetch ?? fetch);
-  }
-
-  /** Gives the GPU's memory back. */
-  dispose() {
-    this.gpu.dispose();
-    this.#methods.clear();
-  }
-
-  /**
-   * Makes buffers, compiles what every size needs, and brings the weights.
-   * @param {any} variant
-   * @param {any} head
-   * @param {Options} options
-   */
-  async fill(variant, head, { methods, signal, fetch, cache, onProgress = () => {} }) {
-    const { gpu } = this;
-    const constants = new Map();
-    /** Who takes the bytes of a blob. @type {Map<number, ((bytes: Uint8Array, at: number) => void)[]>} */
-    const takers = new Map();
-    /** The blobs that buffers begin with. @type {Map<GPUBuffer, number>} */
-    const filling = new Map();
-    /** @type {(blob: number, take: (bytes: Uint8Array, at: number) => void) => void} */
-    const takes = (blob, take) => takers.set(blob, [...(takers.get(blob) ?? []), take]);
-    /** Bytes that the host needs. @type {(blob: number) => Uint8Array} */
-    const kept = (blob) => {
-      const bytes = new Uint8Array(head.blobs[blob][1]);
-      takes(blob, (part, at) => bytes.set(part, at));
-      return bytes;
-    };
-    const all = variant.methods.filter((/** @type {any} */ m) => !methods || methods.includes(m.name));
-    const host = all.every(inOnePlan) ? null : await import("./host.js");
-    await gpu.guarded(() => {
-      for (const json of all) {
-        const plans = json.plans.map((/** @type {any} */ p) => new Plan(gpu, p, variant.kernels, constants));
-        const method = new Method(json, plans);
-        if (!method.inOnePlan) (method.host = host)?.check(json);
-        this.#methods.set(json.name, method);
-        json.slots.forEach((/** @type {any} */ s, /** @type {number} */ k) => s.data != null && method.data.set(k, kept(s.data)));
-        for (const { json: { buffers, params }, buffers: made, states } of plans) {
-          const images = params.values();
-          buffers.forEach((/** @type {any} */ { role, blob }, /** @type {number} */ k) => {
-            const first = role === "params" ? images.next().value : blob;
-            if (role === "state") states.set(made[k], blob == null ? null : kept(blob));
-            else if (first != null) filling.set(made[k], first);
-          });
-        }
-      }
-    });
-    for (const [buffer, blob] of filling) takes(blob, (part, at) => gpu.write(buffer, at, part));
-    this.bytes.memory = gpu.bytes;
-    const compiling = this.#compile([...this.#methods.values()], true, onProgress, signal);
-    compiling.catch(() => {});
-    const blobs = [...takers.keys()].sort((a, b) => head.blobs[a][0] - head.blobs[b][0]);
-    const ranges = blobs.map((k) => [head.blobs[k][0], head.blobs[k][0] + head.blobs[k][1]]);
-    const shards = new Shards(this.#base, head.shards, {
-      fetch,
-      cache,
-      signal,
-      onBytes: (done, total) => onProgress({ stage: "weights", done, total }),
-    });
-    let next = 0;
-    for await (const { at, bytes } of shards.pieces(/** @type {[number, number][]} */ (ranges))) {
-      gpu.check();
-      const end = at + bytes.length;
-      while (next < blobs.length && ranges[next][1] <= at) next++;
-      for (let k = next; k < blobs.length && ranges[k][0] < end; k++) {
-        const [from, to] = [Math.max(at, ranges[k][0]), Math.min(end, ranges[k][1])];
-        const part = bytes.subarray(from - at, to - at);
-        takers.get(blobs[k])?.forEach((take) => take(part, from - ranges[k][0]));
-      }
-      this.bytes.weights += bytes.length;
-      await gpu.device.queue.onSubmittedWorkDone(); // so that no more than a shard waits on its way
-    }
-    await compiling;
-    signal?.throwIfAborted();
-    gpu.check();
-    this.reset();
-  }
-
-  /** @param {Method[]} methods @param {boolean} surely only what every size needs @param {(progress: Progress) => void} [told] @param {AbortSignal} [signal] */
-  async #compile(methods, surely, told, signal) {
-    const kernels = methods.flatMap((m) => m.plans.flatMap((p) => (surely && p.json.rows.length ? [] : p.kernels)));
-    let done = 0;
-    await this.gpu.compile(kernels, () => {
-      signal?.throwIfAborted();
-      told?.({ stage: "kernels", done: ++done, total: kernels.length });
-    });
-  }
-}
+/** Where a blob begins and ends in the data, and its length, in whole words. @param {[number, number]} place */
+const rangeOf = ([start, length]) => {
+  const whole = Math.ceil(length / 4) * 4;
+  return [start, start + whole, whole];
+};

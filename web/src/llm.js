@@ -64,7 +64,7 @@ const FEWEST = 2, MOST = 8; // steps on their way behind the one that is waited 
  */
 export async function loadLanguageModel(url, { tokenizer, ...options } = {}) {
   const base = folderOf(url);
-  const site = await fetchJson(base + "site.json", options);
+  const site = options.site ?? (await fetchJson(base + "site.json", options));
   const { language } = site;
   if (!language) throw new InvalidInput(`${base} is not a language model: its site.json says nothing about one`);
   const [program, opened] = await Promise.allSettled([
@@ -270,7 +270,7 @@ export class LanguageModel {
       reused = this.#cached.length;
       if (!(await this.#prefill(tokens, () => stream.cancelled || signal?.aborted))) return undefined;
       const at = this.#cached.length, rest = tokens.slice(at);
-      run = start(ints(this.language.tokens, [1, rest.length], rest), at, step);
+      run = await start(ints(this.language.tokens, [1, rest.length], rest), at, step);
       this.#cached.push(...rest);
     }
     if (this.#method.inOnePlan && !sampling.penalises) {
@@ -281,7 +281,7 @@ export class LanguageModel {
       // thrown away: the cache is written again from the position on that the next call has.
       for (let k = this.#ahead.length; k < wanted; k++) {
         const following = (this.#ahead[k - 1] ?? run).resident()[0];
-        this.#ahead.push(start(following, tokens.length + k, step + 1 + k));
+        this.#ahead.push(await start(following, tokens.length + k, step + 1 + k));
       }
     }
     const [token, logprob] = await run.result();
@@ -311,7 +311,7 @@ export class LanguageModel {
     let before;
     while (!cancelled() && tokens.length - this.#cached.length > this.chunk) {
       const at = this.#cached.length, some = tokens.slice(at, at + this.chunk);
-      const run = this.#start(ints(this.language.tokens, [1, some.length], some), at);
+      const run = await this.#start(ints(this.language.tokens, [1, some.length], some), at);
       this.#cached.push(...some);
       await before?.result();
       before = run;
@@ -327,7 +327,7 @@ export class LanguageModel {
    * @param {Int32Array} [words]
    * @param {Int32Array} [seen]
    * @param {number} [how]
-   * @returns {Running}
+   * @returns {Promise<Running>}
    */
   #start(tokens, position, words = new Int32Array(8), seen = new Int32Array(1), how = 0) {
     const at = ints(this.language.position, [1], [position]);
@@ -361,8 +361,8 @@ export class LanguageModel {
   }
 }
 
-/** A call that takes several plans. @type {(results: Promise<any[]>) => Running} */
-function waited(results) {
+/** A call that takes several plans. @type {(results: Promise<any[]>) => Promise<Running>} */
+async function waited(results) {
   results.catch(() => {}); // whoever wants the result hears of it
   return { result: () => results, resident: () => [], discard() {} };
 }

@@ -1,9 +1,8 @@
 // A model in a worker, for client.js. A call is a message { id, name, args }; its answer has the same id and a `value` or an
 // `error`, and there may be some with `news` before. A message with the id of a running call is a note to it: "abort",
 // "cancel" or "more".
-import { load } from "./index.js";
-import { packed } from "./packed.js";
-import { fetchJson } from "./weights.js";
+import { fetchJson, folderOf, load } from "./index.js";
+import { packed, told } from "./packed.js";
 
 /** @typedef {import("./index.js").Program} Program */
 /** @typedef {{program: Program, model?: import("./llm.js").LanguageModel}} Opened */
@@ -18,10 +17,11 @@ const PAUSE = 50; // ms between two messages of progress
  * @returns {Promise<Opened>}
  */
 async function open(url, options) {
-  const site = await fetchJson(new URL("site.json", url).href, options).catch(() => null);
-  if (!site?.language) return { program: await load(url, options) };
+  const base = folderOf(url);
+  const site = await fetchJson(base + "site.json", options).catch(() => null);
+  if (!site?.language) return { program: await load(base, { ...options, site }) };
   const { loadLanguageModel } = await import("./llm.js");
-  const model = await loadLanguageModel(url, options);
+  const model = await loadLanguageModel(base, { ...options, site });
   return { model, program: model.program };
 }
 
@@ -61,7 +61,12 @@ export function serve(port, opens = open) {
       let wanted = true;
       const news = () => {
         const { tokens, logprobs, finishReason, timings } = stream.generation;
-        const generation = { tokens: tokens.slice(sent), logprobs: logprobs.slice(sent), finishReason, timings };
+        const generation = {
+          tokens: tokens.slice(sent),
+          logprobs: logprobs.slice(sent),
+          finishReason,
+          timings,
+        };
         const made = { text, generation };
         text = "";
         sent = tokens.length;
@@ -112,10 +117,6 @@ export function serve(port, opens = open) {
     calls.delete(id);
   };
 }
-
-/** What `revive` makes an error of again. @type {(error: any) => {code: string, message: string}} */
-const told = (error) =>
-  typeof error?.code === "string" ? { code: error.code, message: error.message } : { code: "", message: String(error) };
 
 /**
  * Progress, but not more often than anybody can see.

@@ -378,7 +378,7 @@ VARIANTS = (  # the first that fits is taken; the last one always does
     Variant("direct", windows.direct, windows.is_narrow),
     Variant("windows", windows.gathered, lambda p, _: p.window and p.transposed),
     Variant("outer", one_by_one, lambda p, _: (p.k <= 8 or not p.a.dtype.is_float) and not (p.packed or p.window)),
-    Variant("packed gemv", few.gemv, lambda p, _: few.serves(p)),
+    Variant("packed gemv", few.gemv, few.serves),
     Variant("blocks", _blocks, lambda p, target: target.software),
     Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= few.MAX_ROWS and not p.packed),
     Variant(

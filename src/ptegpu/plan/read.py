@@ -23,8 +23,9 @@ from .bundle import Bundle, Host, Item, Outer, Run
 from .fields import literal, read_field
 from .plan import Buffer, Kernel, Plan
 from .prove import damaged, prove
-from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION, needed
+from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
 from .target import Target
+from .web import needed
 
 
 def is_bundle(source: Any) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ..format.pte import Tensor as FileTensor
 from ..graph.linear import Call, Jump, Move, Var
 from .bundle import Bundle, Item, Outer, Run
 from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
-from .resolve import Resolver
+from .web import Buffers, method_needs, variant_needs
 
 MAGIC = b"ptegpu\x00B"
 FORMAT = "ptegpu-bundle"
@@ -64,38 +64,30 @@ def to_bytes(bundle: Bundle) -> bytes:
 def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     """Write `bundle.json`, `variant-0.json`, …, `shard-000.bin`, …: what a browser fetches. Returns the files."""
     blobs = _Blobs()
-    variants, files = [], {}
-    for k, (target, methods) in enumerate(zip(bundle.targets, bundle.methods, strict=True)):
+    variants: list[dict[str, Any]] = []
+    names: dict[bytes, str] = {}  # targets for which everything is the same share a file
+    for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
         made = [_outer(o, kernels, blobs) for o in methods.values()]
+        buffers = Buffers()
         for outer, told in zip(methods.values(), made, strict=True):
+            told |= method_needs(outer)
             for plan, listed in zip(outer.plans, told["plans"], strict=True):
-                listed["keys"] = Resolver(plan).wanted
-        text = _json({"kernels": [_plain(kernel) for kernel in kernels], "methods": made})
-        files[f"variant-{k}.json"] = text
-        file = _listed(f"variant-{k}.json", text)
-        variants.append({"target": _plain(target), "file": file, "bytes": needed(methods.values())})
+                listed |= buffers.plan(plan, listed)
+        text = _json({"kernels": [_plain(k) for k in kernels], "buffers": buffers.all, "methods": made})
+        file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
+        variants.append({"target": _plain(target), "file": file} | variant_needs(target, methods.values()))
     data = b"".join(_stream(blobs))
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
     told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
     head = told | {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    files |= shards
+    files = {name: text for text, name in names.items()} | shards
     files[MANIFEST] = _json(head)  # last: a folder with a manifest is whole
     for name, content in files.items():
         write(path / name, content)
     return [path / name for name in files]
-
-
-def needed(methods: Iterable[Outer]) -> dict[str, int]:
-    """Bytes on the GPU: of all buffers, a constant counted once; of the largest one; of the largest binding."""
-    plans = [p for outer in methods for p in outer.plans]
-    once = {b.name: b.nbytes for p in plans for b in p.buffers if b.role == "constant"}
-    sizes = [*once.values(), *(b.nbytes for p in plans for b in p.buffers if b.role != "constant")]
-    steps = (choices for p in plans for f in p.families for choices in f.steps)
-    bound = (b.nbytes for choices in steps for c in choices for d in c.dispatches for b in d.bindings)
-    return {"buffers": sum(sizes), "largest": max(sizes, default=0), "binding": max(bound, default=0)}
 
 
 def _listed(name: str, content: bytes) -> list[Any]:
@@ -133,6 +125,7 @@ def _stream(blobs: _Blobs) -> Iterator[bytes | memoryview]:
         yield bytes(start - end)
         yield part
         end = start + nbytes
+    yield bytes(-end % ALIGN)
 
 
 def _file(bundle: Bundle) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import ptegpu
 from ptegpu.llm import LanguageModel
 from ptegpu.plan.save import save_web
 from ptegpu.plan.target import Target
+from ptegpu.web.site import make_site
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"
@@ -95,7 +96,7 @@ class Request:
 
 
 def requests(model: LanguageModel) -> list[Request]:
-    tokens = model.encode((DEMO / "tales.heldout.txt").read_text()[:4000])
+    tokens = model.encode((DEMO / "tales.heldout.txt").read_text()[:850])
     common = {"max_tokens": 8, "stop_tokens": []}
     sampled = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 7}
     found = []
@@ -112,6 +113,7 @@ def requests(model: LanguageModel) -> list[Request]:
 def make(folder: Path) -> tuple[list[Program], list[Any]]:
     """Sites and `job.json` in a folder. Returns the programs, and what the language model generates natively."""
     made, sites = programs(), folder / "sites"
+    sites.mkdir()
     for program in made:
         site(program.data, sites / program.name)
     site(DEMO / "tales.pte", sites / "tales")
@@ -142,8 +144,11 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
     return made, generations
 
 
-def site(data: bytes | Path, folder: Path) -> None:
-    raise NotImplementedError
+def site(data: bytes | Path, folder: Path, **options: Any) -> None:
+    path = data if isinstance(data, Path) else folder.with_suffix(".pte")
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    make_site(path, folder, **options)
 
 
 def told(call: Call) -> dict[str, Any]:

@@ -21,11 +21,11 @@ export async function serve(folders) {
   const held = new Set();
 
   async function answer(request, response) {
-    const { pathname } = new URL(request.url, "http://host");
+    const pathname = decodeURIComponent(new URL(request.url, "http://host").pathname);
     if (pathname === "/blank") return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html><title>blank</title>");
     const prefix = Object.keys(folders).find((p) => pathname.startsWith(p));
     const path = pathname.endsWith("/") ? pathname + "index.html" : pathname;
-    const file = prefix && join(folders[prefix], normalize(decodeURIComponent(path.slice(prefix.length))));
+    const file = prefix && join(folders[prefix], normalize(path.slice(prefix.length)));
     const fault = [...faults].find(([end]) => path.endsWith(end))?.[1] ?? {};
     let bytes = file && file.startsWith(folders[prefix]) ? await readFile(file).catch(() => null) : null;
     if (!bytes || fault.status) return void response.writeHead(fault.status ?? 404).end();
