@@ -210,6 +210,7 @@ def test_equal_programs_give_equal_bytes(tmp_path: Path) -> None:
     assert content(tmp_path / "one-control") == content(tmp_path / "two-control")
 
 
+@pytest.mark.slow
 def test_a_language_model_twice(tales: Path, tmp_path: Path) -> None:
     make_site(TALES, tmp_path / "site", check=False)
     assert content(tmp_path / "site") == content(tales)
