@@ -54,6 +54,7 @@ async function run() {
   running = true;
   document.body.ariaBusy = "true";
   const started = performance.now();
+  const asked = method;
   const slow = setTimeout(() => ($("speed").textContent = "Running …"), 500);
   try {
     const values = await remote.run(
@@ -61,15 +62,16 @@ async function run() {
       { method },
     );
     clearTimeout(slow);
+    if (asked !== method) throw new DOMException("another method was chosen", "AbortError");
     calm();
     const time = duration(performance.now() - started);
     while (outputs.length < values.length) outputs.push(new Output(`output ${outputs.length}`, outputs.length));
-    $("outputs").replaceChildren(...values.map((_, k) => outputs[k].box));
+    if ($("outputs").children.length !== values.length)
+      $("outputs").replaceChildren(...values.map((_, k) => outputs[k].box));
     values.forEach((value, k) => outputs[k].show(value));
     $("speed").textContent = `${time} · ${bytes(remote.info.bytes.memory)} of memory`;
     announce(`Ran in ${time}.`);
   } catch (error) {
-    again = false;
     $("speed").textContent = "";
     fail(error);
   }
@@ -101,6 +103,7 @@ addEventListener(
 open({
   async ready(opened, site, base) {
     remote = opened;
+    document.body.ariaBusy = "true"; // until the first run
     if (ports.length) return void run(); // again, after the GPU was lost
     const select = /** @type {HTMLSelectElement} */ ($("method"));
     const names = opened.info.methods;

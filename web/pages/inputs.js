@@ -1,5 +1,5 @@
 // Editors of inputs: sizes where they may change, values by a fill, a field each, as text, or from a file.
-import { button, fail, make } from "./ui.js";
+import { button, fail, make, refill } from "./ui.js";
 import { array, count, one, read, whole } from "./npy.js";
 import { heatmap, short, stats } from "./plots.js";
 
@@ -121,7 +121,7 @@ export class Port {
       file,
     );
     actions.children[2].toggleAttribute("hidden", !["normal", "uniform", "below"].includes(this.fill));
-    this.box.replaceChildren(name, this.shape(), actions, this.elements());
+    refill(this.box, () => this.box.replaceChildren(name, this.shape(), actions, this.elements()));
   }
 
   /** The sizes; fields where they may change. */

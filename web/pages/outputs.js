@@ -1,5 +1,5 @@
 // Views of outputs: table, heatmap, lines, histogram; each can be saved as a .npy file.
-import { button, make } from "./ui.js";
+import { button, make, refill } from "./ui.js";
 import { write } from "./npy.js";
 import { heatmap, histogram, lines, short, stats } from "./plots.js";
 
@@ -19,6 +19,11 @@ export class Output {
 
   /** @param {any} value a tensor, or a number */
   show(value) {
+    refill(this.box, () => this.fill(value));
+  }
+
+  /** @param {any} value */
+  fill(value) {
     if (typeof value !== "object" || value === null) value = { dtype: "", shape: [], data: [value] };
     this.tensor = /** @type {Tensor} */ (value);
     const { dtype, shape, data } = this.tensor;

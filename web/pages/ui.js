@@ -37,6 +37,18 @@ export function make(tag, properties = {}, ...children) {
   return made;
 }
 
+/**
+ * Makes the children of `box` again; what had the focus in it has it again, if it is still there.
+ * @param {HTMLElement} box @param {() => void} work
+ */
+export function refill(box, work) {
+  const all = () =>
+    /** @type {HTMLElement[]} */ ([...box.querySelectorAll("button, input, select, textarea, [tabindex]")]);
+  const at = all().findIndex((e) => e === document.activeElement);
+  work();
+  if (at >= 0) all()[at]?.focus({ preventScroll: true });
+}
+
 /** @param {string} text @param {() => void} onclick @param {string} [className] */
 export const button = (text, onclick, className = "") => make("button", { type: "button", className, onclick }, text);
 

@@ -42,9 +42,13 @@ export async function check(page) {
     /^http/.test(r.url()) && new URL(r.url()).host !== host && found.push(`another host: ${r.url()}`);
   page.on("console", heard).on("pageerror", thrown).on("request", asked);
   await page.reload();
-  await page.waitForFunction(() => ["ready", "idle", "error"].includes(document.body.dataset.state ?? ""), null, {
-    timeout: 60_000,
-  });
+  await page.waitForFunction(
+    () => ["ready", "idle", "error"].includes(document.body.dataset.state ?? "") && document.body.ariaBusy !== "true",
+    null,
+    {
+      timeout: 60_000,
+    },
+  );
   found.push(...(await audit(page)), ...(await tabs(page)));
   page.off("console", heard).off("pageerror", thrown).off("request", asked);
   return found;
