@@ -1,4 +1,4 @@
-"""One Chromium job for all tests here. Only `make test-web` collects them: it names the browser, or "" if there is none."""
+"""One Chromium job for all tests here. Only `make test-web` collects them: it names the browser, or "" for none."""
 
 from __future__ import annotations
 
