@@ -38,3 +38,17 @@ export const IndexOutOfRange = kind("IndexOutOfRange", InvalidInput);
 export const UnsupportedProgram = kind("UnsupportedProgram", PtegpuError);
 /** A run that failed, or a use of what was disposed. */
 export const ExecutionError = kind("ExecutionError", PtegpuError);
+
+// Types of the same names.
+/** @typedef {InstanceType<typeof PtegpuError>} PtegpuError */
+/** @typedef {InstanceType<typeof NoWebGPU>} NoWebGPU */
+/** @typedef {InstanceType<typeof NoAdapter>} NoAdapter */
+/** @typedef {InstanceType<typeof MissingFeature>} MissingFeature */
+/** @typedef {InstanceType<typeof OutOfMemory>} OutOfMemory */
+/** @typedef {InstanceType<typeof DeviceLost>} DeviceLost */
+/** @typedef {InstanceType<typeof BadShard>} BadShard */
+/** @typedef {InstanceType<typeof BadBundle>} BadBundle */
+/** @typedef {InstanceType<typeof InvalidInput>} InvalidInput */
+/** @typedef {InstanceType<typeof IndexOutOfRange>} IndexOutOfRange */
+/** @typedef {InstanceType<typeof UnsupportedProgram>} UnsupportedProgram */
+/** @typedef {InstanceType<typeof ExecutionError>} ExecutionError */

@@ -6,6 +6,9 @@ import { BadBundle, DeviceLost, ExecutionError, InvalidInput, PtegpuError } from
 import { serve } from "../src/worker.js";
 
 const tick = (ms = 0) => new Promise((resolve) => setTimeout(resolve, ms));
+const until = async (holds) => {
+  for (let k = 0; k < 1000 && !holds(); k++) await tick(5);
+};
 let workers = [];
 afterEach(() => {
   for (const worker of workers) worker.terminate();
@@ -219,9 +222,9 @@ test("an abort rejects with its reason, at once, and ends the call in the worker
   await tick(20);
   stop.abort(reason);
   await assert.rejects(run, reason);
-  await tick(20);
   const { id } = worker.sent.at(-1);
   assert.equal(worker.sent.at(-1).name, "abort");
+  await until(() => worker.received.at(-1).id === id);
   assert.equal(worker.received.at(-1).id, id); // answered: nothing is left there
   assert.equal((await remote.run([[1, 2]], { signal: new AbortController().signal }))[1], 7);
 });
@@ -232,7 +235,7 @@ test("connect: an abort and an error end the worker", async () => {
   let inWorker;
   const slow = fakeWorker((url, { signal }) => new Promise(() => (inWorker = signal)));
   const connecting = connect("http://site/", { worker: slow, signal: stop.signal });
-  await tick(20);
+  await until(() => inWorker);
   assert.equal(inWorker.aborted, false);
   stop.abort(reason);
   await assert.rejects(connecting, reason);

@@ -49,12 +49,6 @@ export async function begin(site) {
   globalThis.loading = thrown(() => load(site));
 }
 
-/** The cache that one site has filled. */
-const store = async () => caches.open((await caches.keys())[0] ?? "none");
-
-/** How many shards are cached. */
-export const cached = async () => (await (await store()).keys()).length;
-
 /** All that this origin has in caches. */
 async function entries() {
   const all = await Promise.all((await caches.keys()).map((name) => caches.open(name)));

@@ -71,58 +71,7 @@ async function step(name, seconds, work) {
 
 const alarm = setTimeout(async () => {
   results.job = { ms: 1000 * LIMIT, error: `took more than ${LIMIT} s` };
-  /** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
-const ACTS = {
-  async tales(page) {
-    await page.fill("#prompt", "Once upon a time");
-    await page.press("#prompt", "Enter");
-    await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 60);
-    await page.keyboard.press("Escape");
-    await page.waitForSelector("#tale .row button");
-    return (await page.textContent("#tale .text")) ?? "";
-  },
-  async digits(page) {
-    await draw(page);
-    return (await page.textContent("#best-label")) ?? "";
-  },
-  async encoder(page) {
-    await page.click("#run");
-    await page.waitForSelector("#outputs h3");
-    return (await page.textContent("#outputs")) ?? "";
-  },
-};
-for (const [site, act] of Object.entries(ACTS))
-  await step(`page ${site}`, 120, async (context) => {
-    const page = await context.newPage();
-    page.setDefaultTimeout(60_000);
-    await page.goto(at(site));
-    const problems = await check(page);
-    const state = await page.evaluate(() => document.body.dataset.state);
-    if (state === "idle") await page.click("#load-button");
-    await page.waitForFunction(() => document.body.dataset.state === "ready");
-    const text = await act(page);
-    problems.push(...(await audit(page)));
-    for (const colorScheme of screens ? /** @type {const} */ (["light", "dark"]) : [])
-      for (const [width, height] of [[1280, 800], [390, 844]]) {
-        await page.emulateMedia({ colorScheme });
-        await page.setViewportSize({ width, height });
-        await page.evaluate(() => scrollTo(0, 0));
-        await page.waitForTimeout(250); // transitions of colours
-        await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
-      }
-    return { problems, state, text };
-  });
-
-await step("unbuilt page", 120, async (context) => {
-  const page = await context.newPage();
-  page.setDefaultTimeout(60_000);
-  server.log.length = 0;
-  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
-  await page.waitForFunction(() => document.body.dataset.state === "ready");
-  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
-});
-
-await end();
+  await end();
   process.exit(1);
 }, 1000 * LIMIT);
 
@@ -172,7 +121,7 @@ await step("reload while loading", 60, async (context) => {
   const waits = () => server.log.some(({ path }) => path.endsWith(job.shards.held));
   while (!waits() || (await page.call("kept")) < job.shards.before) await new Promise((next) => setTimeout(next, 50));
   server.faults.clear();
-  const kept = await page.call("cached");
+  const kept = await page.call("kept");
   await page.reload();
   server.log.length = 0;
   const visit = await page.call("visit", at("sharded"), job.calls.sharded);
@@ -218,15 +167,6 @@ await step("worker", 120, async (context) => {
   const told = (/** @type {{fps: number, longest: number}} */ { fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
   console.log(`  loading: ${told(found.loading)}; generating: ${told(found.generating)}`);
   return found;
-});
-
-await step("unbuilt page", 120, async (context) => {
-  const page = await context.newPage();
-  page.setDefaultTimeout(60_000);
-  server.log.length = 0;
-  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
-  await page.waitForFunction(() => document.body.dataset.state === "ready");
-  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
 });
 
 /** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
