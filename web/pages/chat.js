@@ -107,6 +107,7 @@ main.addEventListener("scroll", () => {
   pinned = end() - main.scrollTop < 48;
   newest.hidden = pinned;
 }, { passive: true });
+new ResizeObserver(follow).observe(main); // a phone's keyboard opens
 newest.onclick = () => {
   pinned = true;
   follow();
@@ -373,7 +374,9 @@ for (const [name, value] of Object.entries(JSON.parse(kept("settings" + location
 outputs();
 form.oninput = () => (outputs(), remember());
 $("settings-open").onclick = () => /** @type {HTMLDialogElement} */ (settings).showModal();
-settings.onclick = (event) => event.target === settings && /** @type {HTMLDialogElement} */ (settings).close(); // beside it
+settings.onclick = (event) => {
+  if (event.target === settings) /** @type {HTMLDialogElement} */ (settings).close(); // a click beside it
+};
 $("settings-reset").onclick = () => (form.reset(), outputs(), kept("settings" + location.pathname, ""));
 
 open({
