@@ -32,8 +32,11 @@ function options() {
   return found;
 }
 
-/** Streams an answer; each frame shows what came. @param {string | Message[]} input @param {(text: string) => void} draw */
-async function answer(input, draw) {
+/**
+ * Streams an answer; each frame shows what came.
+ * @param {string | Message[]} input @param {(text: string) => void} draw @param {HTMLElement} row below the text
+ */
+async function answer(input, draw, row) {
   if (!remote) throw new Error("no model");
   calm();
   busy(true);
@@ -41,6 +44,8 @@ async function answer(input, draw) {
   const asked = typeof input === "string" ? input.length : input.reduce((n, m) => n + m.content.length + 12, 0);
   const running = (stream = remote.stream(input, options()));
   let text = "", frame = 0, first = 0, before = 0;
+  const hint = make("span", { className: "note" }, "The first words take longest: kernels are being compiled.");
+  const late = setTimeout(() => row.append(hint), 3000);
   const paint = () => {
     frame = 0;
     draw(text);
@@ -54,6 +59,8 @@ async function answer(input, draw) {
     for await (const piece of running) {
       if (!first) {
         first = performance.now();
+        clearTimeout(late);
+        hint.remove();
         before = running.generation.tokens.length;
         density = Math.max(1, asked / running.generation.promptTokens.length);
       }
@@ -63,6 +70,8 @@ async function answer(input, draw) {
   } catch (error) {
     fail(error);
   } finally {
+    clearTimeout(late);
+    hint.remove();
     cancelAnimationFrame(frame);
     paint();
     stream = null;
@@ -137,7 +146,7 @@ class Conversation {
     const { text, reason, facts } = await answer(this.fitting(), (text) => {
       said.classList.toggle("waiting", !text);
       show(said, text);
-    });
+    }, row);
     said.classList.remove("waiting");
     turn.classList.remove("busy");
     if (!text) return turn.remove();
@@ -241,7 +250,7 @@ class Tale {
     pinned = true;
     follow();
     const prompt = this.prompt();
-    const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)));
+    const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)), this.row);
     part.text = node.data;
     this.box.classList.remove("busy");
     if (reason === "stop") this.end.textContent = "■ ■ ■";

@@ -28,7 +28,7 @@ let again = false, running = false;
 let spoken = 0;
 
 /** The pen's width, as a part of the picture: what digit models were trained on. */
-const pen = () => Math.max(0.09, 1.25 / image.height);
+const pen = () => Math.max(0.09, 1.45 / image.height);
 
 /** @param {CanvasRenderingContext2D} to @param {number} width @param {number} height @param {number} line */
 function trace(to, width, height, line) {
@@ -55,7 +55,7 @@ function crop(to, width, height) {
 function centred(/** @type {CanvasRenderingContext2D} */ to, /** @type {number} */ width, /** @type {number} */ height) {
   const xs = strokes.flat().map((p) => p.x), ys = strokes.flat().map((p) => p.y);
   const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  const inner = (image.height < 16 ? 1 : 0.72) - pen();
+  const inner = (image.height < 16 ? 0.95 : 0.72) - pen();
   const scale = Math.min(inner / Math.max(right - left, bottom - top, 0.2), 3);
   to.translate(width / 2, height / 2);
   to.scale(scale, scale);
@@ -125,7 +125,7 @@ function refresh() {
   $("seen-figure").hidden = empty() || image.width > 64;
   if (source === "draw") {
     to.strokeStyle = colours.color;
-    trace(to, view.width, view.height, pen() * view.height * 0.7);
+    trace(to, view.width, view.height, pen() * view.height * 0.6);
   } else crop(to, view.width, view.height);
   $("clear").hidden = source !== "draw";
   $("choose").hidden = source !== "file";

@@ -133,7 +133,7 @@ export async function open(page) {
   let site;
   let { connect } = client;
   try {
-    if (fake) ({ connect, site } = await import(new URL("./fake.js", import.meta.url).href));
+    if (fake) ({ connect, site } = await import(new URL("fake.js", import.meta.url).href));
     else {
       const answer = await fetch(new URL("site.json", base));
       if (!answer.ok) throw Object.assign(new Error(`${answer.url}: status ${answer.status}`), { code: "BadBundle" });
@@ -159,6 +159,9 @@ export async function open(page) {
     act.onclick = () => abort.abort();
     try {
       const remote = await connect(base.href, { signal: abort.signal, onProgress: (progress) => meter.show(progress) });
+      // All kernels now, so that nothing waits later; without a GPU that takes too long, and each waits for its first use.
+      if (!remote.info.adapter.software)
+        await remote.prepare({ signal: abort.signal, onProgress: (progress) => meter.show(progress) });
       kept(known, "1");
       ready(remote);
     } catch (error) {

@@ -1,6 +1,7 @@
 /** What the host does where one plan does not do it all: it runs plans, jumps, moves and arithmetic, item by item. */
 
-import { ExecutionError, InvalidInput, Tensor, UnsupportedProgram, arrayOf, cast, count, fromDevice } from "./index.js";
+import { cast } from "./convert.js";
+import { ExecutionError, InvalidInput, Tensor, UnsupportedProgram, arrayOf, count, fromDevice } from "./index.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 
@@ -117,15 +118,22 @@ const clipped = (n) => Math.min(Math.max(Number(n), -(2 ** 31)), 2 ** 31 - 1);
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
  * @param {Plan[]} plans
- * @param {(blob: number) => ArrayBuffer} kept the bytes of a blob, which come before the first run
+ * @param {[start: number, length: number][]} blobs where they are in the data
+ * @param {[start: number, end: number, take: (at: number, bytes: Uint8Array) => void][]} filling who takes which of it
  */
-export function open({ device, finish }, json, plans, kept) {
+export function open({ device, finish }, json, plans, blobs, filling) {
   const { name, items, outputs, slots } = json;
   const calls = items.map((/** @type {any} */ i) => i.call);
   const missing = new Set(calls.filter((/** @type {string} */ call) => call && !PRIMITIVES[call]));
   if (missing.size) throw new UnsupportedProgram(`${name} needs operators that a browser cannot run: ${[...missing].join(", ")}`);
   /** @type {(ArrayBuffer | null)[]} */
-  const data = slots.map((/** @type {any} */ s) => (s.data == null ? null : kept(s.data)));
+  const data = slots.map((/** @type {any} */ s) => {
+    if (s.data == null) return null;
+    const [start, length] = blobs[s.data];
+    const bytes = new Uint8Array(length);
+    filling.push([start, start + length, (at, part) => bytes.set(part, at)]);
+    return bytes.buffer;
+  });
   /** Values of states. @type {Map<number, any>} */
   let states = new Map();
 
@@ -169,7 +177,7 @@ export function open({ device, finish }, json, plans, kept) {
       const found = held(o.slot);
       if (!found?.gpuBuffer) return found;
       const [values] = await finish(device.createCommandEncoder(), [found]);
-      const read = fromDevice(slots[o.slot].dtype, found.shape, values);
+      const read = await fromDevice(slots[o.slot].dtype, found, values);
       env.set(o.slot, read);
       return read;
     };
@@ -201,9 +209,8 @@ export function open({ device, finish }, json, plans, kept) {
         env.set(slot, found[k]);
       });
       for (const k of item.read) {
-        const { shape } = /** @type {any} */ (found[k]);
         const { slot } = item.outputs[k];
-        if (shape) env.set(slot, fromDevice(slots[slot].dtype, shape, read.shift()));
+        if (found[k].dtype) env.set(slot, await fromDevice(slots[slot].dtype, found[k], read.shift()));
       }
     };
 

@@ -1,15 +1,15 @@
 /** ptegpu in a browser: runs what `ptegpu web` makes of a PyTorch program, on the visitor's GPU. */
 
-import { Tensor, arrayOf, cast, count, fromDevice } from "./dtypes.js";
+import { Tensor, arrayOf, count } from "./dtypes.js";
 import { BadBundle, InvalidInput } from "./errors.js";
-import { chooseVariant, describe, findAdapter, openGpu } from "./gpu.js";
-import { openMethod } from "./method.js";
+import { chooseVariant, describe, openGpu } from "./gpu.js";
+import { fromDevice, openMethod } from "./method.js";
 import { openPlan } from "./plan.js";
 import { fetchJson, pieces } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
-export { arrayOf, cast, count, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
+export { arrayOf, count, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
 
 /** A program on the GPU. @typedef {Awaited<ReturnType<typeof load>>} Program */
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
@@ -40,19 +40,20 @@ export const folderOf = (url) => new URL(url, globalThis.location?.href).href.re
  * @param {Options} [options]
  */
 export async function load(url, options = {}) {
-  const { signal, fetch, cache, onProgress = () => {} } = options;
+  const { gpu: api = globalThis.navigator?.gpu, powerPreference = "high-performance", signal, fetch, cache, onProgress = () => {} } = options;
   const base = folderOf(url);
   /** @type {(stage: Progress["stage"], done: number, total: number) => void} */
   const tell = (stage, done, total) => onProgress({ stage, done, total });
   /** @type {(name: string, sha256?: string) => Promise<any>} */
   const get = (name, sha256) => fetchJson(base + name, { signal, fetch, sha256 });
 
-  const adapter = await findAdapter(options);
+  const adapter = options.adapter ?? (await api?.requestAdapter({ powerPreference }));
+  if (!adapter) throw (await import("./why.js")).noAdapter(api);
   tell("plan", 0, 2);
   const head = await get("bundle.json");
   if (head.format !== "ptegpu-bundle" || head.version !== 2)
     throw new BadBundle(`${base}bundle.json is no bundle that this runner knows: make the site again`);
-  const chosen = chooseVariant(adapter, head.variants, options);
+  const chosen = await chooseVariant(adapter, head.variants, options);
   tell("plan", 1, 2);
   const [variant, site] = await Promise.all([
     get(chosen.file[0], chosen.file[2]),
@@ -63,7 +64,7 @@ export async function load(url, options = {}) {
   try {
     const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
     const host = wanted.every((/** @type {any} */ m) => m.direct) ? null : await import("./host.js");
-    /** Where the bytes of blobs go. @type {[blob: number, take: (at: number, bytes: Uint8Array<ArrayBuffer>) => void][]} */
+    /** Where ranges of the data go. @type {[start: number, end: number, take: (at: number, bytes: Uint8Array<ArrayBuffer>) => void][]} */
     const filling = [];
     /** @type {GPUBuffer[]} */
     const buffers = [];
@@ -71,25 +72,19 @@ export async function load(url, options = {}) {
     /** @type {(k: number) => GPUBuffer} */
     const buffer = (k) => {
       if (!buffers[k]) {
-        const [size, blob] = variant.buffers[k];
+        const [size, start, end] = variant.buffers[k];
         const made = (buffers[k] = gpu.buffer(size));
         bytes.memory += size;
-        if (blob !== null) filling.push([blob, (at, part) => gpu.device.queue.writeBuffer(made, at, part)]);
+        if (end) filling.push([start, end, (at, part) => gpu.queue.writeBuffer(made, at, part)]);
       }
       return buffers[k];
     };
-    /** The bytes of a blob, which the host needs. @type {(blob: number) => ArrayBuffer} */
-    const kept = (blob) => {
-      const found = new Uint8Array(rangeOf(head.blobs[blob])[2]);
-      filling.push([blob, (at, part) => found.set(part, at)]);
-      return found.buffer;
-    };
-    /** @type {Map<string, import("./method.js").Method>} */
-    const methods = new Map();
+    /** @type {Record<string, import("./method.js").Method>} */
+    const methods = /** @type {any} */ ({ __proto__: null });
     await gpu.guarded(() => {
       for (const json of wanted) {
         const plans = json.plans.map((/** @type {any} */ plan) => openPlan(gpu, plan, variant.kernels, buffer));
-        methods.set(json.name, openMethod(gpu, json, plans, json.direct ? null : /** @type {any} */ (host).open(gpu, json, plans, kept)));
+        methods[json.name] = openMethod(gpu, json, plans, json.direct ? null : /** @type {any} */ (host).open(gpu, json, plans, head.blobs, filling));
       }
     });
 
@@ -105,21 +100,19 @@ export async function load(url, options = {}) {
         }),
       );
     };
-    const all = [...methods.values()];
+    const all = Object.values(methods);
     const plans = all.flatMap((m) => m.plans);
     const compiling = compile(plans.filter((p) => !p.json.rows.length), onProgress, signal); // what every size needs
     compiling.catch(() => {});
     let waiting = 0;
-    /** @type {any[]} */
-    const ranges = filling.map(([blob]) => rangeOf(head.blobs[blob]));
     /** @type {(done: number, total: number) => void} */
     const onBytes = (done, total) => tell("weights", done, total);
-    for await (const { of, at, bytes: part } of pieces(base, head.shards, ranges, { fetch, cache, signal, onBytes })) {
+    for await (const { of, at, bytes: part } of pieces(base, head.shards, filling, { fetch, cache, signal, onBytes })) {
       gpu.check();
-      filling[of][1](at, part);
+      filling[of][2](at, part);
       bytes.weights += part.length;
       if ((waiting += part.length) > AT_ONCE) {
-        await gpu.device.queue.onSubmittedWorkDone();
+        await gpu.queue.onSubmittedWorkDone();
         waiting = 0;
       }
     }
@@ -128,11 +121,11 @@ export async function load(url, options = {}) {
     signal?.throwIfAborted();
     gpu.check();
 
-    const names = [...methods.keys()];
+    const names = Object.keys(methods);
     /** @param {string} [name] */
-    const method = (name = methods.has("forward") ? "forward" : names[0]) => {
+    const method = (name = methods.forward ? "forward" : names[0]) => {
       gpu.check();
-      const found = methods.get(name);
+      const found = methods[name];
       if (!found) throw new InvalidInput(`there is no method ${name}; there are ${names.join(", ")}`);
       return found;
     };
@@ -188,9 +181,3 @@ export async function load(url, options = {}) {
     throw error;
   }
 }
-
-/** Where a blob begins and ends in the data, and its length, in whole words. @param {[number, number]} place */
-const rangeOf = ([start, length]) => {
-  const whole = Math.ceil(length / 4) * 4;
-  return [start, start + whole, whole];
-};

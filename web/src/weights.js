@@ -108,7 +108,7 @@ const tried = (work) =>
  * cache or the network, and are proved before they are given out.
  * @param {string} base the URL that the names of shards are relative to
  * @param {Shard[]} shards
- * @param {[start: number, end: number][]} wanted sorted
+ * @param {readonly [start: number, end: number, ...any][]} wanted
  * @param {{fetch?: Fetch, cache?: string | null, signal?: AbortSignal, onBytes?: (done: number, total: number) => void}}
  *   [options] `cache` is what the browser's caches are named after, one for each site; null: none
  * @returns {AsyncGenerator<{of: number, at: number, bytes: Uint8Array<ArrayBuffer>}>} bytes from the place `at` on in the

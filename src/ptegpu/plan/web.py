@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ..graph.linear import Var
 from .bundle import Outer, Run
-from .plan import Plan
+from .plan import Kernel, Plan
 from .resolve import Resolver
 from .target import Target
 
@@ -54,15 +54,24 @@ def needed(methods: Iterable[Outer]) -> dict[str, int]:
     return {"buffers": sum(sizes), "largest": max(sizes, default=0), "binding": max(bound, default=0)}
 
 
-class Buffers:
-    """All buffers of a variant: the bytes of each, and the blob that it begins with."""
+def layout(kernel: Kernel) -> dict[str, Any]:
+    """The bindings of a kernel, as `createBindGroupLayout` takes them."""
+    types = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
+    entries = [{"binding": k, "visibility": 4, "buffer": {"type": types[a]}} for k, a in enumerate(kernel.access)]
+    return {"entries": entries}
 
-    def __init__(self) -> None:
-        self.all: list[tuple[int, int | None]] = []
+
+class Buffers:
+    """All buffers of a variant: the bytes of each; and, in whole words, where in the data are those it begins with."""
+
+    def __init__(self, places: list[list[int]]) -> None:
+        self.all: list[tuple[int, ...]] = []
+        self._places = places  # of blobs
         self._constants: dict[str, int] = {}
 
     def add(self, nbytes: int, blob: int | None) -> int:
-        self.all.append((nbytes, blob))
+        start, length = (0, 0) if blob is None else self._places[blob]
+        self.all.append((nbytes, start, start + -(-length // 4) * 4) if length else (nbytes,))
         return len(self.all) - 1
 
     def plan(self, plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
