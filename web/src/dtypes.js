@@ -1,24 +1,11 @@
 /** Element types and tensors. */
 
-/** @type {Record<string, any>} */
-const ARRAYS = {
-  bool: Uint8Array,
-  uint8: Uint8Array,
-  int8: Int8Array,
-  int16: Int16Array,
-  uint16: Uint16Array,
-  int32: Int32Array,
-  uint32: Uint32Array,
-  int64: BigInt64Array,
-  uint64: BigUint64Array,
-  float16: /** @type {any} */ (globalThis).Float16Array ?? Uint16Array,
-  bfloat16: Float32Array,
-  float32: Float32Array,
-  float64: Float64Array,
-};
+/** Where it is not called as the type is. @type {Record<string, string>} */
+const CALLED = { bool: "Uint8", int64: "BigInt64", uint64: "BigUint64", bfloat16: "Float32" };
 
-/** The arrays of a type. @type {(dtype: string) => any} */
-export const arrayOf = (dtype) => ARRAYS[dtype];
+/** The arrays of a type: `Int8Array` of int8. Halves are their bits where there is no Float16Array. @type {(dtype: string) => any} */
+export const arrayOf = (dtype) =>
+  /** @type {any} */ (globalThis)[(CALLED[dtype] ?? dtype[0].toUpperCase() + dtype.slice(1)) + "Array"] ?? Uint16Array;
 
 /** @type {(shape: readonly number[]) => number} */
 export const count = (shape) => shape.reduce((n, d) => n * d, 1);

@@ -182,14 +182,14 @@ export function open({ device, finish }, json, plans, blobs, filling) {
       return read;
     };
 
-    /** What a plan takes, in the GPU's types. @param {any} item @param {any} plan */
-    const given = (item, plan) =>
+    /** What a plan takes, in the GPU's types. @param {any} item */
+    const given = (item) =>
       item.inputs.map((/** @type {any} */ { slot }, /** @type {number} */ k) => {
         const value = held(slot);
         const { dtype, kind, name: what } = slots[slot];
         if (!dtype) return Number(value);
         if (value.gpuBuffer) return value;
-        const { dtype: device, index } = plan.json.inputs[k];
+        const { dtype: device, index } = json.plans[item.run].inputs[k];
         const clip = index && kind === "temp" && dtype === "int64";
         try {
           return { shape: value.shape, data: cast(device, clip ? Array.from(value.data, clipped) : value.data) };
@@ -202,7 +202,7 @@ export function open({ device, finish }, json, plans, blobs, filling) {
     const runPlan = async (item) => {
       const plan = plans[item.run];
       for (const [slot, by] of [...made]) if (by === plan && env.get(slot)?.gpuBuffer) await seen({ slot }); // it is overwritten
-      const { outputs: found, done } = await plan.run(given(item, plan), item.read);
+      const { outputs: found, done } = await plan.run(given(item), item.read);
       const read = await done;
       item.outputs.forEach((/** @type {any} */ { slot }, /** @type {number} */ k) => {
         made.set(slot, plan);

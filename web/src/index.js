@@ -51,8 +51,7 @@ export async function load(url, options = {}) {
   if (!adapter) throw (await import("./why.js")).noAdapter(api);
   tell("plan", 0, 2);
   const head = await get("bundle.json");
-  if (head.format !== "ptegpu-bundle" || head.version !== 2)
-    throw new BadBundle(`${base}bundle.json is no bundle that this runner knows: make the site again`);
+  if (head.version !== 2) throw new BadBundle(`${base}bundle.json is not for this runner: make the site again`);
   const chosen = await chooseVariant(adapter, head.variants, options);
   tell("plan", 1, 2);
   const [variant, site] = await Promise.all([
@@ -64,6 +63,8 @@ export async function load(url, options = {}) {
   try {
     const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
     const host = wanted.every((/** @type {any} */ m) => m.direct) ? null : await import("./host.js");
+    const fixed = wanted.every((/** @type {any} */ m) => m.plans.every((/** @type {any} */ plan) => plan.fixed));
+    const sizes = fixed ? null : await import("./sizes.js");
     /** Where ranges of the data go. @type {[start: number, end: number, take: (at: number, bytes: Uint8Array<ArrayBuffer>) => void][]} */
     const filling = [];
     /** @type {GPUBuffer[]} */
@@ -83,7 +84,7 @@ export async function load(url, options = {}) {
     const methods = /** @type {any} */ ({ __proto__: null });
     await gpu.guarded(() => {
       for (const json of wanted) {
-        const plans = json.plans.map((/** @type {any} */ plan) => openPlan(gpu, plan, variant.kernels, buffer));
+        const plans = json.plans.map((/** @type {any} */ plan) => openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes?.openSizes(plan)));
         methods[json.name] = openMethod(gpu, json, plans, json.direct ? null : /** @type {any} */ (host).open(gpu, json, plans, head.blobs, filling));
       }
     });
@@ -102,7 +103,7 @@ export async function load(url, options = {}) {
     };
     const all = Object.values(methods);
     const plans = all.flatMap((m) => m.plans);
-    const compiling = compile(plans.filter((p) => !p.json.rows.length), onProgress, signal); // what every size needs
+    const compiling = compile(plans.filter((p) => p.fixed), onProgress, signal); // what every size needs
     compiling.catch(() => {});
     let waiting = 0;
     /** @type {(done: number, total: number) => void} */
@@ -133,7 +134,7 @@ export async function load(url, options = {}) {
       /** The names of what it can run. */
       methods: names,
       /** What it was compiled for. */
-      variant: { name: chosen.name, ...chosen.target },
+      variant: chosen.target,
       adapter: describe(adapter),
       site,
       bytes,

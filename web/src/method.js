@@ -92,12 +92,14 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
  * @param {any} to its type
  */
 function asDeclared(given, { dtype, device, shape, dynamic, value }, to) {
-  if (!dtype) return Number.isSafeInteger(given) && (value ?? given) === given ? given : undefined;
-  const { gpuBuffer, dtype: of = dtype, shape: sizes = shape, data = given } = given ?? {};
-  const fits = sizes.length === shape.length && shape.every((n, k) => (dynamic ? sizes[k] <= n : sizes[k] === n));
-  if (gpuBuffer) return fits && of === device ? given : undefined;
-  if (!fits || of !== dtype || !(data instanceof arrayOf(to)) || data.length !== count(sizes)) return undefined;
-  const copy = new (arrayOf(to))(new ArrayBuffer((data.byteLength + 3) & ~3), 0, data.length);
+  if (!dtype) return value === undefined && Number.isSafeInteger(given) ? given : undefined;
+  const { gpuBuffer, dtype: of, shape: sizes, data } = Object(given);
+  if (of !== (gpuBuffer ? device : dtype) || sizes.length !== shape.length) return undefined;
+  if (!shape.every((n, k) => (dynamic ? sizes[k] <= n : sizes[k] === n))) return undefined;
+  if (gpuBuffer) return given;
+  const Type = arrayOf(to);
+  if (!(data instanceof Type) || data.length !== count(sizes)) return undefined;
+  const copy = new Type(new ArrayBuffer((data.byteLength + 3) & ~3), 0, data.length);
   copy.set(data);
   return { dtype, shape: sizes, data: copy };
 }

@@ -1,61 +1,44 @@
-/** A plan on a GPU: numbers, parameters, one compute pass, one read back. */
+/** A plan on a GPU: one compute pass, one read back. */
 
 import { arrayOf, count } from "./dtypes.js";
-import { IndexOutOfRange, InvalidInput } from "./errors.js";
-import { evaluate } from "./rows.js";
+import { InvalidInput } from "./errors.js";
 
 /** @typedef {import("./gpu.js").Resident} Resident */
 /** @typedef {ReturnType<typeof openPlan>} Plan */
+/**
+ * What a run is. `key`: what its dispatches depend on; `number`: what a number of the plan is; `writes`: what goes into which of its
+ * buffers before.
+ * @typedef {{key: string, family: any, dispatches: any[], number: (n: any) => number,
+ *   writes: [buffer: number, at: number, words: any][]}} At
+ */
 
 /**
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
  * @param {any[]} kernels those of the variant
  * @param {(k: number) => GPUBuffer} buffer by its number in the variant
+ * @param {((inputs: any[]) => At) | false} [sizes] without it, every run is the same
  */
-export function openPlan({ device, queue, check, compile, finish }, json, kernels, buffer) {
+export function openPlan({ device, queue, check, compile, finish }, json, kernels, buffer, sizes) {
   /** @type {GPUBuffer[]} */
   const buffers = json.at.map(buffer);
+  const [only] = json.families;
+  /** @type {() => At} */
+  const fixed = () => ({
+    key: "fixed",
+    family: only,
+    dispatches: only.steps.flatMap((/** @type {any} */ [choice]) => choice[1]),
+    number: (n) => n,
+    writes: [],
+  });
   let runs = 0;
-  /** The sizes and ints that `family` and `launches` are for. @type {string} */
+  /** Of the launches. @type {string} */
   let key;
-  /** @type {any} */
-  let family;
   /** @type {[pipeline: GPUComputePipeline, group: GPUBindGroup, x: number, y: number][]} */
   let launches;
 
-  /** What is launched at these sizes, with its parameters on the GPU. @param {Float64Array} values @param {any[]} inputs */
-  async function choose(values, inputs) {
-    /** @type {(options: any[]) => any} */
-    const first = (options) => options.find((o) => (o.guards ?? o[0]).every((/** @type {number} */ g) => values[g])) ?? [];
-    const found = first(json.families);
-    const steps = found.steps?.map(first);
-    const refusal = found.refusal || steps?.find((/** @type {any} */ step) => step[2])?.[2];
-    if (refusal || !steps?.every((/** @type {any} */ step) => step[0]))
-      throw new InvalidInput(refusal || `the model was compiled without sizes ${JSON.stringify(inputs.map((i) => i.shape ?? i))}: name them with --size`);
-    const ready = steps.flatMap((/** @type {any} */ [, dispatches]) => dispatches).map(async (/** @type {any} */ dispatch) => {
-      const [kernel, bindings, grid, , , , , patches] = dispatch;
-      const [x, y] = grid.map((/** @type {any} */ n) => values[n[0]] ?? n);
-      if (!x || !y) return [];
-      const { pipeline, layout } = await compile(kernels[json.kernels[kernel]]);
-      dispatch.group ??= device.createBindGroup({
-        layout,
-        entries: bindings.map((/** @type {number[]} */ [b, offset, size], /** @type {number} */ binding) => ({
-          binding,
-          resource: { buffer: buffers[b], offset, size },
-        })),
-      });
-      const params = bindings.find((/** @type {number[]} */ [b]) => json.buffers[b].role === "params");
-      for (const [word, [row], kind] of patches)
-        queue.writeBuffer(buffers[params[0]], 4 * word, (kind === "f32" ? Float32Array : Uint32Array).of(values[row]));
-      return [[pipeline, dispatch.group, x, y]];
-    });
-    launches = (await Promise.all(ready)).flat();
-    family = found;
-  }
-
   return {
-    json,
+    fixed: json.fixed,
     kernels: json.kernels.map((/** @type {number} */ k) => kernels[k]),
 
     /**
@@ -67,36 +50,30 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
     async run(inputs, read) {
       check();
       if (inputs.some((given) => given.gone?.())) throw new InvalidInput("a tensor on the GPU is gone: its method ran again");
-      const values = evaluate(json.rows, inputs);
-      const now = json.keys.map((/** @type {number} */ row) => values[row]).join();
-      if (now !== key) {
-        key = ""; // parameters are about to change
-        await choose(values, inputs);
-        key = now;
-      }
-      /** @type {(n: any) => number} */
-      const number = (n) => values[n[0]] ?? n;
-      for (const { kind, source, low, end, text, node, moves = [] } of family.bounds ?? []) {
-        const [least, past] = [low, end].map(number);
-        const all = kind === "int" ? [number(source)] : kind === "input" && inputs[source].data;
-        if (!all || moves.some((/** @type {any} */ m) => m.op !== "view")) continue; // the kernels stay in their buffers
-        const bad = all.findIndex((/** @type {number} */ n) => !(n >= least && n < past));
-        if (bad >= 0)
-          throw new IndexOutOfRange(
-            `${text.replace("{}", all[bad]).replace("{}", bad)} is out of range for ${node}, which takes ${least} to ${past - 1}`,
-          );
-      }
-      if (json.syms !== null) {
-        const words = (family.words ?? []).map(number);
-        const wide = words.find((/** @type {number} */ n) => n !== (n | 0));
-        if (wide !== undefined) throw new InvalidInput(`${wide} does not fit int32, which the GPU computes with`);
-        queue.writeBuffer(buffers[json.syms], 0, Int32Array.from(words));
+      const at = (sizes || fixed)(inputs);
+      for (const [to, place, words] of at.writes) queue.writeBuffer(buffers[to], place, words);
+      if (at.key !== key) {
+        launches = await Promise.all(
+          at.dispatches.map(async (dispatch) => {
+            const [kernel, bindings, [x, y]] = dispatch;
+            const { pipeline, layout } = await compile(kernels[json.kernels[kernel]]);
+            dispatch.group ??= device.createBindGroup({
+              layout,
+              entries: bindings.map((/** @type {number[]} */ [b, offset, size], /** @type {number} */ binding) => ({
+                binding,
+                resource: { buffer: buffers[b], offset, size },
+              })),
+            });
+            return [pipeline, dispatch.group, at.number(x), at.number(y)];
+          }),
+        );
+        key = at.key;
       }
       const turn = ++runs;
-      const outputs = family.outputs.map((/** @type {any} */ o) => {
+      const outputs = at.family.outputs.map((/** @type {any} */ o) => {
         const { dtype } = o;
-        if (!dtype) return number(o);
-        const shape = o.shape.map(number);
+        if (!dtype) return at.number(o);
+        const shape = o.shape.map(at.number);
         const size = (count(shape) * arrayOf(dtype).BYTES_PER_ELEMENT + 3) & ~3; // whole words
         return { gpuBuffer: buffers[o.buffer], dtype, shape, size, gone: () => turn !== runs };
       });

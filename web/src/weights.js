@@ -6,13 +6,11 @@ import { BadBundle, BadShard } from "./errors.js";
 
 const KEYS = "https://ptegpu.invalid/"; // a cached shard has this URL with its hash
 const AT_ONCE = 3;
-const FIRST_WAIT = 250; // ms, doubled from try to try: five tries
-const LAST_WAIT = 2000;
 const CACHE_WAIT = 10000; // ms that the cache may take for one thing
 
 /**
- * The bytes of a file. A broken connection is resumed; what has not the right hash is fetched again, past the browser's
- * own cache; then it is an error of the class `Bad`.
+ * The bytes of a file. A broken connection is resumed, five tries in all; what has not the right hash is fetched again, past
+ * the browser's own cache; then it is an error of the class `Bad`.
  * @param {string} url
  * @param {new (message: string) => Error} Bad
  * @param {string | undefined} sha256
@@ -21,50 +19,49 @@ const CACHE_WAIT = 10000; // ms that the cache may take for one thing
  * @param {(bytes: number) => void} [count] is told of bytes as they come, and, below 0, of those that were no good
  */
 async function download(url, Bad, sha256, signal, fetch = globalThis.fetch, count = () => {}) {
-  // Without a hash, the browser asks whether its copy is current.
-  for (const cache of /** @type {RequestCache[]} */ (sha256 ? ["default", "reload"] : ["no-cache"])) {
-    let length = 0;
-    /** @type {Uint8Array[]} */
-    let parts = [];
-    for (let wait = FIRST_WAIT; ; wait *= 2) {
-      try {
-        /** @type {HeadersInit} */
-        const headers = length ? { Range: `bytes=${length}-` } : {};
-        const { status, ok, body } = await fetch(url, { signal, cache, headers });
-        if (status !== 206) {
-          count(-length);
-          length = 0;
-          parts = [];
-        }
-        if (status > 499 || status === 429) throw `status ${status}`; // it may pass
-        if (!ok) throw new Bad(`${url}: status ${status}. Is the folder there, with all its files?`);
-        const reader = /** @type {ReadableStream<Uint8Array>} */ (body).getReader();
-        for (let part; (part = (await reader.read()).value);) {
-          parts.push(part);
-          length += part.length;
-          count(part.length);
-        }
-        break;
-      } catch (error) {
-        signal?.throwIfAborted();
-        if (error instanceof Bad) throw error;
-        if (wait > LAST_WAIT) throw new Bad(`${url}: ${error}. Check the network and load again.`);
-        await new Promise((resolve) => {
-          setTimeout(resolve, wait);
-          signal?.addEventListener("abort", resolve);
-        });
-      }
-    }
-    const bytes = new Uint8Array(length);
-    let at = 0;
-    for (const part of parts) {
-      bytes.set(part, at);
-      at += part.length;
-    }
-    if (!sha256 || (await hash(bytes)) === sha256) return bytes;
+  /** Without a hash, the browser asks whether its copy is current. @type {RequestCache} */
+  let cache = sha256 ? "default" : "no-cache";
+  let length = 0;
+  /** @type {Uint8Array[]} */
+  let parts = [];
+  const restart = () => {
     count(-length);
+    length = 0;
+    parts = [];
+  };
+  for (let wait = 250; ; ) { // ms, doubled from try to try
+    try {
+      const { status, ok, body } = await fetch(url, { signal, cache, headers: length ? { Range: `bytes=${length}-` } : {} });
+      if (status !== 206) restart();
+      if (status > 499 || status === 429) throw `status ${status}`; // it may pass
+      if (!ok) throw new Bad(`${url}: status ${status}. Is the whole folder there?`);
+      const reader = /** @type {ReadableStream<Uint8Array>} */ (body).getReader();
+      for (let part; (part = (await reader.read()).value);) {
+        parts.push(part);
+        length += part.length;
+        count(part.length);
+      }
+      const bytes = new Uint8Array(length);
+      let at = 0;
+      for (const part of parts) {
+        bytes.set(part, at);
+        at += part.length;
+      }
+      if (!sha256 || (await hash(bytes)) === sha256) return bytes;
+      if (cache === "reload") throw new Bad(`${url}: not what bundle.json says, twice. Upload the whole folder again.`);
+      cache = "reload";
+      restart();
+    } catch (error) {
+      signal?.throwIfAborted();
+      if (error instanceof Bad) throw error;
+      if (wait > 2000) throw new Bad(`${url}: ${error}. Check the network and load again.`);
+      await new Promise((resolve) => {
+        setTimeout(resolve, wait);
+        signal?.addEventListener("abort", resolve);
+      });
+      wait *= 2;
+    }
   }
-  throw new Bad(`${url}: not the bytes that bundle.json names, twice. Upload the whole folder again.`);
 }
 
 /** @type {(bytes: Uint8Array<ArrayBuffer>) => Promise<string>} */
@@ -85,7 +82,7 @@ export async function fetchJson(url, { signal, fetch, sha256 } = {}) {
   try {
     return JSON.parse(new TextDecoder().decode(bytes));
   } catch {
-    throw new BadBundle(`${url}: no JSON. Is this the folder of a site?`);
+    throw new BadBundle(`${url}: no JSON. Is the whole folder there?`);
   }
 }
 

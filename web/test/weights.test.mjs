@@ -273,7 +273,7 @@ test("wrong twice is BadShard, which names the file; nothing of it is given out 
         assert.ok(error instanceof BadShard);
         assert.equal(
           error.message,
-          `${base}shard-001.bin: not the bytes that bundle.json names, twice. Upload the whole folder again.`,
+          `${base}shard-001.bin: not what bundle.json says, twice. Upload the whole folder again.`,
         );
         return true;
       },
@@ -288,7 +288,7 @@ test("a missing shard is BadShard at once", async () => {
   files.delete(names[2]);
   await assert.rejects(load(), (error) => {
     assert.ok(error instanceof BadShard);
-    assert.equal(error.message, `${base}shard-002.bin: status 404. Is the folder there, with all its files?`);
+    assert.equal(error.message, `${base}shard-002.bin: status 404. Is the whole folder there?`);
     return true;
   });
   assert.equal(log.filter((line) => line === names[2]).length, 1);
@@ -469,14 +469,14 @@ test("JSON: with a hash, without, wrong, missing, none at all", async () => {
   };
   await assert.rejects(
     fetchJson(`${base}site.json`, { sha256: sha256("") }),
-    says(`${base}site.json: not the bytes that bundle.json names, twice. Upload the whole folder again.`),
+    says(`${base}site.json: not what bundle.json says, twice. Upload the whole folder again.`),
   );
   await assert.rejects(
     fetchJson(`${base}none.json`),
-    says(`${base}none.json: status 404. Is the folder there, with all its files?`),
+    says(`${base}none.json: status 404. Is the whole folder there?`),
   );
   files.set("page.json", Buffer.from("<!doctype html>"));
-  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: no JSON. Is this the folder of a site?`));
+  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: no JSON. Is the whole folder there?`));
   const reason = new Error("enough");
   await assert.rejects(fetchJson(`${base}site.json`, { signal: AbortSignal.abort(reason) }), reason);
 });

@@ -239,7 +239,7 @@ test("connect: an abort and an error end the worker", async () => {
   assert.equal(slow.terminated, 1);
 
   const bad = fakeWorker(async () => {
-    throw new BadBundle("http://site/bundle.json: status 404. Is the folder there, with all its files?");
+    throw new BadBundle("http://site/bundle.json: status 404. Is the whole folder there?");
   });
   await assert.rejects(connect("http://site/", { worker: bad }), BadBundle);
   assert.equal(bad.terminated, 1);

@@ -76,7 +76,7 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
                 listed |= buffers.plan(plan, listed)
         text = _json({"kernels": [_plain(k) | layout(k) for k in kernels], "buffers": buffers.all, "methods": made})
         file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
-        variants.append({"target": _plain(target), "file": file} | variant_needs(target, methods.values()))
+        variants.append({"target": _plain(target) | {"name": target.name}, "file": file} | variant_needs(target, methods.values()))
     data = b"".join(_stream(blobs))
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
     told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}

@@ -91,7 +91,16 @@ class Buffers:
             else:
                 at.append(self.add(buffer.nbytes, blob))
         syms = next((k for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
-        return {"at": at, "resets": resets, "syms": syms, "keys": Resolver(plan).wanted}
+        return {"at": at, "resets": resets, "syms": syms, "keys": Resolver(plan).wanted, "fixed": _fixed(plan)}
+
+
+def _fixed(plan: Plan) -> bool:
+    """Whether every run is the same, and nothing has to be checked."""
+    (family, *others) = plan.families
+    choices = [c for step in family.steps for c in step]
+    found: list[Any] = [plan.rows, others, family.guards, family.words, family.bounds, family.refusal]
+    found += [x for c in choices for x in (c.guards, c.refusal)]
+    return not any(found) and len(choices) == len(family.steps) and all(all(d.grid) for c in choices for d in c.dispatches)
 
 
 def method_needs(outer: Outer) -> dict[str, Any]:
