@@ -1,6 +1,7 @@
 /** Whether this GPU computes what it should: the reference that came with the site. */
 
-import { ExecutionError, Tensor, arrayOf } from "./index.js";
+import { arrayOf } from "./convert.js";
+import { ExecutionError, Tensor } from "./index.js";
 
 /**
  * @param {import("./index.js").Program} program

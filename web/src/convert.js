@@ -1,8 +1,25 @@
 /** Values from one type to another: what callers give, where it is not just what a method takes, and what a GPU gives. */
 
-import { InvalidInput, Tensor, arrayOf, count } from "./index.js";
+import { ARRAYS, InvalidInput, Tensor } from "./index.js";
 
 /** @typedef {import("./method.js").Spec} Spec */
+
+/** @type {Record<string, any>} */
+const OTHERS = {
+  int16: Int16Array,
+  uint16: Uint16Array,
+  uint32: Uint32Array,
+  int64: BigInt64Array,
+  uint64: BigUint64Array,
+  bfloat16: Float32Array,
+  float64: Float64Array,
+};
+
+/** The arrays of any type. @type {(dtype: string) => any} */
+export const arrayOf = (dtype) => ARRAYS[dtype] ?? OTHERS[dtype];
+
+/** @type {(shape: readonly number[]) => number} */
+export const count = (shape) => shape.reduce((n, d) => n * d, 1);
 
 /**
  * A copy in another type, in memory of whole words, as a GPU takes it. What the type cannot hold is an error.
@@ -41,18 +58,18 @@ export function fromDevice(dtype, data) {
 }
 
 /**
- * Inputs as they were declared: copies in the types `to`; InvalidInput, if they are not that.
+ * Inputs as they were declared, as copies; InvalidInput, if they are not that.
  * @param {string} name of the method
  * @param {any[]} inputs
  * @param {Spec[]} specs
- * @param {(spec: Spec) => any} to
+ * @param {boolean} onGpu whether as the GPU has them
  */
-export function accept(name, inputs, specs, to) {
+export function accept(name, inputs, specs, onGpu) {
   if (inputs.length !== specs.length)
     throw new InvalidInput(`${name} takes ${specs.length} inputs, not ${inputs.length}`);
   return specs.map((spec, k) => {
     try {
-      return spec.dtype ? tensor(inputs[k], spec, to(spec)) : int(inputs[k], spec);
+      return spec.dtype ? tensor(inputs[k], spec, /** @type {string} */ (onGpu ? spec.device : spec.dtype)) : int(inputs[k], spec);
     } catch (error) {
       const { dtype, shape, dynamic, value } = spec;
       const wanted = dtype

@@ -1,11 +1,14 @@
-/** Element types and tensors. */
+/** Tensors, and the types that a GPU has. */
 
-/** Where it is not called as the type is. @type {Record<string, string>} */
-const CALLED = { bool: "Uint8", int64: "BigInt64", uint64: "BigUint64", bfloat16: "Float32" };
-
-/** The arrays of a type: `Int8Array` of int8. Halves are their bits where there is no Float16Array. @type {(dtype: string) => any} */
-export const arrayOf = (dtype) =>
-  /** @type {any} */ (globalThis)[(CALLED[dtype] ?? dtype[0].toUpperCase() + dtype.slice(1)) + "Array"] ?? Uint16Array;
+/** The arrays of each; of halves their bits, where there is nothing better. @type {Record<string, any>} */
+export const ARRAYS = {
+  bool: Uint8Array,
+  uint8: Uint8Array,
+  int8: Int8Array,
+  int32: Int32Array,
+  float16: /** @type {any} */ (globalThis).Float16Array ?? Uint16Array,
+  float32: Float32Array,
+};
 
 /** @type {(shape: readonly number[]) => number} */
 export const count = (shape) => shape.reduce((n, d) => n * d, 1);

@@ -1,16 +1,10 @@
 /** The visitor's GPU: which variant of a bundle it can run, its device, pipelines and buffers. */
 
-import { arrayOf, count } from "./dtypes.js";
-import { DeviceLost, ExecutionError, OutOfMemory } from "./errors.js";
+import { ARRAYS, count } from "./dtypes.js";
+import { DeviceLost, ExecutionError } from "./errors.js";
 
 /** @typedef {Awaited<ReturnType<typeof openGpu>>} Gpu */
-/** @typedef {{pipeline: GPUComputePipeline, layout: GPUBindGroupLayout}} Compiled */
 /** A tensor on the GPU. @typedef {{gpuBuffer: GPUBuffer, dtype: string, shape: number[], size: number, gone: () => boolean}} Resident */
-
-/** What is known of an adapter. @param {GPUAdapter} adapter */
-export function describe({ info: { vendor, architecture, description, isFallbackAdapter } }) {
-  return { vendor, architecture, description, software: isFallbackAdapter };
-}
 
 /**
  * The first variant that the adapter can run; software adapters prefer those that were made for them.
@@ -23,10 +17,10 @@ export async function chooseVariant(adapter, variants, options) {
   const { variant, memory = Infinity } = options;
   const named = variants.filter(({ name }) => (variant ?? name) === name);
   const able = named.filter(
-    ({ limits: least, features: wanted, subgroups, bytes }) =>
+    ({ limits: least, features: wanted, info: told, bytes }) =>
       Object.keys(least).every((name) => limits[name] >= least[name]) &&
+      Object.keys(told).every((name) => info[name] === told[name]) &&
       wanted.every((/** @type {string} */ name) => features.has(name)) &&
-      (!subgroups || (info.subgroupMinSize === subgroups && info.subgroupMaxSize === subgroups)) &&
       bytes.buffers <= memory,
   );
   if (!able[0]) throw (await import("./why.js")).noVariant(adapter, named, options);
@@ -52,7 +46,7 @@ export async function openGpu(adapter, { limits, features }, given) {
   const staging = []; // free ones
   /** @type {Promise<Error>} */
   const lost = device.lost.then(
-    ({ message }) => (ended ??= new DeviceLost(`the GPU is gone (${message}): load the model again`)),
+    ({ message }) => (ended ??= new DeviceLost(`the GPU is gone (${message}): load again`)),
   );
 
   /** Throws what ended it. */
@@ -81,42 +75,29 @@ export async function openGpu(adapter, { limits, features }, given) {
       return result;
     },
 
-    /** Does what makes buffers, if there is room for them. @param {() => void} make */
-    async guarded(make) {
-      device.pushErrorScope("out-of-memory");
-      make();
-      const full = await device.popErrorScope();
-      check();
-      if (full) throw new OutOfMemory("the GPU has too little memory for this model: close other pages that use it");
-    },
-
-    /** Compiles a kernel, once. @param {any} kernel @returns {Promise<Compiled>} */
+    /** Compiles a kernel, once. @param {any} kernel @returns {Promise<GPUComputePipeline>} */
     compile: (kernel) =>
-      (kernel.compiled ??= (async ({ name, wgsl, entries, needs = [] }) => {
-        const code = needs.map((/** @type {string} */ what) => `enable ${what};`).join("") + wgsl;
-        const layout = device.createBindGroupLayout({ entries });
-        try {
-          const pipeline = await device.createComputePipelineAsync({
-            layout: device.createPipelineLayout({ bindGroupLayouts: [layout] }),
-            compute: { module: device.createShaderModule({ code }) },
-          });
-          return { pipeline, layout };
-        } catch (error) {
+      (kernel.compiled ??= device
+        .createComputePipelineAsync({
+          layout: device.createPipelineLayout({ bindGroupLayouts: [device.createBindGroupLayout(kernel)] }), // by its `entries`
+          compute: { module: device.createShaderModule({ code: kernel.enable + kernel.wgsl }) },
+        })
+        .catch((error) => {
           check();
-          throw new ExecutionError(`kernel ${name} does not compile: ${error}`);
-        }
-      })(kernel)),
+          throw new ExecutionError(`kernel ${kernel.name} does not compile: ${error.message}`);
+        })),
 
-    /** Submits, and gives the values of some tensors then. @param {GPUCommandEncoder} encoder @param {Resident[]} tensors @returns {Promise<any[]>} */
-    async finish(encoder, tensors) {
+    /** Submits, and gives then what some outputs are. @param {GPUCommandEncoder} encoder @param {any[]} outputs @returns {Promise<any[]>} */
+    async finish(encoder, outputs) {
       let total = 0;
-      const places = tensors.map(({ size }) => (total += size) - size);
+      const places = outputs.map(({ size = 0 }) => (total += size) - size);
       let to = staging.pop();
       if (!to || to.size < total) {
         to?.destroy();
         to = buffer(total, 8 | 1); // copied to, mapped
       }
-      for (const [k, { gpuBuffer, size }] of tensors.entries()) encoder.copyBufferToBuffer(gpuBuffer, 0, to, places[k], size);
+      for (const [k, { gpuBuffer, size }] of outputs.entries())
+        if (size) encoder.copyBufferToBuffer(gpuBuffer, 0, to, places[k], size);
       device.pushErrorScope("validation");
       queue.submit([encoder.finish()]);
       const complaint = device.popErrorScope();
@@ -125,7 +106,7 @@ export async function openGpu(adapter, { limits, features }, given) {
       check();
       if (wrong) throw new ExecutionError(`the GPU failed: ${wrong.message}`);
       const mapped = to.getMappedRange(0, total);
-      const found = tensors.map(({ dtype, shape }, k) => new (arrayOf(dtype))(mapped, places[k], count(shape)).slice());
+      const found = outputs.map((o, k) => (o.dtype ? new ARRAYS[o.dtype](mapped, places[k], count(o.shape)).slice() : o));
       to.unmap();
       staging.push(to);
       return found;

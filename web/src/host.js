@@ -1,7 +1,7 @@
 /** What the host does where one plan does not do it all: it runs plans, jumps, moves and arithmetic, item by item. */
 
-import { cast } from "./convert.js";
-import { ExecutionError, InvalidInput, Tensor, UnsupportedProgram, arrayOf, count, fromDevice } from "./index.js";
+import { arrayOf, cast, count } from "./convert.js";
+import { ExecutionError, InvalidInput, Tensor, UnsupportedProgram, fromDevice } from "./index.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 
@@ -119,7 +119,7 @@ const clipped = (n) => Math.min(Math.max(Number(n), -(2 ** 31)), 2 ** 31 - 1);
  * @param {any} json
  * @param {Plan[]} plans
  * @param {[start: number, length: number][]} blobs where they are in the data
- * @param {[start: number, end: number, take: (at: number, bytes: Uint8Array) => void][]} filling who takes which of it
+ * @param {import("./weights.js").Wanted[]} filling who takes which of it
  */
 export function open({ device, finish }, json, plans, blobs, filling) {
   const { name, items, outputs, slots } = json;
@@ -208,9 +208,9 @@ export function open({ device, finish }, json, plans, blobs, filling) {
         made.set(slot, plan);
         env.set(slot, found[k]);
       });
-      for (const k of item.read) {
+      for (const [at, k] of item.read.entries()) {
         const { slot } = item.outputs[k];
-        if (found[k].dtype) env.set(slot, await fromDevice(slots[slot].dtype, found[k], read.shift()));
+        env.set(slot, await fromDevice(slots[slot].dtype, found[k], read[at]));
       }
     };
 

@@ -1,15 +1,15 @@
 /** ptegpu in a browser: runs what `ptegpu web` makes of a PyTorch program, on the visitor's GPU. */
 
-import { Tensor, arrayOf, count } from "./dtypes.js";
-import { BadBundle, InvalidInput } from "./errors.js";
-import { chooseVariant, describe, openGpu } from "./gpu.js";
+import { ARRAYS, Tensor } from "./dtypes.js";
+import { BadBundle, InvalidInput, OutOfMemory } from "./errors.js";
+import { chooseVariant, openGpu } from "./gpu.js";
 import { fromDevice, openMethod } from "./method.js";
 import { openPlan } from "./plan.js";
-import { fetchJson, pieces } from "./weights.js";
+import { deliver, fetchJson } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
-export { arrayOf, count, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
+export { ARRAYS, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
 
 /** A program on the GPU. @typedef {Awaited<ReturnType<typeof load>>} Program */
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
@@ -29,8 +29,6 @@ export { arrayOf, count, fetchJson, fromDevice }; // for the parts that are load
  * @property {(progress: Progress) => void} [onProgress]
  */
 
-const AT_ONCE = 2 ** 24; // bytes on their way to the GPU
-
 /** The URL of a folder, with / at its end, by itself or by a file in it. @param {string | URL} url */
 export const folderOf = (url) => new URL(url, globalThis.location?.href).href.replace(/\/?([^/]*\.json)?$/, "/");
 
@@ -40,20 +38,20 @@ export const folderOf = (url) => new URL(url, globalThis.location?.href).href.re
  * @param {Options} [options]
  */
 export async function load(url, options = {}) {
-  const { gpu: api = globalThis.navigator?.gpu, powerPreference = "high-performance", signal, fetch, cache, onProgress = () => {} } = options;
+  const { gpu: api = globalThis.navigator?.gpu, powerPreference = "high-performance", signal, onProgress } = options;
   const base = folderOf(url);
-  /** @type {(stage: Progress["stage"], done: number, total: number) => void} */
-  const tell = (stage, done, total) => onProgress({ stage, done, total });
+  /** @type {(stage: Progress["stage"], to?: Options["onProgress"]) => (done: number, total: number) => void} */
+  const telling = (stage, to = onProgress) => (done, total) => to?.({ stage, done, total });
   /** @type {(name: string, sha256?: string) => Promise<any>} */
-  const get = (name, sha256) => fetchJson(base + name, { signal, fetch, sha256 });
+  const get = (name, sha256) => fetchJson(base + name, options, sha256);
 
   const adapter = options.adapter ?? (await api?.requestAdapter({ powerPreference }));
   if (!adapter) throw (await import("./why.js")).noAdapter(api);
-  tell("plan", 0, 2);
+  telling("plan")(0, 2);
   const head = await get("bundle.json");
   if (head.version !== 2) throw new BadBundle(`${base}bundle.json is not for this runner: make the site again`);
   const chosen = await chooseVariant(adapter, head.variants, options);
-  tell("plan", 1, 2);
+  telling("plan")(1, 2);
   const [variant, site] = await Promise.all([
     get(chosen.file[0], chosen.file[2]),
     options.site ?? get("site.json").catch(() => null),
@@ -62,10 +60,9 @@ export async function load(url, options = {}) {
   const gpu = await openGpu(adapter, chosen, options.device);
   try {
     const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
-    const host = wanted.every((/** @type {any} */ m) => m.direct) ? null : await import("./host.js");
-    const fixed = wanted.every((/** @type {any} */ m) => m.plans.every((/** @type {any} */ plan) => plan.fixed));
-    const sizes = fixed ? null : await import("./sizes.js");
-    /** Where ranges of the data go. @type {[start: number, end: number, take: (at: number, bytes: Uint8Array<ArrayBuffer>) => void][]} */
+    const host = variant.host && (await import("./host.js"));
+    const sizes = variant.sizes && (await import("./sizes.js"));
+    /** Who takes which part of the data. @type {import("./weights.js").Wanted[]} */
     const filling = [];
     /** @type {GPUBuffer[]} */
     const buffers = [];
@@ -76,58 +73,45 @@ export async function load(url, options = {}) {
         const [size, start, end] = variant.buffers[k];
         const made = (buffers[k] = gpu.buffer(size));
         bytes.memory += size;
+        bytes.weights += end - start;
         if (end) filling.push([start, end, (at, part) => gpu.queue.writeBuffer(made, at, part)]);
       }
       return buffers[k];
     };
     /** @type {Record<string, import("./method.js").Method>} */
     const methods = /** @type {any} */ ({ __proto__: null });
-    await gpu.guarded(() => {
-      for (const json of wanted) {
-        const plans = json.plans.map((/** @type {any} */ plan) => openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes?.openSizes(plan)));
-        methods[json.name] = openMethod(gpu, json, plans, json.direct ? null : /** @type {any} */ (host).open(gpu, json, plans, head.blobs, filling));
-      }
-    });
+    gpu.device.pushErrorScope("out-of-memory");
+    for (const json of wanted) {
+      const plans = json.plans.map((/** @type {any} */ plan) =>
+        openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes.openSizes(plan)),
+      );
+      methods[json.name] = openMethod(gpu, json, plans, json.direct ? null : host.open(gpu, json, plans, head.blobs, filling));
+    }
+    if (await gpu.device.popErrorScope())
+      throw new OutOfMemory("the GPU has too little memory for this model: close other pages that use it");
 
-    /** @param {any[]} plans @param {Options["onProgress"]} [told] @param {AbortSignal} [stop] */
-    const compile = async (plans, told = () => {}, stop) => {
+    /** @param {any[]} plans @param {AbortSignal} [stop] @param {Options["onProgress"]} [to] */
+    const compile = async (plans, stop, to) => {
       const kernels = plans.flatMap((p) => p.kernels);
+      const compiled = telling("kernels", to);
       let done = 0;
       await Promise.all(
         kernels.map(async (kernel) => {
           await gpu.compile(kernel);
           stop?.throwIfAborted();
-          told({ stage: "kernels", done: ++done, total: kernels.length });
+          compiled(++done, kernels.length);
         }),
       );
     };
+    const names = Object.keys(methods);
     const all = Object.values(methods);
     const plans = all.flatMap((m) => m.plans);
-    const compiling = compile(plans.filter((p) => p.fixed), onProgress, signal); // what every size needs
-    compiling.catch(() => {});
-    let waiting = 0;
-    /** @type {(done: number, total: number) => void} */
-    const onBytes = (done, total) => tell("weights", done, total);
-    for await (const { of, at, bytes: part } of pieces(base, head.shards, filling, { fetch, cache, signal, onBytes })) {
-      gpu.check();
-      filling[of][2](at, part);
-      bytes.weights += part.length;
-      if ((waiting += part.length) > AT_ONCE) {
-        await gpu.queue.onSubmittedWorkDone();
-        waiting = 0;
-      }
-    }
-    await compiling;
-    await Promise.all(all.map((m) => m.reset()));
-    signal?.throwIfAborted();
-    gpu.check();
-
-    const names = Object.keys(methods);
+    const { vendor, architecture, description, isFallbackAdapter: software } = adapter.info;
     /** @param {string} [name] */
     const method = (name = methods.forward ? "forward" : names[0]) => {
       gpu.check();
       const found = methods[name];
-      if (!found) throw new InvalidInput(`there is no method ${name}; there are ${names.join(", ")}`);
+      if (!found) throw new InvalidInput(`there is no method ${name}, only ${names.join(", ")}`);
       return found;
     };
     const program = {
@@ -135,7 +119,7 @@ export async function load(url, options = {}) {
       methods: names,
       /** What it was compiled for. */
       variant: chosen.target,
-      adapter: describe(adapter),
+      adapter: { vendor, architecture, description, software },
       site,
       bytes,
       /** Resolves when the GPU is lost, with why. */
@@ -157,25 +141,38 @@ export async function load(url, options = {}) {
       },
 
       /**
-       * Compiles all kernels, so that no call has to.
+       * Compiles all kernels, so that no call has to. Without an `onProgress`, that of `load` is told.
        * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
        */
-      prepare: ({ method: name, signal: stop, onProgress: told } = {}) => compile(name ? method(name).plans : plans, told, stop),
+      prepare: ({ method: name, signal: stop, onProgress: told } = {}) => compile(name ? method(name).plans : plans, stop, told),
 
       /** States back to their first values, before the next run. @param {string} [name] of a method */
-      reset: async (name) => {
-        await Promise.all((name ? [method(name)] : all).map((m) => m.reset()));
-      },
+      reset: (name) => Promise.all((name ? [method(name)] : all).map((m) => m.reset())),
 
       /**
        * Runs what the site brought, and compares with what it should give.
        * @returns {Promise<{ok: boolean, error: number, tolerance: number}>} the error relative to the largest value
        */
-      selfcheck: async () => (await import("./check.js")).check(/** @type {any} */ (program), base, fetch),
+      selfcheck: async () => (await import("./check.js")).check(/** @type {any} */ (program), base, options.fetch),
 
       /** Gives the GPU's memory back. */
       dispose: gpu.dispose,
     };
+
+    const compiling = compile(plans.filter((p) => p.fixed), signal); // what every size needs
+    compiling.catch(() => {});
+    await deliver(base, head.shards, filling, {
+      ...options,
+      onBytes: telling("weights"),
+      pause() {
+        gpu.check();
+        return gpu.queue.onSubmittedWorkDone(); // no more than a shard is on its way to the GPU
+      },
+    });
+    await compiling;
+    await program.reset();
+    signal?.throwIfAborted();
+    gpu.check();
     return program;
   } catch (error) {
     gpu.dispose();

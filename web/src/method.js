@@ -1,6 +1,6 @@
 /** A method of a program: what it takes and gives, and its runs. */
 
-import { Tensor, arrayOf, count } from "./dtypes.js";
+import { ARRAYS, Tensor, count } from "./dtypes.js";
 import { ExecutionError } from "./errors.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
@@ -29,13 +29,11 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
   function accepted(inputs, work) {
     /** @type {Spec[]} */
     const specs = signature.inputs;
-    /** @type {(spec: Spec) => any} */
-    const to = (spec) => (host ? spec.dtype : spec.device);
-    const simple = specs.map((spec, k) => asDeclared(inputs[k], spec, to(spec)));
-    const exact = inputs.length === specs.length && !simple.includes(undefined);
+    const simple = specs.map((spec, k) => asDeclared(inputs[k], spec));
+    const exact = !host && inputs.length === specs.length && !simple.includes(undefined);
     const given = exact ? simple : inputs.map((one) => (one?.gpuBuffer ? one : structuredClone(one)));
     method.runs++;
-    return inTurn(async () => work(exact ? given : (await import("./convert.js")).accept(name, given, specs, to)));
+    return inTurn(async () => work(exact ? given : (await import("./convert.js")).accept(name, given, specs, !host)));
   }
 
   const method = {
@@ -58,12 +56,7 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
         resident: () => found,
         discard() {},
         async result() {
-          const read = (await done).values();
-          return Promise.all(
-            found.map((/** @type {any} */ o, /** @type {number} */ k) =>
-              o.dtype ? fromDevice(signature.outputs[k].dtype, o, read.next().value) : o,
-            ),
-          );
+          return Promise.all((await done).map((value, k) => fromDevice(signature.outputs[k].dtype, found[k], value)));
         },
       };
     },
@@ -89,28 +82,28 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
  * A copy of an input, in memory of whole words; undefined where it is not just what was declared.
  * @param {any} given
  * @param {Spec} spec
- * @param {any} to its type
  */
-function asDeclared(given, { dtype, device, shape, dynamic, value }, to) {
+function asDeclared(given, { dtype, device, shape, dynamic, value }) {
   if (!dtype) return value === undefined && Number.isSafeInteger(given) ? given : undefined;
   const { gpuBuffer, dtype: of, shape: sizes, data } = Object(given);
   if (of !== (gpuBuffer ? device : dtype) || sizes.length !== shape.length) return undefined;
   if (!shape.every((n, k) => (dynamic ? sizes[k] <= n : sizes[k] === n))) return undefined;
   if (gpuBuffer) return given;
-  const Type = arrayOf(to);
-  if (!(data instanceof Type) || data.length !== count(sizes)) return undefined;
+  const Type = ARRAYS[/** @type {string} */ (device)];
+  if (data?.constructor !== Type || data.length !== count(sizes)) return undefined;
   const copy = new Type(new ArrayBuffer((data.byteLength + 3) & ~3), 0, data.length);
   copy.set(data);
-  return { dtype, shape: sizes, data: copy };
+  return { shape: sizes, data: copy };
 }
 
 /**
- * Values that the GPU gave, in the program's type.
+ * Values that the GPU gave, in the program's type; an int is what it is.
  * @param {string} dtype
- * @param {{dtype: string, shape: number[]}} port
+ * @param {any} output
  * @param {any} data
  */
 export async function fromDevice(dtype, { dtype: device, shape }, data) {
+  if (!dtype) return data;
   const found = dtype === device ? data : dtype === "int64" ? BigInt64Array.from(data, BigInt) : (await import("./convert.js")).fromDevice(dtype, data);
   return new Tensor(dtype, shape, found);
 }

@@ -1,6 +1,6 @@
 /** A plan on a GPU: one compute pass, one read back. */
 
-import { arrayOf, count } from "./dtypes.js";
+import { ARRAYS, count } from "./dtypes.js";
 import { InvalidInput } from "./errors.js";
 
 /** @typedef {import("./gpu.js").Resident} Resident */
@@ -22,15 +22,8 @@ import { InvalidInput } from "./errors.js";
 export function openPlan({ device, queue, check, compile, finish }, json, kernels, buffer, sizes) {
   /** @type {GPUBuffer[]} */
   const buffers = json.at.map(buffer);
+  const own = json.kernels.map((/** @type {number} */ k) => kernels[k]);
   const [only] = json.families;
-  /** @type {() => At} */
-  const fixed = () => ({
-    key: "fixed",
-    family: only,
-    dispatches: only.steps.flatMap((/** @type {any} */ [choice]) => choice[1]),
-    number: (n) => n,
-    writes: [],
-  });
   let runs = 0;
   /** Of the launches. @type {string} */
   let key;
@@ -39,7 +32,7 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
 
   return {
     fixed: json.fixed,
-    kernels: json.kernels.map((/** @type {number} */ k) => kernels[k]),
+    kernels: own,
 
     /**
      * One run: its outputs on the GPU, and, when it is done, the values of those that are read.
@@ -50,31 +43,37 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
     async run(inputs, read) {
       check();
       if (inputs.some((given) => given.gone?.())) throw new InvalidInput("a tensor on the GPU is gone: its method ran again");
-      const at = (sizes || fixed)(inputs);
-      for (const [to, place, words] of at.writes) queue.writeBuffer(buffers[to], place, words);
-      if (at.key !== key) {
+      const {
+        family = only,
+        dispatches = only.steps.flatMap((/** @type {any} */ [choice]) => choice[1]),
+        number = (n) => n,
+        writes = [],
+        key: now = "",
+      } = sizes ? sizes(inputs) : /** @type {Partial<At>} */ ({});
+      for (const [to, at, words] of writes) queue.writeBuffer(buffers[to], at, words);
+      if (now !== key) {
         launches = await Promise.all(
-          at.dispatches.map(async (dispatch) => {
+          dispatches.map(async (/** @type {any} */ dispatch) => {
             const [kernel, bindings, [x, y]] = dispatch;
-            const { pipeline, layout } = await compile(kernels[json.kernels[kernel]]);
+            const pipeline = await compile(own[kernel]);
             dispatch.group ??= device.createBindGroup({
-              layout,
+              layout: pipeline.getBindGroupLayout(0),
               entries: bindings.map((/** @type {number[]} */ [b, offset, size], /** @type {number} */ binding) => ({
                 binding,
                 resource: { buffer: buffers[b], offset, size },
               })),
             });
-            return [pipeline, dispatch.group, at.number(x), at.number(y)];
+            return [pipeline, dispatch.group, number(x), number(y)];
           }),
         );
-        key = at.key;
+        key = now;
       }
       const turn = ++runs;
-      const outputs = at.family.outputs.map((/** @type {any} */ o) => {
+      const outputs = family.outputs.map((/** @type {any} */ o) => {
         const { dtype } = o;
-        if (!dtype) return at.number(o);
-        const shape = o.shape.map(at.number);
-        const size = (count(shape) * arrayOf(dtype).BYTES_PER_ELEMENT + 3) & ~3; // whole words
+        if (!dtype) return number(o);
+        const shape = o.shape.map(number);
+        const size = (count(shape) * ARRAYS[dtype].BYTES_PER_ELEMENT + 3) & ~3; // whole words
         return { gpuBuffer: buffers[o.buffer], dtype, shape, size, gone: () => turn !== runs };
       });
       const encoder = device.createCommandEncoder();
@@ -91,7 +90,7 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
       }
       pass.end();
       for (const [from, to, size] of json.copies) encoder.copyBufferToBuffer(buffers[from], 0, buffers[to], 0, size);
-      const done = finish(encoder, read.map((k) => outputs[k]).filter((o) => o.gpuBuffer));
+      const done = finish(encoder, read.map((k) => outputs[k]));
       done.catch(() => {}); // whoever wants the result hears of it
       return { outputs, done };
     },

@@ -23,12 +23,12 @@ export function noAdapter(gpu) {
  */
 export function noVariant({ limits, features, info }, variants, { variant, memory = Infinity }) {
   /** What it lacks, in words. @type {(variant: any) => string} */
-  const lacks = ({ limits: least, features: wanted, subgroups }) => {
+  const lacks = ({ limits: least, features: wanted, info: told }) => {
     const few = Object.keys(least).filter((name) => /** @type {any} */ (limits)[name] < least[name]);
     const found = few.map((name) => `${name} of ${least[name]}`);
     found.push(...wanted.filter((/** @type {string} */ name) => !features.has(name)));
-    const { subgroupMinSize, subgroupMaxSize } = /** @type {any} */ (info);
-    if (subgroups && (subgroupMinSize !== subgroups || subgroupMaxSize !== subgroups)) found.push(`subgroups of ${subgroups}`);
+    const other = Object.keys(told).filter((name) => /** @type {any} */ (info)[name] !== told[name]);
+    found.push(...other.map((name) => `${name} ${told[name]}`));
     return found.join(", ");
   };
   if (!variants.length) return new MissingFeature(`the model has no variant ${variant}`);

@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 import { BadBundle, BadShard } from "../src/errors.js";
-import { fetchJson, pieces } from "../src/weights.js";
+import { deliver, fetchJson } from "../src/weights.js";
 
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
 const shardOf = (name, bytes) => [name, bytes.length, sha256(bytes)];
@@ -73,6 +73,35 @@ function fakeCaches(fail = async () => {}) {
 }
 
 const ALL = [[0, Infinity]];
+
+/** What is delivered, as a loop: the next piece is taken when it is asked for, and whoever leaves takes no more. */
+async function* pieces(base, shards, ranges, options) {
+  const given = [];
+  let wake = () => {};
+  const wanted = ranges.map(([start, end], of) => [
+    start,
+    end,
+    (at, bytes) => new Promise((taken, left) => { given.push({ piece: { of, at, bytes }, taken, left }); wake(); }),
+  ]);
+  let over = false;
+  const end = () => { over = true; wake(); };
+  const delivered = deliver(base, shards, wanted, options);
+  delivered.then(end, end);
+  let last;
+  try {
+    for (;;) {
+      last?.taken();
+      last = undefined;
+      while (!given.length && !over) await new Promise((resolve) => (wake = resolve));
+      if (!given.length) return await delivered;
+      last = given.shift();
+      yield last.piece;
+    }
+  } finally {
+    last?.left(new Error("left"));
+    await delivered.catch(() => {});
+  }
+}
 async function collect(source) {
   const all = [];
   for await (const { of, at, bytes } of source) all.push([of, at, Buffer.from(bytes)]);
@@ -449,16 +478,16 @@ test("at most three shards are fetched at once, and no more are held than that",
 test("JSON: with a hash, without, wrong, missing, none at all", async () => {
   const text = Buffer.from('{"title": "Märchen"}');
   files.set("site.json", text);
-  const right = { sha256: sha256(text) };
+  const right = sha256(text);
   assert.deepEqual(await fetchJson(`${base}site.json`), { title: "Märchen" });
-  assert.deepEqual(await fetchJson(`${base}site.json`, right), { title: "Märchen" });
+  assert.deepEqual(await fetchJson(`${base}site.json`, {}, right), { title: "Märchen" });
 
   const modes = [];
   const stale = async (url, { cache }) => {
     modes.push(cache);
     return new Response(cache === "default" ? '{"title": "M\u00e4rchem"}' : text);
   };
-  assert.deepEqual(await fetchJson(`${base}site.json`, { ...right, fetch: stale }), { title: "Märchen" });
+  assert.deepEqual(await fetchJson(`${base}site.json`, { fetch: stale }, right), { title: "Märchen" });
   await fetchJson(`${base}site.json`, { fetch: stale });
   assert.deepEqual(modes, ["default", "reload", "no-cache"]);
 
@@ -468,7 +497,7 @@ test("JSON: with a hash, without, wrong, missing, none at all", async () => {
     return true;
   };
   await assert.rejects(
-    fetchJson(`${base}site.json`, { sha256: sha256("") }),
+    fetchJson(`${base}site.json`, {}, sha256("")),
     says(`${base}site.json: not what bundle.json says, twice. Upload the whole folder again.`),
   );
   await assert.rejects(

@@ -279,10 +279,10 @@ test("a worker that fails later rejects what waits, and says so by lost", async 
 
 test("lost resolves with a DeviceLost", async () => {
   const { program, remote } = await withProgram();
-  program.lose(new DeviceLost("the GPU is gone (reset): load the model again"));
+  program.lose(new DeviceLost("the GPU is gone (reset): load again"));
   const error = await remote.lost;
   assert.ok(error instanceof DeviceLost);
-  assert.equal(error.message, "the GPU is gone (reset): load the model again");
+  assert.equal(error.message, "the GPU is gone (reset): load again");
 });
 
 test("dispose ends the worker once, rejects what waits, and is no loss", async () => {

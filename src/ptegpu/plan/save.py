@@ -74,9 +74,13 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
             told |= method_needs(outer)
             for plan, listed in zip(outer.plans, told["plans"], strict=True):
                 listed |= buffers.plan(plan, listed)
-        text = _json({"kernels": [_plain(k) | layout(k) for k in kernels], "buffers": buffers.all, "methods": made})
+        host = not all(told["direct"] for told in made)
+        sizes = not all(listed["fixed"] for told in made for listed in told["plans"])
+        whole = {"host": host, "sizes": sizes, "buffers": buffers.all, "methods": made}
+        text = _json({"kernels": [_plain(k) | layout(k) for k in kernels]} | whole)
         file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
-        variants.append({"target": _plain(target) | {"name": target.name}, "file": file} | variant_needs(target, methods.values()))
+        told = {"target": _plain(target) | {"name": target.name}, "file": file}
+        variants.append(told | variant_needs(target, methods.values()))
     data = b"".join(_stream(blobs))
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
     told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
