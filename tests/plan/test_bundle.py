@@ -363,8 +363,7 @@ def test_a_language_model_that_was_compiled_as_any_program() -> None:
 
 @cache
 def two_targets() -> Bundle:
-    here = replace(device().target, max_invocations=64)  # so that the kernels differ
-    return ptegpu.compile(DATA / "control.pte", targets=[here, Target()])
+    return ptegpu.compile(DATA / "control.pte", targets=[device().target, Target("small", max_invocations=64)])
 
 
 @pytest.fixture
@@ -388,7 +387,7 @@ def test_shards(web: Path) -> None:
 
 def test_the_head_says_what_each_variant_is(web: Path) -> None:
     document = json.loads((web / MANIFEST).read_bytes())
-    names = [device().target.name, "generic"]
+    names = [device().target.name, "small"]
     assert list(document) == ["format", "version", "file", "blobs", "shards", "variants"]
     assert [v["target"].get("name", "generic") for v in document["variants"]] == names
     for k, variant in enumerate(document["variants"]):
@@ -453,6 +452,17 @@ def test_a_method_says_what_one_plan_does(tmp_path: Path, name: str, method: str
             first = resets.pop(at) if b["role"] == "state" else at
             assert begins(b["nbytes"], blob) == ([b["nbytes"], 0, 0] if first is None else content["buffers"][first])
         assert not resets
+
+
+def test_targets_for_which_all_is_the_same_share_a_file(tmp_path: Path) -> None:
+    same = ptegpu.compile(
+        DATA / "control.pte", targets=[Target(), Target("another"), Target("small", max_invocations=64)]
+    )
+    files = save_web(same, tmp_path)
+    assert [f.name for f in files if f.name.startswith("variant")] == ["variant-0.json", "variant-1.json"]
+    document = json.loads((tmp_path / MANIFEST).read_bytes())
+    assert [v["file"][0] for v in document["variants"]] == ["variant-0.json", "variant-0.json", "variant-1.json"]
+    assert to_bytes(load(tmp_path)) == to_bytes(same)
 
 
 def test_a_shard_is_at_most_24_mib() -> None:

@@ -1,5 +1,5 @@
 // The page of any other model: an editor for each input by its shape and dtype, a view of each output.
-import { $, announce, button, bytes, calm, digits, fail, make, open } from "./ui.js";
+import { $, announce, button, bytes, calm, duration, fail, make, open } from "./ui.js";
 import { array, count, one, read, whole, write } from "./npy.js";
 import { heatmap, histogram, lines, short, stats } from "./plots.js";
 
@@ -22,6 +22,10 @@ let outputs = [];
 let method = "forward";
 let running = false, again = false;
 
+const EXAMPLE = "example"; // the fill with what the site is checked with
+/** The inputs that the site is checked with, by method. @type {Record<string, any[]>} */
+const examples = {};
+
 /** A standard normal number. */
 const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
 /** @type {Record<string, [text: string, value: (k: number, below: number) => number]>} */
@@ -34,15 +38,16 @@ const fills = (dtype) => (dtype === "bool" ? ["ones", "zeros", "below"] : whole(
 
 /** One input: what it is, and the editor of it. */
 class Port {
-  /** @param {Spec} spec @param {number} index */
-  constructor(spec, index) {
+  /** @param {Spec} spec @param {number} index @param {any} example what it may begin with */
+  constructor(spec, index, example) {
     this.spec = spec;
+    this.example = example?.dtype === spec.dtype ? example : null;
     this.id = `input-${index}`;
     this.dtype = spec.dtype ?? "int";
     this.sizes = spec.shape.map((size) => (spec.dynamic ? Math.min(size, LARGE) : size));
-    this.fill = spec.dtype ? fills(spec.dtype)[0] : "";
-    this.most = spec.dtype === "bool" ? 2 : 10;
-    this.value = Number(spec.value ?? 0);
+    this.fill = !spec.dtype ? "" : this.example ? EXAMPLE : fills(spec.dtype)[0];
+    this.most = 2; // indices are as small as can be
+    this.value = Number(spec.dtype ? 0 : (example ?? spec.value ?? 0));
     /** @type {any} */
     this.data = null;
     this.box = make("div", { className: "port", role: "group" });
@@ -52,7 +57,8 @@ class Port {
   }
 
   make() {
-    this.data = array(this.dtype, count(this.sizes), (k) => FILLS[this.fill][1](k, this.most));
+    if (this.fill === EXAMPLE) ({ shape: this.sizes, data: this.data } = { ...this.example, data: this.example.data.slice() });
+    else this.data = array(this.dtype, count(this.sizes), (k) => FILLS[this.fill][1](k, this.most));
   }
 
   show() {
@@ -68,6 +74,7 @@ class Port {
       return this.box.replaceChildren(name, field);
     }
     const choice = make("select", { ariaLabel: `Fill ${spec.name} with` }, ...fills(this.dtype).map((name) => make("option", { value: name }, FILLS[name][0])));
+    if (this.example) choice.prepend(make("option", { value: EXAMPLE }, "the example"));
     if (!this.fill) choice.append(make("option", { value: "" }, "your values"));
     choice.value = this.fill;
     choice.onchange = () => this.refill(choice.value);
@@ -94,7 +101,7 @@ class Port {
       const field = make("input", { type: "number", min: "1", max: String(most), step: "1", value: String(this.sizes[d]), ariaLabel: `Size ${d} of ${name}, 1 to ${most}`, title: `1 to ${most}` });
       field.onchange = () => {
         this.sizes[d] = Math.max(1, Math.min(most, Math.round(Number(field.value)) || 1));
-        this.refill(this.fill || fills(this.dtype)[0]);
+        this.refill(FILLS[this.fill] ? this.fill : fills(this.dtype)[0]);
       };
       row.append(field);
     });
@@ -231,6 +238,7 @@ class Output {
     const head = make("div", { className: "row head" }, make("h3", {}, this.name, " ", make("span", { className: "soft small" }, [dtype, shape.join(" × ")].filter(Boolean).join(" · "))));
     if (dtype) head.append(button("Save .npy", () => this.save(), "bare"));
     /** @type {HTMLElement} */ (head.lastChild).title = `Download ${this.name} as a .npy file`;
+    if (!data.length) return this.box.replaceChildren(head, make("p", { className: "soft" }, "No elements."));
     if (data.length === 1) return this.box.replaceChildren(head, make("p", { className: "big number" }, short(Number(data[0]))));
     const kinds = shape.length < 2 ? ["Line", "Histogram", "Table"] : ["Heatmap", "Line", "Histogram", "Table"];
     if (!kinds.includes(this.view)) this.view = data.length <= 12 ? "Table" : kinds[0];
@@ -244,6 +252,7 @@ class Output {
     }
     const row = make("div", { className: "row" }, views);
     lead.forEach((size, d) => {
+      if (size < 2) return void (this.at[d] = 0);
       const field = make("input", { type: "number", min: "0", max: String(size - 1), value: String(Math.min(this.at[d], size - 1)), ariaLabel: `Index in dimension ${d}, 0 to ${size - 1}`, title: `Dimension ${d}: 0 to ${size - 1}` });
       this.at[d] = Number(field.value);
       field.oninput = () => {
@@ -251,7 +260,7 @@ class Output {
         this.at[d] = Number(field.value);
         this.draw();
       };
-      row.append(field);
+      row.append(make("label", { className: "row small soft" }, `[${d}]`, field));
     });
     this.figure = make("figure");
     this.caption = make("p", { className: "small soft number" });
@@ -311,12 +320,18 @@ function table(name, values, rows, columns) {
   return few < rows ? make("div", {}, scroll, make("p", { className: "small soft" }, `The first ${few} of ${rows} rows; the .npy file has all.`)) : scroll;
 }
 
+/** The inputs of a check. @param {import("./ui.js").Check} check @param {URL} base */
+async function given({ file, inputs }, base) {
+  const bytes = await (await fetch(new URL(file, base))).arrayBuffer();
+  return inputs.map((t) => (t?.dtype ? read(bytes.slice(t.at, t.at + t.length), t.dtype, t.shape) : t));
+}
+
 /** Inputs and outputs of a method. @param {string} name */
 function choose(name) {
   if (!remote) return;
   method = name;
   const { inputs, outputs: gives } = /** @type {{inputs: Spec[], outputs: Spec[]}} */ (remote.info.signatures[name]);
-  ports = inputs.map((spec, k) => new Port({ ...spec, name: spec.name || `input ${k}` }, k));
+  ports = inputs.map((spec, k) => new Port({ ...spec, name: spec.name || `input ${k}` }, k, examples[name]?.[k]));
   outputs = gives.map((spec, k) => new Output(spec.name || `output ${k}`, k));
   $("ports").replaceChildren(...ports.map((port) => port.box));
   $("outputs").replaceChildren();
@@ -335,10 +350,12 @@ async function run() {
   running = true;
   document.body.ariaBusy = "true";
   const started = performance.now();
+  const slow = setTimeout(() => ($("speed").textContent = "Running …"), 500);
   try {
     const values = await remote.run(ports.map((port) => port.input()), { method });
+    clearTimeout(slow);
     calm();
-    const time = `${digits(performance.now() - started)} ms`;
+    const time = duration(performance.now() - started);
     while (outputs.length < values.length) outputs.push(new Output(`output ${outputs.length}`, outputs.length));
     $("outputs").replaceChildren(...values.map((_, k) => outputs[k].box));
     values.forEach((value, k) => outputs[k].show(value));
@@ -346,8 +363,10 @@ async function run() {
     announce(`Ran in ${time}.`);
   } catch (error) {
     again = false;
+    $("speed").textContent = "";
     fail(error);
   }
+  clearTimeout(slow);
   running = false;
   document.body.ariaBusy = "false";
   if (again) {
@@ -370,8 +389,9 @@ let width = innerWidth;
 addEventListener("resize", () => width !== innerWidth && ((width = innerWidth), outputs.forEach((output) => output.draw())));
 
 open({
-  ready(opened, site) {
+  async ready(opened, site, base) {
     remote = opened;
+    if (ports.length) return void run(); // again, after the GPU was lost
     const select = /** @type {HTMLSelectElement} */ ($("method"));
     const names = opened.info.methods;
     select.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
@@ -380,6 +400,7 @@ open({
     $("method-label").hidden = names.length < 2;
     $("waiting").hidden = true;
     $("go").hidden = $("reset").hidden = false;
+    if (site.check) examples[site.check.method] = await given(site.check, base).catch(() => []);
     choose(select.value);
   },
 });

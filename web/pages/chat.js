@@ -107,6 +107,7 @@ main.addEventListener("scroll", () => {
   pinned = end() - main.scrollTop < 48;
   newest.hidden = pinned;
 }, { passive: true });
+new ResizeObserver(follow).observe(main); // a phone's keyboard opens
 newest.onclick = () => {
   pinned = true;
   follow();
@@ -149,7 +150,12 @@ class Conversation {
     }, row);
     said.classList.remove("waiting");
     turn.classList.remove("busy");
-    if (!text) return turn.remove();
+    if (!text) { // nothing came: the words go back to where they can be changed
+      turn.remove();
+      this.list.lastElementChild?.remove();
+      prompt.value ||= this.messages.pop()?.content ?? "";
+      return;
+    }
     this.messages.push({ role: "assistant", content: text });
     this.list.querySelector(".again")?.remove();
     const copier = button("Copy", () => copy(copier, text), "bare");
@@ -235,24 +241,20 @@ class Tale {
   }
 
   async goOn() {
-    this.box.hidden = false;
-    $("intro").hidden = true;
-    this.heading.hidden = !this.title;
-    this.heading.textContent = this.title;
     const part = { you: false, text: "" };
     this.parts.push(part);
-    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => /** @type {(Node | string)[]} */ (
-      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : [new Text(text)])));
-    const node = /** @type {Text} */ (this.text.lastChild);
+    const node = this.show();
     this.row.replaceChildren();
     this.end.textContent = "";
     this.box.classList.add("busy");
     pinned = true;
     follow();
     const prompt = this.prompt();
+    const forgot = prompt.length < this.whole().length ? " · goes by the last lines only" : "";
     const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)), this.row);
     part.text = node.data;
     this.box.classList.remove("busy");
+    if (!part.text && reason !== "stop") return this.take();
     if (reason === "stop") this.end.textContent = "■ ■ ■";
     const copier = button("Copy", () => copy(copier, this.whole()), "bare");
     const again = button("Tell it differently", () => {
@@ -260,9 +262,31 @@ class Tale {
       this.parts.pop();
       this.goOn();
     }, "bare");
-    const forgot = prompt.length < this.whole().length - part.text.length ? " · goes by the last lines only" : "";
     this.row.append(copier, again, make("span", { className: "note" }, facts + forgot));
     follow();
+  }
+
+  /** Shows all parts; returns the text of the last. */
+  show() {
+    this.box.hidden = this.empty;
+    $("intro").hidden = !this.empty;
+    this.heading.hidden = !this.title;
+    this.heading.textContent = this.title;
+    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => /** @type {(Node | string)[]} */ (
+      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : [new Text(text)])));
+    return /** @type {Text} */ (this.text.lastChild);
+  }
+
+  /** Nothing came: the words go back to where they can be changed. */
+  take() {
+    this.parts.pop();
+    if (this.parts.at(-1)?.you) prompt.value ||= this.parts.pop()?.text.trim() ?? "";
+    if (!this.parts.length) {
+      prompt.value ||= this.title;
+      this.title = "";
+    }
+    this.show();
+    this.label(false);
   }
 
   whole() {
@@ -293,6 +317,7 @@ async function submit() {
   if (stream) return;
   if (!remote) {
     waiting = !!prompt.value.trim();
+    if (waiting && ["idle", "stopped"].includes(document.body.dataset.state ?? "")) $("load-button").click();
     send.textContent = waiting ? "Waiting" : "Send";
     announce("It is sent as soon as the model is ready.");
     return;
@@ -349,7 +374,9 @@ for (const [name, value] of Object.entries(JSON.parse(kept("settings" + location
 outputs();
 form.oninput = () => (outputs(), remember());
 $("settings-open").onclick = () => /** @type {HTMLDialogElement} */ (settings).showModal();
-settings.onclick = (event) => event.target === settings && /** @type {HTMLDialogElement} */ (settings).close(); // beside it
+settings.onclick = (event) => {
+  if (event.target === settings) /** @type {HTMLDialogElement} */ (settings).close(); // a click beside it
+};
 $("settings-reset").onclick = () => (form.reset(), outputs(), kept("settings" + location.pathname, ""));
 
 open({
@@ -363,6 +390,7 @@ open({
       prompt.value = example.trim();
       submit();
     }))));
+    $("context").style.setProperty("--wide", `${2 * String(context).length + 2.5}ch`); // for any number that comes
     /** @type {HTMLInputElement} */ ($("maxTokens")).max = String(context);
     if (matchMedia("(hover: hover)").matches) prompt.focus();
     used(0);
@@ -373,5 +401,8 @@ open({
     $("memory").textContent = bytes(opened.info.bytes.memory);
     if (waiting) submit();
     waiting = false;
+  },
+  lost() {
+    remote = null;
   },
 });

@@ -40,7 +40,7 @@ const sites = {
     image: { shape: [1, 3, 224, 224], channels: 3, height: 224, width: 224, scale: 1 / 255, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], labels: LABELS.concat(Array.from({ length: 90 }, (_, k) => `thing ${k}`)), draw: false, softmax: true } },
   any: { title: "An encoder", description: "A transformer encoder: give it tokens, see what it makes of them.", model: { file: "encoder.pte", bytes: 1.9e6 }, page: "any" },
 };
-export const site = /** @type {any} */ ({ method: "forward", check: {}, ...sites[/** @type {keyof typeof sites} */ (kind)] });
+export const site = /** @type {any} */ ({ method: "forward", check: { file: "data:,", method: "", inputs: [] }, ...sites[/** @type {keyof typeof sites} */ (kind)] });
 
 if (query.has("auto")) site.model.bytes = 4e7;
 /** @type {HTMLElement} */ (document.getElementById("about")).textContent = site.description ?? "";

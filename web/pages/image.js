@@ -1,5 +1,5 @@
 // The page of an image model: draw, drop, paste, choose or film; the likeliest labels as bars.
-import { $, announce, calm, digits, fail, make, open } from "./ui.js";
+import { $, announce, calm, duration, fail, make, open } from "./ui.js";
 
 /**
  * @typedef {import("./ui.js").Remote} Remote
@@ -13,6 +13,7 @@ const video = make("video", { muted: true, playsInline: true });
 const sources = /** @type {HTMLInputElement[]} */ ([...document.querySelectorAll("[name=source]")]);
 const ROWS = 12; // as many classes have a fixed row each; of more, the likeliest are shown
 const TOP = 6;
+const DROP = matchMedia("(hover: hover)").matches ? "Drop a picture here, paste one, or choose one." : "Choose a picture, or paste one.";
 
 /** @type {Remote | null} */
 let remote = null;
@@ -129,7 +130,7 @@ function refresh() {
   } else crop(to, view.width, view.height);
   $("clear").hidden = source !== "draw";
   $("choose").hidden = source !== "file";
-  $("hint").textContent = { draw: "Draw here.", camera: "Waiting for the camera.", file: "Drop a picture here, paste one, or choose one." }[source] ?? "";
+  $("hint").textContent = { draw: "Draw here.", camera: "Waiting for the camera.", file: DROP }[source] ?? "";
   if (empty()) blank();
   else look();
 }
@@ -139,18 +140,21 @@ async function look() {
   if (!remote) return empty() || void pixels();
   if (running) return void (again = true);
   running = true;
+  const slow = setTimeout(() => ($("speed").textContent = "Looking …"), 500);
   try {
     const started = performance.now();
     const [output] = await remote.run([{ dtype: "float32", shape: sizes(), data: pixels() }], { method });
     const ms = performance.now() - started;
+    clearTimeout(slow);
     if (!empty()) {
       tell(Array.from(output.data, Number));
-      $("speed").textContent = `${digits(ms)} ms from picture to answer`;
+      $("speed").textContent = `${duration(ms)} from picture to answer`;
     }
   } catch (error) {
     again = false;
     if (fail(error, refresh)) stop();
   }
+  clearTimeout(slow);
   running = false;
   if (again) {
     again = false;
@@ -191,7 +195,7 @@ function rows(classes, parts, best) {
     const item = /** @type {HTMLElement} */ (list.children[row]);
     item.className = k === best ? "top" : "";
     item.style.setProperty("--part", (parts[k] ?? 0).toFixed(3));
-    /** @type {HTMLElement} */ (item.children[0]).textContent = classes.length && k >= 0 ? label(k) : "";
+    /** @type {HTMLElement} */ (item.children[0]).textContent = k < 0 ? "–" : label(k);
     item.children[2].textContent = parts[k] === undefined ? "" : `${(parts[k] * 100).toFixed(1)} %`;
   });
 }
@@ -200,9 +204,8 @@ function rows(classes, parts, best) {
 function blank() {
   const classes = image.labels?.length ?? ROWS + 1;
   rows(classes <= ROWS ? Array.from({ length: classes }, (_, k) => k) : Array(TOP).fill(-1), [], -1);
-  $("best-label").textContent = "–";
-  $("best-part").textContent = "";
-  $("speed").textContent = { draw: "It answers while you draw.", camera: "It answers while you film.", file: "Nothing to look at yet." }[source] ?? "";
+  $("best-label").textContent = $("speed").textContent = "";
+  $("best-part").textContent = { draw: "It answers while you draw.", camera: "It answers while you film.", file: "Nothing to look at yet." }[source] ?? "";
 }
 
 // Drawing
@@ -308,6 +311,10 @@ open({
   },
   ready(opened) {
     remote = opened;
+    running = false;
     if (!empty()) look();
+  },
+  lost() {
+    remote = null;
   },
 });

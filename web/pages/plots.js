@@ -48,7 +48,7 @@ export function heatmap(canvas, values, rows, columns) {
   canvas.height = rows;
   const image = new ImageData(columns, rows);
   values.forEach((x, k) => {
-    const part = Number.isFinite(x) ? (signed ? x / most : (x - low) / (high - low || 1)) : 0;
+    const part = Number.isFinite(x) ? (signed ? x / most : high > low ? (x - low) / (high - low) : Number(x !== 0)) : 0;
     const to = part < 0 ? less : more;
     for (let c = 0; c < 3; c++) image.data[k * 4 + c] = none[c] + (to[c] - none[c]) * Math.abs(part);
     image.data[k * 4 + 3] = 255;

@@ -7,9 +7,10 @@ import * as client from "../src/client.js";
  * @typedef {{method: string, context: number, examples?: string[], chat?: boolean}} Language
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[], std: number[],
  *   labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
- * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: object}} Site
+ * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: Check}} Site
+ * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site) => void}} Page
+ * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void}} Page
  */
 
 /**
@@ -46,6 +47,9 @@ export function bytes(n) {
 
 /** A number with about three digits. @param {number} x */
 export const digits = (x) => (x >= 100 ? x.toFixed(0) : x.toPrecision(3));
+
+/** A time in ms for people. @param {number} ms */
+export const duration = (ms) => (ms < 1000 ? `${digits(ms)} ms` : `${digits(ms / 1000)} s`);
 
 /** @param {number} s */
 const remaining = (s) => (s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`);
@@ -95,6 +99,9 @@ const ERRORS = {
   TypeError: ["The connection broke", KEPT],
 };
 
+/** Loads the model again. @type {(() => void) | undefined} */
+let reload;
+
 /**
  * Shows an error: what happened, what to do. Returns whether it was shown (an abort is none).
  * @param {unknown} thrown
@@ -104,11 +111,12 @@ export function fail(thrown, again) {
   const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
   if (error.name === "AbortError") return false;
   const code = error.code ?? "";
+  if (code === "DeviceLost") again = reload;
   const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
   const actions = make("div", { className: "row" }, button(again ? label : "Dismiss", () => (calm(), again?.()), "main"));
   if (code === "NoWebGPU" || code === "NoAdapter")
     actions.append(make("a", { className: "button", href: WEBGPU, rel: "noreferrer" }, "Where WebGPU works"));
-  const message = (error.message ?? String(thrown)).replace(/^./, (c) => c.toUpperCase()).replace(/[^.!?]$/, "$&.");
+  const message = (error.message ?? String(thrown)).replace(/^[a-z](?=\w* )/, (c) => c.toUpperCase()).replace(/[^.!?]$/, "$&.");
   $("error").replaceChildren(make("h2", {}, title), make("p", {}, message), make("p", { className: "soft" }, advice ?? ""), actions);
   $("error").hidden = false;
   $("error").scrollIntoView({ block: "nearest" });
@@ -121,14 +129,15 @@ export const calm = () => ($("error").hidden = true);
 /** @param {"idle" | "loading" | "stopped" | "ready" | "error"} state */
 const state = (state) => (document.body.dataset.state = state);
 
-/** Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models. */
-const fake = import.meta.url.endsWith("/ui.js") && new URLSearchParams(location.search).has("fake");
 const AUTOMATIC = 64e6; // bytes that are loaded without asking
 
 /** Opens the model of this page. @param {Page} page */
 export async function open(page) {
   theme();
-  const base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
+  const query = new URLSearchParams(location.search);
+  const base = new URL(query.get("site") ?? ".", location.href);
+  // Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models.
+  const fake = import.meta.url.endsWith("/ui.js") && query.has("fake");
   /** @type {Site} */
   let site;
   let { connect } = client;
@@ -149,7 +158,7 @@ export async function open(page) {
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));
   const known = `loaded-${site.model.file}-${site.model.bytes}`;
-  const load = async () => {
+  const load = (reload = async () => {
     calm();
     state("loading");
     const abort = new AbortController();
@@ -170,25 +179,27 @@ export async function open(page) {
       if (fail(error, load)) return void state("error");
       state("stopped");
       $("load-stage").textContent = "Stopped";
-      $("load-detail").textContent = meter.weights ? `${meter.weights} are here, and stay.` : "Nothing is lost.";
+      $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
     }
-  };
+  });
   /** @param {Remote} remote */
   const ready = (remote) => {
     const { adapter, variant } = remote.info;
     const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ") || "a GPU";
     $("foot-place").textContent = `${variant.name ?? "generic"} on ${name} · ` +
-      (adapter.software ? "runs on your CPU, as no GPU is free; nothing leaves this page" : "runs on your GPU; nothing leaves this page");
+      (adapter.software ? "runs on your CPU, without a GPU; nothing leaves this page" : "runs on your GPU; nothing leaves this page");
     const check = /** @type {HTMLButtonElement} */ ($("check"));
     check.hidden = !site.check;
     check.onclick = () => selfcheck(remote, check);
     state("ready");
     announce("The model is ready.");
     remote.lost.then((error) => {
+      remote.dispose();
+      page.lost?.();
       state("error");
       fail(error, load);
     });
-    page.ready(remote, site);
+    page.ready(remote, site, base);
   };
 
   const connection = /** @type {{connection?: {saveData?: boolean}}} */ (navigator).connection;
@@ -208,7 +219,7 @@ async function selfcheck(remote, button) {
   $("foot-check").textContent = "checking …";
   try {
     const { ok, error } = await remote.selfcheck();
-    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ differs from the original"}: ${error.toExponential(0)} off`;
+    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ not as the original"}, ${error ? `${error.toExponential(0)} off` : "exactly"}`;
   } catch (error) {
     $("foot-check").textContent = "";
     fail(error);
@@ -236,31 +247,24 @@ function theme() {
 /** The loading bar: what is done, how far, how long it takes. Weights and kernels come side by side. */
 class Meter {
   weights = "";
-  kernels = "";
-  part = 0;
-  from = -1; // bytes that were here at the first word about them
-  since = 0;
+  /** How far each stage is, and where and when it was first heard of. @type {Record<string, {part: number, from: number, since: number}>} */
+  stages = {};
 
   /** @param {Progress} progress */
   show({ stage, done, total }) {
-    const part = done / (total || 1);
-    let left = "";
-    if (stage === "weights") {
-      if (this.from < 0) Object.assign(this, { from: done, since: performance.now() });
-      const seconds = (performance.now() - this.since) / 1000;
-      if (seconds > 0.5 && done > this.from && done < total) left = ` · ${remaining((seconds * (total - done)) / (done - this.from))}`;
-      this.weights = `${bytes(done)} of ${bytes(total)}`;
-      this.set(0.05 + 0.95 * part);
-    } else if (stage === "kernels") this.kernels = done < total ? ` · ${done} of ${total} kernels` : "";
-    const loaded = stage === "weights" ? done === total : this.part === 1;
-    $("load-stage").textContent = !this.weights ? "Reading the plan" : loaded ? "Compiling for your GPU" : "Loading the weights";
-    $("load-detail").textContent = this.weights + left + this.kernels;
-  }
-
-  /** @param {number} part */
-  set(part) {
-    this.part = part;
-    $("load-bar").style.setProperty("--part", part.toFixed(3));
-    $("load-bar").setAttribute("aria-valuenow", String(Math.round(part * 100)));
+    const now = performance.now(), part = done / (total || 1);
+    const own = (this.stages[stage] ??= { part, from: part, since: now });
+    own.part = part;
+    const { weights, kernels } = this.stages;
+    const all = 0.05 + 0.65 * (weights?.part ?? 0) + 0.3 * (kernels?.part ?? 0);
+    $("load-bar").style.setProperty("--part", all.toFixed(3));
+    $("load-bar").setAttribute("aria-valuenow", String(Math.round(all * 100)));
+    if (stage === "weights") this.weights = `${bytes(done)} of ${bytes(total)}`;
+    const compiles = weights?.part === 1;
+    $("load-stage").textContent = !weights ? "Reading the plan" : compiles ? "Compiling for your GPU" : "Loading the weights";
+    if (stage !== (compiles ? "kernels" : "weights")) return;
+    const seconds = (now - own.since) / 1000, gained = part - own.from;
+    const left = seconds > 0.5 && gained > 0 && part < 1 ? ` · ${remaining((seconds * (1 - part)) / gained)}` : "";
+    $("load-detail").textContent = (compiles ? `${this.weights} · ${done} of ${total} kernels` : this.weights) + left;
   }
 }

@@ -1,4 +1,4 @@
-/** Values from one type to another: what callers give, where it is not just what a method takes, and what a GPU gives. */
+/** Values from type to type: what callers give, where it is not just what a method takes, and what a GPU gives. */
 
 import { ARRAYS, InvalidInput, Tensor } from "./index.js";
 
@@ -69,7 +69,8 @@ export function accept(name, inputs, specs, onGpu) {
     throw new InvalidInput(`${name} takes ${specs.length} inputs, not ${inputs.length}`);
   return specs.map((spec, k) => {
     try {
-      return spec.dtype ? tensor(inputs[k], spec, /** @type {string} */ (onGpu ? spec.device : spec.dtype)) : int(inputs[k], spec);
+      const to = onGpu ? spec.device : spec.dtype;
+      return to ? tensor(inputs[k], spec, to) : int(inputs[k], spec);
     } catch (error) {
       const { dtype, shape, dynamic, value } = spec;
       const wanted = dtype
@@ -94,7 +95,8 @@ function tensor(given, { dtype, device, shape, dynamic }, to) {
   if (!given?.dtype) {
     const nested = Array.isArray(given) ? shapeOf(given) : [];
     const data = ArrayBuffer.isView(given) ? /** @type {any} */ (given) : [given].flat(Infinity);
-    found = new Tensor(/** @type {string} */ (dtype), nested.length > 1 ? nested : data.length === count(shape) ? shape : [data.length], data);
+    const flat = data.length === count(shape) ? shape : [data.length];
+    found = new Tensor(/** @type {string} */ (dtype), nested.length > 1 ? nested : flat, data);
   }
   if (found.dtype !== (found.gpuBuffer ? device : dtype)) throw Error(`it is ${found.dtype}`);
   /** @type {(n: number, k: number) => boolean} */

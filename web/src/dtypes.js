@@ -18,8 +18,8 @@ export class Tensor {
   /**
    * @param {string} dtype
    * @param {readonly number[]} shape
-   * @param {any} data a typed array: `int64` has a BigInt64Array, `bfloat16` a Float32Array, `bool` a Uint8Array, `float16`
-   *   where there is no Float16Array a Uint16Array of its bits. A run takes others and lists, too, and converts them.
+   * @param {any} data a typed array: `int64` has a BigInt64Array, `bfloat16` a Float32Array, `bool` a Uint8Array,
+   *   `float16` where there is no Float16Array a Uint16Array of its bits. A run converts others, and lists.
    */
   constructor(dtype, shape, data) {
     this.dtype = dtype;

@@ -4,7 +4,10 @@ import { ARRAYS, count } from "./dtypes.js";
 import { DeviceLost, ExecutionError } from "./errors.js";
 
 /** @typedef {Awaited<ReturnType<typeof openGpu>>} Gpu */
-/** A tensor on the GPU. @typedef {{gpuBuffer: GPUBuffer, dtype: string, shape: number[], size: number, gone: () => boolean}} Resident */
+/**
+ * A tensor on the GPU. `size`: in bytes, whole words; `gone`: whether its plan ran again.
+ * @typedef {{gpuBuffer: GPUBuffer, dtype: string, shape: number[], size: number, gone: () => boolean}} Resident
+ */
 
 /**
  * The first variant that the adapter can run; software adapters prefer those that were made for them.
@@ -14,14 +17,14 @@ import { DeviceLost, ExecutionError } from "./errors.js";
  */
 export async function chooseVariant(adapter, variants, options) {
   const { limits, features, info } = /** @type {any} */ (adapter);
-  const { variant, memory = Infinity } = options;
+  const { variant, memory } = options;
   const named = variants.filter(({ name }) => (variant ?? name) === name);
   const able = named.filter(
     ({ limits: least, features: wanted, info: told, bytes }) =>
       Object.keys(least).every((name) => limits[name] >= least[name]) &&
       Object.keys(told).every((name) => info[name] === told[name]) &&
       wanted.every((/** @type {string} */ name) => features.has(name)) &&
-      bytes.buffers <= memory,
+      !(bytes.buffers > /** @type {number} */ (memory)),
   );
   if (!able[0]) throw (await import("./why.js")).noVariant(adapter, named, options);
   return able.find(({ software }) => software === info.isFallbackAdapter) ?? able[0];
@@ -68,26 +71,35 @@ export async function openGpu(adapter, { limits, features }, given) {
     check,
     buffer,
 
-    /** What `work` gives, after all that came before. @template T @param {() => Promise<T>} work @returns {Promise<T>} */
+    /**
+     * What `work` gives, after all that came before.
+     * @template T
+     * @param {() => Promise<T>} work
+     * @returns {Promise<T>}
+     */
     inTurn(work) {
       const result = turns.then(work);
       turns = result.catch(() => {});
       return result;
     },
 
-    /** Compiles a kernel, once. @param {any} kernel @returns {Promise<GPUComputePipeline>} */
+    /** Compiles a kernel, once; `entries` is its layout. @param {any} kernel @returns {Promise<GPUComputePipeline>} */
     compile: (kernel) =>
       (kernel.compiled ??= device
         .createComputePipelineAsync({
-          layout: device.createPipelineLayout({ bindGroupLayouts: [device.createBindGroupLayout(kernel)] }), // by its `entries`
+          layout: device.createPipelineLayout({ bindGroupLayouts: [device.createBindGroupLayout(kernel)] }),
           compute: { module: device.createShaderModule({ code: kernel.enable + kernel.wgsl }) },
         })
         .catch((error) => {
-          check();
-          throw new ExecutionError(`kernel ${kernel.name} does not compile: ${error.message}`);
+          throw ended ?? new ExecutionError(`kernel ${kernel.name} does not compile: ${error.message}`);
         })),
 
-    /** Submits, and gives then what some outputs are. @param {GPUCommandEncoder} encoder @param {any[]} outputs @returns {Promise<any[]>} */
+    /**
+     * Submits, and gives what some outputs are then: arrays in the GPU's types, and ints.
+     * @param {GPUCommandEncoder} encoder
+     * @param {any[]} outputs
+     * @returns {Promise<any[]>}
+     */
     async finish(encoder, outputs) {
       let total = 0;
       const places = outputs.map(({ size = 0 }) => (total += size) - size);
@@ -96,8 +108,7 @@ export async function openGpu(adapter, { limits, features }, given) {
         to?.destroy();
         to = buffer(total, 8 | 1); // copied to, mapped
       }
-      for (const [k, { gpuBuffer, size }] of outputs.entries())
-        if (size) encoder.copyBufferToBuffer(gpuBuffer, 0, to, places[k], size);
+      outputs.forEach(({ gpuBuffer, size }, k) => size && encoder.copyBufferToBuffer(gpuBuffer, 0, to, places[k], size));
       device.pushErrorScope("validation");
       queue.submit([encoder.finish()]);
       const complaint = device.popErrorScope();
@@ -106,7 +117,9 @@ export async function openGpu(adapter, { limits, features }, given) {
       check();
       if (wrong) throw new ExecutionError(`the GPU failed: ${wrong.message}`);
       const mapped = to.getMappedRange(0, total);
-      const found = outputs.map((o, k) => (o.dtype ? new ARRAYS[o.dtype](mapped, places[k], count(o.shape)).slice() : o));
+      const found = outputs.map((o, k) =>
+        o.dtype ? new ARRAYS[o.dtype](mapped, places[k], count(o.shape)).slice() : o,
+      );
       to.unmap();
       staging.push(to);
       return found;

@@ -71,7 +71,8 @@ const NAMED = {
   "et_vk.select_as_symint.default": (x, dim, index) => {
     const along = axis(dim, x.shape.length);
     const n = x.shape[along];
-    if (index < -n || index >= n) throw new Error(`index ${index} is out of range for dimension ${dim} of sizes [${x.shape}]`);
+    if (index < -n || index >= n)
+      throw new Error(`index ${index} is out of range for dimension ${dim} of sizes [${x.shape}]`);
     return Number(x.data[(index < 0 ? index + n : index) * count(x.shape.slice(along + 1))]);
   },
   "executorch_prim.et_view.default": (x, sizes) => {
@@ -87,7 +88,10 @@ const NAMED = {
   },
 };
 
-/** By name; each takes the place of its call first, for messages. @type {Record<string, (where: string, ...args: any[]) => any>} */
+/**
+ * By name; each takes the place of its call first, for messages.
+ * @type {Record<string, (where: string, ...args: any[]) => any>}
+ */
 const PRIMITIVES = Object.fromEntries(
   Object.entries(NAMED).map(([name, f]) => [
     name,
@@ -110,7 +114,10 @@ const truth = (value) => (value?.data ? value.data.every(Boolean) : Boolean(valu
 /** Nothing that the caller could write to. @type {(value: any) => any} */
 const copied = (value) => (value?.data ? new Tensor(value.dtype, value.shape, value.data.slice()) : value);
 
-/** An index that the program made and no int32 can hold is just as much out of range where it is clipped. @type {(n: any) => number} */
+/**
+ * An index that the program made, and that no int32 can hold, is just as much out of range where it is clipped.
+ * @type {(n: any) => number}
+ */
 const clipped = (n) => Math.min(Math.max(Number(n), -(2 ** 31)), 2 ** 31 - 1);
 
 /**
@@ -125,7 +132,8 @@ export function open({ device, finish }, json, plans, blobs, filling) {
   const { name, items, outputs, slots } = json;
   const calls = items.map((/** @type {any} */ i) => i.call);
   const missing = new Set(calls.filter((/** @type {string} */ call) => call && !PRIMITIVES[call]));
-  if (missing.size) throw new UnsupportedProgram(`${name} needs operators that a browser cannot run: ${[...missing].join(", ")}`);
+  if (missing.size)
+    throw new UnsupportedProgram(`${name} needs operators that a browser cannot run: ${[...missing].join(", ")}`);
   /** @type {(ArrayBuffer | null)[]} */
   const data = slots.map((/** @type {any} */ s) => {
     if (s.data == null) return null;
@@ -161,7 +169,7 @@ export function open({ device, finish }, json, plans, blobs, filling) {
     const env = new Map(states);
     /** Which plan made what a slot holds. @type {Map<number, Plan>} */
     const made = new Map();
-    json.inputs.forEach((/** @type {any} */ o, /** @type {number} */ k) => o?.slot !== undefined && env.set(o.slot, inputs[k]));
+    for (const [k, o] of json.inputs.entries()) if (o?.slot !== undefined) env.set(o.slot, inputs[k]);
 
     /** What a slot holds. @param {number} slot @returns {any} */
     const held = (slot) => {
@@ -201,7 +209,8 @@ export function open({ device, finish }, json, plans, blobs, filling) {
     /** @param {any} item */
     const runPlan = async (item) => {
       const plan = plans[item.run];
-      for (const [slot, by] of [...made]) if (by === plan && env.get(slot)?.gpuBuffer) await seen({ slot }); // it is overwritten
+      for (const [slot, by] of [...made]) // what it gave before is about to be overwritten
+        if (by === plan && env.get(slot)?.gpuBuffer) await seen({ slot });
       const { outputs: found, done } = await plan.run(given(item), item.read);
       const read = await done;
       item.outputs.forEach((/** @type {any} */ { slot }, /** @type {number} */ k) => {

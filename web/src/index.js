@@ -23,7 +23,7 @@ export { ARRAYS, fetchJson, fromDevice }; // for the parts that are loaded when 
  * @property {string[]} [methods] only these
  * @property {any} [site] what site.json holds, where it is known
  * @property {number} [memory] bytes of GPU memory that the model may take
- * @property {string | null} [cache] the name of the browser's cache for weights; null: none
+ * @property {string | null} [cache] what the browser's caches are named after, one for each site; null: none
  * @property {typeof fetch} [fetch]
  * @property {AbortSignal} [signal]
  * @property {(progress: Progress) => void} [onProgress]
@@ -56,7 +56,6 @@ export async function load(url, options = {}) {
     get(chosen.file[0], chosen.file[2]),
     options.site ?? get("site.json").catch(() => null),
   ]);
-  signal?.throwIfAborted();
   const gpu = await openGpu(adapter, chosen, options.device);
   try {
     const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
@@ -71,10 +70,10 @@ export async function load(url, options = {}) {
     const buffer = (k) => {
       if (!buffers[k]) {
         const [size, start, end] = variant.buffers[k];
-        const made = (buffers[k] = gpu.buffer(size));
+        buffers[k] = gpu.buffer(size);
         bytes.memory += size;
         bytes.weights += end - start;
-        if (end) filling.push([start, end, (at, part) => gpu.queue.writeBuffer(made, at, part)]);
+        filling.push([start, end, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
       }
       return buffers[k];
     };
@@ -85,10 +84,11 @@ export async function load(url, options = {}) {
       const plans = json.plans.map((/** @type {any} */ plan) =>
         openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes.openSizes(plan)),
       );
-      methods[json.name] = openMethod(gpu, json, plans, json.direct ? null : host.open(gpu, json, plans, head.blobs, filling));
+      const hosted = json.direct ? null : host.open(gpu, json, plans, head.blobs, filling);
+      methods[json.name] = openMethod(gpu, json, plans, hosted);
     }
     if (await gpu.device.popErrorScope())
-      throw new OutOfMemory("the GPU has too little memory for this model: close other pages that use it");
+      throw new OutOfMemory("too little GPU memory for this model: close other pages that use it");
 
     /** @param {any[]} plans @param {AbortSignal} [stop] @param {Options["onProgress"]} [to] */
     const compile = async (plans, stop, to) => {
@@ -144,7 +144,8 @@ export async function load(url, options = {}) {
        * Compiles all kernels, so that no call has to. Without an `onProgress`, that of `load` is told.
        * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
        */
-      prepare: ({ method: name, signal: stop, onProgress: told } = {}) => compile(name ? method(name).plans : plans, stop, told),
+      prepare: ({ method: name, signal: stop, onProgress: told } = {}) =>
+        compile(name ? method(name).plans : plans, stop, told),
 
       /** States back to their first values, before the next run. @param {string} [name] of a method */
       reset: (name) => Promise.all((name ? [method(name)] : all).map((m) => m.reset())),

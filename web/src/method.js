@@ -5,18 +5,25 @@ import { ExecutionError } from "./errors.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 /** @typedef {import("./gpu.js").Resident} Resident */
-/** @typedef {{name: string, dtype: string | null, device?: string, shape: number[], dynamic: boolean, value?: any}} Spec `device`: its
- *   type on the GPU; without a dtype it is an int, or always this value */
-/** @typedef {{result(): Promise<any[]>, resident(): (Resident | number)[], discard(): void}} Running what was started: what it gives;
- *   that on the GPU, as inputs of the next start; nobody wants it */
+/**
+ * What a method takes or gives. `device`: its type on the GPU; without a dtype it is an int, or always this value.
+ * @typedef {{name: string, dtype: string | null, device?: string, shape: number[], dynamic: boolean, value?: any}} Spec
+ */
+/**
+ * What was started: what it gives; that on the GPU, as inputs of the next start; nobody wants it.
+ * @typedef {{result(): Promise<any[]>, resident(): (Resident | number)[], discard(): void}} Running
+ */
+/**
+ * What runs a method, where one plan does not do it all.
+ * @typedef {{run(inputs: any[], signal?: AbortSignal): Promise<any[]>, reset(): void}} Host
+ */
 /** @typedef {ReturnType<typeof openMethod>} Method */
 
 /**
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
  * @param {Plan[]} plans
- * @param {{run(inputs: any[], signal?: AbortSignal): Promise<any[]>, reset(): void} | null} host what runs it, where one plan does
- *   not do it all
+ * @param {Host | null} host
  */
 export function openMethod({ inTurn }, { name, signature, direct }, plans, host) {
   /**
@@ -45,7 +52,11 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
     /** And resets: what states hold is as somebody left it, if this is what it was then. */
     runs: 0,
 
-    /** Starts a run; inputs may be resident outputs of the one before. @param {any[]} inputs @returns {Promise<Running>} */
+    /**
+     * Starts a run; inputs may be resident outputs of the one before.
+     * @param {any[]} inputs
+     * @returns {Promise<Running>}
+     */
     async start(inputs) {
       if (host) throw new ExecutionError(`${name} needs several plans: use run`);
       const { outputs, done } = await accepted(inputs, (given) =>
@@ -104,6 +115,9 @@ function asDeclared(given, { dtype, device, shape, dynamic, value }) {
  */
 export async function fromDevice(dtype, { dtype: device, shape }, data) {
   if (!dtype) return data;
-  const found = dtype === device ? data : dtype === "int64" ? BigInt64Array.from(data, BigInt) : (await import("./convert.js")).fromDevice(dtype, data);
+  const found =
+    dtype === device ? data
+    : dtype === "int64" ? BigInt64Array.from(data, BigInt)
+    : (await import("./convert.js")).fromDevice(dtype, data);
   return new Tensor(dtype, shape, found);
 }

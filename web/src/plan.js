@@ -6,8 +6,8 @@ import { InvalidInput } from "./errors.js";
 /** @typedef {import("./gpu.js").Resident} Resident */
 /** @typedef {ReturnType<typeof openPlan>} Plan */
 /**
- * What a run is. `key`: what its dispatches depend on; `number`: what a number of the plan is; `writes`: what goes into which of its
- * buffers before.
+ * What a run is. `key`: what its dispatches depend on; `number`: what a number of the plan is; `writes`: what goes into
+ * which of its buffers before.
  * @typedef {{key: string, family: any, dispatches: any[], number: (n: any) => number,
  *   writes: [buffer: number, at: number, words: any][]}} At
  */
@@ -42,7 +42,8 @@ export function openPlan({ device, queue, check, compile, finish }, json, kernel
      */
     async run(inputs, read) {
       check();
-      if (inputs.some((given) => given.gone?.())) throw new InvalidInput("a tensor on the GPU is gone: its method ran again");
+      if (inputs.some((given) => given.gone?.()))
+        throw new InvalidInput("a tensor on the GPU is gone: its method ran again");
       const {
         family = only,
         dispatches = only.steps.flatMap((/** @type {any} */ [choice]) => choice[1]),

@@ -23,7 +23,8 @@ export function openSizes({ rows, keys, families, buffers, syms }) {
     const first = (options) => {
       const one = options.find((o) => (o.guards ?? o[0]).every((/** @type {number} */ g) => values[g]));
       const sizes = JSON.stringify(inputs.map((given) => given.shape ?? given));
-      const refusal = one ? one.refusal || one[2] : `the model was compiled without the sizes ${sizes}: name them with --size`;
+      const unknown = `the model was compiled without the sizes ${sizes}: name them with --size`;
+      const refusal = one ? one.refusal || one[2] : unknown;
       if (refusal) throw new InvalidInput(refusal);
       return one;
     };
@@ -34,7 +35,9 @@ export function openSizes({ rows, keys, families, buffers, syms }) {
     const key = keys.map((/** @type {number} */ row) => values[row]).join();
     if (key !== last.key) {
       family = first(families);
-      dispatches = family.steps.flatMap((/** @type {any[]} */ choices) => first(choices)[1]).filter((/** @type {any} */ d) => d[2].every(number));
+      dispatches = family.steps
+        .flatMap((/** @type {any[]} */ choices) => first(choices)[1])
+        .filter((/** @type {any} */ [, , grid]) => grid.every(number));
       for (const [, bindings, , , , , , patches] of dispatches) {
         const params = bindings.find((/** @type {number[]} */ [b]) => buffers[b].role === "params");
         for (const [word, [row], kind] of patches)
@@ -52,7 +55,12 @@ export function openSizes({ rows, keys, families, buffers, syms }) {
   };
 }
 
-/** Refuses an index that is outside, where the host knows it. @param {any} bound @param {any[]} inputs @param {At["number"]} number */
+/**
+ * Refuses an index that is outside, where the host knows it.
+ * @param {any} bound
+ * @param {any[]} inputs
+ * @param {At["number"]} number
+ */
 function checkBound({ kind, source, low, end, text, node, moves = [] }, inputs, number) {
   const [least, past] = [low, end].map(number);
   const all = kind === "int" ? [number(source)] : kind === "input" && inputs[source].data;

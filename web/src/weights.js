@@ -9,18 +9,17 @@ const AT_ONCE = 3;
 const CACHE_WAIT = 10000; // ms that the cache may take for one thing
 
 /**
- * The bytes of a file. A broken connection is resumed, five tries in all; what has not the right hash is fetched again, past
- * the browser's own cache; then it is an error of the class `Bad`.
+ * The bytes of a file. A broken connection is resumed, with up to five tries; what has not the right hash is fetched
+ * again, past the browser's own cache; then it is an error of the class `Bad`.
  * @param {string} url
  * @param {new (message: string) => Error} Bad
  * @param {string | undefined} sha256
+ * @param {RequestCache} cache how the browser's own one is used
  * @param {AbortSignal | undefined} signal
  * @param {Fetch} [fetch]
  * @param {(bytes: number) => void} [count] is told of bytes as they come, and, below 0, of those that were no good
  */
-async function download(url, Bad, sha256, signal, fetch = globalThis.fetch, count = () => {}) {
-  /** Without a hash, the browser asks whether its copy is current. @type {RequestCache} */
-  let cache = sha256 ? "default" : "no-cache";
+async function download(url, Bad, sha256, cache, signal, fetch = globalThis.fetch, count = () => {}) {
   let length = 0;
   /** @type {Uint8Array[]} */
   let parts = [];
@@ -29,9 +28,11 @@ async function download(url, Bad, sha256, signal, fetch = globalThis.fetch, coun
     length = 0;
     parts = [];
   };
-  for (let wait = 250; ; ) { // ms, doubled from try to try
+  for (let wait = 250; ; wait *= 2) { // ms
     try {
-      const { status, ok, body } = await fetch(url, { signal, cache, headers: length ? { Range: `bytes=${length}-` } : {} });
+      /** @type {HeadersInit} */
+      const headers = length ? { Range: `bytes=${length}-` } : {};
+      const { status, ok, body } = await fetch(url, { signal, cache, headers });
       if (status !== 206) restart();
       if (status > 499 || status === 429) throw `status ${status}`; // it may pass
       if (!ok) throw new Bad(`${url}: status ${status}. Is the whole folder there?`);
@@ -48,7 +49,7 @@ async function download(url, Bad, sha256, signal, fetch = globalThis.fetch, coun
         at += part.length;
       }
       if (!sha256 || (await hash(bytes)) === sha256) return bytes;
-      if (cache === "reload") throw new Bad(`${url}: not what bundle.json says, twice. Upload the whole folder again.`);
+      if (cache === "reload") throw new Bad(`${url}: not what bundle.json says. Upload the whole folder again.`);
       cache = "reload";
       restart();
     } catch (error) {
@@ -59,7 +60,6 @@ async function download(url, Bad, sha256, signal, fetch = globalThis.fetch, coun
         setTimeout(resolve, wait);
         signal?.addEventListener("abort", resolve);
       });
-      wait *= 2;
     }
   }
 }
@@ -79,7 +79,8 @@ const hash = async (bytes) =>
  * @returns {Promise<any>}
  */
 export async function fetchJson(url, { signal, fetch } = {}, sha256) {
-  const bytes = await download(url, BadBundle, sha256, signal, fetch);
+  // Without a hash, the browser asks whether its copy is current.
+  const bytes = await download(url, BadBundle, sha256, sha256 ? "default" : "no-cache", signal, fetch);
   try {
     return await new Response(bytes).json();
   } catch {
@@ -105,14 +106,14 @@ const tried = async (work) => {
 };
 
 /**
- * Gives out the data of a bundle, which is its shards one behind the other: to each of `wanted` the bytes from `start` to `end`,
- * in order, and from which place in them on. They come from the cache or the network, and are proved before they are given out.
+ * Gives out the data of a bundle, which is its shards one behind the other: to each of `wanted` the bytes from `start`
+ * to `end`, in order, and from which place in them on. They come from the cache or the network, and are proved before.
  * @param {string} base the URL that the names of shards are relative to
  * @param {Shard[]} shards
  * @param {Wanted[]} wanted
  * @param {{fetch?: Fetch, cache?: string | null, signal?: AbortSignal, onBytes?: (done: number, total: number) => void,
- *   pause?: () => unknown}} [options] `cache` is what the browser's caches are named after, one for each site; null: none;
- *   `pause` is waited for after each shard
+ *   pause?: () => unknown}} [options] `cache` is what the browser's caches are named after, one for each site, null:
+ *   none; `pause` is waited for after each shard
  */
 export async function deliver(base, shards, wanted, { fetch, cache = "ptegpu", signal: outer, onBytes, pause } = {}) {
   const stop = new AbortController();
@@ -133,19 +134,23 @@ export async function deliver(base, shards, wanted, { fetch, cache = "ptegpu", s
   /** @param {any} shard @returns {Promise<Uint8Array<ArrayBuffer>>} */
   const get = async ({ name, length, sha256 }) => {
     const key = base + sha256;
-    const kept = await tried(async () => new Uint8Array(await /** @type {Response} */ (await store.match(key)).arrayBuffer()));
+    const kept = await tried(
+      async () => new Uint8Array(await /** @type {any} */ (await store.match(key)).arrayBuffer()), // or it fails
+    );
     if (kept && (await hash(kept)) === sha256) {
       count(length);
       return kept;
     }
-    const bytes = await download(new URL(name, base).href, BadShard, sha256, signal, fetch, count);
+    const mode = store ? "no-store" : "default"; // what is cached here need not be cached twice
+    const bytes = await download(new URL(name, base).href, BadShard, sha256, mode, signal, fetch, count);
     await tried(() => store.put(key, new Response(bytes)));
     return bytes;
   };
   try {
     for (const [k, shard] of /** @type {any} */ (needed).entries()) {
       const { at, length } = shard;
-      for (const one of /** @type {any[]} */ (needed.slice(k, k + AT_ONCE))) (one.coming ??= get(one)).catch(() => {}); // thrown below
+      for (const one of /** @type {any[]} */ (needed.slice(k, k + AT_ONCE)))
+        (one.coming ??= get(one)).catch(() => {}); // thrown below, if the loop comes that far
       const bytes = await shard.coming;
       shard.coming = null;
       for (const [start, end, take] of wanted) {

@@ -34,6 +34,9 @@ export function noVariant({ limits, features, info }, variants, { variant, memor
   if (!variants.length) return new MissingFeature(`the model has no variant ${variant}`);
   const fits = variants.find((v) => !lacks(v));
   if (fits)
-    return new OutOfMemory(`the model takes ${sized(fits.bytes.buffers)} of GPU memory, the budget is ${sized(memory)}`);
-  return new MissingFeature(`this GPU lacks what the model needs: ${variants.map((v) => `${v.name}: ${lacks(v)}`).join("; ")}`);
+    return new OutOfMemory(
+      `the model takes ${sized(fits.bytes.buffers)} of GPU memory, the budget is ${sized(memory)}: raise it`,
+    );
+  const all = variants.map((v) => `${v.name}: ${lacks(v)}`).join("; ");
+  return new MissingFeature(`this GPU lacks what the model needs (${all}): use another browser or device`);
 }

@@ -203,6 +203,10 @@ const STATES = [
     await page.waitForSelector(".said ul");
   }],
   ["chat-done", "chat.html?fake=chat&auto", "ready", async (page) => {
+    await page.click("#settings-open");
+    await page.fill("#system", "Be brief.");
+    await page.click("dialog .main");
+    await page.waitForSelector("dialog:not([open])", { state: "attached" });
     await page.click("#examples button");
     await page.waitForSelector(".turn .row button", { timeout: 20_000 });
   }],
@@ -230,13 +234,13 @@ const STATES = [
 ];
 
 /** A seven. @param {import("playwright-core").Page} page */
-async function draw(page) {
+export async function draw(page) {
   const { x, y, width, height } = /** @type {{x: number, y: number, width: number, height: number}} */ (await page.locator("#view").boundingBox());
   await page.mouse.move(x + 0.3 * width, y + 0.25 * height);
   await page.mouse.down();
   for (const [u, v] of [[0.7, 0.25], [0.6, 0.5], [0.48, 0.82]]) await page.mouse.move(x + u * width, y + v * height, { steps: 5 });
   await page.mouse.up();
-  await page.waitForFunction(() => document.querySelector("#best-label")?.textContent !== "–");
+  await page.waitForFunction(() => document.querySelector("#best-label")?.textContent !== "");
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {

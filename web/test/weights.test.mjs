@@ -285,6 +285,10 @@ test("a wrong download is fetched again, past the browser's cache", async () => 
   const seen = [];
   await load({ fetch, onBytes: (done) => seen.push(done) }, [[300000, 301000]]);
   assert.deepEqual(modes, ["default", "reload"]);
+  globalThis.caches = fakeCaches();
+  modes.length = 0;
+  await load({ fetch }, [[300000, 301000]]);
+  assert.deepEqual(modes, ["no-store", "reload"]);
   assert.deepEqual([Math.max(...seen), seen.at(-1)], [1000, 1000]);
 });
 
@@ -302,7 +306,7 @@ test("wrong twice is BadShard, which names the file; nothing of it is given out 
         assert.ok(error instanceof BadShard);
         assert.equal(
           error.message,
-          `${base}shard-001.bin: not what bundle.json says, twice. Upload the whole folder again.`,
+          `${base}shard-001.bin: not what bundle.json says. Upload the whole folder again.`,
         );
         return true;
       },
@@ -498,7 +502,7 @@ test("JSON: with a hash, without, wrong, missing, none at all", async () => {
   };
   await assert.rejects(
     fetchJson(`${base}site.json`, {}, sha256("")),
-    says(`${base}site.json: not what bundle.json says, twice. Upload the whole folder again.`),
+    says(`${base}site.json: not what bundle.json says. Upload the whole folder again.`),
   );
   await assert.rejects(
     fetchJson(`${base}none.json`),

@@ -175,7 +175,7 @@ class Shares:
 
     @staticmethod
     def of(form: Form, count: int, sharing: int, target: Target) -> Shares:
-        return Shares(form, Rows(count), target.workgroup(256), -(-count // sharing) if form.new else 0)
+        return Shares(form, Rows(count), target.team, -(-count // sharing) if form.new else 0)
 
     @property
     def loads(self) -> int:

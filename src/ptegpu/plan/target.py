@@ -71,12 +71,18 @@ class Target:
     matrices: tuple[str, ...] = ()  # what subgroups multiply: inputs, sums, rows x columns x depth ("f16 f32 16x16x16")
     precision: Precision = "auto"
     cache: Cache = "f32"
+    few_rows: int = 8  # up to which products with packed weights have kernels of their own: fast, and large
     device_class: DeviceClass = CLASSES["discrete"]
 
     @property
     def software(self) -> bool:
         """Whether it is a processor that computes, and no GPU."""
         return self.device_class.name == "software"
+
+    @property
+    def team(self) -> int:
+        """Invocations that work together: few on a processor, where each of them waits long at a barrier."""
+        return self.workgroup(16 if self.software else 256)
 
     def workgroup(self, preferred: int) -> int:
         """The largest power of two that is at most `preferred` and within the adapter's limit."""

@@ -36,6 +36,7 @@ export async function visit(site, call, options = {}) {
   const { load, Tensor } = await core(site);
   const stages = [];
   const program = await load(site, { ...options, onProgress: (p) => stages.push(p) });
+  await program.prepare();
   const outputs = (await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method })).map(plain);
   program.dispose();
   const weights = stages.filter(({ stage }) => stage === "weights");
@@ -54,17 +55,25 @@ const store = async () => caches.open((await caches.keys())[0] ?? "none");
 /** How many shards are cached. */
 export const cached = async () => (await (await store()).keys()).length;
 
-/** Changes a byte of everything that the cache holds, and says how many entries that were. */
+/** All that this origin has in caches. */
+async function entries() {
+  const all = await Promise.all((await caches.keys()).map((name) => caches.open(name)));
+  return (await Promise.all(all.map(async (cache) => (await cache.keys()).map((key) => ({ cache, key }))))).flat();
+}
+
+/** How many that are. */
+export const kept = async () => (await entries()).length;
+
+/** Changes a byte of each, and says how many that were. */
 export async function spoil() {
-  const cache = await store();
-  const keys = await cache.keys();
-  for (const key of keys) {
+  const all = await entries();
+  for (const { cache, key } of all) {
     const found = await cache.match(key);
     const bytes = new Uint8Array(await found.arrayBuffer());
     bytes[bytes.length >> 1] ^= 1;
     await cache.put(key, new Response(bytes, { headers: found.headers }));
   }
-  return keys.length;
+  return all.length;
 }
 
 /** Makes the cache fail: when it is opened, when it is asked, when it is filled. */
@@ -185,7 +194,7 @@ export async function rounds(site, call, count) {
   globalThis.alive ??= counted();
   const left = [];
   for (let k = 0; k < count; k++) {
-    const program = await load(site);
+    const program = await load(site, { methods: [call.method] });
     await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method });
     program.dispose();
     left.push({ ...globalThis.alive });
@@ -217,7 +226,6 @@ export async function worker(client, site, request, wrong) {
   const stages = new Set();
   const loading = await frames(() => connect(site, { worker: url, onProgress: ({ stage }) => stages.add(stage) }));
   const remote = loading.result;
-  await remote.prepare();
   const generating = await frames(async () => {
     const stream = remote.stream(request.prompt, request.options);
     let pieces = 0;

@@ -1,19 +1,22 @@
 // The browser job: one Chromium runs all sites that FOLDER/job.json names, and FOLDER/results.json has what came out.
-//   node web/test/browser/job.mjs FOLDER
+//   node web/test/browser/job.mjs FOLDER [FOLDER for screenshots]
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
+import { audit, check, draw } from "../pages.check.mjs";
 import { serve } from "./server.mjs";
 
-const LIMIT = 280; // seconds that the whole job may take
+const LIMIT = 480; // seconds that the whole job may take, on a busy machine; a free one needs a fifth
 const FLAGS = [
   "--headless=new", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
-  "--host-resolver-rules=MAP insecure.test 127.0.0.1",
+  "--host-resolver-rules=MAP insecure.test 127.0.0.1", // a page that is not secure: no WebGPU there
 ];
 const WEIGHTS = /shard-\d+\.bin$/;
 
 const folder = resolve(process.argv[2]);
+const screens = process.argv[3];
+if (screens) mkdirSync(screens, { recursive: true });
 const here = dirname(fileURLToPath(import.meta.url));
 const job = JSON.parse(readFileSync(join(folder, "job.json"), "utf8"));
 /** @type {Record<string, {ms: number, value?: any, error?: string}>} */
@@ -29,7 +32,7 @@ const at = (/** @type {string} */ site, host = "127.0.0.1") => `http://${host}:$
 /** A page that runs functions of inpage.js. Contexts share caches, like visits of one visitor. */
 async function open(context, address = `${server.url}/blank`) {
   const page = await context.newPage();
-  page.setDefaultTimeout(60_000);
+  page.setDefaultTimeout(240_000);
   await page.goto(address);
   return Object.assign(page, {
     call: (/** @type {string} */ name, /** @type {any[]} */ ...given) =>
@@ -37,10 +40,15 @@ async function open(context, address = `${server.url}/blank`) {
   });
 }
 
+/** Seconds of processor time that the browser has taken. */
+const system = await browser.newBrowserCDPSession();
+const spent = async () => (await system.send("SystemInfo.getProcessInfo")).processInfo.reduce((sum, { cpuTime }) => sum + cpuTime, 0);
+
 /** Notes what `work` gives, or how it failed, or that it took too long. */
 async function step(name, seconds, work) {
   if (!name.match(process.env.ONLY ?? "")) return;
   const begun = performance.now();
+  const before = await spent();
   /** @type {any} */
   let timer;
   const late = new Promise((_, reject) => {
@@ -54,14 +62,67 @@ async function step(name, seconds, work) {
   }
   clearTimeout(timer);
   server.faults.clear();
+  const cpu = (await spent()) - before;
   await context.close().catch(() => {});
-  results[name].ms = Math.round(performance.now() - begun);
-  console.log(`${name}: ${results[name].ms} ms${results[name].error ? ` FAILED ${results[name].error.split("\n")[0]}` : ""}`);
+  const ms = (results[name].ms = Math.round(performance.now() - begun));
+  const failed = results[name].error?.split("\n")[0];
+  console.log(`${name}: ${(ms / 1000).toFixed(1)} s, ${cpu.toFixed(1)} s of processors${failed ? `, FAILED: ${failed}` : ""}`);
 }
 
 const alarm = setTimeout(async () => {
   results.job = { ms: 1000 * LIMIT, error: `took more than ${LIMIT} s` };
-  await end();
+  /** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
+const ACTS = {
+  async tales(page) {
+    await page.fill("#prompt", "Once upon a time");
+    await page.press("#prompt", "Enter");
+    await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 60);
+    await page.keyboard.press("Escape");
+    await page.waitForSelector("#tale .row button");
+    return (await page.textContent("#tale .text")) ?? "";
+  },
+  async digits(page) {
+    await draw(page);
+    return (await page.textContent("#best-label")) ?? "";
+  },
+  async encoder(page) {
+    await page.click("#run");
+    await page.waitForSelector("#outputs h3");
+    return (await page.textContent("#outputs")) ?? "";
+  },
+};
+for (const [site, act] of Object.entries(ACTS))
+  await step(`page ${site}`, 120, async (context) => {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    await page.goto(at(site));
+    const problems = await check(page);
+    const state = await page.evaluate(() => document.body.dataset.state);
+    if (state === "idle") await page.click("#load-button");
+    await page.waitForFunction(() => document.body.dataset.state === "ready");
+    const text = await act(page);
+    problems.push(...(await audit(page)));
+    for (const colorScheme of screens ? /** @type {const} */ (["light", "dark"]) : [])
+      for (const [width, height] of [[1280, 800], [390, 844]]) {
+        await page.emulateMedia({ colorScheme });
+        await page.setViewportSize({ width, height });
+        await page.evaluate(() => scrollTo(0, 0));
+        await page.waitForTimeout(250); // transitions of colours
+        await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
+      }
+    return { problems, state, text };
+  });
+
+await step("unbuilt page", 120, async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
+  server.log.length = 0;
+  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
+});
+
+await end();
   process.exit(1);
 }, 1000 * LIMIT);
 
@@ -73,13 +134,13 @@ async function end() {
 }
 
 for (const { name, site, calls } of job.programs)
-  await step(`program ${name}`, 40, async (context) => (await open(context)).call("runs", at(site), calls));
+  await step(`program ${name}`, 120, async (context) => (await open(context)).call("runs", at(site), calls));
 
 const { language } = job;
-await step("language model", 80, async (context) => (await open(context)).call("generations", at("tales"), language.requests));
+await step("language model", 240, async (context) => (await open(context)).call("generations", at("tales"), language.requests));
 
 const { digits } = job.calls;
-await step("visits", 20, async (context) => {
+await step("visits", 60, async (context) => {
   const found = [];
   for (const name of ["first", "second", "spoiled", "third"]) {
     const page = await open(context);
@@ -92,7 +153,7 @@ await step("visits", 20, async (context) => {
   return found;
 });
 
-await step("failing cache", 20, async (context) => {
+await step("failing cache", 60, async (context) => {
   const found = [];
   for (const how of ["open", "match", "put"]) {
     const page = await open(context);
@@ -103,18 +164,13 @@ await step("failing cache", 20, async (context) => {
   return found;
 });
 
-await step("reload while loading", 30, async (context) => {
+await step("reload while loading", 60, async (context) => {
   const page = await open(context);
   server.faults.set(job.shards.held, { hold: 0.5 });
   server.log.length = 0;
   await page.call("begin", at("sharded"));
-  for (;;) {
-    const waits = server.log.some(({ path }) => path.endsWith(job.shards.held));
-    const done = server.sent(WEIGHTS).requests >= job.shards.before + 1;
-    const kept = await page.call("cached");
-    if (waits && done && kept >= job.shards.before) break;
-    await new Promise((next) => setTimeout(next, 50));
-  }
+  const waits = () => server.log.some(({ path }) => path.endsWith(job.shards.held));
+  while (!waits() || (await page.call("kept")) < job.shards.before) await new Promise((next) => setTimeout(next, 50));
   server.faults.clear();
   const kept = await page.call("cached");
   await page.reload();
@@ -123,7 +179,7 @@ await step("reload while loading", 30, async (context) => {
   return { kept, ...visit, weights: server.sent(WEIGHTS), shards: server.log.map(({ path }) => path).filter((p) => WEIGHTS.test(p)) };
 });
 
-await step("broken connection", 20, async (context) => {
+await step("broken connection", 60, async (context) => {
   const page = await open(context);
   server.faults.set(job.shards.held, { cut: 0.5 });
   server.log.length = 0;
@@ -131,7 +187,7 @@ await step("broken connection", 20, async (context) => {
   return { ...visit, weights: server.sent(WEIGHTS) };
 });
 
-await step("errors", 40, async (context) => {
+await step("errors", 120, async (context) => {
   const page = await open(context);
   const names = ["digits", "halves", "hosted", "nowhere", "html", "changed", "corrupt", "encoder"];
   server.faults.set("/corrupt/shard-000.bin", { corrupt: true });
@@ -141,10 +197,9 @@ await step("errors", 40, async (context) => {
   return found;
 });
 
-await step("rounds", 60, async (context) => {
+await step("rounds", 120, async (context) => {
   const page = await open(context);
   const tools = await context.newCDPSession(page);
-  const system = await browser.newBrowserCDPSession();
   const memory = async () => {
     await tools.send("HeapProfiler.collectGarbage");
     const { processInfo } = await system.send("SystemInfo.getProcessInfo");
@@ -153,13 +208,76 @@ await step("rounds", 60, async (context) => {
     return { heap: (await tools.send("Runtime.getHeapUsage")).usedSize, gpu: resident };
   };
   const found = [];
-  for (const count of [20, 40, 40]) found.push({ count, ...(await page.call("rounds", at("digits"), digits, count)), memory: await memory() });
+  for (const count of [20, 40, 40]) found.push({ count, ...(await page.call("rounds", at("methods"), job.calls.methods, count)), memory: await memory() });
   return found;
 });
 
-await step("worker", 60, async (context) => {
+await step("worker", 120, async (context) => {
   const page = await open(context);
-  return page.call("worker", "/web/src/client.js", at("tales"), language.requests[0], at("nowhere"));
+  const found = await page.call("worker", "/web/src/client.js", at("tales"), language.requests[0], at("nowhere"));
+  const told = (/** @type {{fps: number, longest: number}} */ { fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
+  console.log(`  loading: ${told(found.loading)}; generating: ${told(found.generating)}`);
+  return found;
+});
+
+await step("unbuilt page", 120, async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
+  server.log.length = 0;
+  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
+});
+
+/** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
+const ACTS = {
+  async tales(page) {
+    await page.fill("#prompt", "Once upon a time");
+    await page.press("#prompt", "Enter");
+    await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 60);
+    await page.keyboard.press("Escape");
+    await page.waitForSelector("#tale .row button");
+    return (await page.textContent("#tale .text")) ?? "";
+  },
+  async digits(page) {
+    await draw(page);
+    return (await page.textContent("#best-label")) ?? "";
+  },
+  async encoder(page) {
+    await page.click("#run");
+    await page.waitForSelector("#outputs h3");
+    return (await page.textContent("#outputs")) ?? "";
+  },
+};
+for (const [site, act] of Object.entries(ACTS))
+  await step(`page ${site}`, 120, async (context) => {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    await page.goto(at(site));
+    const problems = await check(page);
+    const state = await page.evaluate(() => document.body.dataset.state);
+    if (state === "idle") await page.click("#load-button");
+    await page.waitForFunction(() => document.body.dataset.state === "ready");
+    const text = await act(page);
+    problems.push(...(await audit(page)));
+    for (const colorScheme of screens ? /** @type {const} */ (["light", "dark"]) : [])
+      for (const [width, height] of [[1280, 800], [390, 844]]) {
+        await page.emulateMedia({ colorScheme });
+        await page.setViewportSize({ width, height });
+        await page.evaluate(() => scrollTo(0, 0));
+        await page.waitForTimeout(250); // transitions of colours
+        await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
+      }
+    return { problems, state, text };
+  });
+
+await step("unbuilt page", 120, async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
+  server.log.length = 0;
+  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
 });
 
 await end();

@@ -9,6 +9,17 @@ const TYPES = {
 };
 
 /**
+ * A module that names a package, with the package's address instead: in workers, browsers have no other way.
+ * @param {Buffer} bytes @param {string} web @param {string} prefix where it is served
+ */
+async function named(bytes, web, prefix) {
+  const [text, name] = / from "(@[\w/]+)"/.exec(String(bytes)) ?? [];
+  if (!name) return bytes;
+  const { module } = JSON.parse(await readFile(join(web, "node_modules", name, "package.json"), "utf8"));
+  return Buffer.from(String(bytes).replace(text, ` from "${prefix}node_modules/${join(name, module)}"`));
+}
+
+/**
  * Serves folders under prefixes, on this machine only. `/blank` is an empty page.
  * Nothing is kept by the browser's own cache, so that `log` has all that a page asked for.
  * @param {Record<string, string>} folders
@@ -29,6 +40,7 @@ export async function serve(folders) {
     const fault = [...faults].find(([end]) => path.endsWith(end))?.[1] ?? {};
     let bytes = file && file.startsWith(folders[prefix]) ? await readFile(file).catch(() => null) : null;
     if (!bytes || fault.status) return void response.writeHead(fault.status ?? 404).end();
+    if (/\/src\/\w+\.js$/.test(path)) bytes = await named(bytes, folders[prefix], prefix);
     const range = /^bytes=(\d+)-$/.exec(request.headers.range ?? "");
     const headers = { "content-type": TYPES[extname(file)] ?? "application/octet-stream", "cache-control": "no-store" };
     if (range) headers["content-range"] = `bytes ${range[1]}-${bytes.length - 1}/${bytes.length}`;
