@@ -373,7 +373,7 @@ async function waited(results) {
 
 /** @type {(dtype: "int32" | "int64", shape: number[], values: number[] | Int32Array) => Tensor} */
 const ints = (dtype, shape, values) =>
-  new Tensor(dtype, shape, dtype === "int64" ? BigInt64Array.from([...values].map(BigInt)) : Int32Array.from(values));
+  new Tensor(dtype, shape, Int32Array.from(values)); // as the GPU has them
 
 /** Pieces of text as they come, whole characters each; `generation` is what came so far. */
 export class Stream {

@@ -242,7 +242,7 @@ test("connect: an abort and an error end the worker", async () => {
   assert.equal(slow.terminated, 1);
 
   const bad = fakeWorker(async () => {
-    throw new BadBundle("http://site/bundle.json: status 404. Is the folder there, with all its files?");
+    throw new BadBundle("http://site/bundle.json: status 404. Is the whole folder there?");
   });
   await assert.rejects(connect("http://site/", { worker: bad }), BadBundle);
   assert.equal(bad.terminated, 1);
@@ -282,10 +282,10 @@ test("a worker that fails later rejects what waits, and says so by lost", async 
 
 test("lost resolves with a DeviceLost", async () => {
   const { program, remote } = await withProgram();
-  program.lose(new DeviceLost("the GPU is gone (reset): load the model again"));
+  program.lose(new DeviceLost("the GPU is gone (reset): load again"));
   const error = await remote.lost;
   assert.ok(error instanceof DeviceLost);
-  assert.equal(error.message, "the GPU is gone (reset): load the model again");
+  assert.equal(error.message, "the GPU is gone (reset): load again");
 });
 
 test("dispose ends the worker once, rejects what waits, and is no loss", async () => {
