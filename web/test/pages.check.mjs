@@ -344,6 +344,53 @@ export async function draw(page) {
   await page.waitForFunction(() => document.querySelector("#best-label")?.textContent !== "");
 }
 
+/**
+ * Problems of all states, or of those that `only` matches, by their names.
+ * @param {import("playwright-core").Browser} browser
+ * @param {string} pages the address of web/pages
+ * @param {{only?: RegExp, shots?: string}} [options] `shots` is a folder for screenshots
+ */
+export async function states(browser, pages, { only = /./, shots } = {}) {
+  /** @type {Record<string, string[]>} */
+  const problems = {};
+  for (const [name, address, state, act] of STATES) {
+    if (!only.test(name)) continue;
+    const context = await browser.newContext({ viewport: DESK });
+    const page = await context.newPage();
+    page.setDefaultTimeout(15_000);
+    const found = /** @type {string[]} */ ([]);
+    page
+      .on("console", (m) => m.type() === "error" && found.push(`console: ${m.text()}`))
+      .on("pageerror", (e) => found.push(`thrown: ${e.message}`));
+    await page.goto(pages + address);
+    try {
+      if (state !== "stopped") await page.waitForFunction((state) => document.body.dataset.state === state, state);
+      if (state === "loading")
+        await page.waitForFunction(() => /MB|kB/.test(document.getElementById("load-detail")?.textContent ?? ""));
+      await act?.(page);
+      found.push(...(await audit(page)));
+      if (["tale-ready", "digits-ready", "any-ready"].includes(name)) found.push(...(await check(page)));
+      if (shots) await shoot(page, `${shots}/${name}`);
+    } catch (error) {
+      found.push(String(error).split("\n")[0]);
+    }
+    problems[name] = found;
+    await context.close();
+  }
+  return problems;
+}
+
+/** Screenshots, light and dark, on a desk and on a phone. @param {import("playwright-core").Page} page @param {string} path */
+export async function shoot(page, path) {
+  for (const colorScheme of /** @type {const} */ (["light", "dark"]))
+    for (const viewport of [DESK, { width: 390, height: 844 }]) {
+      await page.emulateMedia({ colorScheme });
+      await page.setViewportSize(viewport);
+      await page.waitForTimeout(250); // transitions of colours
+      await page.screenshot({ path: `${path}-${colorScheme}-${viewport.width}.png` });
+    }
+}
+
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const { chromium } = await import("playwright-core");
   const { serve } = await import("./browser/server.mjs");
@@ -355,39 +402,10 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
     ignoreDefaultArgs: ["--headless"],
     timeout: 30_000,
   });
-  let bad = 0;
-  for (const [name, address, state, act] of STATES) {
-    if (only && !name.includes(only)) continue;
-    const context = await browser.newContext({ viewport: DESK });
-    const page = await context.newPage();
-    page.setDefaultTimeout(15_000);
-    const found = /** @type {string[]} */ ([]);
-    page
-      .on("console", (m) => m.type() === "error" && found.push(`console: ${m.text()}`))
-      .on("pageerror", (e) => found.push(`thrown: ${e.message}`));
-    await page.goto(`${server.url}/pages/${address}`);
-    try {
-      if (state !== "stopped") await page.waitForFunction((state) => document.body.dataset.state === state, state);
-      if (state === "loading")
-        await page.waitForFunction(() => /MB|kB/.test(document.getElementById("load-detail")?.textContent ?? ""));
-      await act?.(page);
-      found.push(...(await audit(page)));
-      if (["tale-ready", "digits-ready", "any-ready"].includes(name)) found.push(...(await check(page)));
-      for (const colorScheme of /** @type {const} */ (["light", "dark"]))
-        for (const viewport of shots ? [DESK, { width: 390, height: 844 }] : []) {
-          await page.emulateMedia({ colorScheme });
-          await page.setViewportSize(viewport);
-          await page.waitForTimeout(250);
-          await page.screenshot({ path: `${shots}/${name}-${colorScheme}-${viewport.width}.png` });
-        }
-    } catch (error) {
-      found.push(String(error).split("\n")[0]);
-    }
-    bad += found.length;
+  const problems = await states(browser, `${server.url}/pages/`, { shots, only: RegExp(only ?? "") });
+  for (const [name, found] of Object.entries(problems))
     console.log(`${name}: ${found.length ? `\n  ${found.join("\n  ")}` : "good"}`);
-    await context.close();
-  }
   await browser.close();
   server.close();
-  process.exitCode = bad ? 1 : 0;
+  process.exitCode = Object.values(problems).some((found) => found.length) ? 1 : 0;
 }

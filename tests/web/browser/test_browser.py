@@ -149,6 +149,12 @@ def test_a_page_works_and_can_be_used_by_everyone(job: Job, site: str, shows: st
     assert shows in value["text"]
 
 
+def test_other_states_of_pages(job: Job) -> None:
+    value = job["pages with made-up models"]
+    assert 5 == len(value)
+    assert {name: [] for name in value} == value
+
+
 def test_pages_run_without_a_build(job: Job) -> None:
     value = job["unbuilt page"]
     assert value["text"].startswith("Once upon a time ")

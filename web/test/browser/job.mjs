@@ -4,7 +4,7 @@ import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
-import { audit, check, draw } from "../pages.check.mjs";
+import { audit, check, draw, shoot, states } from "../pages.check.mjs";
 import { serve } from "./server.mjs";
 
 const LIMIT = 480; // seconds that the whole job may take, on a busy machine; a free one needs a fifth
@@ -200,16 +200,13 @@ for (const [site, act] of Object.entries(ACTS))
     await page.waitForFunction(() => document.body.dataset.state === "ready");
     const text = await act(page);
     problems.push(...(await audit(page)));
-    for (const colorScheme of screens ? /** @type {const} */ (["light", "dark"]) : [])
-      for (const [width, height] of [[1280, 800], [390, 844]]) {
-        await page.emulateMedia({ colorScheme });
-        await page.setViewportSize({ width, height });
-        await page.evaluate(() => scrollTo(0, 0));
-        await page.waitForTimeout(250); // transitions of colours
-        await page.screenshot({ path: join(screens, `${site}-${colorScheme}-${width}.png`) });
-      }
+    await page.evaluate(() => scrollTo(0, 0));
+    if (screens) await shoot(page, join(screens, site));
     return { problems, state, text };
   });
+
+const STATES = /^(tale-stopped|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // all of them: node pages.check.mjs
+await step("pages with made-up models", 120, () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
 
 await step("unbuilt page", 120, async (context) => {
   const page = await context.newPage();
