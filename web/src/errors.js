@@ -40,7 +40,6 @@ export const UnsupportedProgram = kind("UnsupportedProgram");
 export const ExecutionError = kind("ExecutionError");
 
 // Types of the same names.
-/** @typedef {InstanceType<typeof PtegpuError>} PtegpuError */
 /** @typedef {InstanceType<typeof NoWebGPU>} NoWebGPU */
 /** @typedef {InstanceType<typeof NoAdapter>} NoAdapter */
 /** @typedef {InstanceType<typeof MissingFeature>} MissingFeature */

@@ -58,7 +58,6 @@ export async function load(url, options = {}) {
   ]);
   const gpu = await openGpu(adapter, chosen, options.device);
   try {
-    const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
     const host = variant.host && (await import("./host.js"));
     const sizes = variant.sizes && (await import("./sizes.js"));
     /** Who takes which part of the data. @type {import("./weights.js").Wanted[]} */
@@ -80,7 +79,8 @@ export async function load(url, options = {}) {
     /** @type {Record<string, import("./method.js").Method>} */
     const methods = /** @type {any} */ ({ __proto__: null });
     gpu.device.pushErrorScope("out-of-memory");
-    for (const json of wanted) {
+    for (const json of variant.methods) {
+      if (options.methods?.includes(json.name) === false) continue;
       const plans = json.plans.map((/** @type {any} */ plan) =>
         openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes.openSizes(plan)),
       );
