@@ -37,8 +37,8 @@ async function bundle(name, entry, part) {
     },
   };
   const result = await build({
-    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: part ? [plugin] : [], bundle: true, minify: true,
-    write: false, metafile: true, format: "esm", target: "es2022", charset: "utf8", legalComments: "none",
+    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: part ? [plugin] : [], bundle: true,
+    minify: true, write: false, metafile: true, format: "esm", target: "es2022", charset: "utf8", legalComments: "none",
   });
   files.set(name, Buffer.from(result.outputFiles[0].contents));
   for (const [, names] of result.outputFiles[0].text.matchAll(/import\{([^}]*)\}from"\.\/ptegpu\.js"/g))
@@ -68,13 +68,15 @@ for (const [name, bytes] of files) {
   const sizes = [bytes.length, gzipSync(bytes, { level: 9 }).length];
   console.log(`${name.padEnd(16)} ${String(sizes[0]).padStart(7)} ${String(sizes[1]).padStart(7)} gz`);
   const limits = LIMITS[/** @type {keyof LIMITS} */ (name)];
-  if (limits?.some((limit, k) => sizes[k] > limit)) throw new Error(`${name} is larger than ${limits.join(" / ")} bytes.`);
+  if (limits?.some((limit, k) => sizes[k] > limit))
+    throw new Error(`${name} is larger than ${limits.join(" / ")} bytes.`);
 }
 
 const there = existsSync(folder) ? readdirSync(folder) : [];
 if (process.argv.includes("--check")) {
-  const stale = [...files].filter(([name, bytes]) => !there.includes(name) || !bytes.equals(readFileSync(join(folder, name))));
-  const wrong = [...stale.map(([name]) => name), ...there.filter((name) => !files.has(name))];
+  const current = (/** @type {string} */ name) =>
+    there.includes(name) && files.get(name)?.equals(readFileSync(join(folder, name)));
+  const wrong = [...new Set([...files.keys(), ...there])].filter((name) => !current(name));
   if (wrong.length) {
     console.error(`Not what web/ gives: ${wrong.join(", ")} in src/ptegpu/web/files. Run: node web/build.mjs`);
     process.exit(1);

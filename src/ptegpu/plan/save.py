@@ -82,6 +82,7 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
         told = {"target": _plain(target) | {"name": target.name}, "file": file}
         variants.append(told | variant_needs(target, methods.values()))
     data = b"".join(_stream(blobs))
+    data += bytes(-len(data) % ALIGN)  # a GPU's buffers are written in whole words
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
     told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
     head = told | {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
@@ -129,7 +130,6 @@ def _stream(blobs: _Blobs) -> Iterator[bytes | memoryview]:
         yield bytes(start - end)
         yield part
         end = start + nbytes
-    yield bytes(-end % ALIGN)
 
 
 def _file(bundle: Bundle) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_tokens_are_those_of_ptegpu_here(job: Job) -> None:
         assert counts == tuple(got["timings"][key] for key in ("reusedTokens", "prefillTokens", "decodeTokens")), what
 
 
-@pytest.mark.parametrize("name", ["program digits", "language model"])
+@pytest.mark.parametrize("name", [*(f"program {name}" for name in PROGRAMS), "language model"])
 def test_a_site_checks_itself(job: Job, name: str) -> None:
     assert job[name]["check"]["ok"], job[name]["check"]
 

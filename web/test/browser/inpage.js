@@ -4,7 +4,10 @@ const core = (site) => import(new URL("ptegpu.js", site).href);
 const llm = (site) => import(new URL("llm.js", site).href);
 
 /** What is thrown, as data. */
-const told = (error) => ({ code: error instanceof DOMException ? error.name : (error?.code ?? "?"), message: String(error?.message ?? error) });
+const told = (error) => ({
+  code: error instanceof DOMException ? error.name : (error?.code ?? "?"),
+  message: String(error?.message ?? error),
+});
 
 /** What `work` throws; nothing, if it throws nothing. */
 const thrown = (work) => work().then(() => null, told);
@@ -25,7 +28,8 @@ export async function runs(site, calls, options = {}) {
       outputs.push((await program.run(inputs.map((v) => taken(Tensor, v)), { method })).map(plain));
     }
     const { methods, variant, adapter, bytes } = program;
-    return { outputs, methods, variant: variant.name, adapter, bytes, check: program.site?.check ? await program.selfcheck() : null };
+    const check = program.site.check ? await program.selfcheck() : null;
+    return { outputs, methods, variant: variant.name, adapter, bytes, check };
   } finally {
     program.dispose();
   }
@@ -92,7 +96,7 @@ export async function generations(site, requests) {
       const { tokens, logprobs, finishReason, timings, promptTokens } = stream.generation;
       found.push({ text, tokens: [...tokens], logprobs: [...logprobs], finishReason, timings, promptTokens });
     }
-    return { found, cached: model.cached.length, encoded: model.encode("Once upon a time"), check: model.program.site?.check ? await model.program.selfcheck() : null };
+    return { found, check: await model.program.selfcheck() };
   } finally {
     model.dispose();
   }

@@ -21,10 +21,11 @@ const here = dirname(fileURLToPath(import.meta.url));
 const job = JSON.parse(readFileSync(join(folder, "job.json"), "utf8"));
 /** @type {Record<string, {ms: number, value?: any, error?: string}>} */
 const results = {};
-const server = await serve({ "/under/a path/": join(folder, "sites"), "/test/": here, "/web/": resolve(here, "../..") });
-const browser = await chromium.launch({
-  executablePath: process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium", args: FLAGS, ignoreDefaultArgs: ["--headless"], timeout: 30_000,
-});
+const web = resolve(here, "../..");
+const server = await serve({ "/under/a path/": join(folder, "sites"), "/test/": here, "/web/": web });
+const executablePath = process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium";
+const ignoreDefaultArgs = ["--headless"];
+const browser = await chromium.launch({ executablePath, args: FLAGS, ignoreDefaultArgs, timeout: 30_000 });
 
 /** The address of a site. */
 const at = (/** @type {string} */ site, host = "127.0.0.1") => `http://${host}:${server.port}/under/a%20path/${site}/`;
@@ -42,7 +43,8 @@ async function open(context, address = `${server.url}/blank`) {
 
 /** Seconds of processor time that the browser has taken. */
 const system = await browser.newBrowserCDPSession();
-const spent = async () => (await system.send("SystemInfo.getProcessInfo")).processInfo.reduce((sum, { cpuTime }) => sum + cpuTime, 0);
+const processes = async () => (await system.send("SystemInfo.getProcessInfo")).processInfo;
+const spent = async () => (await processes()).reduce((sum, { cpuTime }) => sum + cpuTime, 0);
 
 /** Notes what `work` gives, or how it failed, or that it took too long. */
 async function step(name, seconds, work) {
@@ -65,8 +67,8 @@ async function step(name, seconds, work) {
   const cpu = (await spent()) - before;
   await context.close().catch(() => {});
   const ms = (results[name].ms = Math.round(performance.now() - begun));
-  const failed = results[name].error?.split("\n")[0];
-  console.log(`${name}: ${(ms / 1000).toFixed(1)} s, ${cpu.toFixed(1)} s of processors${failed ? `, FAILED: ${failed}` : ""}`);
+  const failed = results[name].error ? `, FAILED: ${results[name].error.split("\n")[0]}` : "";
+  console.log(`${name}: ${(ms / 1000).toFixed(1)} s, ${cpu.toFixed(1)} s of processors${failed}`);
 }
 
 const alarm = setTimeout(async () => {
@@ -85,8 +87,8 @@ async function end() {
 for (const { name, site, calls } of job.programs)
   await step(`program ${name}`, 120, async (context) => (await open(context)).call("runs", at(site), calls));
 
-const { language } = job;
-await step("language model", 240, async (context) => (await open(context)).call("generations", at("tales"), language.requests));
+const { requests } = job.language;
+await step("language model", 240, async (context) => (await open(context)).call("generations", at("tales"), requests));
 
 const { digits } = job.calls;
 await step("visits", 60, async (context) => {
@@ -125,7 +127,7 @@ await step("reload while loading", 60, async (context) => {
   await page.reload();
   server.log.length = 0;
   const visit = await page.call("visit", at("sharded"), job.calls.sharded);
-  return { kept, ...visit, weights: server.sent(WEIGHTS), shards: server.log.map(({ path }) => path).filter((p) => WEIGHTS.test(p)) };
+  return { kept, ...visit, shards: server.log.map(({ path }) => path).filter((path) => WEIGHTS.test(path)) };
 });
 
 await step("broken connection", 60, async (context) => {
@@ -151,25 +153,30 @@ await step("rounds", 120, async (context) => {
   const tools = await context.newCDPSession(page);
   const memory = async () => {
     await tools.send("HeapProfiler.collectGarbage");
-    const { processInfo } = await system.send("SystemInfo.getProcessInfo");
-    const gpu = processInfo.find(({ type }) => type === "GPU");
+    const gpu = (await processes()).find(({ type }) => type === "GPU");
     const resident = Number(readFileSync(`/proc/${gpu.id}/statm`, "utf8").split(" ")[1]) * 4096;
     return { heap: (await tools.send("Runtime.getHeapUsage")).usedSize, gpu: resident };
   };
   const found = [];
-  for (const count of [20, 40, 40]) found.push({ count, ...(await page.call("rounds", at("methods"), job.calls.methods, count)), memory: await memory() });
+  for (const count of [20, 40, 40]) {
+    const alive = await page.call("rounds", at("methods"), job.calls.methods, count);
+    found.push({ count, ...alive, memory: await memory() });
+  }
   return found;
 });
 
 await step("worker", 120, async (context) => {
   const page = await open(context);
-  const found = await page.call("worker", "/web/src/client.js", at("tales"), language.requests[0], at("nowhere"));
-  const told = (/** @type {{fps: number, longest: number}} */ { fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
+  const found = await page.call("worker", "/web/src/client.js", at("tales"), requests[0], at("nowhere"));
+  const told = ({ fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
   console.log(`  loading: ${told(found.loading)}; generating: ${told(found.generating)}`);
   return found;
 });
 
-/** What a visitor does on each page, and what is there then. @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>} */
+/**
+ * What a visitor does on each page, and what is there then.
+ * @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>}
+ */
 const ACTS = {
   async tales(page) {
     await page.fill("#prompt", "Once upon a time");
@@ -205,7 +212,7 @@ for (const [site, act] of Object.entries(ACTS))
     return { problems, state, text };
   });
 
-const STATES = /^(tale-stopped|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // all of them: node pages.check.mjs
+const STATES = /^(tale-stopped|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // pages.check.mjs runs all
 await step("pages with made-up models", 120, () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
 
 await step("unbuilt page", 120, async (context) => {
@@ -214,7 +221,8 @@ await step("unbuilt page", 120, async (context) => {
   server.log.length = 0;
   await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
   await page.waitForFunction(() => document.body.dataset.state === "ready");
-  return { text: await ACTS.tales(page), fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
+  const text = await ACTS.tales(page);
+  return { text, fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
 });
 
 await end();

@@ -27,13 +27,14 @@ async function named(bytes, web, prefix) {
 export async function serve(folders) {
   /** @type {{path: string, range: boolean, sent: number}[]} */
   const log = [];
-  /** What goes wrong with a path that has such an end: `corrupt`, `cut` or `hold` at this share of its bytes, `status`. */
+  /** What goes wrong with paths that end so: `corrupt`, `cut` or `hold` at this share of the bytes, `status`. */
   const faults = new Map();
   const held = new Set();
 
   async function answer(request, response) {
     const pathname = decodeURIComponent(new URL(request.url, "http://host").pathname);
-    if (pathname === "/blank") return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html><title>blank</title>");
+    if (pathname === "/blank")
+      return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html>");
     const prefix = Object.keys(folders).find((p) => pathname.startsWith(p));
     const path = pathname.endsWith("/") ? pathname + "index.html" : pathname;
     const file = prefix && join(folders[prefix], normalize(path.slice(prefix.length)));
@@ -68,10 +69,11 @@ export async function serve(folders) {
     url: `http://127.0.0.1:${port}`,
     log,
     faults,
-    /** What was sent since the last call: bytes and requests of paths that match. */
+    /** What was sent of paths that match. */
     sent(/** @type {RegExp} */ pattern) {
       const found = log.filter(({ path }) => pattern.test(path));
-      return { requests: found.length, bytes: found.reduce((n, { sent }) => n + sent, 0), ranges: found.filter((e) => e.range).length };
+      const bytes = found.reduce((sum, { sent }) => sum + sent, 0);
+      return { requests: found.length, bytes, ranges: found.filter(({ range }) => range).length };
     },
     close() {
       for (const response of held) response.destroy();
