@@ -56,7 +56,7 @@ export async function load(url, options = {}) {
     get(chosen.file[0], chosen.file[2]),
     options.site ?? get("site.json").catch(() => null),
   ]);
-  const gpu = await openGpu(adapter, chosen, options.device);
+  const gpu = await openGpu(adapter, chosen, variant.layouts, options.device);
   try {
     const host = variant.host && (await import("./host.js"));
     const sizes = variant.sizes && (await import("./sizes.js"));
@@ -68,11 +68,11 @@ export async function load(url, options = {}) {
     /** @type {(k: number) => GPUBuffer} */
     const buffer = (k) => {
       if (!buffers[k]) {
-        const [size, start, end] = variant.buffers[k];
+        const [size, start, length] = variant.buffers[k];
         buffers[k] = gpu.buffer(size);
         bytes.memory += size;
-        bytes.weights += end - start;
-        filling.push([start, end, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
+        bytes.weights += length;
+        filling.push([start, start + length, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
       }
       return buffers[k];
     };
