@@ -34,9 +34,10 @@ export async function chooseVariant(adapter, variants, options) {
  * A device with what a variant needs.
  * @param {GPUAdapter} adapter
  * @param {any} variant
+ * @param {any[]} layouts of kernels
  * @param {GPUDevice} [given] the caller's own
  */
-export async function openGpu(adapter, { limits, features }, given) {
+export async function openGpu(adapter, { limits, features }, layouts, given) {
   const device = given ?? (await adapter.requestDevice({ requiredFeatures: features, requiredLimits: limits }));
   const { queue } = device;
   /** @type {any} */
@@ -83,11 +84,13 @@ export async function openGpu(adapter, { limits, features }, given) {
       return result;
     },
 
-    /** Compiles a kernel, once; `entries` is its layout. @param {any} kernel @returns {Promise<GPUComputePipeline>} */
+    /** Compiles a kernel, once. @param {any} kernel @returns {Promise<GPUComputePipeline>} */
     compile: (kernel) =>
       (kernel.compiled ??= device
         .createComputePipelineAsync({
-          layout: device.createPipelineLayout({ bindGroupLayouts: [device.createBindGroupLayout(kernel)] }),
+          layout: device.createPipelineLayout({
+            bindGroupLayouts: [device.createBindGroupLayout(layouts[kernel.layout])],
+          }),
           compute: { module: device.createShaderModule({ code: kernel.enable + kernel.wgsl }) },
         })
         .catch((error) => {
@@ -108,7 +111,9 @@ export async function openGpu(adapter, { limits, features }, given) {
         to?.destroy();
         to = buffer(total, 8 | 1); // copied to, mapped
       }
-      outputs.forEach(({ gpuBuffer, size }, k) => size && encoder.copyBufferToBuffer(gpuBuffer, 0, to, places[k], size));
+      outputs.forEach(({ gpuBuffer, size }, k) => {
+        if (size) encoder.copyBufferToBuffer(gpuBuffer, 0, to, places[k], size);
+      });
       device.pushErrorScope("validation");
       queue.submit([encoder.finish()]);
       const complaint = device.popErrorScope();

@@ -56,9 +56,8 @@ export async function load(url, options = {}) {
     get(chosen.file[0], chosen.file[2]),
     options.site ?? get("site.json").catch(() => null),
   ]);
-  const gpu = await openGpu(adapter, chosen, options.device);
+  const gpu = await openGpu(adapter, chosen, variant.layouts, options.device);
   try {
-    const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
     const host = variant.host && (await import("./host.js"));
     const sizes = variant.sizes && (await import("./sizes.js"));
     /** Who takes which part of the data. @type {import("./weights.js").Wanted[]} */
@@ -69,18 +68,19 @@ export async function load(url, options = {}) {
     /** @type {(k: number) => GPUBuffer} */
     const buffer = (k) => {
       if (!buffers[k]) {
-        const [size, start, end] = variant.buffers[k];
+        const [size, start, length] = variant.buffers[k];
         buffers[k] = gpu.buffer(size);
         bytes.memory += size;
-        bytes.weights += end - start;
-        filling.push([start, end, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
+        bytes.weights += length;
+        filling.push([start, start + length, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
       }
       return buffers[k];
     };
     /** @type {Record<string, import("./method.js").Method>} */
     const methods = /** @type {any} */ ({ __proto__: null });
     gpu.device.pushErrorScope("out-of-memory");
-    for (const json of wanted) {
+    for (const json of variant.methods) {
+      if (options.methods?.includes(json.name) === false) continue;
       const plans = json.plans.map((/** @type {any} */ plan) =>
         openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes.openSizes(plan)),
       );

@@ -90,7 +90,7 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
 }
 
 /**
- * A copy of an input, in memory of whole words; undefined where it is not just what was declared.
+ * A copy of an input; undefined where it is not just what was declared, or not of whole words.
  * @param {any} given
  * @param {Spec} spec
  */
@@ -100,11 +100,8 @@ function asDeclared(given, { dtype, device, shape, dynamic, value }) {
   if (of !== (gpuBuffer ? device : dtype) || sizes.length !== shape.length) return undefined;
   if (!shape.every((n, k) => (dynamic ? sizes[k] <= n : sizes[k] === n))) return undefined;
   if (gpuBuffer) return given;
-  const Type = ARRAYS[/** @type {string} */ (device)];
-  if (data?.constructor !== Type || data.length !== count(sizes)) return undefined;
-  const copy = new Type(new ArrayBuffer((data.byteLength + 3) & ~3), 0, data.length);
-  copy.set(data);
-  return { shape: sizes, data: copy };
+  if (data?.constructor !== ARRAYS[/** @type {string} */ (device)] || data.length !== count(sizes)) return undefined;
+  return data.byteLength % 4 ? undefined : { shape: sizes, data: data.slice() };
 }
 
 /**

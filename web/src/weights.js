@@ -117,7 +117,7 @@ const tried = async (work) => {
  */
 export async function deliver(base, shards, wanted, { fetch, cache = "ptegpu", signal: outer, onBytes, pause } = {}) {
   const stop = new AbortController();
-  const signal = AbortSignal.any([stop.signal].concat(outer ?? []));
+  const signal = AbortSignal.any([stop.signal, outer ?? stop.signal]);
   let done = 0;
   let total = 0;
   let end = 0;

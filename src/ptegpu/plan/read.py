@@ -80,7 +80,7 @@ def _load_web(folder: Path) -> Bundle:
         found = _object(variant, f"variants[{k}]")
         content = _object(_json(_part(folder, found.get("file"))), f"variants[{k}]")
         for kernel in _list(content.get("kernels"), f"variants[{k}].kernels"):
-            for name in ("entries", "enable"):  # for browsers
+            for name in ("layout", "enable"):  # for browsers
                 _object(kernel, f"variants[{k}].kernels").pop(name, None)
         made = reader.variant(content | {"target": found.get("target")}, _kernels(content, f"variants[{k}].kernels"))
         if found.get("bytes") != needed(made.values()):

@@ -29,7 +29,7 @@ from ..format.pte import Tensor as FileTensor
 from ..graph.linear import Call, Jump, Move, Var
 from .bundle import Bundle, Item, Outer, Run
 from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
-from .web import Buffers, layout, method_needs, variant_needs
+from .web import Buffers, Layouts, method_needs, variant_needs
 
 MAGIC = b"ptegpu\x00B"
 FORMAT = "ptegpu-bundle"
@@ -76,8 +76,9 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
                 listed |= buffers.plan(plan, listed)
         host = not all(told["direct"] for told in made)
         sizes = not all(listed["fixed"] for told in made for listed in told["plans"])
-        whole = {"host": host, "sizes": sizes, "buffers": buffers.all, "methods": made}
-        text = _json({"kernels": [_plain(k) | layout(k) for k in kernels]} | whole)
+        layouts = Layouts()
+        listed = {"kernels": [_plain(k) | layouts.kernel(k) for k in kernels], "layouts": layouts.all}
+        text = _json(listed | {"host": host, "sizes": sizes, "buffers": buffers.all, "methods": made})
         file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
         told = {"target": _plain(target) | {"name": target.name}, "file": file}
         variants.append(told | variant_needs(target, methods.values()))

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ..graph.linear import Var
 from .bundle import Outer, Run
-from .plan import Kernel, Plan
+from .plan import Access, Kernel, Plan
 from .resolve import Resolver
 from .target import Target
 
@@ -55,11 +55,24 @@ def needed(methods: Iterable[Outer]) -> dict[str, int]:
     return {"buffers": sum(sizes), "largest": max(sizes, default=0), "binding": max(bound, default=0)}
 
 
-def layout(kernel: Kernel) -> dict[str, Any]:
-    """The bindings of a kernel, as `createBindGroupLayout` takes them; and what goes before its text."""
-    types = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
-    entries = [{"binding": k, "visibility": 4, "buffer": {"type": types[a]}} for k, a in enumerate(kernel.access)]
-    return {"entries": entries, "enable": "".join(f"enable {name};" for name in kernel.needs)}
+class Layouts:
+    """The bindings of kernels, as `createBindGroupLayout` takes them; those that are equal once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Access, ...], int] = {}
+
+    def kernel(self, kernel: Kernel) -> dict[str, Any]:
+        """Which layout a kernel has, and what goes before its text."""
+        number = self._known.setdefault(kernel.access, len(self._known))
+        return {"layout": number, "enable": "".join(f"enable {name};" for name in kernel.needs)}
+
+    @property
+    def all(self) -> list[Any]:
+        types = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
+        return [
+            {"entries": [{"binding": k, "visibility": 4, "buffer": {"type": types[a]}} for k, a in enumerate(access)]}
+            for access in self._known
+        ]
 
 
 class Buffers:
@@ -72,7 +85,7 @@ class Buffers:
 
     def add(self, nbytes: int, blob: int | None) -> int:
         start, length = (0, 0) if blob is None else self._places[blob]
-        self.all.append((nbytes, start, start + -(-length // 4) * 4))
+        self.all.append((nbytes, start, -(-length // 4) * 4))
         return len(self.all) - 1
 
     def plan(self, plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
