@@ -124,14 +124,16 @@ def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Targe
     `settings` int32[W, 9] has those of `sample` and its `how` for each row; `seen` has bits for each row that has a
     PENALTY, [W, words], or none at all, [W, 0].
     """
-    _check(logits)
-    length = logits.shape[-1]
-    rows = logits.numel // length
+    if logits.rank != 3 or logits.shape[0] != 1 or not logits.shape[2]:
+        raise ShapeError(f"logits of {list(logits.shape)} are not [1, W, V]")
+    _, rows, length = logits.shape
     words = seen.shape[1] if seen.rank == 2 else -1
     if settings.shape != (rows, len(SETTINGS) + 1) or words < 0 or seen.shape[0] != rows:
         raise ShapeError(f"settings of {list(settings.shape)}, seen of {list(seen.shape)} do not fit {rows} rows")
     token = yield Out((rows,), DType.I32)
     logprob = yield Out((rows,), DType.F32)
+    if not rows:
+        return
     kernel = kernels.each_row(logits.dtype, target)
     yield Dispatch(kernel, [logits, settings, seen], [token, logprob], rows, {"length": length, "words": words})
 
