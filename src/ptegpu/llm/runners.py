@@ -11,11 +11,9 @@ import ptegpu
 
 from ..errors import UnsupportedProgram
 from ..gpu import open_device
-from ..kernels.attention import PAGE
 from ..sampling import SETTINGS
 from .generation import Generation, Stream
 from .pages import Pages
-from .ragged import serving
 from .sampling import Sampling, Seen, words_of
 from .schedule import Request, Scheduler, Work
 from .signature import METHOD, Signature
@@ -66,6 +64,8 @@ class ManyRunner:
         queue: float,
         how: Mapping[str, Any],
     ) -> None:
+        from .ragged import PAGE, serving
+
         if signature.chunk == 1:
             raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
         opened = open_device(device, engine=how["engine"])
@@ -144,7 +144,7 @@ class OneRunner:
     def __init__(self, model: LanguageModel, queue: float) -> None:
         context = model.signature.context
         self._model = model
-        self.scheduler = Scheduler(Pages(-(-context // PAGE), PAGE), context, 1, context, limit=queue)
+        self.scheduler = Scheduler(Pages(1, context), context, 1, context, limit=queue)
         self._request: Request | None = None
 
     def start(self, work: Work) -> Results:
