@@ -79,10 +79,10 @@ class BatchEngine(Prompts):
     """A language model for many requests at once. Close it, or use it as a context manager.
 
     At most `sequences` requests run at once and `queue` wait (None: any number). `memory` is what caches take at most,
-    in bytes; else they take what all sequences can need, or half of what is free. A run has at most `rows` tokens, and
-    at most `beside` of prompts when it has others, too: fewer make the time between tokens more even, and prompts
-    slower. Other arguments are those of `LanguageModel`. A program that cannot be made one for many sequences is served
-    one request at a time; `alone` says why. With `one_by_one=False` it is refused.
+    in bytes; else they take what all sequences can need, or half of what weights leave free. A run has at most `rows`
+    tokens, and at most `beside` of prompts when it has others, too: fewer make the time between tokens more even, and
+    prompts slower. Other arguments are those of `LanguageModel`. A program that cannot be made one for many sequences
+    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused.
     """
 
     def __init__(
