@@ -19,7 +19,22 @@ from ..errors import UnsupportedProgram
 from ..graph.graph import Shape
 from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..kernels.attention import PAGE
-from ..ops.ragged import ATTEND
+from ..ops.ragged import (
+    ATTEND,
+    LAST,
+    OVER_CACHE,
+    POSITION,
+    ROTARY,
+    SAME,
+    SELECT,
+    SIZE,
+    SLICE,
+    SUM,
+    TAKE,
+    VIEW,
+    WITH_CACHE,
+    WRITE,
+)
 from ..ops.sample import SAMPLE_ROWS
 from ..sampling import SETTINGS
 from .sampling import words_of
@@ -28,21 +43,7 @@ from .signature import Signature
 Count = int | Callable[[Sequence[int]], int]
 SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
 
-SELECT, TAKE, VIEW, SIZE = (
-    "aten.select_copy.int",
-    "aten.index_select.default",
-    "aten.view_copy.default",
-    "sym_size.int",
-)
-ROTARY, SLICE = "et_vk.apply_rotary_emb_hf.default", ("aten.slice_copy.Tensor",)
-WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
-OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
-WRITE = ("update_cache.default", "llama.update_cache.default")
-LAST = ("aten.select_copy.int", "aten.slice_copy.Tensor")
-POSITION = ("et_vk.select_as_symint.default", "aten._local_scalar_dense.default", "aten.select_copy.int")
-SUM = ("add", "executorch_prim.add.Scalar")
 HEADS = ("linear", "aten.mm.", "aten.addmm.", "aten._weight_int8pack_mm.")
-SAME = ("aten.alias_copy.default", "aten.clone.default", "aten.view_copy.default", "aten._to_copy.default")
 
 
 def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tail], None]:
