@@ -49,6 +49,7 @@ class FakeEngine:
         self.busy = False
         self.waiting = self.running = self.steps = 0
         self.ended: list[str] = []  # how requests did
+        self.owners: list[str] = []
         self._room = asyncio.Semaphore(sequences)
 
     def encode(self, text: str) -> list[int]:
@@ -60,6 +61,7 @@ class FakeEngine:
         return encode(" ".join(f"<{m['role']}> {m['content']}" for m in messages))
 
     async def stream(self, prompt: Sequence[int], options: Any) -> AsyncGenerator[Event, None]:
+        self.owners.append(options["owner"])
         if self.busy:
             raise Busy
         self.waiting += 1

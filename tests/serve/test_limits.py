@@ -41,13 +41,23 @@ def test_without_keys_everyone_may_ask_and_with_keys_those_who_have_one(start: S
     assert 401 == httpx2.get(f"{server.url}/v1/models", headers=headers).status_code
 
 
+def test_each_key_is_an_owner_of_requests(start: Start) -> None:
+    server = start(keys=Keys([OTHER, KEY]))
+    for key in (OTHER, KEY, KEY):
+        server.openai(key).completions.create(model="fake", prompt=PROMPT)
+    first, second, third = server.engine.owners
+    assert first != second == third
+    assert not {KEY, OTHER} & {first, second}
+
+
 def test_keys_come_from_a_file_and_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# mine\n\n  {KEY}\n")
     assert not read_keys()
-    assert [True, False] == [read_keys(file).accept(f"Bearer {key}") for key in (KEY, OTHER)]
+    assert "" == read_keys().owner(None)
+    assert [True, False] == [bool(read_keys(file).owner(f"Bearer {key}")) for key in (KEY, OTHER)]
     monkeypatch.setenv("PTEGPU_API_KEYS", f"{OTHER}, {'p' * 16}")
-    assert [True, True, False] == [read_keys(file).accept(f"bearer {key}") for key in (KEY, OTHER, "q" * 16)]
+    assert [True, True, False] == [bool(read_keys(file).owner(f"bearer {key}")) for key in (KEY, OTHER, "q" * 16)]
     file.write_text("# none\n")
     with pytest.raises(InvalidInput, match="keys has no keys: write one on each line, or leave --keys out"):
         read_keys(file)

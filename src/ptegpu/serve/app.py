@@ -73,12 +73,14 @@ class Serving:
         for deadline in self._deadlines:
             deadline.reschedule(min(end, deadline.when() or end))
 
-    def check(self, request: Request) -> None:
-        """ApiError unless the client may ask."""
-        if not self.keys.accept(request.headers.get("authorization")):
+    def check(self, request: Request) -> str:
+        """Who asks; ApiError unless they may."""
+        owner = self.keys.owner(request.headers.get("authorization"))
+        if owner is None:
             raise ApiError(
                 401, "a valid API key is needed: send the header Authorization: Bearer KEY", "invalid_api_key"
             )
+        return owner or (request.client.host if request.client else "")
 
     async def within_limits(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs it, at most for as long as a request may take."""
@@ -121,7 +123,7 @@ class Serving:
         return JSONResponse(model_object(self._engine(request.path_params["name"])[0], self._created))
 
     def _generation(self, read: Callable[[Mapping[str, Any]], Asked]) -> Answer:
-        async def answer(body: Mapping[str, Any], out: Out) -> None:
+        async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:
             asked = read(body)
             name, engine = self._engine(asked.model)
             if asked.choices > self.limits.choices:
@@ -130,7 +132,7 @@ class Serving:
                 prompts = await _encoded(engine, asked)
                 if (asked.max_tokens or 0) > self.limits.tokens:
                     raise invalid(f"max_tokens is {self.limits.tokens} at most on this server", "max_tokens")
-                options = asked.options | {"max_tokens": asked.max_tokens or self.limits.tokens}
+                options = asked.options | {"max_tokens": asked.max_tokens or self.limits.tokens, "owner": owner}
                 each = [(p, seed_of(options, k)) for p in prompts for k in range(asked.n)]  # type: ignore[arg-type]
                 streams = [engine.stream(prompt, chosen) for prompt, chosen in each]
                 try:
@@ -162,7 +164,7 @@ class Serving:
                 yield k, event
         add("request_seconds", time.monotonic() - started, model=model)
 
-    async def _embeddings(self, body: Mapping[str, Any], out: Out) -> None:
+    async def _embeddings(self, body: Mapping[str, Any], owner: str, out: Out) -> None:
         model, texts, packed = read_embeddings(body)
         name, engine = self._engine(model)
         if engine.model.generates:
@@ -218,7 +220,7 @@ class Out:
         await self._send({"type": "http.response.start", "status": status, "headers": pairs})
 
 
-Answer = Callable[[Mapping[str, Any], Out], Coroutine[Any, Any, None]]
+Answer = Callable[[Mapping[str, Any], str, Out], Coroutine[Any, Any, None]]
 
 
 class _Endpoint:
@@ -230,18 +232,18 @@ class _Endpoint:
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         out, request = Out(send), Request(scope, receive)
         try:
-            self._serving.check(request)
-            await self._serving.within_limits(self._run(request, receive, out))
+            owner = self._serving.check(request)
+            await self._serving.within_limits(self._run(request, owner, out))
         except (_Gone, ClientDisconnect):
             out.status = GONE
         except Exception as e:
             await out.error(_told(e))
         self._serving.metrics.count("requests", endpoint=self._path, status=str(out.status))
 
-    async def _run(self, request: Request, receive: Receive, out: Out) -> None:
+    async def _run(self, request: Request, owner: str, out: Out) -> None:
         body = await read_json(request, self._serving.limits.body)
-        work = asyncio.create_task(self._answer(body, out))
-        left = asyncio.create_task(_left(receive))
+        work = asyncio.create_task(self._answer(body, owner, out))
+        left = asyncio.create_task(_left(request.receive))
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():

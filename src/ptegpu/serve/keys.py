@@ -23,12 +23,14 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._hashes)
 
-    def accept(self, header: str | None) -> bool:
-        """Whether an Authorization header carries one of them; takes as long for a wrong key as for a right one."""
+    def owner(self, header: str | None) -> str | None:
+        """A name for the key that an Authorization header carries; None for a wrong one, which takes as long."""
+        if not self._hashes:
+            return ""
         scheme, _, key = (header or "").partition(" ")
         given = _hash(key.strip())
         found = [hmac.compare_digest(given, known) for known in self._hashes]
-        return not self._hashes or (scheme.lower() == "bearer" and any(found))
+        return given.hex()[:16] if scheme.lower() == "bearer" and any(found) else None
 
 
 def read_keys(path: Path | None = None) -> Keys:
