@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NoReturn
 
 from ..compiler.append import Tail
@@ -21,9 +22,10 @@ from ..kernels.attention import PAGE
 from ..ops.ragged import ATTEND
 from ..ops.sample import SAMPLE_ROWS
 from ..sampling import SETTINGS
-from .compiling import words_of
+from .sampling import words_of
 from .signature import Signature
 
+Count = int | Callable[[Sequence[int]], int]
 SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
 
 SELECT, TAKE, VIEW, SIZE = (
@@ -43,8 +45,10 @@ HEADS = ("linear", "aten.mm.", "aten.addmm.", "aten._weight_int8pack_mm.")
 SAME = ("aten.alias_copy.default", "aten.clone.default", "aten.view_copy.default", "aten._to_copy.default")
 
 
-def serving(signature: Signature, pages: int, sequences: int) -> Callable[[Tail], None]:
+def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tail], None]:
     """What makes a method of many sequences, with that many pages of caches in all, of `forward`.
+
+    How many may depend on the bytes that a page of each cache takes, in its own type.
 
     Its inputs are tokens [1, S], rows int32 [S, 2] (sequence, position), tables int32 [sequences, pages of each],
     wanted int32 [W] (rows), settings int32 [W, 9] and seen int32 [W, words or 0]; its results tokens (W,) and their
@@ -73,7 +77,7 @@ def serving(signature: Signature, pages: int, sequences: int) -> Callable[[Tail]
 class _Rewrite:
     """The calls of a method, one after the other."""
 
-    def __init__(self, linear: Linear, pages: int) -> None:
+    def __init__(self, linear: Linear, pages: Count) -> None:
         self.linear, self.pages = linear, pages
         tokens, position = linear.inputs
         assert isinstance(tokens, Var) and isinstance(position, Var)
@@ -98,6 +102,11 @@ class _Rewrite:
             self._call(instruction)
         if not self.caches:
             self._refuse("nothing in it writes a key-value cache")
+        count = self.pages
+        if not isinstance(count, int):
+            count = count([prod(c.sizes) * c.dtype.size for c in self.caches.values() if c.dtype is not None])
+        for cache in self.caches.values():
+            cache.sizes = (count, *cache.sizes[1:])
         if not isinstance(logits, Var):
             self._refuse("its logits are not computed")
         self.linear.inputs = [x for x in self.linear.inputs if x is not self.position]
@@ -175,7 +184,7 @@ class _Rewrite:
         if cache not in self.caches:
             if cache.kind != "state" or len(cache.sizes) != 4 or cache.sizes[0] != 1:
                 self._refuse(f"{cache!r} is no cache of one sequence")
-            sizes = (self.pages, PAGE, *cache.sizes[2:])
+            sizes = (1, PAGE, *cache.sizes[2:])
             self.caches[cache] = Var(f"{cache.name} in pages", cache.dtype, sizes, kind="state")
         return self.caches[cache]
 
