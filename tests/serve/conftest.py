@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from tests.serve.fake import FakeEngine
+from tests.serve.fake import FakeEncoder, FakeEngine
 
 from ptegpu.serve import Keys, Limits, Serving, bind, url_of
 from ptegpu.serve.run import Server, configured
@@ -32,7 +32,7 @@ class Running:
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
         """Without OpenAI's client, which would not send all that is wrong."""
-        return httpx2.post(f"{self.url}{path}", json=body, timeout=60, **options)
+        return httpx2.post(f"{self.url}{path}", json=body, **{"timeout": 60} | options)
 
     def metric(self, line: str) -> float:
         text = httpx2.get(f"{self.url}/metrics").text
@@ -56,9 +56,10 @@ def wait_until(true: Callable[[], object]) -> None:
 def start() -> Iterator[Start]:
     started: list[Running] = []
 
-    def run(keys: Keys | None = None, limits: Limits | None = None, **options: Any) -> Running:
+    def run(keys: Keys | None = None, limits: Limits | None = None, encoder: bool = True, **options: Any) -> Running:
         engine = FakeEngine(**options)
-        serving = Serving({"fake": engine}, keys, limits)
+        rows = {"rows": FakeEncoder()} if encoder else {}
+        serving = Serving({"fake": engine, **rows}, keys, limits)
         bound = bind(port=0)
         url, server = url_of(bound), Server(configured(serving), serving)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)

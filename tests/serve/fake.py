@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ptegpu.errors import InvalidInput
+from ptegpu.errors import InvalidInput, QueueFull
 from ptegpu.llm.text import StopStrings
-from ptegpu.serve import Busy, Event, Facts, Finished, Piece, Stats
+from ptegpu.serve import Event, Facts, Finished, Piece, Stats
 
 VOCABULARY = 1000
 END = 7  # the token that ends a text
@@ -42,9 +42,8 @@ class FakeEngine:
         sequences: int = 4,
         context: int = 64,
         has_chat: bool = True,
-        generates: bool = True,
     ) -> None:
-        self.model = Facts("fake", context, VOCABULARY, has_chat, generates, sequences)
+        self.model = Facts("fake", context, VOCABULARY, has_chat, sequences)
         self.delay, self.fail, self.fail_at = delay, fail, fail_at
         self.busy = False
         self.waiting = self.running = self.steps = 0
@@ -52,8 +51,8 @@ class FakeEngine:
         self.owners: list[str] = []
         self._room = asyncio.Semaphore(sequences)
 
-    def encode(self, text: str) -> list[int]:
-        return encode(text)
+    def encode(self, prompt: str) -> list[int]:
+        return encode(prompt)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         if messages[-1]["role"] == "assistant":
@@ -63,7 +62,7 @@ class FakeEngine:
     async def stream(self, prompt: Sequence[int], options: Any) -> AsyncGenerator[Event, None]:
         self.owners.append(options["owner"])
         if self.busy:
-            raise Busy
+            raise QueueFull("many are waiting already; try again later")
         self.waiting += 1
         try:
             await self._room.acquire()
@@ -104,11 +103,26 @@ class FakeEngine:
             yield Piece(rest)
         yield Finished(reason, len(prompt), made, len(prompt) // 16 * 16)  # type: ignore[arg-type]
 
+    def stats(self) -> Stats:
+        return Stats(self.waiting, self.running, self.running, 0.0, self.running, 8, str(self.fail or ""))
+
+    def close(self) -> None:
+        pass
+
+
+class FakeEncoder:
+    """Rows of the length of a text, its first token, and a number."""
+
+    model = Facts("fake", 64, VOCABULARY, False)
+
+    def encode(self, prompt: str) -> list[int]:
+        return encode(prompt)
+
     def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         return np.array([[len(p), p[0] / 8, -0.5] for p in prompts], np.float32)
 
     def stats(self) -> Stats:
-        return Stats(self.waiting, self.running, self.running, 0.0, self.running, 8, str(self.fail or ""))
+        return Stats(0, 0, 0, 0.0, 0, 0)
 
     def close(self) -> None:
         pass

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,9 @@ KEY, OTHER = "k" * 24, "o" * 24
 
 
 def test_without_keys_everyone_may_ask_and_with_keys_those_who_have_one(start: Start) -> None:
-    assert ["fake"] == [m.id for m in start().openai("whatever").models.list()]
+    assert ["fake", "rows"] == [m.id for m in start().openai("whatever").models.list()]
     server = start(keys=Keys([OTHER, KEY]))
-    assert ["fake"] == [m.id for m in server.openai(KEY).models.list()]
+    assert ["fake", "rows"] == [m.id for m in server.openai(KEY).models.list()]
     assert server.openai(OTHER).completions.create(model="fake", prompt=PROMPT).choices
     for wrong in ("x", KEY[:-1], KEY + "k"):
         with pytest.raises(openai.AuthenticationError, match="a valid API key is needed") as raised:
@@ -98,7 +99,7 @@ def test_a_request_that_takes_too_long(start: Start) -> None:
 
 def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
     server = start(limits=Limits(queue=1), sequences=1, delay=0.02)
-    body = {"prompt": PROMPT, "max_tokens": 50}
+    body = {"model": "fake", "prompt": PROMPT, "max_tokens": 50}
     waiting = [threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(2)]
     for thread in waiting:
         thread.start()
@@ -124,7 +125,7 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_place(start: Start, stream: bool) -> None:
     server = start(sequences=1, delay=0.02)
-    body = json.dumps({"prompt": [PROMPT], "max_tokens": 60, "n": 2, "stream": stream}).encode()
+    body = json.dumps({"model": "fake", "prompt": [PROMPT], "max_tokens": 60, "n": 2, "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     address = server.url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1]))) as client:
@@ -149,6 +150,29 @@ def test_openais_client_cancels_a_stream(start: Start) -> None:
     assert server.engine.steps < 50
 
 
+def test_many_clients_some_of_which_go_away_or_make_no_sense(start: Start) -> None:
+    server = start(sequences=4, delay=0.002, limits=Limits(queue=6))
+    statuses: list[int] = []
+
+    def ask(k: int) -> None:
+        chosen = random.Random(k)
+        body: dict[str, Any] = {"model": "fake", "prompt": f"{PROMPT} {k}", "max_tokens": chosen.randrange(1, 40)}
+        body |= {"stream": chosen.random() < 0.5, "n": chosen.randrange(1, 3)}
+        if chosen.random() < 0.2:
+            body[chosen.choice(NAMES)] = nonsense(chosen)
+        patience = 0.03 if chosen.random() < 0.3 else 60
+        try:
+            statuses.append(server.post("/v1/completions", body, timeout=patience).status_code)
+        except httpx2.TimeoutException:
+            statuses.append(499)
+
+    with ThreadPoolExecutor(12) as pool:
+        list(pool.map(ask, range(150)))
+    wait_until(lambda: server.serving.slots["fake"].taken == server.engine.running == server.engine.waiting == 0)
+    assert {200, 400, 429, 499} >= set(statuses) >= {200, 400, 499}
+    assert 200 == server.post("/v1/completions", {"model": "fake", "prompt": PROMPT}).status_code
+
+
 def test_paths_and_methods_that_are_not_there(server: Running) -> None:
     wrong = server.post("/v1/files", {})
     assert (404, "there is no /v1/files here") == (wrong.status_code, wrong.json()["error"]["message"])
@@ -163,21 +187,21 @@ def test_paths_and_methods_that_are_not_there(server: Running) -> None:
         (b"{", "the body is not valid JSON"),
         (b"[]", "the body must be a JSON object"),
         (b"null", "the body must be a JSON object"),
-        (b'{"prompt": "\xff"}', "the body is not valid JSON"),
-        (b'{"prompt": "\\ud800"}', "the body is not valid JSON"),
-        (b'{"prompt": "x", "temperature": NaN}', "NaN is no number"),
-        (b'{"prompt": "x", "temperature": 1e999}', "temperature must be a number from 0 to 2"),
-        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-        (b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "the body is not valid JSON"),
+        (b'{"model": "fake", "prompt": "\xff"}', "the body is not valid JSON"),
+        (b'{"model": "fake", "prompt": "\\ud800"}', "the body is not valid JSON"),
+        (b'{"model": "fake", "prompt": "x", "temperature": NaN}', "NaN is no number"),
+        (b'{"model": "fake", "prompt": "x", "temperature": 1e999}', "temperature must be a number from 0 to 2"),
+        (b'{"model": "fake", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"model": "fake", "prompt": "x", "seed": ' + b"9" * 5000 + b"}", "the body is not valid JSON"),
         (b"{}", "prompt must be a text, a list of tokens, or a list of these"),
-        (b'{"prompt": ""}', "prompt is empty: send some text"),
-        (b'{"prompt": []}', "prompt must be a text, a list of tokens"),
-        (b'{"prompt": [true]}', "prompt must be a text, a list of tokens"),
-        (b'{"prompt": [1, 1000]}', "prompt has a token outside the vocabulary of 1000"),
-        (b'{"prompt": [-1]}', "prompt has a token outside the vocabulary of 1000"),
-        (b'{"prompt": "x", "model": 5}', "model must be a text"),
-        (b'{"prompt": "x", "stream": 1}', "stream must be true or false"),
-        (b'{"prompt": "x", "n": true}', "n must be an int from 1 to 128"),
+        (b'{"model": "fake", "prompt": ""}', "prompt is empty: send some text"),
+        (b'{"model": "fake", "prompt": []}', "prompt must be a text, a list of tokens"),
+        (b'{"model": "fake", "prompt": [true]}', "prompt must be a text, a list of tokens"),
+        (b'{"model": "fake", "prompt": [1, 1000]}', "prompt has a token outside the vocabulary of 1000"),
+        (b'{"model": "fake", "prompt": [-1]}', "prompt has a token outside the vocabulary of 1000"),
+        (b'{"model": "fake", "prompt": "x", "model": 5}', "model must be a text"),
+        (b'{"model": "fake", "prompt": "x", "stream": 1}', "stream must be true or false"),
+        (b'{"model": "fake", "prompt": "x", "n": true}', "n must be an int from 1 to 128"),
     ],
 )
 def test_malformed_bodies(server: Running, raw: bytes, message: str) -> None:

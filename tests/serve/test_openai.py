@@ -143,26 +143,25 @@ def test_logprobs_are_those_of_the_tokens_that_were_chosen(server: Running) -> N
 
 def test_models(server: Running) -> None:
     client = server.openai()
-    assert ["fake"] == [m.id for m in client.models.list()]
+    assert ["fake", "rows"] == [m.id for m in client.models.list()]
     assert "ptegpu" == client.models.retrieve("fake").owned_by
-    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here: take fake"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here: take fake or rows"):
         client.models.retrieve("other")
 
 
-def test_embeddings(start: Start) -> None:
-    server = start(generates=False, has_chat=False)
+def test_embeddings(server: Running) -> None:
     client, texts = server.openai(), [PROMPT, "an owl"]
     rows = [[float(len(t)), t[0] / 8, -0.5] for t in map(encode, texts)]
-    made = client.embeddings.create(model="fake", input=texts)  # which asks for base64
+    made = client.embeddings.create(model="rows", input=texts)  # which asks for base64
     assert rows == [d.embedding for d in made.data]
     assert (7, 7) == (made.usage.prompt_tokens, made.usage.total_tokens)
-    assert rows[:1] == [d.embedding for d in client.embeddings.create(model="fake", input=encode(PROMPT)).data]
-    plain = server.post("/v1/embeddings", {"input": PROMPT}).json()
+    assert rows[:1] == [d.embedding for d in client.embeddings.create(model="rows", input=encode(PROMPT)).data]
+    plain = server.post("/v1/embeddings", {"model": "rows", "input": PROMPT}).json()
     assert rows[0] == plain["data"][0]["embedding"]
-    packed = server.post("/v1/embeddings", {"input": PROMPT, "encoding_format": "base64"}).json()
+    packed = server.post("/v1/embeddings", {"model": "rows", "input": PROMPT, "encoding_format": "base64"}).json()
     assert rows[0] == list(struct.unpack("<3f", base64.b64decode(packed["data"][0]["embedding"])))
-    with pytest.raises(openai.BadRequestError, match="fake is an encoder and writes no text: ask /v1/embeddings"):
-        client.completions.create(model="fake", prompt=PROMPT)
+    with pytest.raises(openai.BadRequestError, match="rows is an encoder and writes no text: ask /v1/embeddings"):
+        client.completions.create(model="rows", prompt=PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +205,16 @@ def test_what_asks_for_nothing_is_accepted(server: Running) -> None:
     assert words(CHAT_TOKENS, 0, 2) == made.choices[0].message.content
 
 
+def test_the_only_model_needs_no_name(start: Start) -> None:
+    alone, both = start(encoder=False), start()
+    assert "fake" == alone.post("/v1/completions", {"prompt": PROMPT}).json()["model"]
+    refused = both.post("/v1/completions", {"prompt": PROMPT})
+    assert (404, "model_not_found") == (refused.status_code, refused.json()["error"]["code"])
+
+
 def test_models_that_cannot_do_it(start: Start) -> None:
     client = start(has_chat=False).openai()
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here: take fake") as raised:
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-9' here: take fake or rows") as raised:
         client.chat.completions.create(model="gpt-9", messages=CHAT)
     assert "model_not_found" == raised.value.code
     with pytest.raises(openai.BadRequestError, match="fake has no chat template: ask /v1/completions"):

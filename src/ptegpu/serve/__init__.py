@@ -8,13 +8,13 @@ serve(Serving({"tales": engine}), bind(port=8000))
 from __future__ import annotations
 
 from .app import Serving
-from .engine import Busy, Engine, Event, Facts, Finished, Piece, Stats
+from .engine import Embeds, Engine, Event, Facts, Finished, Piece, Stats, Writes
 from .keys import Keys, read_keys
 from .limits import Limits
 from .run import bind, serve, url_of
 
 __all__ = [
-    "Busy",
+    "Embeds",
     "Engine",
     "Event",
     "Facts",
@@ -24,6 +24,7 @@ __all__ = [
     "Piece",
     "Serving",
     "Stats",
+    "Writes",
     "bind",
     "read_keys",
     "serve",

@@ -17,13 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from ..errors import InvalidInput, PtegpuError
-from .engine import Busy, Engine, Event, Finished
+from ..errors import InvalidInput, PtegpuError, QueueFull
+from .engine import Embeds, Engine, Event, Finished, Writes
 from .errors import ApiError, invalid
 from .keys import Keys
 from .limits import Limits, Slots, read_json
 from .metrics import Metrics
 from .openai import (
+    REASONS,
     Asked,
     Choice,
     Form,
@@ -50,6 +51,7 @@ class Serving:
         self.metrics = Metrics()
         self.slots = {name: Slots(e.model.sequences, self.limits.queue) for name, e in engines.items()}
         self.draining = False
+        self._turns = {name: asyncio.Lock() for name in engines}
         self._created = int(time.time())
         self._deadlines: set[asyncio.Timeout] = set()  # of the requests that run
         post = {
@@ -126,6 +128,8 @@ class Serving:
         async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:
             asked = read(body)
             name, engine = self._engine(asked.model)
+            if not isinstance(engine, Writes):
+                raise invalid(f"{name} is an encoder and writes no text: ask /v1/embeddings", "model", "wrong_model")
             if asked.choices > self.limits.choices:
                 raise invalid(f"{asked.choices} choices are too many: ask for {self.limits.choices} at most", "n")
             with self.slots[name].take(asked.choices):
@@ -138,7 +142,7 @@ class Serving:
                 try:
                     async with aclosing(self._watched(name, merged(streams))) as events:
                         await (_stream if asked.stream else _whole)(Form(asked, name), events, out)
-                except Busy:
+                except QueueFull:
                     raise self.slots[name].full() from None
 
         return answer
@@ -152,6 +156,8 @@ class Serving:
             async for k, event in events:
                 now = time.monotonic()
                 if isinstance(event, Finished):
+                    if event.reason not in REASONS:
+                        raise _stopping()  # the engine was closed
                     self.metrics.count("prompt_tokens", event.prompt_tokens, model=model)
                     self.metrics.count("cached_tokens", event.cached_tokens, model=model)
                 elif event.token is not None:
@@ -167,7 +173,7 @@ class Serving:
     async def _embeddings(self, body: Mapping[str, Any], owner: str, out: Out) -> None:
         model, texts, packed = read_embeddings(body)
         name, engine = self._engine(model)
-        if engine.model.generates:
+        if not isinstance(engine, Embeds):
             raise invalid(
                 f"{name} is a language model and gives no embeddings: serve an encoder", "model", "wrong_model"
             )
@@ -176,7 +182,8 @@ class Serving:
         with self.slots[name].take(1):
             started = time.monotonic()
             prompts = [await _checked(engine, text, "input") for text in texts]
-            rows = await asyncio.to_thread(engine.embed, prompts)
+            async with self._turns[name]:  # so that those who wait take no thread
+                rows = await asyncio.to_thread(engine.embed, prompts)
             self.metrics.add("request_seconds", time.monotonic() - started, model=name)
         used = sum(map(len, prompts))
         self.metrics.count("prompt_tokens", used, model=name)
@@ -319,15 +326,12 @@ async def _stream(form: Form, events: AsyncGenerator[tuple[int, Event], None], o
     await out.end()
 
 
-async def _encoded(engine: Engine, asked: Asked) -> list[list[int]]:
+async def _encoded(engine: Writes, asked: Asked) -> list[list[int]]:
     """The tokens of the prompts, checked."""
-    name = engine.model.name
-    if not engine.model.generates:
-        raise invalid(f"{name} is an encoder and writes no text: ask /v1/embeddings", "model", "wrong_model")
     if not asked.chat:
         return [await _checked(engine, prompt, "prompt") for prompt in asked.prompts]
     if not engine.model.has_chat:
-        raise invalid(f"{name} has no chat template: ask /v1/completions", "model", "wrong_model")
+        raise invalid(f"{engine.model.name} has no chat template: ask /v1/completions", "model", "wrong_model")
     return [_fitting(engine, await asyncio.to_thread(engine.encode_chat, asked.messages), "messages")]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import ptegpu
 
 from ..errors import UnsupportedProgram
 from ..llm.text import find_tokenizer
-from .engine import Event, Facts, Stats
+from .engine import Facts, Stats
 
 FORWARD = "forward"
 
@@ -34,7 +34,7 @@ class Encoder:
         try:
             self._forward = self._program.method(FORWARD)
             self._batch, context = self._read_inputs()
-            self.model = Facts(name, context, 1 << 31, generates=False)  # the program says which tokens it knows
+            self.model = Facts(name, context, 1 << 31, False)  # the program says which tokens it knows
         except BaseException:
             self._program.close()
             raise
@@ -69,14 +69,8 @@ class Encoder:
         swapped = len(inputs) > 1 and "type" in inputs[1].name
         return ["tokens", *(["types", "mask"] if swapped else ["mask", "types"])][: len(inputs)]
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        raise NotImplementedError("an encoder does not chat")
-
-    def stream(self, prompt: Sequence[int], options: Any) -> AsyncGenerator[Event, None]:
-        raise NotImplementedError("an encoder writes no text")
+    def encode(self, prompt: str) -> list[int]:
+        return self._tokenizer.encode(prompt)
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         """Texts of like length share a run."""
@@ -111,7 +105,7 @@ class Encoder:
 
     def stats(self) -> Stats:
         asked = self._asked
-        return Stats(max(0, asked - 1), min(1, asked))
+        return Stats(max(0, asked - 1), min(1, asked), min(1, asked), 0.0, 0, 0)
 
     def close(self) -> None:
         with self._lock:

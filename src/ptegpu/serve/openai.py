@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from .engine import Finished, Piece
+from ..llm.batch import Finished, Piece
 from .errors import ApiError, invalid
 
 if TYPE_CHECKING:
-    from ..llm.model import Options
+    from ..llm.batch import BatchOptions
 
 Body = Mapping[str, Any]
 Prompt = str | list[int]
@@ -69,7 +69,7 @@ class Asked:
     logprobs: bool
     top_logprobs: bool
     max_tokens: int | None
-    options: Options  # but for max_tokens
+    options: BatchOptions  # but for max_tokens
 
     @property
     def choices(self) -> int:
@@ -224,7 +224,7 @@ def _message(message: object, where: str) -> dict[str, str]:
     return {"role": ROLES[message["role"]], "content": content}
 
 
-def seed_of(options: Options, choice: int) -> Options:
+def seed_of(options: BatchOptions, choice: int) -> BatchOptions:
     """The options of one of several choices: with a seed, each has its own."""
     seed = options.get("seed")
     return options if seed is None else {**options, "seed": (seed + choice) % SEEDS}
