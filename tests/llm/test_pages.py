@@ -50,7 +50,7 @@ def check(pages: Pages, texts: list[Text]) -> None:
             assert page not in pages._keys or pages._keys[page] == (text.key(k)[0], tuple(text.key(k)[1]))
 
 
-TOKENS = st.lists(st.integers(0, 1), min_size=2, max_size=12)
+TOKENS = st.sampled_from([[0] * 4, [0] * 6]) | st.lists(st.integers(0, 1), min_size=2, max_size=12)
 WHAT = st.sampled_from(["begin", "begin", "know", "settle", "settle", "end", "end", "forget"])
 STEPS = st.lists(st.tuples(WHAT, st.integers(0, 9), TOKENS), max_size=30)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Graph, Node, Tensor
 from ptegpu.llm.sampling import Sampling
 from ptegpu.ops.registry import REGISTRY
+from ptegpu.plan.target import CLASSES
 
 LIMITS = {"f16": False, "subgroups": False, "limits": "browser"}
 
 
 def run(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray | None = None, how: int | None = None,
-        features: dict | None = None, **target: int) -> tuple[int, float]:  # fmt: skip
+        features: dict | None = None, **target: Any) -> tuple[int, float]:  # fmt: skip
     """The operator's token and log-probability."""
     gpu = device(**(features or {}))
     given = [logits, sampling.words(step), np.zeros(1, np.int32) if seen is None else bits(seen)]
@@ -30,7 +32,8 @@ def run(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray 
     definition = REGISTRY["ptegpu.sample.default"]
     graph.nodes = [Node(definition, (*graph.inputs, sampling.how if how is None else how), outs, "sample")]
     graph.outputs = list(outs)
-    token, logprob = run_plan(plan_of(graph, replace(gpu.target, **target)), given, gpu)
+    adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
+    token, logprob = run_plan(plan_of(graph, adapter), given, gpu)
     return int(token[0]), float(logprob[0])
 
 
@@ -92,7 +95,7 @@ def logprob_of(logits: np.ndarray, token: int) -> float:
 
 
 def check(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray | None = None,
-          features: dict | None = None, **target: int) -> None:  # fmt: skip
+          features: dict | None = None, **target: Any) -> None:  # fmt: skip
     token, logprob = run(logits, sampling, step, seen, features=features, **target)
     assert token in expected(logits, sampling, step, seen)
     assert math.isclose(logprob_of(logits, token), logprob, abs_tol=2e-3 if logits.dtype == np.float16 else 2e-5)
@@ -129,6 +132,11 @@ def test_settings(sampling: Sampling, vocabulary: int) -> None:
 @pytest.mark.parametrize("sampling", SETTINGS[::3], ids=str)
 def test_browser_limits(sampling: Sampling) -> None:
     check(logits_of((1, 5003), 3), sampling, features=LIMITS)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS[1::4], ids=str)
+def test_as_on_a_cpu(sampling: Sampling) -> None:
+    check(logits_of((1, 4097), 4), sampling, device_class=CLASSES["software"])
 
 
 @pytest.mark.parametrize("sampling", SETTINGS[1::4], ids=str)
@@ -228,14 +236,15 @@ def test_nothing_is_chosen_where_nothing_is_asked() -> None:
     run(logits_of((1, 50)), Sampling(), how=0)
 
 
-def score(logits: np.ndarray, tokens: np.ndarray, **target: int) -> np.ndarray:
+def score(logits: np.ndarray, tokens: np.ndarray, **target: Any) -> np.ndarray:
     gpu = device()
     graph = Graph("score")
     graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate((logits, tokens))]
     out = Tensor("out", DType.F32, tokens.shape)
     graph.nodes = [Node(REGISTRY["ptegpu.score.default"], tuple(graph.inputs), (out,), "score")]
     graph.outputs = [out]
-    return run_plan(plan_of(graph, replace(gpu.target, **target)), [logits, tokens], gpu)[0]
+    adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
+    return run_plan(plan_of(graph, adapter), [logits, tokens], gpu)[0]
 
 
 @pytest.mark.parametrize("shape", [(1, 50), (1, 1, 50), (1, 5, 300), (1, 3, 5003), (1, 300, 33)])

@@ -1,6 +1,7 @@
 /** Whether this GPU computes what it should: the reference that came with the site. */
 
-import { ExecutionError, Tensor, arrayOf } from "./index.js";
+import { arrayOf } from "./convert.js";
+import { ExecutionError, Tensor } from "./index.js";
 
 /**
  * @param {import("./index.js").Program} program
@@ -10,10 +11,12 @@ import { ExecutionError, Tensor, arrayOf } from "./index.js";
  */
 export async function check(program, base, get = fetch) {
   const { check: told } = program.site ?? {};
-  if (!told) throw new ExecutionError("this site has no reference to check with: it was made where no GPU could run it");
+  if (!told)
+    throw new ExecutionError("this site has no reference to check with: it was made where no GPU could run it");
   const bytes = await (await get(base + told.file)).arrayBuffer();
   /** @type {(t: any) => any} */
-  const value = (t) => (t?.dtype ? new Tensor(t.dtype, t.shape, new (arrayOf(t.dtype))(bytes.slice(t.at, t.at + t.length))) : t);
+  const value = (t) =>
+    t?.dtype ? new Tensor(t.dtype, t.shape, new (arrayOf(t.dtype))(bytes.slice(t.at, t.at + t.length))) : t;
   program.reset(told.method);
   const found = await program.run(told.inputs.map(value), { method: told.method });
   program.reset(told.method);

@@ -1,6 +1,7 @@
 /** What the host does where one plan does not do it all: it runs plans, jumps, moves and arithmetic, item by item. */
 
-import { ExecutionError, InvalidInput, Tensor, UnsupportedProgram, arrayOf, cast, count, fromDevice } from "./index.js";
+import { arrayOf, cast, count } from "./convert.js";
+import { ExecutionError, InvalidInput, Tensor, UnsupportedProgram, fromDevice } from "./index.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 
@@ -70,7 +71,8 @@ const NAMED = {
   "et_vk.select_as_symint.default": (x, dim, index) => {
     const along = axis(dim, x.shape.length);
     const n = x.shape[along];
-    if (index < -n || index >= n) throw new Error(`index ${index} is out of range for dimension ${dim} of sizes [${x.shape}]`);
+    if (index < -n || index >= n)
+      throw new Error(`index ${index} is out of range for dimension ${dim} of sizes [${x.shape}]`);
     return Number(x.data[(index < 0 ? index + n : index) * count(x.shape.slice(along + 1))]);
   },
   "executorch_prim.et_view.default": (x, sizes) => {
@@ -86,7 +88,10 @@ const NAMED = {
   },
 };
 
-/** By name; each takes the place of its call first, for messages. @type {Record<string, (where: string, ...args: any[]) => any>} */
+/**
+ * By name; each takes the place of its call first, for messages.
+ * @type {Record<string, (where: string, ...args: any[]) => any>}
+ */
 const PRIMITIVES = Object.fromEntries(
   Object.entries(NAMED).map(([name, f]) => [
     name,
@@ -109,7 +114,10 @@ const truth = (value) => (value?.data ? value.data.every(Boolean) : Boolean(valu
 /** Nothing that the caller could write to. @type {(value: any) => any} */
 const copied = (value) => (value?.data ? new Tensor(value.dtype, value.shape, value.data.slice()) : value);
 
-/** An index that the program made and no int32 can hold is just as much out of range where it is clipped. @type {(n: any) => number} */
+/**
+ * An index that the program made, and that no int32 can hold, is just as much out of range where it is clipped.
+ * @type {(n: any) => number}
+ */
 const clipped = (n) => Math.min(Math.max(Number(n), -(2 ** 31)), 2 ** 31 - 1);
 
 /**
@@ -117,15 +125,23 @@ const clipped = (n) => Math.min(Math.max(Number(n), -(2 ** 31)), 2 ** 31 - 1);
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
  * @param {Plan[]} plans
- * @param {(blob: number) => ArrayBuffer} kept the bytes of a blob, which come before the first run
+ * @param {[start: number, length: number][]} blobs where they are in the data
+ * @param {import("./weights.js").Wanted[]} filling who takes which of it
  */
-export function open({ device, finish }, json, plans, kept) {
+export function open({ device, finish }, json, plans, blobs, filling) {
   const { name, items, outputs, slots } = json;
   const calls = items.map((/** @type {any} */ i) => i.call);
   const missing = new Set(calls.filter((/** @type {string} */ call) => call && !PRIMITIVES[call]));
-  if (missing.size) throw new UnsupportedProgram(`${name} needs operators that a browser cannot run: ${[...missing].join(", ")}`);
+  if (missing.size)
+    throw new UnsupportedProgram(`${name} needs operators that a browser cannot run: ${[...missing].join(", ")}`);
   /** @type {(ArrayBuffer | null)[]} */
-  const data = slots.map((/** @type {any} */ s) => (s.data == null ? null : kept(s.data)));
+  const data = slots.map((/** @type {any} */ s) => {
+    if (s.data == null) return null;
+    const [start, length] = blobs[s.data];
+    const bytes = new Uint8Array(length);
+    filling.push([start, start + length, (at, part) => bytes.set(part, at)]);
+    return bytes.buffer;
+  });
   /** Values of states. @type {Map<number, any>} */
   let states = new Map();
 
@@ -153,7 +169,7 @@ export function open({ device, finish }, json, plans, kept) {
     const env = new Map(states);
     /** Which plan made what a slot holds. @type {Map<number, Plan>} */
     const made = new Map();
-    json.inputs.forEach((/** @type {any} */ o, /** @type {number} */ k) => o?.slot !== undefined && env.set(o.slot, inputs[k]));
+    for (const [k, o] of json.inputs.entries()) if (o?.slot !== undefined) env.set(o.slot, inputs[k]);
 
     /** What a slot holds. @param {number} slot @returns {any} */
     const held = (slot) => {
@@ -169,19 +185,19 @@ export function open({ device, finish }, json, plans, kept) {
       const found = held(o.slot);
       if (!found?.gpuBuffer) return found;
       const [values] = await finish(device.createCommandEncoder(), [found]);
-      const read = fromDevice(slots[o.slot].dtype, found.shape, values);
+      const read = await fromDevice(slots[o.slot].dtype, found, values);
       env.set(o.slot, read);
       return read;
     };
 
-    /** What a plan takes, in the GPU's types. @param {any} item @param {any} plan */
-    const given = (item, plan) =>
+    /** What a plan takes, in the GPU's types. @param {any} item */
+    const given = (item) =>
       item.inputs.map((/** @type {any} */ { slot }, /** @type {number} */ k) => {
         const value = held(slot);
         const { dtype, kind, name: what } = slots[slot];
         if (!dtype) return Number(value);
         if (value.gpuBuffer) return value;
-        const { dtype: device, index } = plan.json.inputs[k];
+        const { dtype: device, index } = json.plans[item.run].inputs[k];
         const clip = index && kind === "temp" && dtype === "int64";
         try {
           return { shape: value.shape, data: cast(device, clip ? Array.from(value.data, clipped) : value.data) };
@@ -193,17 +209,17 @@ export function open({ device, finish }, json, plans, kept) {
     /** @param {any} item */
     const runPlan = async (item) => {
       const plan = plans[item.run];
-      for (const [slot, by] of [...made]) if (by === plan && env.get(slot)?.gpuBuffer) await seen({ slot }); // it is overwritten
-      const { outputs: found, done } = await plan.run(given(item, plan), item.read);
+      for (const [slot, by] of [...made]) // what it gave before is about to be overwritten
+        if (by === plan && env.get(slot)?.gpuBuffer) await seen({ slot });
+      const { outputs: found, done } = await plan.run(given(item), item.read);
       const read = await done;
       item.outputs.forEach((/** @type {any} */ { slot }, /** @type {number} */ k) => {
         made.set(slot, plan);
         env.set(slot, found[k]);
       });
-      for (const k of item.read) {
-        const { shape } = /** @type {any} */ (found[k]);
+      for (const [at, k] of item.read.entries()) {
         const { slot } = item.outputs[k];
-        if (shape) env.set(slot, fromDevice(slots[slot].dtype, shape, read.shift()));
+        env.set(slot, await fromDevice(slots[slot].dtype, found[k], read[at]));
       }
     };
 

@@ -1,15 +1,15 @@
 /** ptegpu in a browser: runs what `ptegpu web` makes of a PyTorch program, on the visitor's GPU. */
 
-import { Tensor, arrayOf, cast, count, fromDevice } from "./dtypes.js";
-import { BadBundle, InvalidInput } from "./errors.js";
-import { chooseVariant, describe, findAdapter, openGpu } from "./gpu.js";
-import { openMethod } from "./method.js";
+import { ARRAYS, Tensor } from "./dtypes.js";
+import { BadBundle, InvalidInput, OutOfMemory } from "./errors.js";
+import { chooseVariant, openGpu } from "./gpu.js";
+import { fromDevice, openMethod } from "./method.js";
 import { openPlan } from "./plan.js";
-import { fetchJson, pieces } from "./weights.js";
+import { deliver, fetchJson } from "./weights.js";
 
 export * from "./errors.js";
 export { Tensor };
-export { arrayOf, cast, count, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
+export { ARRAYS, fetchJson, fromDevice }; // for the parts that are loaded when they are needed
 
 /** A program on the GPU. @typedef {Awaited<ReturnType<typeof load>>} Program */
 /** @typedef {{stage: "plan" | "weights" | "kernels", done: number, total: number}} Progress of weights in bytes */
@@ -23,13 +23,11 @@ export { arrayOf, cast, count, fetchJson, fromDevice }; // for the parts that ar
  * @property {string[]} [methods] only these
  * @property {any} [site] what site.json holds, where it is known
  * @property {number} [memory] bytes of GPU memory that the model may take
- * @property {string | null} [cache] what the browser's caches for weights are named after, one for each site; null: none
+ * @property {string | null} [cache] what the browser's caches are named after, one for each site; null: none
  * @property {typeof fetch} [fetch]
  * @property {AbortSignal} [signal]
  * @property {(progress: Progress) => void} [onProgress]
  */
-
-const AT_ONCE = 2 ** 24; // bytes on their way to the GPU
 
 /** The URL of a folder, with / at its end, by itself or by a file in it. @param {string | URL} url */
 export const folderOf = (url) => new URL(url, globalThis.location?.href).href.replace(/\/?([^/]*\.json)?$/, "/");
@@ -40,30 +38,29 @@ export const folderOf = (url) => new URL(url, globalThis.location?.href).href.re
  * @param {Options} [options]
  */
 export async function load(url, options = {}) {
-  const { signal, fetch, cache, onProgress = () => {} } = options;
+  const { gpu: api = globalThis.navigator?.gpu, powerPreference = "high-performance", signal, onProgress } = options;
   const base = folderOf(url);
-  /** @type {(stage: Progress["stage"], done: number, total: number) => void} */
-  const tell = (stage, done, total) => onProgress({ stage, done, total });
+  /** @type {(stage: Progress["stage"], to?: Options["onProgress"]) => (done: number, total: number) => void} */
+  const telling = (stage, to = onProgress) => (done, total) => to?.({ stage, done, total });
   /** @type {(name: string, sha256?: string) => Promise<any>} */
-  const get = (name, sha256) => fetchJson(base + name, { signal, fetch, sha256 });
+  const get = (name, sha256) => fetchJson(base + name, options, sha256);
 
-  const adapter = await findAdapter(options);
-  tell("plan", 0, 2);
+  const adapter = options.adapter ?? (await api?.requestAdapter({ powerPreference }));
+  if (!adapter) throw (await import("./why.js")).noAdapter(api);
+  telling("plan")(0, 2);
   const head = await get("bundle.json");
-  if (head.format !== "ptegpu-bundle" || head.version !== 2)
-    throw new BadBundle(`${base}bundle.json is no bundle that this runner knows: make the site again`);
-  const chosen = chooseVariant(adapter, head.variants, options);
-  tell("plan", 1, 2);
+  if (head.version !== 2) throw new BadBundle(`${base}bundle.json is not for this runner: make the site again`);
+  const chosen = await chooseVariant(adapter, head.variants, options);
+  telling("plan")(1, 2);
   const [variant, site] = await Promise.all([
     get(chosen.file[0], chosen.file[2]),
     options.site ?? get("site.json").catch(() => null),
   ]);
-  signal?.throwIfAborted();
-  const gpu = await openGpu(adapter, chosen, options.device);
+  const gpu = await openGpu(adapter, chosen, variant.layouts, options.device);
   try {
-    const wanted = variant.methods.filter((/** @type {any} */ m) => options.methods?.includes(m.name) ?? true);
-    const host = wanted.every((/** @type {any} */ m) => m.direct) ? null : await import("./host.js");
-    /** Where the bytes of blobs go. @type {[blob: number, take: (at: number, bytes: Uint8Array<ArrayBuffer>) => void][]} */
+    const host = variant.host && (await import("./host.js"));
+    const sizes = variant.sizes && (await import("./sizes.js"));
+    /** Who takes which part of the data. @type {import("./weights.js").Wanted[]} */
     const filling = [];
     /** @type {GPUBuffer[]} */
     const buffers = [];
@@ -71,77 +68,58 @@ export async function load(url, options = {}) {
     /** @type {(k: number) => GPUBuffer} */
     const buffer = (k) => {
       if (!buffers[k]) {
-        const [size, blob] = variant.buffers[k];
-        const made = (buffers[k] = gpu.buffer(size));
+        const [size, start, length] = variant.buffers[k];
+        buffers[k] = gpu.buffer(size);
         bytes.memory += size;
-        if (blob !== null) filling.push([blob, (at, part) => gpu.device.queue.writeBuffer(made, at, part)]);
+        bytes.weights += length;
+        filling.push([start, start + length, (at, part) => gpu.queue.writeBuffer(buffers[k], at, part)]);
       }
       return buffers[k];
     };
-    /** The bytes of a blob, which the host needs. @type {(blob: number) => ArrayBuffer} */
-    const kept = (blob) => {
-      const found = new Uint8Array(rangeOf(head.blobs[blob])[2]);
-      filling.push([blob, (at, part) => found.set(part, at)]);
-      return found.buffer;
-    };
-    /** @type {Map<string, import("./method.js").Method>} */
-    const methods = new Map();
-    await gpu.guarded(() => {
-      for (const json of wanted) {
-        const plans = json.plans.map((/** @type {any} */ plan) => openPlan(gpu, plan, variant.kernels, buffer));
-        methods.set(json.name, openMethod(gpu, json, plans, json.direct ? null : /** @type {any} */ (host).open(gpu, json, plans, kept)));
-      }
-    });
+    /** @type {Record<string, import("./method.js").Method>} */
+    const methods = /** @type {any} */ ({ __proto__: null });
+    gpu.device.pushErrorScope("out-of-memory");
+    for (const json of variant.methods) {
+      if (options.methods?.includes(json.name) === false) continue;
+      const plans = json.plans.map((/** @type {any} */ plan) =>
+        openPlan(gpu, plan, variant.kernels, buffer, !plan.fixed && sizes.openSizes(plan)),
+      );
+      const hosted = json.direct ? null : host.open(gpu, json, plans, head.blobs, filling);
+      methods[json.name] = openMethod(gpu, json, plans, hosted);
+    }
+    if (await gpu.device.popErrorScope())
+      throw new OutOfMemory("too little GPU memory for this model: close other pages that use it");
 
-    /** @param {any[]} plans @param {Options["onProgress"]} [told] @param {AbortSignal} [stop] */
-    const compile = async (plans, told = () => {}, stop) => {
+    /** @param {any[]} plans @param {AbortSignal} [stop] @param {Options["onProgress"]} [to] */
+    const compile = async (plans, stop, to) => {
       const kernels = plans.flatMap((p) => p.kernels);
+      const compiled = telling("kernels", to);
       let done = 0;
       await Promise.all(
         kernels.map(async (kernel) => {
           await gpu.compile(kernel);
           stop?.throwIfAborted();
-          told({ stage: "kernels", done: ++done, total: kernels.length });
+          compiled(++done, kernels.length);
         }),
       );
     };
-    const all = [...methods.values()];
+    const names = Object.keys(methods);
+    const all = Object.values(methods);
     const plans = all.flatMap((m) => m.plans);
-    const compiling = compile(plans.filter((p) => !p.json.rows.length), onProgress, signal); // what every size needs
-    compiling.catch(() => {});
-    let waiting = 0;
-    /** @type {any[]} */
-    const ranges = filling.map(([blob]) => rangeOf(head.blobs[blob]));
-    /** @type {(done: number, total: number) => void} */
-    const onBytes = (done, total) => tell("weights", done, total);
-    for await (const { of, at, bytes: part } of pieces(base, head.shards, ranges, { fetch, cache, signal, onBytes })) {
-      gpu.check();
-      filling[of][1](at, part);
-      bytes.weights += part.length;
-      if ((waiting += part.length) > AT_ONCE) {
-        await gpu.device.queue.onSubmittedWorkDone();
-        waiting = 0;
-      }
-    }
-    await compiling;
-    await Promise.all(all.map((m) => m.reset()));
-    signal?.throwIfAborted();
-    gpu.check();
-
-    const names = [...methods.keys()];
+    const { vendor, architecture, description, isFallbackAdapter: software } = adapter.info;
     /** @param {string} [name] */
-    const method = (name = methods.has("forward") ? "forward" : names[0]) => {
+    const method = (name = methods.forward ? "forward" : names[0]) => {
       gpu.check();
-      const found = methods.get(name);
-      if (!found) throw new InvalidInput(`there is no method ${name}; there are ${names.join(", ")}`);
+      const found = methods[name];
+      if (!found) throw new InvalidInput(`there is no method ${name}, only ${names.join(", ")}`);
       return found;
     };
     const program = {
       /** The names of what it can run. */
       methods: names,
       /** What it was compiled for. */
-      variant: { name: chosen.name, ...chosen.target },
-      adapter: describe(adapter),
+      variant: chosen.target,
+      adapter: { vendor, architecture, description, software },
       site,
       bytes,
       /** Resolves when the GPU is lost, with why. */
@@ -163,34 +141,42 @@ export async function load(url, options = {}) {
       },
 
       /**
-       * Compiles all kernels, so that no call has to.
+       * Compiles all kernels, so that no call has to. Without an `onProgress`, that of `load` is told.
        * @param {{method?: string, signal?: AbortSignal, onProgress?: (progress: Progress) => void}} [options]
        */
-      prepare: ({ method: name, signal: stop, onProgress: told } = {}) => compile(name ? method(name).plans : plans, told, stop),
+      prepare: ({ method: name, signal: stop, onProgress: told } = {}) =>
+        compile(name ? method(name).plans : plans, stop, told),
 
       /** States back to their first values, before the next run. @param {string} [name] of a method */
-      reset: async (name) => {
-        await Promise.all((name ? [method(name)] : all).map((m) => m.reset()));
-      },
+      reset: (name) => Promise.all((name ? [method(name)] : all).map((m) => m.reset())),
 
       /**
        * Runs what the site brought, and compares with what it should give.
        * @returns {Promise<{ok: boolean, error: number, tolerance: number}>} the error relative to the largest value
        */
-      selfcheck: async () => (await import("./check.js")).check(/** @type {any} */ (program), base, fetch),
+      selfcheck: async () => (await import("./check.js")).check(/** @type {any} */ (program), base, options.fetch),
 
       /** Gives the GPU's memory back. */
       dispose: gpu.dispose,
     };
+
+    const compiling = compile(plans.filter((p) => p.fixed), signal); // what every size needs
+    compiling.catch(() => {});
+    await deliver(base, head.shards, filling, {
+      ...options,
+      onBytes: telling("weights"),
+      pause() {
+        gpu.check();
+        return gpu.queue.onSubmittedWorkDone(); // no more than a shard is on its way to the GPU
+      },
+    });
+    await compiling;
+    await program.reset();
+    signal?.throwIfAborted();
+    gpu.check();
     return program;
   } catch (error) {
     gpu.dispose();
     throw error;
   }
 }
-
-/** Where a blob begins and ends in the data, and its length, in whole words. @param {[number, number]} place */
-const rangeOf = ([start, length]) => {
-  const whole = Math.ceil(length / 4) * 4;
-  return [start, start + whole, whole];
-};

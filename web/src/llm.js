@@ -72,9 +72,13 @@ export async function loadLanguageModel(url, { tokenizer, ...options } = {}) {
     tokenizer === undefined ? openTokenizer(base, language, options) : tokenizer,
   ]);
   if (program.status === "rejected") throw program.reason;
-  if (opened.status === "fulfilled") return new LanguageModel(program.value, language, opened.value);
-  program.value.dispose();
-  throw opened.reason;
+  if (opened.status === "rejected") {
+    program.value.dispose();
+    throw opened.reason;
+  }
+  const model = new LanguageModel(program.value, language, opened.value);
+  model.generate([0], { maxTokens: 1, temperature: 1 }).catch(() => {}); // so that kernels are there when they are needed
+  return model;
 }
 
 /** @param {string} base @param {Language} language @param {import("./index.js").Options} options */
@@ -369,7 +373,7 @@ async function waited(results) {
 
 /** @type {(dtype: "int32" | "int64", shape: number[], values: number[] | Int32Array) => Tensor} */
 const ints = (dtype, shape, values) =>
-  new Tensor(dtype, shape, dtype === "int64" ? BigInt64Array.from([...values].map(BigInt)) : Int32Array.from(values));
+  new Tensor(dtype, shape, Int32Array.from(values)); // as the GPU has them
 
 /** Pieces of text as they come, whole characters each; `generation` is what came so far. */
 export class Stream {

@@ -1,32 +1,46 @@
 /** A method of a program: what it takes and gives, and its runs. */
 
-import { Tensor, cast, count, fromDevice } from "./dtypes.js";
-import { ExecutionError, InvalidInput } from "./errors.js";
+import { ARRAYS, Tensor, count } from "./dtypes.js";
+import { ExecutionError } from "./errors.js";
 
 /** @typedef {import("./plan.js").Plan} Plan */
 /** @typedef {import("./gpu.js").Resident} Resident */
-/** @typedef {{name: string, dtype: string | null, device?: string, shape: number[], dynamic: boolean, value?: any}} Spec `device`: its
- *   type on the GPU; without a dtype it is an int, or always this value */
-/** @typedef {{result(): Promise<any[]>, resident(): (Resident | number)[], discard(): void}} Running what was started: what it gives;
- *   that on the GPU, as inputs of the next start; nobody wants it */
+/**
+ * What a method takes or gives. `device`: its type on the GPU; without a dtype it is an int, or always this value.
+ * @typedef {{name: string, dtype: string | null, device?: string, shape: number[], dynamic: boolean, value?: any}} Spec
+ */
+/**
+ * What was started: what it gives; that on the GPU, as inputs of the next start; nobody wants it.
+ * @typedef {{result(): Promise<any[]>, resident(): (Resident | number)[], discard(): void}} Running
+ */
+/**
+ * What runs a method, where one plan does not do it all.
+ * @typedef {{run(inputs: any[], signal?: AbortSignal): Promise<any[]>, reset(): void}} Host
+ */
 /** @typedef {ReturnType<typeof openMethod>} Method */
 
 /**
  * @param {import("./gpu.js").Gpu} gpu
  * @param {any} json
  * @param {Plan[]} plans
- * @param {{run(inputs: any[], signal?: AbortSignal): Promise<any[]>, reset(): void} | null} host what runs it, where one plan does
- *   not do it all
+ * @param {Host | null} host
  */
 export function openMethod({ inTurn }, { name, signature, direct }, plans, host) {
-  /** @param {any[]} inputs @returns {any[]} */
-  function accept(inputs) {
-    const { length } = signature.inputs;
-    if (inputs.length !== length) throw new InvalidInput(`${name} takes ${length} inputs, not ${inputs.length}`);
+  /**
+   * What `work` gives for copies of the inputs, in its turn.
+   * @template T
+   * @param {any[]} inputs
+   * @param {(given: any[]) => Promise<T>} work
+   * @returns {Promise<T>}
+   */
+  function accepted(inputs, work) {
+    /** @type {Spec[]} */
+    const specs = signature.inputs;
+    const simple = specs.map((spec, k) => asDeclared(inputs[k], spec));
+    const exact = !host && inputs.length === specs.length && !simple.includes(undefined);
+    const given = exact ? simple : inputs.map((one) => (one?.gpuBuffer ? one : structuredClone(one)));
     method.runs++;
-    return signature.inputs.map((/** @type {Spec} */ spec, /** @type {number} */ k) =>
-      accepted(inputs[k], spec, `input ${k} of ${name}`, direct ? spec.device : spec.dtype),
-    );
+    return inTurn(async () => work(exact ? given : (await import("./convert.js")).accept(name, given, specs, !host)));
   }
 
   const method = {
@@ -38,11 +52,14 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
     /** And resets: what states hold is as somebody left it, if this is what it was then. */
     runs: 0,
 
-    /** Starts a run; inputs may be resident outputs of the one before. @param {any[]} inputs @returns {Promise<Running>} */
+    /**
+     * Starts a run; inputs may be resident outputs of the one before.
+     * @param {any[]} inputs
+     * @returns {Promise<Running>}
+     */
     async start(inputs) {
-      if (!direct) throw new ExecutionError(`${name} needs several plans: use run`);
-      const given = accept(inputs);
-      const { outputs, done } = await inTurn(() =>
+      if (host) throw new ExecutionError(`${name} needs several plans: use run`);
+      const { outputs, done } = await accepted(inputs, (given) =>
         plans[direct.plan].run(direct.inputs.map((/** @type {number} */ k) => given[k]), direct.outputs),
       );
       const found = direct.outputs.map((/** @type {number} */ k) => outputs[k]);
@@ -50,19 +67,14 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
         resident: () => found,
         discard() {},
         async result() {
-          const read = (await done).values();
-          return found.map((/** @type {any} */ o, /** @type {number} */ k) =>
-            o.dtype ? fromDevice(signature.outputs[k].dtype, o.shape, read.next().value) : o,
-          );
+          return Promise.all((await done).map((value, k) => fromDevice(signature.outputs[k].dtype, found[k], value)));
         },
       };
     },
 
     /** @param {any[]} inputs @param {AbortSignal} [signal] @returns {Promise<any[]>} */
     async run(inputs, signal) {
-      if (!host) return (await method.start(inputs)).result();
-      const given = accept(inputs);
-      return inTurn(() => host.run(given, signal));
+      return host ? accepted(inputs, (given) => host.run(given, signal)) : (await method.start(inputs)).result();
     },
 
     /** States back to their first values. @returns {Promise<void>} */
@@ -78,39 +90,31 @@ export function openMethod({ inTurn }, { name, signature, direct }, plans, host)
 }
 
 /**
- * An input as it was declared: a copy of its values in the type `to`, where they are not on the GPU.
+ * A copy of an input; undefined where it is not just what was declared, or not of whole words.
  * @param {any} given
  * @param {Spec} spec
- * @param {string} what
- * @param {any} to
- * @returns {any}
  */
-function accepted(given, { dtype, device, shape, dynamic, value }, what, to) {
-  const wanted = dtype ? `${dtype} [${shape.map((n) => (dynamic ? "≤" : "") + n).join(", ")}]` : value === undefined ? "an int" : value;
-  try {
-    if (!dtype) {
-      if (value === null || value === given) return given;
-      if (value === undefined && typeof given !== "object" && Number.isSafeInteger(Number(given))) return Number(given);
-      throw Error(`it is ${given}`);
-    }
-    const nested = Array.isArray(given) ? shapeOf(given) : [];
-    const values = ArrayBuffer.isView(given) ? /** @type {any} */ (given) : [given].flat(Infinity);
-    const guessed = nested.length > 1 ? nested : values.length === count(shape) ? shape : [values.length];
-    const found = given?.gpuBuffer ? given : given?.dtype ? new Tensor(given.dtype, given.shape, given.data) : new Tensor(dtype, guessed, values);
-    if (found.dtype !== (found.gpuBuffer ? device : dtype)) throw Error(`it is ${found.dtype}`);
-    /** @type {(n: number, k: number) => boolean} */
-    const fits = (n, k) => (dynamic ? found.shape[k] <= n : found.shape[k] === n);
-    if (found.shape.length !== shape.length || !shape.every(fits)) throw Error(`it is [${found.shape.join(", ")}]`);
-    return found.gpuBuffer ? found : { dtype, shape: found.shape, data: cast(to, found.data) };
-  } catch (error) {
-    throw new InvalidInput(`${what} must be ${wanted}: ${/** @type {Error} */ (error).message}`);
-  }
+function asDeclared(given, { dtype, device, shape, dynamic, value }) {
+  if (!dtype) return value === undefined && Number.isSafeInteger(given) ? given : undefined;
+  const { gpuBuffer, dtype: of, shape: sizes, data } = Object(given);
+  if (of !== (gpuBuffer ? device : dtype) || sizes.length !== shape.length) return undefined;
+  if (!shape.every((n, k) => (dynamic ? sizes[k] <= n : sizes[k] === n))) return undefined;
+  if (gpuBuffer) return given;
+  if (data?.constructor !== ARRAYS[/** @type {string} */ (device)] || data.length !== count(sizes)) return undefined;
+  return data.byteLength % 4 ? undefined : { shape: sizes, data: data.slice() };
 }
 
-/** The shape of nested lists. @param {any} list @returns {number[]} */
-function shapeOf(list) {
-  if (!Array.isArray(list)) return [];
-  const shapes = list.map(shapeOf);
-  if (new Set(shapes.map(String)).size > 1) throw Error("its lists have different lengths");
-  return [list.length, ...(shapes[0] ?? [])];
+/**
+ * Values that the GPU gave, in the program's type; an int is what it is.
+ * @param {string} dtype
+ * @param {any} output
+ * @param {any} data
+ */
+export async function fromDevice(dtype, { dtype: device, shape }, data) {
+  if (!dtype) return data;
+  const found =
+    dtype === device ? data
+    : dtype === "int64" ? BigInt64Array.from(data, BigInt)
+    : (await import("./convert.js")).fromDevice(dtype, data);
+  return new Tensor(dtype, shape, found);
 }

@@ -17,7 +17,6 @@ from .wgsl import ELEMENT_BYTES, KernelSpec
 MOST_ROWS = 8  # of one workgroup
 MOST_QUERY_QUADS = 256  # that it keeps of them; longer ones are loaded again for every key
 MOST_SLICES = 16
-FEW_THREADS = 16  # of a workgroup on a processor, where each of them waits long at a barrier
 KEY_LANES = 4  # invocations that share a key
 KEYS_EACH = 2  # of an invocation in a step, where its registers hold so many: more loads are under way then
 SPARE = 512  # quads through which slices are joined
@@ -176,8 +175,7 @@ class Shares:
 
     @staticmethod
     def of(form: Form, count: int, sharing: int, target: Target) -> Shares:
-        workgroup = target.workgroup(FEW_THREADS if target.software else 256)
-        return Shares(form, Rows(count), workgroup, -(-count // sharing) if form.new else 0)
+        return Shares(form, Rows(count), target.team, -(-count // sharing) if form.new else 0)
 
     @property
     def loads(self) -> int:

@@ -52,8 +52,7 @@ def _setting(name: str) -> str:
 
 
 def _lanes(target: Target) -> Lanes:
-    workgroup = target.workgroup(256)
-    return Lanes(workgroup, workgroup)
+    return Lanes(target.team, target.team)
 
 
 def _best(lanes: Lanes) -> str:
@@ -250,22 +249,22 @@ _STATE = [(n, "u32") for n in ("length", "span", "old_bins", "old_state", "old_s
 @cached(64)
 def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
     """Ends the digit before, as `pick` says, and fills the bins of the next with tokens, or with probability `mass`."""
-    lanes = _lanes(target)
+    lanes, apart = _lanes(target), not target.software  # a workgroup has bins of its own, where many add at once
     weight = "u32(exp(v - summary_at(1u)) * unit + 0.5)" if mass else "1u"
     body = [
         "  let lane = lid; let part = group;",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}" if apart else "",
         _pick(pick, fresh, lanes),
         "  workgroupBarrier();",
         "  let unit = 2147483648.0 / summary_at(2u);" if mass else "",
         _part(
             "let v = x_at(i); let k = key(v);"
             " if ((k & P.settled_bits) == settled && k >= least)"
-            f" {{ atomicAdd(&bins[(k >> P.shift) & P.mask], {weight}); }}"
+            f" {{ atomicAdd(&{'bins[' if apart else 'work[P.bins + '}((k >> P.shift) & P.mask)], {weight}); }}"
         ),
-        "  workgroupBarrier();",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);",
-        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }",
+        "  workgroupBarrier();" if apart else "",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);" if apart else "",
+        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }" if apart else "",
         "  if (group == 0u && lid == 0u) { atomicStore(&work[P.state], settled);",
         "    atomicStore(&work[P.state + 1u], wanted); atomicStore(&work[P.state + 2u], least); }",
     ]
@@ -282,7 +281,8 @@ def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
         writes={"work": WORK},
         params=[*_STATE, *((n, "u32") for n in ("bins", "state", "shift", "mask", "settled_bits"))],
         workgroup=lanes.workgroup,
-        shared={"bins": ("atomic<u32>", BINS), "sums": ("u32", lanes.workgroup), "found": ("u32", 2)},
+        shared=({"bins": ("atomic<u32>", BINS)} if apart else {})
+        | {"sums": ("u32", lanes.workgroup), "found": ("u32", 2)},
         helpers=_KEY,
     )
 

@@ -19,8 +19,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from queue import SimpleQueue
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
@@ -29,8 +28,9 @@ from ..gpu.pipelines import Progress, silent
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
-from .generation import FinishReason, Generation
-from .prompts import MAX_TOKENS, Options, Prompt, Prompts, Writer, check_max_tokens
+from .generation import Generation
+from .handle import Finished, Handle, Piece, Told
+from .prompts import MAX_TOKENS, Options, Prompt, Prompts, check_max_tokens
 from .runners import ManyRunner, OneRunner, Results, Runner
 from .sampling import Sampling, Seen
 from .schedule import Event, Request, Work
@@ -50,26 +50,6 @@ class BatchOptions(Options, total=False):
 
     timeout: float  # seconds; what is not finished by then ends with "deadline"
     owner: str  # owners take turns: many requests of one do not keep others waiting
-
-
-class Piece(NamedTuple):
-    """What a token adds to the text: nothing yet, where a character or a stop string may still be completed.
-
-    Text that was held back to the end belongs to no token.
-    """
-
-    text: str
-    token: int | None = None
-    logprob: float = 0.0
-
-
-class Finished(NamedTuple):
-    """The last event of a request, with what was counted."""
-
-    reason: FinishReason
-    prompt_tokens: int
-    tokens: int
-    cached_tokens: int = 0  # of the prompt, found in pages that others left
 
 
 class Facts(NamedTuple):
@@ -94,77 +74,14 @@ class Stats(NamedTuple):
     error: str = ""  # why it can run nothing more
 
 
-Told = Piece | Finished | Exception
-
-
-class Handle(Iterator[Piece]):
-    """A request on its way: its pieces as they come; `generation` is what came so far."""
-
-    def __init__(
-        self, request: Request, generation: Generation, writer: Writer, sampling: Sampling, seen: Seen
-    ) -> None:
-        self.request, self.generation, self.sampling, self.seen = request, generation, sampling, seen
-        self._writer = writer
-        self._queue: SimpleQueue[Told] = SimpleQueue()
-        self._over = False
-        self.put: Callable[[Told], None] = self._queue.put
-        self.stop: Callable[[], None] = lambda: None
-        self._since = 0.0  # when it began, or when its first token came
-
-    def cancel(self) -> None:
-        """End it before the next run; from any thread."""
-        self.stop()
-
-    def wait(self) -> Generation:
-        """All of it."""
-        for _ in self:
-            pass
-        return self.generation
-
-    def __next__(self) -> Piece:
-        if self._over:
-            raise StopIteration
-        told = self._queue.get()
-        if isinstance(told, Piece):
-            return told
-        self._over = True
-        if isinstance(told, Exception):
-            raise told
-        raise StopIteration
-
-    def began(self) -> None:
-        """Its first tokens are about to run."""
-        self._since = self._since or time.perf_counter()
-
-    def push(self, token: int, logprob: float) -> bool:
-        """A token; whether a stop string is complete with it."""
-        now, timings = time.perf_counter(), self.generation.timings
-        if self.generation.tokens:
-            timings.decode_tokens, timings.decode_s = len(self.generation.tokens), now - self._since
-        else:
-            reused = timings.reused_tokens = self.request.reused
-            timings.prefill_tokens, timings.prefill_s = len(self.request.prompt) - reused, now - self._since
-            self._since = now
-        self.put(Piece(self._writer.push(token, logprob), token, logprob))
-        return self._writer.stopped
-
-    def finish(self, reason: FinishReason) -> None:
-        rest = self._writer.finish()
-        if rest:
-            self.put(Piece(rest))
-        made = self.generation
-        made.finish_reason = reason
-        self.put(Finished(reason, len(made.prompt_tokens), len(made.tokens), made.timings.reused_tokens))
-
-
 class BatchEngine(Prompts):
     """A language model for many requests at once. Close it, or use it as a context manager.
 
     At most `sequences` requests run at once and `queue` wait (None: any number). `memory` is what caches take at most,
-    in bytes; else they take what all sequences can need, or half of what is free. A run has at most `rows` tokens, and
-    at most `beside` of prompts when it has others, too: fewer make the time between tokens more even, and prompts
-    slower. Other arguments are those of `LanguageModel`. A program that cannot be made one for many sequences is served
-    one request at a time; `alone` says why. With `one_by_one=False` it is refused.
+    in bytes; else they take what all sequences can need, or half of what weights leave free. A run has at most `rows`
+    tokens, and at most `beside` of prompts when it has others, too: fewer make the time between tokens more even, and
+    prompts slower. Other arguments are those of `LanguageModel`. A program that cannot be made one for many sequences
+    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused.
     """
 
     def __init__(
@@ -226,16 +143,43 @@ class BatchEngine(Prompts):
         self._thread = threading.Thread(target=self._serve, name="ptegpu batch engine", daemon=True)
         self._thread.start()
 
-    def submit(self, prompt: Prompt, options: BatchOptions | None = None) -> Handle:
-        """A request; QueueFull if too many wait already."""
-        return self._submit(prompt, options)
+    def submit(
+        self, prompt: Prompt, options: BatchOptions | None = None, tell: Callable[[Told], object] | None = None
+    ) -> Handle:
+        """A request; QueueFull if too many wait already. `tell` gets its events, in the engine's thread, in place of
+        who iterates over it."""
+        given: dict[str, Any] = {**(options or {})}
+        max_tokens = given.pop("max_tokens", MAX_TOKENS)
+        check_max_tokens(max_tokens)
+        ends, stop = self.ends(given.pop("stop_tokens", None)), given.pop("stop", ())
+        deadline = time.monotonic() + given.pop("timeout", math.inf)
+        owner = given.pop("owner", "")
+        sampling = Sampling(**given)
+        tokens = self.encode(prompt)
+        made = Generation(tokens, cast(int, sampling.seed))
+        request = Request(tokens, max_tokens, ends, deadline, owner)
+        seen = Seen(self.signature.vocabulary, sampling.penalises)
+        writer = self.writer(made, stop)
+        handle = Handle(request, made, writer, sampling, seen, lambda: self._cancel(request), tell)
+        request.caller = handle
+        with self._wake:
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            if self._closing:
+                raise Closed("this engine was closed")
+            if max_tokens == 0:
+                handle.finish("length")
+            else:
+                self._scheduler.add(request)
+                self._wake.notify()
+        return handle
 
     async def stream(
         self, prompt: Prompt, options: BatchOptions | None = None
     ) -> AsyncGenerator[Piece | Finished, None]:
         """Pieces, then Finished. Leaving the loop, or cancelling its task, cancels the request."""
         loop, told = asyncio.get_running_loop(), asyncio.Queue[Told]()
-        handle = self._submit(prompt, options, lambda event: loop.call_soon_threadsafe(told.put_nowait, event))
+        handle = self.submit(prompt, options, lambda event: loop.call_soon_threadsafe(told.put_nowait, event))
         try:
             while True:
                 event = await told.get()
@@ -273,42 +217,6 @@ class BatchEngine(Prompts):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _submit(
-        self, prompt: Prompt, options: BatchOptions | None, put: Callable[[Told], object] | None = None
-    ) -> Handle:
-        given: dict[str, Any] = {**(options or {})}
-        max_tokens = given.pop("max_tokens", MAX_TOKENS)
-        check_max_tokens(max_tokens)
-        ends, stop = self.ends(given.pop("stop_tokens", None)), given.pop("stop", ())
-        deadline = time.monotonic() + given.pop("timeout", math.inf)
-        owner = given.pop("owner", "")
-        sampling = Sampling(**given)
-        tokens = self.encode(prompt)
-        made = Generation(tokens, cast(int, sampling.seed))
-        request = Request(tokens, max_tokens, ends, deadline, owner)
-        seen = Seen(self.signature.vocabulary, sampling.penalises)
-        handle = request.caller = Handle(request, made, self.writer(made, stop), sampling, seen)
-        handle.stop = lambda: self._cancel(request)
-        if put is not None:
-            handle.put = lambda event: self._put(put, request, event)
-        with self._wake:
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            if self._closing:
-                raise Closed("this engine was closed")
-            if max_tokens == 0:
-                handle.finish("length")
-            else:
-                self._scheduler.add(request)
-                self._wake.notify()
-        return handle
-
-    def _put(self, put: Callable[[Told], object], request: Request, event: Told) -> None:
-        try:
-            put(event)
-        except RuntimeError:  # the event loop is closed
-            self._cancel(request)
 
     def _cancel(self, request: Request) -> None:
         with self._wake:
@@ -380,7 +288,7 @@ class BatchEngine(Prompts):
                     self._scheduler.end(request)
             if reason == "failed":
                 position = len(request.tokens) - 1
-                handle.put(ExecutionError(f"the model's logits at position {position} are not finite numbers"))
+                handle.tell(ExecutionError(f"the model's logits at position {position} are not finite numbers"))
             elif reason is not None:
                 handle.finish(reason)
 
@@ -394,7 +302,7 @@ class BatchEngine(Prompts):
                 self._scheduler.end(request)
             self._scheduler.pages.forget()
         for request in gone:
-            request.caller.put(error)
+            request.caller.tell(error)
 
     def _leave(self, told: list[Event]) -> None:
         """Nothing runs any more."""
@@ -409,5 +317,5 @@ class BatchEngine(Prompts):
             self._tell([Event(request, reason="cancelled") for request in left])
         else:
             for request in left:
-                request.caller.put(error)
+                request.caller.tell(error)
         self._runner.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,11 +12,9 @@ import ptegpu
 
 from ..errors import UnsupportedProgram
 from ..gpu import open_device
-from ..kernels.attention import PAGE
 from ..sampling import SETTINGS
 from .generation import Generation, Stream
 from .pages import Pages
-from .ragged import serving
 from .sampling import Sampling, Seen, words_of
 from .schedule import Request, Scheduler, Work
 from .signature import METHOD, Signature
@@ -23,7 +22,7 @@ from .signature import METHOD, Signature
 if TYPE_CHECKING:
     from .model import LanguageModel
 
-SHARE = 2  # the part of the memory that is free which caches take at most, if nobody says otherwise
+SHARE = 2  # the part of the memory that weights leave free which caches take at most, if nobody says otherwise
 ROWS = 512  # of a run, where the model takes so many
 ROWS_OF = {"discrete": 2048}  # on quicker adapters
 
@@ -66,6 +65,8 @@ class ManyRunner:
         queue: float,
         how: Mapping[str, Any],
     ) -> None:
+        from .ragged import PAGE, serving
+
         if signature.chunk == 1:
             raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
         opened = open_device(device, engine=how["engine"])
@@ -78,7 +79,9 @@ class ManyRunner:
             """As many as all sequences can use, of those that there is memory for; one sequence always runs."""
             half = 2 if how["cache"] == "f16" else 1
             free = opened.available_bytes()
-            given = memory if memory is not None else None if free is None else free // SHARE
+            given = memory
+            if given is None and free is not None:
+                given = max(0, free - _bytes_of(path, data)) // SHARE
             self.pages = sequences * width
             if given is not None:
                 self.pages = min(self.pages, given * half // sum(sizes))
@@ -144,7 +147,7 @@ class OneRunner:
     def __init__(self, model: LanguageModel, queue: float) -> None:
         context = model.signature.context
         self._model = model
-        self.scheduler = Scheduler(Pages(-(-context // PAGE), PAGE), context, 1, context, limit=queue)
+        self.scheduler = Scheduler(Pages(1, context), context, 1, context, limit=queue)
         self._request: Request | None = None
 
     def start(self, work: Work) -> Results:
@@ -170,15 +173,27 @@ class OneRunner:
         self._model.close()
 
 
+def _bytes_of(*files: Any) -> int:
+    """What files have, about: paths, bytes, or several of them."""
+    total = 0
+    for file in files:
+        if isinstance(file, list | tuple):
+            total += _bytes_of(*file)
+        elif isinstance(file, str | os.PathLike):
+            total += os.path.getsize(file)
+        elif file is not None:
+            total += sum(map(len, file.values())) if isinstance(file, Mapping) else len(file)
+    return total
+
+
 def points_of(signature: Signature, rows: int, sequences: int) -> list[dict[str, int]]:
-    """The sizes to plan for: rows, those wanted among them, with and without what was seen."""
+    """The sizes to plan for: every number of rows, and of those that are wanted, with and without what was seen."""
     words = words_of(signature.vocabulary)
+    sizes = [(n, w) for n in range(1, rows + 1) for w in {1, min(n, sequences)}]
+    sizes += [(n, w) for w in range(1, sequences + 1) for n in {w, rows}]
 
     def point(n: int, wanted: int, words: int) -> dict[str, int]:
         each = {f"{name}[0]": wanted for name in ("wanted", "settings", "seen")}
         return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, **each}
 
-    def up_to(most: int) -> list[int]:
-        return [*(1 << k for k in range(most.bit_length() - 1)), most] if most > 1 else [1]
-
-    return [point(n, w, bits) for bits in (0, words) for n in up_to(rows) for w in up_to(min(n, sequences))]
+    return [point(n, wanted, seen) for seen in (0, words) for n, wanted in sizes]

@@ -52,12 +52,7 @@ GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits
     Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
     Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True)),
 )
-BY_CLASS = {  # workgroup memory and barriers are dear there, and so are long kernels
-    "software": (
-        Choice(Gemv(rows=4, lanes=1, words=1, slots=16), when=lambda m, n, k: m > 1),
-        Choice(Gemv(rows=4, lanes=1, slots=16)),
-    )
-}
+BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=1, slots=16)),)}  # workgroup memory and barriers are dear there
 
 
 def kernel_rows(m: int) -> int:

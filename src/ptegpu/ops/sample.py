@@ -167,7 +167,7 @@ def _row(logits: Tensor, rows: int, target: Target) -> dict[str, int]:
     """The length of a row, the parts that it is cut into, the elements of one, and where the last `rows` rows begin."""
     length = logits.shape[-1]
     most = largest(1, MOST_PARTS * target.device_class.busy // rows)
-    span = largest(EACH * target.workgroup(256), -(-length // most))
+    span = largest(EACH * target.team, -(-length // most))
     return {"length": length, "span": span, "parts": -(-length // span), "base": logits.numel - rows * length}
 
 

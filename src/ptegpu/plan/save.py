@@ -29,7 +29,7 @@ from ..format.pte import Tensor as FileTensor
 from ..graph.linear import Call, Jump, Move, Var
 from .bundle import Bundle, Item, Outer, Run
 from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
-from .web import Buffers, method_needs, variant_needs
+from .web import Buffers, Layouts, method_needs, variant_needs
 
 MAGIC = b"ptegpu\x00B"
 FORMAT = "ptegpu-bundle"
@@ -69,15 +69,21 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
         made = [_outer(o, kernels, blobs) for o in methods.values()]
-        buffers = Buffers()
+        buffers = Buffers(blobs.places)
         for outer, told in zip(methods.values(), made, strict=True):
             told |= method_needs(outer)
             for plan, listed in zip(outer.plans, told["plans"], strict=True):
                 listed |= buffers.plan(plan, listed)
-        text = _json({"kernels": [_plain(k) for k in kernels], "buffers": buffers.all, "methods": made})
+        host = not all(told["direct"] for told in made)
+        sizes = not all(listed["fixed"] for told in made for listed in told["plans"])
+        layouts = Layouts()
+        listed = {"kernels": [_plain(k) | layouts.kernel(k) for k in kernels], "layouts": layouts.all}
+        text = _json(listed | {"host": host, "sizes": sizes, "buffers": buffers.all, "methods": made})
         file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
-        variants.append({"target": _plain(target), "file": file} | variant_needs(target, methods.values()))
+        told = {"target": _plain(target) | {"name": target.name}, "file": file}
+        variants.append(told | variant_needs(target, methods.values()))
     data = b"".join(_stream(blobs))
+    data += bytes(-len(data) % ALIGN)  # a GPU's buffers are written in whole words
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
     told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
     head = told | {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
@@ -125,7 +131,6 @@ def _stream(blobs: _Blobs) -> Iterator[bytes | memoryview]:
         yield bytes(start - end)
         yield part
         end = start + nbytes
-    yield bytes(-end % ALIGN)
 
 
 def _file(bundle: Bundle) -> dict[str, Any]:

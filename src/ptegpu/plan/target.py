@@ -79,6 +79,11 @@ class Target:
         """Whether it is a processor that computes, and no GPU."""
         return self.device_class.name == "software"
 
+    @property
+    def team(self) -> int:
+        """Invocations that work together: few on a processor, where each of them waits long at a barrier."""
+        return self.workgroup(16 if self.software else 256)
+
     def workgroup(self, preferred: int) -> int:
         """The largest power of two that is at most `preferred` and within the adapter's limit."""
         if preferred < 1:

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ..graph.linear import Var
 from .bundle import Outer, Run
-from .plan import Plan
+from .plan import Access, Kernel, Plan
 from .resolve import Resolver
 from .target import Target
 
@@ -32,13 +32,14 @@ def variant_needs(target: Target, methods: Iterable[Outer]) -> dict[str, Any]:
         "maxStorageBufferBindingSize": size["binding"],
         "maxBufferSize": size["largest"],
     }
+    subgroups = target.subgroups and target.subgroup_size
     features = {"shader-f16": target.f16, "subgroups": target.subgroups}
     return {
         "name": target.name,
         "software": target.software,
         "limits": limits,
         "features": [name for name, wanted in features.items() if wanted],
-        "subgroups": target.subgroup_size if target.subgroups else 0,
+        "info": dict.fromkeys(("subgroupMinSize", "subgroupMaxSize"), target.subgroup_size) if subgroups else {},
         "bytes": size,
     }
 
@@ -54,15 +55,37 @@ def needed(methods: Iterable[Outer]) -> dict[str, int]:
     return {"buffers": sum(sizes), "largest": max(sizes, default=0), "binding": max(bound, default=0)}
 
 
-class Buffers:
-    """All buffers of a variant: the bytes of each, and the blob that it begins with."""
+class Layouts:
+    """The bindings of kernels, as `createBindGroupLayout` takes them; those that are equal once."""
 
     def __init__(self) -> None:
-        self.all: list[tuple[int, int | None]] = []
+        self._known: dict[tuple[Access, ...], int] = {}
+
+    def kernel(self, kernel: Kernel) -> dict[str, Any]:
+        """Which layout a kernel has, and what goes before its text."""
+        number = self._known.setdefault(kernel.access, len(self._known))
+        return {"layout": number, "enable": "".join(f"enable {name};" for name in kernel.needs)}
+
+    @property
+    def all(self) -> list[Any]:
+        types = {"read": "read-only-storage", "write": "storage", "uniform": "uniform"}
+        return [
+            {"entries": [{"binding": k, "visibility": 4, "buffer": {"type": types[a]}} for k, a in enumerate(access)]}
+            for access in self._known
+        ]
+
+
+class Buffers:
+    """All buffers of a variant: the bytes of each; and, in whole words, where in the data are those it begins with."""
+
+    def __init__(self, places: list[list[int]]) -> None:
+        self.all: list[tuple[int, int, int]] = []
+        self._places = places  # of blobs
         self._constants: dict[str, int] = {}
 
     def add(self, nbytes: int, blob: int | None) -> int:
-        self.all.append((nbytes, blob))
+        start, length = (0, 0) if blob is None else self._places[blob]
+        self.all.append((nbytes, start, -(-length // 4) * 4))
         return len(self.all) - 1
 
     def plan(self, plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +105,17 @@ class Buffers:
             else:
                 at.append(self.add(buffer.nbytes, blob))
         syms = next((k for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
-        return {"at": at, "resets": resets, "syms": syms, "keys": Resolver(plan).wanted}
+        return {"at": at, "resets": resets, "syms": syms, "keys": Resolver(plan).wanted, "fixed": _fixed(plan)}
+
+
+def _fixed(plan: Plan) -> bool:
+    """Whether every run is the same, and nothing has to be checked."""
+    (family, *others) = plan.families
+    choices = [c for step in family.steps for c in step]
+    numbers = [n for c in choices for d in c.dispatches for n in d.grid]
+    found: list[Any] = [plan.rows, others, family.guards, family.words, family.bounds, family.refusal]
+    found += [x for c in choices for x in (c.guards, c.refusal)]
+    return not any(found) and len(choices) == len(family.steps) and all(numbers)
 
 
 def method_needs(outer: Outer) -> dict[str, Any]:
