@@ -10,9 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from tests.cli.conftest import Invoke, invoke
+from tests.serve.conftest import wait_until
 
 import ptegpu
 from ptegpu.llm import LanguageModel
@@ -61,6 +63,11 @@ def test_many_clients_get_what_each_gets_alone(server: tuple[subprocess.Popen[st
     with LanguageModel(MODEL, engine="wgpu", precision="exact") as model:
         alone = [model.generate(f"{TITLES[k % len(TITLES)]}\n", seed=k, **options) for k in range(6)]
     assert [(made.text, made.finish_reason) for made in alone] == found
+    with client.completions.create(model="tales", prompt=TITLES[0], max_tokens=64, stream=True) as stream:
+        next(iter(stream))
+    used = [f'ptegpu_{name}{{model="tales"}} 0' for name in ("running", "queue", "cache_pages_used")]
+    metrics = str(client.base_url).replace("/v1/", "/metrics")
+    wait_until(lambda: set(used) <= set(httpx2.get(metrics).text.splitlines()))
     with pytest.raises(openai.BadRequestError, match="tales has no chat template: ask /v1/completions"):
         client.chat.completions.create(model="tales", messages=[{"role": "user", "content": "x"}])
     process.terminate()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from ..errors import InvalidInput, UnsupportedProgram
-from .console import bars, counted, print_json, say
+from .console import bars, console, counted, print_json, say
 from .generate import TokenizerPath
 from .options import AsJson, CacheType, DeviceName, Precision
 from .options import Engine as EngineName
@@ -116,7 +118,12 @@ def open_engine(path: Path, name: str, tokenizer: Path | None, many: dict[str, A
             return Encoder(path, name, tokenizer, **how)
         except UnsupportedProgram as other:
             raise UnsupportedProgram(f"{path} cannot be served: {reason}; {other}") from None
-    opened = BatchEngine(path, tokenizer=tokenizer, queue=None, **many, **how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of is told below, in one line
+        opened = BatchEngine(path, tokenizer=tokenizer, queue=None, **many, **how)
+    if opened.alone:
+        note = f"{path.name} answers one request at a time: {opened.alone}"
+        console(stderr=True).print(Text(note, "yellow"), soft_wrap=True)
     try:
         assert opened.tokenizer
     except BaseException:
