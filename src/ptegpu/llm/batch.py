@@ -59,7 +59,6 @@ class Facts(NamedTuple):
     context: int  # tokens
     vocabulary: int
     has_chat: bool
-    generates: bool = True
     sequences: int = 1  # requests that run at once
 
 
