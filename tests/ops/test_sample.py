@@ -260,3 +260,37 @@ def test_scores(shape: tuple[int, ...], dtype: str) -> None:
 
 def test_no_tokens_no_scores() -> None:
     assert (1, 0) == score(logits_of((1, 5, 30)), np.zeros((1, 0), np.int32)).shape
+
+
+def run_rows(logits: np.ndarray, settings: list[Sampling], seen: np.ndarray, features: dict | None = None,
+             **target: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    gpu = device(**(features or {}))
+    words = np.stack([np.append(s.words(k), np.int32(s.how)) for k, s in enumerate(settings)])
+    marks = np.stack([bits(row) for row in seen]) if seen.size else np.zeros((len(settings), 0), np.int32)
+    given = [logits, words.astype(np.int32), marks]
+    graph = Graph("sample")
+    graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(given)]
+    outs = (Tensor("token", DType.I32, (len(settings),)), Tensor("logprob", DType.F32, (len(settings),)))
+    graph.nodes = [Node(REGISTRY["ptegpu.sample_rows.default"], tuple(graph.inputs), outs, "sample")]
+    graph.outputs = list(outs)
+    return run_plan(plan_of(graph, replace(gpu.target, **target)), given, gpu)
+
+
+@pytest.mark.parametrize("features", [{}, LIMITS], ids=["", "browser"])
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(7, "float32"), (300, "float16"), (5003, "float32")])
+def test_each_row_by_its_own_settings(vocabulary: int, dtype: str, features: dict) -> None:
+    penalised = [Sampling(s.temperature, s.top_k, s.top_p, s.min_p, 1.7, s.seed) for s in SETTINGS[::2]]
+    settings = [*SETTINGS, *penalised]
+    logits = logits_of((1, len(settings), vocabulary), dtype=dtype)
+    seen = np.random.default_rng(1).random((len(settings), vocabulary)) < 0.3
+    tokens, logprobs = run_rows(logits, settings, seen, features)
+    for k, sampling in enumerate(settings):
+        assert tokens[k] in expected(logits[:, k], sampling, k, seen[k] if sampling.penalises else None)
+        near = 2e-3 if dtype == "float16" else 2e-5
+        assert math.isclose(logprob_of(logits[:, k], tokens[k]), logprobs[k], abs_tol=near)
+
+
+def test_a_row_is_what_it_is_alone() -> None:
+    settings, logits = SETTINGS, logits_of((1, len(SETTINGS), 999))
+    tokens, _ = run_rows(logits, settings, np.zeros(0))
+    assert [run(logits[:, k], s, k)[0] for k, s in enumerate(settings)] == tokens.tolist()
