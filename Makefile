@@ -2,7 +2,7 @@
 # Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest, or to the benchmarks).
 SHELL := /bin/bash
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
