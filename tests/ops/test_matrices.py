@@ -17,6 +17,7 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
+from ptegpu.kernels.matrices import EXACT as EXACT_K
 from ptegpu.kernels.matrices import LARGE, NEEDS, SMALL
 from ptegpu.ops import matrices
 from ptegpu.ops.product import Product
@@ -46,6 +47,7 @@ def gpu() -> Iterator[Device]:
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "WORTH", 1)
+    monkeypatch.setattr(matrices, "WORTH_TWICE", 1)
     monkeypatch.setattr(matrices, "PART", 512)
 
 
@@ -160,6 +162,35 @@ def test_k_in_parts(gpu: Device, op: str) -> None:
     found = run(gpu, s, y, x, precision="fast")
     assert [k.name for k in plan_of(s.graph, gpu.target)[0].kernels][-1] == "matrix_finish"
     compare(found, x, w, bias.astype(np.float64))
+
+
+EXACT = 2**-21  # what is left of an element that is two of f16, and what sums of f32 lose
+
+
+@pytest.mark.parametrize("precision", ["exact", "auto"])
+@pytest.mark.parametrize(("m", "n", "k"), [(48, 64, 64), (130, 133, 75), (50, 70, 2 * EXACT_K + 40)])
+def test_floats_that_are_two_of_f16(gpu: Device, tile: None, precision: Precision, m: int, n: int, k: int) -> None:
+    s, x, w, bias = Sketch(), normal(m, k), normal(n, k), normal(n)
+    y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
+    found = run(gpu, s, y, x, precision=precision)
+    compare(found, x, w, bias.astype(np.float64), most=EXACT)
+    assert np.abs(found - (x.astype(np.float64) @ w.T + bias)).max() < 1e-6 * np.abs(found).max()
+
+
+def test_packed_weights_that_are_two_of_f16(gpu: Device) -> None:
+    s, x, weight = Sketch(), normal(50, 128), Packed.random(Q4, 70, 128, 32)
+    compare(run(gpu, s, weight.of(s, s.input(50, 128)), x, precision="exact"), x, weight.values, most=EXACT)
+
+
+@pytest.mark.parametrize("scale", [1e-34, 1e-30, 1e30], ids=str)
+def test_two_of_f16_of_any_size(gpu: Device, scale: float) -> None:
+    s, x, w = Sketch(), normal(51, 70, scale=scale), normal(64, 70, scale=10.0 ** (np.arange(64) % 5)[:, None])
+    x[3, 1], x[7, 5], x[9] = np.inf, np.nan, 0
+    y = run(gpu, s, s.tensor(LINEAR, s.input(51, 70), s.constant(w)), x, precision="exact")
+    assert np.isinf(y[3]).all() and np.isnan(y[7]).all() and np.all(y[9] == 0)
+    rest = [r for r in range(51) if r not in (3, 7, 9)]
+    for column in range(64):
+        compare(y[rest, column : column + 1], x[rest], w[column : column + 1], most=EXACT)
 
 
 def test_a_joined_formula(gpu: Device) -> None:
@@ -381,7 +412,7 @@ def kernels(s: Sketch, y: Tensor, target: Target) -> list[str]:
     return [k.name for k in plan_of(s.returns(y), target)[0].kernels]
 
 
-CHOICES: dict[tuple[str, Any], tuple[bool, bool, bool]] = {  # matrix units under exact, auto, fast
+CHOICES: dict[tuple[str, Any], tuple[bool, bool, bool]] = {  # whether inputs are rounded under exact, auto, fast
     (Q4, np.float32): (False, True, True),
     (C4, np.float32): (False, True, True),
     (C8, np.float32): (False, True, True),
@@ -392,20 +423,25 @@ CHOICES: dict[tuple[str, Any], tuple[bool, bool, bool]] = {  # matrix units unde
 }
 
 
-def chosen(op: str, dtype: Any, target: Target, m: int = 60, n: int = 128, k: int = 128, group: int = 32) -> bool:
+def names(op: str, dtype: Any, target: Target, m: int = 60, n: int = 128, k: int = 128, group: int = 32) -> list[str]:
     s = Sketch()
     x = s.input(m, k, dtype=DType.of(np.dtype(dtype)))
     if op in (LINEAR, MM):
         y = s.tensor(op, x, s.constant(np.zeros((n, k) if op == LINEAR else (k, n), dtype)))
     else:
         y = Packed.random(op, n, k, group if op == Q4 else k).of(s, x)
-    return any(name.startswith("matrix_") for name in kernels(s, y, target))
+    return kernels(s, y, target)
+
+
+def chosen(op: str, dtype: Any, target: Target, **sizes: int) -> bool:
+    return any(name.startswith("matrix_") for name in names(op, dtype, target, **sizes))
 
 
 @pytest.mark.parametrize(("op", "dtype"), CHOICES, ids=lambda v: getattr(v, "__name__", v))
 def test_precision_is_a_promise(op: str, dtype: Any) -> None:
-    found = [chosen(op, dtype, replace(TARGET, precision=p)) for p in ("exact", "auto", "fast")]
-    assert tuple(found) == CHOICES[op, dtype]
+    for precision, rounded in zip(("exact", "auto", "fast"), CHOICES[op, dtype], strict=True):
+        found = names(op, dtype, replace(TARGET, precision=precision))
+        assert [f"matrix_gemm64{'' if rounded else '_exact'}"] == [name for name in found if "gemm" in name]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,10 @@ stores of whole words that meet no bank twice. While one step along K is compute
 
 f16 ends at 65,504, so rows are scaled by a power of two on their way to f16, each so that its largest element lies
 just below 2¹⁴; results are scaled back.
+
+Where f32 is wanted, an element is two of f16, which together have its 24 bits but for two or so: the nearest one, and
+the rest. Of the four products of their parts three count: nearest · rest both ways, and nearest · nearest. Matrix
+units cut off what does not fit a sum, at each step of K: the small ones come first, and sums are over `EXACT` of K.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ SHARE = 4  # rows that a workgroup prepares: 64 bytes beside each other
 DEPTH = 32  # elements of K in a step
 LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
 LANES = 32  # of a subgroup
+EXACT = 512  # elements of K in a sum that is to be as good as one of f32
 TOP = 13  # rows are scaled so that their largest element is at least 2^TOP, and less than twice that
 
 
@@ -76,8 +81,9 @@ class Rows:
 
 
 @cached(64)
-def prepare(source: Rows, target: Target, across: int = 0) -> KernelSpec:
-    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K.
+def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) -> KernelSpec:
+    """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; `twice`: blocks [sets, M / 16, 2,
+    K / 8, 16, 8] of the nearest elements and of what is left.
 
     A workgroup has four of them, or a block of short ones, with `across` invocations for each: M then counts as a
     multiple of 16, with the last row again and again. If they are scaled, what undoes that is stored for each. A set
@@ -86,7 +92,10 @@ def prepare(source: Rows, target: Target, across: int = 0) -> KernelSpec:
     share = ROWS if across else SHARE
     across = across or target.workgroup(256) // share
     live = "live" if source.live else "P.m"
-    words = ", ".join(f"pack2x16float(v.{half}.{c} * lift)" for half in ("low", "high") for c in ("xy", "zw"))
+    pairs = [f"v.{half}.{c} * lift" for half in ("low", "high") for c in ("xy", "zw")]
+    near = "clamp({}, vec2<f32>(-65504.0), vec2<f32>(65504.0))" if twice else "{}"  # infinity is left
+    words = ", ".join(f"pack2x16float({near.format(pair)})" for pair in pairs)
+    stride = "2u * P.k_blocks" if twice else "P.k_blocks"
     body = [
         "var lift = 1.0;",
         f"let own = lid % {share}u; let first = lid / {share}u;",
@@ -117,12 +126,15 @@ def prepare(source: Rows, target: Target, across: int = 0) -> KernelSpec:
             "if (first == 0u && place < P.m) { factors_put(P.first_row + row, bitcast<f32>((254u - power) << 23u)); }",
         ]
     body += [
-        f"let block = (z * P.row_blocks + (P.first_row + place) / {ROWS}u) * P.k_blocks;",
+        f"let block = (z * P.row_blocks + (P.first_row + place) / {ROWS}u) * {stride};",
         f"for (var i = first; i < P.k_blocks; i += {across}u) {{",
-        "  let v = eight(row, i);",
-        f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({words});",
-        "}",
+        f"  let v = eight(row, i); let near = vec4<u32>({words});",
+        f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = near;",
     ]
+    if twice:
+        rests = ", ".join(f"pack2x16float({pair} - unpack2x16float(near.{c}))" for pair, c in zip(pairs, "xyzw"))
+        body.append(f"  y[(block + P.k_blocks + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({rests});")
+    body.append("}")
     return build(
         "matrix_blocks",
         "\n".join(f"  {line}" for line in body),
@@ -179,7 +191,7 @@ def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile
         declare += f"var {name}{r}: {BLOCK};\n"
         load += (
             f"{name}{r} = subgroupMatrixLoad<{BLOCK}>"
-            f"(&{name}, ({block} * P.k_blocks + k / {SPAN}u + {at} % {spans}u) * {ROWS * SPAN}u, false, {SPAN}u);\n"
+            f"(&{name}, ({block} * stride + {name}_k / {SPAN}u + {at} % {spans}u) * {ROWS * SPAN}u, false, {SPAN}u);\n"
         )
         place = f"{at} / {spans}u * {ROWS * LINE}u + {at} % {spans}u * {SPAN}u"
         store += f"subgroupMatrixStore(&{array}, {place}, {name}{r}, false, {LINE}u);\n"
@@ -187,8 +199,9 @@ def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile
 
 
 @cached(64)
-def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
+def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpec:
     """Bare sums over parts of K, [parts · batch, M, N] of whole tiles, of blocks of `a` and `b`: a tile per workgroup.
+    `twice`: both have blocks of what is left, too.
 
     What is done to results would take a subgroup as long as the product does: it cannot see its elements but through
     workgroup memory. So `finish` does it.
@@ -214,6 +227,13 @@ def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
                 compute.append(f"sum{i}_{j} = subgroupMatrixMultiplyAccumulate(l{i}, r{j}, sum{i}_{j});")
         compute.append("}")
     side = tile.columns // tile.sub_columns
+    where = [f"let a_k = begin + step * {DEPTH}u; let b_k = a_k;"]
+    if twice:  # a · what is left of b, what is left of a · b, a · b
+        where = [
+            f"let turn = step / steps; let k = begin + step % steps * {DEPTH}u; let rest = P.k_blocks * {SPAN}u;",
+            "let a_k = k + select(0u, rest, turn == 1u); let b_k = k + select(0u, rest, turn == 0u);",
+        ]
+    load = [*where, *a[1].splitlines(), *b[1].splitlines()]
     body = [
         "let tile = group % (P.row_tiles * P.column_tiles);",
         "let zs = group / (P.row_tiles * P.column_tiles); let z = zs % P.batch; let part = zs / P.batch;",
@@ -221,20 +241,20 @@ def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
         f"let first_column = tile / P.row_tiles * {tile.columns}u;",
         f"let sub_row = sg / {side}u * {tile.sub_rows}u; let sub_column = sg % {side}u * {tile.sub_columns}u;",
         f"let begin = part * P.k_part; let end = min(P.k_blocks * {SPAN}u, begin + P.k_part);",
+        f"let steps = (end - begin) / {DEPTH}u; let last = {'3u * ' if twice else ''}steps - 1u;",
+        f"let stride = {'2u * ' if twice else ''}P.k_blocks;",
         *(f"var sum{i}_{j} = {SUMS}();" for i in range(down) for j in range(across)),
         *a[0].splitlines(),
         *b[0].splitlines(),
-        "{ let k = begin;",
-        *a[1].splitlines(),
-        *b[1].splitlines(),
+        "{ let step = 0u;",
+        *load,
         "}",
-        f"for (var k0 = begin; k0 < end; k0 += {DEPTH}u) {{",
+        "for (var now = 0u; now <= last; now++) {",
         *a[2].splitlines(),
         *b[2].splitlines(),
         "workgroupBarrier();",
-        f"{{ let k = min(k0 + {DEPTH}u, end - {DEPTH}u);",
-        *a[1].splitlines(),
-        *b[1].splitlines(),
+        "{ let step = min(now + 1u, last);",
+        *load,
         "}",
         *compute,
         "workgroupBarrier();",
@@ -247,7 +267,7 @@ def multiply(tile: MatrixTile, target: Target) -> KernelSpec:
             body.append(f"subgroupMatrixStore(&y, corner + {16 * i}u * width + {16 * j}u, sum{i}_{j}, false, width);")
     counts = ("row_tiles", "column_tiles", "batch", "sets", "k_part", "row_blocks", "column_blocks", "k_blocks")
     return build(
-        f"matrix_gemm{tile.rows}",
+        f"matrix_gemm{tile.rows}{'_exact' if twice else ''}",
         "\n".join(f"  {line}" for line in body),
         target=target,
         reads={"a": Storage(DType.F16), "b": Storage(DType.F16)},

@@ -36,6 +36,8 @@ def serves(form: Form, places: tuple[Sizes, ...], target: Target) -> bool:
     qs, ks, vs, _ = places
     if not has(target) or form.mask or not form.quads or any(x.dim % 16 or x.dim > kernels.DIM for x in (qs, vs)):
         return False
+    if target.precision == "exact":
+        return False
     if target.precision == "auto" and not (BY_DEFAULT and (form.cached or form.k is form.v is DType.F16)):
         return False
     if not kernels.tile_keys(form.dim, form.value_dim, target) or target.max_storage_buffers < 7:

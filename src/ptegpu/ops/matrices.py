@@ -1,4 +1,8 @@
-"""Products on matrix units, where the adapter has them and the precision asked for allows rounding to f16."""
+"""Products on matrix units, where the adapter has them.
+
+If the precision asked for allows it, inputs are rounded to f16. Otherwise each is two of f16, which takes three times
+as long and is as good as f32.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import matrices as kernels
-from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SMALL, SPAN, MatrixTile, Rows
+from ..kernels.matrices import DEPTH, EXACT, LANES, LARGE, NEEDS, ROWS, SHARE, SMALL, SPAN, MatrixTile, Rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .registry import Dispatch, Scratch, Step, Steps
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 SHORTEST, FEWEST = 64, 48  # K, and rows and columns, below which others are as fast
 WORTH = 1 << 27  # multiply-adds below which three dispatches take longer than one (H200)
+WORTH_TWICE = 1 << 29  # the same where each is computed three times
+SUM_BYTES = 1 << 29  # that sums may take
 PART = 32 * DEPTH  # of K at least, where it is in parts
 SLOTS = 2  # workgroups that a unit computes side by side
 
@@ -35,9 +41,10 @@ class Prepared:
         return [self.blocks, *([self.scales] if self.scales else [])]
 
 
-def _room(sets: int, m: int, k: int, scaled: bool) -> Generator[Step, Any, Prepared]:
+def _room(sets: int, m: int, k: int, scaled: bool, twice: bool) -> Generator[Step, Any, Prepared]:
     """Where rows of that many sets are to be laid out."""
-    blocks = yield Scratch((sets, ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN), ROWS * SPAN), DType.F16)
+    each = ROWS * SPAN * (2 if twice else 1)
+    blocks = yield Scratch((sets, ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN), each), DType.F16)
     return Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if scaled else None)
 
 
@@ -45,10 +52,11 @@ def _prepare(
     source: Rows, reads: list[Tensor], m: int, k: int, to: Prepared, p: Product, target: Target, **params: int
 ) -> Dispatch:
     """Lays out m rows of each set, from number `first_row` on."""
-    sets, row_blocks, k_blocks, _ = to.blocks.shape
+    sets, row_blocks, k_blocks, each = to.blocks.shape
+    kernel = kernels.prepare(source, target, twice=each > ROWS * SPAN)
     params = {"first_row": 0, **params, "m": m, "k": k, "parts": ceil(m, SHARE), "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
-    return Dispatch(kernels.prepare(source, target), reads, to.reads, sets * params["parts"], params, label=p.label)
+    return Dispatch(kernel, reads, to.reads, sets * params["parts"], params, label=p.label)
 
 
 def _source(p: Product) -> Rows:
@@ -61,10 +69,11 @@ def _source(p: Product) -> Rows:
 def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -> Steps:
     """Products of the same rows at once; where there are several, each has a number of columns that fills blocks."""
     p, n = products[0], sum(q.n for q in products)
+    twice = not rounds(p, target)
     rows_source = kernels.rows(p.a.dtype, p.k % 4 == 0)
-    a = yield from _room(p.sets or p.batch, p.m, p.k, rows_source.scaled)
+    a = yield from _room(p.sets or p.batch, p.m, p.k, rows_source.scaled, twice)
     yield _prepare(rows_source, [p.a], p.m, p.k, a, p, target)
-    b = yield from _room(p.batch, n, p.k, _source(p).scaled)
+    b = yield from _room(p.batch, n, p.k, _source(p).scaled, twice)
     first = 0
     for q in products:
         yield _prepare(_source(q), q.matrix, q.n, q.k, b, q, target, first_row=first, **q.scaling)
@@ -73,6 +82,8 @@ def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -
     slots = SLOTS * target.device_class.busy
     wanted = smallest(slots // largest(1, p.batch * rows * columns), largest(1, p.k // PART))
     k_part = ceil(ceil(p.k, largest(1, wanted)), DEPTH) * DEPTH
+    if twice:
+        k_part = smallest(k_part, EXACT)
     parts = ceil(p.k, k_part)
     height, width = rows * tile.rows, columns * tile.columns
     sums = yield Scratch((parts, p.batch, height, width), DType.F32)
@@ -84,7 +95,7 @@ def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -
         sum(q.flops for q in products),
         ", ".join(q.label for q in products if q.label),
     )
-    kernel = kernels.multiply(tile, target)
+    kernel = kernels.multiply(tile, target, twice)
     yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=flops, label=label)
     first = 0
     for q in products:
@@ -127,13 +138,23 @@ def _fits(p: Product, n: int, target: Target) -> bool:
     height, width = ceil(p.m, LARGE.rows) * LARGE.rows, ceil(n, LARGE.columns) * LARGE.columns
     blocks = largest((p.sets or p.batch) * height, p.batch * width) * ceil(p.k, DEPTH) * DEPTH
     most = smallest(target.max_binding_bytes, target.max_buffer_bytes)
-    return largest(2 * blocks, 4 * p.batch * height * width) <= most
+    if rounds(p, target):
+        return largest(2 * blocks, 4 * p.batch * height * width) <= most
+    sums = 4 * p.batch * height * width * ceil(p.k, EXACT)
+    return largest(4 * blocks, sums) <= most and sums <= SUM_BYTES
 
 
 def has(target: Target) -> bool:
-    """Whether there are matrix units, which may be used: what rounds inputs to f16 must be allowed to."""
-    allowed = target.precision != "exact" and target.f16 and all(m in target.matrices for m in NEEDS)
-    return allowed and target.subgroup_size == LANES and target.max_invocations >= max(LARGE.threads, 256)
+    """Whether there are matrix units."""
+    units = target.f16 and all(m in target.matrices for m in NEEDS)
+    return units and target.subgroup_size == LANES and target.max_invocations >= max(LARGE.threads, 256)
+
+
+def rounds(p: Product, target: Target) -> bool:
+    """Whether inputs may be rounded to f16."""
+    if target.precision == "auto":
+        return bool(p.packed) or p.b.dtype is DType.F16
+    return target.precision == "fast"
 
 
 def serves(p: Product, target: Target) -> bool:
@@ -146,7 +167,6 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if p.int8 or p.window or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
         return False
-    if target.precision == "auto" and not p.packed and p.b.dtype is not DType.F16:
-        return False
-    enough = p.batch * p.m * p.n * p.k >= WORTH and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST
+    worth = WORTH if rounds(p, target) else WORTH_TWICE
+    enough = p.batch * p.m * p.n * p.k >= worth and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST
     return bool((p.transposed or not p.packed) and enough)
