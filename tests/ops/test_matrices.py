@@ -193,6 +193,43 @@ def test_two_of_f16_of_any_size(gpu: Device, scale: float) -> None:
         compare(y[rest, column : column + 1], x[rest], w[column : column + 1], most=EXACT)
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("batch", "channels", "size", "out", "kernel", "stride", "padding"),
+    [
+        (2, 9, (11, 13), 50, (3, 3), (1, 1), (1, 1)),
+        (3, 16, (14, 14), 64, (3, 3), (2, 2), (1, 1)),  # 49 positions each
+        (1, 3, (30, 31), 48, (7, 7), (2, 2), (3, 3)),
+        (2, 40, (150,), 64, (5,), (2,), (0,)),
+    ],
+)
+def test_convolutions(
+    gpu: Device,
+    precision: Precision,
+    batch: int,
+    channels: int,
+    size: tuple[int, ...],
+    out: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+) -> None:
+    import torch
+
+    s = Sketch()
+    x, w, bias = normal(batch, channels, *size), normal(out, channels, *kernel), normal(out)
+    x[0] *= 1e5  # an image of another size than the next
+    none = [0] * len(size)
+    args = (list(stride), list(padding), [1] * len(size), False, none, 1)
+    y = s.tensor("aten.convolution.default", s.input(*x.shape), s.constant(w), s.constant(bias), *args)
+    found = run(gpu, s, s.tensor("aten.relu.default", y), x, precision=precision)
+    convolve = torch.nn.functional.conv1d if len(size) == 1 else torch.nn.functional.conv2d
+    x64, w64, bias64 = (torch.from_numpy(v.astype(np.float64)) for v in (x, w, bias))
+    right = convolve(x64, w64, bias64, stride, padding).relu().numpy()
+    scale = convolve(x64.abs(), w64.abs(), bias64.abs(), stride, padding).numpy()
+    assert np.all(np.abs(found - right) <= (EXACT if precision == "exact" else 2**-10) * scale)
+
+
 def test_a_joined_formula(gpu: Device) -> None:
     """relu moves no two numbers apart, and what is added is added to f32."""
     m, n, k = 50, 96, 64

@@ -15,11 +15,13 @@ units cut off what does not fit a sum, at each step of K: the small ones come fi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .convolution import flat, window
 from .matmul import Form, module, row_quad
 from .packing import Packing, bound_of, eight_of, loader
 from .wgsl import KernelSpec, Storage, build
@@ -181,6 +183,66 @@ def packed(packing: Packing) -> Rows:
     return Rows(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
 
 
+def windows(dtype: DType, kernel: tuple[int, ...]) -> Rows:
+    """Rows that are the windows of images, [channels · taps] each: those of all positions, image after image.
+
+    A row's bound is that of its image, in `slices` parts (`tops`).
+    """
+    axes, taps = range(len(kernel)), math.prod(kernel)
+    lines = ["let z = row / P.columns; var rest = row % P.columns;"]
+    for axis in reversed(axes):
+        at = f"rest % P.o{axis}" if axis else "rest"
+        lines.append(f"let c{axis} = i32({at}) * P.s{axis} - P.p{axis};")
+        if axis:
+            lines.append(f"rest /= P.o{axis};")
+    for j in range(8):
+        lines.append(f"var v{j} = 0.0; {{ let k = 8u * i + {j}u; var tap = k % {taps}u;")
+        for axis in reversed(axes):
+            tap = f"tap % {kernel[axis]}u" if axis else "tap"
+            lines.append(f"let t{axis} = c{axis} + i32({tap}) * P.d{axis}; tap /= {kernel[axis]}u;")
+        inside = " && ".join(f"u32(t{axis}) < u32(P.i{axis})" for axis in axes)
+        at = f"z * P.image + k / {taps}u * u32(P.plane) + u32({flat('t', axes)})"
+        lines.append(f"if (k < P.k && {inside}) {{ v{j} = b_at({at}); }} }}")
+    lines.append("return Eight(vec4<f32>(v0, v1, v2, v3), vec4<f32>(v4, v5, v6, v7));")
+    scaled = dtype is not DType.F16
+    reads = (("b", Storage(dtype)), *((("tops", Storage(DType.F32)),) if scaled else ()))
+    params = (("columns", "u32"), ("image", "u32"), ("slices", "u32"), *window(kernel).params)
+    look = (
+        "for (var i = first; i < P.slices; i += ACROSS) { most = max(most, tops_at(row / P.columns * P.slices + i)); }"
+    )
+    body = "\n".join(f"  {line}" for line in lines)
+    return Rows(reads, params, f"fn eight(row: u32, i: u32) -> Eight {{\n{body}\n}}", look, scaled)
+
+
+@cached(16)
+def tops(dtype: DType, target: Target) -> KernelSpec:
+    """The largest magnitudes in slices of `each` elements of images of `image` elements."""
+    wg = target.workgroup(256)
+    body = [
+        "let start = group % P.slices * P.each; let end = min(start + P.each, P.image);",
+        "let first = group / P.slices * P.image;",
+        "var most = 0.0;",
+        f"for (var i = start + lid; i < end; i += {wg}u) {{ most = max(most, abs(b_at(first + i))); }}",
+        "top[lid] = most;",
+        "workgroupBarrier();",
+        f"for (var half = {wg // 2}u; half > 0u; half /= 2u) {{",
+        "  if (lid < half) { top[lid] = max(top[lid], top[lid + half]); }",
+        "  workgroupBarrier();",
+        "}",
+        "if (lid == 0u) { y_put(group, top[0]); }",
+    ]
+    return build(
+        "matrix_tops",
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads={"b": Storage(dtype)},
+        writes={"y": Storage(DType.F32)},
+        params=[(n, "u32") for n in ("slices", "each", "image")],
+        workgroup=wg,
+        shared={"top": ("f32", wg)},
+    )
+
+
 def _staged_blocks(name: str, array: str, base: str, limit: str, size: int, tile: MatrixTile) -> tuple[str, str, str]:
     """Blocks of `size` rows of an operand: the declarations, loads at `k`, and stores into workgroup memory."""
     spans, count = DEPTH // SPAN, tile.subgroups
@@ -280,28 +342,31 @@ def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpe
 
 
 @cached(64)
-def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
+def finish(form: Form, scaled: tuple[bool, bool], target: Target, aligned: bool = True) -> KernelSpec:
     """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were.
 
-    They may be columns of sums for several products, from `first` on.
+    They may be columns of sums for several products, from `first` on. The sums of each of a batch begin `z_step` after
+    those of the one before: at a multiple of four, if `aligned`.
     """
+    at = "part * P.part_step + z * P.z_step + row * P.width + P.first + column"
+    each = f"a_at4(({at}) / 4u)" if aligned else f"vec4<f32>({', '.join(f'a_at({at} + {j}u)' for j in range(4))})"
     body = [
         "let i = group * WG + lid; let quads = (P.n + 3u) / 4u;",
         "if (i >= P.batch * P.m * quads) { return; }",
         "let column = i % quads * 4u; let row = i / quads % P.m; let z = i / (quads * P.m);",
         "var sum = vec4<f32>();",
         "for (var part = 0u; part < P.parts; part++) {",
-        "  sum += a_at4((((part * P.batch + z) * P.height + row) * P.width + P.first + column) / 4u);",
+        f"  sum += {each};",
         "}",
     ]
-    reads = {"a": Storage(DType.F32, 4)}
+    reads = {"a": Storage(DType.F32, 4 if aligned else 1)}
     scales = []
     if scaled[0]:
         scales.append("vec4<f32>(a_scales_at((z % P.sets) * P.m + row))")
         reads["a_scales"] = Storage(DType.F32)
     if scaled[1]:
-        at = (f"b_scales_at(P.first + z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
-        scales.append(f"vec4<f32>({', '.join(at)})")
+        found = (f"b_scales_at(P.first + z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
+        scales.append(f"vec4<f32>({', '.join(found)})")
         reads["b_scales"] = Storage(DType.F32)
     if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
         body.append(f"let up = {scales[0]}; let down = {scales[1]};")
@@ -316,5 +381,5 @@ def finish(form: Form, scaled: tuple[bool, bool], target: Target) -> KernelSpec:
         reads=reads,
         workgroup=target.workgroup(256),
         helpers=[],
-        params=[(n, "u32") for n in ("parts", "height", "width", "first")],
+        params=[(n, "u32") for n in ("parts", "part_step", "z_step", "width", "first")],
     )
