@@ -10,7 +10,7 @@ ON_DAWN := tests/dawn tests/gpu tests/test_few.py tests/runtime/test_indices.py
 PIP := $(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help demo test test-dawn test-web test-quick lint types format bench clean
+.PHONY: help demo web-demo test test-dawn test-web test-quick lint types format bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -20,6 +20,9 @@ help: ## list the commands
 
 demo: .venv/.base .venv/.vulkan ## let the bundled language model tell a tale
 	@$(BIN)/ptegpu demo
+
+web-demo: .venv/.base ## make a web page of the bundled language model, and serve it
+	@mkdir -p build && $(BIN)/ptegpu web demo -o build/web-demo --serve
 
 test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorch
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) tests

@@ -19,14 +19,11 @@ const later = new Set();
 let inCore = new Set();
 let exported = new Set([""]);
 
-/** The file that has a module of src/. @type {(path: string) => string} */
-const fileOf = (path) => (path === join(web, "src", "index.js") ? "ptegpu.js" : basename(path));
-
 /**
- * Bundles `entry` to the flat file `name`. What it loads later is left out, and the core, if that is `apart`.
- * @param {string} name @param {string} entry path from web/ @param {boolean} apart
+ * Bundles `entry` to the flat file `name`. A part of the runner leaves out what it loads later, and the core.
+ * @param {string} name @param {string} entry path from web/ @param {boolean} part
  */
-async function bundle(name, entry, apart) {
+async function bundle(name, entry, part) {
   const plugin = {
     name: "apart",
     /** @param {import("esbuild").PluginBuild} build */
@@ -34,13 +31,13 @@ async function bundle(name, entry, apart) {
       build.onResolve({ filter: /^\.\.?\// }, ({ kind, path, resolveDir }) => {
         const full = resolve(resolveDir, path);
         if (kind === "dynamic-import") later.add(full);
-        else if (kind === "entry-point" || !apart || !inCore.has(full)) return undefined;
-        return { path: "./" + (inCore.has(full) ? "ptegpu.js" : fileOf(full)), external: true };
+        else if (kind === "entry-point" || !inCore.has(full)) return undefined;
+        return { path: "./" + (inCore.has(full) ? "ptegpu.js" : basename(full)), external: true };
       });
     },
   };
   const result = await build({
-    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: [plugin], bundle: true, minify: true,
+    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: part ? [plugin] : [], bundle: true, minify: true,
     write: false, metafile: true, format: "esm", target: "es2022", charset: "utf8", legalComments: "none",
   });
   files.set(name, Buffer.from(result.outputFiles[0].contents));
@@ -50,12 +47,13 @@ async function bundle(name, entry, apart) {
   return result.metafile;
 }
 
-const core = await bundle("ptegpu.js", "src/index.js", false);
+const core = await bundle("ptegpu.js", "src/index.js", true);
 inCore = new Set(Object.keys(core.inputs).map((path) => join(web, path)));
 exported = new Set(core.outputs["ptegpu.js"].exports);
 for (const name of ["worker.js", "llm.js", "tokenizers.js", "jinja.js"])
   if (existsSync(join(web, "src", name))) later.add(join(web, "src", name));
-for (const path of later) if (!inCore.has(path)) await bundle(basename(path), "src/" + basename(path), true); // grows
+for (const path of later)
+  if (!inCore.has(path) && existsSync(path)) await bundle(basename(path), "src/" + basename(path), true); // grows
 for (const file of existsSync(join(web, "pages")) ? readdirSync(join(web, "pages")).sort() : []) {
   if (file.endsWith(".css")) await bundle(file, "pages/" + file, false);
   if (!file.endsWith(".html")) continue;

@@ -32,8 +32,11 @@ function options() {
   return found;
 }
 
-/** Streams an answer; each frame shows what came. @param {string | Message[]} input @param {(text: string) => void} draw */
-async function answer(input, draw) {
+/**
+ * Streams an answer; each frame shows what came.
+ * @param {string | Message[]} input @param {(text: string) => void} draw @param {HTMLElement} row below the text
+ */
+async function answer(input, draw, row) {
   if (!remote) throw new Error("no model");
   calm();
   busy(true);
@@ -41,13 +44,14 @@ async function answer(input, draw) {
   const asked = typeof input === "string" ? input.length : input.reduce((n, m) => n + m.content.length + 12, 0);
   const running = (stream = remote.stream(input, options()));
   let text = "", frame = 0, first = 0, before = 0;
+  const hint = make("span", { className: "note" }, "The first words take longest: kernels are being compiled.");
+  const late = setTimeout(() => row.append(hint), 3000);
   const paint = () => {
     frame = 0;
     draw(text);
     follow();
     const made = running.generation;
-    if (!made) return;
-    used(made.promptTokens + made.tokens.length);
+    used(made.promptTokens.length + made.tokens.length);
     const seconds = (performance.now() - first) / 1000;
     if (seconds > 0.4) $("speed").textContent = digits((made.tokens.length - before) / seconds);
   };
@@ -55,8 +59,10 @@ async function answer(input, draw) {
     for await (const piece of running) {
       if (!first) {
         first = performance.now();
+        clearTimeout(late);
+        hint.remove();
         before = running.generation.tokens.length;
-        density = Math.max(1, asked / running.generation.promptTokens);
+        density = Math.max(1, asked / running.generation.promptTokens.length);
       }
       text += piece;
       frame ||= requestAnimationFrame(paint);
@@ -64,16 +70,18 @@ async function answer(input, draw) {
   } catch (error) {
     fail(error);
   } finally {
+    clearTimeout(late);
+    hint.remove();
     cancelAnimationFrame(frame);
     paint();
     stream = null;
     busy(false);
   }
   const made = running.generation;
-  const { decodeTokens = 0, decodeMs = 0 } = made?.timings ?? {};
+  const { decodeTokens, decodeMs } = made.timings;
   if (decodeMs) $("speed").textContent = digits((decodeTokens / decodeMs) * 1000);
   announce(text || "No answer.");
-  return { text, reason: made?.finishReason, facts: made ? `${made.tokens.length} tokens · seed ${made.seed}` : "" };
+  return { text, reason: made.finishReason, facts: `${made.tokens.length} tokens · seed ${made.seed}` };
 }
 
 /** @param {boolean} on */
@@ -81,6 +89,7 @@ function busy(on) {
   document.body.ariaBusy = String(on);
   composer.classList.toggle("busy", on);
   $("new").toggleAttribute("disabled", on || talk.empty);
+  $("check").toggleAttribute("disabled", on);
   talk.label(on);
 }
 
@@ -137,7 +146,7 @@ class Conversation {
     const { text, reason, facts } = await answer(this.fitting(), (text) => {
       said.classList.toggle("waiting", !text);
       show(said, text);
-    });
+    }, row);
     said.classList.remove("waiting");
     turn.classList.remove("busy");
     if (!text) return turn.remove();
@@ -232,8 +241,8 @@ class Tale {
     this.heading.textContent = this.title;
     const part = { you: false, text: "" };
     this.parts.push(part);
-    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => (
-      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : new Text(text))));
+    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => /** @type {(Node | string)[]} */ (
+      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : [new Text(text)])));
     const node = /** @type {Text} */ (this.text.lastChild);
     this.row.replaceChildren();
     this.end.textContent = "";
@@ -241,7 +250,7 @@ class Tale {
     pinned = true;
     follow();
     const prompt = this.prompt();
-    const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)));
+    const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)), this.row);
     part.text = node.data;
     this.box.classList.remove("busy");
     if (reason === "stop") this.end.textContent = "■ ■ ■";

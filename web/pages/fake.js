@@ -1,5 +1,6 @@
 // For work on the pages: made-up models behind `?fake=tale|chat|digits|photo|any`, with
-// `&fail=OutOfMemory` (an error while loading), `&lose` (the device goes after 3 s), `&slow=5` (loading takes that much longer).
+// `&fail=OutOfMemory` (an error while loading), `&lose=3000` (the device goes after these ms), `&slow=5` (all takes that much
+// longer), `&words=900` (a tale of so many), `&auto` (as if it were small: loads without asking).
 const query = new URLSearchParams(location.search);
 const kind = query.get("fake") || "tale";
 const slow = Number(query.get("slow") ?? 1);
@@ -41,6 +42,9 @@ const sites = {
 };
 export const site = /** @type {any} */ ({ method: "forward", check: {}, ...sites[/** @type {keyof typeof sites} */ (kind)] });
 
+if (query.has("auto")) site.model.bytes = 4e7;
+/** @type {HTMLElement} */ (document.getElementById("about")).textContent = site.description ?? "";
+
 const signatures = {
   forward: { inputs: [tensor("tokens", "int64", [4, 64], true), tensor("mask", "bool", [4, 64], true), tensor("bias", "float32", [3, 4]), { name: "steps", dtype: null, shape: [], value: 3 }],
     outputs: [tensor("scores", "float32", [4, 64], true), tensor("pooled", "float32", [4, 16]), tensor("classes", "int64", [4]), tensor("loss", "float32", [])] },
@@ -66,26 +70,26 @@ export async function connect(_url, { signal, onProgress }) {
     await step();
     if (k === 12) raise();
   }
-  for (let k = 0; k <= 35; k += 5) await step(), onProgress({ stage: "kernels", done: k, total: 35 });
+  for (let k = 5; k <= 35; k += 5) await step(), onProgress({ stage: "kernels", done: k, total: 35 });
   return new Fake();
 }
 
 class Fake {
   site = site;
-  info = { methods: Object.keys(signatures), signature: signatures, variant: { name: "generic" }, bytes: { weights: site.model.bytes, memory: site.model.bytes * 1.4 },
+  info = { methods: Object.keys(signatures), signatures, variant: { name: "generic" }, bytes: { weights: site.model.bytes, memory: site.model.bytes * 1.4 },
     adapter: { vendor: "nvidia", architecture: "ada", description: "", software: false } };
-  lost = new Promise((lose) => query.has("lose") && setTimeout(() => lose(Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" })), 3000));
+  lost = new Promise((lose) => query.has("lose") && setTimeout(() => lose(Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" })), Number(query.get("lose"))));
 
   /** @param {any} prompt @param {any} options */
   stream(prompt, { maxTokens = 200 }) {
-    const words = (kind === "chat" ? ANSWER : TALE.repeat(6)).match(/\s*\S+|\s+/g) ?? [];
+    const words = (kind === "chat" ? ANSWER : TALE.repeat(20)).match(/\s*\S+|\s+/g) ?? [];
     const tokens = /** @type {number[]} */ ([]);
     let cancelled = false;
-    const generation = { promptTokens: Math.ceil(JSON.stringify(prompt).length / 3.4), tokens, seed: 5, finishReason: "", timings: { decodeTokens: 0, decodeMs: 0 } };
+    const generation = { promptTokens: Array(Math.ceil(JSON.stringify(prompt).length / 3.4)).fill(0), tokens, seed: 5, finishReason: "", timings: { decodeTokens: 0, decodeMs: 0 } };
     async function* pieces() {
       const started = performance.now();
       await sleep(250 * slow);
-      for (const word of words.slice(0, maxTokens)) {
+      for (const word of words.slice(0, Number(query.get("words") ?? maxTokens))) {
         if (cancelled) break;
         tokens.push(1);
         yield word;

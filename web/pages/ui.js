@@ -1,4 +1,5 @@
-// What the three pages share: loading with progress, stop and resume; errors that say what to do; theme; the line at the bottom.
+// What the pages share: loading with progress, stop and resume; errors that say what to do; theme; the line at the bottom.
+import * as client from "../src/client.js";
 
 /**
  * @typedef {import("../src/client.js").Remote} Remote
@@ -6,8 +7,8 @@
  * @typedef {{method: string, context: number, examples?: string[], chat?: boolean}} Language
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[], std: number[],
  *   labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
- * @typedef {{title: string, description?: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: object}} Site
- * @typedef {{stage: string, done: number, total: number, bytes?: number}} Progress
+ * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: object}} Site
+ * @typedef {import("../src/client.js").Progress} Progress
  * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site) => void}} Page
  */
 
@@ -47,7 +48,7 @@ export function bytes(n) {
 export const digits = (x) => (x >= 100 ? x.toFixed(0) : x.toPrecision(3));
 
 /** @param {number} s */
-const left = (s) => (s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`);
+const remaining = (s) => (s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`);
 
 /** Says it to screen readers, once. @param {string} text */
 export const announce = (text) => ($("live").textContent = text);
@@ -74,23 +75,24 @@ export async function copy(button, text) {
 }
 
 const WEBGPU = "https://github.com/gpuweb/gpuweb/wiki/Implementation-Status";
-const AGAIN = "Try again";
-/** @type {Record<string, [title: string, advice: string, again: string, link?: [string, string]]>} */
+const AGAIN = "Try again", KEPT = "What has arrived is kept: loading goes on from there.";
+/** By code or name: a title, what to do besides what the message says, the button. @type {Record<string, [string, string?, string?]>} */
 const ERRORS = {
-  NoWebGPU: ["This browser has no WebGPU", "It is in current Chrome, Edge, Safari and Firefox; some have it behind a switch.",
-    AGAIN, ["Where WebGPU works", WEBGPU]],
-  NoAdapter: ["The browser found no GPU that it may use", "Turn on hardware acceleration in its settings, and restart it.",
-    AGAIN, ["Where WebGPU works", WEBGPU]],
-  MissingFeature: ["This GPU lacks what the model needs", "Another browser or another device may have it.", AGAIN],
-  OutOfMemory: ["Not enough GPU memory", "Close other tabs and programs that use the GPU, then try again.", AGAIN],
-  DeviceLost: ["The GPU was taken away", "This happens after sleep or a driver restart. Your text is still here.", "Load again"],
-  BadShard: ["A part of the model arrived damaged", "It was fetched twice. What arrived whole is kept.", AGAIN],
-  BadBundle: ["The model's files are incomplete", "If this page is yours, upload the whole folder again.", AGAIN],
-  UnsupportedProgram: ["This model cannot run here", "It was made for a newer or another runner.", AGAIN],
-  InvalidInput: ["The model does not take this input", "", "Dismiss"],
-  IndexOutOfRange: ["A number in the input is out of range", "", "Dismiss"],
-  ExecutionError: ["The model stopped in the middle", "", "Dismiss"],
-  TypeError: ["The connection broke", "What has arrived is kept; loading goes on from there.", "Resume"],
+  NoWebGPU: ["This browser has no WebGPU"],
+  NoAdapter: ["The browser found no GPU that it may use"],
+  MissingFeature: ["This GPU lacks what the model needs", "Another browser, or another device, may have it."],
+  OutOfMemory: ["Not enough GPU memory", "Close other tabs and programs that use the GPU, then try again."],
+  DeviceLost: ["The GPU was taken away", "That happens after sleep, or when a driver restarts. What is on this page stays.", "Load again"],
+  BadShard: ["A part of the model did not arrive whole", KEPT],
+  BadBundle: ["A file of this page did not arrive", KEPT],
+  UnsupportedProgram: ["This model cannot run here"],
+  InvalidInput: ["The model does not take this"],
+  IndexOutOfRange: ["A number is out of range"],
+  ExecutionError: ["The model stopped in the middle"],
+  NotAllowedError: ["The camera is not allowed here", "Allow it in the browser's address bar, then try again."],
+  NotFoundError: ["There is no camera", "Plug one in, or use a picture instead."],
+  EncodingError: ["This file cannot be shown", "Try a JPEG, PNG or WebP."],
+  TypeError: ["The connection broke", KEPT],
 };
 
 /**
@@ -99,18 +101,15 @@ const ERRORS = {
  * @param {(() => void)} [again] what the button does; without it, it only closes the panel
  */
 export function fail(thrown, again) {
-  const error = /** @type {{code?: string, name?: string, message?: string}} */ (thrown);
-  if (error?.name === "AbortError") return false;
-  const code = error?.code ?? error?.name ?? "";
-  const known = ERRORS[code];
-  if (!known) console.warn(thrown);
-  const [title, advice, label, link] = known ?? ["Something went wrong", "", again ? AGAIN : "Dismiss"];
-  const act = button(again ? label : "Dismiss", () => (calm(), again?.()), "main");
-  const actions = make("div", { className: "row" }, act);
-  if (link) actions.append(make("a", { className: "button", href: link[1], rel: "noreferrer" }, link[0]));
-  const message = error?.message ?? String(thrown);
-  $("error").replaceChildren(make("h2", {}, title), make("p", {}, message),
-    ...(advice ? [make("p", { className: "soft" }, advice)] : []), actions);
+  const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
+  if (error.name === "AbortError") return false;
+  const code = error.code ?? "";
+  const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
+  const actions = make("div", { className: "row" }, button(again ? label : "Dismiss", () => (calm(), again?.()), "main"));
+  if (code === "NoWebGPU" || code === "NoAdapter")
+    actions.append(make("a", { className: "button", href: WEBGPU, rel: "noreferrer" }, "Where WebGPU works"));
+  const message = (error.message ?? String(thrown)).replace(/^./, (c) => c.toUpperCase()).replace(/[^.!?]$/, "$&.");
+  $("error").replaceChildren(make("h2", {}, title), make("p", {}, message), make("p", { className: "soft" }, advice ?? ""), actions);
   $("error").hidden = false;
   $("error").scrollIntoView({ block: "nearest" });
   return true;
@@ -132,18 +131,19 @@ export async function open(page) {
   const base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
   /** @type {Site} */
   let site;
-  /** @type {typeof import("../src/client.js").connect} */
-  let connect;
+  let { connect } = client;
   try {
-    const from = fake ? await import(new URL("./fake.js", import.meta.url).href) : await import("../src/client.js");
-    connect = from.connect;
-    site = fake ? from.site : await (await fetch(new URL("site.json", base))).json();
+    if (fake) ({ connect, site } = await import(new URL("fake.js", import.meta.url).href));
+    else {
+      const answer = await fetch(new URL("site.json", base));
+      if (!answer.ok) throw Object.assign(new Error(`${answer.url}: status ${answer.status}`), { code: "BadBundle" });
+      site = await answer.json();
+    }
   } catch (error) {
     state("error");
     return void fail(error, () => location.reload());
   }
   document.title = $("title").textContent = site.title;
-  if (site.description) $("about").textContent = site.description;
   $("foot-model").textContent = `${site.model.file} · ${bytes(site.model.bytes)}`;
   page.site?.(site);
 
@@ -158,7 +158,10 @@ export async function open(page) {
     act.textContent = "Stop";
     act.onclick = () => abort.abort();
     try {
-      const remote = await connect(base.href, { signal: abort.signal, onProgress: (/** @type {Progress} */ p) => meter.show(p) });
+      const remote = await connect(base.href, { signal: abort.signal, onProgress: (progress) => meter.show(progress) });
+      // All kernels now, so that nothing waits later; without a GPU that takes too long, and each waits for its first use.
+      if (!remote.info.adapter.software)
+        await remote.prepare({ signal: abort.signal, onProgress: (progress) => meter.show(progress) });
       kept(known, "1");
       ready(remote);
     } catch (error) {
@@ -167,7 +170,7 @@ export async function open(page) {
       if (fail(error, load)) return void state("error");
       state("stopped");
       $("load-stage").textContent = "Stopped";
-      $("load-detail").textContent = meter.bytes ? `${meter.bytes} are here, and stay.` : "Nothing is lost.";
+      $("load-detail").textContent = meter.weights ? `${meter.weights} are here, and stay.` : "Nothing is lost.";
     }
   };
   /** @param {Remote} remote */
@@ -230,36 +233,34 @@ function theme() {
   show();
 }
 
-const STAGES = /** @type {Record<string, [text: string, from: number, to: number]>} */ ({
-  plan: ["Reading the plan", 0, 0.03], weights: ["Loading the weights", 0.03, 0.8], kernels: ["Compiling for your GPU", 0.8, 1],
-});
-
-/** The loading bar: a stage, how far it is, how long it takes. */
+/** The loading bar: what is done, how far, how long it takes. Weights and kernels come side by side. */
 class Meter {
-  stage = "";
-  bytes = "";
+  weights = "";
+  kernels = "";
+  part = 0;
+  from = -1; // bytes that were here at the first word about them
   since = 0;
-  from = 0;
-  part = -1;
 
   /** @param {Progress} progress */
   show({ stage, done, total }) {
-    const now = performance.now();
-    const [text, from, to] = STAGES[stage] ?? [stage, 0, 1];
-    if (stage !== this.stage) {
-      Object.assign(this, { stage, since: now, from: done });
-      $("load-stage").textContent = text;
-    }
-    const part = Math.floor((from + (to - from) * (total ? done / total : 0)) * 200) / 200;
-    if (part !== this.part) {
-      this.part = part;
-      $("load-bar").style.setProperty("--part", String(part));
-      $("load-bar").setAttribute("aria-valuenow", String(Math.round(part * 100)));
-    }
-    const seconds = (now - this.since) / 1000;
-    const time = seconds > 0.5 && done > this.from ? ` · ${left((seconds * (total - done)) / (done - this.from))}` : "";
-    if (stage === "weights") this.bytes = `${bytes(done)} of ${bytes(total)}`;
-    const what = stage === "weights" ? this.bytes : stage === "kernels" ? `${done} of ${total} kernels` : "";
-    $("load-detail").textContent = what + time;
+    const part = done / (total || 1);
+    let left = "";
+    if (stage === "weights") {
+      if (this.from < 0) Object.assign(this, { from: done, since: performance.now() });
+      const seconds = (performance.now() - this.since) / 1000;
+      if (seconds > 0.5 && done > this.from && done < total) left = ` · ${remaining((seconds * (total - done)) / (done - this.from))}`;
+      this.weights = `${bytes(done)} of ${bytes(total)}`;
+      this.set(0.05 + 0.95 * part);
+    } else if (stage === "kernels") this.kernels = done < total ? ` · ${done} of ${total} kernels` : "";
+    const loaded = stage === "weights" ? done === total : this.part === 1;
+    $("load-stage").textContent = !this.weights ? "Reading the plan" : loaded ? "Compiling for your GPU" : "Loading the weights";
+    $("load-detail").textContent = this.weights + left + this.kernels;
+  }
+
+  /** @param {number} part */
+  set(part) {
+    this.part = part;
+    $("load-bar").style.setProperty("--part", part.toFixed(3));
+    $("load-bar").setAttribute("aria-valuenow", String(Math.round(part * 100)));
   }
 }

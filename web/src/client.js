@@ -50,7 +50,8 @@ function start(worker) {
     if (worker) return new Worker(worker, { type: "module" });
     return new Worker(new URL("./worker.js", import.meta.url), { type: "module" });
   } catch (error) {
-    throw new BadBundle(`the worker cannot start: ${error}. Serve worker.js from the page's own origin.`);
+    const { message } = /** @type {Error} */ (error);
+    throw new BadBundle(`the worker cannot start (${message}): serve worker.js from the page's own origin`);
   }
 }
 
@@ -77,11 +78,11 @@ class Line {
     });
     worker.addEventListener("error", (event) => {
       event.preventDefault?.();
-      const why = event.message || "no reason given";
+      const why = event.message ? ` (${event.message})` : "";
       this.end(
         this.#heard
-          ? new ExecutionError(`the worker failed: ${why}. Load again.`)
-          : new BadBundle(`the worker did not start: ${why}. Are worker.js and ptegpu.js there?`),
+          ? new ExecutionError(`the worker failed${why}: load again`)
+          : new BadBundle(`the worker did not start${why}: are worker.js and ptegpu.js there, next to each other?`),
       );
     });
   }

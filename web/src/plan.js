@@ -126,7 +126,8 @@ export class Plan {
     device.pushErrorScope("validation");
     if (this.written !== launches) for (const { dispatch } of launches) this.#patch(dispatch, values);
     this.written = launches;
-    if (`${words}` !== this.words) gpu.write(buffers[json.buffers.findIndex((/** @type {any} */ b) => b.role === "syms")], 0, words);
+    const syms = buffers[json.buffers.findIndex((/** @type {any} */ b) => b.role === "syms")]; // where a kernel reads them
+    if (syms && `${words}` !== this.words) gpu.write(syms, 0, words);
     this.words = `${words}`;
     const encoder = device.createCommandEncoder();
     inputs.forEach((given, k) => {

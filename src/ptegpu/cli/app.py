@@ -21,6 +21,7 @@ from .generate import generate
 from .inspect import inspect
 from .profile import profile
 from .run import run
+from .web import web
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # typer has it under no public name
 
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, compile, profile, doctor, generate, chat, evaluate):
+for _command in (run, inspect, compile, web, profile, doctor, generate, chat, evaluate):
     app.command()(_command)
 app.add_typer(export)
 app.add_typer(demo)

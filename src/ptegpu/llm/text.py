@@ -74,19 +74,25 @@ class Tokenizer:
 
 def find_tokenizer(model: Path | None, given: str | os.PathLike[str] | None) -> Tokenizer:
     """The tokenizer that is given, a file or a folder, or the one beside the model."""
+    return Tokenizer(*find_files(model, given))
+
+
+def find_files(model: Path | None, given: str | os.PathLike[str] | None) -> tuple[Path, str]:
+    """Where that one is, and what the names of the files beside it begin with."""
     if given is not None:
         path = Path(given)
         path = path / FILE if path.is_dir() else path
         if not path.is_file():
             raise InvalidInput(f"no tokenizer: {path} does not exist")
-        return Tokenizer(path, path.name.removesuffix(FILE) if path.name.endswith(FILE) else "")
+        return path, path.name.removesuffix(FILE) if path.name.endswith(FILE) else ""
     if model is None:
         raise InvalidInput("no tokenizer: the model is not a file, so pass one (--tokenizer, tokenizer=)")
     prefix = f"{model.stem}."
-    candidates = [(model.with_name(prefix + FILE), prefix), (model.with_name(FILE), "")]
+    inside = [(model / FILE, "")] if model.is_dir() else []
+    candidates = [*inside, (model.with_name(prefix + FILE), prefix), (model.with_name(FILE), "")]
     for path, start in candidates:
         if path.is_file():
-            return Tokenizer(path, start)
+            return path, start
     looked = " and ".join(str(path) for path, _ in candidates)
     raise InvalidInput(f"no tokenizer: looked for {looked}; pass one (--tokenizer, tokenizer=)")
 

@@ -64,16 +64,16 @@ def to_bytes(bundle: Bundle) -> bytes:
 def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     """Write `bundle.json`, `variant-0.json`, …, `shard-000.bin`, …: what a browser fetches. Returns the files."""
     blobs = _Blobs()
-    variants, files = [], {}
-    for k, (target, methods) in enumerate(zip(bundle.targets, bundle.methods, strict=True)):
+    variants: list[dict[str, Any]] = []
+    names: dict[bytes, str] = {}  # targets for which everything is the same share a file
+    for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
         made = [_outer(o, kernels, blobs) for o in methods.values()]
         for outer, told in zip(methods.values(), made, strict=True):
             for plan, listed in zip(outer.plans, told["plans"], strict=True):
                 listed["keys"] = Resolver(plan).wanted
-        text = _json({"kernels": [_plain(kernel) for kernel in kernels], "methods": made})
-        files[f"variant-{k}.json"] = text
-        file = _listed(f"variant-{k}.json", text)
+        text = _json({"kernels": [_plain(k) for k in kernels], "methods": made})
+        file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
         variants.append({"target": _plain(target), "file": file, "bytes": needed(methods.values())})
     data = b"".join(_stream(blobs))
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
@@ -81,7 +81,7 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     head = told | {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    files |= shards
+    files = {name: text for text, name in names.items()} | shards
     files[MANIFEST] = _json(head)  # last: a folder with a manifest is whole
     for name, content in files.items():
         write(path / name, content)

@@ -17,13 +17,13 @@ from tests.saved import Call
 import ptegpu
 from ptegpu.llm import LanguageModel
 from ptegpu.plan.save import save_web
-from ptegpu.plan.target import CLASSES, Target
+from ptegpu.plan.target import Target
+from ptegpu.web.site import make_site
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"
 SIZES = ((1, 2), (1, 5), (1, 12), (2, 3), (2, 8), (3, 9), (3, 12), (4, 2), (4, 7), (4, 12))  # batch × length
 PROMPTS = (1, 2, 9, 65, 200)  # tokens
-SOFTWARE = Target(name="software", device_class=CLASSES["software"])
 NAMES = {
     "max_tokens": "maxTokens", "top_k": "topK", "top_p": "topP", "min_p": "minP", "repeat_penalty": "repeatPenalty",
     "stop_tokens": "stopTokens",
@@ -113,6 +113,7 @@ def requests(model: LanguageModel) -> list[Request]:
 def make(folder: Path) -> tuple[list[Program], list[Any]]:
     """Sites and `job.json` in a folder. Returns the programs, and what the language model generates natively."""
     made, sites = programs(), folder / "sites"
+    sites.mkdir()
     for program in made:
         site(program.data, sites / program.name)
     site(DEMO / "tales.pte", sites / "tales")
@@ -143,18 +144,11 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
     return made, generations
 
 
-def site(data: bytes | Path, folder: Path) -> None:
-    from ptegpu.llm import compiling
-
-    targets = [Target(), SOFTWARE]
-    try:
-        bundle = compiling.compile(data, targets=targets)
-        bundle = type(bundle)(bundle.file, bundle.targets, [{"ptegpu.generate": m["ptegpu.generate"]} for m in bundle.methods])
-    except Exception:
-        bundle = ptegpu.compile(data, targets=targets)
-    save_web(bundle, folder)
-    for path in (Path(ptegpu.__file__).parent / "web" / "files").iterdir():
-        shutil.copy(path, folder)
+def site(data: bytes | Path, folder: Path, **options: Any) -> None:
+    path = data if isinstance(data, Path) else folder.with_suffix(".pte")
+    if isinstance(data, bytes):
+        path.write_bytes(data)
+    make_site(path, folder, **options)
 
 
 def told(call: Call) -> dict[str, Any]:
@@ -165,13 +159,3 @@ def _value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {"dtype": value.dtype.name, "shape": list(value.shape), "data": value.ravel().tolist()}
     return value
-
-
-if __name__ == "__main__":
-    import pickle, sys, time
-
-    t = time.time()
-    folder = Path(sys.argv[1])
-    made = make(folder)
-    (folder / "made.pkl").write_bytes(pickle.dumps(made))
-    print(round(time.time() - t, 1), "s")

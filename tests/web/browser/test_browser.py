@@ -80,7 +80,7 @@ def test_a_second_visit_fetches_no_weights(job: Job) -> None:
     whole = first["weights"]["bytes"]
     assert first["weights"]["requests"] >= 1 and whole > 20_000
     assert {"requests": 0, "bytes": 0, "ranges": 0} == second["weights"] == third["weights"]
-    assert spoiled["spoiled"] == first["weights"]["requests"] and spoiled["weights"] == first["weights"]
+    assert spoiled["spoiled"] >= first["weights"]["requests"] and spoiled["weights"] == first["weights"]
     assert first["last"]["done"] == first["last"]["total"] == whole == second["last"]["done"]
     assert ["plan", "weights", "kernels"] == first["order"]
     for visit in (first, second, spoiled, third):
@@ -94,9 +94,9 @@ def test_a_failing_cache_is_no_failure(job: Job) -> None:
 
 def test_a_reload_while_loading_goes_on_where_it_was(job: Job) -> None:
     value = job["reload while loading"]
-    count = len(list((job.folder / "sites" / "sharded").glob("shard-*.bin")))
-    assert value["kept"] >= 3
-    assert count - value["kept"] == len(value["shards"])
+    everything = sorted(path.name for path in (job.folder / "sites" / "sharded").glob("shard-*.bin"))
+    fetched = [path.rpartition("/")[2] for path in value["shards"]]
+    assert everything[3] in fetched and not set(everything[:3]) & set(fetched)
     hold(value["outputs"][0], job.programs["digits"].expected[0][0], "after the reload")
 
 

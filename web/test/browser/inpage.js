@@ -4,7 +4,7 @@ const core = (site) => import(new URL("ptegpu.js", site).href);
 const llm = (site) => import(new URL("llm.js", site).href);
 
 /** What is thrown, as data. */
-const told = (error) => ({ code: error?.code ?? error?.name ?? "?", message: String(error?.message ?? error) });
+const told = (error) => ({ code: error instanceof DOMException ? error.name : (error?.code ?? "?"), message: String(error?.message ?? error) });
 
 /** What `work` throws; nothing, if it throws nothing. */
 const thrown = (work) => work().then(() => null, told);

@@ -1,0 +1,122 @@
+"""A static server for one site, to look at it: on this machine only, nothing cached, a thread for each request."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from email.utils import formatdate
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from ..errors import InvalidInput
+
+ADDRESS, PORT = "127.0.0.1", 8000
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".txt": "text/plain; charset=utf-8",
+    ".jinja": "text/plain; charset=utf-8",
+}
+OTHER = "application/octet-stream"
+
+
+class Server:
+    """Serves the files of a folder; none of its subfolders. `port` None takes the usual one, or any that is free."""
+
+    def __init__(self, folder: Path, port: int | None = None) -> None:
+        self.folder = folder
+        handler = type("Handler", (_Handler,), {"folder": folder})
+        try:
+            self._server = ThreadingHTTPServer((ADDRESS, PORT if port is None else port), handler)
+        except OSError as e:
+            if port is not None:
+                raise InvalidInput(f"port {port}: {e.strerror}; give another one with --port") from None
+            self._server = ThreadingHTTPServer((ADDRESS, 0), handler)
+        self._server.daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self._server.server_address[1]}/"
+
+    def run(self) -> None:
+        """Answers until `stop`, or an interrupt."""
+        self._server.serve_forever(0.1)
+
+    def stop(self) -> None:
+        """Ends `run`, which is in another thread."""
+        self._server.shutdown()
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self._server.server_close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    folder: Path
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "ptegpu", ""
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, body: bool) -> None:
+        name = unquote(self.path.partition("?")[0].partition("#")[0])[1:] or "index.html"
+        path = self.folder / name
+        if re.search(r"[/\\\0]", name) or name in (".", "..") or not path.is_file():
+            self._send(HTTPStatus.NOT_FOUND, b"There is no such file.\n", body, {"Content-Type": TYPES[".txt"]})
+            return
+        data = path.read_bytes()
+        head = {"Content-Type": TYPES.get(path.suffix, OTHER), "Last-Modified": formatdate(path.stat().st_mtime)}
+        asked = self.headers.get("Range")
+        if asked is not None and (part := _range(asked, len(data))) is not None:
+            start, end = part
+            if start >= end:
+                head["Content-Range"] = f"bytes */{len(data)}"
+                self._send(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, b"", body, head)
+                return
+            head["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+            self._send(HTTPStatus.PARTIAL_CONTENT, data[start:end], body, head)
+            return
+        if path.suffix in TYPES and "gzip" in self.headers.get("Accept-Encoding", ""):
+            head |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+            data = gzip.compress(data, 6)
+        self._send(HTTPStatus.OK, data, body, head)
+
+    def _send(self, status: HTTPStatus, data: bytes, body: bool, head: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in (head | {"Cache-Control": "no-store", "Accept-Ranges": "bytes"}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
+            try:
+                self.wfile.write(data)
+            except (BrokenPipeError, ConnectionResetError):  # who asked went away
+                self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def _range(text: str, length: int) -> tuple[int, int] | None:
+    """From where to where, of `bytes=2-5`, `bytes=2-` or `bytes=-5`; None for what is none of these."""
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
+    if match is None or match[1] == match[2] == "":
+        return None
+    if not match[1]:
+        return max(0, length - int(match[2])), length
+    return int(match[1]), min(length, int(match[2]) + 1) if match[2] else length

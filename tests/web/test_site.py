@@ -1,0 +1,653 @@
+"""`ptegpu web`: which page, what is in the folder, what is refused, and the server that shows it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cli.conftest import Invoke, invoke  # noqa: F401
+from tests.test_layers import BLOCKER, SRC
+
+import ptegpu
+from ptegpu.errors import ExportError, InvalidInput, PtegpuError, UnsupportedProgram
+from ptegpu.format import Method, Program, Tensor, read_program
+from ptegpu.format.pte import DType
+from ptegpu.llm.text import CONFIG, FILE, TEMPLATE
+from ptegpu.web import PAGES, VARIANTS, Server, make_site, site
+from ptegpu.web.pages import Picture, choose, find_picture
+
+DATA = Path(__file__).resolve().parent.parent / "data"
+DEMO = Path(ptegpu.__file__).parent / "demo"
+TALES, DIGITS = DEMO / "tales.pte", DEMO / "digits.pte"
+GENERIC = [VARIANTS["generic"]]
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Page files that are not those of web/: what is in them is tested there."""
+    folder = tmp_path / "files"
+    write_files(folder)
+    monkeypatch.setattr(site, "FILES", folder)
+    return folder
+
+
+MODULES = {  # each with the modules that it names
+    **{f"{page}.js": ["ptegpu", "worker"] for page in PAGES},
+    "ptegpu.js": ["check", "host"],
+    "worker.js": ["ptegpu", "llm"],
+    "llm.js": ["ptegpu", "tokenizers", "template", "jinja"],
+    **{f"{name}.js": ["ptegpu", "elsewhere"] for name in ("check", "host", "tokenizers", "template", "jinja")},
+}
+RUNNER = {"ptegpu.js", "worker.js", "check.js", "host.js", "style.css", "LICENSES.txt"}
+CHAT = {*RUNNER, "chat.js", "llm.js", "tokenizers.js"}
+TEMPLATES = {"template.js", "jinja.js"}
+
+
+def write_files(folder: Path) -> None:
+    folder.mkdir()
+    for name, modules in MODULES.items():
+        (folder / name).write_text("".join(f'import("./{module}.js");' for module in modules))
+    for name in ("style.css", "LICENSES.txt"):
+        (folder / name).write_text(name)
+    for page in PAGES:
+        (folder / f"{page}.html").write_text(f"<title>{{{{title}}}}</title><p>{page}: {{{{description}}}}</p>")
+
+
+def told(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "site.json").read_bytes())
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+
+
+# What is in a folder
+
+BUNDLE = {"bundle.json", "site.json", "index.html"}
+
+
+@pytest.fixture(scope="module")
+def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled language model, with all variants."""
+    folder = tmp_path_factory.mktemp("tales")
+    write_files(folder / "files")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site, "FILES", folder / "files")
+        make_site(TALES, folder / "site", check=False)
+    return folder / "site"
+
+
+def test_a_language_model(tales: Path) -> None:
+    plans = {"variant-0.json", "variant-1.json", "variant-2.json", "shard-000.bin"}
+    assert names(tales) == {*BUNDLE, *plans, *CHAT, FILE, CONFIG}
+    for name in (FILE, CONFIG):
+        assert (tales / name).read_bytes() == (DEMO / f"tales.{name}").read_bytes()
+    about = told(tales)
+    examples = about["language"].pop("examples")
+    assert about == {
+        "title": "tales",
+        "page": "chat",
+        "method": "ptegpu.generate",
+        "made": f"ptegpu {ptegpu.__version__}",
+        "model": {"file": "tales.pte", "bytes": TALES.stat().st_size},
+        "language": {
+            "method": "ptegpu.generate",
+            "vocabulary": 2048,
+            "context": 256,
+            "chunk": 256,
+            "every": True,
+            "eos": [1],
+            "tokens": "int64",
+            "position": "int64",
+            "tokenizer": FILE,
+            "config": CONFIG,
+            "template": None,
+            "chat": False,
+        },
+    }
+    assert examples and all(isinstance(e, str) for e in examples)
+
+
+def test_it_is_a_bundle(tales: Path) -> None:
+    """Which Python reads, with what generates and nothing else."""
+    bundle = ptegpu.Bundle.load(tales)
+    assert [list(outers) for outers in bundle.methods] == [["ptegpu.generate"]] * len(VARIANTS)
+    assert bundle.targets == tuple(VARIANTS.values())
+
+
+@pytest.mark.slow
+def test_python_runs_a_site(tales: Path) -> None:
+    from ptegpu.llm import LanguageModel
+
+    with LanguageModel(tales) as one, LanguageModel(TALES) as other:
+        prompt = "The Wolf\n"
+        assert one.generate(prompt, max_tokens=3).text == other.generate(prompt, max_tokens=3).text
+
+
+def test_an_image_model(tmp_path: Path) -> None:
+    made = make_site(DIGITS, tmp_path / "site", labels=[*"abcdefghij"], mean=[0.5], targets=GENERIC)
+    assert names(tmp_path / "site") - {"check.bin"} == {*BUNDLE, *RUNNER, "image.js", "variant-0.json", "shard-000.bin"}
+    about = told(tmp_path / "site")
+    assert (about["page"], about["method"]) == ("image", "forward")
+    assert about["image"] == {
+        "shape": [1, 8, 8],
+        "channels": 1,
+        "height": 8,
+        "width": 8,
+        "scale": 1 / 255,
+        "mean": [0.5],
+        "std": [1.0],
+        "labels": [*"abcdefghij"],
+        "draw": True,
+        "softmax": False,  # the program has one
+    }
+    assert made.page.why == "it makes 10 numbers of a grey picture of 8 × 8"
+    assert {f.name: f.nbytes for f in made.files} == {p.name: p.stat().st_size for p in made.folder.iterdir()}
+    assert {f.part for f in made.files} == {"page", "runner", "plans", "weights"}
+
+
+def test_any_program(tmp_path: Path) -> None:
+    """Methods that only give constants are left out."""
+    make_site(DATA / "methods.pte", tmp_path / "site", targets=GENERIC)
+    about = told(tmp_path / "site")
+    assert (about["page"], about["method"], about["title"]) == ("any", "forward", "methods")
+    methods = [m["name"] for m in json.loads((tmp_path / "site" / "variant-0.json").read_bytes())["methods"]]
+    bundle = ptegpu.compile(DATA / "methods.pte")
+    assert methods == [name for name, outer in bundle.methods[0].items() if outer.items]
+    assert {"language", "image"} & set(about) == set()
+
+
+def test_constants_are_left_out(tmp_path: Path) -> None:
+    make_site(TALES, tmp_path / "site", page="any", targets=GENERIC, sizes={"input 0[1]": [1]}, check=False)
+    assert [*ptegpu.Bundle.load(tmp_path / "site").methods[0]] == ["forward"]
+    assert told(tmp_path / "site")["page"] == "any"
+
+
+def test_titles_are_text(tmp_path: Path) -> None:
+    make_site(DIGITS, tmp_path / "site", title="<b>&", description='a "b"', targets=GENERIC, check=False)
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert page == "<title>&lt;b&gt;&amp;</title><p>image: a &quot;b&quot;</p>"
+    assert told(tmp_path / "site")["title"] == "<b>&"
+
+
+def test_equal_targets_share_a_file(tmp_path: Path) -> None:
+    made = make_site(DIGITS, tmp_path / "site", check=False)
+    assert made.variants == (
+        ("subgroups", "variant-0.json"),
+        ("generic", "variant-1.json"),
+        ("software", "variant-1.json"),
+    )
+
+
+def test_equal_programs_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_site(DIGITS, tmp_path / name)
+        make_site(DATA / "control.pte", tmp_path / f"{name}-control")
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    assert content(tmp_path / "one-control") == content(tmp_path / "two-control")
+
+
+def test_a_language_model_twice(tales: Path, tmp_path: Path) -> None:
+    make_site(TALES, tmp_path / "site", check=False)
+    assert content(tmp_path / "site") == content(tales)
+
+
+def test_a_chat_template_beside_the_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    shutil.copy(DEMO / f"tales.{FILE}", folder / FILE)
+    (folder / TEMPLATE).write_text("{{ messages }}")
+    made = {"targets": GENERIC, "check": False, "sizes": {"input 0[1]": [1]}}
+    make_site(TALES, tmp_path / "site", tokenizer=folder, examples=["Hello"], **made)
+    language = told(tmp_path / "site")["language"]
+    assert (language["config"], language["template"], language["chat"]) == (None, TEMPLATE, True)
+    assert language["examples"] == ["Hello"]
+    assert (tmp_path / "site" / TEMPLATE).read_text() == "{{ messages }}"
+    assert names(tmp_path / "site") > TEMPLATES
+    (folder / TEMPLATE).unlink()
+    (folder / CONFIG).write_text('{"chat_template": "x"}')
+    make_site(TALES, tmp_path / "site", tokenizer=folder / FILE, **made)
+    language = told(tmp_path / "site")["language"]
+    assert (language["config"], language["template"], language["chat"]) == (CONFIG, None, True)
+    assert TEMPLATE not in names(tmp_path / "site")
+
+
+def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
+    ptegpu.compile(DIGITS).save(tmp_path / "digits.bundle")
+    make_site(tmp_path / "digits.bundle", tmp_path / "one", title="x", targets=None)
+    make_site(DIGITS, tmp_path / "two", title="x", targets=GENERIC)
+    one, two = content(tmp_path / "one"), content(tmp_path / "two")
+    assert [name for name in one if one[name] != two[name]] == ["site.json"]  # the file's name
+    with pytest.raises(InvalidInput, match="is a bundle: its data, sizes and targets are given to `ptegpu compile`"):
+        make_site(tmp_path / "digits.bundle", tmp_path / "three", targets=GENERIC)
+
+
+# Which page
+
+
+def method(takes: list[Any], gives: list[Any], name: str = "forward") -> Method:
+    values = (*takes, *gives)
+    count = len(takes)
+    return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "", ())
+
+
+def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tensor:
+    return Tensor(dtype, sizes, tuple(range(len(sizes))), dynamic)
+
+
+@pytest.mark.parametrize(
+    ("takes", "gives", "expected"),
+    [
+        (tensor(1, 3, 224, 224), tensor(1, 1000), Picture((1, 3, 224, 224), 3, 224, 224, 1000)),
+        (tensor(8, 3, 32, 48, dynamic=True), tensor(8, 5), Picture((1, 3, 32, 48), 3, 32, 48, 5)),
+        (tensor(1, 1, 28, 28), tensor(10), Picture((1, 1, 28, 28), 1, 28, 28, 10)),
+        (tensor(1, 8, 8), tensor(1, 10), Picture((1, 8, 8), 1, 8, 8, 10)),
+        (tensor(1, 8, 16), tensor(1, 10), "no picture"),
+        (tensor(2, 3, 32, 32), tensor(2, 10), "no picture"),
+        (tensor(1, 4, 32, 32), tensor(1, 10), "no picture"),
+        (tensor(1, 3, 2, 2), tensor(1, 10), "no picture"),
+        (tensor(1, 3, 4, 4000), tensor(1, 10), "no picture"),
+        (tensor(), tensor(1, 10), "no picture"),
+        (tensor(1, 3, 32, 32), tensor(1, 1), "no number for each class"),
+        (tensor(1, 3, 32, 32), tensor(1, 10, 7, 7), "no number for each class"),
+        (tensor(1, 3, 32, 32, dtype=DType.I32), tensor(1, 10), "does not take one float32 tensor alone"),
+        (7, tensor(1, 10), "does not take one float32 tensor alone"),
+        (tensor(1, 3, 32, 32), tensor(1, 10, dtype=DType.I64), "does not give one tensor of floats alone"),
+    ],
+)
+def test_what_is_a_picture(takes: Any, gives: Any, expected: Picture | str) -> None:
+    found = find_picture(method([takes], [gives]))
+    assert found == expected if isinstance(expected, Picture) else expected in found
+    program = Program(None, 0, 0, (method([takes], [gives]),), {})
+    assert choose(program, None).name == ("image" if isinstance(expected, Picture) else "any")
+    assert choose(program, "any").name == "any"
+
+
+def test_two_pictures_are_none() -> None:
+    picture = tensor(1, 3, 32, 32)
+    assert "does not take one" in str(find_picture(method([picture, picture], [tensor(1, 10)])))
+    assert "does not give one" in str(find_picture(method([picture], [tensor(1, 10)] * 2)))
+
+
+@pytest.mark.parametrize(
+    ("file", "page", "message"),
+    [
+        (
+            DIGITS,
+            "chat",
+            "the page chat is not for this program: .* is not a language model: its forward takes 1 inputs",
+        ),
+        (
+            TALES,
+            "image",
+            "the page image is not for this program: forward does not take one float32 tensor alone; take",
+        ),
+        (DIGITS, "film", "page is chat, image, any, not 'film'"),
+    ],
+)
+def test_a_page_that_does_not_fit(file: Path, page: Any, message: str) -> None:
+    with pytest.raises(PtegpuError, match=message) as e:
+        choose(read_program(file), page)
+    assert "\n" not in str(e.value)
+
+
+def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
+    make_site(DATA / "cnn.pte", tmp_path / "site", targets=GENERIC, check=False, mean=[0.1, 0.2, 0.3], std=[2])
+    image = told(tmp_path / "site")["image"]
+    assert (image["softmax"], image["draw"], image["mean"], image["std"]) == (True, False, [0.1, 0.2, 0.3], [2.0] * 3)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "kind", "message"),
+    [
+        (
+            DATA / "counting.pte",
+            {},
+            UnsupportedProgram,
+            r"counting.pte cannot run in a browser, it needs NumPy for .*aten.masked_scatter.default",
+        ),
+        (DIGITS, {"labels": ["a"]}, InvalidInput, "there are 1 labels, the model has 10 classes"),
+        (DIGITS, {"mean": [1, 2, 3]}, InvalidInput, r"mean is one number; there are 3: \[1.0, 2.0, 3.0\]"),
+        (DATA / "cnn.pte", {"std": [1, 0, 1]}, InvalidInput, "std is one number, or 3, one for each channel, not 0"),
+        (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it makes 10"),
+        (DATA / "mlp.pte", {"labels": ["a"]}, InvalidInput, "labels is for the page image; this one is any"),
+        (TALES, {"tokenizer": "nowhere"}, InvalidInput, "no tokenizer: nowhere does not exist"),
+        (DIGITS, {"sizes": {"x": [1]}}, InvalidInput, "the program has no size 'x' that may change"),
+        (DATA / "dynamic.pte", {}, PtegpuError, "data"),
+        (DATA / "nowhere.pte", {}, OSError, "No such file"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, file: Path, options: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message) as e:
+        make_site(file, tmp_path / "site", **options)
+    assert "\n" not in str(e.value)
+    assert names(tmp_path) == {"files"}
+
+
+def test_a_language_model_without_a_tokenizer(tmp_path: Path) -> None:
+    shutil.copy(TALES, tmp_path / "model.pte")
+    looked = f"looked for {tmp_path / 'model.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
+    with pytest.raises(InvalidInput, match=f"no tokenizer: {looked}; pass one"):
+        make_site(tmp_path / "model.pte", tmp_path / "site")
+    for text in ("{", "[]"):
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(InvalidInput, match=r"tokenizer.json (is not JSON|does not hold a JSON object)"):
+            make_site(tmp_path / "model.pte", tmp_path / "site")
+
+
+# Where it is written
+
+
+def make(folder: Path, **options: Any) -> None:
+    make_site(DATA / "mlp.pte", folder, targets=GENERIC, check=False, **options)
+
+
+def test_a_site_is_replaced(tmp_path: Path) -> None:
+    make_site(DIGITS, tmp_path / "site", check=False)
+    make(tmp_path / "site")
+    make(tmp_path / "other")
+    assert content(tmp_path / "site") == content(tmp_path / "other")
+    assert names(tmp_path) == {"files", "site", "other"}
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    make(tmp_path / "site")
+    assert told(tmp_path / "site")["title"] == "mlp"
+
+
+def test_other_things_are_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("precious")
+    with pytest.raises(ExportError, match="is not empty, and no site of ptegpu: name another folder, or empty it"):
+        make(folder)
+    (folder / "site.json").write_text('{"made": "by hand"}')
+    with pytest.raises(ExportError, match="no site of ptegpu"):
+        make(folder)
+    (folder / "site.json").write_text('{"made": "ptegpu 0.1.0"}')
+    with pytest.raises(ExportError, match=r"site/thesis.tex is no part of a site: move it away, or name another"):
+        make(folder)
+    assert (folder / "thesis.tex").read_text() == "precious"
+    with pytest.raises(ExportError, match="is a file; name a folder for the site"):
+        make(folder / "thesis.tex")
+    with pytest.raises(ExportError, match=r"there is no folder .*; create it first"):
+        make(tmp_path / "no" / "site")
+
+
+def test_whole_or_not_at_all(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "site")
+    before = content(tmp_path / "site")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(site, "save_web", fail)
+    with pytest.raises(OSError, match="No space left"):
+        make(tmp_path / "site", title="other")
+    assert content(tmp_path / "site") == before
+    assert names(tmp_path) == {"files", "site"}
+
+
+# The reference
+
+
+def numbers(folder: Path, entry: Any) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    data = (folder / "check.bin").read_bytes()[entry["at"] : entry["at"] + entry["length"]]
+    return np.frombuffer(data, entry["dtype"]).reshape(entry["shape"])
+
+
+@pytest.mark.parametrize("name", ["mlp", "control", "cnn"])
+def test_the_reference_is_what_the_program_gives(tmp_path: Path, name: str) -> None:
+    made = make_site(DATA / f"{name}.pte", tmp_path / "site", targets=GENERIC)
+    assert (made.check, made.note) == (True, "")
+    check = told(made.folder)["check"]
+    inputs = [numbers(made.folder, entry) for entry in check["inputs"]]
+    with ptegpu.load(DATA / f"{name}.pte") as program:
+        expected = program.method(check["method"]).execute(inputs)
+    assert len(expected) == len(check["outputs"])
+    for one, other in zip(expected, check["outputs"]):
+        np.testing.assert_allclose(one, numbers(made.folder, other), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_are_kept_by_the_reference(tmp_path: Path) -> None:
+    data = [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]
+    sizes = {"input 0[0]": [1], "input 0[1]": [4, 7]}
+    made = make_site(DATA / "dynamic.pte", tmp_path / "site", data=data, sizes=sizes, targets=GENERIC)
+    assert made.check, made.note
+    assert told(made.folder)["check"]["inputs"][0]["shape"] == [1, 7]
+
+
+@pytest.mark.slow
+def test_the_reference_of_a_language_model(tmp_path: Path) -> None:
+    """What it says of tokens is what Python's model does."""
+    from ptegpu.llm import LanguageModel
+
+    made = make_site(TALES, tmp_path / "site", targets=[VARIANTS["software"]])
+    check = told(made.folder)["check"]
+    assert check["outputs"][:2] == [None, None]
+    (tokens,), (targets,) = (numbers(made.folder, check["inputs"][k]).tolist() for k in (0, 5))
+    assert tokens[1:] == targets[:-1]
+    with LanguageModel(TALES) as model:
+        expected = model.score([*tokens, targets[-1]])
+    np.testing.assert_allclose(expected, numbers(made.folder, check["outputs"][2])[0], rtol=1e-4)
+
+
+def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
+    """And neither wgpu nor torch is needed."""
+    code = (
+        f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.web import site\n"
+        f"site.FILES = Path({str(tmp_path / 'files')!r})\n"
+        f"made = site.make_site({str(DIGITS)!r}, {str(tmp_path / 'site')!r})\nprint(made.check, made.note)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False wgpu is blocked: this layer must import without it\n", "")
+    assert "check" not in told(tmp_path / "site")
+    assert "check.bin" not in names(tmp_path / "site")
+
+
+def test_what_takes_long_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptegpu.web.check.SECONDS", 0.0)
+    made = make_site(DIGITS, tmp_path / "site", targets=GENERIC)
+    assert not made.check
+    assert made.note.endswith(" takes too long")
+    monkeypatch.setattr("ptegpu.web.check.SECONDS", 1.0)
+    monkeypatch.setattr("ptegpu.web.check.MOST_BYTES", 100)
+    assert make_site(DIGITS, tmp_path / "site", targets=GENERIC).note == "its inputs and outputs have 296 bytes"
+
+
+# The command
+
+
+def test_the_command(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.chdir(tmp_path)
+    ended = invoke("web", "digits")
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0].startswith("digits-site · ") and "made of digits.pte in" in lines[0]
+    assert lines[1] == "The page is image: it makes 10 numbers of a grey picture of 8 × 8."
+    rows = [line.split() for line in lines]
+    assert ["part", "file", "size", "gzipped", "for"] in rows
+    assert any(row[:2] == ["variant-1.json", "11.2"] and row[-2:] == ["generic,", "software"] for row in rows)
+    assert lines[-1].startswith("A first visit loads ")
+    about = told(tmp_path / "digits-site")
+    assert (about["title"], about["image"]["labels"]) == ("Handwritten digits", [*"0123456789"])
+
+
+def test_json(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "labels.txt").write_text("".join(f"class {k}\n" for k in range(5)))
+    options = ["--labels", tmp_path / "labels.txt", "--mean", "0.5", "--std", "0.1,0.2,0.3", "--title", "Pictures"]
+    report = invoke(
+        "web", DATA / "cnn.pte", "-o", tmp_path / "site", *options, "--variant", "generic", "--no-check", "--json"
+    ).json()
+    assert (report["site"], report["page"], report["title"]) == (str(tmp_path / "site"), "image", "Pictures")
+    assert report["variants"] == [{"name": "generic", "file": "variant-0.json"}]
+    assert report["check"] is False
+    sizes = {f["name"]: (f["nbytes"], f["gzipped"]) for f in report["files"]}
+    text = (tmp_path / "site" / "variant-0.json").read_bytes()
+    assert sizes["variant-0.json"] == (len(text), len(gzip.compress(text, 9)))
+    assert sizes["shard-000.bin"][0] == sizes["shard-000.bin"][1]
+    image = told(tmp_path / "site")["image"]
+    assert (image["labels"][4], image["mean"], image["std"]) == ("class 4", [0.5] * 3, [0.1, 0.2, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([DIGITS, "--variant", "quantum"], 2, "'quantum' is none of subgroups, generic, software"),
+        ([DIGITS, "--mean", "a,b"], 2, "'a,b' is no list of numbers, such as 0.5,0.5,0.5"),
+        ([DIGITS, "--size", "x"], 2, "'x' is not of the form"),
+        ([DIGITS, "--page", "film"], 2, "'film' is not one of 'chat', 'image', 'any'"),
+        ([DATA / "counting.pte"], 1, "needs NumPy for"),
+        (["nowhere.pte"], 1, "nowhere.pte: No such file or directory"),
+        ([DIGITS, "--labels", DIGITS], 1, "is no text in UTF-8"),
+    ],
+)
+def test_errors_are_one_line(
+    invoke: Invoke,  # noqa: F811
+    tmp_path: Path,
+    arguments: list[Any],
+    code: int,
+    message: str,
+) -> None:
+    ended = invoke("web", *arguments, "-o", tmp_path / "site")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", 1)
+    assert message in ended.err
+    assert not (tmp_path / "site").exists()
+
+
+# The server
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "index.html").write_text("<p>hello")
+    (folder / "site.json").write_text(json.dumps({"x": [1] * 1000}))
+    (folder / "shard-000.bin").write_bytes(bytes(range(256)))
+    (folder / "chat.js").write_text("export {};")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "x.txt").write_text("hidden")
+    (tmp_path / "secret.txt").write_text("secret")
+    with Server(folder, 0) as made:
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        yield made
+        made.stop()
+        thread.join()
+
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+def ask(server: Server, path: str, how: str = "GET", **head: str) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", int(server.url.split(":")[2].strip("/")), timeout=30)
+    connection.request(how, path, headers={name.replace("_", "-"): value for name, value in head.items()})
+    response = connection.getresponse()
+    body = response.read()
+    connection.close()
+    return response.status, dict(response.getheaders()), body
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("/", "text/html; charset=utf-8", b"<p>hello"),
+        ("/?x=1", "text/html; charset=utf-8", b"<p>hello"),
+        ("/chat.js", "text/javascript; charset=utf-8", b"export {};"),
+        ("/shard%2D000.bin", "application/octet-stream", bytes(range(256))),
+    ],
+)
+def test_files_are_served(server: Server, path: str, kind: str, body: bytes) -> None:
+    status, head, found = ask(server, path)
+    assert (status, head["Content-Type"], found) == (200, kind, body)
+    assert (head["Cache-Control"], head["Accept-Ranges"]) == ("no-store", "bytes")
+    status, head, found = ask(server, path, "HEAD")
+    assert (status, head["Content-Length"], found) == (200, str(len(body)), b"")
+
+
+def test_text_is_compressed(server: Server) -> None:
+    _, plain, text = ask(server, "/site.json")
+    _, head, body = ask(server, "/site.json", Accept_Encoding="br, gzip")
+    assert (head["Content-Encoding"], gzip.decompress(body)) == ("gzip", text)
+    assert "Content-Encoding" not in plain
+    assert "Content-Encoding" not in ask(server, "/shard-000.bin", Accept_Encoding="gzip")[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "start", "end"),
+    [
+        ("bytes=0-9", 206, 0, 10),
+        ("bytes=250-", 206, 250, 256),
+        ("bytes=250-999", 206, 250, 256),
+        ("bytes=-6", 206, 250, 256),
+        ("bytes=-999", 206, 0, 256),
+        ("bytes=256-", 416, 0, 0),
+        ("bytes=-", 200, 0, 256),
+        ("lines=1-2", 200, 0, 256),
+        ("bytes=0-1,4-5", 200, 0, 256),
+    ],
+)
+def test_parts_of_files(server: Server, asked: str, status: int, start: int, end: int) -> None:
+    found, head, body = ask(server, "/shard-000.bin", Range=asked)
+    assert (found, body) == (status, bytes(range(start, end)))
+    expected = {206: f"bytes {start}-{end - 1}/256", 416: "bytes */256"}.get(status)
+    assert head.get("Content-Range") == expected
+
+
+@pytest.mark.parametrize(
+    "path", ["/no.txt", "/../secret.txt", "/%2e%2e/secret.txt", "/inner/x.txt", "/inner", "/..", "/.", "/a%00b"]
+)
+def test_nothing_else_is_served(server: Server, path: str) -> None:
+    status, _, body = ask(server, path)
+    assert (status, body) == (404, b"There is no such file.\n")
+
+
+def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
+    port = int(server.url.split(":")[2].strip("/"))
+    with pytest.raises(InvalidInput, match=f"port {port}: .*; give another one with --port"):
+        Server(tmp_path, port)
+
+
+def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.web import site\n"
+        f"site.FILES = Path({str(files)!r})\nfrom ptegpu.cli import main\n"
+        f"main(['web', 'digits', '-o', {str(tmp_path / 'site')!r}, '--no-check', '--serve', '--port', '0'])"
+    )
+    running = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert running.stdout is not None
+        line = next(line for line in running.stdout if line.startswith(b"Serving"))
+        address = line.split()[1].decode()
+        connection = http.client.HTTPConnection("127.0.0.1", int(address.split(":")[2].strip("/")), timeout=30)
+        connection.request("GET", "/site.json")
+        assert json.loads(connection.getresponse().read())["title"] == "Handwritten digits"
+        connection.close()
+        running.send_signal(2)
+        _, err = running.communicate(timeout=30)
+        assert (running.returncode, err) == (0, b"")
+    finally:
+        running.kill()
+        running.wait()
