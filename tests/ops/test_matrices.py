@@ -230,6 +230,25 @@ def test_convolutions(
     assert np.all(np.abs(found - right) <= (EXACT if precision == "exact" else 2**-10) * scale)
 
 
+@pytest.mark.parametrize("kept", [1 << 20, 15_000, 0])
+def test_weights_that_stay_as_blocks(gpu: Device, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """As many as there is memory for: they are laid out in the first run, whatever sizes come next."""
+    sizes, s = (150, 64, 150, 50), Sketch()
+    weights = [Packed.random(Q4, n, k, 32, seed=n) for n, k in ((64, 64), (96, 64), (70, 96))]
+    ys = [s.input(150, 64)]
+    for weight in weights:  # the first one's rows may have another length next time
+        ys.append(weight.of(s, ys[-1]))
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=kept))
+    engine = engine_of(s.returns(*ys[1:]), gpu)
+    for number, m in enumerate(sizes):
+        before, given = gpu.counters.dispatches, normal(m, 64)
+        for y, weight in zip(map(np.asarray, engine.run([given])), weights, strict=True):
+            compare(y, given, weight.values)
+            given = y
+        count = gpu.counters.dispatches - before
+        assert count == (12 if number == 0 else {1 << 20: 10, 15_000: 11, 0: 12}[kept])
+
+
 def test_a_joined_formula(gpu: Device) -> None:
     """relu moves no two numbers apart, and what is added is added to f32."""
     m, n, k = 50, 96, 64

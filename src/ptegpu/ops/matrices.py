@@ -42,11 +42,17 @@ class Prepared:
         return [self.blocks, *([self.scales] if self.scales else [])]
 
 
-def _room(sets: int, m: int, k: int, scaled: bool, twice: bool) -> Generator[Step, Any, Prepared]:
-    """Where rows of that many sets are to be laid out."""
+def _room(sets: int, m: int, k: int, scaled: bool, twice: bool, of: Sequence[Tensor]) -> Generator[Step, Any, Prepared]:
+    """Where rows of that many sets are to be laid out. If they are those of constants, they may stay there."""
+    same = all(isinstance(n, int) for n in (sets, m, k))  # in every run
+    key = ("matrices", twice, *of) if same and _constant(of) else ()
     each = ROWS * SPAN * (2 if twice else 1)
-    blocks = yield Scratch((sets, ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN), each), DType.F16)
-    return Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if scaled else None)
+    blocks = yield Scratch((sets, ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN), each), DType.F16, key)
+    return Prepared(blocks, (yield Scratch((sets, m), DType.F32, (*key, "scales") if key else ())) if scaled else None)
+
+
+def _constant(tensors: Sequence[Tensor]) -> bool:
+    return all(t.kind == "constant" for t in tensors)
 
 
 def _prepare(
@@ -59,7 +65,7 @@ def _prepare(
     parts = ceil(m, ROWS if across else SHARE)
     params = {"first_row": 0, **params, "m": m, "k": k, "parts": parts, "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
-    return Dispatch(kernel, reads, to.reads, sets * params["parts"], params, label=p.label)
+    return Dispatch(kernel, reads, to.reads, sets * params["parts"], params, label=p.label, once=_constant(reads))
 
 
 def _windows(p: Product, to: Prepared, target: Target) -> Steps:
@@ -90,13 +96,13 @@ def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -
         batch, n = 1, p.batch * p.n
     twice = not rounds(p, target)
     rows_source = kernels.rows(p.a.dtype, p.k % 4 == 0)
-    a = yield from _room(p.sets or batch, p.m, p.k, rows_source.scaled, twice)
+    a = yield from _room(p.sets or batch, p.m, p.k, rows_source.scaled, twice, [p.a])
     yield _prepare(rows_source, [p.a], p.m, p.k, a, replace(p, window=None), target)
     if p.window:
-        b = yield from _room(1, n, p.k, p.b.dtype is not DType.F16, twice)
+        b = yield from _room(1, n, p.k, p.b.dtype is not DType.F16, twice, [p.b])
         yield from _windows(p, b, target)
     else:
-        b = yield from _room(batch, n, p.k, _source(p).scaled, twice)
+        b = yield from _room(batch, n, p.k, _source(p).scaled, twice, [t for q in products for t in q.matrix])
         first = 0
         for q in products:
             yield _prepare(_source(q), q.matrix, q.n, q.k, b, q, target, first_row=first, **q.scaling)

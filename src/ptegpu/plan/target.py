@@ -71,6 +71,7 @@ class Target:
     matrices: tuple[str, ...] = ()  # what subgroups multiply: inputs, sums, rows x columns x depth ("f16 f32 16x16x16")
     precision: Precision = "auto"
     cache: Cache = "f32"
+    kept_bytes: int = 0  # that may be taken to keep what is made of weights, in the form that kernels want
     device_class: DeviceClass = CLASSES["discrete"]
 
     @property
