@@ -35,9 +35,10 @@ test-dawn: .venv/.test ## run the tests of GPUs and operators on Dawn, on the Sw
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) $(ON_DAWN) || [ $$? = 5 ] # 5: ARGS leave nothing
 
 test-web: .venv/.test .venv/.vulkan ## check and test the browser's runner, under node and in Debian's chromium
-	@tools/node.sh || { echo "The tests of web/ are skipped."; exit 0; }; \
-	$(MAKE) --no-print-directory web/node_modules/.ready && set -ex; \
-	web/node_modules/.bin/tsc -p web; node web/build.mjs --check; node --test --test-reporter=dot web/test/*.test.mjs; \
+	@tools/node.sh || { echo "The tests of web/ are skipped."; exit 0; }; set -e; \
+	$(MAKE) --no-print-directory web/node_modules/.ready; set -x; \
+	web/node_modules/.bin/tsc -p web; node web/build.mjs --check; \
+	node --test --test-timeout=60000 --test-reporter=dot web/test/*.test.mjs; \
 	chromium=$$(tools/chromium.sh) || echo "The tests in a browser are skipped."; \
 	PTEGPU_CHROMIUM=$$chromium $(BIN)/python -m pytest $(ARGS) tests/web/browser || [ $$? = 5 ] # 5: ARGS leave nothing
 

@@ -26,6 +26,7 @@ from ptegpu.gpu.device import Device
 from ptegpu.kernels.matrices import LANES, NEEDS
 from ptegpu.plan import dialect
 from ptegpu.plan.plan import Kernel
+from ptegpu.plan.target import CLASSES
 
 VIEW, KEPT, HALF, QUAD = "vec3<u32>", "mat4x4<f32>", "mat2x4<f32>", "vec4<f32>"
 _SPREAD: dict[tuple[str, ...], str] = {("16", "16"): HALF, ("8", "16"): QUAD}  # by columns and rows
@@ -51,7 +52,7 @@ def adapter(gpu: Device) -> Iterator[Device]:
             return source(kernel, spoken)
         return "enable f16;\n" + emulate(kernel.wgsl)
 
-    target = replace(real, matrices=NEEDS, subgroup_size=LANES)
+    target = replace(real, matrices=NEEDS, subgroup_size=LANES, device_class=CLASSES["discrete"])
     with patch.object(gpu, "target", target), patch.object(dialect, "source", emulated):
         yield gpu
 

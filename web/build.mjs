@@ -37,8 +37,8 @@ async function bundle(name, entry, part) {
     },
   };
   const result = await build({
-    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: part ? [plugin] : [], bundle: true, minify: true,
-    write: false, metafile: true, format: "esm", target: "es2022", charset: "utf8", legalComments: "none",
+    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: part ? [plugin] : [], bundle: true,
+    minify: true, write: false, metafile: true, format: "esm", target: "es2022", charset: "utf8", legalComments: "none",
   });
   files.set(name, Buffer.from(result.outputFiles[0].contents));
   for (const [, names] of result.outputFiles[0].text.matchAll(/import\{([^}]*)\}from"\.\/ptegpu\.js"/g))
@@ -50,11 +50,9 @@ async function bundle(name, entry, part) {
 const core = await bundle("ptegpu.js", "src/index.js", true);
 inCore = new Set(Object.keys(core.inputs).map((path) => join(web, path)));
 exported = new Set(core.outputs["ptegpu.js"].exports);
-for (const name of ["worker.js", "llm.js", "tokenizers.js", "jinja.js"])
-  if (existsSync(join(web, "src", name))) later.add(join(web, "src", name));
-for (const path of later)
-  if (!inCore.has(path) && existsSync(path)) await bundle(basename(path), "src/" + basename(path), true); // grows
-for (const file of existsSync(join(web, "pages")) ? readdirSync(join(web, "pages")).sort() : []) {
+later.add(join(web, "src", "worker.js"));
+for (const path of later) if (!inCore.has(path)) await bundle(basename(path), "src/" + basename(path), true); // grows
+for (const file of readdirSync(join(web, "pages")).sort()) {
   if (file.endsWith(".css")) await bundle(file, "pages/" + file, false);
   if (!file.endsWith(".html")) continue;
   files.set(file, readFileSync(join(web, "pages", file)));
@@ -70,13 +68,15 @@ for (const [name, bytes] of files) {
   const sizes = [bytes.length, gzipSync(bytes, { level: 9 }).length];
   console.log(`${name.padEnd(16)} ${String(sizes[0]).padStart(7)} ${String(sizes[1]).padStart(7)} gz`);
   const limits = LIMITS[/** @type {keyof LIMITS} */ (name)];
-  if (limits?.some((limit, k) => sizes[k] > limit)) console.error(`${name} is larger than ${limits.join(" / ")} bytes.`);
+  if (limits?.some((limit, k) => sizes[k] > limit))
+    throw new Error(`${name} is larger than ${limits.join(" / ")} bytes.`);
 }
 
 const there = existsSync(folder) ? readdirSync(folder) : [];
 if (process.argv.includes("--check")) {
-  const stale = [...files].filter(([name, bytes]) => !there.includes(name) || !bytes.equals(readFileSync(join(folder, name))));
-  const wrong = [...stale.map(([name]) => name), ...there.filter((name) => !files.has(name))];
+  const current = (/** @type {string} */ name) =>
+    there.includes(name) && files.get(name)?.equals(readFileSync(join(folder, name)));
+  const wrong = [...new Set([...files.keys(), ...there])].filter((name) => !current(name));
   if (wrong.length) {
     console.error(`Not what web/ gives: ${wrong.join(", ")} in src/ptegpu/web/files. Run: node web/build.mjs`);
     process.exit(1);

@@ -48,6 +48,10 @@ class Closed(PtegpuError, RuntimeError):
     """A program was used after `close()`."""
 
 
+class QueueFull(PtegpuError, RuntimeError):
+    """Too many requests wait for a model already; try again later."""
+
+
 class NoAdapter(PtegpuError, RuntimeError):
     """No GPU adapter fits; the message names the package to install or the adapters there are."""
 

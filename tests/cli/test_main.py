@@ -42,7 +42,7 @@ def test_version(invoke: Invoke) -> None:
     assert (ended.code, ended.out, ended.err) == (0, f"ptegpu {ptegpu.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "compile", "web", "profile", "doctor", "demo"])
+@pytest.mark.parametrize("command", ["run", "inspect", "compile", "web", "serve", "profile", "doctor", "demo"])
 def test_help_names_the_options(invoke: Invoke, command: str) -> None:
     assert command in invoke("--help").out
     ended = invoke(command, "--help")

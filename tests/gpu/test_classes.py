@@ -170,7 +170,7 @@ def test_nothing_is_kept_where_that_is_off_or_nobody_is_at_home(monkeypatch: pyt
 def test_an_adapter_is_measured_once_and_kept_on_demand(
     device: Device, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement, "_measured", {})
+    monkeypatch.setattr(device, "measured", None)
     before = device.counters.snapshot()
     found = measure(device)
     assert device.counters.since(before).submits > 0
@@ -196,7 +196,7 @@ def test_a_device_opens_with_what_was_kept(device: Device, cache: Path, monkeypa
 def test_what_stops_a_measurement_leaves_no_buffers(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     measure(device)
     counts = device.api.object_counts()
-    monkeypatch.setattr(measurement, "_measured", {})
+    monkeypatch.setattr(device, "measured", None)
 
     def stop(*_: object) -> float:
         raise KeyboardInterrupt
@@ -204,7 +204,7 @@ def test_what_stops_a_measurement_leaves_no_buffers(device: Device, monkeypatch:
     monkeypatch.setattr(measurement, "pass_time", stop)
     with pytest.raises(KeyboardInterrupt):
         measure(device)
-    assert measurement._measured == {}
+    assert device.measured is None
     assert counts == device.api.object_counts()
 
 

@@ -165,10 +165,11 @@ class Interrupts:
 
     def during(self, work):
         try:
-            signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-5, self.longest))
+            signal.setitimer(signal.ITIMER_REAL, self.random.uniform(1e-5, self.longest), 3)
             while True:
                 work()
         except KeyboardInterrupt:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             self.slowest = max(self.slowest, time.thread_time() - self.began)
 
 def report(interrupts, before):
@@ -247,8 +248,8 @@ report(interrupts, before)
 )
 
 
-def run(script: str, *arguments: str) -> list[str]:
-    """What it prints."""
+def run(script: str, *arguments: str, lossy: bool = False) -> list[str]:
+    """What it prints. If it is `lossy`, Python may have ignored an exception in a finalizer of its own: it says so."""
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-c", START + script, *arguments]
     done = subprocess.run(
@@ -260,7 +261,8 @@ def run(script: str, *arguments: str) -> list[str]:
         timeout=SECONDS,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )
-    assert (0, "") == (done.returncode, done.stderr)
+    said = "" if lossy and done.stderr.startswith("Exception ignored in") else done.stderr
+    assert (0, "") == (done.returncode, said)
     return done.stdout.splitlines()
 
 
@@ -284,4 +286,5 @@ def test_an_interrupt_in_the_callback_of_a_device_is_raised_and_the_device_relea
 @pytest.mark.slow
 @pytest.mark.parametrize("script", [CALLS, SHAPES, LOADS], ids=["calls", "shapes", "loads"])
 def test_interrupts_at_random(script: str) -> None:
-    assert ["right: 100 slow: False leaked: {}"] == run(script)
+    """Whoever is not heard, as when Python is in a finalizer, asks again after some seconds."""
+    assert ["right: 100 slow: False leaked: {}"] == run(script, lossy=True)

@@ -16,7 +16,7 @@ from ptegpu.errors import ShapeError
 from ptegpu.graph.graph import Tensor
 from ptegpu.ops import product
 from ptegpu.ops.windows import window_of
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
 F16 = DType.F16
 RELU = sys.float_info.max  # the upper bound of a relu as it is exported
@@ -201,6 +201,11 @@ def test_workgroups_of_128(case):
 
 def test_larger_tiles():
     check(conv((1, 5, 9, 9), (70, 5, 3, 3), padding=[1, 1]), device_class=ONE_UNIT)
+
+
+@pytest.mark.parametrize("case", [*WHOLE[::3], *POINTWISE[::3], *WINDOWS[::3]], ids=str)
+def test_as_on_a_cpu(case):
+    check(case, device_class=CLASSES["software"])
 
 
 LIVE = [

@@ -171,7 +171,7 @@ def test_every_way_to_share_out(way, subgroups, monkeypatch):
     check(q4((1,), 64, 37, 32), subgroups=subgroups, device_class=ONE_UNIT)
 
 
-@pytest.mark.parametrize("case", [*GEMV[::3], *PER_CHANNEL[::3]], ids=str)
+@pytest.mark.parametrize("case", [*GEMV[::3], *GEMM[::2], *PER_CHANNEL[::3]], ids=str)
 def test_as_on_a_cpu(case):
     check(case, device_class=CLASSES["software"])
 

@@ -14,7 +14,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.graph.graph import Tensor
 from ptegpu.ops import product
-from ptegpu.plan.target import Target
+from ptegpu.plan.target import CLASSES, Target
 
 F16 = DType.F16
 mm = partial(Case, "aten.mm.default")
@@ -216,6 +216,11 @@ def test_infinities_stay_where_they_belong(op, size):
     w[-1, -1] = -math.inf
     args = (T(x.shape, values=tuple(x.ravel())), T(w.shape, values=tuple(w.ravel())))
     check(Case(op, args))
+
+
+@pytest.mark.parametrize("case", [*GEMV[::2], *GEMM[::2], *BIASES[::2], *UNUSUAL], ids=str)
+def test_as_on_a_cpu(case):
+    check(case, device_class=CLASSES["software"])
 
 
 CHOICES = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Graph, Node, Tensor
 from ptegpu.llm.sampling import Sampling
 from ptegpu.ops.registry import REGISTRY
+from ptegpu.plan.target import CLASSES
 
 LIMITS = {"f16": False, "subgroups": False, "limits": "browser"}
 
 
 def run(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray | None = None, how: int | None = None,
-        features: dict | None = None, **target: int) -> tuple[int, float]:  # fmt: skip
+        features: dict | None = None, **target: Any) -> tuple[int, float]:  # fmt: skip
     """The operator's token and log-probability."""
     gpu = device(**(features or {}))
     given = [logits, sampling.words(step), np.zeros(1, np.int32) if seen is None else bits(seen)]
@@ -30,7 +32,8 @@ def run(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray 
     definition = REGISTRY["ptegpu.sample.default"]
     graph.nodes = [Node(definition, (*graph.inputs, sampling.how if how is None else how), outs, "sample")]
     graph.outputs = list(outs)
-    token, logprob = run_plan(plan_of(graph, replace(gpu.target, **target)), given, gpu)
+    adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
+    token, logprob = run_plan(plan_of(graph, adapter), given, gpu)
     return int(token[0]), float(logprob[0])
 
 
@@ -92,7 +95,7 @@ def logprob_of(logits: np.ndarray, token: int) -> float:
 
 
 def check(logits: np.ndarray, sampling: Sampling, step: int = 0, seen: np.ndarray | None = None,
-          features: dict | None = None, **target: int) -> None:  # fmt: skip
+          features: dict | None = None, **target: Any) -> None:  # fmt: skip
     token, logprob = run(logits, sampling, step, seen, features=features, **target)
     assert token in expected(logits, sampling, step, seen)
     assert math.isclose(logprob_of(logits, token), logprob, abs_tol=2e-3 if logits.dtype == np.float16 else 2e-5)
@@ -129,6 +132,11 @@ def test_settings(sampling: Sampling, vocabulary: int) -> None:
 @pytest.mark.parametrize("sampling", SETTINGS[::3], ids=str)
 def test_browser_limits(sampling: Sampling) -> None:
     check(logits_of((1, 5003), 3), sampling, features=LIMITS)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS[1::4], ids=str)
+def test_as_on_a_cpu(sampling: Sampling) -> None:
+    check(logits_of((1, 4097), 4), sampling, device_class=CLASSES["software"])
 
 
 @pytest.mark.parametrize("sampling", SETTINGS[1::4], ids=str)
@@ -228,14 +236,15 @@ def test_nothing_is_chosen_where_nothing_is_asked() -> None:
     run(logits_of((1, 50)), Sampling(), how=0)
 
 
-def score(logits: np.ndarray, tokens: np.ndarray, **target: int) -> np.ndarray:
+def score(logits: np.ndarray, tokens: np.ndarray, **target: Any) -> np.ndarray:
     gpu = device()
     graph = Graph("score")
     graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate((logits, tokens))]
     out = Tensor("out", DType.F32, tokens.shape)
     graph.nodes = [Node(REGISTRY["ptegpu.score.default"], tuple(graph.inputs), (out,), "score")]
     graph.outputs = [out]
-    return run_plan(plan_of(graph, replace(gpu.target, **target)), [logits, tokens], gpu)[0]
+    adapter = replace(gpu.target, **{"device_class": CLASSES["discrete"], **target})
+    return run_plan(plan_of(graph, adapter), [logits, tokens], gpu)[0]
 
 
 @pytest.mark.parametrize("shape", [(1, 50), (1, 1, 50), (1, 5, 300), (1, 3, 5003), (1, 300, 33)])
@@ -251,3 +260,37 @@ def test_scores(shape: tuple[int, ...], dtype: str) -> None:
 
 def test_no_tokens_no_scores() -> None:
     assert (1, 0) == score(logits_of((1, 5, 30)), np.zeros((1, 0), np.int32)).shape
+
+
+def run_rows(logits: np.ndarray, settings: list[Sampling], seen: np.ndarray, features: dict | None = None,
+             **target: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    gpu = device(**(features or {}))
+    words = np.stack([np.append(s.words(k), np.int32(s.how)) for k, s in enumerate(settings)])
+    marks = np.stack([bits(row) for row in seen]) if seen.size else np.zeros((len(settings), 0), np.int32)
+    given = [logits, words.astype(np.int32), marks]
+    graph = Graph("sample")
+    graph.inputs = [Tensor(f"in{k}", DType.of(a.dtype), a.shape, "input") for k, a in enumerate(given)]
+    outs = (Tensor("token", DType.I32, (len(settings),)), Tensor("logprob", DType.F32, (len(settings),)))
+    graph.nodes = [Node(REGISTRY["ptegpu.sample_rows.default"], tuple(graph.inputs), outs, "sample")]
+    graph.outputs = list(outs)
+    return run_plan(plan_of(graph, replace(gpu.target, **target)), given, gpu)
+
+
+@pytest.mark.parametrize("features", [{}, LIMITS], ids=["", "browser"])
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(7, "float32"), (300, "float16"), (5003, "float32")])
+def test_each_row_by_its_own_settings(vocabulary: int, dtype: str, features: dict) -> None:
+    penalised = [Sampling(s.temperature, s.top_k, s.top_p, s.min_p, 1.7, s.seed) for s in SETTINGS[::2]]
+    settings = [*SETTINGS, *penalised]
+    logits = logits_of((1, len(settings), vocabulary), dtype=dtype)
+    seen = np.random.default_rng(1).random((len(settings), vocabulary)) < 0.3
+    tokens, logprobs = run_rows(logits, settings, seen, features)
+    for k, sampling in enumerate(settings):
+        assert tokens[k] in expected(logits[:, k], sampling, k, seen[k] if sampling.penalises else None)
+        near = 2e-3 if dtype == "float16" else 2e-5
+        assert math.isclose(logprob_of(logits[:, k], tokens[k]), logprobs[k], abs_tol=near)
+
+
+def test_a_row_is_what_it_is_alone() -> None:
+    settings, logits = SETTINGS, logits_of((1, len(SETTINGS), 999))
+    tokens, _ = run_rows(logits, settings, np.zeros(0))
+    assert [run(logits[:, k], s, k)[0] for k, s in enumerate(settings)] == tokens.tolist()

@@ -19,6 +19,7 @@ from tests.plan.mutants import mutants, parts, whole
 from tests.saved import read
 
 import ptegpu
+from ptegpu.dtypes import DType
 from ptegpu.errors import IndexOutOfRange, InvalidInput, InvalidProgram, LimitExceeded, PtegpuError
 from ptegpu.gpu import Device, open_device
 from ptegpu.llm import LanguageModel
@@ -28,6 +29,7 @@ from ptegpu.plan.bundle import Bundle
 from ptegpu.plan.read import load
 from ptegpu.plan.save import HEAD, MANIFEST, save_web, to_bytes
 from ptegpu.plan.target import CLASSES, Target
+from ptegpu.plan.web import variant_needs
 
 pytestmark = pytest.mark.slow
 
@@ -361,7 +363,7 @@ def test_a_language_model_that_was_compiled_as_any_program() -> None:
 
 @cache
 def two_targets() -> Bundle:
-    return ptegpu.compile(DATA / "control.pte", targets=[device().target, Target()])
+    return ptegpu.compile(DATA / "control.pte", targets=[device().target, Target("small", max_invocations=64)])
 
 
 @pytest.fixture
@@ -380,12 +382,13 @@ def test_shards(web: Path) -> None:
     assert [n for _, n, _ in shards[:-1]] == [1024] * (len(shards) - 1) and shards[-1][1] <= 1024
     for name, nbytes, digest in shards:
         assert (nbytes, digest) == ((web / name).stat().st_size, hashlib.sha256((web / name).read_bytes()).hexdigest())
-    assert b"".join((web / name).read_bytes() for name, _, _ in shards) == parts(to_bytes(two_targets()))[1]
+    data = parts(to_bytes(two_targets()))[1]
+    assert b"".join((web / name).read_bytes() for name, _, _ in shards) == data + bytes(-len(data) % save.ALIGN)
 
 
 def test_the_head_says_what_each_variant_is(web: Path) -> None:
     document = json.loads((web / MANIFEST).read_bytes())
-    names = [device().target.name, "generic"]
+    names = [device().target.name, "small"]
     assert list(document) == ["format", "version", "file", "blobs", "shards", "variants"]
     assert [v["target"].get("name", "generic") for v in document["variants"]] == names
     for k, variant in enumerate(document["variants"]):
@@ -401,6 +404,66 @@ def test_the_head_says_what_each_variant_is(web: Path) -> None:
         choices = [c for p in plans for f in p["families"] for step in f["steps"] for c in step]
         bound = [nbytes for _, dispatches, _ in choices for d in dispatches for _, _, nbytes in d[1]]
         assert variant["bytes"] == {"buffers": sum(sizes), "largest": max(sizes), "binding": max(bound)}
+        assert variant["name"] == names[k] and variant["software"] == two_targets().targets[k].software
+        assert variant["limits"]["maxComputeInvocationsPerWorkgroup"] == two_targets().targets[k].max_invocations
+        assert variant["limits"]["maxBufferSize"] == max(sizes)
+        assert sorted(b[0] for b in content["buffers"]) == sorted(sizes)
+
+
+def test_a_variant_says_what_it_needs_in_the_words_of_webgpu() -> None:
+    target = Target(f16=True, subgroups=True, subgroup_size=32, max_shared_bytes=32768)
+    told = variant_needs(target, [])
+    assert told["features"] == ["shader-f16", "subgroups"]
+    assert told["info"] == {"subgroupMinSize": 32, "subgroupMaxSize": 32}
+    assert told["limits"]["maxComputeWorkgroupStorageSize"] == 32768
+    assert (variant_needs(Target(), [])["features"], variant_needs(Target(), [])["info"]) == ([], {})
+    with pytest.raises(InvalidInput, match="which no browser has"):
+        variant_needs(Target(matrices=("f16 f32 16x16x16",)), [])
+
+
+@pytest.mark.parametrize(("name", "method", "direct"), [
+    ("mlp", "forward", {"plan": 0, "inputs": [0], "outputs": [0]}),
+    ("methods", "get_scale", None),
+    ("control", "forward", None),
+])  # fmt: skip
+def test_a_method_says_what_one_plan_does(tmp_path: Path, name: str, method: str, direct: Any) -> None:
+    save_web(ptegpu.compile(DATA / f"{name}.pte"), tmp_path)
+    content = json.loads((tmp_path / "variant-0.json").read_bytes())
+    (told,) = (m for m in content["methods"] if m["name"] == method)
+    assert told["direct"] == direct
+    for k, (given, o) in enumerate(zip(told["signature"]["inputs"], told["inputs"], strict=True)):
+        slot = told["slots"][o["slot"]]
+        assert given == {
+            "name": f"input {k}",
+            "dtype": slot["dtype"],
+            "shape": slot["sizes"],
+            "dynamic": slot["dynamic"],
+        } | ({"device": DType(slot["dtype"]).device.value} if slot["dtype"] else {})
+    places = json.loads((tmp_path / MANIFEST).read_bytes())["blobs"]
+
+    def begins(nbytes: int, blob: int | None) -> list[int]:
+        start, length = (0, 0) if blob is None else places[blob]
+        return [nbytes, start, (length + 3) // 4 * 4]
+
+    for plan in told["plans"]:
+        params = iter(plan["params"])
+        resets = {to: source for source, to in plan["resets"]}
+        for at, b in zip(plan["at"], plan["buffers"], strict=True):
+            blob = next(params) if b["role"] == "params" else b.get("blob")
+            first = resets.pop(at) if b["role"] == "state" else at
+            assert begins(b["nbytes"], blob) == ([b["nbytes"], 0, 0] if first is None else content["buffers"][first])
+        assert not resets
+
+
+def test_targets_for_which_all_is_the_same_share_a_file(tmp_path: Path) -> None:
+    same = ptegpu.compile(
+        DATA / "control.pte", targets=[Target(), Target("another"), Target("small", max_invocations=64)]
+    )
+    files = save_web(same, tmp_path)
+    assert [f.name for f in files if f.name.startswith("variant")] == ["variant-0.json", "variant-1.json"]
+    document = json.loads((tmp_path / MANIFEST).read_bytes())
+    assert [v["file"][0] for v in document["variants"]] == ["variant-0.json", "variant-0.json", "variant-1.json"]
+    assert to_bytes(load(tmp_path)) == to_bytes(same)
 
 
 def test_a_shard_is_at_most_24_mib() -> None:

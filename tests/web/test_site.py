@@ -6,11 +6,13 @@ import gzip
 import hashlib
 import http.client
 import json
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,12 @@ from ptegpu.llm.text import CONFIG, FILE, TEMPLATE
 from ptegpu.web import PAGES, VARIANTS, Server, make_site, site
 from ptegpu.web.pages import Picture, choose, find_picture
 
-DATA = Path(__file__).resolve().parent.parent / "data"
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"
 TALES, DIGITS = DEMO / "tales.pte", DEMO / "digits.pte"
 GENERIC = [VARIANTS["generic"]]
+REAL = site.FILES
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +134,11 @@ def test_it_is_a_bundle(tales: Path) -> None:
     assert bundle.targets == tuple(VARIANTS.values())
 
 
+def test_software_adapters_have_fewer_kernels_to_compile(tales: Path) -> None:
+    counts = [len(json.loads((tales / f"variant-{k}.json").read_bytes())["kernels"]) for k in range(3)]
+    assert counts[2] < min(counts[:2])
+
+
 @pytest.mark.slow
 def test_python_runs_a_site(tales: Path) -> None:
     from ptegpu.llm import LanguageModel
@@ -186,10 +195,11 @@ def test_titles_are_text(tmp_path: Path) -> None:
 
 
 def test_equal_targets_share_a_file(tmp_path: Path) -> None:
-    made = make_site(DIGITS, tmp_path / "site", check=False)
+    twins = [*GENERIC, replace(*GENERIC, name="twin"), VARIANTS["software"]]
+    made = make_site(DIGITS, tmp_path / "site", targets=twins, check=False)
     assert made.variants == (
-        ("subgroups", "variant-0.json"),
-        ("generic", "variant-1.json"),
+        ("generic", "variant-0.json"),
+        ("twin", "variant-0.json"),
         ("software", "variant-1.json"),
     )
 
@@ -202,6 +212,7 @@ def test_equal_programs_give_equal_bytes(tmp_path: Path) -> None:
     assert content(tmp_path / "one-control") == content(tmp_path / "two-control")
 
 
+@pytest.mark.slow
 def test_a_language_model_twice(tales: Path, tmp_path: Path) -> None:
     make_site(TALES, tmp_path / "site", check=False)
     assert content(tmp_path / "site") == content(tales)
@@ -235,6 +246,21 @@ def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
     assert [name for name in one if one[name] != two[name]] == ["site.json"]  # the file's name
     with pytest.raises(InvalidInput, match="is a bundle: its data, sizes and targets are given to `ptegpu compile`"):
         make_site(tmp_path / "digits.bundle", tmp_path / "three", targets=GENERIC)
+
+
+@pytest.mark.parametrize("file", [DIGITS, DATA / "mlp.pte", TALES])
+def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """What a page and its modules cannot do without is in the folder."""
+    monkeypatch.setattr(site, "FILES", REAL)
+    sizes = {"input 0[1]": [1]} if file == TALES else {}
+    made = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
+    page = (made / "index.html").read_text("utf-8")
+    assert "{{" not in page and f"<title>{file.stem}</title>" in page
+    linked = re.findall(r'(?:src|href)="([^"#:]+)"', page)
+    assert f"{told(made)['page']}.js" in linked
+    assert set(linked) <= names(made)
+    named = {n for path in made.glob("*.js") for n in re.findall(r'from"\./([a-z]+\.js)"', path.read_text("utf-8"))}
+    assert named <= names(made)
 
 
 # Which page
@@ -327,6 +353,7 @@ def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
         (DIGITS, {"labels": ["a"]}, InvalidInput, "there are 1 labels, the model has 10 classes"),
         (DIGITS, {"mean": [1, 2, 3]}, InvalidInput, r"mean is one number; there are 3: \[1.0, 2.0, 3.0\]"),
         (DATA / "cnn.pte", {"std": [1, 0, 1]}, InvalidInput, "std is one number, or 3, one for each channel, not 0"),
+        (DIGITS, {"mean": [float("nan")]}, InvalidInput, r"mean is one number; there are 1: \[nan\]"),
         (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it makes 10"),
         (DATA / "mlp.pte", {"labels": ["a"]}, InvalidInput, "labels is for the page image; this one is any"),
         (TALES, {"tokenizer": "nowhere"}, InvalidInput, "no tokenizer: nowhere does not exist"),
@@ -488,7 +515,7 @@ def test_the_command(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert lines[1] == "The page is image: it makes 10 numbers of a grey picture of 8 × 8."
     rows = [line.split() for line in lines]
     assert ["part", "file", "size", "gzipped", "for"] in rows
-    assert any(row[:2] == ["variant-1.json", "11.2"] and row[-2:] == ["generic,", "software"] for row in rows)
+    assert any(row[:1] == ["variant-1.json"] and row[-1] == "generic" for row in rows)
     assert lines[-1].startswith("A first visit loads ")
     about = told(tmp_path / "digits-site")
     assert (about["title"], about["image"]["labels"]) == ("Handwritten digits", [*"0123456789"])
@@ -630,6 +657,13 @@ def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
         Server(tmp_path, port)
 
 
+def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Server, tmp_path: Path) -> None:  # noqa: F811
+    port = int(server.url.split(":")[2].strip("/"))
+    ended = invoke("web", "digits", "-o", tmp_path / "new", "--serve", "--port", port)
+    assert (ended.code, ended.out, (tmp_path / "new").exists()) == (1, "", False)
+    assert ended.err.startswith(f"error: port {port}: ") and ended.err.endswith("give another one with --port\n")
+
+
 def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.web import site\n"
@@ -651,3 +685,19 @@ def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
     finally:
         running.kill()
         running.wait()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_five_minutes(tmp_path: Path) -> None:
+    """The module that docs/web.md begins with."""
+    from ptegpu.export import export
+
+    page = (ROOT / "docs" / "web.md").read_text("utf-8")
+    (code, *_) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert "ptegpu export torch model:small -o small.pte\n" in page
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    export(*scope["small"](), tmp_path / "small.pte")
+    make_site(tmp_path / "small.pte", tmp_path / "site", targets=GENERIC)
+    assert told(tmp_path / "site")["page"] == "image"

@@ -9,7 +9,11 @@ import { show } from "./markdown.js";
  * @typedef {{you: boolean, text: string}} Part
  */
 
-const main = $("main"), composer = $("composer"), send = $("send"), newest = $("newest"), settings = $("settings");
+const main = $("main"),
+  composer = $("composer"),
+  send = $("send"),
+  newest = $("newest"),
+  settings = $("settings");
 const prompt = /** @type {HTMLTextAreaElement} */ ($("prompt"));
 const form = /** @type {HTMLFormElement} */ (settings.querySelector("form"));
 const fields = /** @type {HTMLInputElement[]} */ ([...form.querySelectorAll("input, textarea")]);
@@ -43,7 +47,10 @@ async function answer(input, draw, row) {
   announce("Writing …");
   const asked = typeof input === "string" ? input.length : input.reduce((n, m) => n + m.content.length + 12, 0);
   const running = (stream = remote.stream(input, options()));
-  let text = "", frame = 0, first = 0, before = 0;
+  let text = "",
+    frame = 0,
+    first = 0,
+    before = 0;
   const hint = make("span", { className: "note" }, "The first words take longest: kernels are being compiled.");
   const late = setTimeout(() => row.append(hint), 3000);
   const paint = () => {
@@ -103,10 +110,15 @@ function used(tokens) {
 let pinned = true;
 const end = () => main.scrollHeight - main.clientHeight;
 const follow = () => pinned && (main.scrollTop = end());
-main.addEventListener("scroll", () => {
-  pinned = end() - main.scrollTop < 48;
-  newest.hidden = pinned;
-}, { passive: true });
+main.addEventListener(
+  "scroll",
+  () => {
+    pinned = end() - main.scrollTop < 48;
+    newest.hidden = pinned;
+  },
+  { passive: true },
+);
+new ResizeObserver(follow).observe(main); // a phone's keyboard opens
 newest.onclick = () => {
   pinned = true;
   follow();
@@ -143,22 +155,36 @@ class Conversation {
     said.after(row);
     said.classList.add("waiting");
     turn.classList.add("busy");
-    const { text, reason, facts } = await answer(this.fitting(), (text) => {
-      said.classList.toggle("waiting", !text);
-      show(said, text);
-    }, row);
+    const { text, reason, facts } = await answer(
+      this.fitting(),
+      (text) => {
+        said.classList.toggle("waiting", !text);
+        show(said, text);
+      },
+      row,
+    );
     said.classList.remove("waiting");
     turn.classList.remove("busy");
-    if (!text) return turn.remove();
+    if (!text) {
+      // nothing came: the words go back to where they can be changed
+      turn.remove();
+      this.list.lastElementChild?.remove();
+      prompt.value ||= this.messages.pop()?.content ?? "";
+      return;
+    }
     this.messages.push({ role: "assistant", content: text });
     this.list.querySelector(".again")?.remove();
     const copier = button("Copy", () => copy(copier, text), "bare");
-    const again = button("Try again", () => {
-      if (stream) return;
-      this.messages.pop();
-      turn.remove();
-      this.reply();
-    }, "bare again");
+    const again = button(
+      "Try again",
+      () => {
+        if (stream) return;
+        this.messages.pop();
+        turn.remove();
+        this.reply();
+      },
+      "bare again",
+    );
     row.append(copier, again, make("span", { className: "note" }, facts + (NOTES[reason ?? ""] ?? "")));
     follow();
   }
@@ -194,7 +220,9 @@ class Conversation {
 }
 
 const NOTES = /** @type {Record<string, string>} */ ({
-  length: " · stopped at the most tokens", context: " · the context is full", cancelled: " · stopped by you",
+  length: " · stopped at the most tokens",
+  context: " · the context is full",
+  cancelled: " · stopped by you",
 });
 
 /** One text that the model goes on with. Titled: its first line is a title. */
@@ -235,34 +263,62 @@ class Tale {
   }
 
   async goOn() {
-    this.box.hidden = false;
-    $("intro").hidden = true;
-    this.heading.hidden = !this.title;
-    this.heading.textContent = this.title;
     const part = { you: false, text: "" };
     this.parts.push(part);
-    this.text.replaceChildren(...this.parts.flatMap(({ you, text }) => /** @type {(Node | string)[]} */ (
-      you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : [new Text(text)])));
-    const node = /** @type {Text} */ (this.text.lastChild);
+    const node = this.show();
     this.row.replaceChildren();
     this.end.textContent = "";
     this.box.classList.add("busy");
     pinned = true;
     follow();
     const prompt = this.prompt();
+    const forgot = prompt.length < this.whole().length ? " · goes by the last lines only" : "";
     const { reason, facts } = await answer(prompt, (text) => node.appendData(text.slice(node.length)), this.row);
     part.text = node.data;
     this.box.classList.remove("busy");
+    if (!part.text && reason !== "stop") return this.take();
     if (reason === "stop") this.end.textContent = "■ ■ ■";
     const copier = button("Copy", () => copy(copier, this.whole()), "bare");
-    const again = button("Tell it differently", () => {
-      if (stream) return;
-      this.parts.pop();
-      this.goOn();
-    }, "bare");
-    const forgot = prompt.length < this.whole().length - part.text.length ? " · goes by the last lines only" : "";
+    const again = button(
+      "Tell it differently",
+      () => {
+        if (stream) return;
+        this.parts.pop();
+        this.goOn();
+      },
+      "bare",
+    );
     this.row.append(copier, again, make("span", { className: "note" }, facts + forgot));
     follow();
+  }
+
+  /** Shows all parts; returns the text of the last. */
+  show() {
+    this.box.hidden = this.empty;
+    $("intro").hidden = !this.empty;
+    this.heading.hidden = !this.title;
+    this.heading.textContent = this.title;
+    this.text.replaceChildren(
+      ...this.parts.flatMap(
+        ({ you, text }) =>
+          /** @type {(Node | string)[]} */ (
+            you ? [text.startsWith(" ") ? " " : "", make("mark", {}, text.trim())] : [new Text(text)]
+          ),
+      ),
+    );
+    return /** @type {Text} */ (this.text.lastChild);
+  }
+
+  /** Nothing came: the words go back to where they can be changed. */
+  take() {
+    this.parts.pop();
+    if (this.parts.at(-1)?.you) prompt.value ||= this.parts.pop()?.text.trim() ?? "";
+    if (!this.parts.length) {
+      prompt.value ||= this.title;
+      this.title = "";
+    }
+    this.show();
+    this.label(false);
   }
 
   whole() {
@@ -271,7 +327,8 @@ class Tale {
 
   /** The text, but for its beginning where it does not fit: then title and last sentences. */
   prompt() {
-    const all = this.whole(), head = this.titled ? this.title.length + 1 : 0;
+    const all = this.whole(),
+      head = this.titled ? this.title.length + 1 : 0;
     const room = Math.floor(context * density * 0.6);
     if (all.length < context * density * 0.8) return all;
     const tail = all.slice(Math.max(head, all.length - room));
@@ -293,6 +350,7 @@ async function submit() {
   if (stream) return;
   if (!remote) {
     waiting = !!prompt.value.trim();
+    if (waiting && ["idle", "stopped"].includes(document.body.dataset.state ?? "")) $("load-button").click();
     send.textContent = waiting ? "Waiting" : "Send";
     announce("It is sent as soon as the model is ready.");
     return;
@@ -338,10 +396,12 @@ $("new").onclick = () => {
 };
 
 // Settings
-const outputs = () => form.querySelectorAll("output").forEach((output) => {
-  output.value = /** @type {HTMLInputElement} */ ($(String(output.htmlFor))).value;
-});
-const remember = () => kept("settings" + location.pathname, JSON.stringify(Object.fromEntries(fields.map((f) => [f.name, f.value]))));
+const outputs = () =>
+  form.querySelectorAll("output").forEach((output) => {
+    output.value = /** @type {HTMLInputElement} */ ($(String(output.htmlFor))).value;
+  });
+const remember = () =>
+  kept("settings" + location.pathname, JSON.stringify(Object.fromEntries(fields.map((f) => [f.name, f.value]))));
 for (const [name, value] of Object.entries(JSON.parse(kept("settings" + location.pathname) ?? "{}"))) {
   const field = fields.find((f) => f.name === name);
   if (field) field.value = String(value);
@@ -349,20 +409,35 @@ for (const [name, value] of Object.entries(JSON.parse(kept("settings" + location
 outputs();
 form.oninput = () => (outputs(), remember());
 $("settings-open").onclick = () => /** @type {HTMLDialogElement} */ (settings).showModal();
-settings.onclick = (event) => event.target === settings && /** @type {HTMLDialogElement} */ (settings).close(); // beside it
+settings.onclick = (event) => {
+  if (event.target === settings) /** @type {HTMLDialogElement} */ (settings).close(); // a click beside it
+};
 $("settings-reset").onclick = () => (form.reset(), outputs(), kept("settings" + location.pathname, ""));
 
 open({
   site({ language }) {
     const examples = language?.examples ?? [];
     context = language?.context ?? 0;
-    talk = language?.chat ? new Conversation() : new Tale(examples.length > 0 && examples.every((e) => e.endsWith("\n")));
+    talk = language?.chat
+      ? new Conversation()
+      : new Tale(examples.length > 0 && examples.every((e) => e.endsWith("\n")));
     $("system-field").hidden = !language?.chat;
     $("examples").hidden = !examples.length;
-    $("examples").querySelector("ul")?.replaceChildren(...examples.map((example) => make("li", {}, button(example.trim(), () => {
-      prompt.value = example.trim();
-      submit();
-    }))));
+    $("examples")
+      .querySelector("ul")
+      ?.replaceChildren(
+        ...examples.map((example) =>
+          make(
+            "li",
+            {},
+            button(example.trim(), () => {
+              prompt.value = example.trim();
+              submit();
+            }),
+          ),
+        ),
+      );
+    $("context").style.setProperty("--wide", `${2 * String(context).length + 2.5}ch`); // for any number that comes
     /** @type {HTMLInputElement} */ ($("maxTokens")).max = String(context);
     if (matchMedia("(hover: hover)").matches) prompt.focus();
     used(0);
@@ -373,5 +448,8 @@ open({
     $("memory").textContent = bytes(opened.info.bytes.memory);
     if (waiting) submit();
     waiting = false;
+  },
+  lost() {
+    remote = null;
   },
 });

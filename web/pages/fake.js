@@ -1,16 +1,20 @@
 // For work on the pages: made-up models behind `?fake=tale|chat|digits|photo|any`, with
-// `&fail=OutOfMemory` (an error while loading), `&lose=3000` (the device goes after these ms), `&slow=5` (all takes that much
-// longer), `&words=900` (a tale of so many), `&auto` (as if it were small: loads without asking).
+// `&fail=OutOfMemory` (an error while loading), `&lose=3000` (the device goes after these ms), `&slow=5` (all takes
+// that much longer), `&words=900` (a tale of so many), `&auto` (as if it were small: loads without asking).
 const query = new URLSearchParams(location.search);
 const kind = query.get("fake") || "tale";
 const slow = Number(query.get("slow") ?? 1);
 /** @param {number} ms */
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-const TALE = `There was once a King's son who had a fancy to travel about the world, and took no one with him but a faithful servant.
-One day he came to a great forest, and when evening overtook him he could find no shelter, and knew not where to pass the night.
-Then he saw a girl who was going towards a small house, and when he came nearer, he saw that the maiden was young and beautiful.
-He spoke to her, and said, "Dear child, can I and my servant find shelter for the night in the little house?" `.replaceAll("\n", " ");
+const TALE = `There was once a King's son who had a fancy to travel about the world,
+and took no one with him but a faithful servant.
+One day he came to a great forest, and when evening overtook him he could find no shelter,
+and knew not where to pass the night.
+Then he saw a girl who was going towards a small house, and when he came nearer,
+he saw that the maiden was young and beautiful.
+He spoke to her, and said, "Dear child, can I and my servant find shelter for the night in the little
+house?" `.replaceAll("\n", " ");
 const ANSWER = `A GPU is a **throughput** machine: it hides the time that memory takes by having other work at hand.
 
 1. Threads run in groups that share one program counter.
@@ -24,30 +28,122 @@ fn main(@builtin(global_invocation_id) id: vec3u) {
 }
 \`\`\`
 
-So *occupancy* matters more than the latency of a single load. See the \`workgroup_size\` attribute for how many run together.`;
+So *occupancy* matters more than the latency of a single load.
+See the \`workgroup_size\` attribute for how many run together.`;
 
-const tensor = (/** @type {string} */ name, /** @type {string} */ dtype, /** @type {number[]} */ shape, dynamic = false) => ({ name, dtype, shape, dynamic });
-const LABELS = ["tabby cat", "tiger cat", "Egyptian cat", "lynx", "red fox", "kit fox", "sleeping bag", "laptop", "quilt", "window screen"];
+const tensor = (
+  /** @type {string} */ name,
+  /** @type {string} */ dtype,
+  /** @type {number[]} */ shape,
+  dynamic = false,
+) => ({ name, dtype, shape, dynamic });
+const LABELS = [
+  "tabby cat",
+  "tiger cat",
+  "Egyptian cat",
+  "lynx",
+  "red fox",
+  "kit fox",
+  "sleeping bag",
+  "laptop",
+  "quilt",
+  "window screen",
+];
 
 const sites = {
-  tale: { title: "The tale-teller", description: "A small language model that continues a title with a tale in the manner of the Brothers Grimm.", model: { file: "tales.pte", bytes: 4294656 }, page: "chat",
-    language: { context: 256, chat: false, examples: ["The King's Daughter in the Forest\n", "The Wolf and the Tailor\n", "The Golden Key\n"] } },
-  chat: { title: "Qwen2.5 0.5B Instruct", description: "A language model of half a billion parameters that answers in this page, on your own GPU.", model: { file: "qwen2.5-0.5b-4bit.pte", bytes: 398e6 }, page: "chat",
-    language: { context: 4096, chat: true, examples: ["How does a GPU hide the latency of memory?", "Write a haiku about shaders.", "Explain KV caches to a cook."] } },
-  digits: { title: "Handwritten digits", description: "Draw a digit. A small network reads it as you draw.", model: { file: "digits.pte", bytes: 27e3 }, page: "image",
-    image: { shape: [1, 8, 8], channels: 1, height: 8, width: 8, scale: 1 / 255, mean: [0], std: [1], labels: [..."0123456789"], draw: true, softmax: false } },
-  photo: { title: "MobileNet v3", description: "Show it a picture: it tells what is in it, among a thousand things.", model: { file: "mobilenet_v3_small.pte", bytes: 10.2e6 }, page: "image",
-    image: { shape: [1, 3, 224, 224], channels: 3, height: 224, width: 224, scale: 1 / 255, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225], labels: LABELS.concat(Array.from({ length: 90 }, (_, k) => `thing ${k}`)), draw: false, softmax: true } },
-  any: { title: "An encoder", description: "A transformer encoder: give it tokens, see what it makes of them.", model: { file: "encoder.pte", bytes: 1.9e6 }, page: "any" },
+  tale: {
+    title: "The tale-teller",
+    description: "A small language model that continues a title with a tale in the manner of the Brothers Grimm.",
+    model: { file: "tales.pte", bytes: 4294656 },
+    page: "chat",
+    language: {
+      context: 256,
+      chat: false,
+      examples: ["The King's Daughter in the Forest\n", "The Wolf and the Tailor\n", "The Golden Key\n"],
+    },
+  },
+  chat: {
+    title: "Qwen2.5 0.5B Instruct",
+    description: "A language model of half a billion parameters that answers in this page, on your own GPU.",
+    model: { file: "qwen2.5-0.5b-4bit.pte", bytes: 398e6 },
+    page: "chat",
+    language: {
+      context: 4096,
+      chat: true,
+      examples: [
+        "How does a GPU hide the latency of memory?",
+        "Write a haiku about shaders.",
+        "Explain KV caches to a cook.",
+      ],
+    },
+  },
+  digits: {
+    title: "Handwritten digits",
+    description: "Draw a digit. A small network reads it as you draw.",
+    model: { file: "digits.pte", bytes: 27e3 },
+    page: "image",
+    image: {
+      shape: [1, 8, 8],
+      channels: 1,
+      height: 8,
+      width: 8,
+      scale: 1 / 255,
+      mean: [0],
+      std: [1],
+      labels: [..."0123456789"],
+      draw: true,
+      softmax: false,
+    },
+  },
+  photo: {
+    title: "MobileNet v3",
+    description: "Show it a picture: it tells what is in it, among a thousand things.",
+    model: { file: "mobilenet_v3_small.pte", bytes: 10.2e6 },
+    page: "image",
+    image: {
+      shape: [1, 3, 224, 224],
+      channels: 3,
+      height: 224,
+      width: 224,
+      scale: 1 / 255,
+      mean: [0.485, 0.456, 0.406],
+      std: [0.229, 0.224, 0.225],
+      labels: LABELS.concat(Array.from({ length: 90 }, (_, k) => `thing ${k}`)),
+      draw: false,
+      softmax: true,
+    },
+  },
+  any: {
+    title: "An encoder",
+    description: "A transformer encoder: give it tokens, see what it makes of them.",
+    model: { file: "encoder.pte", bytes: 1.9e6 },
+    page: "any",
+  },
 };
-export const site = /** @type {any} */ ({ method: "forward", check: {}, ...sites[/** @type {keyof typeof sites} */ (kind)] });
+export const site = /** @type {any} */ ({
+  method: "forward",
+  check: { file: "data:,", method: "", inputs: [] },
+  ...sites[/** @type {keyof typeof sites} */ (kind)],
+});
 
 if (query.has("auto")) site.model.bytes = 4e7;
 /** @type {HTMLElement} */ (document.getElementById("about")).textContent = site.description ?? "";
 
 const signatures = {
-  forward: { inputs: [tensor("tokens", "int64", [4, 64], true), tensor("mask", "bool", [4, 64], true), tensor("bias", "float32", [3, 4]), { name: "steps", dtype: null, shape: [], value: 3 }],
-    outputs: [tensor("scores", "float32", [4, 64], true), tensor("pooled", "float32", [4, 16]), tensor("classes", "int64", [4]), tensor("loss", "float32", [])] },
+  forward: {
+    inputs: [
+      tensor("tokens", "int64", [4, 64], true),
+      tensor("mask", "bool", [4, 64], true),
+      tensor("bias", "float32", [3, 4]),
+      { name: "steps", dtype: null, shape: [], value: 3 },
+    ],
+    outputs: [
+      tensor("scores", "float32", [4, 64], true),
+      tensor("pooled", "float32", [4, 16]),
+      tensor("classes", "int64", [4]),
+      tensor("loss", "float32", []),
+    ],
+  },
   embed: { inputs: [tensor("x", "float32", [256])], outputs: [tensor("y", "float32", [256])] },
 };
 
@@ -60,7 +156,11 @@ export async function connect(_url, { signal, onProgress }) {
     if (!broken) return;
     query.delete("fail");
     const code = broken === "TypeError" ? {} : { code: broken };
-    throw Object.assign(new Error(query.get("message") ?? "buffer of 398.1 MB: the GPU has 256.0 MB for this page"), { name: broken }, code);
+    throw Object.assign(
+      new Error(query.get("message") ?? "buffer of 398.1 MB: the GPU has 256.0 MB for this page"),
+      { name: broken },
+      code,
+    );
   };
   onProgress({ stage: "plan", done: 0, total: 1 });
   await step();
@@ -70,22 +170,40 @@ export async function connect(_url, { signal, onProgress }) {
     await step();
     if (k === 12) raise();
   }
-  for (let k = 5; k <= 35; k += 5) await step(), onProgress({ stage: "kernels", done: k, total: 35 });
+  for (let k = 5; k <= 35; k += 5) (await step(), onProgress({ stage: "kernels", done: k, total: 35 }));
   return new Fake();
 }
 
 class Fake {
   site = site;
-  info = { methods: Object.keys(signatures), signatures, variant: { name: "generic" }, bytes: { weights: site.model.bytes, memory: site.model.bytes * 1.4 },
-    adapter: { vendor: "nvidia", architecture: "ada", description: "", software: false } };
-  lost = new Promise((lose) => query.has("lose") && setTimeout(() => lose(Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" })), Number(query.get("lose"))));
+  info = {
+    methods: Object.keys(signatures),
+    signatures,
+    variant: { name: "generic" },
+    bytes: { weights: site.model.bytes, memory: site.model.bytes * 1.4 },
+    adapter: { vendor: "nvidia", architecture: "ada", description: "", software: false },
+  };
+  lost = new Promise(
+    (lose) =>
+      query.has("lose") &&
+      setTimeout(
+        () => lose(Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" })),
+        Number(query.get("lose")),
+      ),
+  );
 
   /** @param {any} prompt @param {any} options */
   stream(prompt, { maxTokens = 200 }) {
     const words = (kind === "chat" ? ANSWER : TALE.repeat(20)).match(/\s*\S+|\s+/g) ?? [];
     const tokens = /** @type {number[]} */ ([]);
     let cancelled = false;
-    const generation = { promptTokens: Array(Math.ceil(JSON.stringify(prompt).length / 3.4)).fill(0), tokens, seed: 5, finishReason: "", timings: { decodeTokens: 0, decodeMs: 0 } };
+    const generation = {
+      promptTokens: Array(Math.ceil(JSON.stringify(prompt).length / 3.4)).fill(0),
+      tokens,
+      seed: 5,
+      finishReason: "",
+      timings: { decodeTokens: 0, decodeMs: 0 },
+    };
     async function* pieces() {
       const started = performance.now();
       await sleep(250 * slow);
@@ -107,16 +225,40 @@ class Fake {
     if (site.image) {
       const classes = site.image.labels.length;
       const of = inputs[0].data ?? inputs[0];
-      const seen = of.reduce((/** @type {number} */ sum, /** @type {number} */ x, /** @type {number} */ k) => sum + x * (1 + (k % 7)), 0);
+      const seen = of.reduce(
+        (/** @type {number} */ sum, /** @type {number} */ x, /** @type {number} */ k) => sum + x * (1 + (k % 7)),
+        0,
+      );
       const raw = Array.from({ length: classes }, (_, k) => Math.exp(3.2 * Math.sin(seen * 0.7 + k * 1.9)));
       const sum = raw.reduce((a, b) => a + b);
-      return [{ dtype: "float32", shape: [1, classes], data: Float32Array.from(raw, (x) => (site.image.softmax ? Math.log(x) * 3 : x / sum)) }];
+      return [
+        {
+          dtype: "float32",
+          shape: [1, classes],
+          data: Float32Array.from(raw, (x) => (site.image.softmax ? Math.log(x) * 3 : x / sum)),
+        },
+      ];
     }
-    if (method === "embed") return [{ dtype: "float32", shape: [256], data: Float32Array.from({ length: 256 }, (_, k) => Math.sin(k / 12) + Math.sin(k / 3) / 3) }];
+    if (method === "embed")
+      return [
+        {
+          dtype: "float32",
+          shape: [256],
+          data: Float32Array.from({ length: 256 }, (_, k) => Math.sin(k / 12) + Math.sin(k / 3) / 3),
+        },
+      ];
     const [n, t] = inputs[0].shape ?? [4, 64];
     return [
-      { dtype: "float32", shape: [n, t], data: Float32Array.from({ length: n * t }, (_, k) => Math.sin(k / 5) * Math.cos((k % t) / 9)) },
-      { dtype: "float32", shape: [n, 16], data: Float32Array.from({ length: n * 16 }, (_, k) => Math.cos(k * 1.7) / 2) },
+      {
+        dtype: "float32",
+        shape: [n, t],
+        data: Float32Array.from({ length: n * t }, (_, k) => Math.sin(k / 5) * Math.cos((k % t) / 9)),
+      },
+      {
+        dtype: "float32",
+        shape: [n, 16],
+        data: Float32Array.from({ length: n * 16 }, (_, k) => Math.cos(k * 1.7) / 2),
+      },
       { dtype: "int64", shape: [n], data: BigInt64Array.from({ length: n }, (_, k) => BigInt((k * 7) % 5)) },
       { dtype: "float32", shape: [], data: Float32Array.of(0.6931472) },
     ];

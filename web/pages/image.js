@@ -1,5 +1,5 @@
 // The page of an image model: draw, drop, paste, choose or film; the likeliest labels as bars.
-import { $, announce, calm, digits, fail, make, open } from "./ui.js";
+import { $, announce, calm, duration, fail, make, open } from "./ui.js";
 
 /**
  * @typedef {import("./ui.js").Remote} Remote
@@ -7,12 +7,17 @@ import { $, announce, calm, digits, fail, make, open } from "./ui.js";
  * @typedef {{x: number, y: number}[]} Stroke in parts of the canvas
  */
 
-const stage = $("stage"), view = /** @type {HTMLCanvasElement} */ ($("view")), seen = /** @type {HTMLCanvasElement} */ ($("seen"));
+const stage = $("stage"),
+  view = /** @type {HTMLCanvasElement} */ ($("view")),
+  seen = /** @type {HTMLCanvasElement} */ ($("seen"));
 const file = /** @type {HTMLInputElement} */ ($("file"));
 const video = make("video", { muted: true, playsInline: true });
 const sources = /** @type {HTMLInputElement[]} */ ([...document.querySelectorAll("[name=source]")]);
 const ROWS = 12; // as many classes have a fixed row each; of more, the likeliest are shown
 const TOP = 6;
+const DROP = matchMedia("(hover: hover)").matches
+  ? "Drop a picture here, paste one, or choose one."
+  : "Choose a picture, or paste one.";
 
 /** @type {Remote | null} */
 let remote = null;
@@ -24,7 +29,8 @@ let strokes = [];
 let picture = null;
 let method = "forward";
 let source = "file";
-let again = false, running = false;
+let again = false,
+  running = false;
 let spoken = 0;
 
 /** The pen's width, as a part of the picture: what digit models were trained on. */
@@ -41,7 +47,10 @@ function trace(to, width, height, line) {
   }
 }
 
-/** Draws what there is, cropped to the middle. @param {CanvasRenderingContext2D} to @param {number} width @param {number} height */
+/**
+ * Draws what there is, cropped to the middle.
+ * @param {CanvasRenderingContext2D} to @param {number} width @param {number} height
+ */
 function crop(to, width, height) {
   const from = source === "camera" ? video : picture;
   if (!from) return;
@@ -52,8 +61,13 @@ function crop(to, width, height) {
 }
 
 /** The drawing in white on black, moved to the middle and scaled as digits are in data sets. */
-function centred(/** @type {CanvasRenderingContext2D} */ to, /** @type {number} */ width, /** @type {number} */ height) {
-  const xs = strokes.flat().map((p) => p.x), ys = strokes.flat().map((p) => p.y);
+function centred(
+  /** @type {CanvasRenderingContext2D} */ to,
+  /** @type {number} */ width,
+  /** @type {number} */ height,
+) {
+  const xs = strokes.flat().map((p) => p.x),
+    ys = strokes.flat().map((p) => p.y);
   const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
   const inner = (image.height < 16 ? 0.95 : 0.72) - pen();
   const scale = Math.min(inner / Math.max(right - left, bottom - top, 0.2), 3);
@@ -82,7 +96,8 @@ function pixels() {
   const rgb = new Float32Array(width * height * 3); // 0 to 255
   for (let y = 0; y < small.height; y++)
     for (let x = 0; x < small.width; x++) {
-      const at = (Math.floor(y / k) * width + Math.floor(x / k)) * 3, from = (y * small.width + x) * 4;
+      const at = (Math.floor(y / k) * width + Math.floor(x / k)) * 3,
+        from = (y * small.width + x) * 4;
       for (let c = 0; c < 3; c++) rgb[at + c] += data[from + c] / (k * k);
     }
   if (channels === 1) grey(rgb, width, height);
@@ -91,7 +106,8 @@ function pixels() {
   const out = new Float32Array(width * height * channels);
   for (let p = 0; p < width * height; p++)
     for (let c = 0; c < channels; c++)
-      out[last ? p * channels + c : c * width * height + p] = (rgb[p * 3 + c] * scale - (mean[c] ?? mean[0])) / (std[c] ?? std[0]);
+      out[last ? p * channels + c : c * width * height + p] =
+        (rgb[p * 3 + c] * scale - (mean[c] ?? mean[0])) / (std[c] ?? std[0]);
   return out;
 }
 
@@ -129,7 +145,7 @@ function refresh() {
   } else crop(to, view.width, view.height);
   $("clear").hidden = source !== "draw";
   $("choose").hidden = source !== "file";
-  $("hint").textContent = { draw: "Draw here.", camera: "Waiting for the camera.", file: "Drop a picture here, paste one, or choose one." }[source] ?? "";
+  $("hint").textContent = { draw: "Draw here.", camera: "Waiting for the camera.", file: DROP }[source] ?? "";
   if (empty()) blank();
   else look();
 }
@@ -139,18 +155,21 @@ async function look() {
   if (!remote) return empty() || void pixels();
   if (running) return void (again = true);
   running = true;
+  const slow = setTimeout(() => ($("speed").textContent = "Looking …"), 500);
   try {
     const started = performance.now();
     const [output] = await remote.run([{ dtype: "float32", shape: sizes(), data: pixels() }], { method });
     const ms = performance.now() - started;
+    clearTimeout(slow);
     if (!empty()) {
       tell(Array.from(output.data, Number));
-      $("speed").textContent = `${digits(ms)} ms from picture to answer`;
+      $("speed").textContent = `${duration(ms)} from picture to answer`;
     }
   } catch (error) {
     again = false;
     if (fail(error, refresh)) stop();
   }
+  clearTimeout(slow);
   running = false;
   if (again) {
     again = false;
@@ -160,7 +179,8 @@ async function look() {
 
 /** The input's shape: a batch of one. */
 const sizes = () => image.shape.map((size, k) => (k === 0 && image.shape.length > 2 && !pixelDims(k) ? 1 : size));
-const pixelDims = (/** @type {number} */ k) => image.shape.length === 3 && image.shape[k] === image.channels && image.channels > 1;
+const pixelDims = (/** @type {number} */ k) =>
+  image.shape.length === 3 && image.shape[k] === image.channels && image.channels > 1;
 
 /** @param {number} k */
 const label = (k) => image.labels?.[k] ?? `class ${k}`;
@@ -169,7 +189,8 @@ const label = (k) => image.labels?.[k] ?? `class ${k}`;
 function tell(scores) {
   let parts = scores;
   if (image.softmax) {
-    const top = Math.max(...scores), powers = scores.map((s) => Math.exp(s - top));
+    const top = Math.max(...scores),
+      powers = scores.map((s) => Math.exp(s - top));
     const sum = powers.reduce((a, b) => a + b);
     parts = powers.map((p) => p / sum);
   }
@@ -186,12 +207,20 @@ function tell(scores) {
 function rows(classes, parts, best) {
   const list = $("bars");
   while (list.children.length < classes.length)
-    list.append(make("li", {}, make("span"), make("span", { className: "cells", ariaHidden: "true" }, make("i")), make("span", { className: "number" })));
+    list.append(
+      make(
+        "li",
+        {},
+        make("span"),
+        make("span", { className: "cells", ariaHidden: "true" }, make("i")),
+        make("span", { className: "number" }),
+      ),
+    );
   classes.forEach((k, row) => {
     const item = /** @type {HTMLElement} */ (list.children[row]);
     item.className = k === best ? "top" : "";
     item.style.setProperty("--part", (parts[k] ?? 0).toFixed(3));
-    /** @type {HTMLElement} */ (item.children[0]).textContent = classes.length && k >= 0 ? label(k) : "";
+    /** @type {HTMLElement} */ (item.children[0]).textContent = k < 0 ? "–" : label(k);
     item.children[2].textContent = parts[k] === undefined ? "" : `${(parts[k] * 100).toFixed(1)} %`;
   });
 }
@@ -200,9 +229,11 @@ function rows(classes, parts, best) {
 function blank() {
   const classes = image.labels?.length ?? ROWS + 1;
   rows(classes <= ROWS ? Array.from({ length: classes }, (_, k) => k) : Array(TOP).fill(-1), [], -1);
-  $("best-label").textContent = "–";
-  $("best-part").textContent = "";
-  $("speed").textContent = { draw: "It answers while you draw.", camera: "It answers while you film.", file: "Nothing to look at yet." }[source] ?? "";
+  $("best-label").textContent = $("speed").textContent = "";
+  $("best-part").textContent =
+    { draw: "It answers while you draw.", camera: "It answers while you film.", file: "Nothing to look at yet." }[
+      source
+    ] ?? "";
 }
 
 // Drawing
@@ -308,6 +339,10 @@ open({
   },
   ready(opened) {
     remote = opened;
+    running = false;
     if (!empty()) look();
+  },
+  lost() {
+    remote = null;
   },
 });

@@ -10,8 +10,15 @@ function inline(text) {
   for (const match of text.matchAll(INLINE)) {
     const [all, code, strong, emphasis, label, href] = match;
     found.push(text.slice(at, match.index));
-    found.push(code ? make("code", {}, code) : strong ? make("strong", {}, ...inline(strong)) : emphasis ? make("em", {}, emphasis)
-      : make("a", { href, rel: "noreferrer" }, label));
+    found.push(
+      code
+        ? make("code", {}, code)
+        : strong
+          ? make("strong", {}, ...inline(strong))
+          : emphasis
+            ? make("em", {}, emphasis)
+            : make("a", { href, rel: "noreferrer" }, label),
+    );
     at = match.index + all.length;
   }
   return [...found, text.slice(at)];
@@ -21,13 +28,14 @@ function inline(text) {
 export function blocks(text) {
   /** @type {string[]} */
   const found = [];
-  let code = false, open = false; // in a fence; in a block that goes on
+  let code = false,
+    open = false; // in a fence; in a block that goes on
   for (const line of text.split("\n")) {
     const fence = line.trimStart().startsWith("```");
     if (!code && !fence && !line.trim()) open = false;
     else if (open && (code || !fence)) found[found.length - 1] += `\n${line}`;
-    else found.push(line), (open = true);
-    if (fence) (code = !code), (open = code);
+    else (found.push(line), (open = true));
+    if (fence) ((code = !code), (open = code));
   }
   return found;
 }

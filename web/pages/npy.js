@@ -5,9 +5,18 @@
 const Half = /** @type {any} */ (globalThis).Float16Array;
 /** The array of each dtype and its name in a .npy file. @type {Record<string, [array: any, descr: string]>} */
 const DTYPES = {
-  float32: [Float32Array, "<f4"], float64: [Float64Array, "<f8"], float16: [Half, "<f2"], bfloat16: [Float32Array, "<f4"],
-  int64: [BigInt64Array, "<i8"], int32: [Int32Array, "<i4"], int16: [Int16Array, "<i2"], int8: [Int8Array, "|i1"],
-  uint8: [Uint8Array, "|u1"], uint16: [Uint16Array, "<u2"], uint32: [Uint32Array, "<u4"], bool: [Uint8Array, "|b1"],
+  float32: [Float32Array, "<f4"],
+  float64: [Float64Array, "<f8"],
+  float16: [Half, "<f2"],
+  bfloat16: [Float32Array, "<f4"],
+  int64: [BigInt64Array, "<i8"],
+  int32: [Int32Array, "<i4"],
+  int16: [Int16Array, "<i2"],
+  int8: [Int8Array, "|i1"],
+  uint8: [Uint8Array, "|u1"],
+  uint16: [Uint16Array, "<u2"],
+  uint32: [Uint32Array, "<u4"],
+  bool: [Uint8Array, "|b1"],
 };
 
 /** @param {string} message */
@@ -19,7 +28,10 @@ export const whole = (dtype) => !/float/.test(dtype);
 /** How many elements. @param {number[]} shape */
 export const count = (shape) => shape.reduce((n, size) => n * size, 1);
 
-/** An array of a dtype from numbers. @param {string} dtype @param {number} length @param {(k: number) => number} value */
+/**
+ * An array of a dtype from numbers.
+ * @param {string} dtype @param {number} length @param {(k: number) => number} value
+ */
 export function array(dtype, length, value) {
   const Kind = DTYPES[dtype]?.[0];
   if (!Kind) throw bad(`This browser has no arrays of ${dtype}.`);
@@ -33,18 +45,19 @@ export const one = (dtype, x) => (dtype === "int64" ? BigInt(Math.trunc(x)) : dt
 export function write({ dtype, shape, data }) {
   const sizes = shape.length === 1 ? `${shape[0]},` : shape.join(", ");
   let head = `{'descr': '${DTYPES[dtype][1]}', 'fortran_order': False, 'shape': (${sizes}), }`;
-  head = head.padEnd(Math.ceil((head.length + 11) / 64) * 64 - 11) + "\n"; // 10 bytes before it; in all a multiple of 64
+  head = head.padEnd(Math.ceil((head.length + 11) / 64) * 64 - 11) + "\n"; // with 10 bytes before it
   const start = new Uint8Array([0x93, ...new TextEncoder().encode("NUMPY"), 1, 0, head.length & 255, head.length >> 8]);
   return new Blob([start, head, data]);
 }
 
 /**
  * What a file holds, in the dtype that is wanted: a .npy file, or just the elements.
- * @param {ArrayBuffer} buffer @param {string} dtype @param {number[]} shape of the elements, where the file does not say
+ * @param {ArrayBuffer} buffer @param {string} dtype @param {number[]} shape where the file does not say
  * @returns {Tensor}
  */
 export function read(buffer, dtype, shape) {
-  const bytes = new Uint8Array(buffer), Kind = DTYPES[dtype][0];
+  const bytes = new Uint8Array(buffer),
+    Kind = DTYPES[dtype][0];
   if (String.fromCharCode(...bytes.slice(1, 6)) !== "NUMPY") {
     const length = count(shape) * Kind.BYTES_PER_ELEMENT;
     if (bytes.length !== length) throw bad(`The file has ${bytes.length} bytes; ${dtype}[${shape}] has ${length}.`);
@@ -53,10 +66,17 @@ export function read(buffer, dtype, shape) {
   const view = new DataView(buffer);
   const [at, size] = bytes[6] > 1 ? [12, view.getUint32(8, true)] : [10, view.getUint16(8, true)];
   const head = new TextDecoder().decode(bytes.slice(at, at + size));
-  const [, descr = "", order = "", sizes = ""] = head.match(/'descr': *'([^']*)'.*'fortran_order': *(\w+).*'shape': *\(([^)]*)\)/) ?? [];
+  const [, descr = "", order = "", sizes = ""] =
+    head.match(/'descr': *'([^']*)'.*'fortran_order': *(\w+).*'shape': *\(([^)]*)\)/) ?? [];
   const From = Object.values(DTYPES).find(([, name]) => name === descr)?.[0];
-  if (!From || order === "True") throw bad(`The .npy file has ${order === "True" ? "Fortran order" : descr || "no head"}: save it as ${dtype} in C order.`);
-  const found = sizes.split(",").filter((part) => part.trim()).map(Number);
+  if (!From || order === "True")
+    throw bad(
+      `The .npy file has ${order === "True" ? "Fortran order" : descr || "no head"}: save it as ${dtype} in C order.`,
+    );
+  const found = sizes
+    .split(",")
+    .filter((part) => part.trim())
+    .map(Number);
   const data = new From(buffer.slice(at + size, at + size + count(found) * From.BYTES_PER_ELEMENT));
   return { dtype, shape: found, data: array(dtype, data.length, (k) => Number(data[k])) };
 }

@@ -12,18 +12,26 @@ function colour(name) {
 
 /** @param {number[]} values */
 export function stats(values) {
-  let low = Infinity, high = -Infinity, sum = 0, odd = 0;
+  let low = Infinity,
+    high = -Infinity,
+    sum = 0,
+    odd = 0;
   for (const x of values) {
     if (!Number.isFinite(x)) odd++;
-    else (sum += x), (low = Math.min(low, x)), (high = Math.max(high, x));
+    else ((sum += x), (low = Math.min(low, x)), (high = Math.max(high, x)));
   }
   const n = values.length - odd;
   return n ? { low, high, mean: sum / n, odd } : { low: 0, high: 0, mean: 0, odd };
 }
 
 /** A number, short. @param {number} x */
-export const short = (x) => (Number.isInteger(x) && Math.abs(x) < 1e6 ? String(x) : Math.abs(x) >= 1e5 || (x && Math.abs(x) < 1e-3) ? x.toExponential(2)
-  : String(Number(x.toPrecision(4)))).replace("-", "−");
+export const short = (x) =>
+  (Number.isInteger(x) && Math.abs(x) < 1e6
+    ? String(x)
+    : Math.abs(x) >= 1e5 || (x && Math.abs(x) < 1e-3)
+      ? x.toExponential(2)
+      : String(Number(x.toPrecision(4)))
+  ).replace("-", "−");
 
 /** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height in CSS pixels */
 function sized(canvas, width, height) {
@@ -43,12 +51,15 @@ function sized(canvas, width, height) {
 export function heatmap(canvas, values, rows, columns) {
   const { low, high } = stats(values);
   const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
-  const signed = low < 0, none = colour("--cell"), more = colour("--accent"), less = colour("--warn");
+  const signed = low < 0,
+    none = colour("--cell"),
+    more = colour("--accent"),
+    less = colour("--warn");
   canvas.width = columns;
   canvas.height = rows;
   const image = new ImageData(columns, rows);
   values.forEach((x, k) => {
-    const part = Number.isFinite(x) ? (signed ? x / most : (x - low) / (high - low || 1)) : 0;
+    const part = Number.isFinite(x) ? (signed ? x / most : high > low ? (x - low) / (high - low) : Number(x !== 0)) : 0;
     const to = part < 0 ? less : more;
     for (let c = 0; c < 3; c++) image.data[k * 4 + c] = none[c] + (to[c] - none[c]) * Math.abs(part);
     image.data[k * 4 + 3] = 255;
@@ -60,9 +71,14 @@ export function heatmap(canvas, values, rows, columns) {
   canvas.style.maxWidth = `${Math.max(96, columns * cell)}px`;
 }
 
-/** Each row as a line. @param {HTMLCanvasElement} canvas @param {number[]} values @param {number} rows @param {number} columns */
+/**
+ * Each row as a line.
+ * @param {HTMLCanvasElement} canvas @param {number[]} values @param {number} rows @param {number} columns
+ */
 export function lines(canvas, values, rows, columns) {
-  const width = canvas.parentElement?.clientWidth || 480, height = 200, { low, high } = stats(values);
+  const width = canvas.parentElement?.clientWidth || 480,
+    height = 200,
+    { low, high } = stats(values);
   const to = sized(canvas, width, height);
   const y = (/** @type {number} */ v) => 12 + (height - 32) * (1 - (v - low) / (high - low || 1));
   const x = (/** @type {number} */ k) => 1 + (k / Math.max(1, columns - 1)) * (width - 2);
@@ -81,17 +97,32 @@ export function lines(canvas, values, rows, columns) {
 
 /** How often values are in each of 48 ranges. @param {HTMLCanvasElement} canvas @param {number[]} values */
 export function histogram(canvas, values) {
-  const width = canvas.parentElement?.clientWidth || 480, height = 200, { low, high } = stats(values), bins = Array(48).fill(0);
-  for (const v of values) if (Number.isFinite(v)) bins[Math.min(47, Math.floor(((v - low) / (high - low || 1)) * 48))]++;
-  const to = sized(canvas, width, height), most = Math.max(...bins);
+  const width = canvas.parentElement?.clientWidth || 480,
+    height = 200,
+    { low, high } = stats(values),
+    bins = Array(48).fill(0);
+  for (const v of values)
+    if (Number.isFinite(v)) bins[Math.min(47, Math.floor(((v - low) / (high - low || 1)) * 48))]++;
+  const to = sized(canvas, width, height),
+    most = Math.max(...bins);
   to.fillStyle = `rgb(${colour("--accent").join(" ")})`;
-  bins.forEach((n, k) => to.fillRect((k * width) / 48, 12 + (height - 32) * (1 - n / most), Math.max(1, width / 48 - 2), ((height - 32) * n) / most));
+  bins.forEach((n, k) =>
+    to.fillRect(
+      (k * width) / 48,
+      12 + (height - 32) * (1 - n / most),
+      Math.max(1, width / 48 - 2),
+      ((height - 32) * n) / most,
+    ),
+  );
   label(to, short(low), 0, height - 4, "left");
   label(to, short(high), width, height - 4, "right");
   label(to, `at most ${most} of ${values.length}`, 0, 10, "left");
 }
 
-/** @param {CanvasRenderingContext2D} to @param {number} width @param {number} height @param {number} low @param {number} high @param {(v: number) => number} y */
+/**
+ * @param {CanvasRenderingContext2D} to @param {number} width @param {number} height
+ * @param {number} low @param {number} high @param {(v: number) => number} y
+ */
 function frame(to, width, height, low, high, y) {
   to.strokeStyle = `rgb(${colour("--line").join(" ")})`;
   to.lineWidth = 1;
@@ -105,7 +136,10 @@ function frame(to, width, height, low, high, y) {
   label(to, short(low), 0, height - 4, "left");
 }
 
-/** @param {CanvasRenderingContext2D} to @param {string} text @param {number} x @param {number} y @param {CanvasTextAlign} align */
+/**
+ * @param {CanvasRenderingContext2D} to @param {string} text @param {number} x @param {number} y
+ * @param {CanvasTextAlign} align
+ */
 function label(to, text, x, y, align) {
   const before = to.fillStyle;
   to.fillStyle = `rgb(${colour("--soft").join(" ")})`;

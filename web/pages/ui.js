@@ -1,15 +1,18 @@
-// What the pages share: loading with progress, stop and resume; errors that say what to do; theme; the line at the bottom.
+// What the pages share: loading with progress, stop and resume; errors that say what to do; theme; the last line.
 import * as client from "../src/client.js";
 
 /**
  * @typedef {import("../src/client.js").Remote} Remote
  * @typedef {{file: string, bytes: number}} Model
  * @typedef {{method: string, context: number, examples?: string[], chat?: boolean}} Language
- * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[], std: number[],
- *   labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
- * @typedef {{title: string, page: string, method: string, model: Model, language?: Language, image?: Picture, check?: object}} Site
+ * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[],
+ *   std: number[], labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
+ * @typedef {{title: string, page: string, method: string, model: Model, language?: Language,
+ *   image?: Picture, check?: Check}} Site
+ * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site) => void}} Page
+ * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void,
+ *   lost?: () => void}} Page
  */
 
 /**
@@ -34,6 +37,18 @@ export function make(tag, properties = {}, ...children) {
   return made;
 }
 
+/**
+ * Makes the children of `box` again; what had the focus in it has it again, if it is still there.
+ * @param {HTMLElement} box @param {() => void} work
+ */
+export function refill(box, work) {
+  const all = () =>
+    /** @type {HTMLElement[]} */ ([...box.querySelectorAll("button, input, select, textarea, [tabindex]")]);
+  const at = all().findIndex((e) => e === document.activeElement);
+  work();
+  if (at >= 0) all()[at]?.focus({ preventScroll: true });
+}
+
 /** @param {string} text @param {() => void} onclick @param {string} [className] */
 export const button = (text, onclick, className = "") => make("button", { type: "button", className, onclick }, text);
 
@@ -47,8 +62,12 @@ export function bytes(n) {
 /** A number with about three digits. @param {number} x */
 export const digits = (x) => (x >= 100 ? x.toFixed(0) : x.toPrecision(3));
 
+/** A time in ms for people. @param {number} ms */
+export const duration = (ms) => (ms < 1000 ? `${digits(ms)} ms` : `${digits(ms / 1000)} s`);
+
 /** @param {number} s */
-const remaining = (s) => (s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`);
+const remaining = (s) =>
+  s < 1 ? "almost there" : s < 90 ? `${Math.ceil(s)} s left` : `${Math.round(s / 60)} min left`;
 
 /** Says it to screen readers, once. @param {string} text */
 export const announce = (text) => ($("live").textContent = text);
@@ -75,14 +94,22 @@ export async function copy(button, text) {
 }
 
 const WEBGPU = "https://github.com/gpuweb/gpuweb/wiki/Implementation-Status";
-const AGAIN = "Try again", KEPT = "What has arrived is kept: loading goes on from there.";
-/** By code or name: a title, what to do besides what the message says, the button. @type {Record<string, [string, string?, string?]>} */
+const AGAIN = "Try again",
+  KEPT = "What has arrived is kept: loading goes on from there.";
+/**
+ * By code or name: a title, what to do besides what the message says, the button.
+ * @type {Record<string, [string, string?, string?]>}
+ */
 const ERRORS = {
   NoWebGPU: ["This browser has no WebGPU"],
   NoAdapter: ["The browser found no GPU that it may use"],
   MissingFeature: ["This GPU lacks what the model needs", "Another browser, or another device, may have it."],
   OutOfMemory: ["Not enough GPU memory", "Close other tabs and programs that use the GPU, then try again."],
-  DeviceLost: ["The GPU was taken away", "That happens after sleep, or when a driver restarts. What is on this page stays.", "Load again"],
+  DeviceLost: [
+    "The GPU was taken away",
+    "That happens after sleep, or when a driver restarts. What is on this page stays.",
+    "Load again",
+  ],
   BadShard: ["A part of the model did not arrive whole", KEPT],
   BadBundle: ["A file of this page did not arrive", KEPT],
   UnsupportedProgram: ["This model cannot run here"],
@@ -95,6 +122,9 @@ const ERRORS = {
   TypeError: ["The connection broke", KEPT],
 };
 
+/** Loads the model again. @type {(() => void) | undefined} */
+let reload;
+
 /**
  * Shows an error: what happened, what to do. Returns whether it was shown (an abort is none).
  * @param {unknown} thrown
@@ -104,12 +134,24 @@ export function fail(thrown, again) {
   const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
   if (error.name === "AbortError") return false;
   const code = error.code ?? "";
+  if (code === "DeviceLost") again = reload;
   const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
-  const actions = make("div", { className: "row" }, button(again ? label : "Dismiss", () => (calm(), again?.()), "main"));
+  const actions = make(
+    "div",
+    { className: "row" },
+    button(again ? label : "Dismiss", () => (calm(), again?.()), "main"),
+  );
   if (code === "NoWebGPU" || code === "NoAdapter")
     actions.append(make("a", { className: "button", href: WEBGPU, rel: "noreferrer" }, "Where WebGPU works"));
-  const message = (error.message ?? String(thrown)).replace(/^./, (c) => c.toUpperCase()).replace(/[^.!?]$/, "$&.");
-  $("error").replaceChildren(make("h2", {}, title), make("p", {}, message), make("p", { className: "soft" }, advice ?? ""), actions);
+  const message = (error.message ?? String(thrown))
+    .replace(/^[a-z](?=\w* )/, (c) => c.toUpperCase())
+    .replace(/[^.!?]$/, "$&.");
+  $("error").replaceChildren(
+    make("h2", {}, title),
+    make("p", {}, message),
+    make("p", { className: "soft" }, advice ?? ""),
+    actions,
+  );
   $("error").hidden = false;
   $("error").scrollIntoView({ block: "nearest" });
   return true;
@@ -121,14 +163,15 @@ export const calm = () => ($("error").hidden = true);
 /** @param {"idle" | "loading" | "stopped" | "ready" | "error"} state */
 const state = (state) => (document.body.dataset.state = state);
 
-/** Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models. */
-const fake = import.meta.url.endsWith("/ui.js") && new URLSearchParams(location.search).has("fake");
 const AUTOMATIC = 64e6; // bytes that are loaded without asking
 
 /** Opens the model of this page. @param {Page} page */
 export async function open(page) {
   theme();
-  const base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
+  const query = new URLSearchParams(location.search);
+  const base = new URL(query.get("site") ?? ".", location.href);
+  // Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models.
+  const fake = import.meta.url.endsWith("/ui.js") && query.has("fake");
   /** @type {Site} */
   let site;
   let { connect } = client;
@@ -149,7 +192,7 @@ export async function open(page) {
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));
   const known = `loaded-${site.model.file}-${site.model.bytes}`;
-  const load = async () => {
+  const load = (reload = async () => {
     calm();
     state("loading");
     const abort = new AbortController();
@@ -159,7 +202,7 @@ export async function open(page) {
     act.onclick = () => abort.abort();
     try {
       const remote = await connect(base.href, { signal: abort.signal, onProgress: (progress) => meter.show(progress) });
-      // All kernels now, so that nothing waits later; without a GPU that takes too long, and each waits for its first use.
+      // All kernels now, so that nothing waits later. Without a GPU that takes too long: each waits for its first use.
       if (!remote.info.adapter.software)
         await remote.prepare({ signal: abort.signal, onProgress: (progress) => meter.show(progress) });
       kept(known, "1");
@@ -170,25 +213,30 @@ export async function open(page) {
       if (fail(error, load)) return void state("error");
       state("stopped");
       $("load-stage").textContent = "Stopped";
-      $("load-detail").textContent = meter.weights ? `${meter.weights} are here, and stay.` : "Nothing is lost.";
+      $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
     }
-  };
+  });
   /** @param {Remote} remote */
   const ready = (remote) => {
     const { adapter, variant } = remote.info;
     const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ") || "a GPU";
-    $("foot-place").textContent = `${variant.name ?? "generic"} on ${name} · ` +
-      (adapter.software ? "runs on your CPU, as no GPU is free; nothing leaves this page" : "runs on your GPU; nothing leaves this page");
+    $("foot-place").textContent =
+      `${variant.name ?? "generic"} on ${name} · ` +
+      (adapter.software
+        ? "runs on your CPU, without a GPU; nothing leaves this page"
+        : "runs on your GPU; nothing leaves this page");
     const check = /** @type {HTMLButtonElement} */ ($("check"));
     check.hidden = !site.check;
     check.onclick = () => selfcheck(remote, check);
     state("ready");
     announce("The model is ready.");
     remote.lost.then((error) => {
+      remote.dispose();
+      page.lost?.();
       state("error");
       fail(error, load);
     });
-    page.ready(remote, site);
+    page.ready(remote, site, base);
   };
 
   const connection = /** @type {{connection?: {saveData?: boolean}}} */ (navigator).connection;
@@ -208,7 +256,8 @@ async function selfcheck(remote, button) {
   $("foot-check").textContent = "checking …";
   try {
     const { ok, error } = await remote.selfcheck();
-    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ differs from the original"}: ${error.toExponential(0)} off`;
+    const off = error ? `${error.toExponential(0)} off` : "exactly";
+    $("foot-check").textContent = `${ok ? "✓ as the original" : "✗ not as the original"}, ${off}`;
   } catch (error) {
     $("foot-check").textContent = "";
     fail(error);
@@ -218,13 +267,14 @@ async function selfcheck(remote, button) {
 
 /** Light and dark: what the system says, or what was chosen here. */
 function theme() {
-  const root = document.documentElement, toggle = $("theme");
+  const root = document.documentElement,
+    toggle = $("theme");
   const system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
   const show = () => toggle.setAttribute("aria-pressed", String(dark()));
   toggle.onclick = () => {
     const name = dark() ? "light" : "dark";
-    root.dataset.theme = name === (system.matches ? "dark" : "light") ? "" : name; // as the system: nothing to remember
+    root.dataset.theme = name === (system.matches ? "dark" : "light") ? "" : name; // nothing to remember
     kept("theme", root.dataset.theme);
     show();
     dispatchEvent(new Event("themechange"));
@@ -236,31 +286,33 @@ function theme() {
 /** The loading bar: what is done, how far, how long it takes. Weights and kernels come side by side. */
 class Meter {
   weights = "";
-  kernels = "";
-  part = 0;
-  from = -1; // bytes that were here at the first word about them
-  since = 0;
+  /**
+   * How far each stage is, and where and when it was first heard of.
+   * @type {Record<string, {part: number, from: number, since: number}>}
+   */
+  stages = {};
 
   /** @param {Progress} progress */
   show({ stage, done, total }) {
-    const part = done / (total || 1);
-    let left = "";
-    if (stage === "weights") {
-      if (this.from < 0) Object.assign(this, { from: done, since: performance.now() });
-      const seconds = (performance.now() - this.since) / 1000;
-      if (seconds > 0.5 && done > this.from && done < total) left = ` · ${remaining((seconds * (total - done)) / (done - this.from))}`;
-      this.weights = `${bytes(done)} of ${bytes(total)}`;
-      this.set(0.05 + 0.95 * part);
-    } else if (stage === "kernels") this.kernels = done < total ? ` · ${done} of ${total} kernels` : "";
-    const loaded = stage === "weights" ? done === total : this.part === 1;
-    $("load-stage").textContent = !this.weights ? "Reading the plan" : loaded ? "Compiling for your GPU" : "Loading the weights";
-    $("load-detail").textContent = this.weights + left + this.kernels;
-  }
-
-  /** @param {number} part */
-  set(part) {
-    this.part = part;
-    $("load-bar").style.setProperty("--part", part.toFixed(3));
-    $("load-bar").setAttribute("aria-valuenow", String(Math.round(part * 100)));
+    const now = performance.now(),
+      part = done / (total || 1);
+    const own = (this.stages[stage] ??= { part, from: part, since: now });
+    own.part = part;
+    const { weights, kernels } = this.stages;
+    const all = 0.05 + 0.65 * (weights?.part ?? 0) + 0.3 * (kernels?.part ?? 0);
+    $("load-bar").style.setProperty("--part", all.toFixed(3));
+    $("load-bar").setAttribute("aria-valuenow", String(Math.round(all * 100)));
+    if (stage === "weights") this.weights = `${bytes(done)} of ${bytes(total)}`;
+    const compiles = weights?.part === 1;
+    $("load-stage").textContent = !weights
+      ? "Reading the plan"
+      : compiles
+        ? "Compiling for your GPU"
+        : "Loading the weights";
+    if (stage !== (compiles ? "kernels" : "weights")) return;
+    const seconds = (now - own.since) / 1000,
+      gained = part - own.from;
+    const left = seconds > 0.5 && gained > 0 && part < 1 ? ` · ${remaining((seconds * (1 - part)) / gained)}` : "";
+    $("load-detail").textContent = (compiles ? `${this.weights} · ${done} of ${total} kernels` : this.weights) + left;
   }
 }

@@ -1,19 +1,22 @@
 /** Whether this GPU computes what it should: the reference that came with the site. */
 
-import { ExecutionError, Tensor, arrayOf } from "./index.js";
+import { arrayOf } from "./convert.js";
+import { ExecutionError, Tensor } from "./index.js";
 
 /**
  * @param {import("./index.js").Program} program
  * @param {string} base
- * @param {(url: string) => Promise<Response>} get
+ * @param {(url: string) => Promise<Response>} [get]
  * @returns {Promise<{ok: boolean, error: number, tolerance: number}>}
  */
-export async function check(program, base, get) {
+export async function check(program, base, get = fetch) {
   const { check: told } = program.site ?? {};
-  if (!told) throw new ExecutionError("this site has no reference to check with: it was made where no GPU could run it");
+  if (!told)
+    throw new ExecutionError("this site has no reference to check with: it was made where no GPU could run it");
   const bytes = await (await get(base + told.file)).arrayBuffer();
   /** @type {(t: any) => any} */
-  const value = (t) => (t?.dtype ? new Tensor(t.dtype, t.shape, new (arrayOf(t.dtype))(bytes.slice(t.at, t.at + t.length))) : t);
+  const value = (t) =>
+    t?.dtype ? new Tensor(t.dtype, t.shape, new (arrayOf(t.dtype))(bytes.slice(t.at, t.at + t.length))) : t;
   program.reset(told.method);
   const found = await program.run(told.inputs.map(value), { method: told.method });
   program.reset(told.method);
@@ -25,7 +28,7 @@ export async function check(program, base, get) {
 
 /** The largest difference, relative to the largest value. @param {any} wanted @param {any} found */
 function distance(wanted, found) {
-  const [a, b] = [wanted, found].map((x) => (x instanceof Tensor ? x.data : [x]));
+  const [a, b] = [wanted, found].map((x) => (x?.data ?? [x]));
   let largest = 0;
   let worst = a.length === b.length ? 0 : Infinity;
   for (let k = 0; k < a.length; k++) {

@@ -1,6 +1,6 @@
 // A model in a worker: the page stays smooth while it loads and runs. worker.js is the other end.
-import { BadBundle, ExecutionError, revive } from "./errors.js";
-import { packed } from "./packed.js";
+import { BadBundle, ExecutionError } from "./errors.js";
+import { packed, revive } from "./packed.js";
 
 /** @typedef {import("./index.js").Progress} Progress */
 /** @typedef {import("./index.js").Options} LoadOptions */

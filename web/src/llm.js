@@ -72,9 +72,13 @@ export async function loadLanguageModel(url, { tokenizer, ...options } = {}) {
     tokenizer === undefined ? openTokenizer(base, language, options) : tokenizer,
   ]);
   if (program.status === "rejected") throw program.reason;
-  if (opened.status === "fulfilled") return new LanguageModel(program.value, language, opened.value);
-  program.value.dispose();
-  throw opened.reason;
+  if (opened.status === "rejected") {
+    program.value.dispose();
+    throw opened.reason;
+  }
+  const model = new LanguageModel(program.value, language, opened.value);
+  model.generate([0], { maxTokens: 1, temperature: 1 }).catch(() => {}); // so that kernels are there when they are needed
+  return model;
 }
 
 /** @param {string} base @param {Language} language @param {import("./index.js").Options} options */
@@ -270,7 +274,7 @@ export class LanguageModel {
       reused = this.#cached.length;
       if (!(await this.#prefill(tokens, () => stream.cancelled || signal?.aborted))) return undefined;
       const at = this.#cached.length, rest = tokens.slice(at);
-      run = start(ints(this.language.tokens, [1, rest.length], rest), at, step);
+      run = await start(ints(this.language.tokens, [1, rest.length], rest), at, step);
       this.#cached.push(...rest);
     }
     if (this.#method.inOnePlan && !sampling.penalises) {
@@ -281,7 +285,7 @@ export class LanguageModel {
       // thrown away: the cache is written again from the position on that the next call has.
       for (let k = this.#ahead.length; k < wanted; k++) {
         const following = (this.#ahead[k - 1] ?? run).resident()[0];
-        this.#ahead.push(start(following, tokens.length + k, step + 1 + k));
+        this.#ahead.push(await start(following, tokens.length + k, step + 1 + k));
       }
     }
     const [token, logprob] = await run.result();
@@ -311,7 +315,7 @@ export class LanguageModel {
     let before;
     while (!cancelled() && tokens.length - this.#cached.length > this.chunk) {
       const at = this.#cached.length, some = tokens.slice(at, at + this.chunk);
-      const run = this.#start(ints(this.language.tokens, [1, some.length], some), at);
+      const run = await this.#start(ints(this.language.tokens, [1, some.length], some), at);
       this.#cached.push(...some);
       await before?.result();
       before = run;
@@ -327,7 +331,7 @@ export class LanguageModel {
    * @param {Int32Array} [words]
    * @param {Int32Array} [seen]
    * @param {number} [how]
-   * @returns {Running}
+   * @returns {Promise<Running>}
    */
   #start(tokens, position, words = new Int32Array(8), seen = new Int32Array(1), how = 0) {
     const at = ints(this.language.position, [1], [position]);
@@ -361,15 +365,15 @@ export class LanguageModel {
   }
 }
 
-/** A call that takes several plans. @type {(results: Promise<any[]>) => Running} */
-function waited(results) {
+/** A call that takes several plans. @type {(results: Promise<any[]>) => Promise<Running>} */
+async function waited(results) {
   results.catch(() => {}); // whoever wants the result hears of it
   return { result: () => results, resident: () => [], discard() {} };
 }
 
 /** @type {(dtype: "int32" | "int64", shape: number[], values: number[] | Int32Array) => Tensor} */
 const ints = (dtype, shape, values) =>
-  new Tensor(dtype, shape, dtype === "int64" ? BigInt64Array.from([...values].map(BigInt)) : Int32Array.from(values));
+  new Tensor(dtype, shape, Int32Array.from(values)); // as the GPU has them
 
 /** Pieces of text as they come, whole characters each; `generation` is what came so far. */
 export class Stream {

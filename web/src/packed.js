@@ -1,4 +1,5 @@
-// Values on their way between threads.
+// Values and errors on their way between threads.
+import * as errors from "./errors.js";
 
 /**
  * `value` with copies of its typed arrays, whose memory is moved instead of copied again: the caller keeps what he has.
@@ -16,3 +17,15 @@ export function packed(value, moved) {
   if (value?.dtype === undefined) return value;
   return { dtype: value.dtype, shape: [...value.shape], data: packed(value.data, moved) };
 }
+
+/** What `revive` makes an error of again. @type {(error: any) => {code: string, message: string}} */
+export const told = (error) =>
+  typeof error?.code === "string" ? { code: error.code, message: error.message } : { code: "", message: String(error) };
+
+/**
+ * The error that another thread told of. One that is not ours becomes a PtegpuError.
+ * @param {{code: string, message: string}} told
+ * @returns {InstanceType<typeof errors.PtegpuError>}
+ */
+export const revive = ({ code, message }) =>
+  new (/** @type {Record<string, typeof errors.PtegpuError>} */ (errors)[code] ?? errors.PtegpuError)(message);

@@ -1,7 +1,6 @@
 /** Numbers of a plan: rows of small arithmetic over the sizes of inputs and over ints. */
 
 /** @typedef {[string, number, number]} Row */
-/** @typedef {number | [number]} Count a number, or the row that gives it */
 
 /** @type {(a: number, b: number) => number} */
 const rest = (a, b) => (b ? (((a % b) + b) % b) : 0);
@@ -11,8 +10,8 @@ const OPERATORS = {
   add: (a, b) => a + b,
   sub: (a, b) => a - b,
   mul: (a, b) => a * b,
-  min: (a, b) => Math.min(a, b),
-  max: (a, b) => Math.max(a, b),
+  min: Math.min,
+  max: Math.max,
   floordiv: (a, b) => (b ? (a - rest(a, b)) / b : 0), // exact, unlike the floor of a quotient
   mod: rest,
   div: (a, b) => (b ? a / b : 0),
@@ -25,21 +24,19 @@ const OPERATORS = {
 };
 
 /**
- * The values of all rows.
+ * The values of all rows; NaN for an element that is not known here.
  * @param {Row[]} rows
- * @param {(number | readonly number[])[]} sizes of each input its shape, or the int itself
- * @param {(input: number, place: number) => number} item an element of an input
+ * @param {any[]} inputs ints, or what has a `shape` and maybe `data`
  * @returns {Float64Array}
  */
-export function evaluate(rows, sizes, item) {
+export function evaluate(rows, inputs) {
   const found = new Float64Array(rows.length);
   rows.forEach(([name, a, b], k) => {
-    const size = /** @type {any} */ (sizes[a]);
     found[k] =
       name === "const" ? a
-      : name === "size" ? size[b]
-      : name === "int" ? size
-      : name === "item" ? item(b, found[a])
+      : name === "size" ? inputs[a].shape[b]
+      : name === "int" ? inputs[a]
+      : name === "item" ? inputs[b].data?.[found[a]]
       : OPERATORS[name](found[a], found[b]);
   });
   return found;

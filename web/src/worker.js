@@ -2,7 +2,7 @@
 // `error`, and there may be some with `news` before. A message with the id of a running call is a note to it: "abort",
 // "cancel" or "more".
 import { fetchJson, folderOf, load } from "./index.js";
-import { packed } from "./packed.js";
+import { packed, told } from "./packed.js";
 
 /** @typedef {import("./index.js").Program} Program */
 /** @typedef {{program: Program, model?: import("./llm.js").LanguageModel}} Opened */
@@ -117,10 +117,6 @@ export function serve(port, opens = open) {
     calls.delete(id);
   };
 }
-
-/** What `revive` makes an error of again. @type {(error: any) => {code: string, message: string}} */
-const told = (error) =>
-  typeof error?.code === "string" ? { code: error.code, message: error.message } : { code: "", message: String(error) };
 
 /**
  * Progress, but not more often than anybody can see.

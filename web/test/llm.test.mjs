@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 import * as jinja from "../src/jinja.js";
-import { LanguageModel } from "../src/llm.js";
+import { LanguageModel, loadLanguageModel } from "../src/llm.js";
 import { Sampling } from "../src/sampling.js";
 import { ChatTemplate, strftime } from "../src/template.js";
 import { Detokenizer, StopStrings, Tokenizer } from "../src/text.js";
@@ -386,4 +386,12 @@ test("prompts that are none", () => {
   refuses(() => model.encode(Array(41).fill(1)), "the prompt has 41 tokens, the model's context holds 40");
   refuses(() => model.encode("x"), "the model has no tokenizer: give tokens, or load it with one");
   refuses(() => model.stream([1], { maxTokens: -1 }), "maxTokens must be at least 0, not -1");
+});
+
+test("a site that is no language model is refused before anything else is fetched", async () => {
+  const asked = [];
+  const fetch = async (url) => (asked.push(String(url)), new Response('{"title": "digits"}'));
+  const message = "http://site/a/ is not a language model: its site.json says nothing about one";
+  await assert.rejects(loadLanguageModel("http://site/a", { fetch }), { name: "InvalidInput", message });
+  assert.deepEqual(asked, ["http://site/a/site.json"]);
 });

@@ -1,8 +1,9 @@
-// What can be said about a page without a network: names, headings, contrast, sizes, focus, console. Not opinions on looks.
+// What can be said about a page without a network: names, headings, contrast, sizes, focus, console.
 //   node web/test/pages.check.mjs [FOLDER for screenshots]      all pages, with made-up models, in all their states
 import { fileURLToPath } from "node:url";
 
-const PHONE = { width: 360, height: 740 }, DESK = { width: 1280, height: 800 };
+const PHONE = { width: 360, height: 740 },
+  DESK = { width: 1280, height: 800 };
 
 /**
  * Problems of an open page, as it is now: with no model loaded, busy, or with an error.
@@ -16,7 +17,8 @@ export async function audit(page) {
     await page.setViewportSize(size);
     for (const colorScheme of /** @type {const} */ (["light", "dark"])) {
       await page.emulateMedia({ colorScheme, reducedMotion: "reduce" });
-      for (const problem of await page.evaluate(inspect, size.width === PHONE.width)) found.add(`${size.width} ${colorScheme}: ${problem}`);
+      for (const problem of await page.evaluate(inspect, size.width === PHONE.width))
+        found.add(`${size.width} ${colorScheme}: ${problem}`);
     }
   }
   await page.emulateMedia({ colorScheme: null, reducedMotion: null });
@@ -33,23 +35,35 @@ export async function check(page) {
   /** @type {string[]} */
   const found = [];
   const host = new URL(page.url()).host;
-  const heard = (/** @type {import("playwright-core").ConsoleMessage} */ m) => m.type() === "error" && found.push(`console: ${m.text()}`);
+  const heard = (/** @type {import("playwright-core").ConsoleMessage} */ m) =>
+    m.type() === "error" && found.push(`console: ${m.text()}`);
   const thrown = (/** @type {Error} */ error) => found.push(`thrown: ${error.message}`);
   const asked = (/** @type {import("playwright-core").Request} */ r) =>
     /^http/.test(r.url()) && new URL(r.url()).host !== host && found.push(`another host: ${r.url()}`);
   page.on("console", heard).on("pageerror", thrown).on("request", asked);
   await page.reload();
-  await page.waitForFunction(() => ["ready", "idle", "error"].includes(document.body.dataset.state ?? ""), null, { timeout: 60_000 });
+  await page.waitForFunction(
+    () => ["ready", "idle", "error"].includes(document.body.dataset.state ?? "") && document.body.ariaBusy !== "true",
+    null,
+    {
+      timeout: 60_000,
+    },
+  );
   found.push(...(await audit(page)), ...(await tabs(page)));
   page.off("console", heard).off("pageerror", thrown).off("request", asked);
   return found;
 }
 
-/** What Tab gives the focus to must show it; first comes a link that skips to the content. @param {import("playwright-core").Page} page */
+/**
+ * What Tab gives the focus to must show it; first comes a link that skips to the content.
+ * @param {import("playwright-core").Page} page
+ */
 async function tabs(page) {
   const found = [];
   const skips = await page.evaluate(() => {
-    const first = /** @type {HTMLAnchorElement | null} */ (document.querySelector("a[href], button, input, select, textarea"));
+    const first = /** @type {HTMLAnchorElement | null} */ (
+      document.querySelector("a[href], button, input, select, textarea")
+    );
     first?.focus();
     return !!first?.hash && !!document.querySelector(first.hash);
   });
@@ -63,9 +77,15 @@ async function tabs(page) {
       let shown = false;
       for (let e = /** @type {Element | null} */ (element), up = 0; e && up < 3; e = e.parentElement, up++) {
         const style = getComputedStyle(e);
-        shown ||= (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2) || (up > 0 && style.boxShadow !== "none");
+        shown ||=
+          (style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2) ||
+          (up > 0 && style.boxShadow !== "none");
       }
-      return { name: `${element.localName}#${element.id}`, shown, key: [...document.querySelectorAll("*")].indexOf(element) };
+      return {
+        name: `${element.localName}#${element.id}`,
+        shown,
+        key: [...document.querySelectorAll("*")].indexOf(element),
+      };
     });
     if (!at || seen.has(at.key)) break;
     seen.add(at.key);
@@ -81,18 +101,28 @@ function inspect(phone) {
   const found = [];
   const all = [...document.body.querySelectorAll("*")];
   const named = (/** @type {Element} */ e) =>
-    e.localName + (e.id ? `#${e.id}` : e.className && typeof e.className === "string" ? `.${e.className}` : "") + ` “${(e.textContent ?? "").trim().slice(0, 24)}”`;
+    e.localName +
+    (e.id ? `#${e.id}` : e.className && typeof e.className === "string" ? `.${e.className}` : "") +
+    ` “${(e.textContent ?? "").trim().slice(0, 24)}”`;
   const box = (/** @type {Element} */ e) => e.getBoundingClientRect();
-  const visible = (/** @type {Element} */ e) => e.checkVisibility({ visibilityProperty: true }) && box(e).width > 1 && box(e).height > 1;
-  const shownText = (/** @type {string} */ ids) => ids.split(" ").map((id) => document.getElementById(id)?.textContent?.trim() ?? "").join(" ").trim();
+  const visible = (/** @type {Element} */ e) =>
+    e.checkVisibility({ visibilityProperty: true }) && box(e).width > 1 && box(e).height > 1;
+  const shownText = (/** @type {string} */ ids) =>
+    ids
+      .split(" ")
+      .map((id) => document.getElementById(id)?.textContent?.trim() ?? "")
+      .join(" ")
+      .trim();
 
   if (!document.documentElement.lang) found.push("html has no lang");
   if (!document.title.trim() || /\{\{/.test(document.title)) found.push("the page has no title");
   const ids = all.map((e) => e.id).filter(Boolean);
-  for (const id of new Set(ids)) if (ids.filter((other) => other === id).length > 1) found.push(`the id ${id} is there twice`);
+  for (const id of new Set(ids))
+    if (ids.filter((other) => other === id).length > 1) found.push(`the id ${id} is there twice`);
   for (const e of all) {
     for (const name of ["aria-labelledby", "aria-describedby", "aria-controls"])
-      for (const id of e.getAttribute(name)?.split(" ") ?? []) if (!document.getElementById(id)) found.push(`${named(e)}: ${name} names ${id}, which is not there`);
+      for (const id of e.getAttribute(name)?.split(" ") ?? [])
+        if (!document.getElementById(id)) found.push(`${named(e)}: ${name} names ${id}, which is not there`);
     if (e instanceof HTMLLabelElement && !e.control) found.push(`${named(e)}: a label of nothing`);
   }
 
@@ -103,16 +133,28 @@ function inspect(phone) {
     if (own > level + 1) found.push(`${named(e)}: follows a heading of level ${level}`);
     return own;
   }, 0);
-  for (const one of ["main", "header", "footer"]) if (document.querySelectorAll(`body > ${one}`).length !== 1) found.push(`there is not one ${one}`);
+  for (const one of ["main", "header", "footer"])
+    if (document.querySelectorAll(`body > ${one}`).length !== 1) found.push(`there is not one ${one}`);
   if (!document.querySelector("[role=status], [aria-live]")) found.push("nothing speaks to screen readers");
 
-  const controls = all.filter((e) => e.matches("button, a[href], input, select, textarea, [tabindex='0'], [role=progressbar], [role=img], img, dialog[open]") && e.checkVisibility());
+  const NAMED =
+    "button, a[href], input, select, textarea, [tabindex='0'], [role=progressbar], [role=img], img, dialog[open]";
+  const controls = all.filter((e) => e.matches(NAMED) && e.checkVisibility());
   for (const e of controls) {
-    const labels = [...(/** @type {HTMLInputElement} */ (e).labels ?? [])].map((l) => l.textContent?.trim()).join(" ");
+    const labels = [.../** @type {HTMLInputElement} */ (e.labels ?? [])].map((l) => l.textContent?.trim()).join(" ");
     const text = e.matches("button, a, pre") ? e.textContent?.trim() : "";
-    if (!(e.getAttribute("aria-label")?.trim() || shownText(e.getAttribute("aria-labelledby") ?? "") || labels || text || e.getAttribute("alt"))) found.push(`${named(e)}: has no name`);
+    if (!(
+      e.getAttribute("aria-label")?.trim() ||
+      shownText(e.getAttribute("aria-labelledby") ?? "") ||
+      labels ||
+      text ||
+      e.getAttribute("alt")
+    ))
+      found.push(`${named(e)}: has no name`);
   }
-  for (const e of all) if (e.matches("canvas, svg, img") && e.checkVisibility() && !e.matches("[aria-hidden=true], [role=img], [alt]")) found.push(`${named(e)}: neither hidden nor named`);
+  for (const e of all)
+    if (e.matches("canvas, svg, img") && e.checkVisibility() && !e.matches("[aria-hidden=true], [role=img], [alt]"))
+      found.push(`${named(e)}: neither hidden nor named`);
 
   // Contrast: colours over what is behind them.
   const probe = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
@@ -141,11 +183,14 @@ function inspect(phone) {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const contrast = (/** @type {Element} */ e, /** @type {CSSStyleDeclaration} */ style, /** @type {string} */ what) => {
-    const under = behind(e), [r, g, b, a] = rgba(style.color);
+    const under = behind(e),
+      [r, g, b, a] = rgba(style.color);
     let opacity = a;
-    for (let up = /** @type {Element | null} */ (e); up; up = up.parentElement) opacity *= Number(getComputedStyle(up).opacity);
+    for (let up = /** @type {Element | null} */ (e); up; up = up.parentElement)
+      opacity *= Number(getComputedStyle(up).opacity);
     const [x, y] = [light(over([r, g, b, opacity], under)), light(under)].sort((p, q) => q - p);
-    const ratio = (x + 0.05) / (y + 0.05), size = parseFloat(style.fontSize);
+    const ratio = (x + 0.05) / (y + 0.05),
+      size = parseFloat(style.fontSize);
     const needed = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700) ? 3 : 4.5;
     if (ratio < needed) found.push(`${named(e)}: contrast of ${what} is ${ratio.toFixed(2)}, below ${needed}`);
   };
@@ -153,7 +198,8 @@ function inspect(phone) {
     if (!visible(e) || e.closest("button:disabled, .quiet, noscript")) continue; // what is off may be faint
     const style = getComputedStyle(e);
     if ([...e.childNodes].some((n) => n.nodeType === Node.TEXT_NODE && n.nodeValue?.trim())) contrast(e, style, "text");
-    if (e.matches("input:not([type=range], [type=radio], [type=checkbox]), select, textarea")) contrast(e, style, "value");
+    if (e.matches("input:not([type=range], [type=radio], [type=checkbox]), select, textarea"))
+      contrast(e, style, "value");
     if (e.getAttribute("placeholder")) contrast(e, getComputedStyle(e, "::placeholder"), "placeholder");
   }
 
@@ -163,80 +209,186 @@ function inspect(phone) {
   for (const e of all) {
     if (!visible(e) || e.closest(".quiet, .skip")) continue;
     let scrolls = false;
-    for (let up = e.parentElement; up && up !== document.body; up = up.parentElement) scrolls ||= /auto|scroll|hidden/.test(getComputedStyle(up).overflowX) && up.localName !== "main";
-    if (!scrolls && (box(e).right > innerWidth + 1 || box(e).left < -1)) found.push(`${named(e)}: sticks out of the page`);
+    for (let up = e.parentElement; up && up !== document.body; up = up.parentElement)
+      scrolls ||= /auto|scroll|hidden/.test(getComputedStyle(up).overflowX) && up.localName !== "main";
+    if (!scrolls && (box(e).right > innerWidth + 1 || box(e).left < -1))
+      found.push(`${named(e)}: sticks out of the page`);
   }
   if (phone)
     for (const e of all) {
-      if (!e.matches("button, a[href], input, select, textarea, summary") || !visible(e) || e.matches(".skip, p a, .said a")) continue;
+      if (
+        !e.matches("button, a[href], input, select, textarea, summary") ||
+        !visible(e) ||
+        e.matches(".skip, p a, .said a")
+      )
+        continue;
       const { width, height } = box(e.closest("label") ?? e);
-      if (Math.min(width, height) < 31.9) found.push(`${named(e)}: a target of ${Math.round(width)} × ${Math.round(height)}`);
+      if (Math.min(width, height) < 31.9)
+        found.push(`${named(e)}: a target of ${Math.round(width)} × ${Math.round(height)}`);
     }
   return found;
 }
 
-/** Each page and state with made-up models. @type {[name: string, address: string, state: string, act?: (page: import("playwright-core").Page) => Promise<void>][]} */
+/**
+ * Each page and state with made-up models, and how to come there.
+ * @type {[name: string, address: string, state: string,
+ *   act?: (page: import("playwright-core").Page) => Promise<void>][]}
+ */
 const STATES = [
   ["tale-loading", "chat.html?fake=tale&slow=20", "loading"],
   ["tale-stopped", "chat.html?fake=tale&slow=3", "stopped", (page) => page.click("#load-button")],
   ["tale-ready", "chat.html?fake=tale", "ready"],
-  ["tale-busy", "chat.html?fake=tale&words=900", "ready", async (page) => {
-    await page.click("#examples button");
-    await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 300);
-  }],
-  ["tale-done", "chat.html?fake=tale", "ready", async (page) => {
-    await page.fill("#prompt", "The Wolf");
-    await page.press("#prompt", "Enter");
-    await page.waitForTimeout(500);
-    await page.keyboard.press("Escape");
-    await page.fill("#prompt", "But the wolf had other plans.");
-    await page.press("#prompt", "Enter");
-    await page.waitForTimeout(1500);
-    await page.keyboard.press("Escape");
-    await page.waitForSelector("#tale .row button");
-  }],
+  [
+    "tale-busy",
+    "chat.html?fake=tale&words=900",
+    "ready",
+    async (page) => {
+      await page.click("#examples button");
+      await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 300);
+    },
+  ],
+  [
+    "tale-done",
+    "chat.html?fake=tale",
+    "ready",
+    async (page) => {
+      await page.fill("#prompt", "The Wolf");
+      await page.press("#prompt", "Enter");
+      await page.waitForTimeout(500);
+      await page.keyboard.press("Escape");
+      await page.fill("#prompt", "But the wolf had other plans.");
+      await page.press("#prompt", "Enter");
+      await page.waitForTimeout(1500);
+      await page.keyboard.press("Escape");
+      await page.waitForSelector("#tale .row button");
+    },
+  ],
   ["tale-lost", "chat.html?fake=tale&lose=100", "error"],
   ["chat-idle", "chat.html?fake=chat", "idle"],
   ["chat-settings", "chat.html?fake=chat", "idle", (page) => page.click("#settings-open")],
-  ["chat-busy", "chat.html?fake=chat&auto", "ready", async (page) => {
-    await page.click("#examples button");
-    await page.waitForSelector(".said ul");
-  }],
-  ["chat-done", "chat.html?fake=chat&auto", "ready", async (page) => {
-    await page.click("#examples button");
-    await page.waitForSelector(".turn .row button", { timeout: 20_000 });
-  }],
+  [
+    "chat-busy",
+    "chat.html?fake=chat&auto",
+    "ready",
+    async (page) => {
+      await page.click("#examples button");
+      await page.waitForSelector(".said ul");
+    },
+  ],
+  [
+    "chat-done",
+    "chat.html?fake=chat&auto",
+    "ready",
+    async (page) => {
+      await page.click("#settings-open");
+      await page.fill("#system", "Be brief.");
+      await page.click("dialog .main");
+      await page.waitForSelector("dialog:not([open])", { state: "attached" });
+      await page.click("#examples button");
+      await page.waitForSelector(".turn .row button", { timeout: 20_000 });
+    },
+  ],
   ["digits-loading", "image.html?fake=digits&slow=20", "loading"],
   ["digits-ready", "image.html?fake=digits", "ready"],
   ["digits-drawn", "image.html?fake=digits", "ready", draw],
   ["photo-ready", "image.html?fake=photo", "ready"],
-  ["photo-no-camera", "image.html?fake=photo", "ready", async (page) => {
-    await page.check("[value=camera]", { force: true });
-    await page.waitForSelector("#error:not([hidden])");
-  }],
+  [
+    "photo-no-camera",
+    "image.html?fake=photo",
+    "ready",
+    async (page) => {
+      await page.check("[value=camera]", { force: true });
+      await page.waitForSelector("#error:not([hidden])");
+    },
+  ],
   ["any-loading", "any.html?fake=any&slow=20", "loading"],
   ["any-ready", "any.html?fake=any", "ready", async (page) => void (await page.waitForSelector("#outputs h3"))],
-  ["any-tables", "any.html?fake=any", "ready", async (page) => {
-    await page.waitForSelector("#outputs h3");
-    for (const radio of await page.$$("[value=Table]")) await radio.check({ force: true });
-  }],
-  ["any-lines", "any.html?fake=any", "ready", async (page) => {
-    await page.waitForSelector("#outputs h3");
-    await page.check("[name=view-0][value=Line]", { force: true });
-    await page.check("[name=view-1][value=Histogram]", { force: true });
-  }],
+  [
+    "any-tables",
+    "any.html?fake=any",
+    "ready",
+    async (page) => {
+      await page.waitForSelector("#outputs h3");
+      for (const radio of await page.$$("[value=Table]")) await radio.check({ force: true });
+    },
+  ],
+  [
+    "any-lines",
+    "any.html?fake=any",
+    "ready",
+    async (page) => {
+      await page.waitForSelector("#outputs h3");
+      await page.check("[name=view-0][value=Line]", { force: true });
+      await page.check("[name=view-1][value=Histogram]", { force: true });
+    },
+  ],
   ...["NoWebGPU", "NoAdapter", "MissingFeature", "OutOfMemory", "BadShard", "BadBundle", "TypeError"].map(
-    (code) => /** @type {[string, string, string]} */ ([`error-${code}`, `any.html?fake=any&fail=${code}`, "error"])),
+    (code) => /** @type {[string, string, string]} */ ([`error-${code}`, `any.html?fake=any&fail=${code}`, "error"]),
+  ),
 ];
 
 /** A seven. @param {import("playwright-core").Page} page */
-async function draw(page) {
-  const { x, y, width, height } = /** @type {{x: number, y: number, width: number, height: number}} */ (await page.locator("#view").boundingBox());
+export async function draw(page) {
+  const { x, y, width, height } = /** @type {{x: number, y: number, width: number, height: number}} */ (
+    await page.locator("#view").boundingBox()
+  );
   await page.mouse.move(x + 0.3 * width, y + 0.25 * height);
   await page.mouse.down();
-  for (const [u, v] of [[0.7, 0.25], [0.6, 0.5], [0.48, 0.82]]) await page.mouse.move(x + u * width, y + v * height, { steps: 5 });
+  for (const [u, v] of [
+    [0.7, 0.25],
+    [0.6, 0.5],
+    [0.48, 0.82],
+  ])
+    await page.mouse.move(x + u * width, y + v * height, { steps: 5 });
   await page.mouse.up();
-  await page.waitForFunction(() => document.querySelector("#best-label")?.textContent !== "–");
+  await page.waitForFunction(() => document.querySelector("#best-label")?.textContent !== "");
+}
+
+/**
+ * Problems of all states, or of those that `only` matches, by their names.
+ * @param {import("playwright-core").Browser} browser
+ * @param {string} pages the address of web/pages
+ * @param {{only?: RegExp, shots?: string}} [options] `shots` is a folder for screenshots
+ */
+export async function states(browser, pages, { only = /./, shots } = {}) {
+  /** @type {Record<string, string[]>} */
+  const problems = {};
+  for (const [name, address, state, act] of STATES) {
+    if (!only.test(name)) continue;
+    const context = await browser.newContext({ viewport: DESK });
+    const page = await context.newPage();
+    page.setDefaultTimeout(15_000);
+    const found = /** @type {string[]} */ ([]);
+    page
+      .on("console", (m) => m.type() === "error" && found.push(`console: ${m.text()}`))
+      .on("pageerror", (e) => found.push(`thrown: ${e.message}`));
+    await page.goto(pages + address);
+    try {
+      if (state !== "stopped") await page.waitForFunction((state) => document.body.dataset.state === state, state);
+      if (state === "loading")
+        await page.waitForFunction(() => /MB|kB/.test(document.getElementById("load-detail")?.textContent ?? ""));
+      await act?.(page);
+      found.push(...(await audit(page)));
+      if (["tale-ready", "digits-ready", "any-ready"].includes(name)) found.push(...(await check(page)));
+      if (shots) await shoot(page, `${shots}/${name}`);
+    } catch (error) {
+      found.push(String(error).split("\n")[0]);
+    }
+    problems[name] = found;
+    await context.close();
+  }
+  return problems;
+}
+
+/** Screenshots, light and dark, on a desk and on a phone. @param {import("playwright-core").Page} page @param {string} path */
+export async function shoot(page, path) {
+  for (const colorScheme of /** @type {const} */ (["light", "dark"]))
+    for (const viewport of [DESK, { width: 390, height: 844 }]) {
+      await page.emulateMedia({ colorScheme });
+      await page.setViewportSize(viewport);
+      await page.waitForTimeout(250); // transitions of colours
+      await page.screenshot({ path: `${path}-${colorScheme}-${viewport.width}.png` });
+    }
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
@@ -244,37 +396,16 @@ if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const { serve } = await import("./browser/server.mjs");
   const [, , shots, only] = process.argv;
   const server = await serve({ "/": fileURLToPath(new URL("..", import.meta.url)) });
-  const browser = await chromium.launch({ executablePath: process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium", args: ["--headless=new", "--no-sandbox"], ignoreDefaultArgs: ["--headless"], timeout: 30_000 });
-  let bad = 0;
-  for (const [name, address, state, act] of STATES) {
-    if (only && !name.includes(only)) continue;
-    const context = await browser.newContext({ viewport: DESK });
-    const page = await context.newPage();
-    page.setDefaultTimeout(15_000);
-    const found = /** @type {string[]} */ ([]);
-    page.on("console", (m) => m.type() === "error" && found.push(`console: ${m.text()}`)).on("pageerror", (e) => found.push(`thrown: ${e.message}`));
-    await page.goto(`${server.url}/pages/${address}`);
-    try {
-      if (state !== "stopped") await page.waitForFunction((state) => document.body.dataset.state === state, state);
-      if (state === "loading") await page.waitForFunction(() => /MB|kB/.test(document.getElementById("load-detail")?.textContent ?? ""));
-      await act?.(page);
-      found.push(...(await audit(page)));
-      if (["tale-ready", "digits-ready", "any-ready"].includes(name)) found.push(...(await check(page)));
-      for (const colorScheme of /** @type {const} */ (["light", "dark"]))
-        for (const viewport of shots ? [DESK, { width: 390, height: 844 }] : []) {
-          await page.emulateMedia({ colorScheme });
-          await page.setViewportSize(viewport);
-          await page.waitForTimeout(250);
-          await page.screenshot({ path: `${shots}/${name}-${colorScheme}-${viewport.width}.png` });
-        }
-    } catch (error) {
-      found.push(String(error).split("\n")[0]);
-    }
-    bad += found.length;
+  const browser = await chromium.launch({
+    executablePath: process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium",
+    args: ["--headless=new", "--no-sandbox"],
+    ignoreDefaultArgs: ["--headless"],
+    timeout: 30_000,
+  });
+  const problems = await states(browser, `${server.url}/pages/`, { shots, only: RegExp(only ?? "") });
+  for (const [name, found] of Object.entries(problems))
     console.log(`${name}: ${found.length ? `\n  ${found.join("\n  ")}` : "good"}`);
-    await context.close();
-  }
   await browser.close();
   server.close();
-  process.exitCode = bad ? 1 : 0;
+  process.exitCode = Object.values(problems).some((found) => found.length) ? 1 : 0;
 }

@@ -3,7 +3,7 @@ import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { after, before, beforeEach, test } from "node:test";
 import { BadBundle, BadShard } from "../src/errors.js";
-import { fetchJson, pieces } from "../src/weights.js";
+import { deliver, fetchJson } from "../src/weights.js";
 
 const sha256 = (bytes) => createHash("sha256").update(bytes).digest("hex");
 const shardOf = (name, bytes) => [name, bytes.length, sha256(bytes)];
@@ -73,6 +73,35 @@ function fakeCaches(fail = async () => {}) {
 }
 
 const ALL = [[0, Infinity]];
+
+/** What is delivered, as a loop: the next piece is taken when it is asked for, and whoever leaves takes no more. */
+async function* pieces(base, shards, ranges, options) {
+  const given = [];
+  let wake = () => {};
+  const wanted = ranges.map(([start, end], of) => [
+    start,
+    end,
+    (at, bytes) => new Promise((taken, left) => { given.push({ piece: { of, at, bytes }, taken, left }); wake(); }),
+  ]);
+  let over = false;
+  const end = () => { over = true; wake(); };
+  const delivered = deliver(base, shards, wanted, options);
+  delivered.then(end, end);
+  let last;
+  try {
+    for (;;) {
+      last?.taken();
+      last = undefined;
+      while (!given.length && !over) await new Promise((resolve) => (wake = resolve));
+      if (!given.length) return await delivered;
+      last = given.shift();
+      yield last.piece;
+    }
+  } finally {
+    last?.left(new Error("left"));
+    await delivered.catch(() => {});
+  }
+}
 async function collect(source) {
   const all = [];
   for await (const { of, at, bytes } of source) all.push([of, at, Buffer.from(bytes)]);
@@ -256,6 +285,10 @@ test("a wrong download is fetched again, past the browser's cache", async () => 
   const seen = [];
   await load({ fetch, onBytes: (done) => seen.push(done) }, [[300000, 301000]]);
   assert.deepEqual(modes, ["default", "reload"]);
+  globalThis.caches = fakeCaches();
+  modes.length = 0;
+  await load({ fetch }, [[300000, 301000]]);
+  assert.deepEqual(modes, ["no-store", "reload"]);
   assert.deepEqual([Math.max(...seen), seen.at(-1)], [1000, 1000]);
 });
 
@@ -273,7 +306,7 @@ test("wrong twice is BadShard, which names the file; nothing of it is given out 
         assert.ok(error instanceof BadShard);
         assert.equal(
           error.message,
-          `${base}shard-001.bin: not the bytes that bundle.json names, twice. Upload the whole folder again.`,
+          `${base}shard-001.bin: not what bundle.json says. Upload the whole folder again.`,
         );
         return true;
       },
@@ -288,7 +321,7 @@ test("a missing shard is BadShard at once", async () => {
   files.delete(names[2]);
   await assert.rejects(load(), (error) => {
     assert.ok(error instanceof BadShard);
-    assert.equal(error.message, `${base}shard-002.bin: status 404. Is the folder there, with all its files?`);
+    assert.equal(error.message, `${base}shard-002.bin: status 404. Is the whole folder there?`);
     return true;
   });
   assert.equal(log.filter((line) => line === names[2]).length, 1);
@@ -449,16 +482,16 @@ test("at most three shards are fetched at once, and no more are held than that",
 test("JSON: with a hash, without, wrong, missing, none at all", async () => {
   const text = Buffer.from('{"title": "Märchen"}');
   files.set("site.json", text);
-  const right = { sha256: sha256(text) };
+  const right = sha256(text);
   assert.deepEqual(await fetchJson(`${base}site.json`), { title: "Märchen" });
-  assert.deepEqual(await fetchJson(`${base}site.json`, right), { title: "Märchen" });
+  assert.deepEqual(await fetchJson(`${base}site.json`, {}, right), { title: "Märchen" });
 
   const modes = [];
   const stale = async (url, { cache }) => {
     modes.push(cache);
     return new Response(cache === "default" ? '{"title": "M\u00e4rchem"}' : text);
   };
-  assert.deepEqual(await fetchJson(`${base}site.json`, { ...right, fetch: stale }), { title: "Märchen" });
+  assert.deepEqual(await fetchJson(`${base}site.json`, { fetch: stale }, right), { title: "Märchen" });
   await fetchJson(`${base}site.json`, { fetch: stale });
   assert.deepEqual(modes, ["default", "reload", "no-cache"]);
 
@@ -468,15 +501,15 @@ test("JSON: with a hash, without, wrong, missing, none at all", async () => {
     return true;
   };
   await assert.rejects(
-    fetchJson(`${base}site.json`, { sha256: sha256("") }),
-    says(`${base}site.json: not the bytes that bundle.json names, twice. Upload the whole folder again.`),
+    fetchJson(`${base}site.json`, {}, sha256("")),
+    says(`${base}site.json: not what bundle.json says. Upload the whole folder again.`),
   );
   await assert.rejects(
     fetchJson(`${base}none.json`),
-    says(`${base}none.json: status 404. Is the folder there, with all its files?`),
+    says(`${base}none.json: status 404. Is the whole folder there?`),
   );
   files.set("page.json", Buffer.from("<!doctype html>"));
-  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: no JSON. Is this the folder of a site?`));
+  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: no JSON. Is the whole folder there?`));
   const reason = new Error("enough");
   await assert.rejects(fetchJson(`${base}site.json`, { signal: AbortSignal.abort(reason) }), reason);
 });

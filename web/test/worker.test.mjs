@@ -6,6 +6,9 @@ import { BadBundle, DeviceLost, ExecutionError, InvalidInput, PtegpuError } from
 import { serve } from "../src/worker.js";
 
 const tick = (ms = 0) => new Promise((resolve) => setTimeout(resolve, ms));
+const until = async (holds) => {
+  for (let k = 0; k < 1000 && !holds(); k++) await tick(5);
+};
 let workers = [];
 afterEach(() => {
   for (const worker of workers) worker.terminate();
@@ -219,9 +222,9 @@ test("an abort rejects with its reason, at once, and ends the call in the worker
   await tick(20);
   stop.abort(reason);
   await assert.rejects(run, reason);
-  await tick(20);
   const { id } = worker.sent.at(-1);
   assert.equal(worker.sent.at(-1).name, "abort");
+  await until(() => worker.received.at(-1).id === id);
   assert.equal(worker.received.at(-1).id, id); // answered: nothing is left there
   assert.equal((await remote.run([[1, 2]], { signal: new AbortController().signal }))[1], 7);
 });
@@ -232,14 +235,14 @@ test("connect: an abort and an error end the worker", async () => {
   let inWorker;
   const slow = fakeWorker((url, { signal }) => new Promise(() => (inWorker = signal)));
   const connecting = connect("http://site/", { worker: slow, signal: stop.signal });
-  await tick(20);
+  await until(() => inWorker);
   assert.equal(inWorker.aborted, false);
   stop.abort(reason);
   await assert.rejects(connecting, reason);
   assert.equal(slow.terminated, 1);
 
   const bad = fakeWorker(async () => {
-    throw new BadBundle("http://site/bundle.json: status 404. Is the folder there, with all its files?");
+    throw new BadBundle("http://site/bundle.json: status 404. Is the whole folder there?");
   });
   await assert.rejects(connect("http://site/", { worker: bad }), BadBundle);
   assert.equal(bad.terminated, 1);
@@ -279,10 +282,10 @@ test("a worker that fails later rejects what waits, and says so by lost", async 
 
 test("lost resolves with a DeviceLost", async () => {
   const { program, remote } = await withProgram();
-  program.lose(new DeviceLost("the GPU is gone (reset): load the model again"));
+  program.lose(new DeviceLost("the GPU is gone (reset): load again"));
   const error = await remote.lost;
   assert.ok(error instanceof DeviceLost);
-  assert.equal(error.message, "the GPU is gone (reset): load the model again");
+  assert.equal(error.message, "the GPU is gone (reset): load again");
 });
 
 test("dispose ends the worker once, rejects what waits, and is no loss", async () => {

@@ -21,6 +21,7 @@ from .generate import generate
 from .inspect import inspect
 from .profile import profile
 from .run import run
+from .serve import serve
 from .web import web
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # typer has it under no public name
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, compile, web, profile, doctor, generate, chat, evaluate):
+for _command in (run, inspect, compile, web, profile, doctor, generate, chat, serve, evaluate):
     app.command()(_command)
 app.add_typer(export)
 app.add_typer(demo)
@@ -81,7 +82,13 @@ def _usage(e: Any) -> str:
     return f"{text}{' See' if text.endswith('?') else '; see'} {command} --help"
 
 
-_PACKAGES = {"wgpu": "wgpu==0.32.*", "tokenizers": "ptegpu[llm]", "torch": "ptegpu[export]"}
+_PACKAGES = {
+    "wgpu": "wgpu==0.32.*",
+    "tokenizers": "ptegpu[llm]",
+    "torch": "ptegpu[export]",
+    "starlette": "ptegpu[serve]",
+    "uvicorn": "ptegpu[serve]",
+}
 
 
 def _message(e: Exception) -> str:

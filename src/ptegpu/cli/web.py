@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -66,9 +67,11 @@ def web(
             show_default="all of these",
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page.", show_default="the name of the file")] = None,
+    title: Annotated[
+        str | None, typer.Option(help="The title of the page.", show_default="the name of the file")
+    ] = None,
     description: Annotated[
-        str | None, typer.Option(help="A sentence below it.", show_default="what kind of model it is")
+        str | None, typer.Option(help="A sentence about the model.", show_default="what kind it is")
     ] = None,
     page: Annotated[
         Literal["chat", "image", "any"] | None, typer.Option(help="Which page.", show_default="what the program is")
@@ -77,9 +80,14 @@ def web(
         Path | None, typer.Option(help="Of an image model: a text file with the name of a class on each line.")
     ] = None,
     mean: Annotated[
-        str | None, typer.Option(help="Of pixels from 0 to 1, such as 0.485,0.456,0.406.", show_default="0")
+        str | None,
+        typer.Option(
+            help="Of an image model: the mean of pixels from 0 to 1, such as 0.485,0.456,0.406.", show_default="0"
+        ),
     ] = None,
-    std: Annotated[str | None, typer.Option(help="Likewise, such as 0.229,0.224,0.225.", show_default="1")] = None,
+    std: Annotated[
+        str | None, typer.Option(help="Likewise their standard deviation, such as 0.229,0.224,0.225.", show_default="1")
+    ] = None,
     tokenizer: TokenizerPath = None,
     example: Annotated[
         list[str] | None, typer.Option(help="A prompt that the chat page offers; repeat for more.")
@@ -115,16 +123,17 @@ def web(
     }
     given |= {name: value for name, value in bundled.items() if name != "model" and given[name] is None}
     folder = output or Path(f"{model if bundled else source.stem}-site")
-    started = time.perf_counter()
-    with bars("Planning", "Reference", "Writing") as report:
-        site = make_site(source, folder, progress=report, **given)
-    seconds = time.perf_counter() - started
-    if json:
-        print_json(_report(site, source, seconds))
-    else:
-        _show(site, folder, source, seconds)
-    if serve:
-        _serve(site, port)
+    with Server(folder, port) if serve else nullcontext() as server:  # before all that takes its time
+        started = time.perf_counter()
+        with bars("Planning", "Reference", "Writing") as report:
+            site = make_site(source, folder, progress=report, **given)
+        seconds = time.perf_counter() - started
+        if json:
+            print_json(_report(site, source, seconds) | ({"url": server.url} if server else {}))
+        else:
+            _show(site, folder, source, seconds)
+        if server:
+            _serve(server, silent=json)
 
 
 def _target(name: str) -> Any:
@@ -173,16 +182,18 @@ def _show(site: Site, folder: Path, source: Path, seconds: float) -> None:
         for k, f in enumerate(f for f in site.files if f.part == part)
     ]
     show_table("", ["part", "file", "size", "gzipped", "for"], rows, right=(2, 3))
-    others = sorted(f.gzipped for f in site.files if f.name in variants)[:-1]
-    say(f"A first visit loads {size_text(sum(f.gzipped for f in site.files) - sum(others))} at most.")
+    plans = [f.gzipped for f in site.files if f.name in variants]
+    rest = [f.gzipped for f in site.files if f.name not in (*variants, "check.bin", "LICENSES.txt")]
+    say(f"A first visit loads {size_text(sum(rest) + max(plans))} at most.")
     if not site.check:
         say(f"The page cannot check its results, there is no reference: {site.note}.")
 
 
-def _serve(site: Site, port: int | None) -> None:
-    with Server(site.folder, port) as server:
+def _serve(server: Server, silent: bool) -> None:
+    if not silent:
         say("Serving ", (server.url, "bold"), " until Ctrl-C.")
-        try:
-            server.run()
-        except KeyboardInterrupt:
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        if not silent:
             say()

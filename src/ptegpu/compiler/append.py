@@ -20,24 +20,27 @@ from ..graph.linear import Call, Linear, Operand, Var, variables
 
 
 class Tail:
-    """The end of a method: its `outputs`, which may be read and replaced, and ways to add inputs and calls."""
+    """The end of a method: its `outputs`, which may be read and replaced, and ways to add inputs and calls.
+
+    `linear` is the whole of it.
+    """
 
     def __init__(self, linear: Linear) -> None:
-        self._linear = linear
+        self.linear = linear
         self.outputs: list[Operand] = list(linear.outputs)  # a Var has `dtype` and `sizes`, the maximum where `dynamic`
 
     def input(self, name: str, dtype: DType | None = None, sizes: Shape = (), *, dynamic: bool = False) -> Var:
         """One more input of the method, after those it has; without dtype an int."""
         var = Var(name, dtype, sizes, dynamic or dtype is None, "input")
-        self._linear.inputs.append(var)
+        self.linear.inputs.append(var)
         return var
 
     def call(self, op: str, *args: Operand, gives: Sequence[tuple[DType, Shape]]) -> tuple[Var, ...]:
         """An operator of the registry, by its functional name; `gives` are its results at their maximum size."""
         dynamic = any(v.dynamic for v in variables(args))
-        number = len(self._linear.code)
+        number = len(self.linear.code)
         outs = tuple(Var(f"{op} #{number}.{k}", dtype, sizes, dynamic) for k, (dtype, sizes) in enumerate(gives))
-        self._linear.code.append(Call(op, args, outs, f"{op} #{number}, appended"))
+        self.linear.code.append(Call(op, args, outs, f"{op} #{number}, appended"))
         return outs
 
 

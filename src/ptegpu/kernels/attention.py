@@ -12,6 +12,8 @@ The rows of a key-value head are computed together, so that its keys and values 
 Positions are read on the GPU: how many keys a row sees, over how many parts they are split, and with it every loop's
 bound, follows from the symbolic start, and nothing of a dispatch does. What lies beyond is not loaded: addresses are
 clamped to the last key seen, and workgroups without keys end at once.
+Where rows are those of many sequences, `z` counts them: each has its own sequence and position, and keys and values are
+in pages, of which each sequence has a table.
 A running softmax is (top, sum, Σ): the highest score, the sum of exponentials below it, and the weighted values.
 """
 
@@ -33,6 +35,7 @@ HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # where highest scores lie
 UNROLLED = 8  # values whose products are written out
 
 AT_ONCE = 4  # parts that a merge loads together
+PAGE = 16  # positions
 
 SIZES = [("rows", "u32"), ("keys", "u32"), ("sharing", "u32"), ("heads", "u32"), ("blocks", "u32"), ("splits", "u32")]
 SIZES += [("part", "u32"), ("queries", "u32")]  # part: keys that are worth one; there are at most `splits`
@@ -88,6 +91,7 @@ class Form:
     split: bool  # leaves parts to `merge`
     new: DType | None = None  # keys and values from the start on are given apart, and go into the caches
     turn: Turn | None = None
+    paged: bool = False  # rows are those of many sequences
 
     @property
     def key_quads(self) -> int:
@@ -116,12 +120,16 @@ def module(
         params += [*strides("mask"), ("mask_key", "u32"), ("fill", "f32")]
     if not form.split:
         params += strides("y")
-    if form.cached:
+    if form.cached and not form.paged:
         params.append(("start", "sym"))
     if form.new:
         params.append(("new_batch", "u32"))
     params += form.turn.params if form.turn else []
+    if form.paged:
+        reads |= {"rows": Storage(DType.I32), "tables": Storage(DType.I32)}
+        params += PAGES
     helpers = [
+        PAGED if form.paged else "",
         sight(form),
         _row_place("q"),
         f"fn q_quad(place: u32, d: u32) -> vec4<f32> {{ return {_quad('xq', form.dim, form.quads)}; }}",
@@ -136,34 +144,62 @@ def module(
     ]
     return build(
         name,
-        "\n".join(f"  {line}" for line in body),
+        _owned("\n".join(f"  {line}" for line in body), form.paged),
         target=target,
         reads=reads,
         writes=writes,
         params=params,
         workgroup=workgroup,
         shared=shared,
-        helpers="\n".join(h for h in helpers if h),
+        helpers=_owned("\n".join(h for h in helpers if h), form.paged),
     )
 
 
-def length(cached: bool) -> str:
+PAGES = [("table_width", "u32"), ("sequences", "u32"), ("pages", "u32")]
+OWN = "let own = vec2<i32>(rows_at(2u * ({z})), rows_at(2u * ({z}) + 1u));"  # sequence and position
+
+
+def _owned(text: str, paged: bool) -> str:
+    """Where rows are those of many sequences, functions of positions are told whose: as a value, which all of a
+    workgroup may be seen to share."""
+    if not paged:
+        return text
+    for name in ("start", "length", "used"):
+        text = text.replace(f"{name}()", f"{name}(own)").replace(f"fn {name}(own)", f"fn {name}(own: vec2<i32>)")
+    for name, first in (("seen", ""), ("row_of", ""), ("merged", ""), ("k_quad", "z, "), ("v_quad", "z, ")):
+        text = text.replace(f"{name}({first}", f"{name}(own, ")
+        text = text.replace(f"fn {name}(own, ", f"fn {name}(own: vec2<i32>, ")
+    for name in "kv":
+        text = text.replace(f"fn {name}_quad(z: u32,", f"fn {name}_quad(own: vec2<i32>,")
+    return text
+
+
+PAGED = f"""fn row_of(t: u32) -> u32 {{ // where position t of the sequence is
+  let table = min(u32(max(own.x, 0)), P.sequences - 1u) * P.table_width;
+  let page = tables_at(table + min(t / {PAGE}u, P.table_width - 1u));
+  return min(u32(max(page, 0)), P.pages - 1u) * {PAGE}u + t % {PAGE}u;
+}}"""
+
+
+def length(cached: bool, paged: bool = False) -> str:
     """`start` of the queries, and `length` of what all of them see."""
+    start = "own.y" if paged else "sym(P.start)"
     return (
-        f"fn start() -> u32 {{ return {'min(u32(max(sym(P.start), 0)), P.keys)' if cached else '0u'}; }}\n"
+        f"fn start() -> u32 {{ return {f'min(u32(max({start}, 0)), P.keys)' if cached else '0u'}; }}\n"
         f"fn length() -> u32 {{ return {'min(start() + P.queries, P.keys)' if cached else 'P.keys'}; }}"
     )
 
 
-def used(cached: bool) -> str:
+def used(cached: bool, paged: bool = False) -> str:
     """The same, and how many parts of it are `used`."""
-    return f"{length(cached)}\nfn used() -> u32 {{ return clamp((length() + P.part - 1u) / P.part, 1u, P.splits); }}"
+    count = "clamp((length() + P.part - 1u) / P.part, 1u, P.splits)"
+    return f"{length(cached, paged)}\nfn used() -> u32 {{ return {count}; }}"
 
 
 def sight(form: Form) -> str:
     """The same, and how many keys are `seen` by a row."""
     seen = "min(start() + row / P.sharing + 1u, length())" if form.causal else "length()"
-    return f"{used(form.cached)}\nfn seen(row: u32) -> u32 {{ return {seen}; }}"
+    return f"{used(form.cached, form.paged)}\nfn seen(row: u32) -> u32 {{ return {seen}; }}"
 
 
 def _turned(name: str, turn: Turn) -> str:
@@ -205,6 +241,12 @@ def _quad(array: str, dim: int, quads: bool) -> str:
 
 def _key_quad(name: str, dim: int, form: Form) -> str:
     """`k_quad` and `v_quad`: quad d of key or value t."""
+    if form.paged:
+        return (
+            f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
+            f"  let place = P.{name}_first + head * P.{name}_head + row_of(t) * P.{name}_row;\n"
+            f"  return {_quad(f'x{name}', dim, form.quads)};\n}}"
+        )
     return (
         f"fn {name}_quad(z: u32, head: u32, t: u32, d: u32) -> vec4<f32> {{\n"
         f"  let place = P.{name}_first + z * P.{name}_batch + head * P.{name}_head + t * P.{name}_row;\n"
@@ -275,11 +317,13 @@ class Merge:
 
     quads: int  # of a value
     cached: bool
+    paged: bool = False
 
     @property
     def params(self) -> list[tuple[str, str]]:
         names = ("keys", "splits", "part", "queries", "sharing", "heads", "apart")  # apart: quads from part to part
-        return [*((n, "u32") for n in names), ("empty", "f32"), *([("start", "sym")] if self.cached else [])]
+        start = [("start", "sym")] if self.cached and not self.paged else []
+        return [*((n, "u32") for n in names), ("empty", "f32"), *start]
 
     def helpers(self, parts: str) -> str:
         """`merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
@@ -296,7 +340,7 @@ class Merge:
             )
             lines.append("}")
         return (
-            f"{used(self.cached)}\n"
+            f"{used(self.cached, self.paged)}\n"
             "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
             f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
             f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "
@@ -308,32 +352,34 @@ class Merge:
 @cached(64)
 def merge(form: Form, target: Target) -> KernelSpec:
     """An invocation per quad of the result."""
-    m, how = form.value_quads, Merge(form.value_quads, form.cached)
+    m, how = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
     body = [
         f"let i = group * WG + lid; let d = i % {m}u; let at = i / {m}u;",
         "let rows = P.queries * P.sharing; let zh = at / rows;",
         f"if (i < P.apart / {m + 1}u * {m}u) {{",
+        f"  {OWN.format(z='zh / P.heads')}" if form.paged else "",
         f"  put(zh / P.heads, zh % P.heads, at % rows, d, merged(at * {m + 1}u, d));",
         "}",
     ]
     return build(
         "attention_merge",
-        "\n".join(f"  {line}" for line in body),
+        _owned("\n".join(f"  {line}" for line in body if line), form.paged),
         target=target,
-        reads={"parts": Storage(DType.F32, 4)},
+        reads={"parts": Storage(DType.F32, 4), **({"rows": Storage(DType.I32)} if form.paged else {})},
         writes={"y": Storage(form.y, 4 if form.quads else 1)},
         params=[*how.params, *strides("y")],
         workgroup=target.workgroup(128),
-        helpers=f"{how.helpers('parts')}\n{_put(form)}",
+        helpers=_owned(f"{how.helpers('parts')}\n{_put(form)}", form.paged),
     )
 
 
-def workgroup_range(rows: int, keys: int, split: bool, block: str) -> list[str]:
+def workgroup_range(rows: int, keys: int, split: bool, block: str, paged: bool = False) -> list[str]:
     """This workgroup's rows from `first` on, and its steps `from_` … `to` over the keys before `end`."""
     lines = [
+        "let zh = group / (P.blocks * P.splits); let z = zh / P.heads; let head = zh % P.heads;",
+        OWN.format(z="z") if paged else "",
         f"let block = {block}; let split = group / P.blocks % P.splits; let count = used();",
         "if (split >= count) { return; }" if split else "",
-        "let zh = group / (P.blocks * P.splits); let z = zh / P.heads; let head = zh % P.heads;",
         f"let first = block * {rows}u; let last = P.rows - 1u;",
         f"let end = seen(min(first + {rows - 1}u, last));",
         f"let steps = (end + {keys - 1}u) / {keys}u; let each = (steps + count - 1u) / count;",

@@ -175,7 +175,7 @@ class Shares:
 
     @staticmethod
     def of(form: Form, count: int, sharing: int, target: Target) -> Shares:
-        return Shares(form, Rows(count), target.workgroup(256), -(-count // sharing) if form.new else 0)
+        return Shares(form, Rows(count), target.team, -(-count // sharing) if form.new else 0)
 
     @property
     def loads(self) -> int:
@@ -257,7 +257,7 @@ def rows(form: Form, count: int, sharing: int, target: Target) -> KernelSpec:
     s = Shares.of(form, count, sharing, target)
     n, all_rows, slices, keys, dots = form.key_quads, s.rows, s.slices, s.keys, s.dots
     vectors, apart = all_rows.vectors, s.workgroup // KEY_LANES
-    body = workgroup_range(count, keys, form.split, "group % P.blocks")
+    body = workgroup_range(count, keys, form.split, "group % P.blocks", form.paged)
     body.append(f"let key = lid / {KEY_LANES}u; let part = lid % {KEY_LANES}u;")
     places = [f"part + {j * KEY_LANES}u" for j in range(s.loads)]
     own = [(e, j) for e in range(s.each) for j in range(s.loads)] if s.ahead else []

@@ -40,6 +40,39 @@ _PLACE = """  let e{j} = i * 4u + {j}u; let row{j} = e{j} / P.width; let positio
 
 
 @cached(64)
+def write_pages(
+    values: tuple[DType, ...], caches: tuple[DType, ...], lanes: int, page: int, target: Target
+) -> KernelSpec:
+    """Rows [queries, width] into pages [pages, page, width]: each has its sequence and its position there. A sequence
+    of -1 writes nothing; neither does what has no page."""
+    four = "4" if lanes == 4 else ""
+    moves = "\n".join(f"  cache{n}_put{four}(to, value{n}_at{four}(i));" for n in range(len(values)))
+    body = f"""
+  let i = group * WG + lid; let row = i / P.width;
+  if (row >= P.queries) {{ return; }}
+  let sequence = rows_at(2u * row); let position = rows_at(2u * row + 1u);
+  if (sequence < 0 || u32(sequence) >= P.sequences) {{ return; }}
+  if (position < 0 || u32(position) >= P.table_width * {page}u) {{ return; }}
+  let found = tables_at(u32(sequence) * P.table_width + u32(position) / {page}u);
+  if (found < 0 || u32(found) >= P.pages) {{ return; }}
+  let to = (u32(found) * {page}u + u32(position) % {page}u) * P.width + i % P.width;
+{moves}"""
+    return build(
+        "write_pages",
+        body,
+        target=target,
+        reads={
+            **{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)},
+            "rows": Storage(DType.I32),
+            "tables": Storage(DType.I32),
+        },
+        writes={f"cache{n}": Storage(d, lanes) for n, d in enumerate(caches)},
+        params=[(n, "u32") for n in ("queries", "width", "table_width", "sequences", "pages")],
+        workgroup=target.workgroup(256),
+    )
+
+
+@cached(64)
 def write_cache(style: str, values: tuple[DType, ...], caches: tuple[DType, ...], target: Target) -> KernelSpec:
     """`width` is in quads for the style "quads"."""
     names = range(len(values))

@@ -479,6 +479,8 @@ def by_subgroups(how: Gemv, target: Target) -> bool:
 def reduce_lanes(values: list[str], how: Gemv, target: Target) -> tuple[list[str], list[str], int]:
     """Adds each value up over a set of lanes: statements, the totals as expressions, and words of workgroup memory."""
     count, workgroup = len(values), how.lanes * how.slots
+    if how.lanes == 1:
+        return [], values, 0
     if by_subgroups(how, target):
         size = target.subgroup_size
         each = how.lanes // size

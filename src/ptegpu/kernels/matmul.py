@@ -4,18 +4,19 @@ Ints, which only `outer` takes, are summed in i32 and wrap.
 
 There may be fewer matrices of `a` and of the bias than of `b`: matrix z is then number z modulo `P.sets`.
 
-Four kernels, two of them in `gemv.py`, share one `Form` (what is constant per graph) and one block of parameters (what
+Five kernels, two of them in `gemv.py`, share one `Form` (what is constant per graph) and one block of parameters (what
 is live):
 
 - `outer`: an invocation per element, for a K so short that nothing is worth sharing, and for ints;
 - `gemv_rows`: one to eight rows of `a` against b stored [N, K]: a workgroup walks K together for a few rows of `b`;
 - `gemv_columns`: the same against b stored [K, N]: lanes over columns, slices of the workgroup over K;
-- `gemm`: tiles in workgroup memory, a small block of accumulators in registers.
+- `gemm`: tiles in workgroup memory, a small block of accumulators in registers;
+- `blocks`: such a block alone, for processors that compute as a GPU does, where workgroup memory and barriers are dear.
 
 All are unrolled here, because naga emits plain loops: every accumulator has a name. Loads are clamped into the matrix
 rather than guarded, what lies beyond K is set to zero on its way into the tile, and what lies beyond M or N is never
-stored. `gemv_columns` and `gemm` store quads if the form says so, and can leave partial sums over parts of K to
-`add_parts`; the others store single elements. These two can also take a `b` that is no stored matrix (`Gather`).
+stored. `gemv_columns`, `gemm` and `blocks` store quads if the form says so, and can take a `b` that is no stored matrix
+(`Gather`); the others store single elements. The first two can leave partial sums over parts of K to `add_parts`.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class Loader:
     quad: str  # WGSL
 
 
+BLOCKS = 32  # invocations of a workgroup that has no memory
 LARGE, MEDIUM, SMALL, SLICED = Tile(128, 8, 8), Tile(64, 8, 4), Tile(32, 4, 4), Tile(32, 4, 4, slices=4)
 
 
@@ -354,6 +356,53 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
         helpers=[row_quad("a", "P.k", form.a_quads), b_helpers],
         params=[("row_tiles", "u32"), ("column_tiles", "u32"), ("k_part", "u32"), *b_params],
         shared={"tiles": ("vec4<f32>", room * tile.slices)},
+    )
+
+
+@cached(256)
+def blocks(form: Form, rows: int, target: Target, loader: Loader | None = None) -> KernelSpec:
+    """An invocation for so many rows and four columns of y, neighbours for neighbouring columns; `b` as in `gemm`."""
+    storage, b_helpers, place = b_source(form)
+    b_reads, b_params = {"b": storage}, form.gather.params if form.gather else ()
+    if loader:
+        b_reads, b_helpers, b_params = dict(loader.reads), loader.quad, loader.params
+    body = [
+        f"let i = group * WG + lid; let across = (P.n + 3u) / 4u; let down = (P.m + {rows - 1}u) / {rows}u;",
+        "if (i >= across * down * P.batch) { return; }",
+        f"let column = i % across * 4u; let row = i / across % down * {rows}u; let z = i / across / down;",
+        "let first = z % P.sets * P.m;",
+        f"let place = {place.format(column='column')};",
+        *(f"let row{i} = first + min(row + {i}u, P.m - 1u);" for i in range(rows)),
+        *(f"var sum{i} = vec4<f32>();" for i in range(rows)),
+        "for (var k = 0u; k < P.k; k += 4u) {",
+    ]
+    within = "vec4<u32>(k, k + 1u, k + 2u, k + 3u) < vec4<u32>(P.k)"
+
+    def loaded(name: str, load: str, inside: str) -> str:
+        return f"  let {name} = {load if form.a_quads else f'select(vec4<f32>(), {load}, {inside})'};"
+
+    for j in range(4):
+        if form.transposed:
+            body.append(loaded(f"b{j}", f"b_quad(z * P.n + min(column + {j}u, P.n - 1u), k)", within))
+        else:
+            body.append(loaded(f"b{j}", f"b_quad(z * P.k + min(k + {j}u, P.k - 1u), place)", f"k + {j}u < P.k"))
+    for i in range(rows):
+        body.append(loaded(f"a{i}", f"a_quad(row{i}, k)", within))
+        if form.transposed:
+            body.append(f"  sum{i} += vec4<f32>({', '.join(f'dot(a{i}, b{j})' for j in range(4))});")
+        else:
+            body += [f"  sum{i} = fma(vec4<f32>(a{i}.{c}), b{j}, sum{i});" for j, c in enumerate("xyzw")]
+    body.append("}")
+    body += [f"if (row + {i}u < P.m) {{ put4(z, row + {i}u, column, sum{i}); }}" for i in range(rows)]
+    return module(
+        "matmul_blocks",
+        body,
+        form,
+        target,
+        reads={"a": Storage(form.a, 4 if form.a_quads else 1), **b_reads},
+        workgroup=target.workgroup(BLOCKS),
+        helpers=[row_quad("a", "P.k", form.a_quads), b_helpers],
+        params=[*b_params],
     )
 
 

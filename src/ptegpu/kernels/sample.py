@@ -11,6 +11,8 @@ one workgroup, makes the greedy token of, or a summary for drawing:
   noise is a hash of seed, step and token.
 - `finish`: the largest of the parts.
 
+`each_row` does all of it for a row with a workgroup, by that row's own settings: for many rows at once.
+
 `likelihood` gives the log-probability of one given token per row. Log-probabilities are those of the logits as they
 came: no temperature, no penalty, nothing left out.
 """
@@ -21,7 +23,7 @@ from typing import Literal
 
 from ..dtypes import DType
 from ..plan.target import Target
-from ..sampling import SETTINGS
+from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import cached
 from .functions import functions
 from .lanes import MAX, SUM, Lanes
@@ -39,14 +41,18 @@ I32 = Storage(DType.I32)
 _BEFORE = "(v > top || (v == top && i < at))"  # of equal logits the first counts
 
 
+_TAMED = (  # -inf and NaN are never chosen; a zero has one key
+    f"fn tamed(v: f32) -> f32 {{\n  return select({LOWEST}, select(v, 0.0, v == 0.0), !is_nan(v) && v > {LOWEST});\n}}"
+)
+
+
 def _setting(name: str) -> str:
     word = f"settings_at({SETTINGS.index(name)}u)"
     return f"bitcast<u32>({word})" if name in ("top_k", "seed", "step") else f"bitcast<f32>({word})"
 
 
 def _lanes(target: Target) -> Lanes:
-    workgroup = target.workgroup(256)
-    return Lanes(workgroup, workgroup)
+    return Lanes(target.team, target.team)
 
 
 def _best(lanes: Lanes) -> str:
@@ -100,11 +106,7 @@ def statistics(logits: DType, draws: bool, penalised: bool, target: Target) -> K
         "    parts_put(o + 2u, bitcast<i32>(top)); parts_put(o + 3u, bitcast<i32>(total));",
         "    parts_put(o + 4u, i32(at)); }",
     ]
-    helpers = (  # -inf and NaN are never chosen; a zero has one key
-        "fn tamed(v: f32) -> f32 {\n"
-        f"  return select({LOWEST}, select(v, 0.0, v == 0.0), !is_nan(v) && v > {LOWEST});\n"
-        "}"
-    )
+    helpers = _TAMED
     return build(
         "sample_statistics",
         "\n".join(body),
@@ -190,10 +192,8 @@ def choose(logits: DType, draws: bool, target: Target) -> KernelSpec:
     )
 
 
-_KEY = (
-    "fn key(v: f32) -> u32 { let b = bitcast<u32>(v); return select(b | 0x80000000u, ~b, (b >> 31u) == 1u); }\n"
-    "fn word(w: u32) -> u32 { return atomicLoad(&work[w]); }"
-)
+_KEY_OF = "fn key(v: f32) -> u32 { let b = bitcast<u32>(v); return select(b | 0x80000000u, ~b, (b >> 31u) == 1u); }"
+_KEY = f"{_KEY_OF}\nfn word(w: u32) -> u32 {{ return atomicLoad(&work[w]); }}"
 WORK = Storage(DType.I32, raw="atomic<u32>")
 
 
@@ -249,22 +249,22 @@ _STATE = [(n, "u32") for n in ("length", "span", "old_bins", "old_state", "old_s
 @cached(64)
 def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
     """Ends the digit before, as `pick` says, and fills the bins of the next with tokens, or with probability `mass`."""
-    lanes = _lanes(target)
+    lanes, apart = _lanes(target), not target.software  # a workgroup has bins of its own, where many add at once
     weight = "u32(exp(v - summary_at(1u)) * unit + 0.5)" if mass else "1u"
     body = [
         "  let lane = lid; let part = group;",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}" if apart else "",
         _pick(pick, fresh, lanes),
         "  workgroupBarrier();",
         "  let unit = 2147483648.0 / summary_at(2u);" if mass else "",
         _part(
             "let v = x_at(i); let k = key(v);"
             " if ((k & P.settled_bits) == settled && k >= least)"
-            f" {{ atomicAdd(&bins[(k >> P.shift) & P.mask], {weight}); }}"
+            f" {{ atomicAdd(&{'bins[' if apart else 'work[P.bins + '}((k >> P.shift) & P.mask)], {weight}); }}"
         ),
-        "  workgroupBarrier();",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);",
-        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }",
+        "  workgroupBarrier();" if apart else "",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);" if apart else "",
+        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }" if apart else "",
         "  if (group == 0u && lid == 0u) { atomicStore(&work[P.state], settled);",
         "    atomicStore(&work[P.state + 1u], wanted); atomicStore(&work[P.state + 2u], least); }",
     ]
@@ -281,7 +281,8 @@ def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
         writes={"work": WORK},
         params=[*_STATE, *((n, "u32") for n in ("bins", "state", "shift", "mask", "settled_bits"))],
         workgroup=lanes.workgroup,
-        shared={"bins": ("atomic<u32>", BINS), "sums": ("u32", lanes.workgroup), "found": ("u32", 2)},
+        shared=({"bins": ("atomic<u32>", BINS)} if apart else {})
+        | {"sums": ("u32", lanes.workgroup), "found": ("u32", 2)},
         helpers=_KEY,
     )
 
@@ -355,6 +356,124 @@ def finish(logits: DType, target: Target) -> KernelSpec:
         workgroup=lanes.workgroup,
         shared={**lanes.shared("f32", "tops"), **lanes.shared("u32", "places")},
         helpers=_WORD,
+    )
+
+
+@cached(64)
+def each_row(logits: DType, target: Target) -> KernelSpec:
+    """A workgroup per row of logits: its token and log-probability, by its own settings and its own tokens seen."""
+    lanes = _lanes(target)
+    workgroup = lanes.workgroup
+    each = BINS // workgroup
+
+    def setting(name: str) -> str:
+        return _setting(name).replace("settings_at(", "settings_at(mine + ")
+
+    walk = "for (var i = lid; i < P.length; i += WG)"
+    scan = ["  var upto = own;", "  sums[lid] = upto;", "  workgroupBarrier();"]
+    step = 1
+    while step < workgroup:
+        scan += [
+            f"  if (lid >= {step}u) {{ upto += sums[lid - {step}u]; }}",
+            "  workgroupBarrier();",
+            "  sums[lid] = upto;",
+            "  workgroupBarrier();",
+        ]
+        step *= 2
+    body = [
+        f"  let lane = lid; let base = group * P.length; let mine = group * {len(SETTINGS) + 1}u;",
+        f"  let how = u32(settings_at(mine + {len(SETTINGS)}u)); let draws = (how & {DRAW}u) != 0u;",
+        f"  let scale = select(1.0, {setting('scale')}, draws);",
+        f"  let relief = {setting('relief')}; let penalty = {setting('penalty')};",
+        f"  let penalised = (how & {PENALTY}u) != 0u; let marks = group * P.words;",
+        f"  var top = {LOWEST}; var raw_top = {LOWEST}; var at = 0x7fffffffu;",
+        f"  {walk} {{ let l = logits_at(base + i); let v = changed(l, i, marks, penalised, relief, penalty, scale);",
+        f"    raw_top = max(raw_top, l); if {_BEFORE} {{ top = v; at = i; }} }}",
+        _best(lanes),
+        lanes.agree("raw_high", "raw_top", MAX, "highs"),
+        "  var sum = 0.0; var raw_sum = 0.0;",
+        f"  {walk} {{ let l = logits_at(base + i); raw_sum += exp(l - raw_high);",
+        "    sum += exp(changed(l, i, marks, penalised, relief, penalty, scale) - top); }",
+        lanes.agree("raw_total", "raw_sum", SUM, "raw_sums"),
+        lanes.agree("total", "sum", SUM, "totals"),
+        "  let unit = 2147483648.0 / total; var least = 0u; let highest = top;",
+        "  for (var selection = 0u; selection < 2u; selection++) {",
+        f"    let wants = select({TOP_P}u, {TOP_K}u, selection == 0u); let mass = selection == 1u;",
+        "    if (draws && (how & wants) != 0u) {",
+        f"      var settled = 0u; var wanted = {setting('top_k')};",
+        "      for (var digit = 0u; digit < 3u; digit++) {",
+        "        let shift = select(select(0u, 10u, digit == 1u), 21u, digit == 0u);",
+        "        let mask = select(2047u, 1023u, digit == 2u);",
+        "        let known = select(select(0xFFFFFC00u, 0xFFE00000u, digit == 1u), 0u, digit == 0u);",
+        f"        for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}",
+        "        if (lid == 0u) { found[0] = 0u; found[1] = 0u; }",
+        "        workgroupBarrier();",
+        f"        {walk} {{",
+        "          let v = changed(logits_at(base + i), i, marks, penalised, relief, penalty, scale); let k = key(v);",
+        "          if ((k & known) == settled && k >= least) {",
+        "            let weight = select(1u, u32(exp(v - highest) * unit + 0.5), mass);",
+        "            atomicAdd(&bins[(k >> shift) & mask], weight);",
+        "          }",
+        "        }",
+        "        workgroupBarrier();",
+        f"        var own = 0u; let high = {BINS - 1}u - lid * {each}u;",
+        f"        for (var k = 0u; k < {each}u; k++) {{ own += atomicLoad(&bins[high - k]); }}",
+        *(f"      {line}" for line in scan),
+        f"        let all_of_it = sums[{workgroup - 1}];",
+        "        if (mass && digit == 0u) {",
+        f"          wanted = max(1u, u32(f32(all_of_it) * {setting('top_p')}));",
+        "        }",
+        "        if (upto - own < wanted && wanted <= upto) {",
+        "          var above = upto - own; var k = 0u;",
+        "          while (above + atomicLoad(&bins[high - k]) < wanted) { above += atomicLoad(&bins[high - k]); k++; }",
+        "          found[0] = high - k; found[1] = above;",
+        "        }",
+        "        workgroupBarrier();",
+        "        settled |= found[0] << shift; wanted -= found[1];",
+        "        workgroupBarrier();",
+        "      }",
+        "      least = settled;",
+        "    }",
+        "  }",
+        "  if (draws) {",
+        f"    let low = highest + {setting('floor')};",
+        f"    let seed = mixed({setting('seed')} ^ mixed({setting('step')} + 0x9e3779b9u));",
+        "    let salt = mixed(seed + 1u);",
+        f"    top = {LOWEST}; at = 0x7fffffffu;",
+        f"    {walk} {{ let x = changed(logits_at(base + i), i, marks, penalised, relief, penalty, scale);",
+        "      if (x >= low && key(x) >= least) {",
+        f"        let v = x + noise(mixed(mixed(i ^ seed) + salt)); if {_BEFORE} {{ top = v; at = i; }}",
+        "      } }",
+        _best(lanes),
+        "  }",
+        "  let token = min(at, P.length - 1u);",
+        "  if (lid == 0u) { token_put(group, i32(token));",
+        "    logprob_put(group, logits_at(base + token) - raw_high - log(raw_total)); }",
+    ]
+    changed = (
+        "fn changed(l: f32, i: u32, marks: u32, penalised: bool, relief: f32, penalty: f32, scale: f32) -> f32 {\n"
+        "  var v = l;\n"
+        "  if (penalised && ((seen_at(marks + (i >> 5u)) >> (i & 31u)) & 1) == 1) {\n"
+        "    v = select(v * relief, v * penalty, v < 0.0);\n  }\n"
+        "  return tamed(v * scale);\n}"
+    )
+    helpers = f"{_TAMED}\n{changed}\n{_KEY_OF}\n{_NOISE}"
+    return build(
+        "sample_rows",
+        "\n".join(body),
+        target=target,
+        reads={"logits": Storage(logits), "settings": I32, "seen": I32},
+        writes={"token": I32, "logprob": Storage(DType.F32)},
+        params=[("length", "u32"), ("words", "u32")],
+        workgroup=workgroup,
+        shared={
+            **lanes.shared("f32", "tops", "highs", "raw_sums", "totals"),
+            **lanes.shared("u32", "places"),
+            "bins": ("atomic<u32>", BINS),
+            "sums": ("u32", workgroup),
+            "found": ("u32", 2),
+        },
+        helpers=f"{functions(helpers)}\n{helpers}",
     )
 
 

@@ -8,6 +8,7 @@ with LanguageModel("model.pte") as model:
 
 from __future__ import annotations
 
+from .batch import BatchEngine
 from .chat import Conversation
 from .evaluate import Evaluation, evaluate
 from .generation import Generation, Stream, Timings
@@ -16,6 +17,7 @@ from .sampling import Sampling
 from .text import Tokenizer
 
 __all__ = [
+    "BatchEngine",
     "Conversation",
     "Evaluation",
     "Generation",

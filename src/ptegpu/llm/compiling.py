@@ -9,6 +9,7 @@ from ..dtypes import DType
 from ..errors import UnsupportedProgram
 from ..graph.linear import Var
 from ..sampling import MODES, PENALTY, SETTINGS
+from .sampling import words_of
 from .signature import METHOD, Signature, read_signature
 
 if TYPE_CHECKING:
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from ..plan.bundle import Bundle
 
 GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
-
-
-def words_of(vocabulary: int) -> int:
-    """Words that have a bit per token."""
-    return -(-vocabulary // 32)
 
 
 def sampling_of(signature: Signature) -> Callable[[Tail], None]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "context", "cancelled"]
+FinishReason = Literal["stop", "length", "context", "cancelled", "deadline"]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Generation:
 
     `logprobs` are the natural logarithms of the tokens' probabilities in the model's own distribution, before
     temperature, penalty and filters. `finish_reason`: "stop" (a stop token or string), "length" (max_tokens), "context"
-    (the model's context is full), "cancelled".
+    (the model's context is full), "cancelled", "deadline" (of a request to a `BatchEngine`).
     """
 
     prompt_tokens: list[int]

@@ -10,57 +10,42 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 import ptegpu
 
-from ..errors import ExecutionError, InvalidInput
+from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
 from ..gpu.pipelines import Progress, silent
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
 from ..sampling import GREEDY, SETTINGS
-from .compiling import GENERATE, points_of, sampling_of, words_of
+from .compiling import GENERATE, points_of, sampling_of
 from .generation import Generation, Stream
-from .sampling import Sampling
-from .signature import METHOD, Signature, read_signature
-from .text import Detokenizer, StopStrings, Tokenizer, find_tokenizer
+from .prompts import MAX_TOKENS, Options, Prompt, Prompts, Writer, check_max_tokens
+from .sampling import Sampling, Seen
+from .signature import METHOD, read_signature
 
 if TYPE_CHECKING:
     from ..gpu import Engine
+    from .batch import BatchEngine
 
-MAX_TOKENS = 256
 TOGETHER = 4  # decode steps in one submit, where nobody waits for each token
+TOGETHER_MANY = 16  # sequences, where there are several prompts
 CHUNK = 512  # tokens of a prompt in one call, where the model takes so many: a call is not interrupted
 CHUNKS = {"discrete": 2048}  # on quicker adapters
 TOKEN, SCORES = 0, 2  # among the outputs of the program with what is appended
 
 NO_TARGETS = np.zeros((1, 0), np.int32)
 
-Prompt = str | Sequence[int]
 
-
-class Options(TypedDict, total=False):
-    """How to generate; see `Sampling` for the settings that choose tokens."""
-
-    max_tokens: int  # 256
-    temperature: float  # 0: greedy
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    seed: int | None
-    stop: str | Iterable[str]  # strings that end the text; not part of it
-    stop_tokens: Iterable[int]  # instead of the model's own
-
-
-class LanguageModel:
+class LanguageModel(Prompts):
     """A language model on a GPU. Close it, or use it as a context manager.
 
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
@@ -84,14 +69,11 @@ class LanguageModel:
     ) -> None:
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
         saved = Bundle.load(path) if is_bundle(path) else None
-        self.signature: Signature = read_signature(saved.file if saved else read_program(path))
+        super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
         if chunk is not None and chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {chunk}")
-        self._path = None if isinstance(path, bytes) else Path(path)
-        self._tokenizer_path = tokenizer
-        self._tokenizer: Tokenizer | None = None
-        if tokenizer is not None:
-            self._tokenizer = find_tokenizer(self._path, tokenizer)
+        self._source = None if saved else (path, device, tokenizer, {"data": data, **how})  # of the same for many
+        self._many: BatchEngine | None = None
         points = points_of(self.signature)
         step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
         if saved is not None:
@@ -111,29 +93,9 @@ class LanguageModel:
         self._ahead: deque[Any] = deque()  # the owner's next steps, already on their way
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """What turns text into tokens; InvalidInput, with the files looked for, if there is none."""
-        if self._tokenizer is None:
-            self._tokenizer = find_tokenizer(self._path, self._tokenizer_path)
-        return self._tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        try:
-            return self.tokenizer is not None
-        except InvalidInput:
-            return False
-
-    @property
     def cached(self) -> tuple[int, ...]:
         """The tokens that the cache holds."""
         return tuple(self._cached)
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """The tokens that end a text: those of the program and the tokenizer's end of sequence."""
-        eos = self._tokenizer.eos if self._tokenizer is not None else None
-        return frozenset((*self.signature.eos, *(() if eos is None else (eos,))))
 
     def generate(
         self, prompt: Prompt, *, stream: Callable[[str], object] | None = None, **options: Unpack[Options]
@@ -147,8 +109,38 @@ class LanguageModel:
         return pieces.generation
 
     def generate_batch(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[Generation]:
-        """The continuations of several prompts, one after another."""
-        return [self.generate(prompt, **options) for prompt in prompts]
+        """The continuations of several prompts: at once, where the program can be made one for many sequences.
+
+        That is another program, with its own weights and caches on the GPU; it is loaded the first time and kept.
+        """
+        tokens = [self.encode(prompt) for prompt in prompts]
+        many = self._for_many() if len(tokens) > 1 else None
+        if many is None:
+            return [self.generate(prompt, **options) for prompt in tokens]
+        handles = [many.submit(prompt, options) for prompt in tokens]  # type: ignore[arg-type]
+        try:
+            return [handle.wait() for handle in handles]
+        except BaseException:
+            for handle in handles:
+                handle.cancel()
+            raise
+
+    def _for_many(self) -> BatchEngine | None:
+        """The same model for many sequences; None if there cannot be one."""
+        from .batch import BatchEngine
+
+        with self._lock:
+            if self._many is None and self._source is not None:
+                path, device, tokenizer, how = self._source
+                try:
+                    self._many = BatchEngine(
+                        path, device, tokenizer, sequences=TOGETHER_MANY, queue=None, one_by_one=False, **how
+                    )
+                except UnsupportedProgram:
+                    self._source = None
+                else:
+                    weakref.finalize(self, self._many.close)
+            return self._many
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """An iterator over the text of the continuation; its `generation` tells the rest."""
@@ -159,11 +151,6 @@ class LanguageModel:
         from .chat import Conversation
 
         return Conversation(self, system, **options)
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of a prompt, checked: there are some, the model knows them, and they fit its context."""
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
-        return self._checked(tokens)
 
     def score(self, prompt: Prompt, first: int = 1) -> np.ndarray:
         """The log-probability of each token of `prompt`, from number `first` on, given those before it."""
@@ -191,23 +178,14 @@ class LanguageModel:
     def close(self) -> None:
         """Give the GPU memory back."""
         self.program.close()
+        if self._many is not None:
+            self._many.close()
 
     def __enter__(self) -> LanguageModel:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _checked(self, tokens: list[int]) -> list[int]:
-        vocabulary, context = self.signature.vocabulary, self.signature.context
-        if not tokens:
-            raise InvalidInput("the prompt is empty: give at least one token")
-        unknown = next((t for t in tokens if not 0 <= t < vocabulary), None)
-        if unknown is not None:
-            raise InvalidInput(f"token {unknown} is not in the model's vocabulary of {vocabulary}")
-        if len(tokens) > context:
-            raise InvalidInput(f"the prompt has {len(tokens)} tokens, the model's context holds {context}")
-        return tokens
 
     def _stream(
         self,
@@ -218,29 +196,19 @@ class LanguageModel:
         stop_tokens: Iterable[int] | None = None,
         **sampling: Any,
     ) -> Stream:
-        if max_tokens < 0:
-            raise InvalidInput(f"max_tokens must be at least 0, not {max_tokens}")
+        check_max_tokens(max_tokens)
         chosen = Sampling(**sampling)
         assert chosen.seed is not None
         stream = Stream(Generation(prompt, chosen.seed))
-        detokenizer = Detokenizer(self.tokenizer, prompt) if self.has_tokenizer else None
-        stops = StopStrings([stop] if isinstance(stop, str) else stop)
-        ends = self.stop_tokens if stop_tokens is None else frozenset(stop_tokens)
-        return stream.start(self._pieces(stream, chosen, max_tokens, ends, detokenizer, stops))
+        writer = self.writer(stream.generation, stop)
+        return stream.start(self._pieces(stream, chosen, max_tokens, self.ends(stop_tokens), writer))
 
     def _pieces(
-        self,
-        stream: Stream,
-        sampling: Sampling,
-        max_tokens: int,
-        ends: frozenset[int],
-        detokenizer: Detokenizer | None,
-        stops: StopStrings,
+        self, stream: Stream, sampling: Sampling, max_tokens: int, ends: frozenset[int], writer: Writer
     ) -> Iterator[str]:
         """The pieces of a stream, whose generation is filled on the way."""
         made = stream.generation
-        tokens, seen = list(made.prompt_tokens), _Seen(self.signature.vocabulary, sampling.penalises)
-        seen.add(tokens)
+        tokens, seen = list(made.prompt_tokens), Seen(self.signature.vocabulary, sampling.penalises)
         while made.finish_reason is None:
             if len(made.tokens) >= max_tokens:
                 made.finish_reason = "length"
@@ -248,7 +216,8 @@ class LanguageModel:
             if len(tokens) > self.signature.context:
                 made.finish_reason = "context"
                 break
-            token, logprob = self._next(stream, tokens, sampling, seen, max_tokens)
+            seen.update(tokens)
+            token, logprob = self.following(stream, tokens, sampling, seen, max_tokens)
             if stream.cancelled:
                 made.finish_reason = "cancelled"
                 break
@@ -256,22 +225,17 @@ class LanguageModel:
                 made.finish_reason = "stop"
                 break
             tokens.append(token)
-            seen.add([token])
-            made.tokens.append(token)
-            made.logprobs.append(logprob)
-            text = stops.push(detokenizer.push(token)) if detokenizer else ""
-            if stops.stopped:
+            text = writer.push(token, logprob)
+            if writer.stopped:
                 made.finish_reason = "stop"
             if text:
-                made.text += text
                 yield text
-        rest = stops.push(detokenizer.finish()) + stops.finish() if detokenizer else ""
+        rest = writer.finish()
         if rest:
-            made.text += rest
             yield rest
 
-    def _next(
-        self, stream: Stream, tokens: list[int], sampling: Sampling, seen: _Seen, max_tokens: int
+    def following(
+        self, stream: Stream, tokens: list[int], sampling: Sampling, seen: Seen, max_tokens: int
     ) -> tuple[int, float]:
         """The token after `tokens`, of which the cache may hold some; nothing of worth if cancelled on the way.
 
@@ -313,7 +277,7 @@ class LanguageModel:
         return token.item(), chance
 
     def _run_ahead(
-        self, run: Any, stream: Stream, left: int, position: int, sampling: Sampling, step: int, seen: _Seen
+        self, run: Any, stream: Stream, left: int, position: int, sampling: Sampling, step: int, seen: Seen
     ) -> None:
         """Start steps behind `run`, `left` at most: as many as go together, once fewer than that are on their way.
 
@@ -366,7 +330,7 @@ class LanguageModel:
         self._cached.extend(tokens)
         return scores  # type: ignore[no-any-return]
 
-    def _start(self, tokens: Any, position: int, sampling: Sampling, step: int, seen: _Seen, hold: bool = False) -> Any:
+    def _start(self, tokens: Any, position: int, sampling: Sampling, step: int, seen: Seen, hold: bool = False) -> Any:
         """One call of the model that is not waited for, where it runs at once; `tokens` may be on the device."""
         arguments = self._arguments(tokens, position, sampling, step, seen, NO_TARGETS)
         if self._forward.in_one_plan:
@@ -379,7 +343,7 @@ class LanguageModel:
         position: int,
         sampling: Sampling | None,
         step: int,
-        seen: _Seen | None,
+        seen: Seen | None,
         targets: np.ndarray,
     ) -> list[Any]:
         words = sampling.words(step) if sampling else np.zeros(len(SETTINGS), np.int32)
@@ -396,17 +360,3 @@ class _Done:
 
     def result(self) -> list[Any]:
         return self._results
-
-
-class _Seen:
-    """A bit per token of the vocabulary, for the repetition penalty; a single word where there is none."""
-
-    def __init__(self, vocabulary: int, needed: bool) -> None:
-        self._needed = needed
-        self.bits = np.zeros(words_of(vocabulary) if needed else 1, np.int32)
-
-    def add(self, tokens: Iterable[int]) -> None:
-        if self._needed:
-            view = self.bits.view(np.uint32)
-            for t in tokens:
-                view[t >> 5] |= np.uint32(1 << (t & 31))

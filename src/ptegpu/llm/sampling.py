@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,6 +64,29 @@ class Sampling:
     def words(self, step: int) -> np.ndarray:
         """The settings operand of the sampling operator, int32[8], for the `step`-th token."""
         return np.frombuffer(self._constant + struct.pack("<I", step), np.int32)
+
+
+class Seen:
+    """A bit per token of the vocabulary, for the repetition penalty; a single word where there is none."""
+
+    def __init__(self, vocabulary: int, needed: bool) -> None:
+        self.needed = needed
+        self.bits = np.zeros(words_of(vocabulary) if needed else 1, np.int32)
+        self._count = 0  # tokens that have theirs
+
+    def update(self, tokens: Sequence[int]) -> np.ndarray:
+        """The bits with those of all of a text's tokens; it only ever gets longer."""
+        if self.needed:
+            view = self.bits.view(np.uint32)
+            for t in tokens[self._count :]:
+                view[t >> 5] |= np.uint32(1 << (t & 31))
+            self._count = len(tokens)
+        return self.bits
+
+
+def words_of(vocabulary: int) -> int:
+    """Words that have a bit per token."""
+    return -(-vocabulary // 32)
 
 
 def _single(value: float) -> float:

@@ -52,6 +52,10 @@ class Tokenizer:
             raise InvalidInput(f"this model cannot chat: there is {looked}; use generate to continue a text")
         return self._chat
 
+    @property
+    def has_chat(self) -> bool:
+        return self._chat is not None
+
     def id_of(self, token: str | None) -> int | None:
         """The id of a token by its text."""
         return None if token is None else self._tokenizer.token_to_id(token)

@@ -350,7 +350,8 @@ def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[i
 
 def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
     """Whether this many rows of a key-value head are computed in tiles."""
-    return rows > FEW_ROWS and value_dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
+    fits = value_dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
+    return rows > FEW_ROWS and fits and not target.software
 
 
 def _leaves_idle(rows: int, keys: Sizes, target: Target) -> bool:

@@ -52,7 +52,7 @@ GEMVS = (  # by rows of x and the size (N, K) of the weight; the first that fits
     Choice(Gemv(rows=4, lanes=32, slots=8, staged=True, digits=True), when=lambda m, n, k: n >= 4096),
     Choice(Gemv(rows=4, lanes=64, slots=4, staged=True, digits=True)),
 )
-BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=32, slots=2)),)}  # workgroup memory and barriers gain nothing there
+BY_CLASS = {"software": (Choice(Gemv(rows=4, lanes=1, slots=16)),)}  # workgroup memory and barriers are dear there
 
 
 def kernel_rows(m: int) -> int:
@@ -122,9 +122,9 @@ def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target
     return Sharing(how, row_blocks, p.k % (how.words * packing.elements) != 0, quads)
 
 
-def serves(p: Product) -> bool:
+def serves(p: Product, target: Target) -> bool:
     """Whether p is computed here."""
-    return p.packed is not None and p.transposed and p.k > 0 and p.m <= MAX_ROWS
+    return p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
 
 
 def gemv(p: Product, target: Target) -> Steps:
@@ -230,11 +230,11 @@ def _abreast(products: Sequence[Product], target: Target) -> list[Bundle]:
 def together(p: Product, target: Target) -> Steps:
     """A product with its siblings and its norm, in as few dispatches as there can be; otherwise one after the other."""
     products = [q for q in (replace(p, siblings=(), norm=None), *p.siblings) if q.m * q.n > 0]
-    whole = [q for q in products if serves(q) and not q.b.parts]
-    rest = [q for q in products if not serves(q) or q.b.parts]
+    whole = [q for q in products if serves(q, target) and not q.b.parts]
+    rest = [q for q in products if not serves(q, target) or q.b.parts]
     pair = _paired(whole, target)
     bundles = [pair] if pair else _abreast(whole, target)
-    if p.norm and all(serves(q) and writable(q.y.dtype, target) for q in rest):
+    if p.norm and all(serves(q, target) and writable(q.y.dtype, target) for q in rest):
         every = [*bundles, *(Bundle((part,)) for q in rest for part in q.columns(q.y))]
         normed = [b for b in (b.normed(p.norm) for b in every) if b and b.fits(target)]
         if len(normed) == len(every):
@@ -249,7 +249,7 @@ def together(p: Product, target: Target) -> Steps:
 def merged(p: Product, attention: Attention, target: Target) -> Steps:
     """A product of what attention gives; if that comes in parts, and rows are staged, it merges these itself."""
     p = replace(p, attention=None)
-    if serves(p) and p.m * p.n > 0 and p.k == attention.width and not p.b.parts:
+    if serves(p, target) and p.m * p.n > 0 and p.k == attention.width and not p.b.parts:
         staged = attention.quads and _share([p], False, False, target).how.staged
         if staged and 1 < attention.splits(target) <= MOST_PARTS:
             parts = yield from attention.attended(target)

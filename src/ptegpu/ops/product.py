@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels.gemv import gemv_columns, gemv_rows
-from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, gemm, outer
+from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, blocks, gemm, outer
 from ..kernels.packing import WHOLE, Packing, loader
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
@@ -307,6 +307,14 @@ def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
     return steps
 
 
+def _blocks(p: Product, target: Target) -> Steps:
+    """An invocation for a few elements, which shares nothing: where barriers are dear."""
+    load = loader(p.packing, "P.k" if p.transposed else "P.n") if p.packed else None
+    rows = few.kernel_rows(p.m) if p.m <= few.MAX_ROWS else few.MAX_ROWS
+    kernel = blocks(p.form(target, quads=True), rows, target, load)
+    yield p.dispatch(kernel, ceil(p.batch * ceil(p.m, rows) * ceil(p.n, 4), kernel.kernel.workgroup))
+
+
 def most_parts(k: int) -> int:
     """Into how many parts a K is worth cutting."""
     return largest(1, k // (16 * DEPTH))
@@ -370,7 +378,8 @@ VARIANTS = (  # the first that fits is taken; the last one always does
     Variant("direct", windows.direct, windows.is_narrow),
     Variant("windows", windows.gathered, lambda p, _: p.window and p.transposed),
     Variant("outer", one_by_one, lambda p, _: (p.k <= 8 or not p.a.dtype.is_float) and not (p.packed or p.window)),
-    Variant("packed gemv", few.gemv, lambda p, _: few.serves(p)),
+    Variant("packed gemv", few.gemv, few.serves),
+    Variant("blocks", _blocks, lambda p, target: target.software),
     Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= few.MAX_ROWS and not p.packed),
     Variant(
         "gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= few.MAX_ROWS and not p.packed

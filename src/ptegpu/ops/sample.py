@@ -18,7 +18,7 @@ from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import largest
 from .registry import Dispatch, Out, Scratch, Steps, op
 
-SAMPLE, SCORE = "ptegpu.sample.default", "ptegpu.score.default"
+SAMPLE, SCORE, SAMPLE_ROWS = "ptegpu.sample.default", "ptegpu.score.default", "ptegpu.sample_rows.default"
 
 EACH = 8  # elements per invocation that make a part worth a workgroup
 MOST_PARTS = 2  # times the workgroups that keep a GPU busy
@@ -117,6 +117,27 @@ def _before(k: int, rounds: list[Round], states: int) -> dict[str, int]:
     return {"old_bins": old * BINS, "old_state": states + old * STATE_WORDS, "old_shift": DIGITS[rounds[old].digit][0]}
 
 
+@op(SAMPLE_ROWS, dtypes=FLOATS)
+def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Target) -> Steps:
+    """A token and its log-probability for each row of logits [1, W, V]: (W,) int32, (W,) float32.
+
+    `settings` int32[W, 9] has those of `sample` and its `how` for each row; `seen` has bits for each row that has a
+    PENALTY, [W, words], or none at all, [W, 0].
+    """
+    if logits.rank != 3 or logits.shape[0] != 1 or not logits.shape[2]:
+        raise ShapeError(f"logits of {list(logits.shape)} are not [1, W, V]")
+    _, rows, length = logits.shape
+    words = seen.shape[1] if seen.rank == 2 else -1
+    if settings.shape != (rows, len(SETTINGS) + 1) or words < 0 or seen.shape[0] != rows:
+        raise ShapeError(f"settings of {list(settings.shape)}, seen of {list(seen.shape)} do not fit {rows} rows")
+    token = yield Out((rows,), DType.I32)
+    logprob = yield Out((rows,), DType.F32)
+    if not rows:
+        return
+    kernel = kernels.each_row(logits.dtype, target)
+    yield Dispatch(kernel, [logits, settings, seen], [token, logprob], rows, {"length": length, "words": words})
+
+
 @op(SCORE, dtypes=FLOATS)
 def score(logits: Tensor, tokens: Tensor, *, target: Target) -> Steps:
     """The log-probability of a given token per row of logits: (1, T) float32. Without tokens nothing is computed."""
@@ -146,7 +167,7 @@ def _row(logits: Tensor, rows: int, target: Target) -> dict[str, int]:
     """The length of a row, the parts that it is cut into, the elements of one, and where the last `rows` rows begin."""
     length = logits.shape[-1]
     most = largest(1, MOST_PARTS * target.device_class.busy // rows)
-    span = largest(EACH * target.workgroup(256), -(-length // most))
+    span = largest(EACH * target.team, -(-length // most))
     return {"length": length, "span": span, "parts": -(-length // span), "base": logits.numel - rows * length}
 
 

@@ -23,8 +23,9 @@ from .bundle import Bundle, Host, Item, Outer, Run
 from .fields import literal, read_field
 from .plan import Buffer, Kernel, Plan
 from .prove import damaged, prove
-from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION, needed
+from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
 from .target import Target
+from .web import needed
 
 
 def is_bundle(source: Any) -> bool:
@@ -78,6 +79,9 @@ def _load_web(folder: Path) -> Bundle:
     for k, variant in enumerate(_list(document.get("variants"), "variants")):
         found = _object(variant, f"variants[{k}]")
         content = _object(_json(_part(folder, found.get("file"))), f"variants[{k}]")
+        for kernel in _list(content.get("kernels"), f"variants[{k}].kernels"):
+            for name in ("layout", "enable"):  # for browsers
+                _object(kernel, f"variants[{k}].kernels").pop(name, None)
         made = reader.variant(content | {"target": found.get("target")}, _kernels(content, f"variants[{k}].kernels"))
         if found.get("bytes") != needed(made.values()):
             damaged(f"variants[{k}] does not say what it needs")

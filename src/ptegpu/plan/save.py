@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ..format.pte import Tensor as FileTensor
 from ..graph.linear import Call, Jump, Move, Var
 from .bundle import Bundle, Item, Outer, Run
 from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
-from .resolve import Resolver
+from .web import Buffers, Layouts, method_needs, variant_needs
 
 MAGIC = b"ptegpu\x00B"
 FORMAT = "ptegpu-bundle"
@@ -69,13 +69,21 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
         made = [_outer(o, kernels, blobs) for o in methods.values()]
+        buffers = Buffers(blobs.places)
         for outer, told in zip(methods.values(), made, strict=True):
+            told |= method_needs(outer)
             for plan, listed in zip(outer.plans, told["plans"], strict=True):
-                listed["keys"] = Resolver(plan).wanted
-        text = _json({"kernels": [_plain(k) for k in kernels], "methods": made})
+                listed |= buffers.plan(plan, listed)
+        host = not all(told["direct"] for told in made)
+        sizes = not all(listed["fixed"] for told in made for listed in told["plans"])
+        layouts = Layouts()
+        listed = {"kernels": [_plain(k) | layouts.kernel(k) for k in kernels], "layouts": layouts.all}
+        text = _json(listed | {"host": host, "sizes": sizes, "buffers": buffers.all, "methods": made})
         file = _listed(names.setdefault(text, f"variant-{len(names)}.json"), text)
-        variants.append({"target": _plain(target), "file": file, "bytes": needed(methods.values())})
+        told = {"target": _plain(target) | {"name": target.name}, "file": file}
+        variants.append(told | variant_needs(target, methods.values()))
     data = b"".join(_stream(blobs))
+    data += bytes(-len(data) % ALIGN)  # a GPU's buffers are written in whole words
     shards = {f"shard-{k // SHARD:03}.bin": data[k : k + SHARD] for k in range(0, len(data), SHARD)}
     told = {"format": FORMAT, "version": WEB_VERSION, "file": _file(bundle), "blobs": blobs.places}
     head = told | {"shards": [_listed(name, shard) for name, shard in shards.items()], "variants": variants}
@@ -86,16 +94,6 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     for name, content in files.items():
         write(path / name, content)
     return [path / name for name in files]
-
-
-def needed(methods: Iterable[Outer]) -> dict[str, int]:
-    """Bytes on the GPU: of all buffers, a constant counted once; of the largest one; of the largest binding."""
-    plans = [p for outer in methods for p in outer.plans]
-    once = {b.name: b.nbytes for p in plans for b in p.buffers if b.role == "constant"}
-    sizes = [*once.values(), *(b.nbytes for p in plans for b in p.buffers if b.role != "constant")]
-    steps = (choices for p in plans for f in p.families for choices in f.steps)
-    bound = (b.nbytes for choices in steps for c in choices for d in c.dispatches for b in d.bindings)
-    return {"buffers": sum(sizes), "largest": max(sizes, default=0), "binding": max(bound, default=0)}
 
 
 def _listed(name: str, content: bytes) -> list[Any]:

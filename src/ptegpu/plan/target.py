@@ -72,12 +72,18 @@ class Target:
     precision: Precision = "auto"
     cache: Cache = "f32"
     kept_bytes: int = 0  # that may be taken to keep what is made of weights, in the form that kernels want
+    few_rows: int = 8  # up to which products with packed weights have kernels of their own: fast, and large
     device_class: DeviceClass = CLASSES["discrete"]
 
     @property
     def software(self) -> bool:
         """Whether it is a processor that computes, and no GPU."""
         return self.device_class.name == "software"
+
+    @property
+    def team(self) -> int:
+        """Invocations that work together: few on a processor, where each of them waits long at a barrier."""
+        return self.workgroup(16 if self.software else 256)
 
     def workgroup(self, preferred: int) -> int:
         """The largest power of two that is at most `preferred` and within the adapter's limit."""

@@ -13,13 +13,14 @@ import ptegpu
 from ..dtypes import DType
 from ..errors import PtegpuError
 from ..graph.linear import Var
+from ..graph.narrow import from_device, to_device
 from ..llm.compiling import GENERATE
 from ..llm.signature import Signature
 from ..plan.bundle import Bundle, Outer, Run
 from ..plan.plan import plain
 from ..plan.resolve import evaluated
-from ..plan.save import needed
 from ..plan.target import DeviceClass
+from ..plan.web import needed
 from ..sampling import SETTINGS
 
 Sizes = Mapping[str, Sequence[int]]  # that were planned, by name
@@ -98,7 +99,7 @@ def _value(position: int, v: Any, shape: tuple[int, ...], most: int, uniform: bo
         return most
     random = np.random.default_rng(position)
     if v.dtype is DType.BF16:
-        return (random.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return from_device(random.standard_normal(shape).astype(np.float32), DType.BF16)
     if v.dtype.is_float:
         return (random.random(shape) if uniform else random.standard_normal(shape)).astype(v.dtype.numpy)
     return random.integers(0, most, shape).astype(v.dtype.numpy)
@@ -127,8 +128,9 @@ def _check(method: str, outer: Outer, inputs: Sequence[Any], outputs: Sequence[A
         if not isinstance(value, np.ndarray):
             return value
         content.extend(bytes(-len(content) % ALIGN))
-        data = np.ascontiguousarray(value).tobytes()
-        dtype = v.dtype.value if isinstance(v, Var) and v.dtype else str(value.dtype)
+        declared = v.dtype if isinstance(v, Var) else None
+        data = (to_device(value, DType.BF16, "") if declared is DType.BF16 else value).tobytes()  # as floats, there
+        dtype = declared.value if declared else str(value.dtype)
         found = {"dtype": dtype, "shape": list(value.shape), "at": len(content), "length": len(data)}
         content.extend(data)
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def choose(program: Program, wanted: Name | None, generates: bool = True) -> Pag
         return Page("image", why, picture=picture)
     if wanted == "image":
         raise UnsupportedProgram(f"the page image is not for this program: {picture}; take the page any")
-    return Page("any", "any inputs and outputs" if wanted is None else "as asked for")
+    return Page("any", "as asked for" if wanted else "it is neither a language model nor an image classifier")
 
 
 def page_files(folder: Path, page: Name, chats: bool) -> list[str]:
@@ -175,7 +176,8 @@ def image(
 
 def _each(values: Sequence[float] | None, channels: int, otherwise: float, name: str) -> list[float]:
     given = [otherwise] if values is None else [float(v) for v in values]
-    if len(given) not in (1, channels) or (name == "std" and 0.0 in given):
+    fine = all(map(math.isfinite, given)) and not (name == "std" and 0.0 in given)
+    if len(given) not in (1, channels) or not fine:
         wanted = "one number" if channels == 1 else f"one number, or {channels}, one for each channel"
         raise InvalidInput(f"{name} is {wanted}{', not 0' if name == 'std' else ''}; there are {len(given)}: {given}")
     return given * (channels // len(given))

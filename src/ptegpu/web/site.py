@@ -34,9 +34,9 @@ from .pages import PAGES, Name, Page, choose, default_method, image, language, p
 FILES = Path(__file__).parent / "files"  # what `node web/build.mjs` writes
 SITE = "site.json"
 VARIANTS: Mapping[str, Target] = {  # in the order of preference
-    "subgroups": Target("subgroups", subgroups=True, subgroup_size=32),  # as NVIDIA and Apple have them
+    "subgroups": Target("subgroups", subgroups=True, subgroup_size=32),  # as NVIDIA has them
     "generic": Target(),
-    "software": Target("software", device_class=CLASSES["software"]),
+    "software": Target("software", device_class=CLASSES["software"], few_rows=1),  # others take long to compile there
 }
 _OURS = re.compile(
     r"(index\.html|style\.css|LICENSES\.txt|[a-z]+\.js|bundle\.json|variant-\d+\.json|shard-\d+\.bin|site\.json"

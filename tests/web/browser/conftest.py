@@ -1,4 +1,4 @@
-"""One Chromium job for all tests here: `make test-web` names the browser, and without one they are not collected."""
+"""One Chromium job for all tests here. Only `make test-web` collects them: it names the browser, or "" for none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import pytest
 from tests.web.browser import sites
 
 ROOT = Path(__file__).resolve().parents[3]
-collect_ignore_glob = [] if os.environ.get("PTEGPU_CHROMIUM") else ["test_*.py"]
+CHROMIUM = os.environ.get("PTEGPU_CHROMIUM")
+collect_ignore_glob = [] if CHROMIUM else ["test_*.py"] if CHROMIUM is None else ["test_browser.py"]
+
+
+LOG: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if LOG:
+        terminalreporter.section("in Chromium")
+        terminalreporter.write_line("\n".join(LOG))
 
 
 @dataclass
@@ -35,8 +45,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("web")
     programs, generations = sites.make(folder)
     command = ["node", ROOT / "web" / "test" / "browser" / "job.mjs", folder, ROOT / "build" / "web-screens"]
-    done = subprocess.run(command, text=True, timeout=300, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    print(done.stdout)
+    done = subprocess.run(command, text=True, timeout=540, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    LOG[:] = done.stdout.splitlines()
     path = folder / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}
     return Job(folder, {p.name: p for p in programs}, generations, results, done.stdout)

@@ -97,16 +97,16 @@ class Request:
 
 def requests(model: LanguageModel) -> list[Request]:
     tokens = model.encode((DEMO / "tales.heldout.txt").read_text()[:850])
-    common = {"max_tokens": 8, "stop_tokens": []}
+    common = {"max_tokens": 6, "stop_tokens": []}
     sampled = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 7}
     found = []
     for n in PROMPTS:
         found.append(Request(tokens[:n], common, reset=True))
         found.append(Request(tokens[:n], common | sampled))
-    found.append(
-        Request("Once upon a time", common | {"temperature": 1.1, "min_p": 0.02, "repeat_penalty": 1.3, "seed": 1})
-    )
-    found.append(Request("Once upon a time", {"max_tokens": 24, "stop": [" a "]}))
+    text = model.tokenizer.decode(tokens[:9])  # of which the cache has all but the last token
+    rare = {"temperature": 1.1, "min_p": 0.02, "repeat_penalty": 1.3, "seed": 1}
+    found.append(Request(text, common | rare))
+    found.append(Request(text, {"max_tokens": 24, "stop": [" a "]}))
     return found
 
 
@@ -115,7 +115,8 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
     made, sites = programs(), folder / "sites"
     sites.mkdir()
     for program in made:
-        site(program.data, sites / program.name)
+        labels = {"labels": [str(k) for k in range(10)]} if program.name == "digits" else {}
+        site(program.data, sites / program.name, **labels)
     site(DEMO / "tales.pte", sites / "tales")
     with patch("ptegpu.plan.save.SHARD", 4096):
         site(DEMO / "digits.pte", sites / "sharded")

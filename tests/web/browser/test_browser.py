@@ -70,7 +70,7 @@ def test_tokens_are_those_of_ptegpu_here(job: Job) -> None:
         assert counts == tuple(got["timings"][key] for key in ("reusedTokens", "prefillTokens", "decodeTokens")), what
 
 
-@pytest.mark.parametrize("name", ["program digits", "language model"])
+@pytest.mark.parametrize("name", [*(f"program {name}" for name in PROGRAMS), "language model"])
 def test_a_site_checks_itself(job: Job, name: str) -> None:
     assert job[name]["check"]["ok"], job[name]["check"]
 
@@ -138,3 +138,24 @@ def test_a_worker_does_the_same_and_leaves_the_page_alone(job: Job) -> None:
     assert {"plan", "weights", "kernels"} >= set(value["stages"]) >= {"weights"}
     for part in ("loading", "generating"):  # frames: what they were is in the log; here, that the page never hung
         assert value[part]["fps"] > 5 and value[part]["longest"] < 2000, value[part]
+
+
+@pytest.mark.parametrize(
+    ("site", "shows"), [("tales", "Once upon a time"), ("digits", "7"), ("encoder", "1 × 12 × 16")]
+)
+def test_a_page_works_and_can_be_used_by_everyone(job: Job, site: str, shows: str) -> None:
+    value = job[f"page {site}"]
+    assert [] == value["problems"]
+    assert shows in value["text"]
+
+
+def test_other_states_of_pages(job: Job) -> None:
+    value = job["pages with made-up models"]
+    assert 5 == len(value)
+    assert {name: [] for name in value} == value
+
+
+def test_pages_run_without_a_build(job: Job) -> None:
+    value = job["unbuilt page"]
+    assert value["text"].startswith("Once upon a time") and len(value["text"]) > 40
+    assert {"/web/src/plan.js", "/web/src/llm.js", "/web/pages/ui.js"} <= set(value["fetched"])

@@ -4,7 +4,10 @@ const core = (site) => import(new URL("ptegpu.js", site).href);
 const llm = (site) => import(new URL("llm.js", site).href);
 
 /** What is thrown, as data. */
-const told = (error) => ({ code: error instanceof DOMException ? error.name : (error?.code ?? "?"), message: String(error?.message ?? error) });
+const told = (error) => ({
+  code: error instanceof DOMException ? error.name : (error?.code ?? "?"),
+  message: String(error?.message ?? error),
+});
 
 /** What `work` throws; nothing, if it throws nothing. */
 const thrown = (work) => work().then(() => null, told);
@@ -25,7 +28,8 @@ export async function runs(site, calls, options = {}) {
       outputs.push((await program.run(inputs.map((v) => taken(Tensor, v)), { method })).map(plain));
     }
     const { methods, variant, adapter, bytes } = program;
-    return { outputs, methods, variant: variant.name, adapter, bytes, check: program.site?.check ? await program.selfcheck() : null };
+    const check = program.site.check ? await program.selfcheck() : null;
+    return { outputs, methods, variant: variant.name, adapter, bytes, check };
   } finally {
     program.dispose();
   }
@@ -36,6 +40,7 @@ export async function visit(site, call, options = {}) {
   const { load, Tensor } = await core(site);
   const stages = [];
   const program = await load(site, { ...options, onProgress: (p) => stages.push(p) });
+  await program.prepare();
   const outputs = (await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method })).map(plain);
   program.dispose();
   const weights = stages.filter(({ stage }) => stage === "weights");
@@ -48,23 +53,25 @@ export async function begin(site) {
   globalThis.loading = thrown(() => load(site));
 }
 
-/** The cache that one site has filled. */
-const store = async () => caches.open((await caches.keys())[0] ?? "none");
+/** All that this origin has in caches. */
+async function entries() {
+  const all = await Promise.all((await caches.keys()).map((name) => caches.open(name)));
+  return (await Promise.all(all.map(async (cache) => (await cache.keys()).map((key) => ({ cache, key }))))).flat();
+}
 
-/** How many shards are cached. */
-export const cached = async () => (await (await store()).keys()).length;
+/** How many that are. */
+export const kept = async () => (await entries()).length;
 
-/** Changes a byte of everything that the cache holds, and says how many entries that were. */
+/** Changes a byte of each, and says how many that were. */
 export async function spoil() {
-  const cache = await store();
-  const keys = await cache.keys();
-  for (const key of keys) {
+  const all = await entries();
+  for (const { cache, key } of all) {
     const found = await cache.match(key);
     const bytes = new Uint8Array(await found.arrayBuffer());
     bytes[bytes.length >> 1] ^= 1;
     await cache.put(key, new Response(bytes, { headers: found.headers }));
   }
-  return keys.length;
+  return all.length;
 }
 
 /** Makes the cache fail: when it is opened, when it is asked, when it is filled. */
@@ -89,7 +96,7 @@ export async function generations(site, requests) {
       const { tokens, logprobs, finishReason, timings, promptTokens } = stream.generation;
       found.push({ text, tokens: [...tokens], logprobs: [...logprobs], finishReason, timings, promptTokens });
     }
-    return { found, cached: model.cached.length, encoded: model.encode("Once upon a time"), check: model.program.site?.check ? await model.program.selfcheck() : null };
+    return { found, check: await model.program.selfcheck() };
   } finally {
     model.dispose();
   }
@@ -185,7 +192,7 @@ export async function rounds(site, call, count) {
   globalThis.alive ??= counted();
   const left = [];
   for (let k = 0; k < count; k++) {
-    const program = await load(site);
+    const program = await load(site, { methods: [call.method] });
     await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method });
     program.dispose();
     left.push({ ...globalThis.alive });
@@ -217,7 +224,6 @@ export async function worker(client, site, request, wrong) {
   const stages = new Set();
   const loading = await frames(() => connect(site, { worker: url, onProgress: ({ stage }) => stages.add(stage) }));
   const remote = loading.result;
-  await remote.prepare();
   const generating = await frames(async () => {
     const stream = remote.stream(request.prompt, request.options);
     let pieces = 0;

@@ -1,27 +1,31 @@
 // The browser job: one Chromium runs all sites that FOLDER/job.json names, and FOLDER/results.json has what came out.
-//   node web/test/browser/job.mjs FOLDER
+//   node web/test/browser/job.mjs FOLDER [FOLDER for screenshots]
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
+import { audit, check, draw, shoot, states } from "../pages.check.mjs";
 import { serve } from "./server.mjs";
 
-const LIMIT = 280; // seconds that the whole job may take
+const LIMIT = 480; // seconds that the whole job may take, on a busy machine; a free one needs a fifth
 const FLAGS = [
   "--headless=new", "--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader",
-  "--host-resolver-rules=MAP insecure.test 127.0.0.1",
+  "--host-resolver-rules=MAP insecure.test 127.0.0.1", // a page that is not secure: no WebGPU there
 ];
 const WEIGHTS = /shard-\d+\.bin$/;
 
 const folder = resolve(process.argv[2]);
+const screens = process.argv[3];
+if (screens) mkdirSync(screens, { recursive: true });
 const here = dirname(fileURLToPath(import.meta.url));
 const job = JSON.parse(readFileSync(join(folder, "job.json"), "utf8"));
 /** @type {Record<string, {ms: number, value?: any, error?: string}>} */
 const results = {};
-const server = await serve({ "/under/a path/": join(folder, "sites"), "/test/": here, "/web/": resolve(here, "../..") });
-const browser = await chromium.launch({
-  executablePath: process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium", args: FLAGS, ignoreDefaultArgs: ["--headless"], timeout: 30_000,
-});
+const web = resolve(here, "../..");
+const server = await serve({ "/under/a path/": join(folder, "sites"), "/test/": here, "/web/": web });
+const executablePath = process.env.PTEGPU_CHROMIUM || "/usr/bin/chromium";
+const ignoreDefaultArgs = ["--headless"];
+const browser = await chromium.launch({ executablePath, args: FLAGS, ignoreDefaultArgs, timeout: 30_000 });
 
 /** The address of a site. */
 const at = (/** @type {string} */ site, host = "127.0.0.1") => `http://${host}:${server.port}/under/a%20path/${site}/`;
@@ -29,7 +33,7 @@ const at = (/** @type {string} */ site, host = "127.0.0.1") => `http://${host}:$
 /** A page that runs functions of inpage.js. Contexts share caches, like visits of one visitor. */
 async function open(context, address = `${server.url}/blank`) {
   const page = await context.newPage();
-  page.setDefaultTimeout(60_000);
+  page.setDefaultTimeout(240_000);
   await page.goto(address);
   return Object.assign(page, {
     call: (/** @type {string} */ name, /** @type {any[]} */ ...given) =>
@@ -37,10 +41,16 @@ async function open(context, address = `${server.url}/blank`) {
   });
 }
 
+/** Seconds of processor time that the browser has taken. */
+const system = await browser.newBrowserCDPSession();
+const processes = async () => (await system.send("SystemInfo.getProcessInfo")).processInfo;
+const spent = async () => (await processes()).reduce((sum, { cpuTime }) => sum + cpuTime, 0);
+
 /** Notes what `work` gives, or how it failed, or that it took too long. */
 async function step(name, seconds, work) {
   if (!name.match(process.env.ONLY ?? "")) return;
   const begun = performance.now();
+  const before = await spent();
   /** @type {any} */
   let timer;
   const late = new Promise((_, reject) => {
@@ -54,9 +64,11 @@ async function step(name, seconds, work) {
   }
   clearTimeout(timer);
   server.faults.clear();
+  const cpu = (await spent()) - before;
   await context.close().catch(() => {});
-  results[name].ms = Math.round(performance.now() - begun);
-  console.log(`${name}: ${results[name].ms} ms${results[name].error ? ` FAILED ${results[name].error.split("\n")[0]}` : ""}`);
+  const ms = (results[name].ms = Math.round(performance.now() - begun));
+  const failed = results[name].error ? `, FAILED: ${results[name].error.split("\n")[0]}` : "";
+  console.log(`${name}: ${(ms / 1000).toFixed(1)} s, ${cpu.toFixed(1)} s of processors${failed}`);
 }
 
 const alarm = setTimeout(async () => {
@@ -73,13 +85,13 @@ async function end() {
 }
 
 for (const { name, site, calls } of job.programs)
-  await step(`program ${name}`, 40, async (context) => (await open(context)).call("runs", at(site), calls));
+  await step(`program ${name}`, 120, async (context) => (await open(context)).call("runs", at(site), calls));
 
-const { language } = job;
-await step("language model", 80, async (context) => (await open(context)).call("generations", at("tales"), language.requests));
+const { requests } = job.language;
+await step("language model", 240, async (context) => (await open(context)).call("generations", at("tales"), requests));
 
 const { digits } = job.calls;
-await step("visits", 20, async (context) => {
+await step("visits", 60, async (context) => {
   const found = [];
   for (const name of ["first", "second", "spoiled", "third"]) {
     const page = await open(context);
@@ -92,7 +104,7 @@ await step("visits", 20, async (context) => {
   return found;
 });
 
-await step("failing cache", 20, async (context) => {
+await step("failing cache", 60, async (context) => {
   const found = [];
   for (const how of ["open", "match", "put"]) {
     const page = await open(context);
@@ -103,27 +115,22 @@ await step("failing cache", 20, async (context) => {
   return found;
 });
 
-await step("reload while loading", 30, async (context) => {
+await step("reload while loading", 60, async (context) => {
   const page = await open(context);
   server.faults.set(job.shards.held, { hold: 0.5 });
   server.log.length = 0;
   await page.call("begin", at("sharded"));
-  for (;;) {
-    const waits = server.log.some(({ path }) => path.endsWith(job.shards.held));
-    const done = server.sent(WEIGHTS).requests >= job.shards.before + 1;
-    const kept = await page.call("cached");
-    if (waits && done && kept >= job.shards.before) break;
-    await new Promise((next) => setTimeout(next, 50));
-  }
+  const waits = () => server.log.some(({ path }) => path.endsWith(job.shards.held));
+  while (!waits() || (await page.call("kept")) < job.shards.before) await new Promise((next) => setTimeout(next, 50));
   server.faults.clear();
-  const kept = await page.call("cached");
+  const kept = await page.call("kept");
   await page.reload();
   server.log.length = 0;
   const visit = await page.call("visit", at("sharded"), job.calls.sharded);
-  return { kept, ...visit, weights: server.sent(WEIGHTS), shards: server.log.map(({ path }) => path).filter((p) => WEIGHTS.test(p)) };
+  return { kept, ...visit, shards: server.log.map(({ path }) => path).filter((path) => WEIGHTS.test(path)) };
 });
 
-await step("broken connection", 20, async (context) => {
+await step("broken connection", 60, async (context) => {
   const page = await open(context);
   server.faults.set(job.shards.held, { cut: 0.5 });
   server.log.length = 0;
@@ -131,7 +138,7 @@ await step("broken connection", 20, async (context) => {
   return { ...visit, weights: server.sent(WEIGHTS) };
 });
 
-await step("errors", 40, async (context) => {
+await step("errors", 120, async (context) => {
   const page = await open(context);
   const names = ["digits", "halves", "hosted", "nowhere", "html", "changed", "corrupt", "encoder"];
   server.faults.set("/corrupt/shard-000.bin", { corrupt: true });
@@ -141,25 +148,81 @@ await step("errors", 40, async (context) => {
   return found;
 });
 
-await step("rounds", 60, async (context) => {
+await step("rounds", 120, async (context) => {
   const page = await open(context);
   const tools = await context.newCDPSession(page);
-  const system = await browser.newBrowserCDPSession();
   const memory = async () => {
     await tools.send("HeapProfiler.collectGarbage");
-    const { processInfo } = await system.send("SystemInfo.getProcessInfo");
-    const gpu = processInfo.find(({ type }) => type === "GPU");
+    const gpu = (await processes()).find(({ type }) => type === "GPU");
     const resident = Number(readFileSync(`/proc/${gpu.id}/statm`, "utf8").split(" ")[1]) * 4096;
     return { heap: (await tools.send("Runtime.getHeapUsage")).usedSize, gpu: resident };
   };
   const found = [];
-  for (const count of [20, 40, 40]) found.push({ count, ...(await page.call("rounds", at("digits"), digits, count)), memory: await memory() });
+  for (const count of [20, 40, 40]) {
+    const alive = await page.call("rounds", at("methods"), job.calls.methods, count);
+    found.push({ count, ...alive, memory: await memory() });
+  }
   return found;
 });
 
-await step("worker", 60, async (context) => {
+await step("worker", 120, async (context) => {
   const page = await open(context);
-  return page.call("worker", "/web/src/client.js", at("tales"), language.requests[0], at("nowhere"));
+  const found = await page.call("worker", "/web/src/client.js", at("tales"), requests[0], at("nowhere"));
+  const told = ({ fps, longest }) => `${fps.toFixed(0)} frames a second, ${longest.toFixed(0)} ms at most`;
+  console.log(`  loading: ${told(found.loading)}; generating: ${told(found.generating)}`);
+  return found;
+});
+
+/**
+ * What a visitor does on each page, and what is there then.
+ * @type {Record<string, (page: import("playwright-core").Page) => Promise<string>>}
+ */
+const ACTS = {
+  async tales(page) {
+    await page.fill("#prompt", "Once upon a time");
+    await page.press("#prompt", "Enter");
+    await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 60);
+    await page.keyboard.press("Escape");
+    await page.waitForSelector("#tale .row button");
+    return (await page.textContent("#tale .text")) ?? "";
+  },
+  async digits(page) {
+    await draw(page);
+    return (await page.textContent("#best-label")) ?? "";
+  },
+  async encoder(page) {
+    await page.click("#run");
+    await page.waitForSelector("#outputs h3");
+    return (await page.textContent("#outputs")) ?? "";
+  },
+};
+for (const [site, act] of Object.entries(ACTS))
+  await step(`page ${site}`, 120, async (context) => {
+    const page = await context.newPage();
+    page.setDefaultTimeout(60_000);
+    await page.goto(at(site));
+    const problems = await check(page);
+    const state = await page.evaluate(() => document.body.dataset.state);
+    if (state === "idle") await page.click("#load-button");
+    await page.waitForFunction(() => document.body.dataset.state === "ready");
+    const text = await act(page);
+    problems.push(...(await audit(page)));
+    await page.evaluate(() => scrollTo(0, 0));
+    if (screens) await shoot(page, join(screens, site));
+    return { problems, state, text };
+  });
+
+const STATES = /^(tale-stopped|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // pages.check.mjs runs all
+await step("pages with made-up models", 120, () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
+
+await step("unbuilt page", 120, async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(60_000);
+  server.log.length = 0;
+  await page.goto(`${server.url}/web/pages/chat.html?site=${encodeURIComponent(at("tales"))}`);
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  const text = await ACTS.tales(page);
+  return { text, fetched: server.log.map(({ path }) => path).filter((path) => path.startsWith("/web/")) };
 });
 
 await end();

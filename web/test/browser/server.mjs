@@ -9,6 +9,17 @@ const TYPES = {
 };
 
 /**
+ * A module that names a package, with the package's address instead: in workers, browsers have no other way.
+ * @param {Buffer} bytes @param {string} web @param {string} prefix where it is served
+ */
+async function named(bytes, web, prefix) {
+  const [text, name] = / from "(@[\w/]+)"/.exec(String(bytes)) ?? [];
+  if (!name) return bytes;
+  const { module } = JSON.parse(await readFile(join(web, "node_modules", name, "package.json"), "utf8"));
+  return Buffer.from(String(bytes).replace(text, ` from "${prefix}node_modules/${join(name, module)}"`));
+}
+
+/**
  * Serves folders under prefixes, on this machine only. `/blank` is an empty page.
  * Nothing is kept by the browser's own cache, so that `log` has all that a page asked for.
  * @param {Record<string, string>} folders
@@ -16,19 +27,21 @@ const TYPES = {
 export async function serve(folders) {
   /** @type {{path: string, range: boolean, sent: number}[]} */
   const log = [];
-  /** What goes wrong with a path that has such an end: `corrupt`, `cut` or `hold` at this share of its bytes, `status`. */
+  /** What goes wrong with paths that end so: `corrupt`, `cut` or `hold` at this share of the bytes, `status`. */
   const faults = new Map();
   const held = new Set();
 
   async function answer(request, response) {
     const pathname = decodeURIComponent(new URL(request.url, "http://host").pathname);
-    if (pathname === "/blank") return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html><title>blank</title>");
+    if (pathname === "/blank")
+      return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html>");
     const prefix = Object.keys(folders).find((p) => pathname.startsWith(p));
     const path = pathname.endsWith("/") ? pathname + "index.html" : pathname;
     const file = prefix && join(folders[prefix], normalize(path.slice(prefix.length)));
     const fault = [...faults].find(([end]) => path.endsWith(end))?.[1] ?? {};
     let bytes = file && file.startsWith(folders[prefix]) ? await readFile(file).catch(() => null) : null;
     if (!bytes || fault.status) return void response.writeHead(fault.status ?? 404).end();
+    if (/\/src\/\w+\.js$/.test(path)) bytes = await named(bytes, folders[prefix], prefix);
     const range = /^bytes=(\d+)-$/.exec(request.headers.range ?? "");
     const headers = { "content-type": TYPES[extname(file)] ?? "application/octet-stream", "cache-control": "no-store" };
     if (range) headers["content-range"] = `bytes ${range[1]}-${bytes.length - 1}/${bytes.length}`;
@@ -56,10 +69,11 @@ export async function serve(folders) {
     url: `http://127.0.0.1:${port}`,
     log,
     faults,
-    /** What was sent since the last call: bytes and requests of paths that match. */
+    /** What was sent of paths that match. */
     sent(/** @type {RegExp} */ pattern) {
       const found = log.filter(({ path }) => pattern.test(path));
-      return { requests: found.length, bytes: found.reduce((n, { sent }) => n + sent, 0), ranges: found.filter((e) => e.range).length };
+      const bytes = found.reduce((sum, { sent }) => sum + sent, 0);
+      return { requests: found.length, bytes, ranges: found.filter(({ range }) => range).length };
     },
     close() {
       for (const response of held) response.destroy();

@@ -4,7 +4,8 @@ import { loadLanguageModel, type Generation } from "ptegpu/llm";
 import { connect, type Remote } from "ptegpu/worker";
 
 export async function digits(url: string, gpu: GPU): Promise<number> {
-  const options: Options = { gpu, memory: 1e9, cache: null, onProgress: ({ stage, done, total }) => console.log(stage, done / total) };
+  const onProgress: Options["onProgress"] = ({ stage, done, total }) => console.log(stage, done / total);
+  const options: Options = { gpu, memory: 1e9, cache: null, onProgress };
   const program: Program = await load(url, options);
   const [scores] = await program.run([new Tensor("float32", [1, 8, 8], new Float32Array(64))], { method: "forward" });
   const { ok, error } = await program.selfcheck();

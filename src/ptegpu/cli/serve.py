@@ -1,0 +1,141 @@
+"""`ptegpu serve`: language models and encoders behind OpenAI's API, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from ..errors import InvalidInput, UnsupportedProgram
+from .console import bars, console, counted, print_json, say
+from .generate import TokenizerPath
+from .options import AsJson, CacheType, DeviceName, Precision
+from .options import Engine as EngineName
+
+if TYPE_CHECKING:
+    from ..serve import Engine
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    models: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Language models or encoders, .pte files or bundles.", metavar="MODEL...", show_default=False
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 is all of this machine's.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(help="The port to listen on; 0 takes any that is free.", min=0, max=65535)
+    ] = 8000,
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with an API key on each line; those of the environment variable PTEGPU_API_KEYS count, too.",
+            show_default="no key is needed",
+        ),
+    ] = None,
+    open: Annotated[
+        bool, typer.Option("--open", help="Let everyone ask who reaches the address, without a key.")
+    ] = False,
+    sequences: Annotated[int, typer.Option(help="The most requests that run at once, for each model.", min=1)] = 64,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            help="GiB for the key-value cache of each model.", min=0, show_default="what its requests can use"
+        ),
+    ] = None,
+    queue: Annotated[int, typer.Option(help="The most requests that wait, for each model.", min=0)] = 64,
+    max_tokens: Annotated[int, typer.Option(help="The most tokens of an answer.", min=1)] = 4096,
+    max_seconds: Annotated[float, typer.Option(help="The most seconds that a request takes.", min=0.1)] = 600.0,
+    max_body: Annotated[int, typer.Option(help="The most bytes of a request.", min=1)] = 1 << 20,
+    drain: Annotated[
+        float, typer.Option(help="When told to stop: the seconds that running requests have to finish.", min=0)
+    ] = 30.0,
+    tokenizer: TokenizerPath = None,
+    device: DeviceName = "auto",
+    engine: EngineName = "auto",
+    precision: Precision = "auto",
+    cache: CacheType = "f32",
+    json: AsJson = False,
+) -> None:
+    """Serve models to many clients at once, with the API that OpenAI's clients speak."""
+    from ..serve import Limits, Serving, bind, read_keys, url_of
+    from ..serve import serve as run
+
+    names = [path.stem for path in models]
+    if len(set(names)) < len(names):
+        raise InvalidInput(f"two models have one name, {max(names, key=names.count)}: rename a file")
+    if tokenizer and len(models) > 1:
+        raise InvalidInput("--tokenizer is for one model: put those of several beside them, as NAME.tokenizer.json")
+    known = read_keys(keys)
+    if not known and not open and host not in LOCAL:
+        raise InvalidInput(f"{host} can be reached by others: give API keys with --keys, or say --open")
+    limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
+    many = {"sequences": sequences, "memory": None if memory is None else int(memory * 2**30)}
+    how: dict[str, Any] = {"device": device, "engine": engine, "precision": precision, "cache": cache}
+    with ExitStack() as stack, bind(host, port) as bound:
+        url = f"{url_of(bound)}/v1"
+        engines: dict[str, Engine] = {}
+        for name, path in zip(names, models):
+            with bars(f"Loading {path.name}") as told:
+                opened = open_engine(path, name, tokenizer, many, how | {"progress": told})
+            engines[name] = stack.enter_context(closing(opened))
+        serving = Serving(engines, known, limits)
+
+        def started() -> None:
+            if json:
+                print_json({"url": url, "models": names})
+            else:
+                kinds = ", ".join(f"{name} ({_kind(e)})" for name, e in engines.items())
+                say("Serving ", (url, "bold"), f" until Ctrl-C: {kinds}")
+            sys.stdout.flush()  # whoever waits for this may be a program
+
+        run(serving, bound, started)
+
+
+def open_engine(path: Path, name: str, tokenizer: Path | None, many: dict[str, Any], how: dict[str, Any]) -> Engine:
+    """A language model or an encoder, whichever the program is."""
+    from ..format import read_program
+    from ..llm.batch import BatchEngine
+    from ..llm.signature import read_signature
+    from ..plan.bundle import Bundle
+    from ..plan.read import is_bundle
+    from ..serve.encoder import Encoder
+
+    try:
+        read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
+    except UnsupportedProgram as reason:
+        try:
+            return Encoder(path, name, tokenizer, **how)
+        except UnsupportedProgram as other:
+            raise UnsupportedProgram(f"{path} cannot be served: {reason}; {other}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of is told below, in one line
+        opened = BatchEngine(path, tokenizer=tokenizer, queue=None, **many, **how)
+    if opened.alone:
+        note = f"{path.name} answers one request at a time: {opened.alone}"
+        console(stderr=True).print(Text(note, "yellow"), soft_wrap=True)
+    try:
+        assert opened.tokenizer
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _kind(engine: Engine) -> str:
+    from ..serve import Embeds
+
+    if isinstance(engine, Embeds):
+        return "embeddings"
+    kinds = "chat and completions" if engine.model.has_chat else "completions"
+    return f"{kinds}, {counted(engine.model.sequences, 'request')} at once"

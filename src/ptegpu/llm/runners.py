@@ -1,0 +1,199 @@
+"""What runs a scheduler's work: a program for many sequences, or a model for one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+import ptegpu
+
+from ..errors import UnsupportedProgram
+from ..gpu import open_device
+from ..sampling import SETTINGS
+from .generation import Generation, Stream
+from .pages import Pages
+from .sampling import Sampling, Seen, words_of
+from .schedule import Request, Scheduler, Work
+from .signature import METHOD, Signature
+
+if TYPE_CHECKING:
+    from .model import LanguageModel
+
+SHARE = 2  # the part of the memory that weights leave free which caches take at most, if nobody says otherwise
+ROWS = 512  # of a run, where the model takes so many
+ROWS_OF = {"discrete": 2048}  # on quicker adapters
+
+Results = Callable[[], tuple[list[int], list[float]]]  # waits
+
+
+class Asked(Protocol):
+    """What a runner has to know of a request's caller."""
+
+    sampling: Sampling
+    seen: Seen
+
+
+class Runner(Protocol):
+    scheduler: Scheduler
+
+    def start(self, work: Work) -> Results:
+        """Begin a run; tokens and log-probabilities of what is wanted."""
+
+    def prepare(self) -> None:
+        """Compile whatever any run may need."""
+
+    def close(self) -> None: ...
+
+
+class ManyRunner:
+    """A program for many sequences; UnsupportedProgram if it cannot be made one."""
+
+    def __init__(
+        self,
+        path: Any,
+        signature: Signature,
+        *,
+        device: str | int,
+        data: Any,
+        sequences: int,
+        memory: int | None,
+        rows: int | None,
+        beside: int,
+        queue: float,
+        how: Mapping[str, Any],
+    ) -> None:
+        from .ragged import PAGE, serving
+
+        if signature.chunk == 1:
+            raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
+        opened = open_device(device, engine=how["engine"])
+        most = min(rows or ROWS_OF.get(opened.info.type, ROWS), signature.chunk)
+        sequences = min(sequences, most)
+        width = -(-signature.context // PAGE)  # pages of a sequence
+        self.pages = 0
+
+        def count(sizes: Sequence[int]) -> int:
+            """As many as all sequences can use, of those that there is memory for; one sequence always runs."""
+            half = 2 if how["cache"] == "f16" else 1
+            free = opened.available_bytes()
+            given = memory
+            if given is None and free is not None:
+                given = max(0, free - _bytes_of(path, data)) // SHARE
+            self.pages = sequences * width
+            if given is not None:
+                self.pages = min(self.pages, given * half // sum(sizes))
+            largest = min(opened.target.max_binding_bytes, opened.target.max_buffer_bytes)
+            self.pages = max(width, min(self.pages, largest * half // max(sizes)))
+            return self.pages
+
+        points = points_of(signature, most, sequences)
+        append = {METHOD: serving(signature, count, sequences)}
+        self.program = ptegpu.load(
+            path,
+            data,
+            opened,
+            methods=[METHOD],
+            append=append,
+            points={METHOD: points},
+            first={METHOD: points[:1]},
+            **how,
+        )
+        self._method = self.program.method(METHOD)
+        self._signature = signature
+        self._tables = np.full((sequences, width), -1, np.int32)
+        self._told: list[list[int]] = [[] for _ in range(sequences)]  # what the tables say
+        self.scheduler = Scheduler(Pages(self.pages, PAGE), signature.context, sequences, most, beside, queue)
+
+    def start(self, work: Work) -> Results:
+        for request in work.requests:
+            if self._told[request.slot] != request.pages:
+                self._told[request.slot] = list(request.pages)
+                self._tables[request.slot, : len(request.pages)] = request.pages
+        count = max(1, len(work.wanted))  # a run gives something
+        wanted = np.array(work.wanted or [0], np.int32)
+        settings = np.zeros((count, len(SETTINGS) + 1), np.int32)
+        penalised = any(r.caller.sampling.penalises for r in work.whose)
+        seen = np.zeros((count, words_of(self._signature.vocabulary) if penalised else 0), np.int32)
+        for k, request in enumerate(work.whose):
+            asked: Asked = request.caller
+            settings[k, :-1] = asked.sampling.words(request.written)
+            settings[k, -1] = asked.sampling.how
+            if asked.sampling.penalises:
+                seen[k] = asked.seen.update(request.tokens)
+        tokens = np.array([work.tokens], self._signature.tokens.numpy)
+        arguments = [tokens, np.array(work.rows, np.int32), self._tables, wanted, settings, seen]
+        run = self._method.start(arguments) if self._method.in_one_plan else None
+        known = None if run else self._method.execute(arguments)
+
+        def results() -> tuple[list[int], list[float]]:
+            found, chances = (run.result() if run else known)[:2]  # type: ignore[index]
+            return found.tolist()[: len(work.wanted)], chances.tolist()[: len(work.wanted)]
+
+        return results
+
+    def prepare(self) -> None:
+        self.program.prepare()
+
+    def close(self) -> None:
+        self.program.close()
+
+
+class OneRunner:
+    """A model for one sequence, which keeps its own cache: requests come one after the other."""
+
+    def __init__(self, model: LanguageModel, queue: float) -> None:
+        context = model.signature.context
+        self._model = model
+        self.scheduler = Scheduler(Pages(1, context), context, 1, context, limit=queue)
+        self._request: Request | None = None
+
+    def start(self, work: Work) -> Results:
+        (request,) = work.whose
+        asked: Asked = request.caller
+        if self._request is not request:
+            self._request = request
+            self._stream = Stream(Generation(list(request.prompt), 0))
+        self._stream.generation.tokens = request.tokens[len(request.prompt) :]
+        asked.seen.update(request.tokens)
+
+        def results() -> tuple[list[int], list[float]]:
+            found = self._model.following(self._stream, request.tokens, asked.sampling, asked.seen, request.max_tokens)
+            request.reused = self._stream.generation.timings.reused_tokens
+            return [found[0]], [found[1]]
+
+        return results
+
+    def prepare(self) -> None:
+        self._model.program.prepare()
+
+    def close(self) -> None:
+        self._model.close()
+
+
+def _bytes_of(*files: Any) -> int:
+    """What files have, about: paths, bytes, or several of them."""
+    total = 0
+    for file in files:
+        if isinstance(file, list | tuple):
+            total += _bytes_of(*file)
+        elif isinstance(file, str | os.PathLike):
+            total += os.path.getsize(file)
+        elif file is not None:
+            total += sum(map(len, file.values())) if isinstance(file, Mapping) else len(file)
+    return total
+
+
+def points_of(signature: Signature, rows: int, sequences: int) -> list[dict[str, int]]:
+    """The sizes to plan for: every number of rows, and of those that are wanted, with and without what was seen."""
+    words = words_of(signature.vocabulary)
+    sizes = [(n, w) for n in range(1, rows + 1) for w in {1, min(n, sequences)}]
+    sizes += [(n, w) for w in range(1, sequences + 1) for n in {w, rows}]
+
+    def point(n: int, wanted: int, words: int) -> dict[str, int]:
+        each = {f"{name}[0]": wanted for name in ("wanted", "settings", "seen")}
+        return {"input 0[1]": n, "rows[0]": n, "seen[1]": words, **each}
+
+    return [point(n, wanted, seen) for seen in (0, words) for n, wanted in sizes]

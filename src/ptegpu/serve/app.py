@@ -1,0 +1,382 @@
+"""The routes: OpenAI's API, health and metrics. A request is one task, raced against its client going away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from ..errors import InvalidInput, PtegpuError, QueueFull
+from .engine import Embeds, Engine, Event, Finished, Writes
+from .errors import ApiError, invalid
+from .keys import Keys
+from .limits import Limits, Slots, read_json
+from .metrics import Metrics
+from .openai import (
+    REASONS,
+    Asked,
+    Choice,
+    Form,
+    Prompt,
+    model_object,
+    no_model,
+    read_chat,
+    read_completion,
+    read_embeddings,
+    seed_of,
+)
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+GONE = 499  # as nginx counts a client that did not wait
+EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+
+class Serving:
+    """Some models behind OpenAI's API; `app` is what an ASGI server runs."""
+
+    def __init__(self, engines: Mapping[str, Engine], keys: Keys | None = None, limits: Limits | None = None) -> None:
+        self.engines, self.keys, self.limits = engines, keys or Keys(), limits or Limits()
+        self.metrics = Metrics()
+        self.slots = {name: Slots(e.model.sequences, self.limits.queue) for name, e in engines.items()}
+        self.draining = False
+        self._turns = {name: asyncio.Lock() for name in engines}
+        self._created = int(time.time())
+        self._deadlines: set[asyncio.Timeout] = set()  # of the requests that run
+        post = {
+            "/v1/chat/completions": self._generation(read_chat),
+            "/v1/completions": self._generation(read_completion),
+            "/v1/embeddings": self._embeddings,
+        }
+        routes = [
+            Route("/healthz", self._health),
+            Route("/metrics", self._metrics),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._model),
+            *(Route(path, _Endpoint(self, path, answer), methods=["POST"]) for path, answer in post.items()),
+        ]
+        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
+
+    def drain(self) -> None:
+        """Take nothing new; what runs has the seconds that the limits give it."""
+        self.draining = True
+        end = asyncio.get_running_loop().time() + self.limits.drain
+        for deadline in self._deadlines:
+            deadline.reschedule(min(end, deadline.when() or end))
+
+    def check(self, request: Request) -> str:
+        """Who asks; ApiError unless they may."""
+        owner = self.keys.owner(request.headers.get("authorization"))
+        if owner is None:
+            raise ApiError(
+                401, "a valid API key is needed: send the header Authorization: Bearer KEY", "invalid_api_key"
+            )
+        return owner or (request.client.host if request.client else "")
+
+    async def within_limits(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs it, at most for as long as a request may take."""
+        if self.draining:
+            work.close()
+            raise _stopping()
+        deadline = asyncio.timeout(self.limits.seconds)
+        try:
+            async with deadline:
+                self._deadlines.add(deadline)
+                await work
+        except TimeoutError:
+            late = f"this took longer than {self.limits.seconds:g} seconds: ask for less"
+            raise _stopping() if self.draining else ApiError(504, late, "time_limit") from None
+        finally:
+            self._deadlines.discard(deadline)
+
+    def _engine(self, name: str | None) -> tuple[str, Engine]:
+        if name is None and len(self.engines) == 1:
+            return next(iter(self.engines.items()))
+        if name is None or name not in self.engines:
+            raise no_model(name or "", list(self.engines))
+        return name, self.engines[name]
+
+    async def _health(self, request: Request) -> Response:
+        errors = {name: error for name, engine in self.engines.items() if (error := engine.stats().error)}
+        status = "stopping" if self.draining else "failed" if errors else "ok"
+        return JSONResponse({"status": status, "errors": errors}, 200 if status == "ok" else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        self.check(request)
+        return PlainTextResponse(self.metrics.text(self.engines), media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Request) -> Response:
+        self.check(request)
+        return JSONResponse({"object": "list", "data": [model_object(name, self._created) for name in self.engines]})
+
+    async def _model(self, request: Request) -> Response:
+        self.check(request)
+        return JSONResponse(model_object(self._engine(request.path_params["name"])[0], self._created))
+
+    def _generation(self, read: Callable[[Mapping[str, Any]], Asked]) -> Answer:
+        async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:
+            asked = read(body)
+            name, engine = self._engine(asked.model)
+            if not isinstance(engine, Writes):
+                raise invalid(f"{name} is an encoder and writes no text: ask /v1/embeddings", "model", "wrong_model")
+            if asked.choices > self.limits.choices:
+                raise invalid(f"{asked.choices} choices are too many: ask for {self.limits.choices} at most", "n")
+            with self.slots[name].take(asked.choices):
+                prompts = await _encoded(engine, asked)
+                if (asked.max_tokens or 0) > self.limits.tokens:
+                    raise invalid(f"max_tokens is {self.limits.tokens} at most on this server", "max_tokens")
+                options = asked.options | {"max_tokens": asked.max_tokens or self.limits.tokens, "owner": owner}
+                each = [(p, seed_of(options, k)) for p in prompts for k in range(asked.n)]  # type: ignore[arg-type]
+                streams = [engine.stream(prompt, chosen) for prompt, chosen in each]
+                try:
+                    async with aclosing(self._watched(name, merged(streams))) as events:
+                        await (_stream if asked.stream else _whole)(Form(asked, name), events, out)
+                except QueueFull:
+                    raise self.slots[name].full() from None
+
+        return answer
+
+    async def _watched(
+        self, model: str, events: AsyncGenerator[tuple[int, Event], None]
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        """Counts what passes."""
+        started, latest, add = time.monotonic(), dict[int, float](), self.metrics.add
+        async with aclosing(events):
+            async for k, event in events:
+                now = time.monotonic()
+                if isinstance(event, Finished):
+                    if event.reason not in REASONS:
+                        raise _stopping()  # the engine was closed
+                    self.metrics.count("prompt_tokens", event.prompt_tokens, model=model)
+                    self.metrics.count("cached_tokens", event.cached_tokens, model=model)
+                elif event.token is not None:
+                    self.metrics.count("generated_tokens", model=model)
+                    if k in latest:
+                        add("token_seconds", now - latest[k], model=model)
+                    else:
+                        add("first_token_seconds", now - started, model=model)
+                    latest[k] = now
+                yield k, event
+        add("request_seconds", time.monotonic() - started, model=model)
+
+    async def _embeddings(self, body: Mapping[str, Any], owner: str, out: Out) -> None:
+        model, texts, packed = read_embeddings(body)
+        name, engine = self._engine(model)
+        if not isinstance(engine, Embeds):
+            raise invalid(
+                f"{name} is a language model and gives no embeddings: serve an encoder", "model", "wrong_model"
+            )
+        if len(texts) > self.limits.choices:
+            raise invalid(f"{len(texts)} texts are too many: send {self.limits.choices} at most", "input")
+        with self.slots[name].take(1):
+            started = time.monotonic()
+            prompts = [await _checked(engine, text, "input") for text in texts]
+            async with self._turns[name]:  # so that those who wait take no thread
+                rows = await asyncio.to_thread(engine.embed, prompts)
+            self.metrics.add("request_seconds", time.monotonic() - started, model=name)
+        used = sum(map(len, prompts))
+        self.metrics.count("prompt_tokens", used, model=name)
+        vectors = [base64.b64encode(r.astype("<f4").tobytes()).decode() if packed else r.tolist() for r in rows]
+        data = [{"object": "embedding", "index": k, "embedding": v} for k, v in enumerate(vectors)]
+        usage = {"prompt_tokens": used, "total_tokens": used}
+        await out.json({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+class Out:
+    """Where an answer goes: one object, or events; an error is either, by what was sent before it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0  # nothing was sent yet
+
+    async def json(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        await self._start(status, {"Content-Type": "application/json", **(headers or {})})
+        await self._send({"type": "http.response.body", "body": _json(body)})
+
+    async def event(self, body: Any) -> None:
+        if not self.status:
+            await self._start(200, EVENTS)
+        data = body if isinstance(body, bytes) else _json(body)
+        await self._send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def error(self, error: ApiError) -> None:
+        if not self.status:
+            await self.json(error.body, error.status, error.headers)
+        else:
+            self.status = error.status  # for those who count: the client has another one
+            await self.event(error.body)
+            await self.end()
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+
+Answer = Callable[[Mapping[str, Any], str, Out], Coroutine[Any, Any, None]]
+
+
+class _Endpoint:
+    """A route that takes JSON: keys, limits and errors are the same for all of them."""
+
+    def __init__(self, serving: Serving, path: str, answer: Answer) -> None:
+        self._serving, self._path, self._answer = serving, path, answer
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        out, request = Out(send), Request(scope, receive)
+        try:
+            owner = self._serving.check(request)
+            await self._serving.within_limits(self._run(request, owner, out))
+        except (_Gone, ClientDisconnect):
+            out.status = GONE
+        except Exception as e:
+            await out.error(_told(e))
+        self._serving.metrics.count("requests", endpoint=self._path, status=str(out.status))
+
+    async def _run(self, request: Request, owner: str, out: Out) -> None:
+        body = await read_json(request, self._serving.limits.body)
+        work = asyncio.create_task(self._answer(body, owner, out))
+        left = asyncio.create_task(_left(request.receive))
+        try:
+            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise _Gone
+        finally:
+            for task in (work, left):
+                task.cancel()
+            await asyncio.gather(work, left, return_exceptions=True)
+        work.result()
+
+
+class _Gone(Exception):
+    """The client went away."""
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def merged(streams: Sequence[AsyncGenerator[Event, None]]) -> AsyncGenerator[tuple[int, Event], None]:
+    """The events of several streams as they come, each with the number of its stream; the first error ends all."""
+    queue: asyncio.Queue[tuple[int, Event | BaseException | None]] = asyncio.Queue()
+
+    async def pump(k: int, stream: AsyncGenerator[Event, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for event in stream:
+                    queue.put_nowait((k, event))
+            queue.put_nowait((k, None))
+        except Exception as e:
+            queue.put_nowait((k, e))
+
+    tasks = [asyncio.create_task(pump(k, stream)) for k, stream in enumerate(streams)]
+    left = len(tasks)
+    try:
+        while left:
+            k, event = await queue.get()
+            if event is None:
+                left -= 1
+            elif isinstance(event, BaseException):
+                raise event
+            else:
+                yield k, event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _whole(form: Form, events: AsyncGenerator[tuple[int, Event], None], out: Out) -> None:
+    choices = [Choice() for _ in range(form.asked.choices)]
+    async for k, event in events:
+        choices[k].add(event)
+    await out.json(form.whole(choices))
+
+
+async def _stream(form: Form, events: AsyncGenerator[tuple[int, Event], None], out: Out) -> None:
+    """Nothing is sent before the first event: what is refused until then has its status."""
+    choices = [Choice() for _ in range(form.asked.choices)]
+    begun: set[int] = set()
+    async for k, event in events:
+        chunks = [form.event(k, event)] if k in begun else [form.first(k), form.event(k, event)]
+        begun.add(k)
+        for chunk in chunks:
+            if chunk is not None:
+                await out.event(chunk)
+        if isinstance(event, Finished):
+            choices[k].add(event)
+    if (usage := form.last(choices)) is not None:
+        await out.event(usage)
+    await out.event(b"[DONE]")
+    await out.end()
+
+
+async def _encoded(engine: Writes, asked: Asked) -> list[list[int]]:
+    """The tokens of the prompts, checked."""
+    if not asked.chat:
+        return [await _checked(engine, prompt, "prompt") for prompt in asked.prompts]
+    if not engine.model.has_chat:
+        raise invalid(f"{engine.model.name} has no chat template: ask /v1/completions", "model", "wrong_model")
+    return [_fitting(engine, await asyncio.to_thread(engine.encode_chat, asked.messages), "messages")]
+
+
+async def _checked(engine: Engine, prompt: Prompt, param: str) -> list[int]:
+    tokens = await asyncio.to_thread(engine.encode, prompt) if isinstance(prompt, str) else prompt
+    return _fitting(engine, tokens, param)
+
+
+def _fitting(engine: Engine, tokens: list[int], param: str) -> list[int]:
+    model = engine.model
+    if not tokens:
+        raise invalid(f"{param} is empty: send some text", param)
+    if len(tokens) > model.context:
+        long = f"{param} has {len(tokens)} tokens, the context of {model.name} holds {model.context}: send less"
+        raise invalid(long, param, "context_length_exceeded")
+    if not all(0 <= t < model.vocabulary for t in tokens):
+        raise invalid(f"{param} has a token outside the vocabulary of {model.vocabulary}", param)
+    return tokens
+
+
+def _told(e: Exception) -> ApiError:
+    """What a client is told of an error; what is not its fault is told to the log, too."""
+    if isinstance(e, ApiError):
+        return e
+    if isinstance(e, InvalidInput):
+        return invalid(str(e))
+    traceback.print_exception(e)
+    known = str(e) if isinstance(e, PtegpuError) else "see the server's log"
+    return ApiError(500, f"the model failed: {known}", "engine_failed")
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is stopping: try again later", "stopping", retry=5)
+
+
+def _json(body: Any) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode("utf-8", "replace")
+
+
+async def _http_error(request: Request, e: Exception) -> Response:
+    assert isinstance(e, HTTPException)
+    known = {404: f"there is no {request.url.path[:200]} here", 405: f"{request.method} is not possible here"}
+    return await _api_error(request, ApiError(e.status_code, known.get(e.status_code, str(e.detail))))
+
+
+async def _api_error(request: Request, e: Exception) -> Response:
+    assert isinstance(e, ApiError)
+    return JSONResponse(e.body, e.status, e.headers)

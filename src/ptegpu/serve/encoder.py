@@ -1,0 +1,112 @@
+"""Programs that make a vector of a text, as an engine: tokens in, rows of length 1 out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ptegpu
+
+from ..errors import UnsupportedProgram
+from ..llm.text import find_tokenizer
+from .engine import Facts, Stats
+
+FORWARD = "forward"
+
+
+class Encoder:
+    """`forward` takes tokens [B, S], or these and a mask, or these and the types of tokens, which are all 0.
+
+    It gives floats [B, D], or [B, S, D], of which the mean over the tokens of a text is taken.
+    """
+
+    def __init__(self, path: Path, name: str, tokenizer: Path | None = None, **how: Any) -> None:
+        """`how` is what `ptegpu.load` takes."""
+        self._tokenizer = find_tokenizer(path, tokenizer)
+        self._program = ptegpu.load(path, methods=[FORWARD], **how)
+        self._lock = threading.Lock()
+        self._asked = 0
+        try:
+            self._forward = self._program.method(FORWARD)
+            self._batch, context = self._read_inputs()
+            self.model = Facts(name, context, 1 << 31, False)  # the program says which tokens it knows
+        except BaseException:
+            self._program.close()
+            raise
+
+    def _read_inputs(self) -> tuple[int, int]:
+        inputs, outputs = self._forward.inputs, self._forward.outputs
+        shape = inputs[0].shape if inputs else None
+        if not inputs or not inputs[0].dtype.startswith("int") or shape is None or len(shape) != 2:
+            self._refuse(f"its first input is no tensor of tokens but {inputs[0] if inputs else 'missing'}")
+        if len(inputs) > 3 or any(i.shape != shape for i in inputs):
+            self._refuse(f"its inputs are {', '.join(map(str, inputs))}, not tokens, mask and types of one shape")
+        if len(inputs) == 1 and not inputs[0].dynamic:
+            self._refuse("it takes tokens of one length only, and no mask")
+        given = outputs[-1] if outputs else None
+        if (
+            given is None
+            or not given.dtype.startswith("float")
+            or given.shape is None
+            or len(given.shape) not in (2, 3)
+        ):
+            self._refuse(f"its output is {given}, not a vector for each text or token")
+        assert shape is not None
+        return shape[0] if len(inputs) > 1 else 1, shape[1]
+
+    def _refuse(self, why: str) -> None:
+        raise UnsupportedProgram(f"this is no encoder: {why}")
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        """What each input is."""
+        inputs = self._forward.inputs
+        swapped = len(inputs) > 1 and "type" in inputs[1].name
+        return ["tokens", *(["types", "mask"] if swapped else ["mask", "types"])][: len(inputs)]
+
+    def encode(self, prompt: str) -> list[int]:
+        return self._tokenizer.encode(prompt)
+
+    def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Texts of like length share a run."""
+        order = sorted(range(len(prompts)), key=lambda k: len(prompts[k]))
+        rows: list[Any] = [None] * len(prompts)
+        self._asked += 1
+        try:
+            for first in range(0, len(order), self._batch):
+                batch = order[first : first + self._batch]
+                with self._lock:
+                    made = self._run([prompts[k] for k in batch])
+                for k, row in zip(batch, made):
+                    rows[k] = row
+        finally:
+            self._asked -= 1
+        return np.stack(rows)
+
+    def _run(self, texts: Sequence[Sequence[int]]) -> np.ndarray:
+        """Unit vectors, float32 (texts, D)."""
+        tokens = self._forward.inputs[0]
+        shape = (len(texts), max(map(len, texts))) if tokens.dynamic else tokens.shape
+        assert shape is not None
+        given = {kind: np.zeros(shape, np.int64) for kind in ("tokens", "mask", "types")}
+        for row, ids in enumerate(texts):
+            given["tokens"][row, : len(ids)], given["mask"][row, : len(ids)] = ids, 1
+        arguments = [given[kind].astype(i.dtype) for kind, i in zip(self._kinds, self._forward.inputs)]
+        vectors = np.asarray(self._forward.execute(arguments)[-1], np.float32)[: len(texts)]
+        if vectors.ndim == 3:
+            mask = given["mask"][: len(texts), :, None]
+            vectors = (vectors * mask).sum(1) / mask.sum(1)
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)  # type: ignore[no-any-return]
+
+    def stats(self) -> Stats:
+        asked = self._asked
+        return Stats(max(0, asked - 1), min(1, asked), min(1, asked), 0.0, 0, 0)
+
+    def close(self) -> None:
+        with self._lock:
+            self._program.close()

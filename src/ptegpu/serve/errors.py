@@ -1,0 +1,35 @@
+"""Errors as OpenAI's clients expect them: a status, a type, a code, the parameter that is wrong, one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}  # else by the hundreds
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None, retry: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.retry = retry  # seconds after which another try makes sense; None: never
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = TYPES.get(self.status) or ("invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The clients of OpenAI ask again after most errors unless they are told not to."""
+        if self.retry is not None:
+            return {"Retry-After": str(max(1, round(self.retry)))}
+        return {"x-should-retry": "false"} | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is wrong."""
+    return ApiError(400, message, code, param)

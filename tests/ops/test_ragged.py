@@ -1,0 +1,82 @@
+"""Attention over pages: rows of many sequences at their own positions, pages in any order, nobody's rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.oracle import Case, T, check
+
+from ptegpu.dtypes import DType
+from ptegpu.kernels.attention import PAGE
+from ptegpu.ops.ragged import ATTEND
+from ptegpu.plan.target import CLASSES
+
+F16, F32, I32 = DType.F16, DType.F32, DType.I32
+Torch = torch.Tensor
+
+
+def attend(q: Torch, k: Torch, v: Torch, keys: Torch, values: Torch, rows: Torch, tables: Torch, scale=None) -> Torch:
+    """One row after the other."""
+    work = q.dtype if q.dtype == torch.float64 else torch.float32
+    places = [[(int(p) * PAGE + j) for p in table for j in range(PAGE)] for table in tables]
+    flat = [x.view(-1, *x.shape[2:]) for x in (keys, values)]
+    for s, (sequence, position) in enumerate(rows.tolist()):
+        if sequence >= 0:
+            flat[0][places[sequence][position]] = k[0, s].to(keys.dtype)
+            flat[1][places[sequence][position]] = v[0, s].to(values.dtype)
+    y = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
+    sharing = q.shape[2] // k.shape[2]
+    for s, (sequence, position) in enumerate(rows.tolist()):
+        seen = places[max(sequence, 0)][: position + 1]
+        old, held = (x[seen].to(work).repeat_interleave(sharing, 1) for x in flat)
+        scores = torch.einsum("hd,thd->ht", q[0, s].to(work), old) * (scale or q.shape[3] ** -0.5)
+        y[0, s] = torch.einsum("ht,thd->hd", scores.softmax(-1), held).to(q.dtype)
+    return y
+
+
+def case(
+    rows: list[tuple[int, int]], *, sharing: int = 2, heads: int = 2, dim: int = 8, width: int = 4, pages: int = 20,
+    dtype: DType = F32, cache: DType = F32, scale: float | None = None, longest: int = 0, sequences: int = 0,
+) -> Case:  # fmt: skip
+    """Sequences have pages in an order that nobody expects."""
+    count = sequences or max(s for s, _ in rows) + 1
+    order = np.random.default_rng(0).permutation(pages)[: count * width]
+    assert len(order) == count * width
+    n = len(rows)
+
+    def new(h: int) -> T:
+        return T((1, n, h, dim), dtype, limit=(1, longest, h, dim) if longest else None)
+
+    where = T((n, 2), I32, values=tuple(x for row in rows for x in row), limit=(longest, 2) if longest else None)
+    tables = T((count, width), I32, values=tuple(order.tolist()))
+    old = [T((pages, PAGE, heads, dim), cache) for _ in range(2)]
+    args = (new(heads * sharing), new(heads), new(heads), *old, where, tables, scale)
+    return Case(ATTEND, args, attend, mutated=(3, 4))
+
+
+CASES = [
+    case([(0, 0)]),
+    case([(0, 0), (1, 5), (2, 63)]),
+    case([(1, 30), (0, 17), (3, 0), (2, 16)], sharing=4, dim=16),
+    case([(0, p) for p in range(9, 21)], longest=16, width=5),
+    case([(2, p) for p in range(40)] + [(0, 31), (1, 7)], sharing=3, dim=12),
+    case([(0, 5), (-1, 0), (1, 6), (-1, 3)]),
+    case([(0, 50), (1, 3)], dim=64, heads=1, sharing=1, scale=0.3),
+    case([(0, 50), (1, 3)], dim=20, sharing=8),
+    case([(0, 33), (1, 34)], dim=8, dtype=F16, cache=F16),
+    case([(0, 33), (1, 34)], dim=8, cache=F16),
+    case([(0, 7), (1, 40)], dim=6, heads=2, sharing=1),
+    case([(0, 500), (1, 3), (2, 255)], width=40, pages=130),
+]
+
+
+@pytest.mark.parametrize("each", CASES, ids=str)
+def test_case(each: Case) -> None:
+    check(each)
+
+
+@pytest.mark.parametrize("each", [CASES[1], CASES[4], CASES[11]], ids=str)
+def test_on_other_adapters(each: Case) -> None:
+    check(each, device_class=CLASSES["software"])
+    check(each, subgroups=False, f16=False)

@@ -1,0 +1,78 @@
+"""`start` runs a server with a fake engine on a free port, in a thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from tests.serve.fake import FakeEncoder, FakeEngine
+
+from ptegpu.serve import Keys, Limits, Serving, bind, url_of
+from ptegpu.serve.run import Server, configured
+
+Start = Callable[..., "Running"]
+
+
+@dataclass
+class Running:
+    url: str
+    engine: FakeEngine
+    serving: Serving
+    server: Server
+    thread: threading.Thread
+
+    def openai(self, key: str = "any", **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, **{"max_retries": 0, "timeout": 60} | options)
+
+    def post(self, path: str, body: Any = None, **options: Any) -> httpx2.Response:
+        """Without OpenAI's client, which would not send all that is wrong."""
+        return httpx2.post(f"{self.url}{path}", json=body, **{"timeout": 60} | options)
+
+    def metric(self, line: str) -> float:
+        text = httpx2.get(f"{self.url}/metrics").text
+        return float(next(x for x in text.splitlines() if x.startswith(f"{line} ")).rpartition(" ")[2])
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    for _ in range(3000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("this did not happen within 30 seconds")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[Running] = []
+
+    def run(keys: Keys | None = None, limits: Limits | None = None, encoder: bool = True, **options: Any) -> Running:
+        engine = FakeEngine(**options)
+        rows = {"rows": FakeEncoder()} if encoder else {}
+        serving = Serving({"fake": engine, **rows}, keys, limits)
+        bound = bind(port=0)
+        url, server = url_of(bound), Server(configured(serving), serving)
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        wait_until(lambda: server.started)
+        started.append(Running(url, engine, serving, server, thread))
+        return started[-1]
+
+    yield run
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture
+def server(start: Start) -> Running:
+    return start()

@@ -1,0 +1,103 @@
+"""`ptegpu serve` with the bundled language model: what many clients get at once is what each would get alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from tests.cli.conftest import Invoke, invoke
+from tests.serve.conftest import wait_until
+
+import ptegpu
+from ptegpu.llm import LanguageModel
+
+__all__ = ["invoke"]
+MODEL = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+ROOT = Path(__file__).resolve().parent.parent.parent
+TITLES = ("The Wolf and the Tailor", "The Old Mill", "The King's Daughter", "The Wolf and the Fox")
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
+    command = [sys.executable, "-m", "ptegpu", "serve", str(MODEL), "--port", "0", "--precision", "exact", "--json"]
+    paths = {"PYTHONPATH": ":".join([str(ROOT / "src"), *sys.path]), "PTEGPU_ENGINE": "wgpu", "PTEGPU_CACHE": "off"}
+    more = ["--sequences", "4", "--max-tokens", "64"]
+    with subprocess.Popen(
+        [*command, *more], env=paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as made:
+        try:
+            assert made.stdout is not None
+            lines = iter(made.stdout.readline, "")
+            text = ""
+            for line in lines:
+                text += line
+                if line == "}\n":
+                    break
+            said = json.loads(text)
+            assert ["tales"] == said["models"]
+            yield made, openai.OpenAI(base_url=said["url"], api_key="any", max_retries=0, timeout=300)
+        finally:
+            made.kill()
+
+
+@pytest.mark.slow
+def test_many_clients_get_what_each_gets_alone(server: tuple[subprocess.Popen[str], openai.OpenAI]) -> None:
+    process, client = server
+    options: dict[str, Any] = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9}
+
+    def ask(seed: int) -> tuple[str, str | None]:
+        prompt = f"{TITLES[seed % len(TITLES)]}\n"
+        made = client.completions.create(model="tales", prompt=prompt, seed=seed, **options).choices[0]
+        return made.text, made.finish_reason
+
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(ask, range(6)))
+    with LanguageModel(MODEL, engine="wgpu", precision="exact") as model:
+        alone = [model.generate(f"{TITLES[k % len(TITLES)]}\n", seed=k, **options) for k in range(6)]
+    assert [(made.text, made.finish_reason) for made in alone] == found
+    with client.completions.create(model="tales", prompt=TITLES[0], max_tokens=64, stream=True) as stream:
+        next(iter(stream))
+    used = [f'ptegpu_{name}{{model="tales"}} 0' for name in ("running", "queue", "cache_pages_used")]
+    metrics = str(client.base_url).replace("/v1/", "/metrics")
+    wait_until(lambda: set(used) <= set(httpx2.get(metrics).text.splitlines()))
+    with pytest.raises(openai.BadRequestError, match="tales has no chat template: ask /v1/completions"):
+        client.chat.completions.create(model="tales", messages=[{"role": "user", "content": "x"}])
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (0, "", "") == (process.returncode, out, err)
+
+
+ONE = "--tokenizer is for one model: put those of several beside them, as NAME.tokenizer.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.pte", "--host", "0.0.0.0"], "0.0.0.0 can be reached by others: give API keys with --keys, or say --open"),
+        (["a.pte", "b/a.pte"], "two models have one name, a: rename a file"),
+        (["a.pte", "b.pte", "--tokenizer", "t.json"], ONE),
+        (["a.pte", "--keys", "no.txt"], "no.txt: No such file or directory"),
+        (["a.pte", "--port", "0"], "a.pte: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served(invoke: Invoke, arguments: list[str], message: str) -> None:
+    ended = invoke("serve", *arguments)
+    assert (1, "", f"error: {message}\n") == (ended.code, ended.out, ended.err)
+
+
+def test_a_program_that_is_neither_kind(invoke: Invoke, tmp_path: Path) -> None:
+    program = tmp_path / "mlp.pte"
+    program.write_bytes((ROOT / "tests" / "data" / "mlp.pte").read_bytes())
+    (tmp_path / "tokenizer.json").write_bytes(MODEL.with_name("tales.tokenizer.json").read_bytes())
+    ended = invoke("serve", program, "--port", 0)
+    assert 1 == ended.code
+    assert ended.err.startswith(f"error: {program} cannot be served: ")
+    assert "; this is no encoder: its first input is no tensor of tokens but float32" in ended.err

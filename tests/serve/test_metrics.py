@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import re
+
+import httpx2
+from tests.serve.conftest import Running, Start
+
+from ptegpu.errors import DeviceLost
+from ptegpu.serve.metrics import Histogram, Metrics
+
+LINE = re.compile(r'ptegpu_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [0-9.e+-]+')
+
+
+def test_what_is_counted(server: Running) -> None:
+    client = server.openai()
+    client.completions.create(model="fake", prompt="the fox " * 10, max_tokens=5, temperature=0)
+    client.completions.create(model="fake", prompt="the fox", max_tokens=3, n=2)
+    server.post("/v1/completions", {})
+    expected = {
+        'ptegpu_requests_total{endpoint="/v1/completions",status="200"}': 2,
+        'ptegpu_requests_total{endpoint="/v1/completions",status="400"}': 1,
+        'ptegpu_prompt_tokens_total{model="fake"}': 24,
+        'ptegpu_cached_tokens_total{model="fake"}': 16,
+        'ptegpu_generated_tokens_total{model="fake"}': 11,
+        'ptegpu_running{model="fake"}': 0,
+        'ptegpu_cache_pages{model="fake"}': 8,
+        'ptegpu_request_seconds_count{model="fake"}': 2,
+        'ptegpu_first_token_seconds_count{model="fake"}': 3,
+        'ptegpu_token_seconds_count{model="fake"}': 8,
+        'ptegpu_token_seconds_bucket{model="fake",le="+Inf"}': 8,
+    }
+    assert expected == {line: server.metric(line) for line in expected}
+    answer = httpx2.get(f"{server.url}/metrics")
+    assert "text/plain; version=0.0.4; charset=utf-8" == answer.headers["content-type"]
+    lines = [line for line in answer.text.splitlines() if not line.startswith("# ")]
+    assert [] == [line for line in lines if not LINE.fullmatch(line)]
+
+
+def test_a_histogram_counts_what_is_at_most_its_bounds() -> None:
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 7):
+        histogram.add(value)
+    assert ['x_bucket{le="1"} 2', 'x_bucket{le="2"} 3', 'x_bucket{le="+Inf"} 4', "x_sum 10.0", "x_count 4"] == list(
+        histogram.lines("x", ())
+    )
+
+
+def test_labels_are_escaped() -> None:
+    metrics = Metrics()
+    metrics.count("prompt_tokens", 2, model='a"b\\c\nd')
+    assert 'ptegpu_prompt_tokens_total{model="a\\"b\\\\c\\nd"} 2\n' in metrics.text({})
+
+
+def test_health(start: Start) -> None:
+    server = start()
+    answer = httpx2.get(f"{server.url}/healthz")
+    assert (200, {"status": "ok", "errors": {}}) == (answer.status_code, answer.json())
+    server.engine.fail = DeviceLost("gone")
+    answer = httpx2.get(f"{server.url}/healthz")
+    assert (503, {"status": "failed", "errors": {"fake": "gone"}}) == (answer.status_code, answer.json())
