@@ -33,6 +33,11 @@ DEPTH = 32  # elements of K in a step
 LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
 LANES = 32  # of a subgroup
 EXACT = 512  # elements of K in a sum that is to be as good as one of f32
+# Rounded to what f16 holds; infinity is left. Not unpacked from what is packed: drivers take that for the same number.
+NEAR = """fn near(v: vec2<f32>) -> vec2<f32> {
+  let cut = bitcast<vec2<f32>>((bitcast<vec2<u32>>(v) + 0x1000u) & vec2<u32>(0xffffe000u));
+  return clamp(cut, vec2<f32>(-65504.0), vec2<f32>(65504.0));
+}"""
 TOP = 13  # rows are scaled so that their largest element is at least 2^TOP, and less than twice that
 
 
@@ -95,8 +100,7 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
     across = across or target.workgroup(256) // share
     live = "live" if source.live else "P.m"
     pairs = [f"v.{half}.{c} * lift" for half in ("low", "high") for c in ("xy", "zw")]
-    near = "clamp({}, vec2<f32>(-65504.0), vec2<f32>(65504.0))" if twice else "{}"  # infinity is left
-    words = ", ".join(f"pack2x16float({near.format(pair)})" for pair in pairs)
+    words = ", ".join(f"pack2x16float(near({pair}))" if twice else f"pack2x16float({pair})" for pair in pairs)
     stride = "2u * P.k_blocks" if twice else "P.k_blocks"
     body = [
         "var lift = 1.0;",
@@ -130,11 +134,11 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
     body += [
         f"let block = (z * P.row_blocks + (P.first_row + place) / {ROWS}u) * {stride};",
         f"for (var i = first; i < P.k_blocks; i += {across}u) {{",
-        f"  let v = eight(row, i); let near = vec4<u32>({words});",
-        f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = near;",
+        "  let v = eight(row, i);",
+        f"  y[(block + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({words});",
     ]
     if twice:
-        rests = ", ".join(f"pack2x16float({pair} - unpack2x16float(near.{c}))" for pair, c in zip(pairs, "xyzw"))
+        rests = ", ".join(f"pack2x16float({pair} - near({pair}))" for pair in pairs)
         body.append(f"  y[(block + P.k_blocks + i) * {ROWS}u + place % {ROWS}u] = vec4<u32>({rests});")
     body.append("}")
     return build(
@@ -146,7 +150,7 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
         params=[*((n, "u32") for n in ("m", "k", "parts", "first_row", "row_blocks", "k_blocks")), *source.params],
         workgroup=across * share,
         shared={"top": ("f32", across * share)} if source.scaled else {},
-        helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}",
+        helpers=f"struct Eight {{ low: vec4<f32>, high: vec4<f32> }}\n{source.eight}\n{NEAR if twice else ''}",
     )
 
 

@@ -201,7 +201,7 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if p.int8 or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
         return False
-    if p.window and (p.transposed or p.sets != 1):
+    if p.window and (p.transposed or p.sets != 1 or (not rounds(p, target) and p.m <= SMALL.rows)):
         return False
     worth = WORTH if rounds(p, target) else WORTH_TWICE
     enough = p.batch * p.m * p.n * p.k >= worth and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST
