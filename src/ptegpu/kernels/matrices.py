@@ -10,7 +10,7 @@ just below 2¹⁴; results are scaled back.
 
 Where f32 is wanted, an element is two of f16, which together have its 24 bits but for two or so: the nearest one, and
 the rest. Of the four products of their parts three count: nearest · rest both ways, and nearest · nearest. Matrix
-units cut off what does not fit a sum, at each step of K: the small ones come first, and sums are over `EXACT` of K.
+units cut off what does not fit a sum, at each step of K: the small ones come first, and sums are over part of K.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ SHARE = 4  # rows that a workgroup prepares: 64 bytes beside each other
 DEPTH = 32  # elements of K in a step
 LINE = DEPTH + 8  # and of a row in workgroup memory: eight rows after each other meet different banks
 LANES = 32  # of a subgroup
-EXACT = 512  # elements of K in a sum that is to be as good as one of f32
 # Rounded to what f16 holds; infinity is left. Not unpacked from what is packed: drivers take that for the same number.
 NEAR = """fn near(v: vec2<f32>) -> vec2<f32> {
   let cut = bitcast<vec2<f32>>((bitcast<vec2<u32>>(v) + 0x1000u) & vec2<u32>(0xffffe000u));

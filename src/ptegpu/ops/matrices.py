@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import matrices as kernels
-from ..kernels.matrices import DEPTH, EXACT, LANES, LARGE, NEEDS, ROWS, SHARE, SMALL, SPAN, MatrixTile, Rows
+from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SMALL, SPAN, MatrixTile, Rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .registry import Dispatch, Scratch, Step, Steps
@@ -25,6 +25,7 @@ SHORTEST, FEWEST = 64, 48  # K, and rows and columns, below which others are as 
 WORTH = 1 << 27  # multiply-adds below which three dispatches take longer than one (H200)
 WORTH_TWICE = 1 << 29  # the same where each is computed three times
 SUM_BYTES = 1 << 29  # that sums may take
+EXACT = 32 * DEPTH  # of K at most in a sum that is to be as good as one of f32
 PART = 32 * DEPTH  # of K at least, where it is in parts
 SLICES = 32  # of an image whose largest element is looked for
 SLOTS = 2  # workgroups that a unit computes side by side
@@ -109,7 +110,7 @@ def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -
             first += q.n
     rows, columns = ceil(p.m, tile.rows), ceil(n, tile.columns)
     slots = SLOTS * target.device_class.busy
-    parts = largest(1, smallest(slots // largest(1, batch * rows * columns), p.k // PART))
+    parts = largest(1, smallest(slots // largest(1, batch * rows * columns), p.k // (PART // 2 if twice else PART)))
     if twice:
         parts = largest(parts, ceil(p.k, EXACT))
     k_part = ceil(ceil(p.k, parts), DEPTH) * DEPTH
@@ -185,7 +186,9 @@ def has(target: Target) -> bool:
 
 
 def rounds(p: Product, target: Target) -> bool:
-    """Whether inputs may be rounded to f16."""
+    """Whether inputs may be rounded to f16, or are f16."""
+    if p.a.dtype is p.b.dtype is DType.F16:
+        return True
     if target.precision == "auto":
         return bool(p.packed) or (p.a if p.window else p.b).dtype is DType.F16
     return target.precision == "fast"
