@@ -62,7 +62,8 @@ class MatrixTile:
         return 2 * LINE * (self.rows + self.columns)
 
 
-LARGE, SMALL = MatrixTile(128, 128, 64, 64), MatrixTile(64, 64, 32, 32)
+LARGE = MatrixTile(128, 128, 64, 64)
+TILES = (MatrixTile(16, 128, 16, 32), MatrixTile(32, 64, 16, 32), MatrixTile(64, 64, 32, 32), LARGE)  # by rows
 
 LEFT = "subgroup_matrix_left<f16, 16, 16>"
 RIGHT = "subgroup_matrix_right<f16, 16, 16>"
@@ -84,6 +85,7 @@ class Rows:
     look: str = ""
     scaled: bool = True
     live: str = ""  # WGSL
+    normed: bool = False  # RMS norms of rows are laid out: `inverse` is to be what `plain(row, i)` is multiplied by
 
 
 @cached(64)
@@ -109,9 +111,30 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
     if source.live:
         body.append(f"let live = {source.live}; if (part * {share}u / {ROWS}u * {ROWS}u >= live) {{ return; }}")
     body.append(f"let row = z * P.m + min(place, {live} - 1u);")
+    whole = f"for (var i = first; 8u * i < P.k; i += {across}u) {{"
+
+    def agree(both: str) -> list[str]:
+        """Invocations of a row combine what is in `top`."""
+        return [
+            "workgroupBarrier();",
+            f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
+            f"  if (first < half) {{ let other = top[lid + half * {share}u]; top[lid] = {both}; }}",
+            "  workgroupBarrier();",
+            "}",
+        ]
+
+    if source.normed:
+        body += [
+            "var squares = 0.0;",
+            f"{whole} let v = plain(row, i); squares += dot(v.low, v.low) + dot(v.high, v.high); }}",
+            "top[lid] = squares;",
+            *agree("top[lid] + other"),
+            "inverse = inverseSqrt(top[own] / f32(P.k) + P.eps);",
+            "workgroupBarrier();",
+        ]
     if source.scaled:
         look = [
-            f"for (var i = first; 8u * i < P.k; i += {across}u) {{",
+            whole,
             "  let v = eight(row, i); let each = max(abs(v.low), abs(v.high));",
             "  most = max(most, max(max(each.x, each.y), max(each.z, each.w)));",
             "}",
@@ -120,11 +143,7 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
             "var most = 0.0;",
             *([source.look.replace("ACROSS", f"{across}u")] if source.look else look),
             "top[lid] = most;",
-            "workgroupBarrier();",
-            f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
-            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {share}u]); }}",
-            "  workgroupBarrier();",
-            "}",
+            *agree("max(top[lid], other)"),
             "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
             f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
             "lift = bitcast<f32>(power << 23u);",
@@ -160,11 +179,21 @@ def _masked(low: str, high: str) -> str:
     return f"return Eight({', '.join(parts)});"
 
 
-def rows(dtype: DType, quads: bool) -> Rows:
-    """Rows stored one after the other."""
+def rows(dtype: DType, quads: bool, norm: DType | None = None) -> Rows:
+    """Rows stored one after the other, or RMS norms of them, by a weight of type `norm`."""
     end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
-    eight = f"{row_quad('b', 'P.k', quads)}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}"
-    return Rows((("b", Storage(dtype, 4 if quads else 1)),), (), eight, scaled=dtype is not DType.F16)
+    name = "plain" if norm else "eight"
+    eight = f"{row_quad('b', 'P.k', quads)}\nfn {name}(row: u32, i: u32) -> Eight {{ {end} }}"
+    reads = {"b": Storage(dtype, 4 if quads else 1)}
+    if norm is None:
+        return Rows(tuple(reads.items()), (), eight, scaled=dtype is not DType.F16)
+    reads["w"] = Storage(norm, 4 if quads else 1)
+    low, high = ("w_quad(0u, 8u * i)", "w_quad(0u, 8u * i + 4u)")
+    eight += (
+        f"\n{row_quad('w', 'P.k', quads)}\nvar<private> inverse: f32;\nfn eight(row: u32, i: u32) -> Eight {{\n"
+        f"  let v = plain(row, i); return Eight(v.low * inverse * {low}, v.high * inverse * {high});\n}}"
+    )
+    return Rows(tuple(reads.items()), (("eps", "f32"),), eight, normed=True)
 
 
 def columns(dtype: DType) -> Rows:

@@ -240,10 +240,12 @@ def together(p: Product, target: Target) -> Steps:
         if len(normed) == len(every):
             yield from (b.dispatch(target) for b in normed)
             return
-    if p.norm:
-        yield p.norm
+    norm = p.norm
+    if norm and bundles:
+        yield norm
+        norm = None
     yield from (b.dispatch(target) for b in bundles)
-    yield from matrices.alongside(rest, target)
+    yield from matrices.alongside(rest, target, norm)
 
 
 def merged(p: Product, attention: Attention, target: Target) -> Steps:
