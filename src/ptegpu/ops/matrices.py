@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .product import Product
 
 SHORTEST, FEWEST = 64, 48  # K, and rows and columns, below which others are as fast
-FEW = 9  # rows from which on that holds where weights stay as blocks
+FEW = 5  # rows from which on that holds where weights stay as blocks
 WORTH_FEW = 1 << 25  # multiply-adds of such few rows below which others are as fast
 WORTH = 1 << 27  # multiply-adds below which three dispatches take longer than one (H200)
 WORTH_TWICE = 1 << 29  # the same where each is computed three times
@@ -139,18 +139,48 @@ def _multiplied(products: Sequence[Product], target: Target, norm: Norm | None =
     )
     kernel = kernels.multiply(tile, target, twice)
     yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=flops, label=label)
-    first = 0
     scaled = a.scales is not None, b.scales is not None
-    for q in products:
+    found = [sums, *a.reads[1:], *b.reads[1:]]
+    steps = {"parts": parts, "part_step": batch * height * width, "width": width}
+    if len(products) > 1 and all(map(_bare, products)) and len(found) + len(products) <= target.max_storage_buffers:
+        words = steps | {"batch": 1, "sets": 1, "m": p.m, "n": n, "z_step": 0}
+        words |= {f"n{k}": q.n for k, q in enumerate(products)}
+        kernel = kernels.spread(tuple(q.y.dtype for q in products), scaled, target)
+        yield Dispatch(
+            kernel, found, [q.y for q in products], ceil(p.m * n // 4, kernel.kernel.workgroup), words, label=label
+        )
+        return
+    firsts = [sum(q.n for q in products[:k]) for k in range(len(products))]
+    pair = _paired(products)
+    for q, first in [(pair, firsts[-1])] if pair else zip(products, firsts, strict=True):
         plain = replace(q, window=None)
         aligned = not p.window or p.n % 4 == 0
         kernel = kernels.finish(plain.form(target, quads=True), scaled, target, aligned)
         groups = ceil(q.batch * q.m * ceil(q.n, 4), kernel.kernel.workgroup)
-        reads = [sums, *a.reads[1:], *b.reads[1:], *q.added]
-        steps = {"part_step": batch * height * width, "z_step": q.n if q.window else height * width}
-        words = q.params(parts=parts, width=width, first=first, **steps)
-        yield Dispatch(kernel, reads, [q.y], groups, words, label=q.label)
-        first += q.n
+        place = {"first": first, "z_step": q.n if q.window else height * width} | ({"other": 0} if pair else {})
+        yield Dispatch(kernel, [*found, *q.added], [q.y], groups, q.params(**steps, **place), label=q.label)
+
+
+def _bare(p: Product) -> bool:
+    """Whether results are stored as they are, one after the other."""
+    changed = p.bias or p.finish or p.clamp or p.alpha != 1
+    return bool(not changed and p.y_strides[1:] == (p.n, 1) and p.y_first == 0 and p.n % 4 == 0)
+
+
+def _paired(products: Sequence[Product]) -> Product | None:
+    """The second of two, if the first is only there for its finish."""
+    if len(products) != 2 or not products[1].finish:
+        return None
+    (first, second), finish = products, products[1].finish
+    same = first.n == second.n and first.y in finish.tensors and second.y_strides[1:] == (second.n, 1)
+    if not same or not _bare(first) or second.y_first != 0:
+        return None
+    operands = zip(finish.kernel.operands, finish.tensors, strict=True)
+    kernel = replace(
+        finish.kernel, operands=tuple(None if t is first.y else d for d, t in operands), beside="besides[i & 3u]"
+    )
+    tensors = tuple(t for t in finish.tensors if t is not first.y)
+    return replace(second, finish=replace(finish, kernel=kernel, tensors=tensors))
 
 
 def gemm(p: Product, target: Target) -> Steps:
@@ -177,6 +207,11 @@ def alongside(products: Sequence[Product], target: Target, norm: Norm | None = N
             yield from _multiplied(run, target, norm)
         else:
             yield from run
+
+
+def take(products: Sequence[Product], target: Target) -> bool:
+    """Whether matrix units compute all of these, of the same rows."""
+    return bool(products) and all(_joins(p, target) for p in products) and worth(products, target)
 
 
 def _joins(p: Product, target: Target) -> bool:
