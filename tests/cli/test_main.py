@@ -162,7 +162,6 @@ def test_json_has_only_what_can_be_encoded(capsys: Capture) -> None:
     assert json.loads(out)["name"] == "\udcff×"
 
 
-
 ROWS = [["aten.a_long_name.default", 12, "1.5 µs", "why not so many words"], ["x", 1, "2 s", "because"]]
 
 
