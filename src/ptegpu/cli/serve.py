@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ..errors import InvalidInput, UnsupportedProgram
-from .console import bars, console, counted, print_json, say
+from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
 from .options import AsJson, CacheType, DeviceName, Precision
 from .options import Engine as EngineName
@@ -122,8 +121,7 @@ def open_engine(path: Path, name: str, tokenizer: Path | None, many: dict[str, A
         warnings.simplefilter("ignore")  # what it warns of is told below, in one line
         opened = BatchEngine(path, tokenizer=tokenizer, queue=None, **many, **how)
     if opened.alone:
-        note = f"{path.name} answers one request at a time: {opened.alone}"
-        console(stderr=True).print(Text(note, "yellow"), soft_wrap=True)
+        note(f"{path.name} answers one request at a time: {opened.alone}", style="yellow")
     try:
         assert opened.tokenizer
     except BaseException:
