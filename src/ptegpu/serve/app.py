@@ -1,4 +1,4 @@
-"""The routes: OpenAI's API, health and metrics. A request is one task, raced against its client going away."""
+"""The routes: the page, OpenAI's API, health, metrics. A request is a task, raced against its client going away."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from .openai import (
     read_embeddings,
     seed_of,
 )
+from .page import page_routes
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -60,6 +61,7 @@ class Serving:
             "/v1/embeddings": self._embeddings,
         }
         routes = [
+            *page_routes(bool(self.keys)),
             Route("/healthz", self._health),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
@@ -118,11 +120,16 @@ class Serving:
 
     async def _models(self, request: Request) -> Response:
         self.check(request)
-        return JSONResponse({"object": "list", "data": [model_object(name, self._created) for name in self.engines]})
+        return JSONResponse({"object": "list", "data": [self._described(name) for name in self.engines]})
 
     async def _model(self, request: Request) -> Response:
         self.check(request)
-        return JSONResponse(model_object(self._engine(request.path_params["name"])[0], self._created))
+        return JSONResponse(self._described(self._engine(request.path_params["name"])[0]))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        model, writes = self.engines[name].model, isinstance(self.engines[name], Writes)
+        kind = "embeddings" if not writes else "chat" if model.has_chat else "text"
+        return model_object(name, self._created, kind, model.context, self.limits.tokens if writes else 0)
 
     def _generation(self, read: Callable[[Mapping[str, Any]], Asked]) -> Answer:
         async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:
