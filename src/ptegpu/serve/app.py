@@ -110,9 +110,12 @@ class Serving:
         return name, self.engines[name]
 
     async def _health(self, request: Request) -> Response:
-        errors = {name: error for name, engine in self.engines.items() if (error := engine.stats().error)}
-        status = "stopping" if self.draining else "failed" if errors else "ok"
-        return JSONResponse({"status": status, "errors": errors}, 200 if status == "ok" else 503)
+        stats = {name: engine.stats() for name, engine in self.engines.items()}
+        errors = {name: s.error for name, s in stats.items() if s.error}
+        down = {name: s.down for name, s in stats.items() if s.down}
+        status = "stopping" if self.draining else "failed" if errors else "degraded" if down else "ok"
+        told = {"status": status, "errors": errors, "workers_down": down}
+        return JSONResponse(told, 200 if status in ("ok", "degraded") else 503)
 
     async def _metrics(self, request: Request) -> Response:
         self.check(request)
