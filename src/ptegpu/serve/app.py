@@ -1,4 +1,4 @@
-"""The routes: OpenAI's API, health and metrics. A request is one task, raced against its client going away."""
+"""The routes: the page, OpenAI's API, health, metrics. A request is a task, raced against its client going away."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from .openai import (
     read_embeddings,
     seed_of,
 )
+from .page import page_routes
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -62,6 +63,7 @@ class Serving:
             "/v1/embeddings": self._embeddings,
         }
         routes = [
+            *page_routes(bool(self.keys)),
             Route("/healthz", self._health),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
@@ -110,9 +112,12 @@ class Serving:
         return name, self.engines[name]
 
     async def _health(self, request: Request) -> Response:
-        errors = {name: error for name, engine in self.engines.items() if (error := engine.stats().error)}
-        status = "stopping" if self.draining else "failed" if errors else "ok"
-        return JSONResponse({"status": status, "errors": errors}, 200 if status == "ok" else 503)
+        stats = {name: engine.stats() for name, engine in self.engines.items()}
+        errors = {name: s.error for name, s in stats.items() if s.error}
+        down = {name: s.down for name, s in stats.items() if s.down}
+        status = "stopping" if self.draining else "failed" if errors else "degraded" if down else "ok"
+        told = {"status": status, "errors": errors, "workers_down": down}
+        return JSONResponse(told, 200 if status in ("ok", "degraded") else 503)
 
     async def _metrics(self, request: Request) -> Response:
         self.check(request)
@@ -120,11 +125,16 @@ class Serving:
 
     async def _models(self, request: Request) -> Response:
         self.check(request)
-        return JSONResponse({"object": "list", "data": [model_object(name, self._created) for name in self.engines]})
+        return JSONResponse({"object": "list", "data": [self._described(name) for name in self.engines]})
 
     async def _model(self, request: Request) -> Response:
         self.check(request)
-        return JSONResponse(model_object(self._engine(request.path_params["name"])[0], self._created))
+        return JSONResponse(self._described(self._engine(request.path_params["name"])[0]))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        model, writes = self.engines[name].model, isinstance(self.engines[name], Writes)
+        kind = "embeddings" if not writes else "chat" if model.has_chat else "text"
+        return model_object(name, self._created, kind, model.context, self.limits.tokens if writes else 0)
 
     def _generation(self, read: Callable[[Mapping[str, Any]], Asked]) -> Answer:
         async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:

@@ -141,7 +141,7 @@ def make_site(
     tell("Reference", 1, 1)
     for name in page_files(FILES, chosen.name, chats=about.get("language", {}).get("chat", False)):
         content[name] = (FILES / name).read_bytes()
-    content["index.html"] = _filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
+    content["index.html"] = filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
     lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in told.items())
     content[SITE] = ("{" + ",\n ".join(lines) + "}\n").encode()
     variants = _write(bundle, content, folder, tell)
@@ -226,7 +226,8 @@ def _description(page: Page, title: str) -> str:
     return f"{title}: {what} that runs on your own GPU, in this page. Nothing that you enter leaves it."
 
 
-def _filled(page: Name, title: str, description: str) -> bytes:
+def filled(page: Name, title: str, description: str) -> bytes:
+    """The HTML of a page."""
     text = (FILES / f"{page}.html").read_text("utf-8")
     values = {"title": title, "description": description}
     return re.sub(r"\{\{(\w+)\}\}", lambda found: html.escape(values[found[1]]), text).encode()
