@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..cli.serve import open_engine
 from ..errors import ExecutionError, InvalidInput
 from .gpus import assigned
 
@@ -32,12 +31,14 @@ class Replica:
         keys: Keys | None,
         limits: Limits,
     ) -> None:
+        from ..gpu.pipelines import silent
         from ..serve import Serving
+        from ..serve.models import open_model
 
         how = how | {"device": assigned(how["device"], how["engine"])}
         with ExitStack() as stack:
             engines = {
-                name: stack.enter_context(closing(open_engine(Path(path), name, tokenizer, many, how)))
+                name: stack.enter_context(closing(open_model(Path(path), name, tokenizer, many, how, silent)))
                 for name, path in models.items()
             }
             self.serving = Serving(engines, keys, limits)
