@@ -154,10 +154,11 @@ def plan_methods(
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
+    names: dict[ConstantKey, str] | None = None,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
-    """Each method planned for a target, and what traces its plans further."""
+    """Each method planned for a target, and what traces its plans further. `names` are those that constants have."""
     _check_names(cuts, sizes or {})
-    names: dict[ConstantKey, str] = {}
+    names = {} if names is None else names
     outers, planners = {}, {}
     total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
     for name, cut in cuts.items():

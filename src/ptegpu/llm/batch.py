@@ -39,6 +39,7 @@ from .signature import read_signature
 
 if TYPE_CHECKING:
     from ..gpu import Engine
+    from ..runtime.program import Program
 
 SEQUENCES = 64
 QUEUE = 256
@@ -85,7 +86,8 @@ class BatchEngine(Prompts):
     in bytes; else they take what all sequences can need, or half of what weights leave free. A run has at most `rows`
     tokens, and at most `beside` of prompts when it has others, too: fewer make the time between tokens more even, and
     prompts slower. Other arguments are those of `LanguageModel`. A program that cannot be made one for many sequences
-    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused.
+    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused. `shares` is a program of
+    the same file on a device: its weights serve this one, too.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class BatchEngine(Prompts):
         rows: int | None = None,
         beside: int = BESIDE,
         one_by_one: bool = True,
+        shares: Program | None = None,
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
@@ -112,7 +115,8 @@ class BatchEngine(Prompts):
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
         limit = math.inf if queue is None else queue
         saved = Bundle.load(path) if is_bundle(path) else None
-        super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
+        file = saved.file if saved else shares.file if shares else read_program(path)
+        super().__init__(path, read_signature(file), tokenizer)
         self.alone = ""
         self._runner: Runner
         try:
@@ -120,7 +124,7 @@ class BatchEngine(Prompts):
                 raise UnsupportedProgram("a bundle has no plans for several sequences at once")
             self._runner = ManyRunner(
                 path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
-                beside=beside, queue=limit, how=how,
+                beside=beside, queue=limit, shares=shares, how=how,
             )  # fmt: skip
         except UnsupportedProgram as reason:
             if not one_by_one:

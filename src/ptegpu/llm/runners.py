@@ -20,6 +20,7 @@ from .schedule import Request, Scheduler, Work
 from .signature import METHOD, Signature
 
 if TYPE_CHECKING:
+    from ..runtime.program import Program
     from .model import LanguageModel
 
 SHARE = 2  # the part of the memory that weights leave free which caches take at most, if nobody says otherwise
@@ -66,13 +67,14 @@ class ManyRunner:
         rows: int | None,
         beside: int,
         queue: float,
+        shares: Program | None,
         how: Mapping[str, Any],
     ) -> None:
         from .ragged import PAGE, serving
 
         if signature.chunk == 1:
             raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
-        opened = open_device(device, engine=how["engine"])
+        opened = open_device(device, engine=how["engine"]) if shares is None else shares.device
         most = min(rows or ROWS_OF.get(opened.info.type, ROWS), signature.chunk)
         sequences = min(sequences, most)
         width = -(-signature.context // PAGE)  # pages of a sequence
@@ -84,7 +86,7 @@ class ManyRunner:
             free = opened.available_bytes()
             given = memory
             if given is None and free is not None:
-                given = max(0, free - _bytes_of(path, data)) // SHARE
+                given = max(0, free - (_bytes_of(path, data) if shares is None else 0)) // SHARE
             self.pages = sequences * width
             if given is not None:
                 self.pages = min(self.pages, given * half // sum(sizes))
@@ -102,6 +104,7 @@ class ManyRunner:
             append=append,
             points={METHOD: points},
             first={METHOD: points[:1]},
+            beside=shares,
             **how,
         )
         self._method = self.program.method(METHOD)
