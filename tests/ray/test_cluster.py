@@ -42,11 +42,11 @@ def cluster(folder: Path) -> Iterator[None]:
         patch.setenv("RAY_worker_oom_score_adjustment", "0")
         patch.setenv(RECORDS, str(folder))
         sockets = tempfile.mkdtemp(prefix="ray")  # their paths must be short
-        ray.init(
-            num_cpus=3, num_gpus=0, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
-            logging_level="ERROR", _temp_dir=sockets,
-        )  # fmt: skip
         try:
+            ray.init(
+                num_cpus=3, num_gpus=0, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False,
+                logging_level="ERROR", _temp_dir=sockets,
+            )  # fmt: skip
             yield
         finally:
             ray.shutdown()
