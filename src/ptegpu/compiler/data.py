@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InvalidInput, InvalidProgram
 from ..format import Program, read_data
 from ..graph.importer import NamedData
+from ..limits import has_read
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 Data = Source | Mapping[str, memoryview] | Sequence[Source | Mapping[str, memoryview]] | None
@@ -26,6 +27,8 @@ def named_data(file: Program, data: Data) -> NamedData:
     merged: dict[str, Any] = dict(file.named_data)
     for source in sources:
         found = source if isinstance(source, Mapping) else read_data(source)
+        if isinstance(source, Mapping):
+            has_read(sum(memoryview(data).nbytes for data in source.values()))
         for key, tensor in found.items():
             if key in merged:
                 raise InvalidProgram(f"two files have named data with the key {key!r}", path=file.path)

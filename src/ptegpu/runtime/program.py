@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..errors import Closed, InvalidInput
 from ..gpu import Device, Engine, SharedConstants, open_device
 from ..gpu.pipelines import Progress, silent
+from ..limits import Budget, Limits
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from .copies import copy_what_is_read
 from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
@@ -41,6 +43,7 @@ def load(
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
     first: Mapping[str, Points] | None = None,
+    limits: Limits | None = None,
     progress: Progress = silent,
 ) -> Program:
     """Load a `.pte` or a bundle and make it ready on a GPU.
@@ -53,32 +56,36 @@ def load(
     `cache="f16"` stores key-value caches in half, which are float32 otherwise. `methods` limits which methods are made
     ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan
     for: see `ptegpu.compile`; kernels for the points in `first` compile while weights go up, those for other sizes when
-    they are needed. `progress` is told what is going on, how much of it is done, and of how much; perhaps from another
-    thread.
+    they are needed. `limits` are what the program may take: see docs/limits.md. `progress` is told what is going on,
+    how much of it is done, and of how much; perhaps from another thread.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
-    bundle = path if isinstance(path, Bundle) else _saved(path)
-    if bundle is not None:
-        if data is not None or append:
-            raise InvalidInput(
-                "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
-            )
-        if cache != "f32":
-            raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
+    if limits is not None and not isinstance(limits, Limits):
+        raise InvalidInput(f"limits are ptegpu.Limits(…), not {type(limits).__name__}")
+    budget = Budget(limits)
+    with budget.spending("loading it"):
+        bundle = path if isinstance(path, Bundle) else _saved(path)
+        if bundle is not None:
+            if data is not None or append:
+                raise InvalidInput(
+                    "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
+                )
+            if cache != "f32":
+                raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
+            opened, target = _open(device, engine, precision, cache)
+            return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, budget, progress)
+        from ..compiler.program import cut_methods, plan_methods, read_source
+
+        file = read_source(path)  # type: ignore[arg-type]
+        cuts = cut_methods(file, data, methods, append)
         opened, target = _open(device, engine, precision, cache)
-        return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, progress)
-    from ..compiler.program import cut_methods, plan_methods, read_source
 
-    file = read_source(path)  # type: ignore[arg-type]
-    cuts = cut_methods(file, data, methods, append)
-    opened, target = _open(device, engine, precision, cache)
+        def planning(_plan: str, done: int, of: int) -> None:
+            progress("Planning", done, of)
 
-    def planning(_plan: str, done: int, of: int) -> None:
-        progress("Planning", done, of)
-
-    outers, planners = plan_methods(cuts, target, sizes, points, planning)
-    return Program(Bundle(file, (target,), (outers,), planners), outers, opened, first or {}, progress)
+        outers, planners = plan_methods(cuts, target, sizes, points, planning)
+        return Program(Bundle(file, (target,), (outers,), planners), outers, opened, first or {}, budget, progress)
 
 
 def _open(device: str | int | Device, engine: Engine, precision: Precision, cache: Cache) -> tuple[Device, Target]:
@@ -120,21 +127,26 @@ class Program:
         outers: Mapping[str, Outer],
         device: Device,
         first: Mapping[str, Points],
+        budget: Budget,
         progress: Progress,
     ) -> None:
-        self.bundle, self.file, self.device = bundle, bundle.file, device
-        methods = {name: Compiled(outer) for name, outer in outers.items()}
+        self.bundle, self.file, self.device, self.limits = bundle, bundle.file, device, budget.limits
+        methods = {name: Compiled(outer, budget) for name, outer in outers.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
         self._lock = threading.RLock()
         self._closed = False
         constants = SharedConstants()
+        if budget.read:  # by whoever made the bundle, else
+            buffers = (b for outer in outers.values() for plan in outer.plans for b in plan.buffers)
+            budget.hold_constants(sum({b.name: b.nbytes for b in buffers if b.role == "constant"}.values()))
         try:
             for method in methods.values():
                 count = len(method.outer.plans)
                 planners = {k: p for k in range(count) if (p := bundle.planner(method.outer, k)) is not None}
                 extend = {k: _extender(p) for k, p in planners.items()}
                 method.open(device, constants, extend, first.get(method.name, ()), progress)
+                copy_what_is_read(method.outer, planners.values())
         except BaseException:
             self.close()
             raise
