@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ptegpu
+
 from ..errors import InvalidInput
 from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
-from .options import AsJson, CacheType, Precision
+from .options import AsJson, CacheType, LimitNames, Precision
 from .options import Engine as EngineName
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ def serve(
     engine: EngineName = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
+    limit: LimitNames = None,
     json: AsJson = False,
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
@@ -93,6 +96,7 @@ def serve(
     limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
     many = {"sequences": sequences, "memory": None if memory is None else int(memory * 2**30)}
     how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache}
+    how["limits"] = ptegpu.Limits.parse(limit or [])
     devices = device or ["auto"]
     with ExitStack() as stack, bind(host, port) as bound:
         url = f"{url_of(bound)}/v1"

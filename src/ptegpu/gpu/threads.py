@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from ..errors import Closed
+from ..limits import tick
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -60,6 +61,7 @@ class Job(Generic[R]):
 
     def wait(self) -> None:
         while not self.done:
+            tick()
             self._ended.acquire(timeout=_TURN)
 
     def result(self) -> R:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 from ..errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
 from ..gpu.pipelines import Progress, silent
+from ..limits import Limits
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
@@ -107,12 +108,14 @@ class BatchEngine(Prompts):
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
+        limits: Limits | None = None,
         progress: Progress = silent,
     ) -> None:
         for name, value in (("sequences", sequences), ("queue", queue), ("rows", rows), ("beside", beside)):
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {value}")
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
+        how["limits"] = limits
         limit = math.inf if queue is None else queue
         saved = Bundle.load(path) if is_bundle(path) else None
         file = saved.file if saved else shares.file if shares else read_program(path)

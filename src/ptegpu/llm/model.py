@@ -22,6 +22,7 @@ import ptegpu
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
 from ..gpu.pipelines import Progress, silent
+from ..limits import Limits
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
@@ -50,8 +51,8 @@ class LanguageModel(Prompts):
 
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
-    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision` and
-    `progress` are those of `ptegpu.load`; so is `cache`: with "f16", long contexts are faster.
+    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision`,
+    `limits` and `progress` are those of `ptegpu.load`; so is `cache`: with "f16", long contexts are faster.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class LanguageModel(Prompts):
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
+        limits: Limits | None = None,
         progress: Progress = silent,
     ) -> None:
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
+        how["limits"] = limits
         saved = Bundle.load(path) if is_bundle(path) else None
         super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
         if chunk is not None and chunk < 1:
