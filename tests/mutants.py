@@ -193,12 +193,15 @@ def _put(content: bytearray, at: int, code: str, value: float) -> None:
     struct.pack_into(f"<{code}", content, at, value)
 
 
-def program_of(problem: Problem) -> bytes:
-    """A program whose delegate is one case."""
+def program_of(problem: Problem, wide: bool = False) -> bytes:
+    """A program whose delegate is one case; `wide`, if its int32 are int64 for the program around it."""
     values: list[Built] = []
     constants: list[Built] = []
     data = bytearray()
     inputs: list[tuple[int, Built]] = []
+
+    def outside(dtype: DType) -> int:
+        return IN_PROGRAMS[DType.I64 if wide and dtype is DType.I32 else dtype]
 
     def add(value: Built) -> int:
         values.append(value)
@@ -218,7 +221,7 @@ def program_of(problem: Problem) -> bytes:
                 return tensor_of(a.dtype, a.shape, len(constants) - 1)
             shape = list(a.shape)
             made = tensor_of(a.dtype, shape)
-            inputs.append((made, tensor(shape, dtype=IN_PROGRAMS[a.dtype])))
+            inputs.append((made, tensor(shape, dtype=outside(a.dtype))))
             return made
         a = a.value if isinstance(a, S) else a
         if isinstance(a, list | tuple):
@@ -250,7 +253,7 @@ def program_of(problem: Problem) -> bytes:
     graph = table(text("0"), Tables([call]), Tables(values), given, Vector("I", outs), Tables(constants))
     blob = delegate_blob(graph, bytes(data))
     outer = [t for _, t in inputs]
-    outer += [tensor(list(e.shape), dtype=IN_PROGRAMS[d]) for d, e in zip(dtypes, results, strict=True)]
+    outer += [tensor(list(e.shape), dtype=outside(d)) for d, e in zip(dtypes, results, strict=True)]
     n = len(inputs)
     made = plan(
         *outer,
