@@ -286,7 +286,7 @@ def seeds() -> dict[str, bytes]:
     return found
 
 
-def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 20) -> tuple[str, str]:
+def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 10) -> tuple[str, str]:
     """What becomes of a program that is loaded and, if that works, called with zeros and with ones: see `sweep`."""
     try:
         with within(seconds), ptegpu.load(content, data, device=device) as loaded:
@@ -319,7 +319,7 @@ def _input(spec: Any, fill: int) -> Any:
 def parsed(content: bytes) -> tuple[str, str]:
     """What becomes of a file that is read, with its delegates."""
     try:
-        with within(20):
+        with within(10):
             read(content)
     except ptegpu.InvalidProgram as e:
         return "InvalidProgram", str(e)
