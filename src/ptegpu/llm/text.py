@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
-from ..files import read, read_object, read_text
+from ..files import check_regular, read, read_object, read_text
 
 if TYPE_CHECKING:
     from .template import ChatTemplate, Message
@@ -104,8 +104,9 @@ def find_files(model: Path | None, given: str | os.PathLike[str] | None) -> tupl
     if given is not None:
         path = Path(given)
         path = path / FILE if path.is_dir() else path
-        if not path.is_file():
+        if not path.exists():
             raise InvalidInput(f"no tokenizer: {path} does not exist")
+        check_regular(path, InvalidInput)
         return path, path.name.removesuffix(FILE) if path.name.endswith(FILE) else ""
     if model is None:
         raise InvalidInput("no tokenizer: the model is not a file, so pass one (--tokenizer, tokenizer=)")
