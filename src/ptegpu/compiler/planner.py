@@ -11,11 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import InvalidProgram, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
 from ..graph.live import evaluate
@@ -107,6 +108,8 @@ class Planner:
         self.plain = plain  # sizes are plain ints, and what is planned holds for these alone: what tests compare with
         split_constants(graph, target)
         self.halved = halve_caches(graph) if target.cache == "f16" else 0  # caches
+        if target.precision == "auto" and not _rounded(graph):
+            target = replace(target, precision="exact")
         self.graph, self.target = graph, target
         self.memory = plan_memory(graph, target, names)
         self.table = Table()
@@ -467,6 +470,12 @@ def _picked(axis: Sequence[int], count: int) -> list[int]:
     ordered = [axis[-1], 0, *sorted(powers, key=lambda n: n), *spread]
     known = set(axis)
     return sorted(dict.fromkeys([n for n in ordered if n in known]))[-count:]
+
+
+def _rounded(graph: Graph) -> bool:
+    """Whether weights are quantised, or something is f16."""
+    few = (DType.U8, DType.I8)
+    return any(t.dtype is DType.F16 or (t.kind == "constant" and t.dtype in few) for t in graph.tensors())
 
 
 def planned(graph: Graph, target: Target, dynamic: Sequence[bool] | None = None) -> Plan:

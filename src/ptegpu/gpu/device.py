@@ -44,6 +44,7 @@ _BROWSER_LIMITS = {
     "max-compute-workgroups-per-dimension": 65535,
 }
 _ASIDE = 8  # threads that compile
+KEPT = 4  # the part of a GPU's free memory that may keep weights in the form that kernels want
 _SPIN = 2e-3  # seconds that a GPU is waited for without a pause: a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
 _WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
@@ -327,5 +328,6 @@ def _target(info: AdapterInfo, limits: Given, *, f16: bool, subgroups: bool, mat
         f16=f16,
         subgroups=subgroups,
         matrices=matrices,
+        kept_bytes=(memory.available_bytes(info) or 0) // KEPT if matrices and info.type == "discrete" else 0,
         device_class=class_of(info),
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
 from ..plan.numbers import Item, Shapes
-from ..plan.plan import Choice, Expr, Input, Number, Plan, Port, plain
+from ..plan.plan import Binding, Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, chosen, evaluated
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
@@ -123,6 +123,7 @@ class Prepared:
         self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
         self.groups: dict[tuple[object, ...], Handle] = {}
         self.pipelines: dict[int, Pipeline] = {}
+        self.done: set[tuple[int, tuple[Binding, ...]]] = set()  # what need not be repeated
         self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 
     def take(self, plan: Plan, buffers: list[GpuBuffer]) -> None:
@@ -142,7 +143,7 @@ class Prepared:
 
     def end(self) -> None:
         self.session, self.ready, self.written = None, None, None
-        self.launches, self.groups, self.pipelines, self.combined = {}, {}, {}, {}
+        self.launches, self.groups, self.pipelines, self.combined, self.done = {}, {}, {}, {}, set()
 
 
 class Unplanned(LookupError):
@@ -399,6 +400,8 @@ class Session:
                 raise _refused(plan, shapes, refusal)
             self._compile(prepared, chosen)
             launches = [x for s, c in enumerate(at.choices) for x in self._launches(prepared, at.family, s, c)]
+            self._run_once(prepared, [x for x in launches if x.dispatch.once])
+            launches = [x for x in launches if not x.dispatch.once]
             made = prepared.combined[which] = combine(launches, prepared.resolver.order, prepared.params)
         steps, largest = made.steps(at)
         if largest > self.device.target.max_groups:
@@ -412,6 +415,21 @@ class Session:
                     raise InvalidProgram(f"plan {plan.name}: {o.name} of {list(o.shape)} does not fit its buffer")
             outputs.append(o)
         return Ready(key, at, steps, tuple(outputs), made.images(plan, at))
+
+    def _run_once(self, prepared: Prepared, launches: Sequence[Launch]) -> None:
+        """What need not be repeated, if it did not run yet: behind what is recorded so far, before what comes."""
+        new = {(x.dispatch.kernel, x.dispatch.bindings): x for x in launches}
+        new = {key: x for key, x in new.items() if key not in prepared.done}
+        if not new:
+            return
+        self.flush()
+        grids = [[plain(x.dispatch.grid[axis]) for x in new.values()] for axis in (0, 1)]
+        steps = Steps([x.pipeline.handle for x in new.values()], [x.group for x in new.values()], *grids)
+        recording = Recording(self.device)
+        recording.touch(prepared.buffers)
+        recording.compute(steps, None)
+        recording.submit()
+        prepared.done.update(new)
 
     def _accept(self, prepared: Prepared, inputs: Sequence[Given]) -> list[Given]:
         """Inputs that fit the plan; tensors that cannot be copied on this device become arrays."""

@@ -1,9 +1,13 @@
-"""Products on matrix units, where the adapter has them and the precision asked for allows rounding to f16."""
+"""Products on matrix units, where the adapter has them.
+
+If the precision asked for allows it, inputs are rounded to f16. Otherwise each is two of f16, which takes three times
+as long and is as good as f32.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
@@ -19,7 +23,11 @@ if TYPE_CHECKING:
 
 SHORTEST, FEWEST = 64, 48  # K, and rows and columns, below which others are as fast
 WORTH = 1 << 27  # multiply-adds below which three dispatches take longer than one (H200)
+WORTH_TWICE = 1 << 29  # the same where each is computed three times
+SUM_BYTES = 1 << 29  # that sums may take
+EXACT = 32 * DEPTH  # of K at most in a sum that is to be as good as one of f32
 PART = 32 * DEPTH  # of K at least, where it is in parts
+SLICES = 32  # of an image whose largest element is looked for
 SLOTS = 2  # workgroups that a unit computes side by side
 
 
@@ -35,20 +43,43 @@ class Prepared:
         return [self.blocks, *([self.scales] if self.scales else [])]
 
 
-def _room(sets: int, m: int, k: int, scaled: bool) -> Generator[Step, Any, Prepared]:
-    """Where rows of that many sets are to be laid out."""
-    blocks = yield Scratch((sets, ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN), ROWS * SPAN), DType.F16)
-    return Prepared(blocks, (yield Scratch((sets, m), DType.F32)) if scaled else None)
+def _room(sets: int, m: int, k: int, scaled: bool, twice: bool, of: Sequence[Tensor]) -> Generator[Step, Any, Prepared]:
+    """Where rows of that many sets are to be laid out. If they are those of constants, they may stay there."""
+    same = all(isinstance(n, int) for n in (sets, m, k))  # in every run
+    key = ("matrices", twice, *of) if same and _constant(of) else ()
+    each = ROWS * SPAN * (2 if twice else 1)
+    blocks = yield Scratch((sets, ceil(m, ROWS), ceil(k, DEPTH) * (DEPTH // SPAN), each), DType.F16, key)
+    return Prepared(blocks, (yield Scratch((sets, m), DType.F32, (*key, "scales") if key else ())) if scaled else None)
+
+
+def _constant(tensors: Sequence[Tensor]) -> bool:
+    return all(t.kind == "constant" for t in tensors)
 
 
 def _prepare(
     source: Rows, reads: list[Tensor], m: int, k: int, to: Prepared, p: Product, target: Target, **params: int
 ) -> Dispatch:
     """Lays out m rows of each set, from number `first_row` on."""
-    sets, row_blocks, k_blocks, _ = to.blocks.shape
-    params = {"first_row": 0, **params, "m": m, "k": k, "parts": ceil(m, SHARE), "row_blocks": row_blocks}
+    sets, row_blocks, k_blocks, each = to.blocks.shape
+    across = target.workgroup(256) // ROWS if p.window else 0
+    kernel = kernels.prepare(source, target, across, each > ROWS * SPAN)
+    parts = ceil(m, ROWS if across else SHARE)
+    params = {"first_row": 0, **params, "m": m, "k": k, "parts": parts, "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
-    return Dispatch(kernels.prepare(source, target), reads, to.reads, sets * params["parts"], params, label=p.label)
+    return Dispatch(kernel, reads, to.reads, sets * params["parts"], params, label=p.label, once=_constant(reads))
+
+
+def _windows(p: Product, to: Prepared, target: Target) -> Steps:
+    """Lays out the windows of images, as if they were those of one."""
+    source, image = kernels.windows(p.b.dtype, p.windowed.kernel), p.b.numel // p.batch
+    places = {"columns": p.n, "image": image, "slices": SLICES, **p.windowed.places}
+    reads = [p.b]
+    if source.scaled:
+        tops = yield Scratch((p.batch, SLICES), DType.F32)
+        words = {"slices": SLICES, "each": ceil(image, SLICES), "image": image}
+        yield Dispatch(kernels.tops(p.b.dtype, target), [p.b], [tops], p.batch * SLICES, words, label=p.label)
+        reads.append(tops)
+    yield _prepare(source, reads, p.batch * p.n, p.k, to, p, target, **places)
 
 
 def _source(p: Product) -> Rows:
@@ -61,37 +92,51 @@ def _source(p: Product) -> Rows:
 def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -> Steps:
     """Products of the same rows at once; where there are several, each has a number of columns that fills blocks."""
     p, n = products[0], sum(q.n for q in products)
+    batch = p.batch
+    if p.window:  # all images are one
+        batch, n = 1, p.batch * p.n
+    twice = not rounds(p, target)
     rows_source = kernels.rows(p.a.dtype, p.k % 4 == 0)
-    a = yield from _room(p.sets or p.batch, p.m, p.k, rows_source.scaled)
-    yield _prepare(rows_source, [p.a], p.m, p.k, a, p, target)
-    b = yield from _room(p.batch, n, p.k, _source(p).scaled)
-    first = 0
-    for q in products:
-        yield _prepare(_source(q), q.matrix, q.n, q.k, b, q, target, first_row=first, **q.scaling)
-        first += q.n
+    a = yield from _room(p.sets or batch, p.m, p.k, rows_source.scaled, twice, [p.a])
+    yield _prepare(rows_source, [p.a], p.m, p.k, a, replace(p, window=None), target)
+    if p.window:
+        b = yield from _room(1, n, p.k, p.b.dtype is not DType.F16, twice, [p.b])
+        yield from _windows(p, b, target)
+    else:
+        b = yield from _room(batch, n, p.k, _source(p).scaled, twice, [t for q in products for t in q.matrix])
+        first = 0
+        for q in products:
+            yield _prepare(_source(q), q.matrix, q.n, q.k, b, q, target, first_row=first, **q.scaling)
+            first += q.n
     rows, columns = ceil(p.m, tile.rows), ceil(n, tile.columns)
     slots = SLOTS * target.device_class.busy
-    wanted = smallest(slots // largest(1, p.batch * rows * columns), largest(1, p.k // PART))
-    k_part = ceil(ceil(p.k, largest(1, wanted)), DEPTH) * DEPTH
+    parts = largest(1, smallest(slots // largest(1, batch * rows * columns), p.k // (PART // 2 if twice else PART)))
+    if twice:
+        parts = largest(parts, ceil(p.k, EXACT))
+    k_part = ceil(ceil(p.k, parts), DEPTH) * DEPTH
     parts = ceil(p.k, k_part)
     height, width = rows * tile.rows, columns * tile.columns
-    sums = yield Scratch((parts, p.batch, height, width), DType.F32)
-    params = {"row_tiles": rows, "column_tiles": columns, "batch": p.batch, "sets": p.sets or p.batch}
+    sums = yield Scratch((parts, batch, height, width), DType.F32)
+    params = {"row_tiles": rows, "column_tiles": columns, "batch": batch, "sets": p.sets or batch}
     params |= {"k_part": k_part, "row_blocks": a.blocks.shape[1], "column_blocks": b.blocks.shape[1]}
     params |= {"k_blocks": a.blocks.shape[2]}
     groups, flops, label = (
-        parts * p.batch * rows * columns,
+        parts * batch * rows * columns,
         sum(q.flops for q in products),
         ", ".join(q.label for q in products if q.label),
     )
-    kernel = kernels.multiply(tile, target)
+    kernel = kernels.multiply(tile, target, twice)
     yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=flops, label=label)
     first = 0
+    scaled = a.scales is not None, b.scales is not None
     for q in products:
-        kernel = kernels.finish(q.form(target, quads=True), (a.scales is not None, b.scales is not None), target)
+        plain = replace(q, window=None)
+        aligned = not p.window or p.n % 4 == 0
+        kernel = kernels.finish(plain.form(target, quads=True), scaled, target, aligned)
         groups = ceil(q.batch * q.m * ceil(q.n, 4), kernel.kernel.workgroup)
         reads = [sums, *a.reads[1:], *b.reads[1:], *q.added]
-        words = q.params(parts=parts, height=height, width=width, first=first)
+        steps = {"part_step": batch * height * width, "z_step": q.n if q.window else height * width}
+        words = q.params(parts=parts, width=width, first=first, **steps)
         yield Dispatch(kernel, reads, [q.y], groups, words, label=q.label)
         first += q.n
 
@@ -124,16 +169,29 @@ def tile_of(p: Product) -> MatrixTile:
 
 def _fits(p: Product, n: int, target: Target) -> bool:
     """Whether blocks and sums can be bound for n columns."""
+    batch, n = (1, p.batch * n) if p.window else (p.batch, n)
     height, width = ceil(p.m, LARGE.rows) * LARGE.rows, ceil(n, LARGE.columns) * LARGE.columns
-    blocks = largest((p.sets or p.batch) * height, p.batch * width) * ceil(p.k, DEPTH) * DEPTH
+    blocks = largest((p.sets or batch) * height, batch * width) * ceil(p.k, DEPTH) * DEPTH
     most = smallest(target.max_binding_bytes, target.max_buffer_bytes)
-    return largest(2 * blocks, 4 * p.batch * height * width) <= most
+    if rounds(p, target):
+        return largest(2 * blocks, 4 * batch * height * width) <= most
+    sums = 4 * batch * height * width * ceil(p.k, EXACT)
+    return largest(4 * blocks, sums) <= most and sums <= SUM_BYTES
 
 
 def has(target: Target) -> bool:
-    """Whether there are matrix units, which may be used: what rounds inputs to f16 must be allowed to."""
-    allowed = target.precision != "exact" and target.f16 and all(m in target.matrices for m in NEEDS)
-    return allowed and target.subgroup_size == LANES and target.max_invocations >= max(LARGE.threads, 256)
+    """Whether there are matrix units."""
+    units = target.f16 and all(m in target.matrices for m in NEEDS)
+    return units and target.subgroup_size == LANES and target.max_invocations >= max(LARGE.threads, 256)
+
+
+def rounds(p: Product, target: Target) -> bool:
+    """Whether inputs may be rounded to f16, or are f16."""
+    if p.a.dtype is p.b.dtype is DType.F16:
+        return True
+    if target.precision == "auto":
+        return bool(p.packed) or (p.a if p.window else p.b).dtype is DType.F16
+    return target.precision == "fast"
 
 
 def serves(p: Product, target: Target) -> bool:
@@ -144,9 +202,10 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if not _fits(p, p.n, target):
         return False
-    if p.int8 or p.window or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
+    if p.int8 or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
         return False
-    if target.precision == "auto" and not p.packed and p.b.dtype is not DType.F16:
+    if p.window and (p.transposed or p.sets != 1 or (not rounds(p, target) and p.m <= SMALL.rows)):
         return False
-    enough = p.batch * p.m * p.n * p.k >= WORTH and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST
+    worth = WORTH if rounds(p, target) else WORTH_TWICE
+    enough = p.batch * p.m * p.n * p.k >= worth and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST
     return bool((p.transposed or not p.packed) and enough)

@@ -40,10 +40,14 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A temporary that lives for this node only; the `yield` returns it as a Tensor."""
+    """A temporary that lives for this node only; the `yield` returns it as a Tensor.
+
+    With a key in `kept`, what is written to it may stay: whoever has the same key has the same tensor.
+    """
 
     shape: Sequence[int]
     dtype: DType
+    kept: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,8 @@ class Dispatch:
     """One kernel launch over `groups` workgroups. `params` may hold Syms for parameters of type `sym`.
 
     For profiles: `flops` of products, convolutions and attention; `read_bytes` and `write_bytes` where a launch needs
-    less than its operands hold; `label` where it is not the node's name that says what is computed.
+    less than its operands hold; `label` where it is not the node's name that says what is computed. `once`: it makes
+    the same of constants in every run, so that it need not be repeated if what it writes is kept.
     """
 
     kernel: KernelSpec
@@ -74,6 +79,7 @@ class Dispatch:
     read_bytes: int | None = None
     write_bytes: int | None = None
     label: str = ""
+    once: bool = False
 
 
 class Bounded(NamedTuple):
