@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -112,7 +111,7 @@ class Device:
         self.info, self.limits = info, limits
         if info.type != "software":  # whose work would have to share the processor with who waits
             self.api.spin = _SPIN
-        self.lock = threading.RLock()
+        self.lock = threads.Lock()
         self.counters = Counters()
         self.traffic = Traffic()
         self.pool, self.uploads = BufferPool(), Uploads(self)

@@ -6,7 +6,6 @@ about a megabyte of the host's memory under a software adapter.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
 from .held import Handle, Words
+from .threads import Lock
 from .webgpu import Source, WebGPU
 
 Progress: TypeAlias = Callable[[str, int, int], object]  # is told what is going on, how much is done, of how much
@@ -47,7 +47,7 @@ class PipelineCache:
         self._layouts: dict[tuple[Access, ...], tuple[Handle, Handle]] = {}  # bind group's, pipeline's
         self._alive: dict[_Key, ref[Pipeline]] = {}  # without callbacks: an interrupt that arrives in one is lost
         self._recent: dict[_Key, Pipeline] = {}  # used last comes last
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     def found(self, kernels: Sequence[Kernel]) -> list[Pipeline] | None:
         """Those that are there, if all are."""

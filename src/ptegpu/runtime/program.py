@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ..errors import Closed, InvalidInput
 from ..gpu import Device, Engine, SharedConstants, open_device
 from ..gpu.pipelines import Progress, silent
+from ..gpu.threads import Lock
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
@@ -126,7 +126,7 @@ class Program:
         methods = {name: Compiled(outer) for name, outer in outers.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._closed = False
         constants = SharedConstants()
         try:
