@@ -246,7 +246,7 @@ class Device:
 
     def destroy(self) -> None:
         """Ends the device; what still uses it raises DeviceLost from then on."""
-        with self.lock:
+        with self.lock, self._pipelines.lock:  # Dawn dies where a device is destroyed under a thread that compiles
             if self._lost is None:
                 self.trim()
                 self._lost = "the GPU device was destroyed; load the program again"
