@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
+from ..gpu import threads
 from ..gpu.pipelines import Progress, silent
 from ..limits import Limits
 from ..plan.bundle import Bundle
@@ -145,14 +146,13 @@ class BatchEngine(Prompts):
             self.has_tokenizer and self.tokenizer.has_chat,
             sequences=1 if self.alone else min(sequences, self._scheduler.rows),
         )
-        self._wake = threading.Condition()  # and the lock of what follows
+        self._wake = threads.Wake()  # and the lock of what follows
         self._cancelled: list[Request] = []
         self._closing = False
         self._error: Exception | None = None  # after which nothing runs
         self._rows = 0
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], RECENT)
-        self._thread = threading.Thread(target=self._serve, name="ptegpu batch engine", daemon=True)
-        self._thread.start()
+        self._served = threads.alone(self._serve)
 
     def submit(
         self, prompt: Prompt, options: BatchOptions | None = None, tell: Callable[[Told], object] | None = None
@@ -220,8 +220,8 @@ class BatchEngine(Prompts):
         with self._wake:
             self._closing = True
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.get_ident() != self._served.ident:
+            self._served.wait()
 
     def __enter__(self) -> BatchEngine:
         return self

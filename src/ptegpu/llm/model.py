@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -22,6 +21,7 @@ import ptegpu
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
 from ..gpu.pipelines import Progress, silent
+from ..gpu.threads import Lock
 from ..limits import Limits
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
@@ -90,7 +90,7 @@ class LanguageModel(Prompts):
         self._forward = self.program.method(*self.program.methods)
         usual = CHUNKS.get(self.program.device.info.type, CHUNK)
         self.chunk = min(usual if chunk is None else chunk, self.signature.chunk)
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: object = None  # whose tokens they are
         self._ahead: deque[Any] = deque()  # the owner's next steps, already on their way

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -11,6 +10,7 @@ from ..errors import Closed, InvalidInput
 from ..format import Program as File
 from ..gpu import Device, Engine, SharedConstants, open_device
 from ..gpu.pipelines import Progress, silent
+from ..gpu.threads import Lock
 from ..limits import Budget, Limits
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
@@ -160,7 +160,7 @@ class Program:
         methods = {name: Compiled(outer, budget) for name, outer in outers.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._closed = False
         if budget.read:  # by whoever made the bundle, else
             buffers = (b for outer in outers.values() for plan in outer.plans for b in plan.buffers)
