@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ..errors import InvalidInput
-from .console import bars, console, counted, print_json, say
+from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
 from .options import AsJson, CacheType, Precision
 from .options import Engine as EngineName
@@ -105,8 +104,7 @@ def serve(
                 opened = open_workers(name, makes, told)
             engines[name] = stack.enter_context(closing(opened))
             if opened.note:
-                note = f"{path.name} answers one request at a time: {opened.note}"
-                console(stderr=True).print(Text(note, "yellow"), soft_wrap=True)
+                note(f"{path.name} answers one request at a time: {opened.note}", style="yellow")
         serving = Serving(engines, known, limits)
 
         def started() -> None:

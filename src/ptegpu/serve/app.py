@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import sys
 import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -18,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import InvalidInput, PtegpuError, QueueFull
+from ..printing import shown
 from .engine import Embeds, Engine, Event, Finished, Writes
 from .errors import ApiError, invalid
 from .keys import Keys
@@ -368,7 +370,8 @@ def _told(e: Exception) -> ApiError:
         return e
     if isinstance(e, InvalidInput):
         return invalid(str(e))
-    traceback.print_exception(e)
+    for line in "".join(traceback.format_exception(e)).splitlines():
+        print(shown(line), file=sys.stderr)
     known = str(e) if isinstance(e, PtegpuError) else "see the server's log"
     return ApiError(500, f"the model failed: {known}", "engine_failed")
 

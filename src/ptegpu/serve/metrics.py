@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..printing import shown
 from .engine import Engine, Stats
 
 Labels = tuple[tuple[str, str], ...]
@@ -100,4 +101,4 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return shown(text).replace("\\", "\\\\").replace('"', '\\"')
