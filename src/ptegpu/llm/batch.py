@@ -124,10 +124,8 @@ class BatchEngine(Prompts):
         self.alone = ""
         self._runner: Runner
         try:
-            if saved is not None:
-                raise UnsupportedProgram("a bundle has no plans for several sequences at once")
             self._runner = ManyRunner(
-                path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
+                saved or path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
                 beside=beside, queue=limit, shares=shares, how=how,
             )  # fmt: skip
         except UnsupportedProgram as reason:
@@ -144,7 +142,7 @@ class BatchEngine(Prompts):
             self.signature.context,
             self.signature.vocabulary,
             self.has_tokenizer and self.tokenizer.has_chat,
-            sequences=1 if self.alone else min(sequences, self._scheduler.rows),
+            self._scheduler.sequences,
         )
         self._wake = threads.Wake()  # and the lock of what follows
         self._cancelled: list[Request] = []

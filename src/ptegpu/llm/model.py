@@ -27,7 +27,7 @@ from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
 from ..sampling import GREEDY, SETTINGS
-from .compiling import GENERATE, points_of, sampling_of
+from .compiling import GENERATE, SERVE, points_of, sampling_of
 from .generation import Generation, Stream
 from .prompts import MAX_TOKENS, Options, Prompt, Prompts, Writer, check_max_tokens
 from .sampling import Sampling, Seen
@@ -75,7 +75,8 @@ class LanguageModel(Prompts):
         super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
         if chunk is not None and chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {chunk}")
-        self._source = None if saved else (path, device, tokenizer, {"data": data, **how})  # of the same for many
+        alone = saved is not None and SERVE not in saved.methods[0]
+        self._source = None if alone else (path, device, tokenizer, {"data": data, **how})  # of the same for many
         self._many: BatchEngine | None = None
         points = points_of(self.signature)
         step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
