@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
@@ -45,6 +44,7 @@ _BROWSER_LIMITS = {
     "max-compute-workgroups-per-dimension": 65535,
 }
 KEPT = 4  # the part of a GPU's free memory that may keep weights in the form that kernels want
+_ASIDE = 8  # threads that compile
 _SPIN = 2e-3  # seconds that a GPU is waited for without a pause: a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
 _WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
@@ -174,28 +174,23 @@ class Device:
 
     def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """Several, compiled side by side."""
-        with self.lock, self.compiling(kernels) as compiled:
-            return compiled()
+        return self._pipelines.found(kernels) or self.compile(kernels).result()
 
-    @contextmanager
-    def compiling(
-        self, kernels: Sequence[Kernel], progress: Progress = silent, *, aside: bool = False
-    ) -> Iterator[Callable[[], list[Pipeline]]]:
-        """A block of who holds the lock, in which kernels compile; `aside` does so in another thread, from its start.
+    def compile(self, kernels: Sequence[Kernel], progress: Progress = silent) -> threads.Job[list[Pipeline]]:
+        """The same, begun in another thread. If nobody waits for it, that goes on, and whoever asks again has it."""
 
-        What it is given waits for them.
-        """
+        def told(what: str, done: int, of: int) -> None:
+            if not job.dropped:
+                progress(what, done, of)
 
-        def compile() -> list[Pipeline]:
-            found = self._pipelines.get_all(kernels, progress)
+        def work() -> list[Pipeline]:
+            found = self._pipelines.get_all(kernels, told)
             self.counters.pipelines_created = self._pipelines.compiled
             return found
 
-        if not aside:
-            yield compile
-            return
-        with threads.aside(compile) as compiled:
-            yield compiled
+        job = threads.Job(work)
+        threads.pool("aside", _ASIDE).put(job)
+        return job
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
@@ -281,7 +276,6 @@ class Device:
 
 
 _devices: dict[tuple[str, int, Limits, bool, bool, bool], Device] = {}
-_devices_lock = threading.Lock()
 
 
 def open_device(
@@ -296,7 +290,8 @@ def open_device(
     """The device of an adapter, opened once per process and options. `limits="browser"` asks for WebGPU's defaults."""
     info = find(device, engine)
     key = (info.engine, info.index, limits, f16, subgroups, matrices)
-    with _devices_lock:
+
+    def opened() -> Device:
         found = _devices.get(key)
         if found is None or found.lost:
             try:
@@ -305,6 +300,8 @@ def open_device(
                 raise NoAdapter(f"{info} cannot be opened: {error}") from error
             _devices[key] = found
         return found
+
+    return threads.opening().do(opened)
 
 
 @atexit.register

@@ -6,6 +6,7 @@ about a megabyte of the host's memory under a software adapter.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,9 +47,20 @@ class PipelineCache:
         self._layouts: dict[tuple[Access, ...], tuple[Handle, Handle]] = {}  # bind group's, pipeline's
         self._alive: dict[_Key, ref[Pipeline]] = {}  # without callbacks: an interrupt that arrives in one is lost
         self._recent: dict[_Key, Pipeline] = {}  # used last comes last
+        self._lock = threading.RLock()
+
+    def found(self, kernels: Sequence[Kernel]) -> list[Pipeline] | None:
+        """Those that are there, if all are."""
+        with self._lock:
+            found = [self._found(self._key(kernel)) for kernel in kernels]
+            return None if None in found else [self.get(kernel) for kernel in kernels]
 
     def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[Pipeline]:
         """Several at once: those that are new compile side by side, which takes a driver a tenth of the time."""
+        with self._lock:
+            return self._get_all(kernels, progress)
+
+    def _get_all(self, kernels: Sequence[Kernel], progress: Progress) -> list[Pipeline]:
         new = {key: k for k in kernels if self._found(key := self._key(k)) is None}
         made: list[Handle] = []
         if len(new) > 1:
@@ -105,7 +117,8 @@ class PipelineCache:
         if line < 1:
             return KernelError(f"kernel {kernel.name} does not compile: {said}")
         text = _line(kernel.wgsl.splitlines(), line)
-        return KernelError(f"kernel {kernel.name} does not compile at line {line}, column {column}: {said}\n  {text}")
+        where = f"at line {line}, column {column}"
+        return KernelError(f"kernel {kernel.name} does not compile {where}: {said}", f"  {text}")
 
 
 def _line(lines: Sequence[str], number: int) -> str:

@@ -219,15 +219,16 @@ class Session:
             self._store.check_memory(plan, missing)
             wanted = _kernels_at(plan, points) if plan.rows else list(range(len(plan.kernels)))
             kernels = [plan.kernels[k] for k in wanted]
+            compiling = self.device.compile(kernels, progress)
             try:
-                with self.device.compiling(kernels, progress, aside=True) as compiled:
-                    self._store.add(plan, missing, progress)
-                    pipelines = compiled()
+                self._store.add(plan, missing, progress)
+                pipelines = compiling.result()
                 prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
                 prepared.pipelines = dict(zip(wanted, pipelines, strict=True))
                 if not plan.rows:
                     self.warm(prepared)
             except BaseException:
+                compiling.dropped = True
                 self._store.drop([buffer.name for buffer in missing])
                 raise
             self._prepared.append(prepared)

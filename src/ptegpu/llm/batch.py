@@ -74,6 +74,9 @@ class Stats(NamedTuple):
     pages_used: int
     pages_total: int
     error: str = ""  # why it can run nothing more
+    workers: int = 1  # processes that it consists of
+    down: int = 0  # of these, those that are being started again
+    restarts: int = 0  # since the beginning
 
 
 class BatchEngine(Prompts):

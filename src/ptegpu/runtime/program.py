@@ -14,6 +14,7 @@ from ..gpu.pipelines import Progress, silent
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from ..printing import shown
 from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
@@ -127,7 +128,7 @@ def _methods_of(outers: Mapping[str, Outer], methods: str | Iterable[str] | None
 
 
 def _no_method(name: str, names: Iterable[str]) -> KeyError:
-    return KeyError(f"no method {name!r}; the program has {', '.join(names) or 'none'}")
+    return KeyError(shown(f"no method {name!r}; the program has {', '.join(names) or 'none'}"))
 
 
 class Program:
@@ -227,7 +228,7 @@ class Program:
     def __repr__(self) -> str:
         where, methods = self.file.path or "from memory", ", ".join(self._methods)
         closed = ", closed" if self._closed else ""
-        return f"<ptegpu.Program {where}: {methods} on {self.device.target.name}{closed}>"
+        return shown(f"<ptegpu.Program {where}: {methods} on {self.device.target.name}{closed}>")
 
     def _check_open(self) -> None:
         if self._closed:
