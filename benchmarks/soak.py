@@ -154,9 +154,14 @@ async def served(model: Path, *more: str) -> AsyncIterator[tuple[subprocess.Pope
             process.kill()
 
 
-def resident(process: subprocess.Popen[str]) -> float:
-    """MB of memory."""
-    return int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+def resident(number: int) -> float:
+    """MB of memory of a process and of those that it started."""
+    try:
+        own = int(Path(f"/proc/{number}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+        children = " ".join(path.read_text() for path in Path(f"/proc/{number}/task").glob("*/children"))
+    except FileNotFoundError:  # it has ended
+        return 0.0
+    return own + sum(resident(int(child)) for child in children.split())
 
 
 async def metrics(url: str) -> dict[str, float]:
@@ -188,7 +193,7 @@ async def soak(given: argparse.Namespace) -> list[str]:
         sizes = []
         while not all(task.done() for task in clients):
             await asyncio.sleep(EVERY)
-            sizes.append(resident(process))
+            sizes.append(resident(process.pid))
             if len(sizes) % 15 == 0:
                 print(f"{len(sizes) * EVERY:.0f} s: {sizes[-1]:.1f} MB, {dict(load.counts)}", flush=True)
         for task in clients:
