@@ -48,7 +48,7 @@ def test_a_histogram_counts_what_is_at_most_its_bounds() -> None:
 def test_labels_are_escaped() -> None:
     metrics = Metrics()
     metrics.count("prompt_tokens", 2, model='a"b\\c\nd')
-    assert 'ptegpu_prompt_tokens_total{model="a\\"b\\\\c\\nd"} 2\n' in metrics.text({})
+    assert 'ptegpu_prompt_tokens_total{model="a\\"b\\\\c\\\\nd"} 2\n' in metrics.text({})
 
 
 def test_health(start: Start) -> None:
