@@ -36,11 +36,6 @@ BUSY = replace(CLASSES["discrete"], units=1)  # a few tiles keep it busy
 TARGET = Target(f16=True, subgroups=True, subgroup_size=32, matrices=NEEDS, max_shared_bytes=49152, device_class=BUSY)
 
 
-@pytest.fixture(autouse=True)
-def by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_matrices, "BY_DEFAULT", True)
-
-
 @pytest.fixture(scope="module")
 def gpu() -> Iterator[Device]:
     with adapter(open_device(engine="wgpu")) as device:
@@ -99,7 +94,7 @@ def run(
     *,
     causal: bool = True,
     scale: float | None = None,
-    precision: Precision = "auto",
+    precision: Precision = "fast",
     device_class: DeviceClass = BUSY,
 ) -> Array:
     """All are [B, S, H, D], whatever the operator takes."""
@@ -189,7 +184,7 @@ def test_new_keys_and_values_go_into_caches(gpu: Device, dtype: Any) -> None:
     x, nk, nv = (s.input(*a.shape) for a in (q, *new))
     states = [s.state(*c.shape, data=c, dtype=DType.of(c.dtype)) for c in caches]
     y = s.tensor(WRITING, x, nk, nv, *states, s.sym(0), 50, None, 0.0, True, None)
-    gpu.target = replace(gpu.target, precision="auto", device_class=BUSY)
+    gpu.target = replace(gpu.target, precision="fast", device_class=BUSY)
     engine = engine_of(s.returns(y), gpu, cover=False)
     for start in (0, 50, 93):
         found = np.asarray(engine.run([q, *new, start])[0])
@@ -262,7 +257,7 @@ def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
     q, k, v = operands(150, 200, 1, 1, 32)
     s = Sketch()
     x, keys, values = (s.input(*a.shape) for a in (q, k, v))
-    gpu.target = replace(gpu.target, precision="auto", device_class=BUSY)
+    gpu.target = replace(gpu.target, precision="fast", device_class=BUSY)
     engine = engine_of(s.returns(s.tensor(CACHED, x, keys, values, s.sym(0), None, 0.0, True, None)), gpu)
     for length, start in ((150, 50), (48, 3), (129, 0), (3, 7), (47, 60), (65, 1)):
         compare(np.asarray(engine.run([q[:, :length], k, v, start])[0]), q[:, :length], k, v, start, True)
@@ -300,7 +295,7 @@ def chosen(s: Sketch, target: Target) -> bool:
 
 
 CHOICES: dict[tuple[str, DType], tuple[bool, bool, bool]] = {  # matrix units under exact, auto, fast
-    (CACHED, DType.F32): (False, True, True),
+    (CACHED, DType.F32): (False, False, True),
     (CACHED, DType.F16): (False, True, True),
     (PLAIN, DType.F32): (False, False, True),
     (PLAIN, DType.F16): (False, True, True),
@@ -313,6 +308,14 @@ CHOICES: dict[tuple[str, DType], tuple[bool, bool, bool]] = {  # matrix units un
 def test_precision_is_a_promise(op: str, dtype: DType) -> None:
     found = [chosen(sketch(op, dtype), replace(TARGET, precision=p)) for p in ("exact", "auto", "fast")]
     assert tuple(found) == CHOICES[op, dtype]
+
+
+def test_caches_are_rounded_where_weights_are() -> None:
+    s = sketch(CACHED, DType.F32)
+    assert not chosen(s, TARGET)
+    weight, scales = s.constant(np.zeros((128, 32), np.uint8)), s.constant(np.ones((2, 128), np.float32))
+    s.returns(s.tensor("et_vk.linear_q4gsw.default", s.input(1, 64), weight, scales, 32, None))
+    assert chosen(s, TARGET)
 
 
 @pytest.mark.parametrize(
@@ -344,10 +347,10 @@ def test_what_others_compute(op: str, other: dict[str, Any]) -> None:
 def test_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much as the queries make for sure."""
     monkeypatch.setattr(attention_matrices, "WORTH", 8 * 60 * 60 * 128)
-    assert chosen(sketch(CACHED, DType.F32, 60), TARGET)
-    assert not chosen(sketch(CACHED, DType.F32, 59), TARGET)
-    assert chosen(sketch(PLAIN, DType.F16, 60, 60), TARGET)
-    assert not chosen(sketch(PLAIN, DType.F16, 60, 59), TARGET)
+    assert chosen(sketch(CACHED, DType.F32, 60), replace(TARGET, precision="fast"))
+    assert not chosen(sketch(CACHED, DType.F32, 59), replace(TARGET, precision="fast"))
+    assert chosen(sketch(PLAIN, DType.F16, 60, 60), replace(TARGET, precision="fast"))
+    assert not chosen(sketch(PLAIN, DType.F16, 60, 59), replace(TARGET, precision="fast"))
 
 
 @pytest.mark.parametrize("dim", [16, 48, 64, 80, 96, 128])

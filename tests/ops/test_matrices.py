@@ -17,12 +17,13 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
-from ptegpu.kernels.matrices import LARGE, NEEDS, SMALL
+from ptegpu.kernels.matrices import LARGE, NEEDS, TILES
 from ptegpu.ops import matrices
 from ptegpu.ops.product import Product
 from ptegpu.ops.registry import OpDef, Out, Steps
 from ptegpu.ops.schema import Parameter
 from ptegpu.passes.fuse import fuse_elementwise
+from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
 from ptegpu.plan.target import Precision, Target
 
@@ -46,10 +47,14 @@ def gpu() -> Iterator[Device]:
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "WORTH", 1)
+    monkeypatch.setattr(matrices, "WORTH_FEW", 1)
+    monkeypatch.setattr(matrices, "PART_FEW", 128)
+    monkeypatch.setattr(matrices, "WORTH_TWICE", 1)
     monkeypatch.setattr(matrices, "PART", 512)
+    monkeypatch.setattr(matrices, "EXACT", 512)
 
 
-@pytest.fixture(params=[LARGE, SMALL], ids=["large", "small"])
+@pytest.fixture(params=[LARGE, TILES[2]], ids=["large", "small"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that matrix units serve have tiles of this size."""
     monkeypatch.setattr(matrices, "tile_of", lambda p: request.param)
@@ -160,6 +165,138 @@ def test_k_in_parts(gpu: Device, op: str) -> None:
     found = run(gpu, s, y, x, precision="fast")
     assert [k.name for k in plan_of(s.graph, gpu.target)[0].kernels][-1] == "matrix_finish"
     compare(found, x, w, bias.astype(np.float64))
+
+
+EXACT = 2**-21  # what is left of an element that is two of f16, and what sums of f32 lose
+
+
+@pytest.mark.parametrize("precision", ["exact", "auto"])
+@pytest.mark.parametrize(("m", "n", "k"), [(48, 64, 64), (130, 133, 75), (50, 70, 2 * 512 + 40)])
+def test_floats_that_are_two_of_f16(gpu: Device, tile: None, precision: Precision, m: int, n: int, k: int) -> None:
+    s, x, w, bias = Sketch(), normal(m, k), normal(n, k), normal(n)
+    y = s.tensor(LINEAR, s.input(m, k), s.constant(w), s.constant(bias))
+    found = run(gpu, s, y, x, precision=precision)
+    compare(found, x, w, bias.astype(np.float64), most=EXACT)
+    assert np.abs(found - (x.astype(np.float64) @ w.T + bias)).max() < 1e-6 * np.abs(found).max()
+
+
+def test_packed_weights_that_are_two_of_f16(gpu: Device) -> None:
+    s, x, weight = Sketch(), normal(50, 128), Packed.random(Q4, 70, 128, 32)
+    compare(run(gpu, s, weight.of(s, s.input(50, 128)), x, precision="exact"), x, weight.values, most=EXACT)
+
+
+@pytest.mark.parametrize("scale", [1e-34, 1e-30, 1e30], ids=str)
+def test_two_of_f16_of_any_size(gpu: Device, scale: float) -> None:
+    s, x, w = Sketch(), normal(51, 70, scale=scale), normal(64, 70, scale=10.0 ** (np.arange(64) % 5)[:, None])
+    x[3, 1], x[7, 5], x[9] = np.inf, np.nan, 0
+    y = run(gpu, s, s.tensor(LINEAR, s.input(51, 70), s.constant(w)), x, precision="exact")
+    assert np.isinf(y[3]).all() and np.isnan(y[7]).all() and np.all(y[9] == 0)
+    rest = [r for r in range(51) if r not in (3, 7, 9)]
+    for column in range(64):
+        compare(y[rest, column : column + 1], x[rest], w[column : column + 1], most=EXACT)
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("batch", "channels", "size", "out", "kernel", "stride", "padding"),
+    [
+        (2, 9, (11, 13), 70, (3, 3), (1, 1), (1, 1)),
+        (3, 16, (14, 14), 80, (3, 3), (2, 2), (1, 1)),  # 49 positions each
+        (1, 3, (30, 31), 72, (7, 7), (2, 2), (3, 3)),
+        (2, 40, (150,), 96, (5,), (2,), (0,)),
+    ],
+)
+def test_convolutions(
+    gpu: Device,
+    precision: Precision,
+    batch: int,
+    channels: int,
+    size: tuple[int, ...],
+    out: int,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+) -> None:
+    import torch
+
+    s = Sketch()
+    x, w, bias = normal(batch, channels, *size), normal(out, channels, *kernel), normal(out)
+    x[0] *= 1e5  # an image of another size than the next
+    none = [0] * len(size)
+    args = (list(stride), list(padding), [1] * len(size), False, none, 1)
+    y = s.tensor("aten.convolution.default", s.input(*x.shape), s.constant(w), s.constant(bias), *args)
+    found = run(gpu, s, s.tensor("aten.relu.default", y), x, precision=precision)
+    convolve = torch.nn.functional.conv1d if len(size) == 1 else torch.nn.functional.conv2d
+    x64, w64, bias64 = (torch.from_numpy(v.astype(np.float64)) for v in (x, w, bias))
+    right = convolve(x64, w64, bias64, stride, padding).relu().numpy()
+    scale = convolve(x64.abs(), w64.abs(), bias64.abs(), stride, padding).numpy()
+    assert np.all(np.abs(found - right) <= (EXACT if precision == "exact" else 2**-10) * scale)
+
+
+@pytest.mark.parametrize("kept", [1 << 20, 15_000, 0])
+def test_weights_that_stay_as_blocks(gpu: Device, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """As many as there is memory for: they are laid out in the first run, whatever sizes come next."""
+    sizes, s = (150, 64, 150, 50), Sketch()
+    weights = [Packed.random(Q4, n, k, 32, seed=n) for n, k in ((64, 64), (96, 64), (70, 96))]
+    ys = [s.input(150, 64)]
+    for weight in weights:  # the first one's rows may have another length next time
+        ys.append(weight.of(s, ys[-1]))
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=kept))
+    engine = engine_of(s.returns(*ys[1:]), gpu)
+    for number, m in enumerate(sizes):
+        before, given = gpu.counters.dispatches, normal(m, 64)
+        for y, weight in zip(map(np.asarray, engine.run([given])), weights, strict=True):
+            compare(y, given, weight.values)
+            given = y
+        count = gpu.counters.dispatches - before
+        assert count == (12 if number == 0 else {1 << 20: 10, 15_000: 11, 0: 12}[kept])
+
+
+@pytest.mark.parametrize(("m", "rows"), [(5, 16), (16, 16), (17, 32), (32, 32), (33, 64)])
+def test_few_rows_where_weights_stay(gpu: Device, monkeypatch: pytest.MonkeyPatch, m: int, rows: int) -> None:
+    """As of many sequences that each want a token."""
+    k, s = 300, Sketch()
+    x, weight = normal(m, k), Packed.random(Q4, 70, k, 20)
+    y = weight.of(s, s.input(m, k))
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, kept_bytes=1 << 20))
+    compare(run(gpu, s, y, x), x, weight.values)
+    found = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
+    assert f"matrix_gemm{rows}" in found
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, kept_bytes=0))
+    assert not any("matrix" in kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels)
+
+
+@pytest.mark.parametrize("k", [96, 74])
+@pytest.mark.parametrize("kept", [True, False], ids=["stays", "made"])
+def test_a_norm_before_products(gpu: Device, monkeypatch: pytest.MonkeyPatch, k: int, kept: bool) -> None:
+    """It is computed where rows are laid out as blocks; unless others want it."""
+    m, s = 50, Sketch()
+    x, scale = normal(m, k, scale=10.0 ** (np.arange(m) % 5)[:, None]), normal(k)
+    given = s.tensor("et_vk.rms_norm.default", s.input(m, k), s.constant(scale), 1e-3)
+    weights = [Packed.random(Q4, n, k, k, seed=n) for n in (64, 70)]
+    ys = [w.of(s, given) for w in weights]
+    s.returns(*ys)
+    join_siblings(s.graph)
+    join_norms(s.graph)
+    assert len(s.graph.nodes) == 1
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=(1 << 20) * kept))
+    names = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
+    assert "rms_norm" not in names and "norm_element" not in names
+    x64 = x.astype(np.float64)
+    normed = x64 / np.sqrt((x64**2).mean(1, keepdims=True) + 1e-3) * scale
+    for y, weight in zip(engine_of(s.graph, gpu).run([x]), weights, strict=True):
+        compare(np.asarray(y), normed, weight.values)
+
+
+def test_products_that_are_worth_it_together(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    m, k, s = 50, 96, Sketch()
+    given = s.input(m, k)
+    s.returns(*[Packed.random(Q4, n, k, 32).of(s, given) for n in (64, 48, 64)])
+    join_siblings(s.graph)
+    for least, count in ((m * 176 * k, 1), (m * 176 * k + 1, 0)):
+        monkeypatch.setattr(matrices, "WORTH", least)
+        names = [kernel.name for kernel in plan_of(s.graph, replace(gpu.target, precision="auto"))[0].kernels]
+        assert names.count("matrix_gemm64") == count
 
 
 def test_a_joined_formula(gpu: Device) -> None:
@@ -304,15 +441,16 @@ def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "limit", "gemms"),
+    ("columns", "limit", "gemms", "finishes"),
     [
-        ((64, 48, 70), 1 << 27, 1),
-        ((70, 48, 64), 1 << 27, 2),  # 70 columns fill no blocks
-        ((128, 64, 64), 4 * 128 * 256 - 1, 2),  # sums of 256 columns cannot be bound
+        ((64, 48, 72), 1 << 27, 1, 1),
+        ((64, 48, 70), 1 << 27, 1, 3),  # 70 columns are not stored four at a time
+        ((70, 48, 64), 1 << 27, 2, 2),  # nor do they fill blocks
+        ((128, 64, 64), 4 * 128 * 256 - 1, 2, 2),  # sums of 256 columns cannot be bound
     ],
 )
 def test_products_of_the_same_rows_at_once(
-    gpu: Device, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, ...], limit: int, gemms: int
+    gpu: Device, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, ...], limit: int, gemms: int, finishes: int
 ) -> None:
     m, k = 50, 96
     s, x = Sketch(), normal(m, k)
@@ -325,6 +463,7 @@ def test_products_of_the_same_rows_at_once(
     plan = plan_of(s.graph, gpu.target)[0]
     names = [plan.kernels[d.kernel].name for d in plan.dispatches]
     assert (sum("matrix_gemm" in n for n in names), names.count("matrix_blocks")) == (gemms, 3 + gemms)
+    assert names.count("matrix_finish") == finishes
     engine = engine_of(s.graph, gpu)
     for y, weight in zip(engine.run([x]), weights, strict=True):
         compare(np.asarray(y), x, weight.values)
@@ -341,7 +480,10 @@ def test_a_gate_and_what_it_is_multiplied_with(gpu: Device) -> None:
     join_siblings(s.graph)
     assert len(s.graph.nodes) == 1
     gpu.target = replace(gpu.target, precision="auto")
-    y = np.asarray(engine_of(s.graph, gpu).run([x])[0])
+    engine = engine_of(s.graph, gpu)
+    y = np.asarray(engine.run([x])[0])
+    plan = plan_of(s.graph, gpu.target)[0]
+    assert [plan.kernels[d.kernel].name for d in plan.dispatches].count("matrix_finish") == 1
     up64, gate64 = (x.astype(np.float64) @ w.values.T for w in weights)
     off = [2**-10 * (np.abs(x.astype(np.float64)) @ np.abs(w.values).T) for w in weights]
     most = off[0] * np.maximum(gate64, 0) + off[1] * np.abs(up64) + off[0] * off[1]
@@ -374,38 +516,43 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     assert hold(traced, Planner(s.graph, TARGET, [True], plain=True), points(traced, 25)) == 25
     plan = traced.plan()
     names = [[plan.kernels[d.kernel].name for d in choice.dispatches] for f in plan.families for choice in f.steps[0]]
-    assert 1 <= sum(any("matrix_gemm" in n for n in found) for found in names) <= 4  # two tiles
+    assert 1 <= sum(any("matrix_gemm" in n for n in found) for found in names) <= 6  # two tiles, and parts of K
 
 
 def kernels(s: Sketch, y: Tensor, target: Target) -> list[str]:
     return [k.name for k in plan_of(s.returns(y), target)[0].kernels]
 
 
-CHOICES: dict[tuple[str, Any], tuple[bool, bool, bool]] = {  # matrix units under exact, auto, fast
+CHOICES: dict[tuple[str, Any], tuple[bool, bool, bool]] = {  # whether inputs are rounded under exact, auto, fast
     (Q4, np.float32): (False, True, True),
     (C4, np.float32): (False, True, True),
     (C8, np.float32): (False, True, True),
-    (LINEAR, np.float16): (False, True, True),
+    (LINEAR, np.float16): (True, True, True),
     (LINEAR, np.float32): (False, False, True),
-    (MM, np.float16): (False, True, True),
+    (MM, np.float16): (True, True, True),
     (MM, np.float32): (False, False, True),
 }
 
 
-def chosen(op: str, dtype: Any, target: Target, m: int = 60, n: int = 128, k: int = 128, group: int = 32) -> bool:
+def names(op: str, dtype: Any, target: Target, m: int = 60, n: int = 128, k: int = 128, group: int = 32) -> list[str]:
     s = Sketch()
     x = s.input(m, k, dtype=DType.of(np.dtype(dtype)))
     if op in (LINEAR, MM):
         y = s.tensor(op, x, s.constant(np.zeros((n, k) if op == LINEAR else (k, n), dtype)))
     else:
         y = Packed.random(op, n, k, group if op == Q4 else k).of(s, x)
-    return any(name.startswith("matrix_") for name in kernels(s, y, target))
+    return kernels(s, y, target)
+
+
+def chosen(op: str, dtype: Any, target: Target, **sizes: int) -> bool:
+    return any(name.startswith("matrix_") for name in names(op, dtype, target, **sizes))
 
 
 @pytest.mark.parametrize(("op", "dtype"), CHOICES, ids=lambda v: getattr(v, "__name__", v))
 def test_precision_is_a_promise(op: str, dtype: Any) -> None:
-    found = [chosen(op, dtype, replace(TARGET, precision=p)) for p in ("exact", "auto", "fast")]
-    assert tuple(found) == CHOICES[op, dtype]
+    for precision, rounded in zip(("exact", "auto", "fast"), CHOICES[op, dtype], strict=True):
+        found = names(op, dtype, replace(TARGET, precision=precision))
+        assert [f"matrix_gemm64{'' if rounded else '_exact'}"] == [name for name in found if "gemm" in name]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from ..errors import InvalidInput
-from .console import console, print_error
+from .console import console, note, print_error
 from .generate import (
     MaxTokens,
     MinP,
@@ -27,7 +27,7 @@ from .generate import (
     show_stats,
     write,
 )
-from .options import CacheType, DeviceName, Engine, Precision
+from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:
     from ..llm import Conversation
@@ -50,6 +50,7 @@ def chat(
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
+    limit: LimitNames = None,
     stats: Stats = False,
 ) -> None:
     """Talk with a model; from a pipe, each line is a message."""
@@ -62,7 +63,7 @@ def chat(
         "repeat_penalty": repeat_penalty,
         "seed": seed,
     }
-    loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)
+    loaded, _ = open_model(model, tokenizer, device, engine, precision, cache, limit)
     with loaded:
         conversation = loaded.chat(system, **options)
         _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")
@@ -115,4 +116,4 @@ def _ask() -> str | None:
 def _note(text: str) -> None:
     """For a person at the terminal, not for a pipe."""
     if sys.stdin.isatty():
-        console(stderr=True).print(Text(text, "dim"), soft_wrap=True)
+        note(text, style="dim")

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ..errors import InvalidInput
-from .console import bar, console, counted, duration, print_json, progress, say
+from ..files import read_text
+from .console import bar, counted, duration, note, print_json, progress, say
 from .generate import Model, TokenizerPath, open_model
 from .options import CacheType, DeviceName, Engine, Precision
 
@@ -57,15 +57,11 @@ def evaluate(
     from ..llm.evaluate import WINDOW
     from ..llm.reference import Reference
 
-    content = text.read_bytes()
-    try:
-        decoded = content.decode()
-    except UnicodeDecodeError as e:
-        raise InvalidInput(f"{text} is not UTF-8: {e}") from None
+    decoded = read_text(text, InvalidInput)
     loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)
     with loaded:
         tokens = loaded.tokenizer.encode(decoded)
-        nbytes = len(content)
+        nbytes = len(decoded.encode())
         if limit is not None and limit < len(tokens):
             tokens = tokens[:limit]
             nbytes = len(loaded.tokenizer.decode(tokens).encode())
@@ -77,8 +73,8 @@ def evaluate(
         if not loaded.signature.every:
             notes.append(ONE_BY_ONE)
         if not json:
-            for note in notes:
-                console(stderr=True).print(Text.assemble(("note: ", "yellow"), note), soft_wrap=True)
+            for line in notes:
+                note(line, ("note: ", "yellow"))
         with bar(model.name) as update:
             found = perplexity(loaded, tokens, nbytes, size, stride, update)
         adapter = loaded.program.device.info

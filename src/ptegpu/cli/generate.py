@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from .console import bars, console, counted, duration, print_json, say
-from .options import CacheType, DeviceName, Engine, Precision
+from ..limits import Limits
+from ..printing import streamed
+from .console import bars, console, counted, duration, note, print_json
+from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:
     from ..llm import Generation, LanguageModel, Stream
@@ -58,6 +60,7 @@ def generate(
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
+    limit: LimitNames = None,
     stats: Stats = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -73,12 +76,12 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
-    loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache)
+    loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache, limit)
     with loaded:
         asks = chat or system is not None
         stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
         if not json and not asks and sys.stdout.isatty():
-            say((text, "dim"), end="")
+            console().print(Text(streamed(text), "dim"), end="", soft_wrap=True)
         with interruptible(stream):
             for piece in stream:
                 if not json:
@@ -94,7 +97,13 @@ def generate(
 
 
 def open_model(
-    path: Path, tokenizer: Path | None, device: str, engine: Engine, precision: Precision, cache: CacheType = "f32"
+    path: Path,
+    tokenizer: Path | None,
+    device: str,
+    engine: Engine,
+    precision: Precision,
+    cache: CacheType = "f32",
+    limit: LimitNames = None,
 ) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
@@ -102,7 +111,7 @@ def open_model(
     with bars(f"Loading {path.name}") as told:
         started = time.perf_counter()
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
-        loaded = LanguageModel(path, device, tokenizer, **how)
+        loaded = LanguageModel(path, device, tokenizer, limits=Limits.parse(limit or []), **how)
         try:
             assert loaded.tokenizer
         except BaseException:
@@ -112,8 +121,8 @@ def open_model(
 
 
 def write(text: str) -> None:
-    """On stdout at once, as it is."""
-    sys.stdout.write(text)
+    """On stdout at once; nothing that a model writes steers a terminal."""
+    sys.stdout.write(streamed(text))
     sys.stdout.flush()
 
 
@@ -147,7 +156,7 @@ def show_stats(made: Generation) -> None:
             f"decode {counted(t.decode_tokens, 'token')}, {duration(t.decode_s)}, {t.decode_rate:.3g} tokens/s"
         )
     parts.append(f"{made.finish_reason}")
-    console(stderr=True).print(Text(" · ".join(parts), "dim"), soft_wrap=True)
+    note(" · ".join(parts), style="dim")
 
 
 def report(path: Path, model: LanguageModel, made: Generation, load_s: float) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+
+import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
 from ..graph.linear import Call, Operand, Var, variables
 from ..graph.narrow import to_device
+from ..limits import copying, tick
 from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
@@ -35,6 +39,7 @@ def build(name: str, calls: Iterable[Call], needed: list[Var], states: set[Var])
     """The graph of `calls`. `needed` are the slots read afterwards; `states` live inside the graph."""
     builder = _Builder(name, states)
     for call in calls:
+        tick()
         builder.add(call)
     return builder.finish(needed)
 
@@ -57,6 +62,8 @@ class _Builder:
             found = Sym(var.name)
         elif var in self.states or (var.kind == "constant" and var.data is not None):
             kind = "state" if var in self.states else "constant"
+            if var.data is not None and (var.dtype.device is not var.dtype or not var.data.flags.c_contiguous):
+                copying(math.prod(var.sizes) * var.dtype.device.size)
             try:
                 data = None if var.data is None else to_device(var.data, var.dtype, var.name)
             except InvalidInput as e:
@@ -80,6 +87,11 @@ class _Builder:
     def add(self, call: Call) -> None:
         definition = REGISTRY[call.op]
         args = [self.argument(a) for a in call.args]
+        if definition.fits is not None:
+            try:
+                definition.fits.check_dtypes(definition.named(args))
+            except InvalidProgram as e:
+                raise InvalidProgram(f"{call.where}: {e}") from None
         mutated: list[Tensor] = []
         for k in definition.mutates:
             tensor, var = args[k], call.args[k]
@@ -98,10 +110,17 @@ class _Builder:
                 Sym(var.name) if var.dtype is None else Tensor(f"{var.name}.{self.count}", var.dtype.device, var.sizes)
             )
             outs.append(fresh)
-            self.env[var] = fresh
+            self.env[var] = self.nothing(var) if definition.role == "cache" else fresh
         self.graph.nodes.append(Node(definition, tuple(args), tuple(outs), call.where, tuple(mutated)))
         if any(v.dtype is DType.BF16 for v in call.outs):
             self.round(call)
+
+    def nothing(self, var: Var) -> Value:
+        """What a result that no kernel writes holds for whoever looks: zeros."""
+        if var.dtype is None:
+            return Sym(var.name)
+        dtype = var.dtype.device
+        return Tensor(f"{var.name}.zeros", dtype, var.sizes, "constant", np.zeros(var.sizes, dtype.numpy))
 
     def round(self, call: Call) -> None:
         """bfloat16 is float32 on the GPU: results that are not among the operands are rounded, as PyTorch does."""

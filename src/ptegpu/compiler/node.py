@@ -58,6 +58,7 @@ class Tables:
     words: dict[Sym | Number, int] = field(default_factory=dict)
     images: list[bytearray] = field(default_factory=list)  # of the parameter buffers
     blocks: dict[tuple[object, ...], tuple[int, int]] = field(default_factory=dict)  # equal ones are stored once
+    kept: dict[tuple[object, ...], Buffer] = field(default_factory=dict)  # what need not be made again
 
     def __post_init__(self) -> None:
         for b in self.memory.buffers:
@@ -190,12 +191,21 @@ class Lowering:
         if nbytes > most:  # which it is not: the comparison says so of all sizes that this is for
             raise LimitExceeded(f"its scratch of {nbytes:,} bytes does not fit")
         need = max(ALIGN, -(-most // ALIGN) * ALIGN)
-        buffer = self.tables.memory.scratch(self.k, need, {b.name for b in self._scratch.values()})
+        buffer = self._kept(step.kept, need) if step.kept and not isinstance(nbytes, Size) else None
+        if buffer is None:
+            buffer = self.tables.memory.scratch(self.k, need, {b.name for b in self._scratch.values()})
         if buffer is None:  # of a rounded size, so that other nodes and sizes can use it too
             room = min(1 << (need - 1).bit_length(), max(need, limit // ALIGN * ALIGN))
             buffer = Buffer(f"scratch{len(self._scratch)}.{room}", room, "temp")
         self._scratch[tensor] = buffer
         return tensor
+
+    def _kept(self, key: tuple[object, ...], need: int) -> Buffer | None:
+        """A buffer of its own, as long as there is memory for such."""
+        kept = self.tables.kept
+        if key not in kept and need + sum(b.nbytes for b in kept.values()) <= self.tables.target.kept_bytes:
+            kept[key] = Buffer(f"kept{len(kept)}", need, "temp")
+        return kept.get(key)
 
     def _launch(self, step: Launch) -> None:
         spec, node, tables = step.kernel, self.node, self.tables
@@ -223,7 +233,11 @@ class Lowering:
         write = sum(t.nbytes for t in writes) if step.write_bytes is None else step.write_bytes
         figures = (number(read), number(write), number(step.flops))
         label = step.label or node.name
-        self.dispatches.append(Dispatch(kernel, tuple(bindings), (number(x), number(y)), label, *figures, patches))
+        grid = number(x), number(y)
+        kept = {tables.index(b) for b in tables.kept.values()} if step.once else set[int]()
+        once = step.once and kept.issuperset(b.buffer for b in bindings[len(step.read) : len(step.read) + len(writes)])
+        once = once and not patches and not spec.reads_syms and all(isinstance(n, int) for n in grid)
+        self.dispatches.append(Dispatch(kernel, tuple(bindings), grid, label, *figures, patches, once))
         for source, to in casts:
             self._launch(replace(cast(source, to, tables.target), label=step.label))
 

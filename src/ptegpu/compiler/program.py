@@ -16,10 +16,12 @@ from ..format import read_program
 from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Linear, Var, variables
+from ..limits import Budget, Limits
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from ..printing import shown
 from .append import Append, append_calls
 from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
@@ -27,6 +29,7 @@ from .partition import Item as Part
 from .partition import Stretch, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
+from .widen import widen
 
 Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
 
@@ -52,6 +55,7 @@ def compile(
     points: Mapping[str, Points] | None = None,
     precision: Precision | None = None,
     cache: Cache | None = None,
+    limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
@@ -72,16 +76,17 @@ def compile(
     if cache is not None:
         check_cache(cache)
         wanted = tuple(replace(target, cache=cache) for target in wanted)
-    file = read_source(source)
-    cuts = cut_methods(file, data, methods, append, also)
+    budget = Budget(limits)
+    with budget.spending("compiling it"):
+        file = read_source(source)
     made, planners = [], {}
-    for number, target in enumerate(wanted):
-        outers, found = plan_methods(cuts, target, sizes, points, progress)
+    for number, target in enumerate(wanted):  # planning splits constants: each target begins anew
+        with budget.copy().spending("compiling it"):
+            cuts = cut_methods(file, data, methods, append, also)
+            outers, found = plan_methods(cuts, target, sizes, points, progress)
         made.append(outers)
         if number == 0:
             planners = found
-        if number + 1 < len(wanted):  # planning splits constants: the next target begins anew
-            cuts = cut_methods(file, data, methods, append, also)
     return Bundle(file, wanted, tuple(made), planners)
 
 
@@ -112,19 +117,20 @@ def cut_methods(
     by_name = {m.name: m for m in file.methods}
     made = {name: (by_name[name], tails.get(name)) for name in names if name in wanted}
     made |= {name: (by_name[of], tail) for name, (of, tail) in more.items()}
-    found, problems = {}, []
+    found = {}
+    problems: list[str] = []
     for name, (method, tail) in made.items():
         try:
             found[name] = cut_method(method, named, file.path, tail)
         except UnsupportedProgram as e:
-            problems.append(str(e))
+            problems += e.args
     if problems:
-        raise UnsupportedProgram("\n".join(problems))
+        raise UnsupportedProgram(*problems)
     return found
 
 
 def no_method(name: str, names: Iterable[str]) -> KeyError:
-    return KeyError(f"no method {name!r}; the program has {', '.join(names) or 'none'}")
+    return KeyError(shown(f"no method {name!r}; the program has {', '.join(names) or 'none'}"))
 
 
 def cut_method(
@@ -136,6 +142,7 @@ def cut_method(
 ) -> Cut:
     """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
     linear = import_method(method, named, mutates, path)
+    widen(linear)
     if append is not None:
         append_calls(linear, append)
     if unsupported is None:
@@ -152,10 +159,11 @@ def plan_methods(
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
+    names: dict[ConstantKey, str] | None = None,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
-    """Each method planned for a target, and what traces its plans further."""
+    """Each method planned for a target, and what traces its plans further. `names` are those that constants have."""
     _check_names(cuts, sizes or {})
-    names: dict[ConstantKey, str] = {}
+    names = {} if names is None else names
     outers, planners = {}, {}
     total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
     for name, cut in cuts.items():

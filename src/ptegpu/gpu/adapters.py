@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..errors import InvalidInput, NoAdapter
 from ..plan.target import Kind
-from . import loader
+from . import loader, threads
 from .webgpu import WebGPU
 
 EngineName = Literal["wgpu", "dawn"]
@@ -106,6 +106,10 @@ def _enumerate(engine: EngineName) -> tuple[Any, ...]:
 
 def adapters(engine: EngineName = "wgpu") -> list[AdapterInfo]:
     """Every adapter that an engine sees, in the order that an index given as `device` counts."""
+    return threads.opening().do(lambda: _infos(engine))
+
+
+def _infos(engine: EngineName) -> list[AdapterInfo]:
     api, found = library(engine), list[AdapterInfo]()
     for index, adapter in enumerate(native_adapters(engine)):
         info = _info(index, adapter, engine, api.matrices(adapter))
@@ -130,9 +134,9 @@ def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
         return choose(adapters(engine), device)
     if not installed("dawn"):
         return choose(adapters(), device)
-    if not isinstance(_meant(device), int):
+    if not isinstance(_meant(device), int) and (there := adapters("dawn")):
         with suppress(NoAdapter):
-            info = choose(adapters("dawn"), device)
+            info = choose(there, device)
             if info.matrices:
                 return info
     info = choose(adapters(), device)

@@ -109,6 +109,5 @@ class BufferPool:
             self._free.pop(0).destroy()
 
     def clear(self) -> None:
-        for buffer in self._free:
-            buffer.destroy()
-        self._free = []
+        while self._free:
+            self._free.pop().destroy()

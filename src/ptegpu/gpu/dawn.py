@@ -17,7 +17,8 @@ from itertools import count
 from typing import Any, ClassVar
 from weakref import ref
 
-from _cffi_backend import gcp  # type: ignore[import-untyped]
+from _cffi_backend import callback as c_callback  # type: ignore[import-untyped]
+from _cffi_backend import gcp
 from wgpudawn.backends.dawn import extras, ffi, gpu, lib
 from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struct
 
@@ -138,36 +139,33 @@ class Dawn(WebGPU):
 
     def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
         """On Dawn's threads: ours would take turns."""
-        found: dict[int, Handle] = {}
-
-        @held.callback(ffi, "void(WGPUCreatePipelineAsyncStatus, WGPUComputePipeline, WGPUStringView, void *, void *)")
-        def answered(status: int, made: Handle, _message: Any, place: Any, _2: Any) -> None:
-            number = int(ffi.cast("uintptr_t", place))
-            if status != lib.WGPUCreatePipelineAsyncStatus_Success:
-                found[number] = None
-            elif number not in found:  # one step of Python code, as `owned` is; never two
-                found.update(zip((number,), map(gcp, (made,), (lib.wgpuComputePipelineRelease,))))
-
         described = [self._described(source) for source in sources]
-        held.expect(answered, found, len(sources))
+        answers: list[dict[int, Handle]] = [{} for _ in sources]  # each has a status, and what was made
+        called = [
+            # Whoever polls calls it. A dict's method runs no Python code; for what it leaves alone, see `Request`.
+            c_callback(ffi.typeof("void (*)(uint32_t, WGPUComputePipeline)"), answer.__setitem__, None, None)
+            for answer in answers
+        ]
         info = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
-        info.mode, info.callback = lib.WGPUCallbackMode_AllowProcessEvents, answered
-        with self.checked():
-            for number, (descriptor, _) in enumerate(described):
-                info.userdata1 = ffi.cast("void *", number)
+        info.mode = lib.WGPUCallbackMode_AllowProcessEvents
+        for answer, call, (descriptor, _) in zip(answers, called, described, strict=True):
+            held.expect(call, answer)
+            info.callback = ffi.cast("WGPUCreateComputePipelineAsyncCallback", call)
+            with self.checked():
                 # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
                 #     WGPUCreateComputePipelineAsyncCallbackInfo)
                 lib.wgpuDeviceCreateComputePipelineAsync(self.handle, descriptor, info[0])
 
         def done(_: object) -> bool:
-            told(len(found))
-            return len(found) == len(sources)
+            told(sum(map(bool, answers)))
+            return all(answers)
 
         self.until(done)
         held.settle()
-        if None in found.values():
+        made = [gcp(handle, lib.wgpuComputePipelineRelease) for answer in answers for handle in answer.values()]
+        if any(lib.WGPUCreatePipelineAsyncStatus_Success not in answer for answer in answers):
             raise DeviceError("a kernel does not compile")
-        return [found[number] for number in range(len(sources))]
+        return made
 
     def poll(self) -> None:
         # void wgpuInstanceProcessEvents(WGPUInstance)

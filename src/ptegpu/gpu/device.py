@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Literal
@@ -44,6 +42,8 @@ _BROWSER_LIMITS = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
+KEPT = 4  # the part of a GPU's free memory that may keep weights in the form that kernels want
+_ASIDE = 8  # threads that compile
 _SPIN = 2e-3  # seconds that a GPU is waited for without a pause: a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
 _WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU
@@ -111,7 +111,7 @@ class Device:
         self.info, self.limits = info, limits
         if info.type != "software":  # whose work would have to share the processor with who waits
             self.api.spin = _SPIN
-        self.lock = threading.RLock()
+        self.lock = threads.Lock()
         self.counters = Counters()
         self.traffic = Traffic()
         self.pool, self.uploads = BufferPool(), Uploads(self)
@@ -173,28 +173,23 @@ class Device:
 
     def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """Several, compiled side by side."""
-        with self.lock, self.compiling(kernels) as compiled:
-            return compiled()
+        return self._pipelines.found(kernels) or self.compile(kernels).result()
 
-    @contextmanager
-    def compiling(
-        self, kernels: Sequence[Kernel], progress: Progress = silent, *, aside: bool = False
-    ) -> Iterator[Callable[[], list[Pipeline]]]:
-        """A block of who holds the lock, in which kernels compile; `aside` does so in another thread, from its start.
+    def compile(self, kernels: Sequence[Kernel], progress: Progress = silent) -> threads.Job[list[Pipeline]]:
+        """The same, begun in another thread. If nobody waits for it, that goes on, and whoever asks again has it."""
 
-        What it is given waits for them.
-        """
+        def told(what: str, done: int, of: int) -> None:
+            if not job.dropped:
+                progress(what, done, of)
 
-        def compile() -> list[Pipeline]:
-            found = self._pipelines.get_all(kernels, progress)
+        def work() -> list[Pipeline]:
+            found = self._pipelines.get_all(kernels, told)
             self.counters.pipelines_created = self._pipelines.compiled
             return found
 
-        if not aside:
-            yield compile
-            return
-        with threads.aside(compile) as compiled:
-            yield compiled
+        job = threads.Job(work)
+        threads.pool("aside", _ASIDE).put(job)
+        return job
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
         """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
@@ -251,7 +246,7 @@ class Device:
 
     def destroy(self) -> None:
         """Ends the device; what still uses it raises DeviceLost from then on."""
-        with self.lock:
+        with self.lock, self._pipelines.lock:  # Dawn dies where a device is destroyed under a thread that compiles
             if self._lost is None:
                 self.trim()
                 self._lost = "the GPU device was destroyed; load the program again"
@@ -280,7 +275,6 @@ class Device:
 
 
 _devices: dict[tuple[str, int, Limits, bool, bool, bool], Device] = {}
-_devices_lock = threading.Lock()
 
 
 def open_device(
@@ -295,7 +289,8 @@ def open_device(
     """The device of an adapter, opened once per process and options. `limits="browser"` asks for WebGPU's defaults."""
     info = find(device, engine)
     key = (info.engine, info.index, limits, f16, subgroups, matrices)
-    with _devices_lock:
+
+    def opened() -> Device:
         found = _devices.get(key)
         if found is None or found.lost:
             try:
@@ -304,6 +299,8 @@ def open_device(
                 raise NoAdapter(f"{info} cannot be opened: {error}") from error
             _devices[key] = found
         return found
+
+    return threads.opening().do(opened)
 
 
 @atexit.register
@@ -330,5 +327,6 @@ def _target(info: AdapterInfo, limits: Given, *, f16: bool, subgroups: bool, mat
         f16=f16,
         subgroups=subgroups,
         matrices=matrices,
+        kept_bytes=(memory.available_bytes(info) or 0) // KEPT if matrices and info.type == "discrete" else 0,
         device_class=class_of(info),
     )

@@ -51,10 +51,9 @@ def configure(environ: MutableMapping[str, str] = os.environ) -> None:
 
 def load_loader() -> bool:
     """Whether the Vulkan loader can be loaded; from then on wgpu finds it by its name."""
-    names = ["libvulkan.so.1", _find("libvulkan.so.1"), ctypes.util.find_library("vulkan")]
-    for name in names:
+    for name in (lambda: "libvulkan.so.1", lambda: _find("libvulkan.so.1"), lambda: ctypes.util.find_library("vulkan")):
         try:
-            ctypes.CDLL(str(name), mode=ctypes.RTLD_GLOBAL)
+            ctypes.CDLL(str(name()), mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
         return True

@@ -16,6 +16,7 @@ from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
 from .held import Handle, Words
+from .threads import Lock
 from .webgpu import Source, WebGPU
 
 Progress: TypeAlias = Callable[[str, int, int], object]  # is told what is going on, how much is done, of how much
@@ -46,9 +47,20 @@ class PipelineCache:
         self._layouts: dict[tuple[Access, ...], tuple[Handle, Handle]] = {}  # bind group's, pipeline's
         self._alive: dict[_Key, ref[Pipeline]] = {}  # without callbacks: an interrupt that arrives in one is lost
         self._recent: dict[_Key, Pipeline] = {}  # used last comes last
+        self.lock = Lock()  # held while anything compiles
+
+    def found(self, kernels: Sequence[Kernel]) -> list[Pipeline] | None:
+        """Those that are there, if all are."""
+        with self.lock:
+            found = [self._found(self._key(kernel)) for kernel in kernels]
+            return None if None in found else [self.get(kernel) for kernel in kernels]
 
     def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[Pipeline]:
         """Several at once: those that are new compile side by side, which takes a driver a tenth of the time."""
+        with self.lock:
+            return self._get_all(kernels, progress)
+
+    def _get_all(self, kernels: Sequence[Kernel], progress: Progress) -> list[Pipeline]:
         new = {key: k for k in kernels if self._found(key := self._key(k)) is None}
         made: list[Handle] = []
         if len(new) > 1:
@@ -105,7 +117,8 @@ class PipelineCache:
         if line < 1:
             return KernelError(f"kernel {kernel.name} does not compile: {said}")
         text = _line(kernel.wgsl.splitlines(), line)
-        return KernelError(f"kernel {kernel.name} does not compile at line {line}, column {column}: {said}\n  {text}")
+        where = f"at line {line}, column {column}"
+        return KernelError(f"kernel {kernel.name} does not compile {where}: {said}", f"  {text}")
 
 
 def _line(lines: Sequence[str], number: int) -> str:

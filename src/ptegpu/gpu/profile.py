@@ -45,8 +45,8 @@ def pass_time(session: Session, prepared: Prepared, inputs: Sequence[Given]) -> 
 
 
 def launches(plan: Plan) -> list[tuple[str, Dispatch]]:
-    """The dispatches that run, each with the name of its kernel: all but the empty ones."""
-    return [(plan.kernels[d.kernel].name, d) for d in plan.dispatches if 0 not in d.grid]
+    """The dispatches that run, each with the name of its kernel: all but the empty ones, and those that ran before."""
+    return [(plan.kernels[d.kernel].name, d) for d in plan.dispatches if 0 not in d.grid and not d.once]
 
 
 def busy(spans: Sequence[Span]) -> list[Span]:

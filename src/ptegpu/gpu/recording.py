@@ -22,12 +22,12 @@ State = Literal["held", "submitted", "dropped"]
 class Staging:
     """Where results come back. Runs of one recording share it, and its mapping."""
 
-    __slots__ = ("_view", "buffer", "used", "users")
+    __slots__ = ("_counted", "buffer", "used", "users")
 
     def __init__(self, buffer: GpuBuffer) -> None:
         self.buffer = buffer
         self.used = self.users = 0
-        self._view: memoryview | None = None
+        self._counted = False
 
     def take(self, nbytes: int) -> int:
         """A place for the results of one more run."""
@@ -38,16 +38,15 @@ class Staging:
 
     def view(self, device: Device) -> memoryview:
         """All results, when their work is done."""
-        if self._view is None:
-            self._view = self.buffer.read(device, self.used)
-            device.counters.readbacks += 1
-        return self._view
+        view = self.buffer.read(device, self.used)
+        device.counters.readbacks += not self._counted
+        self._counted = True
+        return view
 
     def leave(self) -> bool:
         """One user less; whether the buffer is free, and unmapped, now."""
         self.users -= 1
-        if self.users == 0 and self._view is not None:
-            self._view = None
+        if self.users == 0 and self.buffer.state == "mapped":
             self.buffer.unmap()
         return self.users == 0
 

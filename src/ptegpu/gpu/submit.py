@@ -38,9 +38,9 @@ class Commands:
 
 def submit(device: Device, commands: Commands | None = None) -> None:
     """Starts recorded work, after the writes before it; without any, the writes alone."""
-    device.check_alive()
     if device.info.type == "software":
         device.api.drain()  # for the work before: such a driver waits in the submit, deaf to signals
+    device.check_alive()
     recorded = [] if commands is None else commands.take()
     device.api.submit(recorded)
     device.counters.submits += max(1, len(recorded))

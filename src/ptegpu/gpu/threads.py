@@ -1,44 +1,203 @@
-"""Threads that stay until the process ends.
+"""Threads of ours, which stay until the process ends, and work that is done in them.
 
-One that ends runs code of Python's own in whoever lets go of it last, and an interrupt that arrives there is lost.
+Python runs signal handlers in the main thread, and its own tools for threads (futures, conditions, events) keep a lock
+for ever where a handler raises in them. Here whoever waits touches locks and queues only, which are written in C. What
+is done in a thread of ours, with the callbacks and finalizers in it, is never interrupted.
+
+A process that is forked has none of these threads, nor those of the drivers. Once there were any, all that waits for
+them, or takes a `Lock`, raises there.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
+from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, Generic, NoReturn, TypeVar
+
+from ..errors import Closed, DeviceLost
+from ..limits import tick
+from . import held
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_ASIDE = 8  # pieces of work
+_TURN = 0.1  # seconds of one wait: where another thread gets the signal, the main thread hears of it after that
+_running: dict[int, Job[Any]] = {}  # by id
+_state = {"leaving": False, "forked": False}
+
+
+class Lock(RLock):  # type: ignore[misc]
+    """The only kind of lock that is held while a GPU is used."""
+
+    __slots__ = ()
+
+
+class Wake(Lock):  # type: ignore[misc]
+    """A lock with which others wake the one thread of ours that waits, as a condition does."""
+
+    __slots__ = ("_bell",)
+
+    def __init__(self) -> None:
+        self._bell = allocate_lock()
+        self._bell.acquire()
+
+    def notify(self) -> None:
+        """Who calls it has taken the lock."""
+        if self._bell.locked():
+            self._bell.release()
+
+    def wait(self) -> None:
+        """Who calls it has taken the lock once."""
+        self.release()
+        self._bell.acquire()
+        self.acquire()
+
+
+class Job(Generic[R]):
+    """Work for a thread. `result` waits for it; if that is interrupted, the work goes on."""
+
+    __slots__ = ("_begun", "_ended", "_error", "_made", "_work", "done", "dropped", "ident")
+
+    def __init__(self, work: Callable[[], R]) -> None:
+        self.done = False
+        self.dropped = False  # whether nobody wants to know any more
+        self.ident = 0  # of the thread that does it
+        self._work: Callable[[], R] | None = work
+        self._made: R | None = None
+        self._error: BaseException | None = None
+        self._begun, self._ended = allocate_lock(), allocate_lock()  # taken when it is begun; free when it has ended
+        self._ended.acquire()
+
+    def run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            assert self._work is not None
+            self.ident = get_ident()
+            if _state["leaving"]:
+                raise Closed("the process ends")
+            self._made = self._work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._work = None
+            self.done = True
+            self._ended.release()
+
+    def cancel(self) -> bool:
+        """Whether it had not begun, and never will."""
+        return self._begun.acquire(blocking=False)
+
+    def wait(self) -> None:
+        while not self.done:
+            tick()
+            self._ended.acquire(timeout=_TURN)
+
+    def result(self) -> R:
+        self.wait()
+        if self._error is None:
+            return self._made  # type: ignore[return-value]
+        try:
+            raise self._error
+        finally:
+            del self  # which the error's traceback would hold
+
+
+class Pool:
+    """Threads that take turns with the jobs they are given."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._idents: list[int] = []
+        self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
+
+    @property
+    def started(self) -> bool:
+        return bool(self._idents)
+
+    def begin(self, work: Callable[[], R]) -> Job[R]:
+        job = Job(work)
+        self.put(job)
+        return job
+
+    def put(self, job: Job[Any]) -> None:
+        if _state["forked"]:
+            raise _forked()
+        if len(self._idents) < self._threads:
+            self._idents.append(start_new_thread(_serve, (self._jobs,)))
+        self._jobs.put(job)
+
+    def do(self, work: Callable[[], R]) -> R:
+        """Waits for it, too. A thread of the pool does it itself."""
+        return work() if get_ident() in self._idents and not _state["forked"] else self.begin(work).result()
+
+    def in_turn(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """The results, in the order of the items. Once one fails, or nobody wants more, no further item is begun."""
+        jobs = [self.begin(lambda item=item: work(item)) for item in items]  # type: ignore[misc]
+        try:
+            for job in jobs:
+                yield job.result()
+        finally:
+            for job in [job for job in jobs if not job.cancel()]:
+                job.wait()
+
+
+def _serve(jobs: SimpleQueue[Job[Any]]) -> None:
+    while True:
+        job = jobs.get()
+        _running[id(job)] = job
+        job.run()
+        del _running[id(job)], job
 
 
 @cache
-def pool(name: str, threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, f"ptegpu-{name}")
+def pool(name: str, threads: int = 1) -> Pool:
+    return Pool(threads)
 
 
-@contextmanager
-def aside(work: Callable[[], R]) -> Iterator[Callable[[], R]]:
-    """A block beside which `work` is done; what it is given waits for the result. It ends when both are done."""
-    future = pool("aside", _ASIDE).submit(work)
-    try:
-        yield future.result
-    finally:
-        wait([future])
+def alone(work: Callable[[], R]) -> Job[R]:
+    """Begins it in a thread of its own. The process ends without waiting for that."""
+    job = Job(work)
+    start_new_thread(job.run, ())
+    return job
 
 
-def in_turn(threads: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """The results, in the order of the items. Once one fails, or nobody wants more, no further item is begun."""
-    futures = [threads.submit(work, item) for item in items]
-    try:
-        for future in futures:
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
-        wait(futures)
+def opening() -> Pool:
+    """The one thread in which adapters are looked for and devices opened."""
+    return pool("opening")
+
+
+@atexit.register
+def _leave() -> None:
+    """The process ends when what runs has ended: a library may not be unloaded under a thread."""
+    _state["leaving"] = True
+    for job in [*_running.values()]:
+        job.wait()
+
+
+def _forked() -> DeviceLost:
+    return DeviceLost(
+        "this process was forked from one that had started the GPU, which cannot be used in both; "
+        'start it with "spawn", or before the first load'
+    )
+
+
+def _refuse(_: Lock) -> NoReturn:
+    raise _forked()
+
+
+def _in_a_child() -> None:
+    _running.clear()
+    if opening().started:
+        _state["forked"] = True
+        Lock.__enter__ = _refuse  # type: ignore[assignment, method-assign]
+        held.disown_all(gc.get_objects())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_child)

@@ -7,6 +7,7 @@ much as one before it allocates nothing, and its bytes are copied once by the ho
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,11 +36,11 @@ def room(nbytes: int) -> int:
 class Arena:
     """A buffer to write into, from its start on, until its work is submitted."""
 
-    __slots__ = ("_used", "_view", "buffer", "request")
+    __slots__ = ("_used", "buffer", "request")
 
     def __init__(self, buffer: GpuBuffer) -> None:
         self.buffer, self.request = buffer, Request(buffer.api, "WGPUBufferMapCallback")
-        self._used, self._view = 0, buffer.writable()
+        self._used = 0
 
     @property
     def left(self) -> int:
@@ -47,15 +48,15 @@ class Arena:
 
     def put(self, data: np.ndarray) -> int:
         """Where the elements are, in their order; a tail of 1 to 3 bytes is padded with zeros."""
-        at, nbytes = self._used, data.nbytes
+        at, nbytes, view = self._used, data.nbytes, self.buffer.writable()
         end = at + ((nbytes + 3) & ~3)
         self._used += room(nbytes)
         if nbytes <= _FEW:
-            self._view[at:end] = data.tobytes().ljust(end - at, b"\0")
+            view[at:end] = data.tobytes().ljust(end - at, b"\0")
             return at
         if nbytes & 3:
-            self._view[at + nbytes : end] = bytes(-nbytes & 3)
-        target: np.ndarray = np.ndarray(data.shape, data.dtype, self._view, at)
+            view[at + nbytes : end] = bytes(-nbytes & 3)
+        target: np.ndarray = np.ndarray(data.shape, data.dtype, view, at)
         if nbytes < _BY_THREADS or not data.flags.c_contiguous or _THREADS == 1:
             np.copyto(target, data)
         else:
@@ -64,12 +65,11 @@ class Arena:
 
     def close(self) -> None:
         """The work that copies from it may be submitted."""
-        self._view = memoryview(b"")
         self.buffer.unmap()
 
     def open(self) -> None:
         """It is mapped again."""
-        self._used, self._view = 0, self.buffer.writable()
+        self._used = 0
 
 
 class Uploads:
@@ -102,9 +102,9 @@ class Uploads:
             (self._free or self._asked).pop(0).buffer.destroy()
 
     def clear(self) -> None:
-        for arena in (*self._free, *self._asked):
-            arena.buffer.destroy()
-        self._free, self._asked = [], []
+        for arenas in (self._free, self._asked):
+            while arenas:
+                arenas.pop().buffer.destroy()
 
     def _found(self, nbytes: int) -> Arena | None:
         for arena in [a for a in self._asked if a.request.answer]:
@@ -128,5 +128,5 @@ def _copy_by_threads(arena: Arena, target: np.ndarray, data: np.ndarray) -> None
         np.copyto(target[first : first + step], data[first : first + step])
 
     pool = threads.pool("upload", _THREADS)
-    for done in [pool.submit(copy, first, arena) for first in range(0, data.size, step)]:
-        done.result()
+    for job in [pool.begin(partial(copy, first, arena)) for first in range(0, data.size, step)]:
+        job.result()

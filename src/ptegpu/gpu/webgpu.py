@@ -20,6 +20,7 @@ from _cffi_backend import callback as c_callback  # type: ignore[import-untyped]
 from _cffi_backend import gcp
 
 from ..errors import DeviceError, OutOfMemory
+from ..limits import tick
 from ..plan.dialect import Dialect
 from ..plan.plan import Access
 from . import held
@@ -292,6 +293,7 @@ class WebGPU:
             while not done(polled):
                 waited = time.perf_counter() - began
                 if waited > self.spin:
+                    tick()
                     time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
                 polled = poll()
 
@@ -319,14 +321,21 @@ class WebGPU:
             self.lib.wgpuBufferMapAsync(buffer, mode, 0, nbytes, request.info[0])
 
     def mapped(self, buffer: Handle, nbytes: int) -> memoryview:
-        """The first bytes of a mapped buffer: a view that `unmap` ends. wgpu-native aborts where it is not mapped."""
+        """The first bytes of a mapped buffer: a view that `unmap` ends, and with Dawn the loss of the device. So it is
+        used before the next call. wgpu-native aborts where it is not mapped."""
         # void const * wgpuBufferGetConstMappedRange(WGPUBuffer, size_t offset, size_t size)
-        return memoryview(self.ffi.buffer(self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes))
+        return self._view(self.lib.wgpuBufferGetConstMappedRange(buffer, 0, nbytes), nbytes)
 
     def writable(self, buffer: Handle, nbytes: int) -> memoryview:
         """The same of a buffer that is mapped to write into it."""
         # void * wgpuBufferGetMappedRange(WGPUBuffer, size_t offset, size_t size)
-        return memoryview(self.ffi.buffer(self.lib.wgpuBufferGetMappedRange(buffer, 0, nbytes), nbytes)).cast("B")
+        return self._view(self.lib.wgpuBufferGetMappedRange(buffer, 0, nbytes), nbytes)
+
+    def _view(self, start: Any, nbytes: int) -> memoryview:
+        if start == self.ffi.NULL:
+            self.check_alive()
+            raise DeviceError("a buffer is not mapped")
+        return memoryview(self.ffi.buffer(start, nbytes)).cast("B")
 
     def unmap(self, buffer: Handle) -> None:
         with self.checked():

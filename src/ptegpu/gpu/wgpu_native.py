@@ -102,7 +102,7 @@ class WgpuNative(WebGPU):
 
     def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
         made: list[Handle] = []
-        for handle in threads.in_turn(threads.pool("compile", _THREADS), self.pipeline, sources):
+        for handle in threads.pool("compile", _THREADS).in_turn(self.pipeline, sources):
             made.append(handle)
             told(len(made))
         return made

@@ -19,9 +19,8 @@ from .registry import Dispatch, Scratch, Step
 if TYPE_CHECKING:
     from .attending import Attention, Sizes
 
-BY_DEFAULT = False  # with caches and halves, once a GPU with matrices has shown that it is right and faster
 FEWEST = 48  # rows of a key-value head, below which tiles are too empty
-WORTH = 1 << 27  # multiply-adds below which four dispatches take longer than one (a guess)
+WORTH = 1 << 27  # multiply-adds below which four dispatches take longer than one (as fast at 2^29, H200)
 
 
 class Prepared(NamedTuple):
@@ -36,7 +35,9 @@ def serves(form: Form, places: tuple[Sizes, ...], target: Target) -> bool:
     qs, ks, vs, _ = places
     if not has(target) or form.mask or not form.quads or any(x.dim % 16 or x.dim > kernels.DIM for x in (qs, vs)):
         return False
-    if target.precision == "auto" and not (BY_DEFAULT and (form.cached or form.k is form.v is DType.F16)):
+    if target.precision == "exact":
+        return False
+    if target.precision == "auto" and not (form.cached or form.k is form.v is DType.F16):
         return False
     if not kernels.tile_keys(form.dim, form.value_dim, target) or target.max_storage_buffers < 7:
         return False

@@ -25,6 +25,7 @@ from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
+from .fits import Fits, parsed
 from .schema import Number, Options, Parameter, Schema, SymInt, parameters_of  # noqa: F401  (for the families)
 
 NONSENSE = (ArithmeticError, LookupError, ValueError)  # what Python raises where a program's numbers make no sense
@@ -40,10 +41,14 @@ class Out:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A temporary that lives for this node only; the `yield` returns it as a Tensor."""
+    """A temporary that lives for this node only; the `yield` returns it as a Tensor.
+
+    With a key in `kept`, what is written to it may stay: whoever has the same key has the same tensor.
+    """
 
     shape: Sequence[int]
     dtype: DType
+    kept: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,8 @@ class Dispatch:
     """One kernel launch over `groups` workgroups. `params` may hold Syms for parameters of type `sym`.
 
     For profiles: `flops` of products, convolutions and attention; `read_bytes` and `write_bytes` where a launch needs
-    less than its operands hold; `label` where it is not the node's name that says what is computed.
+    less than its operands hold; `label` where it is not the node's name that says what is computed. `once`: it makes
+    the same of constants in every run, so that it need not be repeated if what it writes is kept.
     """
 
     kernel: KernelSpec
@@ -74,6 +80,7 @@ class Dispatch:
     read_bytes: int | None = None
     write_bytes: int | None = None
     label: str = ""
+    once: bool = False
 
 
 class Bounded(NamedTuple):
@@ -117,7 +124,7 @@ class Traits:
     positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on: a new value reruns no rule
 
     # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
-    dtypes: tuple[DType, ...] = ()  # of the first tensor; empty: any that a GPU holds
+    fits: Fits | None = None  # what its tensors must be; None: any that a GPU holds. Given as text: see `fits.py`
     wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
     moves: bool = False  # results have elements of the first argument only, in any order and number; so it is wide
     serves: Serves | None = None  # whether the GPU takes a call: of bound arguments, tensors as the program declares
@@ -161,24 +168,34 @@ class OpDef(Traits, Schema):
         return found
 
     @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Those of the first tensor that the GPU takes; empty: all."""
+        return () if self.fits is None else self.fits.first
+
+    @property
     def by_shape(self) -> bool:
         """Whether it computes a scalar from shapes and scalars, without looking at any elements."""
         return self.sym is not None and not self.reads
 
-    def infer(self, args: Sequence[Arg], outs: Sequence[Tensor]) -> list[Shape]:
-        """Live output shapes from live input shapes: the rule runs up to its last `Out`."""
+    def infer(self, args: Sequence[Arg], outs: Sequence[Tensor], *, any_dtype: bool = False) -> list[Shape]:
+        """Live output shapes from live input shapes: the rule runs up to its last `Out`. With `any_dtype`, the outputs
+        may be of other dtypes than the GPU would give."""
         try:
-            return self._infer(args, outs)
+            return self._infer(args, outs, any_dtype)
         except PtegpuError:
             raise
         except (*NONSENSE, TypeError, StopIteration) as e:
             raise _refused(args, e) from e
 
-    def _infer(self, args: Sequence[Arg], outs: Sequence[Tensor]) -> list[Shape]:
+    def _infer(self, args: Sequence[Arg], outs: Sequence[Tensor], any_dtype: bool) -> list[Shape]:
         values = self.bind(args)
         if self.view is not None:
             return [tuple(self.view(*values))]
         assert self.steps is not None
+        named = {p.name: value for p, value in zip(self.parameters, values, strict=True)}
+        if self.fits is not None and not any_dtype:
+            self.fits.check_dtypes(named)
+            self.fits.check_sizes(named)
         steps = self.steps(*values, **self.extras(Target(), outs))
         shapes: list[Shape] = []
         step = next(steps)
@@ -186,7 +203,9 @@ class OpDef(Traits, Schema):
             if not isinstance(step, Out) or len(shapes) == len(outs):
                 raise TypeError(f"{self.name}: the rule must yield {len(outs)} Outs before anything else")
             out = outs[len(shapes)]
-            if step.dtype is not None and step.dtype is not out.dtype:
+            if step.dtype is None and self.fits is not None and not any_dtype:
+                self.fits.check_result(len(shapes), out, named)
+            if step.dtype is not None and step.dtype is not out.dtype and not any_dtype:
                 raise InvalidProgram(
                     f"{self.name}: the result is {step.dtype.value}, the program says {out.dtype.value}"
                 )
@@ -303,7 +322,11 @@ def define(names: Iterable[str], rule: Callable[..., Any], kind: str, **traits: 
     places = {p.name: k for k, p in enumerate(parameters)}
     for trait in ("mutates", "positions", "splits"):
         traits[trait] = tuple(places[name] for name in traits.get(trait, ()))
-    traits |= {"dtypes": tuple(traits.get("dtypes", ())), "wide": traits.get("wide") or traits.get("moves", False)}
+    tensors = [
+        p.name for p in parameters if Tensor in p.kinds or any(Tensor in k for k in p.kinds if isinstance(k, frozenset))
+    ]
+    traits["fits"] = parsed(traits["fits"], tensors) if "fits" in traits else None
+    traits["wide"] = traits.get("wide") or traits.get("moves", False)
     traits |= {kind: rule, "doc": inspect.getdoc(rule) or ""}
     signature = inspect.signature(rule).parameters.values()
     wants = frozenset(p.name for p in signature if p.kind is p.KEYWORD_ONLY)

@@ -104,6 +104,7 @@ class Dispatch:
     write_bytes: Number = 0
     flops: Number = 0  # operations of matrix products, convolutions and attention; 0 for others
     patches: tuple[Patch, ...] = ()
+    once: bool = False  # what it writes is the same in every run, and stays: a runner need not repeat it
 
     @property
     def nbytes(self) -> int:

@@ -68,6 +68,25 @@ class _Proof:
         self.that(bool(plan.families), "there is nothing that it runs")
         for k, family in enumerate(plan.families):
             self.family(k, family)
+        self.kept()
+
+    def kept(self) -> None:
+        """What is made once is made of constants, and nobody else writes it."""
+        all_ = [(d, plan.kernels[d.kernel].access) for plan in [self.plan] for f in plan.families for d in _all(f)]
+        made: dict[int, Dispatch] = {}
+        others: set[int] = set()
+        for d, access in all_:
+            written = {b.buffer for b, how in zip(d.bindings, access) if how == "write"}
+            if not d.once:
+                others |= written
+                continue
+            read = {b.buffer for b, how in zip(d.bindings, access) if how == "read"}
+            whole = not d.patches and all(isinstance(n, int) for n in d.grid)
+            constant = all(self.plan.buffers[b].role == "constant" for b in read)
+            self.that(whole and constant and bool(written), f"{d.label[:40]} is not the same in every run")
+            made.update(dict.fromkeys(written, d))
+        roles = all(self.plan.buffers[b].role == "temp" for b in made)
+        self.that(roles and not others & made.keys(), "what it makes once does not stay")
 
     def that(self, holds: bool, what: str) -> None:
         if not holds:

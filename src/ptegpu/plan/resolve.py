@@ -139,7 +139,7 @@ def evaluated(plan: Plan, shapes: Shapes, item: Item, resolver: Resolver | None 
                     put(images[params.index(bound.buffer)], d.patches, values)
             figures = plain(d.read_bytes), plain(d.write_bytes), plain(d.flops)
             grid = (plain(d.grid[0]), plain(d.grid[1]))
-            dispatches.append(Dispatch(d.kernel, d.bindings, grid, d.label, *figures))
+            dispatches.append(Dispatch(d.kernel, d.bindings, grid, d.label, *figures, once=d.once))
         steps.append((Choice((), tuple(dispatches)),))
     outputs = tuple(
         replace(o, shape=tuple(map(plain, o.shape))) if isinstance(o, Port) else plain(o) for o in family.outputs

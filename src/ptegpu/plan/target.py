@@ -71,6 +71,7 @@ class Target:
     matrices: tuple[str, ...] = ()  # what subgroups multiply: inputs, sums, rows x columns x depth ("f16 f32 16x16x16")
     precision: Precision = "auto"
     cache: Cache = "f32"
+    kept_bytes: int = 0  # that may be taken to keep what is made of weights, in the form that kernels want
     few_rows: int = 8  # up to which products with packed weights have kernels of their own: fast, and large
     device_class: DeviceClass = CLASSES["discrete"]
 

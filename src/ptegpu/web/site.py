@@ -21,6 +21,7 @@ import ptegpu
 
 from ..compiler.program import read_source
 from ..errors import ExportError, InvalidInput, UnsupportedProgram
+from ..files import read
 from ..llm.compiling import GENERATE
 from ..llm.compiling import compile as compile_language_model
 from ..plan.bundle import Bundle, Outer
@@ -28,6 +29,7 @@ from ..plan.read import is_bundle
 from ..plan.save import MANIFEST, save_web
 from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
+from ..printing import shown
 from .check import Check, make_check
 from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files
 
@@ -117,19 +119,19 @@ def make_site(
     file = saved.file if saved is not None else read_source(path)
     chosen = choose(file, page, generates=saved is None or GENERATE in saved.methods[0])
     _fits(chosen, labels=labels, mean=mean, std=std, tokenizer=tokenizer, examples=examples)
-    told: dict[str, Any] = {"title": title or path.stem, "page": chosen.name}
+    told: dict[str, Any] = {"title": shown(title or path.stem), "page": chosen.name}
     content: dict[str, bytes] = {}
     about: dict[str, Any] = {}
     if chosen.name == "chat":
         about["language"], found = language(chosen, path, tokenizer, examples)
-        content |= {name: source.read_bytes() for name, source in found.items()}
+        content |= {name: read(source, InvalidInput) for name, source in found.items()}
     made = saved or _compile(path, data, wanted, targets, chosen, tell)
     bundle = _kept(made, chosen)
     method = default_method(list(bundle.methods[0]))
     if chosen.name == "image":
         about["image"] = image(chosen, bundle.methods[0][method], labels, mean, std)
     told |= {"method": method, "made": f"ptegpu {ptegpu.__version__}"}
-    told |= {"model": {"file": path.name, "bytes": file.nbytes}} | about
+    told |= {"model": {"file": shown(path.name), "bytes": file.nbytes}} | about
     tell("Reference", 0, 1)
     reference: Check | str = "it was not asked for"
     if check:
@@ -140,7 +142,7 @@ def make_site(
     tell("Reference", 1, 1)
     for name in page_files(FILES, chosen.name, chats=about.get("language", {}).get("chat", False)):
         content[name] = (FILES / name).read_bytes()
-    content["index.html"] = _filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
+    content["index.html"] = filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
     lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in told.items())
     content[SITE] = ("{" + ",\n ".join(lines) + "}\n").encode()
     variants = _write(bundle, content, folder, tell)
@@ -168,7 +170,7 @@ def check_output(folder: Path) -> None:
 def _is_site(folder: Path) -> bool:
     try:
         told = json.loads((folder / SITE).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(told, dict) and str(told.get("made")).startswith("ptegpu ")
 
@@ -225,7 +227,8 @@ def _description(page: Page, title: str) -> str:
     return f"{title}: {what} that runs on your own GPU, in this page. Nothing that you enter leaves it."
 
 
-def _filled(page: Name, title: str, description: str) -> bytes:
+def filled(page: Name, title: str, description: str) -> bytes:
+    """The HTML of a page."""
     text = (FILES / f"{page}.html").read_text("utf-8")
     values = {"title": title, "description": description}
     return re.sub(r"\{\{(\w+)\}\}", lambda found: html.escape(values[found[1]]), text).encode()
