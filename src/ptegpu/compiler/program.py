@@ -16,6 +16,7 @@ from ..format import read_program
 from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Linear, Var, variables
+from ..limits import Budget, Limits
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
@@ -54,6 +55,7 @@ def compile(
     points: Mapping[str, Points] | None = None,
     precision: Precision | None = None,
     cache: Cache | None = None,
+    limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
@@ -74,16 +76,17 @@ def compile(
     if cache is not None:
         check_cache(cache)
         wanted = tuple(replace(target, cache=cache) for target in wanted)
-    file = read_source(source)
-    cuts = cut_methods(file, data, methods, append, also)
+    budget = Budget(limits)
+    with budget.spending("compiling it"):
+        file = read_source(source)
     made, planners = [], {}
-    for number, target in enumerate(wanted):
-        outers, found = plan_methods(cuts, target, sizes, points, progress)
+    for number, target in enumerate(wanted):  # planning splits constants: each target begins anew
+        with budget.copy().spending("compiling it"):
+            cuts = cut_methods(file, data, methods, append, also)
+            outers, found = plan_methods(cuts, target, sizes, points, progress)
         made.append(outers)
         if number == 0:
             planners = found
-        if number + 1 < len(wanted):  # planning splits constants: the next target begins anew
-            cuts = cut_methods(file, data, methods, append, also)
     return Bundle(file, wanted, tuple(made), planners)
 
 
@@ -156,10 +159,11 @@ def plan_methods(
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
+    names: dict[ConstantKey, str] | None = None,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
-    """Each method planned for a target, and what traces its plans further."""
+    """Each method planned for a target, and what traces its plans further. `names` are those that constants have."""
     _check_names(cuts, sizes or {})
-    names: dict[ConstantKey, str] = {}
+    names = {} if names is None else names
     outers, planners = {}, {}
     total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
     for name, cut in cuts.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -112,7 +111,7 @@ class Device:
         self.info, self.limits = info, limits
         if info.type != "software":  # whose work would have to share the processor with who waits
             self.api.spin = _SPIN
-        self.lock = threading.RLock()
+        self.lock = threads.Lock()
         self.counters = Counters()
         self.traffic = Traffic()
         self.pool, self.uploads = BufferPool(), Uploads(self)
@@ -247,7 +246,7 @@ class Device:
 
     def destroy(self) -> None:
         """Ends the device; what still uses it raises DeviceLost from then on."""
-        with self.lock:
+        with self.lock, self._pipelines.lock:  # Dawn dies where a device is destroyed under a thread that compiles
             if self._lost is None:
                 self.trim()
                 self._lost = "the GPU device was destroyed; load the program again"

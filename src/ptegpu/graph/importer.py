@@ -10,6 +10,7 @@ from ..dtypes import DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd, pte
 from ..format.delegate import BlobGraph, read_delegate
+from ..limits import spend, tick
 from .ends import Ids, ends
 from .graph import Shape
 from .inline import inline
@@ -32,7 +33,7 @@ class _Importer:
     def __init__(self, method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None) -> None:
         self.method, self.named_data, self.mutates, self.path = method, named_data, mutates, path
         self.slots: dict[int, Var] = {}
-        self.blobs: dict[int, BlobGraph] = {}
+        self.blobs: dict[tuple[int, int], BlobGraph] = {}
         self.owners: dict[tuple[int, int], int] = {}  # place in planned memory → the value last written there
         self.known: set[int] = set()  # values that have been written
         self._check_supported()
@@ -94,6 +95,8 @@ class _Importer:
         jumps: list[tuple[int, int]] = []  # (position in code, instruction of the chain it goes to)
         for number, (instruction, reads, writes) in enumerate(chain):
             starts.append(len(code))
+            if not isinstance(instruction, pte.DelegateCall):  # whose calls are counted as they are inlined
+                spend("nodes", 1, f"method {self.method.name}")
             self._find_views(reads, code)
             for value_id in writes:
                 self._write(value_id)
@@ -187,6 +190,8 @@ class _Importer:
         value = self.method.values[value_id]
         if isinstance(value, pte.Tensor):
             return self.slots.setdefault(value_id, self._tensor(value_id, value))
+        if isinstance(value, pte.IntList | pte.TensorList | pte.FloatList | pte.BoolList):
+            spend("items", len(value.items), f"method {self.method.name}")
         if isinstance(value, pte.IntList):
             return tuple(self.operand(i) for i in value.items)
         if isinstance(value, pte.TensorList):
@@ -270,10 +275,12 @@ class _Importer:
         return Move(source, target)
 
     def _blob(self, index: int) -> BlobGraph:
-        if index not in self.blobs:
-            delegate = self.method.delegates[index]
-            self.blobs[index] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
-        return self.blobs[index]
+        delegate = self.method.delegates[index]
+        place = delegate.offset, len(delegate.blob)  # which several may share
+        if place not in self.blobs:
+            tick()
+            self.blobs[place] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
+        return self.blobs[place]
 
     def _delegate(self, index: int, ids: Ids, outs: Ids) -> list[Instruction]:
         given, results = [self.operand(i) for i in ids], [self.slot(i) for i in outs]
