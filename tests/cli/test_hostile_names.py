@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -183,8 +184,15 @@ def test_a_command_line_is_shown_safely(line: list[str], invoke: Invoke) -> None
     check(ended.err)
 
 
-def test_what_a_model_writes_does_not_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    for piece in ("a\tb\r\n", "\x1b]0;PWNED\x07", "\x9b2J\r", "\u202e🙂\u200d\n"):
+def test_what_a_model_writes_does_not_steer_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = ("a\tb\r\n", "\x1b]0;PWNED\x07", "\x9b2J\r", "\u202e🙂\u200d\n")
+    for piece in pieces:
+        write(piece)
+    assert "".join(pieces) == capsys.readouterr().out  # a pipe, or a file
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for piece in pieces:
         write(piece)
     assert "a\tb\n" + r"\x1b]0;PWNED\x07\x9b2J\r\u202e" + "🙂\u200d\n" == capsys.readouterr().out
 
