@@ -8,6 +8,8 @@ ARGS ?=
 BIN := .venv/bin
 ON_DAWN := tests/dawn tests/gpu tests/test_few.py tests/runtime/test_indices.py
 PIP := $(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt
+# A worker is one core's work: PyTorch's threads would only wait for each other, busily.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: help demo web-demo test test-dawn test-web test-quick lint types format bench clean
@@ -24,15 +26,16 @@ demo: .venv/.base .venv/.vulkan ## let the bundled language model tell a tale
 web-demo: .venv/.base ## make a web page of the bundled language model, and serve it
 	@mkdir -p build && $(BIN)/ptegpu web demo -o build/web-demo --serve
 
+# What is in few.zip is in the tables of tests/ops, too: it runs on Dawn, and where there is no PyTorch.
 test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorch
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS) tests
-	@$(MAKE) --no-print-directory test-dawn
-	@$(MAKE) --no-print-directory test-web
+	$(PYTEST) -n $(WORKERS) --dist worksteal --ignore tests/test_few.py $(ARGS) tests
+	@mkdir -p build; $(MAKE) --no-print-directory test-web >build/test-web.log 2>&1 & web=$$!; \
+	$(MAKE) --no-print-directory test-dawn; dawn=$$?; wait $$web; web=$$?; cat build/test-web.log; exit $$((dawn + web))
 
 test-dawn: .venv/.test ## run the tests of GPUs and operators on Dawn, on the SwiftShader of Debian's chromium
 	@icd=$$(tools/swiftshader.sh) || { echo "The tests on Dawn are skipped."; exit 0; }; set -x; \
 	VK_DRIVER_FILES=$$icd VK_ICD_FILENAMES=$$icd PTEGPU_ENGINE=dawn \
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS) $(ON_DAWN) || [ $$? = 5 ] # 5: ARGS leave nothing
+	$(PYTEST) -n $(WORKERS) $(ARGS) $(ON_DAWN) || [ $$? = 5 ] # 5: ARGS leave nothing
 
 test-web: .venv/.test .venv/.vulkan ## check and test the browser's runner, under node and in Debian's chromium
 	@tools/node.sh || { echo "The tests of web/ are skipped."; exit 0; }; set -e; \
@@ -40,10 +43,10 @@ test-web: .venv/.test .venv/.vulkan ## check and test the browser's runner, unde
 	web/node_modules/.bin/tsc -p web; node web/build.mjs --check; \
 	node --test --test-timeout=60000 --test-reporter=dot web/test/*.test.mjs; \
 	chromium=$$(tools/chromium.sh) || echo "The tests in a browser are skipped."; \
-	PTEGPU_CHROMIUM=$$chromium $(BIN)/python -m pytest $(ARGS) tests/web/browser || [ $$? = 5 ] # 5: ARGS leave nothing
+	PTEGPU_CHROMIUM=$$chromium $(PYTEST) $(ARGS) tests/web/browser || [ $$? = 5 ] # 5: ARGS leave nothing
 
 test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in about a minute
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -p tests.torchless -m "not slow and not torch" $(ARGS) tests
+	$(PYTEST) -n $(WORKERS) --dist worksteal -p tests.torchless -m "not slow and not torch" $(ARGS) tests
 
 lint: .venv/.dev ## check style
 	$(BIN)/ruff check .

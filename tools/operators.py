@@ -16,6 +16,7 @@ from tests.cases import Case, T, given, graph_of, plan_of, tables, walk
 from tests.oracle import reference
 
 from ptegpu import ops  # noqa: F401  (fills the registry)
+from ptegpu.dtypes import ON_GPU
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.plan.target import Target
 from ptegpu.portable import PORTABLE, PRIMS
@@ -142,7 +143,8 @@ def dtypes(name: str) -> str:
     """The dtypes of the first tensor on the GPU."""
     if name not in REGISTRY or REGISTRY[name].sym:
         return ""
-    return " ".join(SHORT[d.value] for d in REGISTRY[name].dtypes) or "all"
+    taken = REGISTRY[name].dtypes
+    return " ".join(SHORT[d.value] for d in taken) if set(taken) < set(ON_GPU) and taken else "all"
 
 
 def place(name: str) -> str:

@@ -5,16 +5,27 @@ The messages say what went wrong, where, and what to do; `docs/errors.md` lists 
 
 from __future__ import annotations
 
+from .printing import shown, shown_lines
+
 
 class PtegpuError(RuntimeError):
-    """The root: catch this to catch everything ptegpu raises on purpose. A RuntimeError, as ExecuTorch raises."""
+    """The root: catch this to catch everything ptegpu raises on purpose. A RuntimeError, as ExecuTorch raises.
+
+    Its arguments are the lines of the message. They may hold names from files: see `printing` for what becomes of them.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(*shown_lines(lines))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class InvalidProgram(PtegpuError, ValueError):
     """A file is not what it claims to be. The only error a bad `.pte`, `.ptd` or delegate blob can cause."""
 
     def __init__(self, reason: str, *, offset: int | None = None, path: str | None = None) -> None:
-        self.reason, self.offset, self.path = reason, offset, path
+        self.reason, self.offset, self.path = shown(reason), offset, path
         where = f"{path}: " if path else ""
         at = f" (at byte {offset})" if offset is not None else ""
         super().__init__(f"{where}{reason}{at}")

@@ -30,7 +30,6 @@ from ptegpu.cli.console import (
     progress,
     show_table,
     size,
-    visible,
 )
 from ptegpu.errors import InvalidProgram
 
@@ -161,11 +160,6 @@ def test_json_has_only_what_can_be_encoded(capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert out == '{\n  "name": "\\udcff×"\n}\n'
     assert json.loads(out)["name"] == "\udcff×"
-
-
-def test_text_that_would_hide_or_end_a_line_is_escaped() -> None:
-    assert visible("plain, µ × 漢\n") == "plain, µ × 漢\n"
-    assert visible("a\x1b[2J\r\u202e\u200b\ud800\x85") == r"a\x1b[2J\r\u202e\u200b\ud800\x85"
 
 
 ROWS = [["aten.a_long_name.default", 12, "1.5 µs", "why not so many words"], ["x", 1, "2 s", "because"]]

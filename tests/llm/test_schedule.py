@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ptegpu.errors import InvalidInput, QueueFull
 from ptegpu.llm.pages import Pages
-from ptegpu.llm.schedule import Event, Request, Scheduler, Work
+from ptegpu.llm.schedule import LATEST, Event, Request, Scheduler, Work
 
 SIZE = 4
 VOCABULARY = 7
@@ -36,17 +37,20 @@ def alone(request: Request, context: int) -> tuple[list[int], str]:
 
 
 class World:
-    """A scheduler, a cache in pages, and all that ever happened."""
+    """A scheduler, a cache in pages, and all that ever happened. `ahead` runs begin before one is done."""
 
-    def __init__(self, pages: int, context: int, sequences: int, rows: int, beside: int, limit: int) -> None:
+    def __init__(
+        self, pages: int, context: int, sequences: int, rows: int, beside: int, limit: int, ahead: int = 0
+    ) -> None:
         self.pages = Pages(pages, SIZE)
         self.schedule = Scheduler(self.pages, context, sequences, rows, beside, limit)
-        self.context, self.sequences = context, sequences
+        self.context, self.sequences, self.ahead = context, sequences, ahead
         self.memory: list[list[int | None]] = [[None] * SIZE for _ in range(pages)]
         self.made: dict[Request, list[int]] = {}
         self.ends: dict[Request, str] = {}
-        self.work: Work | None = None
-        self.now, self.runs = 0.0, 0
+        self.works: deque[tuple[Work, list[tuple[int, float]]]] = deque()  # on their way, with what they give
+        self.latest = [LATEST] * sequences
+        self.now, self.runs, self.useless = 0.0, 0, 0
 
     def add(self, request: Request) -> None:
         full = len(self.schedule.waiting) >= self.schedule.limit
@@ -81,14 +85,20 @@ class World:
                 self.ends[request] = reason
                 assert request.state == "ended"
 
-    def plan(self) -> None:
+    @property
+    def work(self) -> Work:
+        return self.works[-1][0]
+
+    def plan(self) -> bool:
+        """The next run, which takes place at once; what it gives is told later."""
         keys = dict(self.pages._keys)
-        writing = [r for r in self.schedule.running if r.left == 1]
-        self.work = work = self.schedule.plan()
+        writing = [r for r in self.schedule.running if self.schedule.writes(r)]
+        oldest = self.schedule.running[:1]
+        work = self.schedule.plan()
         if work is None:
-            assert not self.schedule.busy
-            return
-        assert self.schedule.running[0] in work.requests  # the oldest goes on
+            assert self.works or not self.schedule.busy
+            return False
+        assert all(r in work.requests or not self.schedule.writes(r) for r in oldest)  # the oldest goes on
         assert all(r in work.requests or r.state == "waiting" for r in writing)
         decoded = sum(r in writing for r in work.requests)
         assert len(work.rows) == len(work.tokens) <= self.schedule.rows
@@ -96,30 +106,42 @@ class World:
         assert not decoded or len(work.rows) - decoded <= self.schedule.beside
         tables = {r.slot: r for r in work.requests}
         assert len(tables) == len(work.requests)
-        ends: dict[int, int] = {}
+        texts: dict[int, list[int]] = {}
         for (slot, position), token in zip(work.rows, work.tokens):
             request = tables[slot]
-            assert request.tokens[position] == token and ends.get(slot, position) == position
-            ends[slot] = position + 1
+            known = position < len(request.tokens)
+            assert token == (request.tokens[position] if known else LATEST)
+            assert len(texts.get(slot, request.tokens[:position])) == position
+            text = texts[slot] = [*request.tokens[:position], token if known else self.latest[slot]]
             page = request.pages[position // SIZE]
             assert keys.get(page) is None or keys[page] is not self.pages._keys.get(page)  # a known page is not written
-            self.memory[page][position % SIZE] = hash(tuple(request.tokens[: position + 1]))  # as of a deep model
-        assert all(ends[r.slot] == r.computed for r in work.requests)
-        assert work.wanted == [k for k, (slot, p) in enumerate(work.rows) if p + 1 == len(tables[slot].tokens)]
-        self.results = []
-        for k, request in zip(work.wanted, work.whose):
+            self.memory[page][position % SIZE] = hash(tuple(text))  # as of a deep model
+        assert all(len(texts[r.slot]) == r.computed for r in work.requests)
+        results = []
+        for k, request, step in zip(work.wanted, work.whose, work.steps, strict=True):
             slot, position = work.rows[k]
-            assert tables[slot] is request
+            text = texts[slot]
+            assert tables[slot] is request and position + 1 == len(text) == len(request.prompt) + step
             places = [(request.pages[p // SIZE], p % SIZE) for p in range(position + 1)]
             read = [self.memory[page][offset] for page, offset in places]
-            assert read == [hash(tuple(request.tokens[: p + 1])) for p in range(position + 1)]
-            self.results.append(following(request.caller, request.tokens))
+            assert read == [hash(tuple(text[: p + 1])) for p in range(position + 1)]
+            results.append(following(request.caller, text))
+            self.latest[slot] = results[-1][0]
+            assert step < request.max_tokens and not (request.waits and LATEST in work.tokens[k : k + 1])
+        self.works.append((work, results))
         self.runs += 1
+        return True
 
     def done(self) -> None:
-        work, self.work = self.work, None
-        assert work is not None
-        self.told(self.schedule.done(work, [t for t, _ in self.results], [p for _, p in self.results]))
+        work, results = self.works.popleft()
+        before = sum(len(made) for made in self.made.values())
+        self.told(self.schedule.done(work, [t for t, _ in results], [p for _, p in results]))
+        self.useless += len(results) - sum(len(made) for made in self.made.values()) + before
+
+    def step(self) -> None:
+        """As an engine does."""
+        if len(self.works) > self.ahead or not self.plan():
+            self.done()
 
     def check(self) -> None:
         running, waiting = self.schedule.running, self.schedule.waiting
@@ -137,9 +159,8 @@ class World:
     def finish(self) -> None:
         """All that is left, which ends."""
         most = self.runs + 10 + 4 * sum(len(r.tokens) + r.max_tokens for r in self.made if r.state != "ended") ** 2
-        while self.schedule.busy:
-            self.plan()
-            self.done()
+        while self.schedule.busy or self.works:
+            self.step()
             self.check()
             assert self.runs < most
         for request, made in self.made.items():
@@ -162,7 +183,7 @@ def requests(draw: st.DrawFn, context: int) -> Request:
     deadline = draw(st.sampled_from([math.inf, math.inf, 20.0, 3.0]))
     stops = draw(st.sampled_from([frozenset[int](), frozenset({END})]))
     owner, seed = draw(st.sampled_from("ab")), draw(st.integers(0, 2))
-    return Request(prompt, draw(st.integers(1, 12)), stops, deadline, owner, seed)
+    return Request(prompt, draw(st.integers(1, 12)), stops, deadline, owner, seed, draw(st.booleans()))
 
 
 @given(st.data())
@@ -172,7 +193,7 @@ def test_each_request_gets_what_it_gets_alone(data: st.DataObject) -> None:
     sequences = data.draw(st.integers(1, 5))
     rows, more = data.draw(st.integers(sequences, 30)), data.draw(st.integers(0, 8))
     beside, limit = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 9))
-    world = World(-(-context // SIZE) + more, context, sequences, rows, beside, limit)
+    world = World(-(-context // SIZE) + more, context, sequences, rows, beside, limit, data.draw(st.integers(0, 1)))
     for what in data.draw(
         st.lists(st.sampled_from(["add", "add", "run", "run", "run", "cancel", "wait"]), max_size=40)
     ):
@@ -182,25 +203,22 @@ def test_each_request_gets_what_it_gets_alone(data: st.DataObject) -> None:
             world.cancel(data.draw(st.integers(0, 9)))
         elif what == "wait":
             world.wait(data.draw(st.integers(0, 4)))
-        elif world.work is None:
-            world.plan()
-        else:
-            world.done()
+        elif world.works or world.schedule.busy:
+            world.step()
         world.check()
-    if world.work is not None:
-        world.done()
     world.finish()
 
 
 def test_thousands_of_longer_histories() -> None:
     """Those above are short, so that what fails is told briefly."""
-    preempted = shared = 0
+    preempted = shared = useless = 0
     for seed in range(2000):
         drawn = random.Random(seed)
         context = drawn.randrange(4, 60)
         sequences = drawn.randrange(1, 9)
         pages = -(-context // SIZE) + drawn.randrange(0, 3 * sequences)
-        world = World(pages, context, sequences, sequences + drawn.randrange(40), drawn.randrange(1, 20), 20)
+        rows, beside = sequences + drawn.randrange(40), drawn.randrange(1, 20)
+        world = World(pages, context, sequences, rows, beside, 20, ahead=seed % 2)
         begin = [drawn.randrange(1, VOCABULARY) for _ in range(context)]
         for _ in range(drawn.randrange(60)):
             what = drawn.random()
@@ -210,22 +228,20 @@ def test_thousands_of_longer_histories() -> None:
                 deadline = world.now + drawn.randrange(1, 9) if drawn.random() < 0.2 else math.inf
                 stops = frozenset({END}) if drawn.random() < 0.5 else frozenset[int]()
                 owner = drawn.choice("abc")
-                world.add(Request(prompt, drawn.randrange(1, 40), stops, deadline, owner, drawn.randrange(3)))
+                seed_of_text, waits = drawn.randrange(3), drawn.random() < 0.2
+                world.add(Request(prompt, drawn.randrange(1, 40), stops, deadline, owner, seed_of_text, waits))
             elif what < 0.35:
                 world.cancel(drawn.randrange(99))
             elif what < 0.4:
                 world.wait(drawn.random())
-            elif world.work is None:
-                world.plan()
-            else:
-                world.done()
+            elif world.works or world.schedule.busy:
+                world.step()
             world.check()
-        if world.work is not None:
-            world.done()
         world.finish()
         preempted += sum(r.preempted for r in world.made)
         shared += sum(r.reused for r in world.made)
-    assert preempted > 500 and shared > 5000
+        useless += world.useless
+    assert preempted > 500 and shared > 5000 and useless > 500
 
 
 def request(prompt: Sequence[int], max_tokens: int = 3, **more: object) -> Request:
@@ -241,7 +257,6 @@ def test_texts_go_on_while_a_long_prompt_comes_in() -> None:
     counts = []
     for _ in range(4):
         world.plan()
-        assert world.work is not None
         counts.append(len(world.work.rows))
         world.done()
     assert [7, 7, 7, 3] == counts  # a token of the first and 6 of the second, and so on
@@ -255,7 +270,6 @@ def test_a_prompt_in_use_is_run_once() -> None:
     world.add(request([*system, 1]))
     world.add(request([*system, 2, 3]))
     world.plan()
-    assert world.work is not None
     assert [9, 2] == [sum(slot == r.slot for slot, _ in world.work.rows) for r in world.work.requests]
     first, second = world.schedule.running
     assert first.pages[:2] == second.pages[:2]
@@ -299,6 +313,29 @@ def test_the_youngest_gives_way_and_comes_back() -> None:
     assert young.written > 0
     world.finish()
     assert 0 == old.preempted
+
+
+def test_the_next_run_begins_before_a_token_is_known() -> None:
+    schedule = Scheduler(Pages(9, SIZE), 20, 3, 8)
+    stops, goes_on, waits = (
+        request([1, 2], 9, stop_tokens=frozenset({END})),
+        request([3], 2),
+        request([4], 2, waits=True),
+    )
+    for asked in (stops, goes_on, waits):
+        schedule.add(asked)
+    first, second = schedule.plan(), schedule.plan()
+    assert first is not None and second is not None
+    assert [1, 2, 3, 4] == first.tokens
+    assert ([LATEST, LATEST], [stops, goes_on], [1, 1]) == (second.tokens, second.whose, second.steps)
+    chances = [0.5] * 3
+    told = [Event(stops, reason="stop"), Event(goes_on, 5, 0.5), Event(waits, 6, 0.5)]
+    assert told == schedule.done(first, [END, 5, 6], chances)
+    third = schedule.plan()
+    assert third is not None and ([6], [waits]) == (third.tokens, third.whose)  # the other has all that it wants
+    assert [Event(goes_on, 8, 0.5, "length")] == schedule.done(second, [7, 8], chances[:2])
+    assert [Event(waits, 9, 0.5, "length")] == schedule.done(third, [9], chances[:1])
+    assert not schedule.busy and 0 == schedule.pages.used
 
 
 def test_a_request_that_failed_tells_so() -> None:

@@ -72,8 +72,8 @@ def test_table_in_parts(width, dtype, f16):
 
 
 REFUSED = [
-    (table(5, 8), T((2,)), InvalidProgram, "the indices must be integers, not float32"),
-    (T((8,)), indices(2, below=5), ShapeError, "the weight must have 2 dimensions, not the shape [8]"),
+    (table(5, 8), T((2,)), InvalidProgram, "'indices' is arg0:float32[2], but must be int32 or int8 or uint8"),
+    (T((8,)), indices(2, below=5), ShapeError, "'weight' is arg0:float32[8], but must be [v, d]"),
     (table(0, 8), indices(2, below=5), ShapeError, "the weight has no rows"),
 ]
 

@@ -134,8 +134,8 @@ def test_references_are_those_of_the_wheel():
 
 weight = partial(T, dtype=U8)
 REFUSED = [
-    (weight((5, 4)), T((5, 1)), 8, T((2,)), "the indices must be integers, not float32"),
-    (weight((8,)), T((5, 1)), 8, of(2, below=5), "the weight must have 2 dimensions, not the shape [8]"),
+    (weight((5, 4)), T((5, 1)), 8, T((2,)), "'indices' is arg2:float32[2], but must be int32 or int8 or uint8"),
+    (weight((8,)), T((5, 1)), 8, of(2, below=5), "'weight' is arg0:uint8[8], but must be [v, _]"),
     (weight((0, 4)), T((0, 1)), 8, of(2, below=5), "the weight has no rows"),
     (
         weight((5, 4)),

@@ -276,11 +276,15 @@ def test_live_rows(s):
 
 
 REFUSED = [
-    (mm, pair(2, 3, 4)[:1] + pair(2, 3, 4)[:1], "[2, 3] and [2, 3] cannot be multiplied"),
-    (mm, (T((2, 3, 1)), T((3, 1))), "x must have 2 dimensions, not the shape [2, 3, 1]"),
-    (bmm, (T((2, 3, 4)), T((3, 4, 5))), "[2, 3, 4] and [3, 4, 5] cannot be multiplied"),
-    (linear, (T(()), T((3, 4))), "x must have at least one dimension"),
-    (linear, (T((2, 4)), T((3, 5))), "[2, 4] and [3, 5] cannot be multiplied"),
+    (mm, pair(2, 3, 4)[:1] + pair(2, 3, 4)[:1], "'y' is arg1:float32[2, 3], but must be [k, n] where m = 2, k = 3"),
+    (mm, (T((2, 3, 1)), T((3, 1))), "'x' is arg0:float32[2, 3, 1], but must be [m, k]"),
+    (
+        bmm,
+        (T((2, 3, 4)), T((3, 4, 5))),
+        "'y' is arg1:float32[3, 4, 5], but must be [b, k, n] where b = 2, m = 3, k = 4",
+    ),
+    (linear, (T(()), T((3, 4))), "'x' is arg0:float32[], but must be [..., k]"),
+    (linear, (T((2, 4)), T((3, 5))), "'weight' is arg1:float32[3, 5], but must be [..., k] where k = 4"),
     (addmm, (T((3,)), *pair(2, 3, 4)), "shapes [3], [2, 4] do not broadcast"),
     (addmm, (T((5, 2, 4)), *pair(2, 3, 4)), "a bias of shape [5, 2, 4] does not broadcast to [2, 4]"),
 ]

@@ -17,12 +17,13 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
-from ptegpu.kernels.matrices import LARGE, NEEDS, SMALL
+from ptegpu.kernels.matrices import LARGE, NEEDS, TILES
 from ptegpu.ops import matrices
 from ptegpu.ops.product import Product
 from ptegpu.ops.registry import OpDef, Out, Steps
 from ptegpu.ops.schema import Parameter
 from ptegpu.passes.fuse import fuse_elementwise
+from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings
 from ptegpu.plan.target import Precision, Target
 
@@ -46,12 +47,14 @@ def gpu() -> Iterator[Device]:
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "WORTH", 1)
+    monkeypatch.setattr(matrices, "WORTH_FEW", 1)
+    monkeypatch.setattr(matrices, "PART_FEW", 128)
     monkeypatch.setattr(matrices, "WORTH_TWICE", 1)
     monkeypatch.setattr(matrices, "PART", 512)
     monkeypatch.setattr(matrices, "EXACT", 512)
 
 
-@pytest.fixture(params=[LARGE, SMALL], ids=["large", "small"])
+@pytest.fixture(params=[LARGE, TILES[2]], ids=["large", "small"])
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products that matrix units serve have tiles of this size."""
     monkeypatch.setattr(matrices, "tile_of", lambda p: request.param)
@@ -249,6 +252,53 @@ def test_weights_that_stay_as_blocks(gpu: Device, monkeypatch: pytest.MonkeyPatc
         assert count == (12 if number == 0 else {1 << 20: 10, 15_000: 11, 0: 12}[kept])
 
 
+@pytest.mark.parametrize(("m", "rows"), [(5, 16), (16, 16), (17, 32), (32, 32), (33, 64)])
+def test_few_rows_where_weights_stay(gpu: Device, monkeypatch: pytest.MonkeyPatch, m: int, rows: int) -> None:
+    """As of many sequences that each want a token."""
+    k, s = 300, Sketch()
+    x, weight = normal(m, k), Packed.random(Q4, 70, k, 20)
+    y = weight.of(s, s.input(m, k))
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, kept_bytes=1 << 20))
+    compare(run(gpu, s, y, x), x, weight.values)
+    found = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
+    assert f"matrix_gemm{rows}" in found
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, kept_bytes=0))
+    assert not any("matrix" in kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels)
+
+
+@pytest.mark.parametrize("k", [96, 74])
+@pytest.mark.parametrize("kept", [True, False], ids=["stays", "made"])
+def test_a_norm_before_products(gpu: Device, monkeypatch: pytest.MonkeyPatch, k: int, kept: bool) -> None:
+    """It is computed where rows are laid out as blocks; unless others want it."""
+    m, s = 50, Sketch()
+    x, scale = normal(m, k, scale=10.0 ** (np.arange(m) % 5)[:, None]), normal(k)
+    given = s.tensor("et_vk.rms_norm.default", s.input(m, k), s.constant(scale), 1e-3)
+    weights = [Packed.random(Q4, n, k, k, seed=n) for n in (64, 70)]
+    ys = [w.of(s, given) for w in weights]
+    s.returns(*ys)
+    join_siblings(s.graph)
+    join_norms(s.graph)
+    assert len(s.graph.nodes) == 1
+    monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=(1 << 20) * kept))
+    names = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
+    assert "rms_norm" not in names and "norm_element" not in names
+    x64 = x.astype(np.float64)
+    normed = x64 / np.sqrt((x64**2).mean(1, keepdims=True) + 1e-3) * scale
+    for y, weight in zip(engine_of(s.graph, gpu).run([x]), weights, strict=True):
+        compare(np.asarray(y), normed, weight.values)
+
+
+def test_products_that_are_worth_it_together(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    m, k, s = 50, 96, Sketch()
+    given = s.input(m, k)
+    s.returns(*[Packed.random(Q4, n, k, 32).of(s, given) for n in (64, 48, 64)])
+    join_siblings(s.graph)
+    for least, count in ((m * 176 * k, 1), (m * 176 * k + 1, 0)):
+        monkeypatch.setattr(matrices, "WORTH", least)
+        names = [kernel.name for kernel in plan_of(s.graph, replace(gpu.target, precision="auto"))[0].kernels]
+        assert names.count("matrix_gemm64") == count
+
+
 def test_a_joined_formula(gpu: Device) -> None:
     """relu moves no two numbers apart, and what is added is added to f32."""
     m, n, k = 50, 96, 64
@@ -391,15 +441,16 @@ def test_fewer_rows_than_there_may_be(gpu: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "limit", "gemms"),
+    ("columns", "limit", "gemms", "finishes"),
     [
-        ((64, 48, 70), 1 << 27, 1),
-        ((70, 48, 64), 1 << 27, 2),  # 70 columns fill no blocks
-        ((128, 64, 64), 4 * 128 * 256 - 1, 2),  # sums of 256 columns cannot be bound
+        ((64, 48, 72), 1 << 27, 1, 1),
+        ((64, 48, 70), 1 << 27, 1, 3),  # 70 columns are not stored four at a time
+        ((70, 48, 64), 1 << 27, 2, 2),  # nor do they fill blocks
+        ((128, 64, 64), 4 * 128 * 256 - 1, 2, 2),  # sums of 256 columns cannot be bound
     ],
 )
 def test_products_of_the_same_rows_at_once(
-    gpu: Device, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, ...], limit: int, gemms: int
+    gpu: Device, monkeypatch: pytest.MonkeyPatch, columns: tuple[int, ...], limit: int, gemms: int, finishes: int
 ) -> None:
     m, k = 50, 96
     s, x = Sketch(), normal(m, k)
@@ -412,6 +463,7 @@ def test_products_of_the_same_rows_at_once(
     plan = plan_of(s.graph, gpu.target)[0]
     names = [plan.kernels[d.kernel].name for d in plan.dispatches]
     assert (sum("matrix_gemm" in n for n in names), names.count("matrix_blocks")) == (gemms, 3 + gemms)
+    assert names.count("matrix_finish") == finishes
     engine = engine_of(s.graph, gpu)
     for y, weight in zip(engine.run([x]), weights, strict=True):
         compare(np.asarray(y), x, weight.values)
@@ -428,7 +480,10 @@ def test_a_gate_and_what_it_is_multiplied_with(gpu: Device) -> None:
     join_siblings(s.graph)
     assert len(s.graph.nodes) == 1
     gpu.target = replace(gpu.target, precision="auto")
-    y = np.asarray(engine_of(s.graph, gpu).run([x])[0])
+    engine = engine_of(s.graph, gpu)
+    y = np.asarray(engine.run([x])[0])
+    plan = plan_of(s.graph, gpu.target)[0]
+    assert [plan.kernels[d.kernel].name for d in plan.dispatches].count("matrix_finish") == 1
     up64, gate64 = (x.astype(np.float64) @ w.values.T for w in weights)
     off = [2**-10 * (np.abs(x.astype(np.float64)) @ np.abs(w.values).T) for w in weights]
     most = off[0] * np.maximum(gate64, 0) + off[1] * np.abs(up64) + off[0] * off[1]
@@ -461,7 +516,7 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     assert hold(traced, Planner(s.graph, TARGET, [True], plain=True), points(traced, 25)) == 25
     plan = traced.plan()
     names = [[plan.kernels[d.kernel].name for d in choice.dispatches] for f in plan.families for choice in f.steps[0]]
-    assert 1 <= sum(any("matrix_gemm" in n for n in found) for found in names) <= 4  # two tiles
+    assert 1 <= sum(any("matrix_gemm" in n for n in found) for found in names) <= 6  # two tiles, and parts of K
 
 
 def kernels(s: Sketch, y: Tensor, target: Target) -> list[str]:

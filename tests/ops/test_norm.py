@@ -136,7 +136,7 @@ def test_batch_norm_gives_the_statistics_it_used_where_they_are_wanted() -> None
         (Case(LAYER, (T((2, 3)), [4], None, None, 1e-5)), "[2, 3] does not end in [4]"),
         (Case(LAYER, (T((2, 3)), [3], T((2,)), None, 1e-5)), "the weight [2] does not have 3 elements"),
         (group((2, 3, 4), 2), "the channels of [2, 3, 4] do not form 2 equal groups"),
-        (Case(BATCH_ITSELF, (T((3,)), None, None, True, 0.1, 1e-5)), "[3] has no channels"),
+        (Case(BATCH_ITSELF, (T((3,)), None, None, True, 0.1, 1e-5)), "'x' is arg0:float32[3], but must be [_, c, ...]"),
     ],
     ids=str,
 )  # fmt: skip

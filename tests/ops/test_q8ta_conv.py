@@ -180,7 +180,7 @@ def changed(case: Case, position: int, value) -> Case:
 
 
 REFUSED = [
-    (changed(PLAIN[0], 0, T((4, 5, 8), I8)), "the input must have 4 dimensions, not the shape [4, 5, 8]"),
+    (changed(PLAIN[0], 0, T((4, 5, 8), I8)), "'x' is arg0:int8[4, 5, 8], but must be [n, c, h, w]"),
     (changed(PLAIN[0], 9, [8, 8]), "a kernel of [8, 8] does not fit an input of [5, 8] with padding [1, 1]"),
     (changed(PLAIN[0], 13, 3), "weights [4, 36] in 3 groups do not fit the input [1, 4, 5, 8]"),
     (changed(PLAIN[0], 0, T((1, 8, 5, 8), I8)), "rows of 36 do not hold 8 channels of [3, 3]"),

@@ -145,7 +145,7 @@ REFUSED = [
         Case("aten.replication_pad2d.default", (T((1, 3, 4, 4)), [-4, 0, 1, 1])),
         "[-4, 0, 1, 1] removes more than [1, 3, 4, 4] has",
     ),
-    (priors((T((4,)), 8, 0.5)), "[4] has no height and width"),
+    (priors((T((4,)), 8, 0.5)), "'x' is arg0:float32[4], but must be [..., h, w]"),
 ]
 
 

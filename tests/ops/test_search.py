@@ -69,7 +69,7 @@ def test_without_features(case: Case) -> None:
 
 
 REFUSED = [
-    (bucketize(T((3,)), T((2, 2))), "boundaries are a vector, not [2, 2]"),
+    (bucketize(T((3,)), T((2, 2))), "'boundaries' is arg1:float32[2, 2], but must be [_]"),
     (searchsorted(T((2, 3)), T((3, 3))), "values of [3, 3] do not fit sequences of [2, 3]"),
     (searchsorted(T((2, 3)), T(())), "values of [] do not fit sequences of [2, 3]"),
     (

@@ -251,15 +251,15 @@ def test_references_are_those_of_the_wheel(reference, name, args):
 
 
 REFUSED = [
-    (dw((), 4, 4), 0, T(()), "d_out and x must have at least one dimension"),
+    (dw((), 4, 4), 0, T(()), "'d_out' is arg0:float32[], but must be [..., _]"),
     (dw((3,), 4, 5), 1, T((2, 5)), "d_out [3, 4] and x [2, 5] must have the same number of rows"),
-    (dx((3,), 4, 8, 8), 1, T((8,), U8), "the weight must have 2 dimensions, not the shape [8]"),
-    (dx((3,), 4, 8, 8), 0, T((3, 5)), "d_out of shape [3, 5] does not fit a weight of 4 rows"),
+    (dx((3,), 4, 8, 8), 1, T((8,), U8), "'weights' is arg1:uint8[8], but must be [n, _] where n = 4"),
+    (dx((3,), 4, 8, 8), 0, T((3, 5)), "'weights' is arg1:uint8[4, 4], but must be [n, _] where n = 5"),
     (dx((3,), 4, 8, 4), 2, T((1, 4)), "scales of shape [1, 4] do not fit 4 rows of 8 in groups of 4"),
-    (requant(4, 8, 8), 0, T((8,)), "the latent weight must have 2 dimensions, not the shape [8]"),
+    (requant(4, 8, 8), 0, T((8,)), "'latent' is arg0:float32[8], but must be [n, k]"),
     (requant(4, 8, 8), 2, 0, "scales of shape [1, 4] do not fit 4 rows of 8 in groups of 0"),
-    (ce(4, 8), 1, T((3,), I32), "logits [4, 8] and labels [3] must be (R, V) and (R)"),
-    (ce(4, 8), 1, T((4,)), "the labels must be integers, not float32"),
+    (ce(4, 8), 1, T((3,), I32), "'labels' is arg1:int32[3], but must be [r] where r = 4, v = 8"),
+    (ce(4, 8), 1, T((4,)), "'labels' is arg1:float32[4], but must be int32 or int8 or uint8"),
     (ce(4, 8), 0, T((4, 0)), "there are no classes"),
     (
         step((4,)),

@@ -1,4 +1,4 @@
-"""A server with a fake engine as a process: `python -m tests.serve.serving DELAY DRAIN` prints its address."""
+"""A server with fake engines as a process: `python -m tests.serve.serving DELAY DRAIN [KEY]` prints its address."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import sys
 
 from tests.serve.fake import FakeEngine
 
-from ptegpu.serve import Limits, Serving, bind, serve, url_of
+from ptegpu.serve import Keys, Limits, Serving, bind, serve, url_of
 
 if __name__ == "__main__":
-    delay, drain = map(float, sys.argv[1:])
+    delay, drain = map(float, sys.argv[1:3])
     bound = bind(port=0)
     url = url_of(bound)
-    serving = Serving({"fake": FakeEngine(delay=delay, context=1000)}, limits=Limits(drain=drain))
+    engines = {"fake": FakeEngine(delay=delay, context=1000), "tales": FakeEngine(delay=delay, has_chat=False)}
+    serving = Serving(engines, Keys(sys.argv[3:]), Limits(drain=drain))
     serve(serving, bound, lambda: print(url, flush=True))
     print("ended", flush=True)

@@ -54,7 +54,8 @@ def test_labels_are_escaped() -> None:
 def test_health(start: Start) -> None:
     server = start()
     answer = httpx2.get(f"{server.url}/healthz")
-    assert (200, {"status": "ok", "errors": {}}) == (answer.status_code, answer.json())
+    assert (200, {"status": "ok", "errors": {}, "workers_down": {}}) == (answer.status_code, answer.json())
     server.engine.fail = DeviceLost("gone")
     answer = httpx2.get(f"{server.url}/healthz")
-    assert (503, {"status": "failed", "errors": {"fake": "gone"}}) == (answer.status_code, answer.json())
+    told = {"status": "failed", "errors": {"fake": "gone"}, "workers_down": {}}
+    assert (503, told) == (answer.status_code, answer.json())

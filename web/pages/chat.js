@@ -1,10 +1,13 @@
-// The page of a language model: a conversation where it has a chat template, else a text that goes on.
+// The page of a language model: a conversation where it has a chat template, else a text that goes on. The model runs
+// in this page, or on the server that the page comes from.
 import { $, announce, bytes, button, calm, copy, digits, fail, kept, make, open } from "./ui.js";
 import { show } from "./markdown.js";
+import { connect, Server } from "./server.js";
 
 /**
- * @typedef {import("./ui.js").Remote} Remote
+ * @typedef {import("./ui.js").Remote | Server} Remote
  * @typedef {import("./ui.js").Site} Site
+ * @typedef {import("./ui.js").Language} Language
  * @typedef {{role: string, content: string}} Message
  * @typedef {{you: boolean, text: string}} Part
  */
@@ -16,14 +19,14 @@ const main = $("main"),
   settings = $("settings");
 const prompt = /** @type {HTMLTextAreaElement} */ ($("prompt"));
 const form = /** @type {HTMLFormElement} */ (settings.querySelector("form"));
+const models = /** @type {HTMLSelectElement} */ ($("model"));
+const unlock = /** @type {HTMLDialogElement} */ ($("unlock"));
 const fields = /** @type {HTMLInputElement[]} */ ([...form.querySelectorAll("input, textarea")]);
 
 /** @type {Remote | null} */
 let remote = null;
 /** @type {{cancel(): void} | null} */
 let stream = null;
-/** @type {Conversation | Tale} */
-let talk;
 let context = 0;
 let waiting = false; // for the model, to send what was typed
 let density = 3; // characters in a token, as far as seen
@@ -51,14 +54,15 @@ async function answer(input, draw, row) {
     frame = 0,
     first = 0,
     before = 0;
-  const hint = make("span", { className: "note" }, "The first words take longest: kernels are being compiled.");
+  const why = remote instanceof Server ? "The server is busy, or" : "The first words take longest: a model";
+  const hint = make("span", { className: "note" }, `${why} compiles its kernels.`);
   const late = setTimeout(() => row.append(hint), 3000);
   const paint = () => {
     frame = 0;
     draw(text);
     follow();
     const made = running.generation;
-    used(made.promptTokens.length + made.tokens.length);
+    used(made.promptTokens.length || asked / density, made.tokens.length, !made.promptTokens.length);
     const seconds = (performance.now() - first) / 1000;
     if (seconds > 0.4) $("speed").textContent = digits((made.tokens.length - before) / seconds);
   };
@@ -69,7 +73,6 @@ async function answer(input, draw, row) {
         clearTimeout(late);
         hint.remove();
         before = running.generation.tokens.length;
-        density = Math.max(1, asked / running.generation.promptTokens.length);
       }
       text += piece;
       frame ||= requestAnimationFrame(paint);
@@ -86,6 +89,7 @@ async function answer(input, draw, row) {
   }
   const made = running.generation;
   const { decodeTokens, decodeMs } = made.timings;
+  if (made.promptTokens.length) density = Math.max(1, asked / made.promptTokens.length);
   if (decodeMs) $("speed").textContent = digits((decodeTokens / decodeMs) * 1000);
   announce(text || "No answer.");
   return { text, reason: made.finishReason, facts: `${made.tokens.length} tokens · seed ${made.seed}` };
@@ -97,12 +101,14 @@ function busy(on) {
   composer.classList.toggle("busy", on);
   $("new").toggleAttribute("disabled", on || talk.empty);
   $("check").toggleAttribute("disabled", on);
+  models.disabled = on;
   talk.label(on);
 }
 
-/** @param {number} tokens */
-function used(tokens) {
-  $("context").textContent = `${tokens} of ${context}`;
+/** @param {number} read @param {number} [written] tokens @param {boolean} [about] whether that is a guess */
+function used(read, written = 0, about = false) {
+  const tokens = Math.round(read + written);
+  $("context").textContent = `${about ? "≈ " : ""}${tokens} of ${context}`;
   $("meter").style.setProperty("--part", String(Math.min(1, tokens / context)));
 }
 
@@ -239,7 +245,7 @@ class Tale {
     this.text = make("div", { className: "text" });
     this.end = make("span", { className: "end", ariaHidden: "true" });
     this.row = make("div", { className: "row" });
-    this.box.append(this.heading, this.text, this.end, this.row);
+    this.box.replaceChildren(this.heading, this.text, this.end, this.row);
   }
 
   get empty() {
@@ -345,6 +351,9 @@ class Tale {
   }
 }
 
+/** @type {Conversation | Tale} */
+let talk = new Conversation();
+
 /** Sends what is in the field, or waits until it can. */
 async function submit() {
   if (stream) return;
@@ -414,38 +423,94 @@ settings.onclick = (event) => {
 };
 $("settings-reset").onclick = () => (form.reset(), outputs(), kept("settings" + location.pathname, ""));
 
+/** Gets ready for a model; what was said stays, where it can go on. @param {Language} language */
+function begin({ chat = false, examples = [], maxTokens, ...language }) {
+  context = language.context;
+  const titled = examples.length > 0 && examples.every((e) => e.endsWith("\n"));
+  const fits = chat ? talk instanceof Conversation : talk instanceof Tale && talk.titled === titled;
+  if (!fits) {
+    talk.clear();
+    talk = chat ? new Conversation() : new Tale(titled);
+    $("intro").hidden = false;
+  }
+  prompt.placeholder = $("prompt-label").textContent = chat ? "Write a message" : "";
+  $("system-field").hidden = !chat;
+  $("examples").hidden = !examples.length;
+  const tries = examples.map((example) =>
+    button(example.trim(), () => {
+      prompt.value = example.trim();
+      submit();
+    }),
+  );
+  $("examples")
+    .querySelector("ul")
+    ?.replaceChildren(...tries.map((one) => make("li", {}, one)));
+  $("context").style.setProperty("--wide", `${2 * String(context).length + 4}ch`); // for any number that comes
+  /** @type {HTMLInputElement} */ ($("maxTokens")).max = String(maxTokens ?? context);
+  if (matchMedia("(hover: hover)").matches) prompt.focus();
+  used(0);
+  busy(false);
+}
+
+// The key of a server is kept as long as this tab is open.
+const KEY = "ptegpu-key" + location.pathname;
+const field = /** @type {HTMLInputElement} */ ($("key"));
+$("unlock-cancel").onclick = () => unlock.close();
+
+/** A key, asked for; "" if there is none. @param {string} note */
+async function newKey(note) {
+  $("unlock-note").textContent = note;
+  field.value = unlock.returnValue = "";
+  unlock.showModal();
+  await new Promise((done) => unlock.addEventListener("close", done, { once: true }));
+  return unlock.returnValue ? field.value.trim() : "";
+}
+
+/** Opens the server that this page comes from. @type {NonNullable<import("./ui.js").Page["attach"]>} */
+async function attach({ server }, base, { signal }) {
+  /** @type {HTMLElement} */ ($("memory").parentElement).hidden = $("load-bar").hidden = true;
+  let key = sessionStorage.getItem(KEY) ?? "";
+  let note = "It stays in this tab, and is forgotten when you close it.";
+  for (;;) {
+    if (server?.keys && !key) key = await newKey(note);
+    if (server?.keys && !key) throw Object.assign(new Error("without one, it answers nobody"), { code: "BadKey" });
+    try {
+      const opened = await connect(base, { key, signal });
+      if (key) sessionStorage.setItem(KEY, key);
+      choose(opened, server?.examples);
+      return opened;
+    } catch (error) {
+      if (!key || /** @type {{code?: string}} */ (error).code !== "BadKey") throw error;
+      note = "The server does not know that key. Is all of it there?";
+      key = "";
+    }
+  }
+}
+
+/** Lets one of the models answer. @param {Server} server @param {NonNullable<Site["server"]>["examples"]} [examples] */
+function choose(server, examples) {
+  const wanted = kept("model" + location.pathname);
+  server.model = server.models.find(({ id }) => id === wanted) ?? server.model;
+  models.replaceChildren(...server.models.map(({ id }) => make("option", { selected: id === server.model.id }, id)));
+  models.hidden = server.models.length < 2;
+  $("title").classList.toggle("quiet", !models.hidden);
+  models.onchange = () => {
+    kept("model" + location.pathname, models.value);
+    choose(server, examples);
+  };
+  const { id } = server.model;
+  document.title = $("title").textContent = $("foot-model").textContent = id;
+  begin({ ...server.language, examples: examples?.[server.language.chat ? "chat" : "text"] });
+}
+
 open({
   site({ language }) {
-    const examples = language?.examples ?? [];
-    context = language?.context ?? 0;
-    talk = language?.chat
-      ? new Conversation()
-      : new Tale(examples.length > 0 && examples.every((e) => e.endsWith("\n")));
-    $("system-field").hidden = !language?.chat;
-    $("examples").hidden = !examples.length;
-    $("examples")
-      .querySelector("ul")
-      ?.replaceChildren(
-        ...examples.map((example) =>
-          make(
-            "li",
-            {},
-            button(example.trim(), () => {
-              prompt.value = example.trim();
-              submit();
-            }),
-          ),
-        ),
-      );
-    $("context").style.setProperty("--wide", `${2 * String(context).length + 2.5}ch`); // for any number that comes
-    /** @type {HTMLInputElement} */ ($("maxTokens")).max = String(context);
-    if (matchMedia("(hover: hover)").matches) prompt.focus();
-    used(0);
-    busy(false);
+    if (language) begin(language);
   },
+  attach,
   ready(opened) {
     remote = opened;
-    $("memory").textContent = bytes(opened.info.bytes.memory);
+    if (opened.info.bytes) $("memory").textContent = bytes(opened.info.bytes.memory);
     if (waiting) submit();
     waiting = false;
   },

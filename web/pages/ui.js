@@ -4,15 +4,16 @@ import * as client from "../src/client.js";
 /**
  * @typedef {import("../src/client.js").Remote} Remote
  * @typedef {{file: string, bytes: number}} Model
- * @typedef {{method: string, context: number, examples?: string[], chat?: boolean}} Language
+ * @typedef {{context: number, maxTokens?: number, examples?: string[], chat?: boolean}} Language
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[],
  *   std: number[], labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
+ * @typedef {{keys: boolean, examples: Record<"chat" | "text", string[]>}} Served
  * @typedef {{title: string, page: string, method: string, model: Model, language?: Language,
- *   image?: Picture, check?: Check}} Site
+ *   image?: Picture, check?: Check, server?: Served}} Site where there is a server, its models are not in the site
  * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void,
- *   lost?: () => void}} Page
+ * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void,
+ *   attach?: (site: Site, base: URL, options: {signal: AbortSignal}) => Promise<any>}} Page `attach` opens a server
  */
 
 /**
@@ -120,6 +121,12 @@ const ERRORS = {
   NotFoundError: ["There is no camera", "Plug one in, or use a picture instead."],
   EncodingError: ["This file cannot be shown", "Try a JPEG, PNG or WebP."],
   TypeError: ["The connection broke", KEPT],
+  NoServer: ["The server cannot be reached", "Is it still running? What is on this page stays."],
+  BadKey: ["This server asks for an API key", "Whoever runs it has one for you.", "Enter the key"],
+  Busy: ["Many are asking at once", "Nothing is wrong: wait a little, then send it again."],
+  Unavailable: ["The server does not answer now", "It is stopping, or its model starts again. Try again soon."],
+  TooLong: ["This took too long", "Ask for fewer tokens, or try again when fewer others ask."],
+  NoModel: ["Nothing here writes text"],
 };
 
 /** Loads the model again. @type {(() => void) | undefined} */
@@ -134,7 +141,7 @@ export function fail(thrown, again) {
   const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
   if (error.name === "AbortError") return false;
   const code = error.code ?? "";
-  if (code === "DeviceLost") again = reload;
+  if (code === "DeviceLost" || code === "BadKey") again = reload;
   const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
   const actions = make(
     "div",
@@ -187,25 +194,34 @@ export async function open(page) {
     return void fail(error, () => location.reload());
   }
   document.title = $("title").textContent = site.title;
-  $("foot-model").textContent = `${site.model.file} · ${bytes(site.model.bytes)}`;
-  page.site?.(site);
+  const served = site.server && page.attach;
+  $("foot-place").textContent = served
+    ? "runs on this page's server: what you write goes there"
+    : "runs on your GPU; nothing leaves this page";
+  if (served) connect = (_, options) => served(site, base, /** @type {{signal: AbortSignal}} */ (options));
+  else {
+    $("foot-model").textContent = `${site.model.file} · ${bytes(site.model.bytes)}`;
+    page.site?.(site);
+  }
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));
-  const known = `loaded-${site.model.file}-${site.model.bytes}`;
+  const known = served ? "" : `loaded-${site.model.file}-${site.model.bytes}`;
   const load = (reload = async () => {
     calm();
     state("loading");
     const abort = new AbortController();
     const meter = new Meter();
+    $("load-stage").textContent = served ? "Asking the server for its models" : "Getting ready";
+    $("load-detail").textContent = served ? "" : "The model loads into this page, and stays in it.";
     act.hidden = false;
     act.textContent = "Stop";
     act.onclick = () => abort.abort();
     try {
       const remote = await connect(base.href, { signal: abort.signal, onProgress: (progress) => meter.show(progress) });
       // All kernels now, so that nothing waits later. Without a GPU that takes too long: each waits for its first use.
-      if (!remote.info.adapter.software)
+      if (!remote.info.adapter?.software)
         await remote.prepare({ signal: abort.signal, onProgress: (progress) => meter.show(progress) });
-      kept(known, "1");
+      if (known) kept(known, "1");
       ready(remote);
     } catch (error) {
       act.onclick = load;
@@ -218,13 +234,7 @@ export async function open(page) {
   });
   /** @param {Remote} remote */
   const ready = (remote) => {
-    const { adapter, variant } = remote.info;
-    const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ") || "a GPU";
-    $("foot-place").textContent =
-      `${variant.name ?? "generic"} on ${name} · ` +
-      (adapter.software
-        ? "runs on your CPU, without a GPU; nothing leaves this page"
-        : "runs on your GPU; nothing leaves this page");
+    if (!served) $("foot-place").textContent = place(remote.info);
     const check = /** @type {HTMLButtonElement} */ ($("check"));
     check.hidden = !site.check;
     check.onclick = () => selfcheck(remote, check);
@@ -240,7 +250,7 @@ export async function open(page) {
   };
 
   const connection = /** @type {{connection?: {saveData?: boolean}}} */ (navigator).connection;
-  if (kept(known) || (site.model.bytes <= AUTOMATIC && !connection?.saveData)) return load();
+  if (served || kept(known) || (site.model.bytes <= AUTOMATIC && !connection?.saveData)) return load();
   state("idle");
   $("load-stage").textContent = "Load the model into this page?";
   $("load-detail").textContent = `${bytes(site.model.bytes)}, once; your browser keeps them.`;
@@ -248,6 +258,13 @@ export async function open(page) {
   act.textContent = `Load ${bytes(site.model.bytes)}`;
   act.classList.add("main");
   act.onclick = () => (act.classList.remove("main"), load());
+}
+
+/** Where a model runs. @param {Remote["info"]} info */
+function place({ adapter, variant }) {
+  const name = adapter.description || [adapter.vendor, adapter.architecture].filter(Boolean).join(" ") || "a GPU";
+  const where = adapter.software ? "your CPU, without a GPU" : "your GPU";
+  return `${variant.name ?? "generic"} on ${name} · runs on ${where}; nothing leaves this page`;
 }
 
 /** @param {Remote} remote @param {HTMLButtonElement} button */

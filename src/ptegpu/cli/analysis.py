@@ -72,7 +72,7 @@ def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
     try:
         found.cut = cut_method(method, {**given, **missing}, program.path, unsupported=found.unsupported)
     except (UnsupportedProgram, InvalidInput) as e:
-        found.notes.append(str(e))
+        found.notes += e.args
         _judge_by_name(found)
         return found
     _judge(found, found.cut)

@@ -10,6 +10,7 @@ import typer
 import ptegpu
 
 from ..errors import PtegpuError
+from ..printing import shown
 from .chat import chat
 from .compile import compile
 from .console import print_error
@@ -94,7 +95,7 @@ _PACKAGES = {
 def _message(e: Exception) -> str:
     """What to tell; nothing for an error that is not the user's."""
     if isinstance(e, OSError) and e.strerror:
-        return f"{e.filename}: {e.strerror}" if e.filename else e.strerror
+        return f"{shown(str(e.filename))}: {e.strerror}" if e.filename else e.strerror
     if isinstance(e, ModuleNotFoundError):
         package = (e.name or "").partition(".")[0]
         missing = _PACKAGES.get(package)

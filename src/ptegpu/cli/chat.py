@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from ..errors import InvalidInput
-from .console import console, print_error
+from .console import console, note, print_error
 from .generate import (
     MaxTokens,
     MinP,
@@ -115,4 +115,4 @@ def _ask() -> str | None:
 def _note(text: str) -> None:
     """For a person at the terminal, not for a pipe."""
     if sys.stdin.isatty():
-        console(stderr=True).print(Text(text, "dim"), soft_wrap=True)
+        note(text, style="dim")

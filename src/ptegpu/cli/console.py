@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 import threading
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import TextWrapper
@@ -28,9 +26,11 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ..printing import json_shown, shown, shown_lines
+
 PIPE_WIDTH = 160  # columns where there is no terminal to ask
 SHORTEST = 12  # columns that names have in a table at least
-_UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")  # Unicode's categories
+LABEL = 80  # characters beside a bar
 PATIENCE = 1.0  # seconds before a spinner says what is going on
 
 
@@ -47,16 +47,16 @@ def say(*parts: str | tuple[str, str], end: str = "\n") -> None:
 
 def explain(text: str, head: str = "", style: str = "", indent: int = 0) -> None:
     """A sentence on stdout after a styled head; a terminal breaks it between words and indents what follows."""
-    out, shown = console(), " " * len(head) + visible(text)
+    out, line = console(), " " * len(head) + shown(text)
     fill = TextWrapper(out.width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    lines = fill.wrap(shown) if out.is_terminal else [shown]
+    lines = fill.wrap(line) if out.is_terminal else [line]
     say((head, style), lines[0][len(head) :])
-    for line in lines[1:]:
-        say(line)
+    for more in lines[1:]:
+        say(more)
 
 
 def _assembled(parts: Sequence[str | tuple[str, str]]) -> Text:
-    return Text.assemble(*(visible(part) if isinstance(part, str) else (visible(part[0]), part[1]) for part in parts))
+    return Text.assemble(*(shown(part) if isinstance(part, str) else (shown(part[0]), part[1]) for part in parts))
 
 
 def show_table(
@@ -70,23 +70,23 @@ def show_table(
 
     A column that is empty is left out, and so are `optional` ones, the first first, where the table is too wide.
     """
-    cells = [[cell if isinstance(cell, Text) else Text(visible(str(cell))) for cell in row] for row in rows]
-    shown = [k for k in range(len(columns)) if not cells or any(row[k].plain for row in cells)]
+    cells = [[cell if isinstance(cell, Text) else Text(shown(str(cell))) for cell in row] for row in rows]
+    kept = [k for k in range(len(columns)) if not cells or any(row[k].plain for row in cells)]
     whole = {0, *right}  # columns whose lines are not broken
-    least = {k: _least([columns[k], *(row[k].plain for row in cells)], k in whole) for k in shown}
-    out, dropped = console(), [k for k in optional if k in shown]
-    while dropped and _width(least[k] for k in shown) > out.width:
-        shown.remove(dropped.pop(0))
-    excess = _width(least[k] for k in shown) - out.width
+    least = {k: _least([columns[k], *(row[k].plain for row in cells)], k in whole) for k in kept}
+    out, dropped = console(), [k for k in optional if k in kept]
+    while dropped and _width(least[k] for k in kept) > out.width:
+        kept.remove(dropped.pop(0))
+    excess = _width(least[k] for k in kept) - out.width
     if excess > 0:
-        least[shown[0]] = max(least[shown[0]] - excess, SHORTEST)
+        least[kept[0]] = max(least[kept[0]] - excess, SHORTEST)
     style: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "box": box.SIMPLE_HEAD, "pad_edge": False}
     table = Table(title=title or None, padding=(0, 1, 0, 0), **style)
-    for k in shown:
+    for k in kept:
         width = least[k] if k in whole else None
         table.add_column(columns[k], justify="right" if k in right else "left", overflow="fold", width=width)
     for row in cells:
-        table.add_row(*(row[k] for k in shown))
+        table.add_row(*(row[k] for k in kept))
     with out.capture() as captured:
         out.print(table)
     lines = captured.get().splitlines()
@@ -105,8 +105,7 @@ def _width(widths: Iterable[int]) -> int:
 
 def print_json(value: Any) -> None:
     """`value` on stdout; infinities and NaN, which JSON lacks, as strings."""
-    text = json.dumps(_finite(value), indent=2, ensure_ascii=not _is_utf8(sys.stdout.encoding))
-    print(re.sub("[\ud800-\udfff]", lambda lone: _escaped(lone[0]), text))
+    print(json_shown(json.dumps(_finite(value), indent=2, ensure_ascii=not _is_utf8(sys.stdout.encoding))))
 
 
 def _is_utf8(encoding: str | None) -> bool:
@@ -123,14 +122,20 @@ def _finite(value: Any) -> Any:
 
 def print_error(message: str) -> None:
     """`error: …` on stderr, as many lines as the message has."""
-    console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", visible(message)), soft_wrap=True)
+    note(message, ("error:", "bold red"), " ")
+
+
+def note(text: str, *head: tuple[str, str] | str, style: str = "") -> None:
+    """Lines on stderr after a styled head."""
+    lines = "\n".join(shown_lines(text.split("\n")))
+    console(stderr=True).print(Text.assemble(*head, (lines, style)), soft_wrap=True)
 
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
     """A spinner on stderr while the block runs, if that takes more than a second and a person is watching."""
     terminal = console(stderr=True)
-    status = terminal.status(Text(f"{what} …"))
+    status = terminal.status(Text(shown(f"{what} …", LABEL)))
     with _patiently(status.start, status.stop, terminal):
         yield
 
@@ -141,16 +146,16 @@ def bars(*phases: str) -> Iterator[Callable[[str, int, int], None]]:
     to tell: a phase, how much of it is done, of how much. The phases named here are shown before they are told of."""
     terminal = console(stderr=True)
     columns = (TextColumn("{task.description:<16}", markup=False), BarColumn(30), TimeElapsedColumn())
-    shown = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
-    tasks: dict[str, TaskID] = {phase: shown.add_task(visible(phase), total=None) for phase in phases}
+    drawn = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    tasks: dict[str, TaskID] = {phase: drawn.add_task(shown(phase, LABEL), total=None) for phase in phases}
 
     def report(phase: str, done: int, of: int) -> None:
         if phase not in tasks:
-            tasks[phase] = shown.add_task(visible(phase), total=None)
+            tasks[phase] = drawn.add_task(shown(phase, LABEL), total=None)
         if of > 1 or done == of:
-            shown.update(tasks[phase], completed=done, total=of)
+            drawn.update(tasks[phase], completed=done, total=of)
 
-    with _patiently(shown.start, shown.stop, terminal):
+    with _patiently(drawn.start, drawn.stop, terminal):
         yield report
 
 
@@ -176,11 +181,11 @@ def bar(what: str) -> Iterator[Callable[..., None]]:
     """A progress bar on stderr, where a person is watching, to be told: how much is done, of how much, what is next."""
     terminal = console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as shown:
-        task = shown.add_task(visible(what), total=None)
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as drawn:
+        task = drawn.add_task(shown(what, LABEL), total=None)
 
         def update(done: int, total: int, now: str = "") -> None:
-            shown.update(task, completed=done, total=total, description=visible(f"{what} {now}".rstrip()))
+            drawn.update(task, completed=done, total=total, description=shown(f"{what} {now}".rstrip(), LABEL))
 
         yield update
 
@@ -191,17 +196,6 @@ def size(nbytes: int) -> str:
         return f"{nbytes} bytes"
     power = min(int(math.log10(nbytes)) // 3, 4)
     return f"{nbytes / 1000**power:.3g} {'_kMGT'[power]}B"
-
-
-def visible(text: str) -> str:
-    """The text with escapes for what would hide, reorder or end it: control and format characters, lone surrogates."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c == "\n" or unicodedata.category(c) not in _UNSEEN else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def counted(count: int, noun: str) -> str:

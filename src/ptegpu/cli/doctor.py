@@ -186,7 +186,8 @@ def _show(report: Mapping[str, Any]) -> None:
     if report["vulkan"]:
         say(("Vulkan    ", "bold"), report["vulkan"]["loader"] or ("no loader (libvulkan.so.1)", "red"))
         drivers = report["vulkan"]["drivers"]
-        say(("drivers   ", "bold"), "" if drivers else ("none registered", "red"), "\n          ".join(drivers))
+        for k, driver in enumerate(drivers or [""]):
+            say((f"{'' if k else 'drivers':<10}", "bold"), ("" if drivers else "none registered", "red"), driver)
     for name, variable in report["variables"].items():
         say(f"          {name}={variable['value']}", " (set by ptegpu)" if variable["set_by_ptegpu"] else "")
     for engine in report["engines"]:

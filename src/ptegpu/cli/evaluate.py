@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
 from ..errors import InvalidInput
-from .console import bar, console, counted, duration, print_json, progress, say
+from .console import bar, counted, duration, note, print_json, progress, say
 from .generate import Model, TokenizerPath, open_model
 from .options import CacheType, DeviceName, Engine, Precision
 
@@ -77,8 +76,8 @@ def evaluate(
         if not loaded.signature.every:
             notes.append(ONE_BY_ONE)
         if not json:
-            for note in notes:
-                console(stderr=True).print(Text.assemble(("note: ", "yellow"), note), soft_wrap=True)
+            for line in notes:
+                note(line, ("note: ", "yellow"))
         with bar(model.name) as update:
             found = perplexity(loaded, tokens, nbytes, size, stride, update)
         adapter = loaded.program.device.info

@@ -139,7 +139,10 @@ def _show_lowered(lowered: Lowered) -> None:
 
 def _show_notes(notes: list[str]) -> None:
     for note in notes:
-        say(("note: ", "yellow"), note)
+        first, *more = note.splitlines()
+        say(("note: ", "yellow"), first)
+        for line in more:
+            say(line)
 
 
 def _line(name: str, text: str) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from .console import bars, console, counted, duration, print_json, say
+from ..printing import streamed
+from .console import bars, console, counted, duration, note, print_json
 from .options import CacheType, DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def generate(
         asks = chat or system is not None
         stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
         if not json and not asks and sys.stdout.isatty():
-            say((text, "dim"), end="")
+            console().print(Text(streamed(text), "dim"), end="", soft_wrap=True)
         with interruptible(stream):
             for piece in stream:
                 if not json:
@@ -112,8 +113,8 @@ def open_model(
 
 
 def write(text: str) -> None:
-    """On stdout at once, as it is."""
-    sys.stdout.write(text)
+    """On stdout at once; nothing that a model writes steers a terminal."""
+    sys.stdout.write(streamed(text))
     sys.stdout.flush()
 
 
@@ -147,7 +148,7 @@ def show_stats(made: Generation) -> None:
             f"decode {counted(t.decode_tokens, 'token')}, {duration(t.decode_s)}, {t.decode_rate:.3g} tokens/s"
         )
     parts.append(f"{made.finish_reason}")
-    console(stderr=True).print(Text(" · ".join(parts), "dim"), soft_wrap=True)
+    note(" · ".join(parts), style="dim")
 
 
 def report(path: Path, model: LanguageModel, made: Generation, load_s: float) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A diagram as SVG, and as an HTML page with panning, zooming and details; self-contained, nothing is fetched.
 
-All text is inside boxes that do not overlap. What is too long for a box is cut there, and whole in the box's title.
+All text is inside boxes that do not overlap. What is too long for a box is cut there, and longer in the box's title.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from html import escape
 
 from rich.cells import cell_len, set_cell_size
 
+from ..printing import shown
 from .analysis import Analysis
-from .console import visible
 from .diagram import Box, Diagram, diagram
 from .layout import Layout, Spot, layout
 from .page import PAGE
@@ -75,12 +75,12 @@ def card(box: Box) -> Card:
 
 def _short(text: str, most: int) -> str:
     """At most so many characters wide, without anything that moves or hides other text."""
-    shown = visible(text).replace("\n", "\\n")
-    return shown if cell_len(shown) <= most else set_cell_size(shown, most - 1).rstrip() + "…"
+    line = shown(text)
+    return line if cell_len(line) <= most else set_cell_size(line, most - 1).rstrip() + "…"
 
 
-def _xml(text: str) -> str:
-    return escape(visible(text))
+def _xml(*lines: str) -> str:
+    return escape("\n".join(map(shown, lines)))
 
 
 def _svg(drawn: Diagram, cards: list[Card], placed: Layout) -> str:
@@ -165,14 +165,14 @@ def _shape(kind: str, left: float, top: float, width: float, height: float) -> s
     return f'{body}<rect class="bar" {at} width="5" height="{height:.1f}" rx="2"/>' if kind == "operator" else body
 
 
-def _box(number: int, box: Box, shown: Card, spot: Spot) -> str:
+def _box(number: int, box: Box, drawn: Card, spot: Spot) -> str:
     left, top = spot.x - spot.width / 2, spot.y - spot.height / 2
-    title = "\n".join([box.label, *box.details, *([box.gives] if box.kind not in ("operator", "host") else [])])
-    texts = [f'<text class="name" x="{spot.x:.1f}" y="{top + 17:.1f}" text-anchor="middle">{escape(shown.name)}</text>']
-    for k, line in enumerate(shown.lines):
+    title = [box.label, *box.details, *([box.gives] if box.kind not in ("operator", "host") else [])]
+    texts = [f'<text class="name" x="{spot.x:.1f}" y="{top + 17:.1f}" text-anchor="middle">{escape(drawn.name)}</text>']
+    for k, line in enumerate(drawn.lines):
         y = top + 17 + LINE * (k + 1)
         texts.append(f'<text class="small" x="{spot.x:.1f}" y="{y:.1f}" text-anchor="middle">{escape(line)}</text>')
     return (
-        f'<g class="box {_classes(_class(box), box.kind)}" data-id="{number}"><title>{_xml(title)}</title>'
+        f'<g class="box {_classes(_class(box), box.kind)}" data-id="{number}"><title>{_xml(*title)}</title>'
         f"{_shape(box.kind, left, top, spot.width, spot.height)}{''.join(texts)}</g>"
     )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import warnings
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from ..errors import InvalidInput, UnsupportedProgram
-from .console import bars, console, counted, print_json, say
+from ..errors import InvalidInput
+from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
-from .options import AsJson, CacheType, DeviceName, Precision
+from .options import AsJson, CacheType, Precision
 from .options import Engine as EngineName
 
 if TYPE_CHECKING:
@@ -61,7 +61,14 @@ def serve(
         float, typer.Option(help="When told to stop: the seconds that running requests have to finish.", min=0)
     ] = 30.0,
     tokenizer: TokenizerPath = None,
-    device: DeviceName = "auto",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A GPU to use: an index, or part of a name; see `ptegpu doctor`. Repeat for more: each model runs on "
+            "each, and requests go to the one with the fewest.",
+            show_default="auto",
+        ),
+    ] = None,
     engine: EngineName = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
@@ -70,6 +77,8 @@ def serve(
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
     from ..serve import Limits, Serving, bind, read_keys, url_of
     from ..serve import serve as run
+    from ..serve.models import open_model
+    from ..serve.workers import open_workers
 
     names = [path.stem for path in models]
     if len(set(names)) < len(names):
@@ -79,16 +88,23 @@ def serve(
     known = read_keys(keys)
     if not known and not open and host not in LOCAL:
         raise InvalidInput(f"{host} can be reached by others: give API keys with --keys, or say --open")
+    for path in models:
+        os.stat(path)  # before anything is loaded
     limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
     many = {"sequences": sequences, "memory": None if memory is None else int(memory * 2**30)}
-    how: dict[str, Any] = {"device": device, "engine": engine, "precision": precision, "cache": cache}
+    how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache}
+    devices = device or ["auto"]
     with ExitStack() as stack, bind(host, port) as bound:
         url = f"{url_of(bound)}/v1"
         engines: dict[str, Engine] = {}
         for name, path in zip(names, models):
+            make = partial(open_model, path, name, tokenizer, many)
+            makes = [(where, partial(make, how | {"device": where})) for where in devices]
             with bars(f"Loading {path.name}") as told:
-                opened = open_engine(path, name, tokenizer, many, how | {"progress": told})
+                opened = open_workers(name, makes, told)
             engines[name] = stack.enter_context(closing(opened))
+            if opened.note:
+                note(f"{path.name} answers one request at a time: {opened.note}", style="yellow")
         serving = Serving(engines, known, limits)
 
         def started() -> None:
@@ -100,36 +116,6 @@ def serve(
             sys.stdout.flush()  # whoever waits for this may be a program
 
         run(serving, bound, started)
-
-
-def open_engine(path: Path, name: str, tokenizer: Path | None, many: dict[str, Any], how: dict[str, Any]) -> Engine:
-    """A language model or an encoder, whichever the program is."""
-    from ..format import read_program
-    from ..llm.batch import BatchEngine
-    from ..llm.signature import read_signature
-    from ..plan.bundle import Bundle
-    from ..plan.read import is_bundle
-    from ..serve.encoder import Encoder
-
-    try:
-        read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
-    except UnsupportedProgram as reason:
-        try:
-            return Encoder(path, name, tokenizer, **how)
-        except UnsupportedProgram as other:
-            raise UnsupportedProgram(f"{path} cannot be served: {reason}; {other}") from None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it warns of is told below, in one line
-        opened = BatchEngine(path, tokenizer=tokenizer, queue=None, **many, **how)
-    if opened.alone:
-        note = f"{path.name} answers one request at a time: {opened.alone}"
-        console(stderr=True).print(Text(note, "yellow"), soft_wrap=True)
-    try:
-        assert opened.tokenizer
-    except BaseException:
-        opened.close()
-        raise
-    return opened
 
 
 def _kind(engine: Engine) -> str:

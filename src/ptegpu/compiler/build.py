@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
@@ -80,6 +82,11 @@ class _Builder:
     def add(self, call: Call) -> None:
         definition = REGISTRY[call.op]
         args = [self.argument(a) for a in call.args]
+        if definition.fits is not None:
+            try:
+                definition.fits.check_dtypes(definition.named(args))
+            except InvalidProgram as e:
+                raise InvalidProgram(f"{call.where}: {e}") from None
         mutated: list[Tensor] = []
         for k in definition.mutates:
             tensor, var = args[k], call.args[k]
@@ -98,10 +105,17 @@ class _Builder:
                 Sym(var.name) if var.dtype is None else Tensor(f"{var.name}.{self.count}", var.dtype.device, var.sizes)
             )
             outs.append(fresh)
-            self.env[var] = fresh
+            self.env[var] = self.nothing(var) if definition.role == "cache" else fresh
         self.graph.nodes.append(Node(definition, tuple(args), tuple(outs), call.where, tuple(mutated)))
         if any(v.dtype is DType.BF16 for v in call.outs):
             self.round(call)
+
+    def nothing(self, var: Var) -> Value:
+        """What a result that no kernel writes holds for whoever looks: zeros."""
+        if var.dtype is None:
+            return Sym(var.name)
+        dtype = var.dtype.device
+        return Tensor(f"{var.name}.zeros", dtype, var.sizes, "constant", np.zeros(var.sizes, dtype.numpy))
 
     def round(self, call: Call) -> None:
         """bfloat16 is float32 on the GPU: results that are not among the operands are rounded, as PyTorch does."""

@@ -59,8 +59,8 @@ def partition(linear: Linear) -> list[Item]:
     """Cut a method into stretches and host instructions; UnsupportedProgram lists all operators that neither serves."""
     items, unsupported = cut(linear)
     if unsupported:
-        listed = "\n".join(f"  {count:4} × {what}" for what, count in sorted(unsupported.items()))
-        raise UnsupportedProgram(f"method {linear.name} uses operators that ptegpu does not have:\n{listed}")
+        listed = (f"  {count:4} × {what}" for what, count in sorted(unsupported.items()))
+        raise UnsupportedProgram(f"method {linear.name} uses operators that ptegpu does not have:", *listed)
     return items
 
 

@@ -20,6 +20,7 @@ from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from ..printing import shown
 from .append import Append, append_calls
 from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
@@ -112,19 +113,20 @@ def cut_methods(
     by_name = {m.name: m for m in file.methods}
     made = {name: (by_name[name], tails.get(name)) for name in names if name in wanted}
     made |= {name: (by_name[of], tail) for name, (of, tail) in more.items()}
-    found, problems = {}, []
+    found = {}
+    problems: list[str] = []
     for name, (method, tail) in made.items():
         try:
             found[name] = cut_method(method, named, file.path, tail)
         except UnsupportedProgram as e:
-            problems.append(str(e))
+            problems += e.args
     if problems:
-        raise UnsupportedProgram("\n".join(problems))
+        raise UnsupportedProgram(*problems)
     return found
 
 
 def no_method(name: str, names: Iterable[str]) -> KeyError:
-    return KeyError(f"no method {name!r}; the program has {', '.join(names) or 'none'}")
+    return KeyError(shown(f"no method {name!r}; the program has {', '.join(names) or 'none'}"))
 
 
 def cut_method(
@@ -152,10 +154,11 @@ def plan_methods(
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
+    names: dict[ConstantKey, str] | None = None,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
-    """Each method planned for a target, and what traces its plans further."""
+    """Each method planned for a target, and what traces its plans further. `names` are those that constants have."""
     _check_names(cuts, sizes or {})
-    names: dict[ConstantKey, str] = {}
+    names = {} if names is None else names
     outers, planners = {}, {}
     total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
     for name, cut in cuts.items():

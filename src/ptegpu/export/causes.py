@@ -18,13 +18,13 @@ SHOWN = 3  # reasons of one kind
 NOT_THE_USERS = sys.stdlib_module_names | {"ptegpu", "torch", "executorch"}
 
 
-def explained(e: BaseException) -> str:
-    """PyTorch's words without its noise, then the lines of code that are neither PyTorch's nor ours."""
+def explained(what: str, e: BaseException) -> list[str]:
+    """The lines of a message: PyTorch's words without its noise, then the code that is neither PyTorch's nor ours."""
     text = _shortened(re.sub(r"\n\s*\n+", "\n", NOISE.sub("", str(e))).strip())
     if not type(e).__module__.startswith("torch"):
         text = f"{type(e).__name__}: {text}".removesuffix(": ")
     stack = traceback.StackSummary.extract((f, n) for f, n in traceback.walk_tb(e.__traceback__) if _is_the_users(f))
-    return "\n".join([text, *"".join(stack.format()).splitlines()])
+    return f"{what}: {text}".splitlines() + "".join(stack.format()).splitlines()
 
 
 def root_cause(e: BaseException) -> str:

@@ -70,7 +70,7 @@ class Check:
                 module, args = convert(copy.deepcopy(self.module)), tree_map(convert, copy.deepcopy(self.args))
                 return _tensors(module(*args))
         except Exception as e:
-            raise NotChecked(f"the module itself fails in eager PyTorch: {explained(e)}") from e
+            raise NotChecked("\n".join(explained("the module itself fails in eager PyTorch", e))) from e
 
     def _run(self, data: bytes, count: int) -> list[torch.Tensor]:
         try:

@@ -87,7 +87,7 @@ class Config:
 def read_config(folder: Path) -> Config:
     """The folder's `config.json` and, for the special tokens, `generation_config.json`."""
     if not folder.is_dir():
-        raise ExportError(_no_folder(folder.as_posix()))
+        raise _no_folder(folder.as_posix())
     path = folder / "config.json"
     given = _read_json(path)
     family = given.get("model_type")
@@ -136,13 +136,14 @@ def read_config(folder: Path) -> Config:
     )
 
 
-def _no_folder(name: str) -> str:
+def _no_folder(name: str) -> ExportError:
     if not HUB_ID.fullmatch(name):
-        return f"there is no folder {name}"
+        return ExportError(f"there is no folder {name}")
     local = name.rpartition("/")[2]
-    return (
+    return ExportError(
         f"there is no folder {name}. If this is a model of the Hugging Face Hub, download it and give the folder "
-        f"{local} instead:\n  hf download {name} --local-dir {local}"
+        f"{local} instead:",
+        f"  hf download {name} --local-dir {local}",
     )
 
 

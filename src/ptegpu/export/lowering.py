@@ -64,7 +64,7 @@ def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = 
                 module.eval()
             program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
         except Exception as e:
-            raise ExportError(f"PyTorch cannot trace this module: {explained(e)}") from e
+            raise ExportError(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
 

@@ -127,14 +127,14 @@ def find_source(name: str) -> Source:
     except Exception as e:
         if isinstance(e, ModuleNotFoundError) and e.name and f"{module_name}.".startswith(f"{e.name}."):
             raise ExportError(f"there is no module {e.name!r} here or among the installed packages") from None
-        raise ExportError(f"{module_name} cannot be imported: {explained(e)}") from e
+        raise ExportError(*explained(f"{module_name} cannot be imported", e)) from e
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ExportError(f"{module_name} has no function {function_name!r}")
     try:
         found = function()
     except Exception as e:
-        raise ExportError(f"{name} fails: {explained(e)}") from e
+        raise ExportError(*explained(f"{name} fails", e)) from e
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
         raise ExportError(f"{name} must return (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes)")
     inputs = found[1] if isinstance(found[1], tuple) else tuple(found[1]) if isinstance(found[1], list) else (found[1],)

@@ -42,8 +42,8 @@ _BROWSER_LIMITS = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
-_ASIDE = 8  # threads that compile
 KEPT = 4  # the part of a GPU's free memory that may keep weights in the form that kernels want
+_ASIDE = 8  # threads that compile
 _SPIN = 2e-3  # seconds that a GPU is waited for without a pause: a pause ends some 60 µs late
 _WRITE_CHUNK = 32 << 20  # bytes of one write; the library stages each in host memory
 _WRITE_PENDING = 64 << 20  # bytes staged before they are flushed to the GPU

@@ -117,7 +117,8 @@ class PipelineCache:
         if line < 1:
             return KernelError(f"kernel {kernel.name} does not compile: {said}")
         text = _line(kernel.wgsl.splitlines(), line)
-        return KernelError(f"kernel {kernel.name} does not compile at line {line}, column {column}: {said}\n  {text}")
+        where = f"at line {line}, column {column}"
+        return KernelError(f"kernel {kernel.name} does not compile {where}: {said}", f"  {text}")
 
 
 def _line(lines: Sequence[str], number: int) -> str:

@@ -78,7 +78,7 @@ class _Importer:
                 "export it with tensors of bools, ints and floats"
             )
         if problems:
-            raise UnsupportedProgram("\n".join(problems))
+            raise UnsupportedProgram(*problems)
 
     def _chain(self, chain: list[Effect], code: list[Instruction]) -> None:
         starts: list[int] = []

@@ -55,9 +55,10 @@ class Finish:
     that place in further tensors, and numbers."""
 
     wgsl: str  # defines `apply`
-    operands: tuple[DType | None, ...]  # None: no tensor, but the kernel's variable `beside`
+    operands: tuple[DType | None, ...]  # None: no tensor, but what the kernel has as `beside`
     numbers: tuple[str, ...]
     repeated: tuple[int, ...] = ()  # of the operands, those that begin again and again, every `P.e…_size` elements
+    beside: str = "beside"
 
     @property
     def reads(self) -> dict[str, Storage]:
@@ -70,7 +71,7 @@ class Finish:
     @property
     def call(self) -> str:
         at = [f"i % P.e{k}_size" if k in self.repeated else "i" for k in range(len(self.operands))]
-        given = [f"e{k}_at({at[k]})" if dtype else "beside" for k, dtype in enumerate(self.operands)]
+        given = [f"e{k}_at({at[k]})" if dtype else self.beside for k, dtype in enumerate(self.operands)]
         return f"apply({', '.join(['i', 'v', *given, *(f'P.{n}' for n in self.numbers)])})"
 
 

@@ -62,7 +62,8 @@ class MatrixTile:
         return 2 * LINE * (self.rows + self.columns)
 
 
-LARGE, SMALL = MatrixTile(128, 128, 64, 64), MatrixTile(64, 64, 32, 32)
+LARGE = MatrixTile(128, 128, 64, 64)
+TILES = (MatrixTile(16, 128, 16, 32), MatrixTile(32, 64, 16, 32), MatrixTile(64, 64, 32, 32), LARGE)  # by rows
 
 LEFT = "subgroup_matrix_left<f16, 16, 16>"
 RIGHT = "subgroup_matrix_right<f16, 16, 16>"
@@ -84,6 +85,7 @@ class Rows:
     look: str = ""
     scaled: bool = True
     live: str = ""  # WGSL
+    normed: bool = False  # RMS norms of rows are laid out: `inverse` is to be what `plain(row, i)` is multiplied by
 
 
 @cached(64)
@@ -109,9 +111,30 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
     if source.live:
         body.append(f"let live = {source.live}; if (part * {share}u / {ROWS}u * {ROWS}u >= live) {{ return; }}")
     body.append(f"let row = z * P.m + min(place, {live} - 1u);")
+    whole = f"for (var i = first; 8u * i < P.k; i += {across}u) {{"
+
+    def agree(both: str) -> list[str]:
+        """Invocations of a row combine what is in `top`."""
+        return [
+            "workgroupBarrier();",
+            f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
+            f"  if (first < half) {{ let other = top[lid + half * {share}u]; top[lid] = {both}; }}",
+            "  workgroupBarrier();",
+            "}",
+        ]
+
+    if source.normed:
+        body += [
+            "var squares = 0.0;",
+            f"{whole} let v = plain(row, i); squares += dot(v.low, v.low) + dot(v.high, v.high); }}",
+            "top[lid] = squares;",
+            *agree("top[lid] + other"),
+            "inverse = inverseSqrt(top[own] / f32(P.k) + P.eps);",
+            "workgroupBarrier();",
+        ]
     if source.scaled:
         look = [
-            f"for (var i = first; 8u * i < P.k; i += {across}u) {{",
+            whole,
             "  let v = eight(row, i); let each = max(abs(v.low), abs(v.high));",
             "  most = max(most, max(max(each.x, each.y), max(each.z, each.w)));",
             "}",
@@ -120,11 +143,7 @@ def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) 
             "var most = 0.0;",
             *([source.look.replace("ACROSS", f"{across}u")] if source.look else look),
             "top[lid] = most;",
-            "workgroupBarrier();",
-            f"for (var half = {across // 2}u; half > 0u; half /= 2u) {{",
-            f"  if (first < half) {{ top[lid] = max(top[lid], top[lid + half * {share}u]); }}",
-            "  workgroupBarrier();",
-            "}",
+            *agree("max(top[lid], other)"),
             "let exponent = (bitcast<u32>(top[own]) >> 23u) & 255u;",
             f"let power = select(127u, clamp({254 + TOP}u - exponent, 1u, 253u), exponent > 0u);",
             "lift = bitcast<f32>(power << 23u);",
@@ -160,11 +179,21 @@ def _masked(low: str, high: str) -> str:
     return f"return Eight({', '.join(parts)});"
 
 
-def rows(dtype: DType, quads: bool) -> Rows:
-    """Rows stored one after the other."""
+def rows(dtype: DType, quads: bool, norm: DType | None = None) -> Rows:
+    """Rows stored one after the other, or RMS norms of them, by a weight of type `norm`."""
     end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
-    eight = f"{row_quad('b', 'P.k', quads)}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}"
-    return Rows((("b", Storage(dtype, 4 if quads else 1)),), (), eight, scaled=dtype is not DType.F16)
+    name = "plain" if norm else "eight"
+    eight = f"{row_quad('b', 'P.k', quads)}\nfn {name}(row: u32, i: u32) -> Eight {{ {end} }}"
+    reads = {"b": Storage(dtype, 4 if quads else 1)}
+    if norm is None:
+        return Rows(tuple(reads.items()), (), eight, scaled=dtype is not DType.F16)
+    reads["w"] = Storage(norm, 4 if quads else 1)
+    low, high = ("w_quad(0u, 8u * i)", "w_quad(0u, 8u * i + 4u)")
+    eight += (
+        f"\n{row_quad('w', 'P.k', quads)}\nvar<private> inverse: f32;\nfn eight(row: u32, i: u32) -> Eight {{\n"
+        f"  let v = plain(row, i); return Eight(v.low * inverse * {low}, v.high * inverse * {high});\n}}"
+    )
+    return Rows(tuple(reads.items()), (("eps", "f32"),), eight, normed=True)
 
 
 def columns(dtype: DType) -> Rows:
@@ -344,45 +373,71 @@ def multiply(tile: MatrixTile, target: Target, twice: bool = False) -> KernelSpe
     )
 
 
-@cached(64)
-def finish(form: Form, scaled: tuple[bool, bool], target: Target, aligned: bool = True) -> KernelSpec:
-    """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were.
-
-    They may be columns of sums for several products, from `first` on. The sums of each of a batch begin `z_step` after
-    those of the one before: at a multiple of four, if `aligned`.
-    """
-    at = "part * P.part_step + z * P.z_step + row * P.width + P.first + column"
+def _total(scaled: tuple[bool, bool], aligned: bool) -> tuple[dict[str, Storage], str]:
+    """What is read, and `total`: four sums over all parts, scaled back. `scaled`: which operands' rows were."""
+    at = "part * P.part_step + z * P.z_step + row * P.width + first + column"
     each = f"a_at4(({at}) / 4u)" if aligned else f"vec4<f32>({', '.join(f'a_at({at} + {j}u)' for j in range(4))})"
-    body = [
-        "let i = group * WG + lid; let quads = (P.n + 3u) / 4u;",
-        "if (i >= P.batch * P.m * quads) { return; }",
-        "let column = i % quads * 4u; let row = i / quads % P.m; let z = i / (quads * P.m);",
-        "var sum = vec4<f32>();",
-        "for (var part = 0u; part < P.parts; part++) {",
-        f"  sum += {each};",
-        "}",
-    ]
-    reads = {"a": Storage(DType.F32, 4 if aligned else 1)}
-    scales = []
+    lines = ["var sum = vec4<f32>();", f"for (var part = 0u; part < P.parts; part++) {{ sum += {each}; }}"]
+    reads, scales = {"a": Storage(DType.F32, 4 if aligned else 1)}, []
     if scaled[0]:
         scales.append("vec4<f32>(a_scales_at((z % P.sets) * P.m + row))")
         reads["a_scales"] = Storage(DType.F32)
     if scaled[1]:
-        found = (f"b_scales_at(P.first + z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
+        found = (f"b_scales_at(first + z * P.n + min(column + {j}u, P.n - 1u))" for j in range(4))
         scales.append(f"vec4<f32>({', '.join(found)})")
         reads["b_scales"] = Storage(DType.F32)
     if len(scales) == 2:  # the lower one first: the higher one alone may lead beyond f32
-        body.append(f"let up = {scales[0]}; let down = {scales[1]};")
+        lines.append(f"let up = {scales[0]}; let down = {scales[1]};")
         scales = ["min(up, down)", "max(up, down)"]
-    body += [f"sum *= {scale};" for scale in scales]
-    body.append("put4(z, row, column, sum);")
+    lines += [f"sum *= {scale};" for scale in scales]
+    body = "\n".join(f"  {line}" for line in (*lines, "return sum;"))
+    return reads, f"fn total(z: u32, row: u32, column: u32, first: u32) -> vec4<f32> {{\n{body}\n}}"
+
+
+_EACH = [
+    "let i = group * WG + lid; let quads = (P.n + 3u) / 4u;",
+    "if (i >= P.batch * P.m * quads) { return; }",
+    "let column = i % quads * 4u; let row = i / quads % P.m; let z = i / (quads * P.m);",
+]
+_SUMS = ("parts", "part_step", "z_step", "width")
+
+
+@cached(64)
+def finish(form: Form, scaled: tuple[bool, bool], target: Target, aligned: bool = True) -> KernelSpec:
+    """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were.
+
+    They may be columns of sums for several products, from `first` on; what another has beside them begins at `other`.
+    The sums of each of a batch begin `z_step` after those of the one before: at a multiple of four, if `aligned`.
+    """
+    reads, total = _total(scaled, aligned)
+    beside = form.finish is not None and None in form.finish.operands
+    body = [*_EACH, *(["besides = total(z, row, column, P.other);"] if beside else [])]
     return module(
         "matrix_finish",
-        body,
+        [*body, "put4(z, row, column, total(z, row, column, P.first));"],
         form,
         target,
         reads=reads,
         workgroup=target.workgroup(256),
-        helpers=[],
-        params=[(n, "u32") for n in ("parts", "part_step", "z_step", "width", "first")],
+        helpers=[total, *(["var<private> besides: vec4<f32>;"] if beside else [])],
+        params=[(n, "u32") for n in (*_SUMS, "first", *(["other"] if beside else []))],
+    )
+
+
+@cached(64)
+def spread(ys: tuple[DType, ...], scaled: tuple[bool, bool], target: Target) -> KernelSpec:
+    """Several results from their sums side by side, as they are; each has a multiple of four columns."""
+    reads, total = _total(scaled, aligned=True)
+    body = [*_EACH, "let v = total(z, row, column, 0u); var at = column;"]
+    for k in range(len(ys)):
+        body.append(f"if (at < P.n{k}) {{ y{k}_put4((row * P.n{k} + at) / 4u, v); return; }} at -= P.n{k};")
+    return build(
+        "matrix_finish",
+        "\n".join(f"  {line}" for line in body),
+        target=target,
+        reads=reads,
+        writes={f"y{k}": Storage(y, 4) for k, y in enumerate(ys)},
+        params=[(n, "u32") for n in ("batch", "sets", "m", "n", *_SUMS, *(f"n{k}" for k in range(len(ys))))],
+        workgroup=target.workgroup(256),
+        helpers=total,
     )

@@ -362,8 +362,9 @@ def finish(logits: DType, target: Target) -> KernelSpec:
 @cached(64)
 def each_row(logits: DType, target: Target) -> KernelSpec:
     """A workgroup per row of logits: its token and log-probability, by its own settings and its own tokens seen."""
-    lanes = _lanes(target)
-    workgroup = lanes.workgroup
+    room = (target.max_shared_bytes - 4 * BINS - 8) // 24  # invocations that it is enough for
+    workgroup = target.team if target.software else max(target.team, target.workgroup(min(1024, room)))
+    lanes = Lanes(workgroup, workgroup)
     each = BINS // workgroup
 
     def setting(name: str) -> str:

@@ -6,8 +6,8 @@
             print(piece.text, end="")
         handles[1].wait().text
 
-`submit`, `cancel` and `stats` may be called from any thread; `stream` is for an event loop. Text is made of the tokens
-of a run while the GPU is busy with the next.
+`submit`, `cancel` and `stats` may be called from any thread; `stream` is for an event loop. The GPU always has the next
+run before the host knows what the last one gave, so it does not wait for text, requests and plans.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
@@ -39,6 +40,7 @@ from .signature import read_signature
 
 if TYPE_CHECKING:
     from ..gpu import Engine
+    from ..runtime.program import Program
 
 SEQUENCES = 64
 QUEUE = 256
@@ -73,6 +75,9 @@ class Stats(NamedTuple):
     pages_used: int
     pages_total: int
     error: str = ""  # why it can run nothing more
+    workers: int = 1  # processes that it consists of
+    down: int = 0  # of these, those that are being started again
+    restarts: int = 0  # since the beginning
 
 
 class BatchEngine(Prompts):
@@ -82,7 +87,8 @@ class BatchEngine(Prompts):
     in bytes; else they take what all sequences can need, or half of what weights leave free. A run has at most `rows`
     tokens, and at most `beside` of prompts when it has others, too: fewer make the time between tokens more even, and
     prompts slower. Other arguments are those of `LanguageModel`. A program that cannot be made one for many sequences
-    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused.
+    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused. `shares` is a program of
+    the same file on a device: its weights serve this one, too.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class BatchEngine(Prompts):
         rows: int | None = None,
         beside: int = BESIDE,
         one_by_one: bool = True,
+        shares: Program | None = None,
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
@@ -109,7 +116,8 @@ class BatchEngine(Prompts):
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
         limit = math.inf if queue is None else queue
         saved = Bundle.load(path) if is_bundle(path) else None
-        super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
+        file = saved.file if saved else shares.file if shares else read_program(path)
+        super().__init__(path, read_signature(file), tokenizer)
         self.alone = ""
         self._runner: Runner
         try:
@@ -117,7 +125,7 @@ class BatchEngine(Prompts):
                 raise UnsupportedProgram("a bundle has no plans for several sequences at once")
             self._runner = ManyRunner(
                 path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
-                beside=beside, queue=limit, how=how,
+                beside=beside, queue=limit, shares=shares, how=how,
             )  # fmt: skip
         except UnsupportedProgram as reason:
             if not one_by_one:
@@ -157,7 +165,7 @@ class BatchEngine(Prompts):
         sampling = Sampling(**given)
         tokens = self.encode(prompt)
         made = Generation(tokens, cast(int, sampling.seed))
-        request = Request(tokens, max_tokens, ends, deadline, owner)
+        request = Request(tokens, max_tokens, ends, deadline, owner, waits=sampling.penalises)
         seen = Seen(self.signature.vocabulary, sampling.penalises)
         writer = self.writer(made, stop)
         handle = Handle(request, made, writer, sampling, seen, lambda: self._cancel(request), tell)
@@ -226,34 +234,41 @@ class BatchEngine(Prompts):
 
     def _serve(self) -> None:
         """All there is to do, until it is closed."""
-        told: list[Event] = []
+        started: deque[tuple[Work, Results]] = deque()
         try:
             while True:
                 with self._wake:
-                    while not (told or self._cancelled or self._closing or self._scheduler.busy):
+                    while not (started or self._cancelled or self._closing or self._scheduler.busy):
                         self._wake.wait()
                     if self._closing:
                         break
-                    told += self._ended()
+                    gone = self._ended()
                     work = self._scheduler.plan()
-                    self._rows = len(work.rows) if work else 0
-                results = self._start(work) if work else None
-                self._tell(told)
-                told = []
-                if work and results:
-                    try:
-                        found = results()
-                    except Exception as error:
-                        self._fail(error)
-                        continue
-                    with self._wake:
-                        told = self._scheduler.done(work, *found)
-                        self._recent.append((time.monotonic(), len(told)))
+                    if work or not started:
+                        self._rows = len(work.rows) if work else 0
+                self._tell(gone)
+                if work:
+                    started.append((work, self._start(work)))
+                if started and (not work or len(started) > self._runner.ahead):
+                    self._finish(*started.popleft(), started)
         except BaseException as error:
             self._error = error if isinstance(error, Exception) else ExecutionError(f"{error!r}")
             raise
         finally:
-            self._leave(told)
+            self._leave(started)
+
+    def _finish(self, work: Work, results: Results, later: deque[tuple[Work, Results]]) -> None:
+        """Wait for a run, and tell what it gave."""
+        try:
+            found = results()
+        except Exception as error:
+            _forget(later)
+            self._fail(error)
+            return
+        with self._wake:
+            told = self._scheduler.done(work, *found)
+            self._recent.append((time.monotonic(), len(told)))
+        self._tell(told)
 
     def _start(self, work: Work) -> Results:
         for request in work.requests:
@@ -304,18 +319,25 @@ class BatchEngine(Prompts):
         for request in gone:
             request.caller.tell(error)
 
-    def _leave(self, told: list[Event]) -> None:
+    def _leave(self, started: deque[tuple[Work, Results]]) -> None:
         """Nothing runs any more."""
+        _forget(started)
         with self._wake:
             self._closing = True
             left = [*self._scheduler.running, *self._scheduler.waiting]
             for request in left:
                 self._scheduler.end(request)
         error = self._error
-        self._tell(told)
         if error is None:
             self._tell([Event(request, reason="cancelled") for request in left])
         else:
             for request in left:
                 request.caller.tell(error)
         self._runner.close()
+
+
+def _forget(started: deque[tuple[Work, Results]]) -> None:
+    """Wait for runs whose results nobody wants."""
+    while started:
+        with suppress(Exception):
+            started.popleft()[1]()

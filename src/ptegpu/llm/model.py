@@ -111,7 +111,7 @@ class LanguageModel(Prompts):
     def generate_batch(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[Generation]:
         """The continuations of several prompts: at once, where the program can be made one for many sequences.
 
-        That is another program, with its own weights and caches on the GPU; it is loaded the first time and kept.
+        That is another program, with caches of its own on the GPU; it is made the first time and kept.
         """
         tokens = [self.encode(prompt) for prompt in prompts]
         many = self._for_many() if len(tokens) > 1 else None
@@ -134,8 +134,9 @@ class LanguageModel(Prompts):
                 path, device, tokenizer, how = self._source
                 try:
                     self._many = BatchEngine(
-                        path, device, tokenizer, sequences=TOGETHER_MANY, queue=None, one_by_one=False, **how
-                    )
+                        path, device, tokenizer, sequences=TOGETHER_MANY, queue=None, one_by_one=False,
+                        shares=self.program, **how,
+                    )  # fmt: skip
                 except UnsupportedProgram:
                     self._source = None
                 else:

@@ -4,6 +4,8 @@ All that a decoder does for a token treats rows alike; only rotary embeddings, c
 position. So `forward(tokens, position)` becomes a method of tokens that each say whose they are and where: its tables
 of angles are looked up row by row, its caches are pages that sequences share, and logits are computed for the rows that
 want some. What else a program does with the position cannot be done for many, and is named.
+
+The token chosen for a sequence stays on the GPU, too: a run may be given -1 in its place, before anyone knows it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ..errors import UnsupportedProgram
 from ..graph.graph import Shape
 from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..kernels.attention import PAGE
+from ..ops.latest import FILL, KEEP
 from ..ops.ragged import (
     ATTEND,
     LAST,
@@ -51,9 +54,9 @@ def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tai
 
     How many may depend on the bytes that a page of each cache takes, in its own type.
 
-    Its inputs are tokens [1, S], rows int32 [S, 2] (sequence, position), tables int32 [sequences, pages of each],
-    wanted int32 [W] (rows), settings int32 [W, 9] and seen int32 [W, words or 0]; its results tokens (W,) and their
-    log-probabilities (W,).
+    Its inputs are tokens [1, S] (-1: the latest that was chosen for the sequence), rows int32 [S, 2] (sequence,
+    position), tables int32 [sequences, pages of each], wanted int32 [W] (rows), settings int32 [W, 9] and seen int32
+    [W, words or 0]; its results tokens (W,) and their log-probabilities (W,).
     """
     width = -(-signature.context // PAGE)
 
@@ -65,12 +68,14 @@ def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tai
         wanted = tail.input("wanted", DType.I32, (signature.chunk,), dynamic=True)
         settings = tail.input("settings", DType.I32, (signature.chunk, len(SETTINGS) + 1), dynamic=True)
         seen = tail.input("seen", DType.I32, (signature.chunk, words_of(signature.vocabulary)), dynamic=True)
-        logits = rewrite.run(rows, tables, wanted, tail.outputs[-1])
+        held = Var("latest tokens", DType.I32, (sequences,), kind="state")
+        logits = rewrite.run(rows, tables, wanted, held, tail.outputs[-1])
         many = (DType.I32, (signature.chunk,)), (DType.F32, (signature.chunk,))
         if len(logits.sizes) == 2:
             every = (1, -1, logits.sizes[1])
             (logits,) = tail.call(VIEW, logits, every, gives=[(logits.dtype, (1, *logits.sizes))])  # type: ignore[list-item]
         tail.outputs = list(tail.call(SAMPLE_ROWS, logits, settings, seen, gives=many))
+        tail.call(KEEP, tail.outputs[0], rows, wanted, held, gives=[(DType.I32, (1,))])
 
     return append
 
@@ -93,9 +98,10 @@ class _Rewrite:
         self.written: dict[Var, Var] = {}  # what goes into a cache
         self.gone: set[Var] = set()  # results that mean nothing
 
-    def run(self, rows: Var, tables: Var, wanted: Var, logits: Operand) -> Var:
+    def run(self, rows: Var, tables: Var, wanted: Var, held: Var, logits: Operand) -> Var:
         """Rewrites the code; the logits of the rows that are wanted."""
         self.rows, self.tables = rows, tables
+        self._fill(held)
         (self.places,) = self._new(SELECT, (rows, 1, 1), [(DType.I32, (self.length,))])
         for instruction in self.linear.code:
             if not isinstance(instruction, Call):
@@ -113,6 +119,13 @@ class _Rewrite:
         self.linear.inputs = [x for x in self.linear.inputs if x is not self.position]
         self.linear.code = [*self._only_wanted(wanted, logits)]
         return logits
+
+    def _fill(self, held: Var) -> None:
+        """The tokens are those given, with the latest where they are -1."""
+        given = replace(self.tokens)
+        self.linear.inputs = [given if x is self.tokens else x for x in self.linear.inputs]
+        self.tokens.name, self.tokens.kind = f"{given.name} with the latest", "temp"
+        self.code.append(Call(FILL, (given, self.rows, held), (self.tokens,), f"{FILL} of {given.name}"))
 
     def _new(self, op: str, args: tuple[Operand, ...], gives: Sequence[tuple[DType, Shape]]) -> tuple[Var, ...]:
         number = len(self.code)

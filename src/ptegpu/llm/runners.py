@@ -20,11 +20,14 @@ from .schedule import Request, Scheduler, Work
 from .signature import METHOD, Signature
 
 if TYPE_CHECKING:
+    from ..runtime.program import Program
     from .model import LanguageModel
 
 SHARE = 2  # the part of the memory that weights leave free which caches take at most, if nobody says otherwise
 ROWS = 512  # of a run, where the model takes so many
 ROWS_OF = {"discrete": 2048}  # on quicker adapters
+
+NOTHING = bytes(4 * (len(SETTINGS) + 1))  # the settings of a row whose token nobody wants
 
 Results = Callable[[], tuple[list[int], list[float]]]  # waits
 
@@ -38,6 +41,7 @@ class Asked(Protocol):
 
 class Runner(Protocol):
     scheduler: Scheduler
+    ahead: int  # runs that can be started before the results of the first of them are known, beyond that one
 
     def start(self, work: Work) -> Results:
         """Begin a run; tokens and log-probabilities of what is wanted."""
@@ -63,13 +67,14 @@ class ManyRunner:
         rows: int | None,
         beside: int,
         queue: float,
+        shares: Program | None,
         how: Mapping[str, Any],
     ) -> None:
         from .ragged import PAGE, serving
 
         if signature.chunk == 1:
             raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
-        opened = open_device(device, engine=how["engine"])
+        opened = open_device(device, engine=how["engine"]) if shares is None else shares.device
         most = min(rows or ROWS_OF.get(opened.info.type, ROWS), signature.chunk)
         sequences = min(sequences, most)
         width = -(-signature.context // PAGE)  # pages of a sequence
@@ -81,7 +86,7 @@ class ManyRunner:
             free = opened.available_bytes()
             given = memory
             if given is None and free is not None:
-                given = max(0, free - _bytes_of(path, data)) // SHARE
+                given = max(0, free - (_bytes_of(path, data) if shares is None else 0)) // SHARE
             self.pages = sequences * width
             if given is not None:
                 self.pages = min(self.pages, given * half // sum(sizes))
@@ -99,9 +104,11 @@ class ManyRunner:
             append=append,
             points={METHOD: points},
             first={METHOD: points[:1]},
+            beside=shares,
             **how,
         )
         self._method = self.program.method(METHOD)
+        self.ahead = int(self._method.in_one_plan)
         self._signature = signature
         self._tables = np.full((sequences, width), -1, np.int32)
         self._told: list[list[int]] = [[] for _ in range(sequences)]  # what the tables say
@@ -112,15 +119,13 @@ class ManyRunner:
             if self._told[request.slot] != request.pages:
                 self._told[request.slot] = list(request.pages)
                 self._tables[request.slot, : len(request.pages)] = request.pages
-        count = max(1, len(work.wanted))  # a run gives something
-        wanted = np.array(work.wanted or [0], np.int32)
-        settings = np.zeros((count, len(SETTINGS) + 1), np.int32)
-        penalised = any(r.caller.sampling.penalises for r in work.whose)
-        seen = np.zeros((count, words_of(self._signature.vocabulary) if penalised else 0), np.int32)
-        for k, request in enumerate(work.whose):
-            asked: Asked = request.caller
-            settings[k, :-1] = asked.sampling.words(request.written)
-            settings[k, -1] = asked.sampling.how
+        wanted = np.array(work.wanted or [0], np.int32)  # a run gives something
+        each: list[Asked] = [request.caller for request in work.whose]
+        words = b"".join(asked.sampling.row(step) for asked, step in zip(each, work.steps)) or NOTHING
+        settings = np.frombuffer(words, np.int32).reshape(len(wanted), -1)
+        penalised = any(asked.sampling.penalises for asked in each)
+        seen = np.zeros((len(wanted), words_of(self._signature.vocabulary) if penalised else 0), np.int32)
+        for k, (request, asked) in enumerate(zip(work.whose, each)):
             if asked.sampling.penalises:
                 seen[k] = asked.seen.update(request.tokens)
         tokens = np.array([work.tokens], self._signature.tokens.numpy)
@@ -143,6 +148,8 @@ class ManyRunner:
 
 class OneRunner:
     """A model for one sequence, which keeps its own cache: requests come one after the other."""
+
+    ahead = 0  # the model itself runs ahead
 
     def __init__(self, model: LanguageModel, queue: float) -> None:
         context = model.signature.context

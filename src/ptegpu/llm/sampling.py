@@ -65,6 +65,10 @@ class Sampling:
         """The settings operand of the sampling operator, int32[8], for the `step`-th token."""
         return np.frombuffer(self._constant + struct.pack("<I", step), np.int32)
 
+    def row(self, step: int) -> bytes:
+        """The same and `how`, as one of many rows has them."""
+        return self._constant + struct.pack("<Ii", step, self.how)
+
 
 class Seen:
     """A bit per token of the vocabulary, for the repetition penalty; a single word where there is none."""

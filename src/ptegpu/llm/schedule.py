@@ -4,6 +4,9 @@ A run has a row for the newest token of every text that is being written, and be
 run has room for: prompts wait for texts, never the other way round. A request that runs has a slot, and pages for all
 its tokens; where these run out, the youngest gives its pages back and waits, and what it has written so far is part of
 its prompt when its turn comes again. So the oldest always goes on, and each gets the tokens that it gets alone.
+
+A run may be planned before what the one before it gave is known: where a token is not known yet, the run takes it from
+that one. What such a run gives for a text that turns out to have ended is of no use, and is left out.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from ..errors import InvalidInput, QueueFull
 from .generation import FinishReason
 from .pages import Pages
 
+LATEST = -1  # in place of the token that the run before chooses
 Reason = FinishReason | Literal["failed"]  # failed: its logits are not finite numbers
 State = Literal["new", "waiting", "running", "ended"]
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A text to be written. What is below `caller` is the scheduler's."""
+    """A text to be written. What is below `waits` is the scheduler's."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -32,9 +36,11 @@ class Request:
     deadline: float = math.inf
     owner: str = ""  # requests of one owner wait for each other, not those of others for all of them
     caller: Any = None  # whatever the caller wants to know it by
+    waits: bool = False  # whether each of its tokens has to be known before the next one is run
 
     state: State = field(default="new", init=False)
     tokens: list[int] = field(default_factory=list, init=False)  # the prompt, and what was written
+    pending: int = field(default=0, init=False)  # tokens that runs on their way will give, beyond these
     computed: int = field(default=0, init=False)  # tokens whose keys and values are in pages, after the runs planned
     reused: int = field(default=0, init=False)  # of these, tokens of the prompt that were there when it began
     pages: list[int] = field(default_factory=list, init=False)
@@ -49,18 +55,19 @@ class Request:
 
     @property
     def left(self) -> int:
-        """Tokens to run before the next one is known."""
-        return len(self.tokens) - self.computed
+        """Tokens to run before the next one is chosen."""
+        return len(self.tokens) + self.pending - self.computed
 
 
 @dataclass(slots=True)
 class Work:
     """The rows of a run: tokens, and whose they are and where."""
 
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # or LATEST
     rows: list[tuple[int, int]] = field(default_factory=list)  # slot, position
     wanted: list[int] = field(default_factory=list)  # rows after which a token is chosen
     whose: list[Request] = field(default_factory=list)  # for each of these
+    steps: list[int] = field(default_factory=list)  # and which of its tokens it is
     requests: list[Request] = field(default_factory=list)  # all that have rows
 
 
@@ -75,7 +82,7 @@ class Event(NamedTuple):
 
 class Scheduler:
     """`rows` are the most of a run, `beside` the most of prompts in a run that also writes, `limit` the most requests
-    that wait. Between `plan` and `done` of what it gave there is no other `plan`."""
+    that wait. Between `plan` and `done` of what it gave there is one other `plan` at most."""
 
     def __init__(
         self, pages: Pages, context: int, sequences: int, rows: int, beside: int | None = None, limit: float = math.inf
@@ -125,33 +132,44 @@ class Scheduler:
         return [Event(request, reason="deadline") for request in late]
 
     def plan(self) -> Work | None:
-        """The next run; None if there is nothing to do."""
+        """The next run; None if there is nothing to do, before a run on its way is done."""
         work = Work()
         for request in list(self.running):
-            if request.state == "running" and request.left == 1 and self._grow(request):
+            if request.state == "running" and self.writes(request) and self._grow(request):
                 self._rows(work, request, 1)
         room = self.rows - len(work.rows)
         if work.rows:
             room = min(room, self.beside)
         for request in self.running:
-            if request.left and room:
+            if room and not request.pending:
                 room -= self._rows(work, request, room)
         while room and (admitted := self._admit()):
             room -= self._rows(work, admitted, room)
         return work if work.rows else None
 
+    def writes(self, request: Request) -> bool:
+        """Whether a row of its newest token is all that it needs before the next one is chosen."""
+        length = len(request.tokens) + request.pending
+        if not request.pending:
+            return length - request.computed == 1
+        more = length - len(request.prompt) < request.max_tokens and length <= self.context
+        return more and not request.waits
+
     def done(self, work: Work, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Event]:
-        """What a run gave: a token and its log-probability for each row that was wanted."""
+        """What a run gave, in the order of runs: a token and its log-probability for each row that was wanted.
+
+        Who lost its pages since keeps its token, unless a later run has given it, too.
+        """
+        events = []
+        for request, step, token, logprob in zip(work.whose, work.steps, tokens, logprobs, strict=True):
+            if request.state != "ended" and request.written == step:
+                events.append(self._add(request, token, logprob))
         for request in work.requests:
             if request.state == "running":
                 self._settle(request)
-        events = []
-        for request, token, logprob in zip(work.whose, tokens, logprobs, strict=True):
-            if request.state == "running":
-                event = self._add(request, token, logprob)
-                events.append(event)
-                if event.reason:
-                    self.end(request)
+        for event in events:
+            if event.reason:
+                self.end(event.request)
         return events
 
     def _add(self, request: Request, token: int, logprob: float) -> Event:
@@ -160,6 +178,7 @@ class Scheduler:
         if token in request.stop_tokens:
             return Event(request, reason="stop")
         request.tokens.append(token)
+        request.pending = max(0, request.pending - 1)
         if request.written >= request.max_tokens:
             return Event(request, token, logprob, "length")
         return Event(request, token, logprob, "context" if len(request.tokens) > self.context else None)
@@ -188,15 +207,18 @@ class Scheduler:
 
     def _rows(self, work: Work, request: Request, room: int) -> int:
         """Rows for what is left of a request's tokens, as many as there is room for; how many."""
-        first, size = request.computed, self.pages.size
-        end = request.computed = min(first + room, len(request.tokens))
+        first, known, size = request.computed, len(request.tokens), self.pages.size
+        length = known + request.pending
+        end = request.computed = min(first + room, length)
         work.requests.append(request)
-        work.tokens += request.tokens[first:end]
+        work.tokens += request.tokens[first:end] if first < known else [LATEST]
         work.rows += [(request.slot, position) for position in range(first, end)]
-        if not request.left:
+        if end == length:
             work.wanted.append(len(work.rows) - 1)
             work.whose.append(request)
-        for k in range(first // size, end // size):  # full with this run
+            work.steps.append(length - len(request.prompt))
+            request.pending += 1
+        for k in range(first // size, min(end, known) // size):  # full with this run
             self.pages.know(request.pages[k], *self._key(request, k))
         return end - first
 
@@ -212,7 +234,7 @@ class Scheduler:
 
     def _settle(self, request: Request) -> None:
         """Its pages that are full now are known; not earlier, as a run does not write pages that are."""
-        for k in range(request.settled, request.computed // self.pages.size):
+        for k in range(request.settled, min(request.computed, len(request.tokens)) // self.pages.size):
             request.pages[k] = self.pages.settle(request.pages[k], *self._key(request, k))
             request.settled = k + 1
 
@@ -245,4 +267,4 @@ class Scheduler:
 
     def _let_go(self, request: Request) -> None:
         self.pages.release(request.pages)
-        request.pages, request.computed, request.settled = [], 0, 0
+        request.pages, request.computed, request.settled, request.pending = [], 0, 0, 0

@@ -1,4 +1,4 @@
-"""Chat templates as `tokenizer_config.json` gives them, rendered by Jinja2 in its sandbox."""
+"""Chat templates as `tokenizer_config.json` gives them, rendered by Jinja2 in a sandbox with a budget."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import InvalidInput
+from .sandbox import STEP, Sandbox
+
+LONGEST = 1 << 18  # characters of a template
+BUDGET = 1 << 24  # for every conversation, see `sandbox`: some 200,000 steps, or 16 million characters
+FOR_EACH = 256  # more, for each character of a conversation
+FORM = 200  # characters of a format for dates
 
 Message = Mapping[str, Any]  # {"role": "user" | "assistant" | "system", "content": …}
 
@@ -22,23 +27,42 @@ class ChatTemplate:
 
     def __init__(self, source: object, special: Mapping[str, str]) -> None:
         self._special = dict(special)
+        text = _default(source)
+        if len(text) > LONGEST:
+            raise InvalidInput(f"the chat template is invalid: it has {len(text):,} characters, at most {LONGEST:,} do")
+        self._environment = _environment()
         try:
-            self._template = _environment().from_string(_default(source))
-        except TemplateError as e:
-            raise InvalidInput(f"the chat template is invalid: {e}") from None
+            with self._environment.within(BUDGET):
+                self._template = self._environment.from_string(text)
+        except Exception as e:  # of the template, whatever it is
+            raise InvalidInput(f"the chat template is invalid: {_said(e)}") from None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The conversation as the model was trained to see it."""
+        given = [dict(m) for m in messages]
         try:
-            return self._template.render(
-                **self._special,
-                messages=[dict(m) for m in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-            )
-        except (TemplateError, TypeError, ValueError, LookupError) as e:
-            raise InvalidInput(f"the chat template refuses this conversation: {e}") from None
+            with self._environment.within(BUDGET + FOR_EACH * _characters(given)):
+                return self._template.render(
+                    **self._special,
+                    messages=given,
+                    add_generation_prompt=add_generation_prompt,
+                    tools=None,
+                    documents=None,
+                )
+        except Exception as e:  # of the template, whatever it is
+            raise InvalidInput(f"the chat template refuses this conversation: {_said(e)}") from None
+
+
+def _said(e: Exception) -> str:
+    return str(e) or type(e).__name__
+
+
+def _characters(value: object) -> int:
+    """Of a conversation; an item counts as some."""
+    if isinstance(value, str):
+        return len(value)
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return STEP + sum(map(_characters, inside))
 
 
 def _default(source: object) -> str:
@@ -63,17 +87,31 @@ class _Generation(Extension):
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+def _environment() -> Sandbox:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+    environment.add_filter("tojson", _to_json)
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
     return environment
 
 
-def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **more: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if not (indent is None or (isinstance(indent, int) and indent <= 16)):
+        raise ValueError("tojson indents by 16 at most")
+    if separators is not None and sum(map(len, separators)) > 16:
+        raise ValueError("the separators of tojson are too long")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _now(form: str) -> str:
+    if len(form) > FORM:
+        raise ValueError("the format of a date is too long")
+    return datetime.now().strftime(form)
 
 
 def _raise(message: str) -> NoReturn:

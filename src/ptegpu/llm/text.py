@@ -168,6 +168,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """The text that is certainly before any stop string."""
+        if not self._stops:
+            return text
         if self.stopped:
             return ""
         self._held += text

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..dtypes import FLOATS
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
 from .attending import Attention, sizes
@@ -51,7 +50,7 @@ def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
     "custom_sdpa.default",
     "llama.custom_sdpa.default",
     positions=["start_pos"],
-    dtypes=FLOATS,
+    fits="query float, attn_mask any",
     indexes=seen_from,
     role="attention",
 )
@@ -85,7 +84,7 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     "llama.sdpa_with_kv_cache.default",
     mutates=["key_cache", "value_cache"],
     positions=["start_pos"],
-    dtypes=FLOATS,
+    fits="query float, attn_mask any",
     indexes=lambda a: fitting(a["key"], a["key_cache"], a["start_pos"]),
     role="attention",
 )
@@ -116,7 +115,7 @@ def sdpa_with_kv_cache(
     yield Attention(query, key_cache, value_cache, out, False, is_causal, attn_mask, scale, start_pos, bounded, new)
 
 
-@op("et_vk.sdpa.default", dtypes=FLOATS)
+@op("et_vk.sdpa.default", fits="q float, attn_mask any")
 def sdpa(
     q: Tensor,
     k: Tensor,
@@ -134,7 +133,7 @@ def sdpa(
     yield Attention(q, k, v, out, True, False, attn_mask, scale, empty=math.nan)
 
 
-@op("aten.scaled_dot_product_attention.default", dtypes=FLOATS)
+@op("aten.scaled_dot_product_attention.default", fits="query float, attn_mask any")
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

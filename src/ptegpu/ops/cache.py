@@ -6,7 +6,6 @@ cache on their own: a negative position counts as 0, and what would lie beyond t
 
 from __future__ import annotations
 
-from ..dtypes import FLOATS
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from .attending import Written
@@ -31,7 +30,7 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     "llama.update_cache.default",
     mutates=["cache"],
     positions=["start_pos"],
-    dtypes=FLOATS,
+    fits="value float",
     indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
     role="cache",
 )

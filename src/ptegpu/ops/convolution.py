@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOATS, DType
+from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Arg, Tensor
 from .product import convolved
@@ -74,7 +74,7 @@ def _rescaled(a: Mapping[str, Any], factor: np.ndarray, added: np.ndarray) -> tu
     )
 
 
-@op("aten.convolution.default", dtypes=FLOATS, role="product", rescaled=_rescaled)
+@op("aten.convolution.default", fits="x float", role="product", rescaled=_rescaled)
 def convolution(
     x: Tensor,
     weight: Tensor,
@@ -95,7 +95,7 @@ def convolution(
     yield from _convolve(x, weight, bias, *geometry, None)
 
 
-@op("et_vk.conv_with_clamp.default", dtypes=FLOATS, role="product")
+@op("et_vk.conv_with_clamp.default", fits="x float", role="product")
 def conv_with_clamp(
     x: Tensor,
     weight: Tensor,

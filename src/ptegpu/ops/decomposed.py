@@ -533,6 +533,7 @@ def _node(rule: Attended, like: Node) -> Node:
         wants=frozenset({"target", "outs"}),
         steps=rule,
         splits=(),
+        fits=None,
         role="",
     )
     return Node(op, given, (rule.result,), like.name)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from ..dtypes import FLOATS
-from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
 from ..kernels.distance import Norm, distance
 from ..kernels.wgsl import store_type
@@ -16,14 +14,12 @@ from .registry import Dispatch, Out, Steps, broadcast, op
 NORMS: dict[float, Norm] = {0.0: "0", 1.0: "1", 2.0: "2", math.inf: "inf"}
 
 
-@op("aten._cdist_forward.default", dtypes=FLOATS)
+@op("aten._cdist_forward.default", fits="x1 float[..., _, m], x2 [..., _, m]")
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None, *, target: Target) -> Steps:
     """x1 (…, P, M) and x2 (…, R, M) to distances (…, P, R), each from differences.
 
     Unlike PyTorch on a CPU, whose maximum may drop it, a NaN makes the distance NaN for p = inf, too.
     """
-    if min(x1.rank, x2.rank) < 2 or x1.shape[-1] != x2.shape[-1]:
-        raise ShapeError(f"{list(x1.shape)} and {list(x2.shape)} are not matrices with rows of equal length")
     batch = broadcast(x1.shape[:-2], x2.shape[:-2])
     rows, others, width = x1.shape[-2], x2.shape[-2], x1.shape[-1]
     out = yield Out((*batch, rows, others), x1.dtype)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..dtypes import INTS
-from ..errors import InvalidProgram, ShapeError
+from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels.embedding import embedding as kernel_of
 from ..kernels.wgsl import store_type
@@ -22,7 +21,7 @@ def rows(a: Mapping[str, Any]) -> Iterable[Bounded]:
         yield Bounded(a["indices"], 0, total)
 
 
-@op("aten.embedding.default", splits=("weight",), wide=True, indexes=rows)
+@op("aten.embedding.default", splits=("weight",), wide=True, indexes=rows, fits="weight any[v, d], indices int")
 def embedding(
     weight: Tensor,
     indices: Tensor,
@@ -37,10 +36,6 @@ def embedding(
     Unlike PyTorch, which raises, indices that the GPU computed take the nearest row if they are out of range: checking
     them would need a read back. Others raise.
     """
-    if weight.rank != 2:
-        raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weight.shape)}")
-    if indices.dtype not in INTS:
-        raise InvalidProgram(f"the indices must be integers, not {indices.dtype.value}")
     total, width = weight.shape
     if not total and indices.numel:
         raise ShapeError("the weight has no rows")

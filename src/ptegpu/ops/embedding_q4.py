@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtypes import INTS
-from ..errors import InvalidProgram, ShapeError
+from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels.embedding_q4 import embedding_q4 as kernel_of
 from ..kernels.wgsl import store_type
@@ -14,6 +13,8 @@ from ..sizes import smallest
 from .embedding import rows
 from .pointwise import cast
 from .registry import Dispatch, Out, Scratch, Steps, op
+
+TABLE = "weight int8|uint8[v, _], weight_scales float, indices int -> float"
 
 
 def lookup(
@@ -26,10 +27,6 @@ def lookup(
     target: Target,
 ) -> Steps:
     """weight (V, D / 2); scales and zeros (V, D / group), or (V), or one for all; indices of any shape."""
-    if weight.rank != 2:
-        raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weight.shape)}")
-    if indices.dtype not in INTS:
-        raise InvalidProgram(f"the indices must be integers, not {indices.dtype.value}")
     total, width = weight.shape[0], 2 * weight.shape[1]
     if not total and indices.numel:
         raise ShapeError("the weight has no rows")
@@ -78,7 +75,7 @@ def _strides(scales: Tensor, total: int, width: int, group: int) -> tuple[int, i
     raise ShapeError(f"scales of shape {list(shape)} do not fit {total} rows of {width} in groups of {group}")
 
 
-@op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"), wide=True, indexes=rows)
+@op("et_vk.embedding_q4gsw.default", splits=("weight", "weight_scales"), wide=True, indexes=rows, fits=TABLE)
 def embedding_q4gsw(
     weight: Tensor,
     weight_scales: Tensor,
@@ -102,6 +99,7 @@ def embedding_q4gsw(
     splits=("weight",),
     wide=True,
     indexes=rows,
+    fits="weight int8|uint8[v, _], weight_scales float, weight_zero_points number, indices int -> float",
 )
 def embedding_4bit(
     weight: Tensor,

@@ -124,7 +124,8 @@ def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target
 
 def serves(p: Product, target: Target) -> bool:
     """Whether p is computed here."""
-    return p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
+    few = p.packed is not None and p.transposed and p.k > 0 and p.m <= min(MAX_ROWS, target.few_rows)
+    return bool(few and not matrices.serves(p, target))
 
 
 def gemv(p: Product, target: Target) -> Steps:
@@ -230,6 +231,9 @@ def _abreast(products: Sequence[Product], target: Target) -> list[Bundle]:
 def together(p: Product, target: Target) -> Steps:
     """A product with its siblings and its norm, in as few dispatches as there can be; otherwise one after the other."""
     products = [q for q in (replace(p, siblings=(), norm=None), *p.siblings) if q.m * q.n > 0]
+    if matrices.take(products, target):
+        yield from matrices.alongside(products, target, p.norm)
+        return
     whole = [q for q in products if serves(q, target) and not q.b.parts]
     rest = [q for q in products if not serves(q, target) or q.b.parts]
     pair = _paired(whole, target)
@@ -240,10 +244,12 @@ def together(p: Product, target: Target) -> Steps:
         if len(normed) == len(every):
             yield from (b.dispatch(target) for b in normed)
             return
-    if p.norm:
-        yield p.norm
+    norm = p.norm
+    if norm and bundles:
+        yield norm
+        norm = None
     yield from (b.dispatch(target) for b in bundles)
-    yield from matrices.alongside(rest, target)
+    yield from matrices.alongside(rest, target, norm)
 
 
 def merged(p: Product, attention: Attention, target: Target) -> Steps:

@@ -97,6 +97,7 @@ def join(kind: Kind, members: Sequence[Node]) -> Node:
         splits=tuple(k for k, (_, _, splits) in enumerate(given) if splits),
         indexes=lambda _: [b for n in members for b in n.op.bounds(n.args)],
         moves=False,
+        fits=None,
         role=ROLES.get(kind, "product"),
     )
     before, behind = f"{last.name} and {len(members) - 1} before it", f"{first.name} and {len(members) - 1} after it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ..dtypes import FLOATS, DType
+from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
 from ..kernels.packing import WHOLE
@@ -26,11 +26,15 @@ def is_relu(activation: str) -> bool:
 
 
 def check_sums(sums: Tensor, n: int, groups: int) -> None:
-    if sums.dtype is not DType.I32 or sums.shape[-1] < n or math.prod(sums.shape[:-1]) < groups:
+    if sums.shape[-1] < n or math.prod(sums.shape[:-1]) < groups:
         raise ShapeError(f"weight sums {sums.dtype.value}{list(sums.shape)} do not fit {n} rows of {groups} groups")
 
 
-@op("et_vk.linear_dq8ca_q4gsw.default", splits=("weights",), dtypes=FLOATS)
+@op(
+    "et_vk.linear_dq8ca_q4gsw.default",
+    splits=("weights",),
+    fits="x float, input_zero_points number, weights int8|uint8, weight_sums int32",
+)
 def linear_dq8ca_q4gsw(
     x: Tensor,
     input_scales: Tensor,
@@ -79,7 +83,11 @@ def linear_q8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, in
     yield replace(linear_q4.product(x, weight, packed, bias, out), int8=int8)
 
 
-@op("et_vk.linear_q8ta_q8csw.default", splits=("weights",), dtypes=(DType.I8, *FLOATS))
+@op(
+    "et_vk.linear_q8ta_q8csw.default",
+    splits=("weights",),
+    fits="x int8|float, weights int8, weight_sums int32, weight_scales float, bias float -> float",
+)
 def linear_q8ta_q8csw(
     x: Tensor,
     input_scale: float,
@@ -97,7 +105,12 @@ def linear_q8ta_q8csw(
     yield from linear_q8(x, weights, weight_scales, bias, int8)
 
 
-@op("et_vk.q8ta_linear.default", "et_vk.q8ta_linear_gemv.default", splits=("weights",), dtypes=(DType.I8,))
+@op(
+    "et_vk.q8ta_linear.default",
+    "et_vk.q8ta_linear_gemv.default",
+    splits=("weights",),
+    fits="x int8, weights int8, weight_sums int32, weight_scales float, bias float",
+)
 def q8ta_linear(
     x: Tensor,
     input_scale: float,

@@ -13,22 +13,26 @@ from typing import TYPE_CHECKING, Any
 from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import matrices as kernels
-from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SMALL, SPAN, MatrixTile, Rows
+from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SPAN, TILES, MatrixTile, Rows
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .registry import Dispatch, Scratch, Step, Steps
 
 if TYPE_CHECKING:
+    from .norm import Norm
     from .product import Product
 
 SHORTEST, FEWEST = 64, 48  # K, and rows and columns, below which others are as fast
+FEW = 5  # rows from which on that holds where weights stay as blocks
+WORTH_FEW = 1 << 25  # multiply-adds of such few rows below which others are as fast
 WORTH = 1 << 27  # multiply-adds below which three dispatches take longer than one (H200)
 WORTH_TWICE = 1 << 29  # the same where each is computed three times
 SUM_BYTES = 1 << 29  # that sums may take
 EXACT = 32 * DEPTH  # of K at most in a sum that is to be as good as one of f32
-PART = 32 * DEPTH  # of K at least, where it is in parts
+PART, PART_FEW = 32 * DEPTH, 8 * DEPTH  # of K at least, where it is in parts; of tiles that are small
+NARROW = 64  # channels of a convolution that f32 computes as fast as three products of f16
 SLICES = 32  # of an image whose largest element is looked for
-SLOTS = 2  # workgroups that a unit computes side by side
+SLOTS, SLOTS_FEW = 2, 4  # workgroups that a unit computes side by side; the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def _constant(tensors: Sequence[Tensor]) -> bool:
 
 
 def _prepare(
-    source: Rows, reads: list[Tensor], m: int, k: int, to: Prepared, p: Product, target: Target, **params: int
+    source: Rows, reads: list[Tensor], m: int, k: int, to: Prepared, p: Product, target: Target, **params: float
 ) -> Dispatch:
     """Lays out m rows of each set, from number `first_row` on."""
     sets, row_blocks, k_blocks, each = to.blocks.shape
@@ -66,7 +70,7 @@ def _prepare(
     parts = ceil(m, ROWS if across else SHARE)
     params = {"first_row": 0, **params, "m": m, "k": k, "parts": parts, "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
-    return Dispatch(kernel, reads, to.reads, sets * params["parts"], params, label=p.label, once=_constant(reads))
+    return Dispatch(kernel, reads, to.reads, sets * parts, params, label=p.label, once=_constant(reads))
 
 
 def _windows(p: Product, to: Prepared, target: Target) -> Steps:
@@ -89,16 +93,23 @@ def _source(p: Product) -> Rows:
     return kernels.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else kernels.columns(p.b.dtype)
 
 
-def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -> Steps:
-    """Products of the same rows at once; where there are several, each has a number of columns that fills blocks."""
+def _multiplied(products: Sequence[Product], target: Target, norm: Norm | None = None) -> Steps:
+    """Products of the same rows at once; where there are several, each has a number of columns that fills blocks.
+    If the rows are the result of a norm, it is computed on the way."""
     p, n = products[0], sum(q.n for q in products)
     batch = p.batch
     if p.window:  # all images are one
         batch, n = 1, p.batch * p.n
-    twice = not rounds(p, target)
-    rows_source = kernels.rows(p.a.dtype, p.k % 4 == 0)
-    a = yield from _room(p.sets or batch, p.m, p.k, rows_source.scaled, twice, [p.a])
-    yield _prepare(rows_source, [p.a], p.m, p.k, a, replace(p, window=None), target)
+    twice, tile = not rounds(p, target), tile_of(p)
+    source, given = kernels.rows(p.a.dtype, p.k % 4 == 0), replace(p, window=None)
+    reads, eps = [p.a], {}
+    if norm:
+        if norm.row:
+            yield norm.row
+        source, eps = kernels.rows(norm.x.dtype, p.k % 4 == 0, norm.weight.dtype), {"eps": norm.eps}
+        reads, given = [norm.x, norm.weight], replace(given, label=norm.label)
+    a = yield from _room(p.sets or batch, p.m, p.k, source.scaled, twice, reads)
+    yield _prepare(source, reads, p.m, p.k, a, given, target, **eps)
     if p.window:
         b = yield from _room(1, n, p.k, p.b.dtype is not DType.F16, twice, [p.b])
         yield from _windows(p, b, target)
@@ -109,8 +120,9 @@ def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -
             yield _prepare(_source(q), q.matrix, q.n, q.k, b, q, target, first_row=first, **q.scaling)
             first += q.n
     rows, columns = ceil(p.m, tile.rows), ceil(n, tile.columns)
-    slots = SLOTS * target.device_class.busy
-    parts = largest(1, smallest(slots // largest(1, batch * rows * columns), p.k // (PART // 2 if twice else PART)))
+    slots, least = (SLOTS, PART // 2 if twice else PART) if tile is LARGE else (SLOTS_FEW, PART_FEW)
+    parts = smallest(slots * target.device_class.busy // largest(1, batch * rows * columns), p.k // least)
+    parts = largest(1, parts)
     if twice:
         parts = largest(parts, ceil(p.k, EXACT))
     k_part = ceil(ceil(p.k, parts), DEPTH) * DEPTH
@@ -127,44 +139,88 @@ def _multiplied(products: Sequence[Product], tile: MatrixTile, target: Target) -
     )
     kernel = kernels.multiply(tile, target, twice)
     yield Dispatch(kernel, [a.blocks, b.blocks], [sums], groups, params, flops=flops, label=label)
-    first = 0
     scaled = a.scales is not None, b.scales is not None
-    for q in products:
+    found = [sums, *a.reads[1:], *b.reads[1:]]
+    steps = {"parts": parts, "part_step": batch * height * width, "width": width}
+    if len(products) > 1 and all(map(_bare, products)) and len(found) + len(products) <= target.max_storage_buffers:
+        words = steps | {"batch": 1, "sets": 1, "m": p.m, "n": n, "z_step": 0}
+        words |= {f"n{k}": q.n for k, q in enumerate(products)}
+        kernel = kernels.spread(tuple(q.y.dtype for q in products), scaled, target)
+        yield Dispatch(
+            kernel, found, [q.y for q in products], ceil(p.m * n // 4, kernel.kernel.workgroup), words, label=label
+        )
+        return
+    firsts = [sum(q.n for q in products[:k]) for k in range(len(products))]
+    pair = _paired(products)
+    for q, first in [(pair, firsts[-1])] if pair else zip(products, firsts, strict=True):
         plain = replace(q, window=None)
         aligned = not p.window or p.n % 4 == 0
         kernel = kernels.finish(plain.form(target, quads=True), scaled, target, aligned)
         groups = ceil(q.batch * q.m * ceil(q.n, 4), kernel.kernel.workgroup)
-        reads = [sums, *a.reads[1:], *b.reads[1:], *q.added]
-        steps = {"part_step": batch * height * width, "z_step": q.n if q.window else height * width}
-        words = q.params(parts=parts, width=width, first=first, **steps)
-        yield Dispatch(kernel, reads, [q.y], groups, words, label=q.label)
-        first += q.n
+        place = {"first": first, "z_step": q.n if q.window else height * width} | ({"other": 0} if pair else {})
+        yield Dispatch(kernel, [*found, *q.added], [q.y], groups, q.params(**steps, **place), label=q.label)
+
+
+def _bare(p: Product) -> bool:
+    """Whether results are stored as they are, one after the other."""
+    changed = p.bias or p.finish or p.clamp or p.alpha != 1
+    return bool(not changed and p.y_strides[1:] == (p.n, 1) and p.y_first == 0 and p.n % 4 == 0)
+
+
+def _paired(products: Sequence[Product]) -> Product | None:
+    """The second of two, if the first is only there for its finish."""
+    if len(products) != 2 or not products[1].finish:
+        return None
+    (first, second), finish = products, products[1].finish
+    same = first.n == second.n and first.y in finish.tensors and second.y_strides[1:] == (second.n, 1)
+    if not same or not _bare(first) or second.y_first != 0:
+        return None
+    operands = zip(finish.kernel.operands, finish.tensors, strict=True)
+    kernel = replace(
+        finish.kernel, operands=tuple(None if t is first.y else d for d, t in operands), beside="besides[i & 3u]"
+    )
+    tensors = tuple(t for t in finish.tensors if t is not first.y)
+    return replace(second, finish=replace(finish, kernel=kernel, tensors=tensors))
 
 
 def gemm(p: Product, target: Target) -> Steps:
-    yield from _multiplied([p], tile_of(p), target)
+    yield from _multiplied([p], target)
 
 
-def alongside(products: Sequence[Product], target: Target) -> Steps:
-    """Products one after the other; those of the same rows that matrix units compute at once."""
-    run: list[Product] = []
+def alongside(products: Sequence[Product], target: Target, norm: Norm | None = None) -> Steps:
+    """Products one after the other, maybe of the result of a norm; those of the same rows that matrix units compute at
+    once."""
+    runs: list[list[Product]] = []
     for p in products:
-        joins = serves(p, target) and not p.b.parts and p.batch == 1 and _source(p).scaled
-        same = joins and run and p.a is run[0].a and p.m == run[0].m and run[-1].n % ROWS == 0
-        if run and not (same and _fits(p, sum(q.n for q in (*run, p)), target)):
-            yield from _multiplied(run, tile_of(run[0]), target)
-            run = []
-        if joins:
-            run.append(p)
+        same = runs and p.a is runs[-1][0].a and p.m == runs[-1][0].m and runs[-1][-1].n % ROWS == 0
+        if same and all(_joins(q, target) for q in (p, *runs[-1])):
+            if _fits(p, sum(q.n for q in (*runs[-1], p)), target):
+                runs[-1].append(p)
+                continue
+        runs.append([p])
+    done = [_joins(run[0], target) and worth(run, target) for run in runs]
+    if norm and (done != [True] or any(norm.y is t for p in products for t in p.added)):
+        yield norm
+        norm = None
+    for run, here in zip(runs, done, strict=True):
+        if here:
+            yield from _multiplied(run, target, norm)
         else:
-            yield p
-    if run:
-        yield from _multiplied(run, tile_of(run[0]), target)
+            yield from run
+
+
+def take(products: Sequence[Product], target: Target) -> bool:
+    """Whether matrix units compute all of these, of the same rows."""
+    return bool(products) and all(_joins(p, target) for p in products) and worth(products, target)
+
+
+def _joins(p: Product, target: Target) -> bool:
+    return may(p, target) and not p.b.parts and p.batch == 1 and _source(p).scaled
 
 
 def tile_of(p: Product) -> MatrixTile:
-    """Tiles of 64 where those of 128 would be half empty."""
-    return SMALL if p.m <= SMALL.rows else LARGE
+    """The smallest that has all rows, or the largest."""
+    return next((tile for tile in TILES if p.m <= tile.rows), LARGE)
 
 
 def _fits(p: Product, n: int, target: Target) -> bool:
@@ -196,6 +252,21 @@ def rounds(p: Product, target: Target) -> bool:
 
 def serves(p: Product, target: Target) -> bool:
     """Whether matrix units may compute it, and would do so faster."""
+    return may(p, target) and worth([p], target)
+
+
+def worth(products: Sequence[Product], target: Target) -> bool:
+    """Whether they would compute products of the same rows faster."""
+    p, n = products[0], sum(q.n for q in products)
+    if not rounds(p, target):
+        least = WORTH_TWICE
+    else:
+        least = WORTH if p.m >= FEWEST else WORTH_FEW
+    return bool(p.batch * p.m * n * p.k >= least)
+
+
+def may(p: Product, target: Target) -> bool:
+    """Whether they may compute it, if there is enough to do."""
     if not has(target):
         return False
     if LARGE.shared_bytes > target.max_shared_bytes or 4 + len(p.added) > target.max_storage_buffers:
@@ -204,8 +275,8 @@ def serves(p: Product, target: Target) -> bool:
         return False
     if p.int8 or not (p.a.dtype.is_float and (p.packed or p.b.dtype.is_float)):
         return False
-    if p.window and (p.transposed or p.sets != 1 or (not rounds(p, target) and p.m <= SMALL.rows)):
+    if p.window and (p.transposed or p.sets != 1 or (not rounds(p, target) and p.m <= NARROW)):
         return False
-    worth = WORTH if rounds(p, target) else WORTH_TWICE
-    enough = p.batch * p.m * p.n * p.k >= worth and p.k >= SHORTEST and p.m >= FEWEST and p.n >= FEWEST
+    stays = target.kept_bytes > 0 and p.packed and p.b.kind == "constant" and rounds(p, target)
+    enough = p.k >= SHORTEST and p.m >= (FEW if stays else FEWEST) and p.n >= FEWEST
     return bool((p.transposed or not p.packed) and enough)

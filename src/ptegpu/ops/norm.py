@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import FLOATS, DType
+from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import norm as kernels
@@ -99,7 +99,7 @@ def statistics_shape(x: Tensor, normalized_shape: list[int]) -> Shape:
     return (*x.shape[:kept], *(1 for _ in normalized_shape))
 
 
-@op("aten.native_layer_norm.default", dtypes=FLOATS)
+@op("aten.native_layer_norm.default", fits="x float")
 def layer_norm(
     x: Tensor,
     normalized_shape: list[int],
@@ -144,14 +144,13 @@ class Norm(Work):
         yield from normalise("element", *given, rows=rows, whole=x.shape[-1], centred=False, label=self.label)
 
 
-@op("et_vk.rms_norm.default", dtypes=FLOATS, role="norm")
+@op("et_vk.rms_norm.default", fits="x float[..., k], weight [k]", role="norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Steps:
-    check_affine(x.shape[-1], weight, None)
     out = yield Out(x.shape, x.dtype)
     yield Norm(x, weight, eps, out)
 
 
-@op("aten.rms_norm.default", dtypes=FLOATS)
+@op("aten.rms_norm.default", fits="x float")
 def rms_norm_shaped(
     x: Tensor,
     normalized_shape: list[int],
@@ -168,7 +167,7 @@ def rms_norm_shaped(
     yield from normalise("element", x, weight, None, eps, out, target, rows=rows, whole=length, centred=False)
 
 
-@op("aten.native_group_norm.default", dtypes=FLOATS)
+@op("aten.native_group_norm.default", fits="x float[n, c, ...], weight [c], bias [c]")
 def group_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -182,9 +181,8 @@ def group_norm(
     target: Target,
 ) -> Steps:
     """Sizes come from `x` (N, C, …) itself: the program's own are those of the maximum."""
-    if x.rank < 2 or group < 1 or x.shape[1] % group:
+    if group < 1 or x.shape[1] % group:
         raise ShapeError(f"the channels of {list(x.shape)} do not form {group} equal groups")
-    check_affine(x.shape[1], weight, bias)
     out = yield Out(x.shape, x.dtype)
     mean = yield Out((x.shape[0], group))
     rstd = yield Out((x.shape[0], group))
@@ -196,7 +194,7 @@ def group_norm(
     )
 
 
-@op("aten._native_batch_norm_legit.no_stats", dtypes=FLOATS)
+@op("aten._native_batch_norm_legit.no_stats", fits="x float[_, c, ...], weight [c], bias [c]")
 def batch_norm_no_stats(
     x: Tensor,
     weight: Tensor | None,
@@ -208,8 +206,7 @@ def batch_norm_no_stats(
     target: Target,
 ) -> Steps:
     """By the statistics of the batch itself; instance norm is exported so."""
-    channels = channels_of(x)
-    check_affine(channels, weight, bias)
+    channels = x.shape[1]
     out = yield Out(x.shape, x.dtype)
     mean = yield Out((channels,))
     rstd = yield Out((channels,))
@@ -231,7 +228,11 @@ def _by_channel(a: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
         return factor, bias - mean * factor
 
 
-@op("aten._native_batch_norm_legit_no_training.default", dtypes=FLOATS, by_channel=_by_channel)
+@op(
+    "aten._native_batch_norm_legit_no_training.default",
+    fits="x float[_, c, ...], weight [c], bias [c], running_mean [c], running_var [c]",
+    by_channel=_by_channel,
+)
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -245,9 +246,11 @@ def batch_norm(
     target: Target,
 ) -> Steps:
     """The second and third outputs are empty, or the statistics that were used."""
-    channels = channels_of(x)
-    check_affine(channels, weight, bias)
+    channels = x.shape[1]
     out = yield Out(x.shape, x.dtype)
+    for o in outs[1:]:
+        if o.max_shape not in ((0,), (channels,)):
+            raise ShapeError(f"its statistics are [0] or [{channels}], the program says {list(o.max_shape)}")
     mean = yield Out(outs[1].max_shape)
     rstd = yield Out(outs[2].max_shape)
     by_channel = tuple(int(k == 1) for k in range(x.rank))
@@ -263,9 +266,3 @@ def batch_norm(
     if rstd.numel:
         body = "inverseSqrt(a + eps)"
         yield pointwise("batch_rstd", body, [running_var], rstd, target, scalars={"eps": eps}, compute=DType.F32)
-
-
-def channels_of(x: Tensor) -> int:
-    if x.rank < 2:
-        raise ShapeError(f"{list(x.shape)} has no channels")
-    return x.shape[1]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..dtypes import FLOATS, NUMBERS, DType
+from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import pooling as kernels
@@ -167,11 +167,11 @@ def _define(rank: int) -> None:
         yield from _largest(x, even(x, rank, output_size), True, target)
 
     plain = "aten.adaptive_avg_pool1d" if rank == 1 else f"aten._adaptive_avg_pool{rank}d"
-    define([f"aten.max_pool{rank}d_with_indices.default"], max_pool(True), "steps", dtypes=NUMBERS, wide=True)
-    define([f"aten.max_pool{rank}d.default"], max_pool(False), "steps", dtypes=NUMBERS, wide=True)
-    define([f"aten.avg_pool{rank}d.default"], avg_pool, "steps", dtypes=FLOATS)
-    define([f"{plain}.default"], adaptive_avg_pool, "steps", dtypes=FLOATS)
-    define([f"aten.adaptive_max_pool{rank}d.default"], adaptive_max_pool, "steps", dtypes=NUMBERS, wide=True)
+    define([f"aten.max_pool{rank}d_with_indices.default"], max_pool(True), "steps", fits="x number", wide=True)
+    define([f"aten.max_pool{rank}d.default"], max_pool(False), "steps", fits="x number", wide=True)
+    define([f"aten.avg_pool{rank}d.default"], avg_pool, "steps", fits="x float")
+    define([f"{plain}.default"], adaptive_avg_pool, "steps", fits="x float")
+    define([f"aten.adaptive_max_pool{rank}d.default"], adaptive_max_pool, "steps", fits="x number", wide=True)
 
 
 for _rank in (1, 2, 3):

@@ -1,7 +1,8 @@
 """Convolutions of int8 images with int8 weights, as products of windows.
 
 Weights are (out channels, kernel H · kernel W · channels of a group), rows maybe padded; depthwise ones (kernel H,
-kernel W, channels). Scales, sums and bias have one number per output channel, maybe padded.
+kernel W, channels). Scales, sums and bias have one number per output channel, maybe padded;
+a transposed one has scales for the channels of a group.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from .product import Int8, Packed, convolved
 from .registry import Out, Steps, op
 from .windows import Window, per_axis, window_of
 
+QUANTISED = "x int8[n, c, h, w], weights int8, weight_sums int32, weight_scales float, bias float"
+
 
 def _window(
     x: Tensor,
@@ -26,8 +29,6 @@ def _window(
     dilation: list[int],
     output_padding: list[int] | None = None,
 ) -> Window:
-    if x.rank != 4:
-        raise ShapeError(f"the input must have 4 dimensions, not the shape {list(x.shape)}")
     return window_of(x.shape[2:], per_axis("kernel", kernel, 2, 1), stride, padding, dilation, output_padding)
 
 
@@ -45,6 +46,9 @@ def _convolve(
         if weights.shape[1] < k:
             raise ShapeError(f"rows of {weights.shape[1]} do not hold {depth} channels of {list(window.kernel)}")
         check_sums(int8.sums, channels, 1)
+    scaled = channels // groups if window.transposed else channels
+    if scales.numel < scaled:
+        raise ShapeError(f"scales of shape {list(scales.shape)} do not fit {scaled} channels")
     if bias is not None and bias.numel < channels:
         raise ShapeError(f"a bias of shape {list(bias.shape)} does not fit {channels} channels")
     out = yield Out((x.shape[0], channels, *window.out), DType.I8)
@@ -53,7 +57,7 @@ def _convolve(
     yield replace(product, transposed=not deep)
 
 
-@op("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default", "et_vk.q8ta_conv2d_dw.default", dtypes=(DType.I8,))
+@op("et_vk.q8ta_conv2d.default", "et_vk.q8ta_conv2d_pw.default", "et_vk.q8ta_conv2d_dw.default", fits=QUANTISED)
 def q8ta_conv2d(
     x: Tensor,
     input_scale: float,
@@ -77,7 +81,7 @@ def q8ta_conv2d(
     yield from _convolve(x, window, weights, weight_scales, bias, groups, Int8(*quantised))
 
 
-@op("et_vk.q8ta_conv2d_transposed.default", dtypes=(DType.I8,))
+@op("et_vk.q8ta_conv2d_transposed.default", fits=QUANTISED)
 def q8ta_conv2d_transposed(
     x: Tensor,
     input_scale: float,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..dtypes import FLOATS, INTS, DType
+from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels.lanes import ALONG_ROWS, choose
@@ -40,7 +40,7 @@ def _dequantized(x: Source, scale: Source, zero: Source, out: Tensor, target: Ta
     return pointwise("dequantize", DEQUANTIZE, [x, scale, zero], out, target, compute=DType.F32, **more)
 
 
-@op("quantized_decomposed.quantize_per_tensor.default", dtypes=FLOATS)
+@op("quantized_decomposed.quantize_per_tensor.default", fits="x float -> int")
 def quantize_per_tensor(
     x: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: Any, *, target: Target
 ) -> Steps:
@@ -50,7 +50,7 @@ def quantize_per_tensor(
     yield _quantized(x, inverse, zero_point, quant_min, quant_max, out, target, body=body)
 
 
-@op("quantized_decomposed.quantize_per_tensor.tensor", dtypes=FLOATS, wide=True)
+@op("quantized_decomposed.quantize_per_tensor.tensor", fits="x float, zero_point number -> int", wide=True)
 def quantize_per_tensor_tensor(
     x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, dtype: Any, *, target: Target
 ) -> Steps:
@@ -58,7 +58,7 @@ def quantize_per_tensor_tensor(
     yield _quantized(x, _one(scale, x.rank), _one(zero_point, x.rank), quant_min, quant_max, out, target)
 
 
-@op("quantized_decomposed.dequantize_per_tensor.default", dtypes=INTS)
+@op("quantized_decomposed.dequantize_per_tensor.default", fits="x int -> float")
 def dequantize_per_tensor(
     x: Tensor,
     scale: float,
@@ -74,7 +74,11 @@ def dequantize_per_tensor(
     yield _dequantized(x, scale, zero_point, out, target)
 
 
-@op("quantized_decomposed.dequantize_per_tensor.tensor", dtypes=INTS, wide=True)
+@op(
+    "quantized_decomposed.dequantize_per_tensor.tensor",
+    fits="x int, scale float, zero_point number -> float",
+    wide=True,
+)
 def dequantize_per_tensor_tensor(
     x: Tensor,
     scale: Tensor,
@@ -105,7 +109,7 @@ def _along(t: Tensor, shape: Shape, axis: int) -> Strided:
     return Strided(t, tuple(int(k == dim) for k in range(len(shape))))
 
 
-@op("quantized_decomposed.quantize_per_channel.default", dtypes=FLOATS, wide=True)
+@op("quantized_decomposed.quantize_per_channel.default", fits="x float, zero_points number -> int", wide=True)
 def quantize_per_channel(
     x: Tensor,
     scales: Tensor,
@@ -122,7 +126,11 @@ def quantize_per_channel(
     yield _quantized(x, scale, zero, quant_min, quant_max, out, target)
 
 
-@op("quantized_decomposed.dequantize_per_channel.default", dtypes=INTS, wide=True)
+@op(
+    "quantized_decomposed.dequantize_per_channel.default",
+    fits="x int, scales float, zero_points number -> float",
+    wide=True,
+)
 def dequantize_per_channel(
     x: Tensor,
     scales: Tensor,
@@ -150,7 +158,7 @@ def _per_row(t: Tensor, shape: Shape) -> Strided:
     return Strided(t, broadcast_strides(rows, shape))
 
 
-@op("quantized_decomposed.quantize_per_token.default", dtypes=FLOATS, wide=True)
+@op("quantized_decomposed.quantize_per_token.default", fits="x float, zero_points number -> int", wide=True)
 def quantize_per_token(
     x: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: Any, *, target: Target
 ) -> Steps:
@@ -160,7 +168,11 @@ def quantize_per_token(
     yield _quantized(x, scale, zero, quant_min, quant_max, out, target, body=body)
 
 
-@op("quantized_decomposed.dequantize_per_token.default", dtypes=INTS, wide=True)
+@op(
+    "quantized_decomposed.dequantize_per_token.default",
+    fits="x int, scales float, zero_points number -> float",
+    wide=True,
+)
 def dequantize_per_token(
     x: Tensor,
     scales: Tensor,
@@ -218,7 +230,7 @@ def _range(quant_min: Number | None, quant_max: Number | None, dtype: DType) -> 
     return low if quant_min is None else quant_min, high if quant_max is None else quant_max
 
 
-@op("torchao.quantize_affine.default", dtypes=FLOATS, wide=True)
+@op("torchao.quantize_affine.default", fits="x float, zero_point number -> int", wide=True)
 def quantize_affine(
     x: Tensor,
     block_size: list[int],
@@ -238,7 +250,7 @@ def quantize_affine(
     yield _quantized(blocks.of(x), blocks.parameter(scale), zero, low, high, out, target, shape=shape)
 
 
-@op("torchao.dequantize_affine.default", dtypes=INTS, wide=True)
+@op("torchao.dequantize_affine.default", fits="x int, scale float, zero_point number -> float", wide=True)
 def dequantize_affine(
     x: Tensor,
     block_size: list[int],
@@ -293,7 +305,7 @@ def _qparams(
     yield Dispatch(kernel, [lowest, highest], [scale, zero], groups, numbers | {"length": rows.length})
 
 
-@op("torchao.choose_qparams_affine.default", dtypes=FLOATS)
+@op("torchao.choose_qparams_affine.default", fits="x float -> float, number")
 def choose_qparams_affine(
     x: Tensor,
     mapping_type: str,
@@ -324,7 +336,7 @@ def choose_qparams_affine(
     yield from _qparams(mapping_type, x, tuple(blocks.shape), blocks.inside, limits, scale, zero, target)
 
 
-@op("quantized_decomposed.choose_qparams.tensor", dtypes=FLOATS)
+@op("quantized_decomposed.choose_qparams.tensor", fits="x float -> float, number")
 def choose_qparams_tensor(
     x: Tensor, quant_min: int, quant_max: int, eps: float, dtype: Any, *, target: Target
 ) -> Steps:
@@ -336,7 +348,7 @@ def choose_qparams_tensor(
     yield from _qparams("ASYMMETRIC", x, x.shape, range(x.rank), (quant_min, quant_max, eps), scale, zero, target)
 
 
-@op("quantized_decomposed.choose_qparams_per_token_asymmetric.default", dtypes=FLOATS)
+@op("quantized_decomposed.choose_qparams_per_token_asymmetric.default", fits="x float[..., _] -> float, number")
 def choose_qparams_per_token_asymmetric(x: Tensor, dtype: Any, *, target: Target) -> Steps:
     shape = (*x.shape[:-1], 1)
     scale = yield Out(shape)
@@ -344,7 +356,7 @@ def choose_qparams_per_token_asymmetric(x: Tensor, dtype: Any, *, target: Target
     yield from _qparams("PER_TOKEN", x, x.shape, (x.rank - 1,), (-128, 127, EPSILON), scale, zero, target)
 
 
-@op("et_vk.q8ta_add.default", dtypes=(DType.I8,))
+@op("et_vk.q8ta_add.default", fits="a int8")
 def q8ta_add(
     a: Tensor,
     b: Tensor,
@@ -365,7 +377,7 @@ def q8ta_add(
     yield pointwise("q8ta_add", body, [a, b], out, target, scalars=scalars, compute=DType.F32)
 
 
-@op("et_vk.q8ta_relu.default", dtypes=(DType.I8,))
+@op("et_vk.q8ta_relu.default", fits="x int8")
 def q8ta_relu(
     x: Tensor, input_scale: float, input_zero_point: int, output_scale: float, output_zero_point: int, *, target: Target
 ) -> Steps:
@@ -376,7 +388,7 @@ def q8ta_relu(
     yield pointwise("q8ta_relu", body, [x], out, target, scalars=scalars, compute=DType.F32)
 
 
-@op("et_vk.q8ta_pixel_shuffle.default", dtypes=(DType.I8,))
+@op("et_vk.q8ta_pixel_shuffle.default", fits="x int8")
 def q8ta_pixel_shuffle(
     x: Tensor,
     input_scale: float,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ..dtypes import FLOATS, DType
+from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import attention as kernels
@@ -41,7 +41,7 @@ SUM = ("add", "executorch_prim.add.Scalar")
 SAME = ("aten.alias_copy.default", "aten.clone.default", "aten.view_copy.default", "aten._to_copy.default")
 
 
-@op(ATTEND, mutates=["key_pages", "value_pages"], dtypes=FLOATS)
+@op(ATTEND, mutates=["key_pages", "value_pages"], fits="query float, rows int32, tables int32")
 def attend_pages(
     query: Tensor,
     key: Tensor,
@@ -113,7 +113,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, rows: 
     if not ranks:
         raise ShapeError("attention over pages takes tensors of rank 4, and rows and tables of rank 2")
     same = q.shape[:2] == k.shape[:2] == v.shape[:2] and q.shape[0] == 1 and rows.shape == (q.shape[1], 2)
-    pages = keys.shape[1] == values.shape[1] == PAGE and keys.shape[0] == values.shape[0]
+    pages = keys.shape[1] == values.shape[1] == PAGE and keys.shape[0] == values.shape[0] and tables.numel > 0
     heads = k.shape[2:] == keys.shape[2:] and v.shape[2:] == values.shape[2:] and k.shape[2] == v.shape[2] > 0
     if not (same and pages and heads and q.shape[3] == k.shape[3] > 0 and q.shape[2] % k.shape[2] == 0):
         shapes = [list(x.shape) for x in (q, k, v, keys, values, rows, tables)]

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..dtypes import FLOATS, NUMBERS, DType
+from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import reduce as kernels
@@ -233,7 +233,7 @@ def require_elements(x: Tensor, dims: Sequence[int]) -> None:
             raise ShapeError(f"dimension {k} of {list(x.shape)} is empty: it has no largest or smallest element")
 
 
-def totals(base: str, fold: str, *overloads: str, dtypes: Sequence[DType] = ()) -> None:
+def totals(base: str, fold: str, *overloads: str, fits: str = "x any") -> None:
     """`sum`, `prod` and `mean`: over a list of dimensions, one, or all; the output's dtype is the accumulator's."""
 
     def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
@@ -250,8 +250,8 @@ def totals(base: str, fold: str, *overloads: str, dtypes: Sequence[DType] = ()) 
     def every(x: Tensor, dtype: int | None = None, *, target: Target) -> Steps:
         yield from over(x, reduced_dims(x, None), False, target)
 
-    define([f"{base}.{o}" for o in overloads], some, "steps", dtypes=dtypes)
-    define([f"{base}.default"], every, "steps", dtypes=dtypes)
+    define([f"{base}.{o}" for o in overloads], some, "steps", fits=fits)
+    define([f"{base}.default"], every, "steps", fits=fits)
 
 
 def extremes(base: str, alias: str, largest: bool) -> None:
@@ -285,7 +285,7 @@ def extremes(base: str, alias: str, largest: bool) -> None:
 
     define([f"aten.{fold}.default"], some, "steps", wide=True)
     define([f"{base}.default"], every, "steps", wide=True)
-    define([f"{alias}.default"], index, "steps", wide=True, dtypes=NUMBERS)
+    define([f"{alias}.default"], index, "steps", wide=True, fits="x number")
     define([f"{base}.dim"], both, "steps", wide=True)
 
 
@@ -305,9 +305,10 @@ def logical(base: str, fold: str) -> None:
     def some(x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, target: Target) -> Steps:
         yield from over(x, [] if dim == [] else reduced_dims(x, dim), keepdim, target)
 
-    define([f"{base}.default"], every, "steps", wide=True)
-    define([f"{base}.dim"], one, "steps", wide=True)
-    define([f"{base}.dims"], some, "steps", wide=True)
+    fits = "x any -> bool|int"
+    define([f"{base}.default"], every, "steps", wide=True, fits=fits)
+    define([f"{base}.dim"], one, "steps", wide=True, fits=fits)
+    define([f"{base}.dims"], some, "steps", wide=True, fits=fits)
 
 
 def spread(
@@ -343,12 +344,12 @@ def spreads(base: str, fold: str) -> None:
     def every(x: Tensor, unbiased: bool = True, *, target: Target) -> Steps:
         yield from corrected(x, None, int(unbiased), target=target)
 
-    define([f"{base}.correction"], corrected, "steps", dtypes=FLOATS)
-    define([f"{base}.dim"], some, "steps", dtypes=FLOATS)
-    define([f"{base}.default"], every, "steps", dtypes=FLOATS)
+    define([f"{base}.correction"], corrected, "steps", fits="x float")
+    define([f"{base}.dim"], some, "steps", fits="x float")
+    define([f"{base}.default"], every, "steps", fits="x float")
 
 
-@op("aten.var_mean.correction", dtypes=FLOATS)
+@op("aten.var_mean.correction", fits="x float")
 def var_mean(
     x: Tensor,
     dim: list[int] | None = None,
@@ -381,11 +382,11 @@ def running(name: str, operator: str) -> None:
         kernel = kernels.scan(name, operator, x.dtype, stored, quads, lanes, target)
         yield Dispatch(kernel, [x], [out], lanes.groups(lines), {"rows": lines, "length": loads, "inner": inner})
 
-    define([f"aten.{name}.default"], rule, "steps")
+    define([f"aten.{name}.default"], rule, "steps", fits="x any -> number")
 
 
 totals("aten.sum", "sum", "dim_IntList")
-totals("aten.mean", "mean", "dim")
+totals("aten.mean", "mean", "dim", fits="x any -> float")
 totals("aten.prod", "prod", "dim_int")
 extremes("aten.max", "aten.argmax", largest=True)
 extremes("aten.min", "aten.argmin", largest=False)

@@ -25,6 +25,7 @@ from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
+from .fits import Fits, parsed
 from .schema import Number, Options, Parameter, Schema, SymInt, parameters_of  # noqa: F401  (for the families)
 
 NONSENSE = (ArithmeticError, LookupError, ValueError)  # what Python raises where a program's numbers make no sense
@@ -123,7 +124,7 @@ class Traits:
     positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on: a new value reruns no rule
 
     # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
-    dtypes: tuple[DType, ...] = ()  # of the first tensor; empty: any that a GPU holds
+    fits: Fits | None = None  # what its tensors must be; None: any that a GPU holds. Given as text: see `fits.py`
     wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
     moves: bool = False  # results have elements of the first argument only, in any order and number; so it is wide
     serves: Serves | None = None  # whether the GPU takes a call: of bound arguments, tensors as the program declares
@@ -167,6 +168,11 @@ class OpDef(Traits, Schema):
         return found
 
     @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Those of the first tensor that the GPU takes; empty: all."""
+        return () if self.fits is None else self.fits.first
+
+    @property
     def by_shape(self) -> bool:
         """Whether it computes a scalar from shapes and scalars, without looking at any elements."""
         return self.sym is not None and not self.reads
@@ -185,6 +191,10 @@ class OpDef(Traits, Schema):
         if self.view is not None:
             return [tuple(self.view(*values))]
         assert self.steps is not None
+        named = {p.name: value for p, value in zip(self.parameters, values, strict=True)}
+        if self.fits is not None:
+            self.fits.check_dtypes(named)
+            self.fits.check_sizes(named)
         steps = self.steps(*values, **self.extras(Target(), outs))
         shapes: list[Shape] = []
         step = next(steps)
@@ -192,6 +202,8 @@ class OpDef(Traits, Schema):
             if not isinstance(step, Out) or len(shapes) == len(outs):
                 raise TypeError(f"{self.name}: the rule must yield {len(outs)} Outs before anything else")
             out = outs[len(shapes)]
+            if step.dtype is None and self.fits is not None:
+                self.fits.check_result(len(shapes), out, named)
             if step.dtype is not None and step.dtype is not out.dtype:
                 raise InvalidProgram(
                     f"{self.name}: the result is {step.dtype.value}, the program says {out.dtype.value}"
@@ -309,7 +321,11 @@ def define(names: Iterable[str], rule: Callable[..., Any], kind: str, **traits: 
     places = {p.name: k for k, p in enumerate(parameters)}
     for trait in ("mutates", "positions", "splits"):
         traits[trait] = tuple(places[name] for name in traits.get(trait, ()))
-    traits |= {"dtypes": tuple(traits.get("dtypes", ())), "wide": traits.get("wide") or traits.get("moves", False)}
+    tensors = [
+        p.name for p in parameters if Tensor in p.kinds or any(Tensor in k for k in p.kinds if isinstance(k, frozenset))
+    ]
+    traits["fits"] = parsed(traits["fits"], tensors) if "fits" in traits else None
+    traits["wide"] = traits.get("wide") or traits.get("moves", False)
     traits |= {kind: rule, "doc": inspect.getdoc(rule) or ""}
     signature = inspect.signature(rule).parameters.values()
     wants = frozenset(p.name for p in signature if p.kind is p.KEYWORD_ONLY)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..dtypes import FLOATS
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Shape, Tensor
 from ..kernels import resampling as kernels
@@ -114,7 +113,7 @@ def _bilinear(
     yield Dispatch(kernel, [x], [out], _groups(out, kernel), params)
 
 
-@op("aten.upsample_bilinear2d.vec", dtypes=FLOATS)
+@op("aten.upsample_bilinear2d.vec", fits="x float")
 def upsample_bilinear2d_vec(
     x: Tensor,
     output_size: list[int] | None,
@@ -127,7 +126,7 @@ def upsample_bilinear2d_vec(
     yield from _bilinear(x, _stretched(x, output_size, scale_factors), align_corners, factors, target)
 
 
-@op("aten.upsample_bilinear2d.default", dtypes=FLOATS)
+@op("aten.upsample_bilinear2d.default", fits="x float")
 def upsample_bilinear2d(
     x: Tensor,
     output_size: list[int],
@@ -140,7 +139,7 @@ def upsample_bilinear2d(
     yield from _bilinear(x, _stretched(x, output_size, None), align_corners, (scales_h, scales_w), target)
 
 
-@op("aten.grid_sampler_2d.default", dtypes=FLOATS)
+@op("aten.grid_sampler_2d.default", fits="x float")
 def grid_sampler_2d(
     x: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool, *, target: Target
 ) -> Steps:
@@ -183,11 +182,9 @@ for _rank in (1, 2, 3):
     _pads("replication", "replicate", _rank)
 
 
-@op("et_vk.grid_priors.default")
+@op("et_vk.grid_priors.default", fits="x any[..., h, w] -> float")
 def grid_priors(x: Tensor, stride: int, offset: float, *, target: Target) -> Steps:
     """The centres (x, y) of the cells of a feature map (…, H, W), row by row, in pixels of the image."""
-    if x.rank < 2:
-        raise ShapeError(f"{list(x.shape)} has no height and width")
     height, width = x.shape[-2:]
     out = yield Out((height * width, 2))
     body = "let cell = i / 2u; let w = u32(width); "

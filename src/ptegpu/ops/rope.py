@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..dtypes import FLOATS
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
 from .attending import Rotary
@@ -26,7 +25,7 @@ def _check_tables(cos: Tensor, sin: Tensor, fits: bool, x: Tensor) -> None:
         raise ShapeError(f"{tables} do not fit {list(x.shape)}")
 
 
-@op("et_vk.apply_rotary_emb.default", dtypes=FLOATS, role="rotary")
+@op("et_vk.apply_rotary_emb.default", fits="xq float", role="rotary")
 def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Steps:
     """Pairs (x[2i], x[2i+1]) turn by tables [S, D/2], or [S, H, D/2] where query and key have the same heads."""
     _check_pair(xq, xk)
@@ -47,7 +46,7 @@ def _positions(a: Mapping[str, Any]) -> Iterable[Bounded]:
         yield Bounded(a["start_pos"], 0, tables.shape[-2] - xq.shape[tables.rank - 1] + 1)
 
 
-@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], dtypes=FLOATS, indexes=_positions, role="rotary")
+@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], fits="xq float", indexes=_positions, role="rotary")
 def apply_rotary_emb_hf(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0) -> Steps:
     """The halves of the first R elements turn by rows `start_pos` … of tables; R ≤ D, the rest stays.
 
@@ -72,7 +71,7 @@ def apply_rotary_emb_hf(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Te
     yield Rotary("halves", (xq, xk), (freqs_cos, freqs_sin), outs, given, seq=2 if by_batch else 1)
 
 
-@op("et_vk.apply_rotary_emb_interleaved.default", dtypes=FLOATS)
+@op("et_vk.apply_rotary_emb_interleaved.default", fits="x float")
 def apply_rotary_emb_interleaved(x: Tensor, freqs_cis: Tensor) -> Steps:
     """x [B, N, C], pairs turn by a table of N · C elements that are (cos, sin) pairs, whatever its shape.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..dtypes import FLOATS, DType
+from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import sample as kernels
@@ -24,7 +24,7 @@ EACH = 8  # elements per invocation that make a part worth a workgroup
 MOST_PARTS = 2  # times the workgroups that keep a GPU busy
 
 
-@op(SAMPLE, dtypes=FLOATS)
+@op(SAMPLE, fits="logits float, settings int32, seen int32")
 def sample(logits: Tensor, settings: Tensor, seen: Tensor, how: int, *, target: Target) -> Steps:
     """A token and its log-probability from the last row of logits: (1,) int32, (1,) float32.
 
@@ -117,7 +117,7 @@ def _before(k: int, rounds: list[Round], states: int) -> dict[str, int]:
     return {"old_bins": old * BINS, "old_state": states + old * STATE_WORDS, "old_shift": DIGITS[rounds[old].digit][0]}
 
 
-@op(SAMPLE_ROWS, dtypes=FLOATS)
+@op(SAMPLE_ROWS, fits="logits float, settings int32, seen int32")
 def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Target) -> Steps:
     """A token and its log-probability for each row of logits [1, W, V]: (W,) int32, (W,) float32.
 
@@ -138,7 +138,7 @@ def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Targe
     yield Dispatch(kernel, [logits, settings, seen], [token, logprob], rows, {"length": length, "words": words})
 
 
-@op(SCORE, dtypes=FLOATS)
+@op(SCORE, fits="logits float, tokens int32")
 def score(logits: Tensor, tokens: Tensor, *, target: Target) -> Steps:
     """The log-probability of a given token per row of logits: (1, T) float32. Without tokens nothing is computed."""
     _check(logits)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dtypes import NUMBERS, DType
+from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import scatter as kernels
@@ -150,7 +150,7 @@ def _linear(place: Place, at: int, end: int, sizes: Shape, out: Tensor, target: 
     return Dispatch(kernel, [i.tensor for i in place.indices], [out], groups, params)
 
 
-@op("aten.scatter_add.default", wide=True, dtypes=NUMBERS, indexes=one, serves=exact)
+@op("aten.scatter_add.default", wide=True, fits="x number, index int, source x", indexes=one, serves=exact)
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: Target) -> Steps:
     """`x` plus elements of `source` at the indices along `dim`.
 
@@ -160,7 +160,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, target: T
     yield from scattered("sum", x, dim, index, source, True, target)
 
 
-@op("aten.scatter.reduce", wide=True, dtypes=NUMBERS, indexes=one, serves=exact)
+@op("aten.scatter.reduce", wide=True, fits="x number, index int, source x", indexes=one, serves=exact)
 def scatter_by(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, target: Target) -> Steps:
     """`x` plus, or times, elements of `source` at the indices along `dim`.
 
@@ -170,7 +170,7 @@ def scatter_by(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, 
     yield from scattered(_fold(reduce), x, dim, index, source, True, target)
 
 
-@op("aten.scatter_reduce.two", wide=True, dtypes=NUMBERS, indexes=one, serves=exact)
+@op("aten.scatter_reduce.two", wide=True, fits="x number, index int, source x", indexes=one, serves=exact)
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True, *, target: Target
 ) -> Steps:
@@ -182,7 +182,7 @@ def scatter_reduce(
     yield from scattered(_fold(reduce), x, dim, index, source, include_self, target)
 
 
-@op("aten.index_reduce.default", wide=True, dtypes=NUMBERS, indexes=one, serves=exact)
+@op("aten.index_reduce.default", wide=True, fits="x number, index int, source x", indexes=one, serves=exact)
 def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True, *, target: Target
 ) -> Steps:
@@ -213,7 +213,7 @@ def index_reduce(
     yield _folded(by, x, order, source, walks, walked[d], out, target, own=include_self)
 
 
-@op("aten.index_put.default", wide=True, indexes=several, serves=writable)
+@op("aten.index_put.default", wide=True, indexes=several, serves=writable, fits="x any, indices any, values x")
 def index_put(
     x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *, target: Target
 ) -> Steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..dtypes import NUMBERS, DType
+from ..dtypes import DType
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Tensor
 from ..kernels.search import search
@@ -28,7 +28,7 @@ def _found(values: Tensor, sequence: Tensor, right: bool, sorter: Tensor | None,
     yield Dispatch(kernel, [values, sequence, *([sorter] if sorter else [])], [out], groups, params)
 
 
-@op("aten.searchsorted.Tensor", wide=True, dtypes=NUMBERS)
+@op("aten.searchsorted.Tensor", wide=True, fits="sequence number, sorter int")
 def searchsorted(
     sequence: Tensor,
     values: Tensor,
@@ -45,11 +45,9 @@ def searchsorted(
     yield from _found(values, sequence, right if side is None else side == "right", sorter, target)
 
 
-@op("aten.bucketize.Tensor", wide=True, dtypes=NUMBERS)
+@op("aten.bucketize.Tensor", wide=True, fits="values number, boundaries [_]")
 def bucketize(
     values: Tensor, boundaries: Tensor, out_int32: bool = False, right: bool = False, *, target: Target
 ) -> Steps:
     """The bucket of each value between boundaries."""
-    if boundaries.rank != 1:
-        raise ShapeError(f"boundaries are a vector, not {list(boundaries.shape)}")
     yield from _found(values, boundaries, right, None, target)

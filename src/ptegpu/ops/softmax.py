@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..dtypes import FLOATS, DType
+from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import softmax as kernels
 from ..kernels.lanes import HELD_COLUMNS, HELD_ROWS, Stage, choose, pieces
@@ -64,6 +64,6 @@ def softmax(log: bool = False, blank: float = math.nan) -> tuple[Rule, Rule]:
 
 for _name, _log in {"softmax": False, "log_softmax": True}.items():
     _flagged, _typed = softmax(_log)
-    define([f"aten._{_name}.default"], _flagged, "steps", dtypes=FLOATS)
-    define([f"aten.{_name}.int"], _typed, "steps")  # takes ints where a float dtype is asked for
-define(["aten._safe_softmax.default"], softmax(blank=0.0)[1], "steps", dtypes=FLOATS)
+    define([f"aten._{_name}.default"], _flagged, "steps", fits="x float")
+    define([f"aten.{_name}.int"], _typed, "steps", fits="x any -> float")  # ints where a float dtype is asked for
+define(["aten._safe_softmax.default"], softmax(blank=0.0)[1], "steps", fits="x float")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Generator
 from typing import Any
 
-from ..dtypes import NUMBERS, DType
+from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import sort as kernels
@@ -97,7 +97,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False, *, target: Target) 
     yield from sort_stable(x, True, dim, descending, target=target)
 
 
-@op("aten.topk.default", wide=True, dtypes=NUMBERS)
+@op("aten.topk.default", wide=True, fits="x number")
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, target: Target) -> Steps:
     """The k largest or smallest elements, in order.
 
@@ -137,7 +137,7 @@ def _kth(x: Tensor, dim: int, k: int, keepdim: bool, middle: bool, target: Targe
     yield read(x, along(x, dim, indices, one, contiguous(one)), values, target)
 
 
-@op("aten.kthvalue.default", wide=True, dtypes=NUMBERS)
+@op("aten.kthvalue.default", wide=True, fits="x number")
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target: Target) -> Steps:
     """The k-th smallest element, counted from 1, and where it is.
 
@@ -150,7 +150,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target:
     yield from _kth(x, d, k - 1, keepdim, False, target)
 
 
-@op("aten.median.dim", wide=True, dtypes=NUMBERS)
+@op("aten.median.dim", wide=True, fits="x number")
 def median(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
     """The element in the middle, the lower of two, or NaN where there is one, and where it is.
 

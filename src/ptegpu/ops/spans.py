@@ -198,6 +198,7 @@ RULES: dict[str, Rule] = {
     "aten.gather.default": _of(0),
     "aten.index_select.default": _of(0),
     "aten.index.Tensor": _of(0),
+    "ptegpu.latest.default": _of(0, 2),
     "aten.max.dim": _of(0),
     "aten.min.dim": _of(0),
     "aten.topk.default": _of(0),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ..dtypes import FLOATS, INTS, DType
-from ..errors import InvalidProgram, ShapeError
+from ..dtypes import DType
+from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import training as kernels
 from ..kernels.lanes import ALONG_ROWS, choose, held
@@ -17,11 +17,9 @@ from .reduce import reduce
 from .registry import Bounded, Dispatch, Out, Scratch, Steps, op
 
 
-@op("et_vk.linear_dW.default", dtypes=FLOATS)
+@op("et_vk.linear_dW.default", fits="d_out float[..., _], x [..., _]")
 def linear_dw(d_out: Tensor, x: Tensor, *, target: Target) -> Steps:
     """The gradient of a weight (N, K): d_out (…, N) as a matrix, transposed, times x (…, K)."""
-    if not d_out.rank or not x.rank:
-        raise ShapeError("d_out and x must have at least one dimension")
     rows, n, k = math.prod(d_out.shape[:-1]), d_out.shape[-1], x.shape[-1]
     if math.prod(x.shape[:-1]) != rows:
         raise ShapeError(f"d_out {list(d_out.shape)} and x {list(x.shape)} must have the same number of rows")
@@ -33,14 +31,10 @@ def linear_dw(d_out: Tensor, x: Tensor, *, target: Target) -> Steps:
     yield Product(turned, x, False, 1, n, k, rows, out, (n * k, k, 1))
 
 
-@op("et_vk.linear_q4gsw_backward.default", dtypes=FLOATS)
+@op("et_vk.linear_q4gsw_backward.default", fits="d_out float[..., n], weights int8|uint8[n, _]")
 def linear_q4gsw_backward(d_out: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int) -> Steps:
     """The gradient of the input (…, K) of `linear_q4gsw`: d_out (…, N) · weights (N, K / 2); scales (K / group, N)."""
-    if weights.rank != 2:
-        raise ShapeError(f"the weight must have 2 dimensions, not the shape {list(weights.shape)}")
     n, k = weights.shape[0], 2 * weights.shape[1]
-    if not d_out.rank or d_out.shape[-1] != n:
-        raise ShapeError(f"d_out of shape {list(d_out.shape)} does not fit a weight of {n} rows")
     _check_scales(weight_scales, n, k, group_size)
     out = yield Out((*d_out.shape[:-1], k))
     m = math.prod(d_out.shape[:-1])
@@ -48,14 +42,12 @@ def linear_q4gsw_backward(d_out: Tensor, weights: Tensor, weight_scales: Tensor,
     yield Product(d_out, weights, False, 1, m, k, n, out, (m * k, k, 1), packed=packed)
 
 
-@op("et_vk.q4gsw_requant.default", dtypes=FLOATS)
+@op("et_vk.q4gsw_requant.default", fits="latent float[n, k]")
 def q4gsw_requant(latent: Tensor, scales: Tensor, group_size: int, *, target: Target) -> Steps:
     """latent (N, K) as weights of `linear_q4gsw` (N, K / 2, rounded up) by scales (K / group, N) that stay.
 
     The half byte beyond an odd K is zero.
     """
-    if latent.rank != 2:
-        raise ShapeError(f"the latent weight must have 2 dimensions, not the shape {list(latent.shape)}")
     n, k = latent.shape
     _check_scales(scales, n, k, group_size)
     row_bytes = (k + 1) // 2
@@ -74,7 +66,7 @@ def _check_scales(scales: Tensor, n: int, k: int, group: int) -> None:
 
 @op(
     "et_vk.fused_ce.default",
-    dtypes=FLOATS,
+    fits="logits float[r, v], labels int[r]",
     wide=True,
     indexes=lambda a: [Bounded(a["labels"], -(2**31), classes) for classes in a["logits"].shape[1:2]],
 )
@@ -86,10 +78,6 @@ def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) 
     Unlike PyTorch, which raises, a label that the GPU computed counts as the last one if it is V or more: checking it
     would need a read back. Others raise.
     """
-    if logits.rank != 2 or labels.shape != logits.shape[:1]:
-        raise ShapeError(f"logits {list(logits.shape)} and labels {list(labels.shape)} must be (R, V) and (R)")
-    if labels.dtype not in INTS:
-        raise InvalidProgram(f"the labels must be integers, not {labels.dtype.value}")
     rows, classes = logits.shape
     if rows and not classes:
         raise ShapeError("there are no classes")
@@ -106,7 +94,7 @@ def fused_ce(logits: Tensor, labels: Tensor, n_valid: float, *, target: Target) 
     yield from reduce("sum", losses, [0], loss, target, kind="f32")
 
 
-@op("et_vk.adamw_step.default", "adamw_step.default", mutates=("param", "m", "v"), dtypes=FLOATS)
+@op("et_vk.adamw_step.default", "adamw_step.default", mutates=("param", "m", "v"), fits="param float")
 def adamw_step(
     param: Tensor,
     m: Tensor,

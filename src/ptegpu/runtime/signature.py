@@ -12,6 +12,7 @@ from ..format import Method as FileMethod
 from ..format import Tensor, Value
 from ..graph.linear import Operand, Var
 from ..plan.bundle import Outer
+from ..printing import shown
 from .tree import Tree, read_tree
 
 SHOWN = 8  # inputs listed in a message
@@ -57,7 +58,7 @@ class Spec:
         return self.dtype if self.value is None else f"{self.dtype} {self.value!r}"
 
     def __repr__(self) -> str:
-        return f"<{self.name}: {self}>"
+        return shown(f"<{self.name}: {self}>")
 
 
 class Signature:
@@ -132,7 +133,7 @@ class Signature:
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(f"{s.name}: {s}" for s in specs) for specs in (self.inputs, self.outputs))
-        return f"{self.method}({takes}) -> {gives or 'nothing'}"
+        return shown(f"{self.method}({takes}) -> {gives or 'nothing'}")
 
     def _output_names(self, count: int) -> Iterator[str]:
         tree = self._result

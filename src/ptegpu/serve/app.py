@@ -1,10 +1,11 @@
-"""The routes: OpenAI's API, health and metrics. A request is one task, raced against its client going away."""
+"""The routes: the page, OpenAI's API, health, metrics. A request is a task, raced against its client going away."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
+import sys
 import time
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -18,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import InvalidInput, PtegpuError, QueueFull
+from ..printing import shown
 from .engine import Embeds, Engine, Event, Finished, Writes
 from .errors import ApiError, invalid
 from .keys import Keys
@@ -36,6 +38,7 @@ from .openai import (
     read_embeddings,
     seed_of,
 )
+from .page import page_routes
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -60,6 +63,7 @@ class Serving:
             "/v1/embeddings": self._embeddings,
         }
         routes = [
+            *page_routes(bool(self.keys)),
             Route("/healthz", self._health),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),
@@ -108,9 +112,12 @@ class Serving:
         return name, self.engines[name]
 
     async def _health(self, request: Request) -> Response:
-        errors = {name: error for name, engine in self.engines.items() if (error := engine.stats().error)}
-        status = "stopping" if self.draining else "failed" if errors else "ok"
-        return JSONResponse({"status": status, "errors": errors}, 200 if status == "ok" else 503)
+        stats = {name: engine.stats() for name, engine in self.engines.items()}
+        errors = {name: s.error for name, s in stats.items() if s.error}
+        down = {name: s.down for name, s in stats.items() if s.down}
+        status = "stopping" if self.draining else "failed" if errors else "degraded" if down else "ok"
+        told = {"status": status, "errors": errors, "workers_down": down}
+        return JSONResponse(told, 200 if status in ("ok", "degraded") else 503)
 
     async def _metrics(self, request: Request) -> Response:
         self.check(request)
@@ -118,11 +125,16 @@ class Serving:
 
     async def _models(self, request: Request) -> Response:
         self.check(request)
-        return JSONResponse({"object": "list", "data": [model_object(name, self._created) for name in self.engines]})
+        return JSONResponse({"object": "list", "data": [self._described(name) for name in self.engines]})
 
     async def _model(self, request: Request) -> Response:
         self.check(request)
-        return JSONResponse(model_object(self._engine(request.path_params["name"])[0], self._created))
+        return JSONResponse(self._described(self._engine(request.path_params["name"])[0]))
+
+    def _described(self, name: str) -> dict[str, Any]:
+        model, writes = self.engines[name].model, isinstance(self.engines[name], Writes)
+        kind = "embeddings" if not writes else "chat" if model.has_chat else "text"
+        return model_object(name, self._created, kind, model.context, self.limits.tokens if writes else 0)
 
     def _generation(self, read: Callable[[Mapping[str, Any]], Asked]) -> Answer:
         async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:
@@ -358,7 +370,8 @@ def _told(e: Exception) -> ApiError:
         return e
     if isinstance(e, InvalidInput):
         return invalid(str(e))
-    traceback.print_exception(e)
+    for line in "".join(traceback.format_exception(e)).splitlines():
+        print(shown(line), file=sys.stderr)
     known = str(e) if isinstance(e, PtegpuError) else "see the server's log"
     return ApiError(500, f"the model failed: {known}", "engine_failed")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..printing import shown
+
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}  # else by the hundreds
 
 
@@ -13,8 +15,8 @@ class ApiError(Exception):
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None, retry: float | None = None
     ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status, self.message, self.code, self.param = status, shown(message), code, param
+        super().__init__(self.message)
         self.retry = retry  # seconds after which another try makes sense; None: never
 
     @property

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..printing import shown
 from .engine import Engine, Stats
 
 Labels = tuple[tuple[str, str], ...]
@@ -19,12 +20,15 @@ GAUGES: dict[str, tuple[str, str]] = {  # of Stats
     "tokens_per_second": ("tokens_per_second", "tokens generated per second, lately"),
     "pages_used": ("cache_pages_used", "pages of the key-value cache in use"),
     "pages_total": ("cache_pages", "pages of the key-value cache"),
+    "workers": ("workers", "processes of the model"),
+    "down": ("workers_down", "of these, those that are being started again"),
 }
 COUNTERS = {
     "requests": "requests, by endpoint and status; 499 means that the client went away",
     "prompt_tokens": "tokens of prompts",
     "cached_tokens": "tokens of prompts that were found in the cache",
     "generated_tokens": "tokens generated",
+    "restarts": "starts of workers that ended",
 }
 HISTOGRAMS: dict[str, tuple[Sequence[float], str]] = {
     "request_seconds": (REQUEST, "seconds from a request to the end of its answer"),
@@ -71,10 +75,12 @@ class Metrics:
     def text(self, engines: Mapping[str, Engine]) -> str:
         """In Prometheus' text format."""
         lines: list[str] = []
+        stats: dict[str, Stats] = {name: engine.stats() for name, engine in engines.items()}
+        for model, each in stats.items():
+            self._counts["restarts"][("model", model),] = each.restarts
         for name, what in COUNTERS.items():
             lines += _head(f"{name}_total", "counter", what)
             lines += [_line(f"ptegpu_{name}_total", labels, n) for labels, n in self._counts[name].items()]
-        stats: dict[str, Stats] = {name: engine.stats() for name, engine in engines.items()}
         for field, (name, what) in GAUGES.items():
             lines += _head(name, "gauge", what)
             lines += [_line(f"ptegpu_{name}", (("model", m),), getattr(s, field)) for m, s in stats.items()]
@@ -95,4 +101,4 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return shown(text).replace("\\", "\\\\").replace('"', '\\"')

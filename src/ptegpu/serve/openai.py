@@ -334,9 +334,10 @@ def _finite(piece: Piece) -> float:
     return piece.logprob if math.isfinite(piece.logprob) else -9999.0  # as OpenAI does; JSON has no infinity
 
 
-def model_object(name: str, created: int) -> dict[str, Any]:
-    """One of /v1/models."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "ptegpu"}
+def model_object(name: str, created: int, kind: str, context: int, max_tokens: int) -> dict[str, Any]:
+    """One of /v1/models; what it is for, and its limits, are beyond OpenAI's."""
+    facts = {"kind": kind, "context": context, "max_tokens": max_tokens}
+    return {"id": name, "object": "model", "created": created, "owned_by": "ptegpu", **facts}
 
 
 def no_model(name: str, known: Sequence[str]) -> ApiError:

@@ -28,6 +28,7 @@ from ..plan.read import is_bundle
 from ..plan.save import MANIFEST, save_web
 from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
+from ..printing import shown
 from .check import Check, make_check
 from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files
 
@@ -117,7 +118,7 @@ def make_site(
     file = saved.file if saved is not None else read_source(path)
     chosen = choose(file, page, generates=saved is None or GENERATE in saved.methods[0])
     _fits(chosen, labels=labels, mean=mean, std=std, tokenizer=tokenizer, examples=examples)
-    told: dict[str, Any] = {"title": title or path.stem, "page": chosen.name}
+    told: dict[str, Any] = {"title": shown(title or path.stem), "page": chosen.name}
     content: dict[str, bytes] = {}
     about: dict[str, Any] = {}
     if chosen.name == "chat":
@@ -129,7 +130,7 @@ def make_site(
     if chosen.name == "image":
         about["image"] = image(chosen, bundle.methods[0][method], labels, mean, std)
     told |= {"method": method, "made": f"ptegpu {ptegpu.__version__}"}
-    told |= {"model": {"file": path.name, "bytes": file.nbytes}} | about
+    told |= {"model": {"file": shown(path.name), "bytes": file.nbytes}} | about
     tell("Reference", 0, 1)
     reference: Check | str = "it was not asked for"
     if check:
@@ -140,7 +141,7 @@ def make_site(
     tell("Reference", 1, 1)
     for name in page_files(FILES, chosen.name, chats=about.get("language", {}).get("chat", False)):
         content[name] = (FILES / name).read_bytes()
-    content["index.html"] = _filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
+    content["index.html"] = filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
     lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in told.items())
     content[SITE] = ("{" + ",\n ".join(lines) + "}\n").encode()
     variants = _write(bundle, content, folder, tell)
@@ -225,7 +226,8 @@ def _description(page: Page, title: str) -> str:
     return f"{title}: {what} that runs on your own GPU, in this page. Nothing that you enter leaves it."
 
 
-def _filled(page: Name, title: str, description: str) -> bytes:
+def filled(page: Name, title: str, description: str) -> bytes:
+    """The HTML of a page."""
     text = (FILES / f"{page}.html").read_text("utf-8")
     values = {"title": title, "description": description}
     return re.sub(r"\{\{(\w+)\}\}", lambda found: html.escape(values[found[1]]), text).encode()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +43,26 @@ class Job:
         return result["value"]
 
 
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of a server with a fake engine."""
+    command = [sys.executable, "-m", "tests.serve.serving", "0.02", "1", sites.SERVED["key"]]
+    paths = {"PYTHONPATH": ":".join([str(ROOT / "src"), str(ROOT), *sys.path])}
+    with subprocess.Popen(command, env=paths, cwd=ROOT, stdout=subprocess.PIPE, text=True) as made:
+        assert made.stdout is not None
+        try:
+            yield made.stdout.readline().strip()
+        finally:
+            made.kill()
+
+
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     folder = tmp_path_factory.mktemp("web")
     programs, generations = sites.make(folder)
     command = ["node", ROOT / "web" / "test" / "browser" / "job.mjs", folder, ROOT / "build" / "web-screens"]
-    done = subprocess.run(command, text=True, timeout=540, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with served() as url:
+        done = subprocess.run([*command, url], text=True, timeout=540, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     LOG[:] = done.stdout.splitlines()
     path = folder / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}

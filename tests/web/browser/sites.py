@@ -24,6 +24,11 @@ DATA = Path(__file__).resolve().parents[2] / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"
 SIZES = ((1, 2), (1, 5), (1, 12), (2, 3), (2, 8), (3, 9), (3, 12), (4, 2), (4, 7), (4, 12))  # batch × length
 PROMPTS = (1, 2, 9, 65, 200)  # tokens
+SERVED: dict[str, Any] = {  # what the page of a server is made to ask
+    "key": "a key of a server",
+    "prompt": "The fox",
+    "settings": {"maxTokens": 5, "seed": 3},
+}
 NAMES = {
     "max_tokens": "maxTokens", "top_k": "topK", "top_p": "topP", "min_p": "minP", "repeat_penalty": "repeatPenalty",
     "stop_tokens": "stopTokens",
@@ -140,6 +145,7 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
         "calls": calls | {"sharded": calls["digits"]},
         "language": {"requests": [request.told() for request in asked]},
         "shards": {"held": "sharded/" + shards[3].name, "before": 3},
+        "served": SERVED,
     }
     (folder / "job.json").write_text(json.dumps(job))
     return made, generations

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.serve.fake import encode, words
 from tests.web.browser.conftest import Job
-from tests.web.browser.sites import SIZES
+from tests.web.browser.sites import SERVED, SIZES
 
 PROGRAMS = ("digits", "cond", "encoder", "state", "ints", "methods", "mobilenet")
 ERRORS = (
@@ -147,6 +148,18 @@ def test_a_page_works_and_can_be_used_by_everyone(job: Job, site: str, shows: st
     value = job[f"page {site}"]
     assert [] == value["problems"]
     assert shows in value["text"]
+
+
+def test_the_page_of_a_server_asks_it(job: Job) -> None:
+    value, prompt = job["served page"], SERVED["prompt"]
+    assert [] == value["problems"]
+    assert ["Failed to load resource: the server responded with a status of 401 (Unauthorized)"] == value["heard"]
+    said, note = value["stopped"]
+    assert said.startswith(" w") and " · stopped by you" in note
+    tale, note, context, title = value["tale"]
+    assert prompt + words(encode(prompt), 3, 5) == tale
+    assert ("5 tokens · seed 3", "7 of 64", "tales") == (note, context, title)
+    assert "tales" == value["again"]
 
 
 def test_other_states_of_pages(job: Job) -> None:

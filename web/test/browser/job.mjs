@@ -1,5 +1,5 @@
 // The browser job: one Chromium runs all sites that FOLDER/job.json names, and FOLDER/results.json has what came out.
-//   node web/test/browser/job.mjs FOLDER [FOLDER for screenshots]
+//   node web/test/browser/job.mjs FOLDER [FOLDER for screenshots] [ADDRESS of a server with a key, and two models]
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -15,7 +15,7 @@ const FLAGS = [
 const WEIGHTS = /shard-\d+\.bin$/;
 
 const folder = resolve(process.argv[2]);
-const screens = process.argv[3];
+const [, , , screens, served] = process.argv;
 if (screens) mkdirSync(screens, { recursive: true });
 const here = dirname(fileURLToPath(import.meta.url));
 const job = JSON.parse(readFileSync(join(folder, "job.json"), "utf8"));
@@ -214,6 +214,38 @@ for (const [site, act] of Object.entries(ACTS))
 
 const STATES = /^(tale-stopped|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // pages.check.mjs runs all
 await step("pages with made-up models", 120, () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
+
+await step("served page", 60, async (context) => {
+  const page = await open(context, served);
+  const heard = /** @type {string[]} */ ([]);
+  page.on("console", (m) => m.type() === "error" && heard.push(m.text())).on("pageerror", (e) => heard.push(e.message));
+  const text = (/** @type {string} */ where) => page.textContent(where);
+  const found = { problems: await audit(page), heard };
+  await page.fill("#key", "a key that is none");
+  await page.press("#key", "Enter");
+  await page.waitForFunction(() => document.getElementById("unlock-note")?.textContent?.includes("does not know"));
+  await page.fill("#key", job.served.key);
+  await page.press("#key", "Enter");
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  found.problems.push(...(await audit(page)));
+  await page.click("#examples button");
+  await page.waitForFunction(() => (document.querySelector(".turn.model .said")?.textContent ?? "").length > 20);
+  await page.keyboard.press("Escape");
+  await page.waitForSelector(".turn .note");
+  found.stopped = [await text(".turn.model .said"), await text(".turn .note")];
+  await page.selectOption("#model", "tales");
+  await page.click("#settings-open");
+  for (const [name, value] of Object.entries(job.served.settings)) await page.fill(`#${name}`, String(value));
+  await page.click("#settings .main");
+  await page.fill("#prompt", job.served.prompt);
+  await page.press("#prompt", "Enter");
+  await page.waitForSelector("#tale .note");
+  found.tale = [await text("#tale .text"), await text("#tale .note"), await text("#context"), await page.title()];
+  await page.reload(); // the key and the model are remembered
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  found.again = await page.inputValue("#model");
+  return found;
+});
 
 await step("unbuilt page", 120, async (context) => {
   const page = await context.newPage();

@@ -1,0 +1,51 @@
+"""The latest token of each sequence, where runs leave it for those after them. Rows are (sequence, position)."""
+
+from __future__ import annotations
+
+from ..dtypes import DType
+from ..plan.target import Target
+from ..sizes import cached
+from .wgsl import KernelSpec, Storage, build
+
+_I32 = Storage(DType.I32)
+
+
+@cached(8)
+def fill(tokens: DType, target: Target) -> KernelSpec:
+    """Tokens, with the latest one of its row's sequence in place of any below 0; of nobody's row, 0."""
+    body = """
+  let i = group * WG + lid;
+  if (i >= P.rows) { return; }
+  let token = tokens_at(i); let sequence = rows_at(2u * i);
+  let known = sequence >= 0 && u32(sequence) < P.sequences;
+  y_put(i, select(token, select(0, latest_at(u32(max(0, min(sequence, i32(P.sequences) - 1)))), known), token < 0));"""
+    return build(
+        "latest_fill",
+        body,
+        target=target,
+        reads={"tokens": Storage(tokens), "rows": _I32, "latest": _I32},
+        writes={"y": Storage(tokens)},
+        params=[("rows", "u32"), ("sequences", "u32")],
+        workgroup=target.workgroup(64),
+    )
+
+
+@cached(8)
+def keep(target: Target) -> KernelSpec:
+    """The tokens after some rows are the latest ones of the rows' sequences; nobody's goes nowhere."""
+    body = """
+  let i = group * WG + lid;
+  if (i >= P.count) { return; }
+  let row = wanted_at(i);
+  if (row < 0 || u32(row) >= P.rows) { return; }
+  let sequence = rows_at(2u * u32(row));
+  if (sequence >= 0 && u32(sequence) < P.sequences) { latest_put(u32(sequence), tokens_at(i)); }"""
+    return build(
+        "latest_keep",
+        body,
+        target=target,
+        reads={"tokens": _I32, "rows": _I32, "wanted": _I32},
+        writes={"latest": _I32},
+        params=[("count", "u32"), ("rows", "u32"), ("sequences", "u32")],
+        workgroup=target.workgroup(64),
+    )

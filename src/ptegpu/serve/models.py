@@ -1,0 +1,40 @@
+"""From a file to an engine: a language model for many requests, or an encoder."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UnsupportedProgram
+from ..format import read_program
+from ..llm.batch import BatchEngine
+from ..llm.signature import read_signature
+from ..plan.bundle import Bundle
+from ..plan.read import is_bundle
+from .encoder import Encoder
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+def open_model(
+    path: Path, name: str, tokenizer: Path | None, many: dict[str, Any], how: dict[str, Any], progress: Any
+) -> Engine:
+    """A language model, with `many` of `BatchEngine`, or an encoder, whichever the program is."""
+    try:
+        read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
+    except UnsupportedProgram as reason:
+        try:
+            return Encoder(path, name, tokenizer, progress=progress, **how)
+        except UnsupportedProgram as other:
+            raise UnsupportedProgram(f"{path} cannot be served: {reason}; {other}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `alone` says it, too
+        opened = BatchEngine(path, tokenizer=tokenizer, queue=None, progress=progress, **many, **how)
+    try:
+        assert opened.tokenizer
+    except BaseException:
+        opened.close()
+        raise
+    return opened

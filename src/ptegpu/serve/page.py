@@ -1,0 +1,62 @@
+"""The chat page, which asks the server that it comes from, loads nothing from elsewhere, and is held to that."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from hashlib import sha256
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..web.pages import EXAMPLES, QUESTIONS
+from ..web.site import FILES, SITE, filled
+
+TITLE = "ptegpu"
+ABOUT = "Write to the model on this server. Your words go there, and nowhere else."
+TYPES = {"css": "text/css", "js": "text/javascript", "json": "application/json", "html": "text/html"}
+
+
+def page_routes(keys: bool) -> list[Route]:
+    """The page at / and its files; `keys` says whether it has to ask for one."""
+    index = filled("chat", TITLE, ABOUT)
+    site = {"title": TITLE, "page": "chat", "server": {"keys": keys, "examples": {"chat": QUESTIONS, "text": EXAMPLES}}}
+    files = {"": index, SITE: json.dumps(site).encode()}
+    files |= {name: (FILES / name).read_bytes() for name in ("chat.js", "style.css")}
+    headers = {
+        "Content-Security-Policy": policy(index),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
+    return [_route(name, content, headers) for name, content in files.items()]
+
+
+def _route(name: str, content: bytes, headers: dict[str, str]) -> Route:
+    kind = f"{TYPES[name.rpartition('.')[2] or 'html']}; charset=utf-8"
+
+    async def answer(request: Request) -> Response:
+        return Response(content, headers=headers | {"Content-Type": kind})
+
+    return Route(f"/{name}", answer)
+
+
+def policy(index: bytes) -> str:
+    """What the page may do: run its own scripts, and ask this server; not be in a frame of another page."""
+    scripts = re.findall(rb"<script>(.*?)</script>", index, re.DOTALL)
+    hashes = [f"'sha256-{base64.b64encode(sha256(script).digest()).decode()}'" for script in scripts]
+    allowed = {
+        "default-src": "'none'",
+        "script-src": " ".join(["'self'", *hashes]),
+        "style-src": "'self'",
+        "img-src": "data:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return "; ".join(f"{name} {sources}" for name, sources in allowed.items())

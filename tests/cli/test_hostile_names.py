@@ -1,0 +1,154 @@
+"""Files whose every name is an attack on the terminal, the log or the page that it is shown in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Invoke
+from tests.format.build import Table, Tables, Vector, i8, i32, ids, program, table, text, u32, union
+
+import ptegpu
+from ptegpu.printing import LONGEST
+
+NAME = (
+    "\x1b]0;PWNED\x07\x1b[2J\x9b31m\u202eolleh\u2066\x00\r\nerror: all good\n\u2028error: all good\u2028"
+    "[bold red]x[/bold red]{title}{0}%s<script>alert(1)</script>\"'&:smile:"
+)
+LONG = NAME + "A" * 100_000 + NAME
+FILE = "\x1b[31m\u202e[bold]<script>alert(1)\udcff\nerror: all good.pte"
+
+
+def tensor(key: str | None = None) -> Table:
+    more = {} if key is None else {9: table(None, text(key), i8(1))}
+    return union(5, Table({0: i8(6), 2: Vector("i", [4]), 3: Vector("B", [0]), **more}))
+
+
+def tree(names: list[str]) -> str:
+    leaf = {"type": None, "context": None, "children_spec": []}
+    spec = {"type": "builtins.dict", "context": json.dumps(names), "children_spec": [leaf] * len(names)}
+    both = {"type": "builtins.tuple", "context": "null", "children_spec": [spec]}
+    return json.dumps(
+        [
+            1,
+            {
+                "type": "builtins.tuple",
+                "context": "null",
+                "children_spec": [both, spec | {"context": "[]", "children_spec": []}],
+            },
+        ]
+    )
+
+
+def made(
+    method: str = NAME,
+    operator: str = "aten::relu",
+    keys: str = NAME,
+    values: tuple[Table, ...] = (),
+    backend: str = "",
+) -> bytes:
+    """A program of one method, an operator and, perhaps, a delegate."""
+    given = list(values) or [tensor(), tensor()]
+    call = union(2, table(None, ids(0, 1))) if backend else union(1, table(i32(0), ids(0, 1, 1)))
+    plan = {
+        0: text(method),
+        1: table(text(tree([keys]))),
+        2: Tables(given),
+        3: ids(0),
+        4: ids(1),
+        5: Tables([table(None, None, Tables([call]))]),
+        6: Tables([table(text(operator), text("out"))]),
+        8: Vector("q", [0, 64]),
+    }
+    if backend:
+        plan[7] = Tables([table(text(backend), table(i8(0), u32(0)), Tables([table(text(NAME), Vector("B", [1]))]))])
+    return program(Table({1: Tables([Table(plan)]), 3: Tables([table(Vector("B", [0] * 64))])}))
+
+
+FILES = {
+    "runs": made(),
+    "long": made(LONG, keys=LONG),
+    "operator": made(operator=f"aten::{LONG}"),
+    "backend": made(backend=LONG),
+    "string": made("forward", values=(union(6, table(text(LONG))), tensor())),
+    "key": made(values=(tensor(LONG), tensor())),
+}
+
+
+def check(shown: str) -> None:
+    """Nothing but lines of a sane length, of which none pretends to be ours."""
+    for line in shown.split("\n"):
+        assert line.isprintable(), line
+        assert len(line) <= 3 * LONGEST
+        assert not line.startswith("error: all good"), line
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_no_command_prints_a_name_as_it_is(kind: str, tmp_path: Path, invoke: Invoke) -> None:
+    file, out = tmp_path / FILE, tmp_path / "out"
+    file.write_bytes(FILES[kind])
+    runs = kind in ("runs", "long")
+    for command, works in (
+        (("inspect", file), kind != "string"),
+        (("inspect", file, "--method", f"{NAME}?"), False),
+        (("run", file), runs),
+        (("run", file, "--method", "nothing"), False),
+        (("compile", file, "-o", out), runs),
+        (("inspect", out), runs),
+        (("web", file, "-o", tmp_path / "site", "--no-check", "--variant", "generic"), runs),
+        (("profile", file, "--method", "nothing"), False),
+        (("generate", file, "x"), False),
+        (("chat", file), False),
+        (("evaluate", file, file), False),
+        (("serve", file), False),
+        (("export", "llm", "x", "-o", file / "y"), False),
+    ):
+        ended = invoke(*command)
+        assert (ended.code == 0) is works, (command, ended)
+        check(ended.out)
+        check(ended.err)
+        assert len(ended.err) <= LONGEST + 200, command
+        assert works or ended.err.startswith("error: "), ended
+
+
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_pictures_and_pages_show_names_as_text(suffix: str, tmp_path: Path, invoke: Invoke) -> None:
+    file, picture = tmp_path / FILE, tmp_path / f"picture.{suffix}"
+    for content in (FILES["long"], FILES["operator"]):
+        file.write_bytes(content)
+        assert 0 == invoke("inspect", file, "--graph", picture).code
+        drawn = picture.read_text("utf-8")
+        check("\n".join(line for line in drawn.split("\n") if "alert" in line)[:LONGEST])
+        assert "<script>alert" not in drawn and "&lt;script&gt;alert" in drawn
+        assert all(c.isprintable() or c == "\n" for c in drawn)
+        assert len(drawn) < 50_000
+
+
+def test_a_site_shows_names_as_text(tmp_path: Path, invoke: Invoke) -> None:
+    file, site = tmp_path / FILE, tmp_path / "site"
+    file.write_bytes(FILES["runs"])
+    assert 0 == invoke("web", file, "-o", site, "--no-check", "--variant", "generic").code
+    page = (site / "index.html").read_text("utf-8")
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page and "\x1b" not in page and "\u202e" not in page
+    told = json.loads((site / "site.json").read_bytes())
+    assert told["title"].isprintable() and told["model"]["file"].isprintable()
+    assert NAME == told["method"]  # by which the page asks for it
+
+
+def test_json_has_the_names_themselves(tmp_path: Path, invoke: Invoke) -> None:
+    file = tmp_path / FILE
+    file.write_bytes(FILES["runs"])
+    ended = invoke("inspect", file, "--json")
+    check(ended.out)
+    assert NAME == ended.json()["methods"][0]["name"]
+
+
+def test_what_python_shows_of_a_program_is_shown_so_too() -> None:
+    with ptegpu.load(FILES["long"]) as found:
+        method = found.method(LONG)
+        for text in (repr(found), repr(method), *map(repr, method.inputs)):
+            check(text)
+        with pytest.raises(KeyError) as raised:
+            found.method("nothing")
+        check(str(raised.value))

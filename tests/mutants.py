@@ -1,0 +1,326 @@
+"""Programs with a few fields changed, by their structure: what the readers read of a file is where it is changed.
+
+A number becomes another number, a reference points to another thing of its kind, a list gets shorter or longer, a field
+goes, a name is another name. `seeds` are programs to begin with: models, and a delegate for a case of each operator.
+`python -m tools.mutate` does it by the thousand.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+import ptegpu
+from ptegpu.dtypes import DType
+from ptegpu.errors import PtegpuError
+from ptegpu.format import read_data, read_delegate, read_program
+from ptegpu.format.container import SCALAR_TYPES
+from ptegpu.format.delegate import DATA_TYPES
+from ptegpu.format.flatbuffer import Table
+from tests.cases import Problem, S, T
+from tests.format.build import Table as Built
+from tests.format.build import (
+    Tables,
+    Vector,
+    delegate_blob,
+    f64,
+    i8,
+    i32,
+    i64,
+    ids,
+    program,
+    table,
+    text,
+    u8,
+    u32,
+    u64,
+    union,
+)
+from tests.format.test_pte import of, plan, tensor
+from tests.sweep import ALLOWED, Slow, within
+
+DATA = Path(__file__).parent / "data"
+IN_DELEGATES = {dtype: code for code, dtype in DATA_TYPES.items()}
+IN_PROGRAMS = {dtype: code for code, dtype in SCALAR_TYPES.items()}
+INTS = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    16,
+    100,
+    127,
+    -1,
+    -2,
+    -9,
+    255,
+    2**16,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    2**32,
+    2**62,
+    -(2**63),
+)
+FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-45, 1e38, 1e308, math.inf, -math.inf, math.nan, 2.0**31)
+MAX_INPUT = 1 << 22  # elements of an input that is made
+
+
+@dataclass(frozen=True)
+class Place:
+    """Something that was read: numbers of a `struct` code, or an offset to something of a kind."""
+
+    at: int  # in the file
+    code: str
+    kind: str = ""  # of an offset: who has it; its target is there too
+    target: int = 0
+
+
+@dataclass
+class Read:
+    """What was read of a file."""
+
+    content: bytes
+    places: list[Place] = field(default_factory=list)
+
+
+@contextmanager
+def reading(into: list[Place]) -> Iterator[None]:
+    """Everything that is read of FlatBuffers in this block."""
+    codes = {"u8": "B", "i8": "b", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d"}
+
+    def scalar(name: str, code: str) -> Callable[..., Any]:
+        original = getattr(Table, name)
+
+        def get(self: Table, slot: int, default: Any = 0) -> Any:
+            if at := self._field(slot, struct.calcsize(code)):
+                into.append(Place(self.buffer.base + at, code))
+            return original(self, slot, default)
+
+        return get
+
+    target, numbers, vector = Table._target, Table._numbers, Table._vector
+
+    def pointed(self: Table, slot: int) -> int:
+        found = target(self, slot)
+        if found:
+            base, at = self.buffer.base, self._field(slot, 4)
+            into.append(Place(base + at, "I", f"{len(self._fields)}.{slot}", base + found))
+            vtable = self.position - struct.unpack_from("<i", self._data, self.position)[0]
+            into.append(Place(base + vtable + 4 + 2 * slot, "H"))
+        return found
+
+    def counted(self: Table, slot: int, item_bytes: int) -> tuple[int, int]:
+        start, count = vector(self, slot, item_bytes)
+        if start:
+            into.append(Place(self.buffer.base + start - 4, "I"))
+        return start, count
+
+    def listed(self: Table, slot: int, code: str, limit: int | None) -> tuple[int, ...]:
+        found = numbers(self, slot, code, limit)
+        start, size = vector(self, slot, struct.calcsize(code))[0], struct.calcsize(code)
+        into.extend(Place(self.buffer.base + start + k * size, code) for k in range(min(len(found), 64)))
+        return found
+
+    patches = [patch.object(Table, name, scalar(name, code)) for name, code in codes.items()]
+    patches += [patch.object(Table, "_target", pointed), patch.object(Table, "_vector", counted)]
+    patches += [patch.object(Table, "_numbers", listed)]
+    for p in patches:
+        p.start()
+    try:
+        yield
+    finally:
+        for p in patches:
+            p.stop()
+
+
+def read(content: bytes) -> Read:
+    """Where the numbers, references and lists of a program, or of a file of data, are."""
+    found = Read(content)
+    with reading(found.places):
+        if content[4:8] == b"FT01":
+            read_data(content)
+        else:
+            for method in read_program(content).methods:
+                for delegate in method.delegates:
+                    read_delegate(delegate.blob, base=delegate.offset)
+    found.places = list(dict.fromkeys(found.places))
+    return found
+
+
+def mutant(of: Read, rng: random.Random) -> bytes:
+    """With one field changed, or a few."""
+    content = bytearray(of.content)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        place = rng.choice(of.places)
+        if place.kind and rng.random() < 0.8:  # points to another of its kind
+            others = [p.target for p in of.places if p.kind == place.kind and p.target > place.at]
+            _put(content, place.at, "I", rng.choice(others) - place.at)
+        elif place.code == "d":
+            old = struct.unpack_from("<d", content, place.at)[0]
+            _put(content, place.at, "d", rng.choice((*FLOATS, -old, old * 2, rng.gauss(0, 100))))
+        else:
+            old = struct.unpack_from(f"<{place.code}", content, place.at)[0]
+            near = (old + 1, old - 1, old * 2, old // 2, old ^ (1 << rng.randrange(8 * struct.calcsize(place.code))))
+            same = [p for p in of.places if p.code == place.code]
+            other = struct.unpack_from(f"<{place.code}", content, rng.choice(same).at)[0]
+            _put(content, place.at, place.code, rng.choice((rng.choice(INTS), rng.choice(near), other)))
+    if rng.random() < 0.02:
+        content = content[: rng.randrange(len(content))]
+    return bytes(content)
+
+
+def _put(content: bytearray, at: int, code: str, value: float) -> None:
+    if code != "d":
+        size = struct.calcsize(code)
+        value = int(value) & ((1 << 8 * size) - 1)
+        code = code.upper()
+    struct.pack_into(f"<{code}", content, at, value)
+
+
+def program_of(problem: Problem) -> bytes:
+    """A program whose delegate is one case."""
+    values: list[Built] = []
+    constants: list[Built] = []
+    data = bytearray()
+    inputs: list[tuple[int, Built]] = []
+
+    def add(value: Built) -> int:
+        values.append(value)
+        return len(values) - 1
+
+    def tensor_of(dtype: DType, shape: Sequence[int], constant: int = -1) -> int:
+        memory = -1 if constant >= 0 else len(values)
+        dims = Vector("I", list(shape))
+        return add(union(5, table(i8(IN_DELEGATES[dtype]), dims, i32(constant), i32(memory))))
+
+    def value(a: Any) -> int:
+        if isinstance(a, T):
+            array = problem.arrays[id(a)]
+            if a.constant:
+                constants.append(table(u64(len(data)), u64(array.nbytes)))
+                data.extend(array.tobytes())
+                return tensor_of(a.dtype, a.shape, len(constants) - 1)
+            shape = list(a.shape)
+            made = tensor_of(a.dtype, shape)
+            inputs.append((made, tensor(shape, dtype=IN_PROGRAMS[a.dtype])))
+            return made
+        a = a.value if isinstance(a, S) else a
+        if isinstance(a, list | tuple):
+            a = [x.value if isinstance(x, S) else x for x in a]
+            if any(isinstance(x, T) or x is None for x in a):
+                return add(union(9, table(ids(*map(value, a)))))
+            if any(isinstance(x, float) for x in a):
+                return add(union(7, table(Vector("d", [float(x) for x in a]))))
+            return add(union(6, table(Vector("q", [int(x) for x in a]))))
+        match a:
+            case None:
+                return add(union(1))
+            case bool():
+                return add(union(4, table(u8(a))))
+            case int():
+                return add(union(2, table(i64(a))))
+            case float():
+                return add(union(3, table(f64(a))))
+        return add(union(10, table(text(str(a)))))
+
+    case = problem.case
+    args = [value(a) for a in case.args]
+    results = problem.eager[: len(problem.eager) - len(case.mutated)]
+    dtypes = [case.out or DType.of(e.dtype).device for e in results]
+    outs = [tensor_of(d, e.shape) for d, e in zip(dtypes, results, strict=True)]
+    last = outs if len(outs) == 1 else [add(union(9, table(ids(*outs))))]
+    call = table(u32(0), text(case.op), ids(*args, *last))
+    given = Vector("I", [k for k, _ in inputs])
+    graph = table(text("0"), Tables([call]), Tables(values), given, Vector("I", outs), Tables(constants))
+    blob = delegate_blob(graph, bytes(data))
+    outer = [t for _, t in inputs]
+    outer += [tensor(list(e.shape), dtype=IN_PROGRAMS[d]) for d, e in zip(dtypes, results, strict=True)]
+    n = len(inputs)
+    made = plan(
+        *outer,
+        more={
+            3: ids(*range(n)),
+            4: ids(*range(n, len(outer))),
+            7: Tables([table(text("VulkanBackend"), table(i8(0), u32(0)))]),
+        },
+        instructions=[union(2, table(i32(0), ids(*range(len(outer)))))],
+    )
+    return program(of(made, s3=Tables([table(Vector("B", list(blob)))])))
+
+
+def programs() -> dict[str, bytes]:
+    """Models, by name."""
+    from tests.test_few import PROGRAMS
+
+    found = {path.name: path.read_bytes() for path in sorted(DATA.glob("*.pte")) if path.stem != "dynamic"}
+    return found | {name: p.data for name, p in PROGRAMS.items() if name != "bert"}
+
+
+def seeds() -> dict[str, bytes]:
+    """Programs to begin with, by name."""
+    from tests.test_few import PROBLEMS
+
+    found = programs()
+    for name, problem in PROBLEMS.items():
+        if sum(a.nbytes for a in problem.arrays.values()) <= 1 << 14:
+            found[name] = program_of(problem)
+    return found
+
+
+def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 20) -> tuple[str, str]:
+    """What becomes of a program that is loaded and, if that works, called with zeros and with ones: see `sweep`."""
+    try:
+        with within(seconds), ptegpu.load(content, data, device=device) as loaded:
+            for name in loaded.methods if call else ():
+                for fill in (0, 1):
+                    inputs = loaded.method(name).inputs
+                    loaded.method(name)(*(_input(spec, fill) for spec in inputs))
+    except ALLOWED as e:
+        return type(e).__name__, str(e)
+    except PtegpuError as e:
+        return f"wrong: {type(e).__name__}", str(e)
+    except Slow as e:
+        return "wrong: slow", str(e)
+    except Exception as e:
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        return f"wrong: {type(e).__name__}", f"{at.filename.rsplit('/', 1)[-1]}:{at.lineno}: {e}"
+    return "ran" if call else "loaded", ""
+
+
+def _input(spec: Any, fill: int) -> Any:
+    """Something that an input takes."""
+    if spec.shape is None and spec.dtype in ("int", "float", "bool", "str", "None", "list"):
+        return fill if spec.value is None and spec.dtype == "int" else spec.value
+    shape = (2,) if spec.shape is None else spec.shape
+    if math.prod(shape) > MAX_INPUT:
+        raise ptegpu.InvalidInput(f"{list(shape)} is too large to try")
+    return np.full(shape, fill, "uint16" if spec.dtype == "bfloat16" else spec.dtype)
+
+
+def parsed(content: bytes) -> tuple[str, str]:
+    """What becomes of a file that is read, with its delegates."""
+    try:
+        with within(20):
+            read(content)
+    except ptegpu.InvalidProgram as e:
+        return "InvalidProgram", str(e)
+    except Exception as e:
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        return f"wrong: {type(e).__name__}", f"{at.filename.rsplit('/', 1)[-1]}:{at.lineno}: {e}"
+    return "read", ""

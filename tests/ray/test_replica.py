@@ -1,0 +1,54 @@
+"""What Ray asks of a replica, and what it is told of one: without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.fake import FakeEncoder, FakeEngine
+
+from ptegpu.errors import DeviceLost, ExecutionError, InvalidInput
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
+
+from ptegpu.ray import deployment, serving
+from ptegpu.serve import Limits
+
+
+def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: dict[str, Any] = {"a": FakeEngine(), "b": FakeEncoder()}
+    closed: list[str] = []
+    for name, engine in engines.items():
+        monkeypatch.setattr(engine, "close", lambda name=name: closed.append(name))
+    monkeypatch.setattr(serving, "open_engine", lambda path, name, *_: engines[name])
+    how = {"device": "auto", "engine": "auto"}
+    replica = serving.Replica({"a": "a.pte", "b": "b.pte"}, None, {}, how, None, Limits())
+    replica.check_health()
+    engines["a"].fail = DeviceLost("it is gone")
+    with pytest.raises(ExecutionError, match="a can run nothing more: it is gone"):
+        replica.check_health()
+    del replica
+    assert ["b", "a"] == closed
+
+
+def test_what_ray_is_asked_for() -> None:
+    made = deployment(
+        "m.pte", replicas=(1, 4), gpus=0.5, sequences=8, limits=Limits(queue=3, drain=7)
+    )._bound_deployment
+    scaling = made._deployment_config.autoscaling_config
+    assert (1, 4, 8) == (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests)
+    assert (8, 3) == (made.max_ongoing_requests, made.max_queued_requests)
+    assert 0.5 == made.ray_actor_options["num_gpus"]
+    assert 12 == made._deployment_config.graceful_shutdown_timeout_s
+    more = deployment({"a": "a.pte", "b": "b.pte"}, replicas=3, name="x", ray_actor_options={"num_cpus": 2})
+    made = more._bound_deployment
+    assert ("x", 3, 128) == (made.name, made.num_replicas, made.max_ongoing_requests)
+    assert {"num_gpus": 1, "num_cpus": 2} == made.ray_actor_options
+
+
+def test_what_cannot_be_deployed() -> None:
+    with pytest.raises(InvalidInput, match="a replica runs on one GPU or on a part of it, not on 2"):
+        deployment("a.pte", gpus=2)
+    with pytest.raises(InvalidInput, match="tokenizer is for one model"):
+        deployment({"a": "a.pte", "b": "b.pte"}, tokenizer=Path("t.json"))

@@ -1,0 +1,129 @@
+"""A process for each GPU: requests go to the one that has fewest; one that ends is told of, and started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+from tests.serve import fake_worker as fakes
+from tests.serve.conftest import Running, wait_until
+
+from ptegpu.errors import InvalidInput, InvalidProgram
+from ptegpu.serve import Serving, bind, url_of, workers
+from ptegpu.serve.run import Server, configured
+from ptegpu.serve.worker import sendable
+from ptegpu.serve.workers import open_workers
+
+
+@contextmanager
+def served(*makes: Callable[..., Any]) -> Iterator[Running]:
+    told: list[tuple[str, int, int]] = []
+    names = [(str(k), make) for k, make in enumerate(makes)]
+    with closing(open_workers("fake", names, lambda *progress: told.append(progress))) as engine:
+        serving = Serving({"fake": engine})
+        bound = bind(port=0)
+        url, server = url_of(bound), Server(configured(serving), serving)
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        wait_until(lambda: server.started)
+        try:
+            yield Running(url, engine, serving, server, thread)  # type: ignore[arg-type]
+        finally:
+            server.should_exit = True
+            thread.join(60)
+
+
+def ask(running: Running, prompt: str = "a fox", tokens: int = 20) -> str:
+    made = running.openai().completions.create(model="fake", prompt=prompt, max_tokens=tokens)
+    return made.choices[0].text
+
+
+def health(running: Running) -> tuple[int, str, dict[str, int]]:
+    answer = httpx2.get(f"{running.url}/healthz")
+    return answer.status_code, answer.json()["status"], answer.json()["workers_down"]
+
+
+def test_two_workers_share_requests_and_one_that_ends_comes_back(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "FIRST", 0.05)
+    slow = partial(fakes.make_batch, 0.02)
+    with served(slow, slow) as running, ThreadPoolExecutor(4) as pool:
+        texts = list(pool.map(lambda _: ask(running), range(4)))
+        processes = sorted(int(text.split()[0]) for text in texts)
+        assert all(text.split() == [text.split()[0]] * 20 for text in texts)  # one process writes one text
+        assert 2 == len(set(processes)) and processes[0] == processes[1] and processes[2] == processes[3]
+        assert (200, "ok", {}) == health(running)
+        wait_until(lambda: running.metric('ptegpu_cache_pages{model="fake"}') == 16)  # of both
+
+        with running.openai().completions.create(model="fake", prompt="x", max_tokens=900, stream=True) as stream:
+            first = int(next(iter(stream)).choices[0].text)
+            other = sum(set(processes)) - first
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(openai.APIError, match="the model's worker ended, and is started again"):
+                list(stream)
+        assert str(other) == ask(running).split()[0]
+        wait_until(lambda: health(running) == (200, "ok", {}))
+        assert 1 == running.metric('ptegpu_restarts_total{model="fake"}')
+    told = "worker fake on [01]: the process ended with code -9; it is started again in 0.05 s\n"
+    assert re.fullmatch(told, capfd.readouterr().err)
+
+
+def test_without_a_worker_requests_are_refused_and_health_says_why(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(workers, "FIRST", 600)
+    with served(partial(fakes.make_once, tmp_path / "mark")) as running:
+        process = int(ask(running, tokens=1))
+        with pytest.raises(openai.BadRequestError, match="the chat template refuses this"):
+            refused = [{"role": "user", "content": fakes.REFUSE}]
+            running.openai().chat.completions.create(model="fake", messages=refused)  # type: ignore[call-overload]
+        with running.openai().completions.create(model="fake", prompt="x", max_tokens=900, stream=True) as stream:
+            next(iter(stream))
+        wait_until(lambda: running.metric('ptegpu_running{model="fake"}') == 0)  # who leaves frees the place
+        with pytest.raises(openai.InternalServerError, match="the model's worker ended"):
+            ask(running, fakes.LOSE)
+        wait_until(lambda: not is_alive(process))
+        wait_until(lambda: health(running) == (503, "failed", {"fake": 1}))
+        assert {"fake": "fake on 0: the GPU device was lost"} == httpx2.get(f"{running.url}/healthz").json()["errors"]
+        with pytest.raises(openai.InternalServerError) as failed:
+            ask(running)
+        assert (503, "worker_lost") == (failed.value.status_code, failed.value.code)
+        assert "5" == failed.value.response.headers["retry-after"]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_encoders_too_and_what_cannot_start_says_why() -> None:
+    with closing(open_workers("rows", [("0", fakes.make_encoder)])) as engine:
+        tokens = engine.encode("a fox")
+        np.testing.assert_array_equal(fakes.rows(["a fox"]), engine.embed([tokens]))  # type: ignore[union-attr]
+        assert not hasattr(engine, "stream")
+    with pytest.raises(InvalidInput, match="there is no such GPU"):
+        open_workers("rows", [("0", fakes.make_none)])
+
+
+def test_errors_go_to_another_process_with_their_words() -> None:
+    assert isinstance(sendable(InvalidInput("no")), InvalidInput)
+    sent = sendable(InvalidProgram("bad", offset=3, path="a.pte"))
+    assert "a.pte: bad (at byte 3)" == str(sent)
+    missing = sendable(FileNotFoundError(2, "No such file", "a.pte"))
+    assert isinstance(missing, FileNotFoundError) and missing.filename == "a.pte"
