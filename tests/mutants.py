@@ -193,12 +193,15 @@ def _put(content: bytearray, at: int, code: str, value: float) -> None:
     struct.pack_into(f"<{code}", content, at, value)
 
 
-def program_of(problem: Problem) -> bytes:
-    """A program whose delegate is one case."""
+def program_of(problem: Problem, wide: bool = False) -> bytes:
+    """A program whose delegate is one case; `wide`, if its int32 are int64 for the program around it."""
     values: list[Built] = []
     constants: list[Built] = []
     data = bytearray()
     inputs: list[tuple[int, Built]] = []
+
+    def outside(dtype: DType) -> int:
+        return IN_PROGRAMS[DType.I64 if wide and dtype is DType.I32 else dtype]
 
     def add(value: Built) -> int:
         values.append(value)
@@ -218,7 +221,7 @@ def program_of(problem: Problem) -> bytes:
                 return tensor_of(a.dtype, a.shape, len(constants) - 1)
             shape = list(a.shape)
             made = tensor_of(a.dtype, shape)
-            inputs.append((made, tensor(shape, dtype=IN_PROGRAMS[a.dtype])))
+            inputs.append((made, tensor(shape, dtype=outside(a.dtype))))
             return made
         a = a.value if isinstance(a, S) else a
         if isinstance(a, list | tuple):
@@ -250,7 +253,7 @@ def program_of(problem: Problem) -> bytes:
     graph = table(text("0"), Tables([call]), Tables(values), given, Vector("I", outs), Tables(constants))
     blob = delegate_blob(graph, bytes(data))
     outer = [t for _, t in inputs]
-    outer += [tensor(list(e.shape), dtype=IN_PROGRAMS[d]) for d, e in zip(dtypes, results, strict=True)]
+    outer += [tensor(list(e.shape), dtype=outside(d)) for d, e in zip(dtypes, results, strict=True)]
     n = len(inputs)
     made = plan(
         *outer,
@@ -283,7 +286,7 @@ def seeds() -> dict[str, bytes]:
     return found
 
 
-def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 20) -> tuple[str, str]:
+def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 10) -> tuple[str, str]:
     """What becomes of a program that is loaded and, if that works, called with zeros and with ones: see `sweep`."""
     try:
         with within(seconds), ptegpu.load(content, data, device=device) as loaded:
@@ -316,7 +319,7 @@ def _input(spec: Any, fill: int) -> Any:
 def parsed(content: bytes) -> tuple[str, str]:
     """What becomes of a file that is read, with its delegates."""
     try:
-        with within(20):
+        with within(10):
             read(content)
     except ptegpu.InvalidProgram as e:
         return "InvalidProgram", str(e)

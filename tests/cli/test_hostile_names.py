@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,30 @@ def test_a_site_shows_names_as_text(tmp_path: Path, invoke: Invoke) -> None:
     told = json.loads((site / "site.json").read_bytes())
     assert told["title"].isprintable() and told["model"]["file"].isprintable()
     assert NAME == told["method"]  # by which the page asks for it
+
+
+def test_what_is_no_file_is_named_at_once(tmp_path: Path, mlp: Path, invoke: Invoke) -> None:
+    pipe = tmp_path / "pipe.pte"
+    os.mkfifo(pipe)
+    os.mkfifo(tmp_path / "x.npy")
+    tales = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+    digits = tales.with_name("digits.pte")
+    for other in (pipe, "/dev/zero", tmp_path):
+        for command in (
+            *((name, other) for name in ("inspect", "run", "profile", "web", "chat", "serve")),
+            ("generate", other, "x"),
+            ("evaluate", tales, other),
+            ("compile", other, "-o", tmp_path / "out"),
+            ("run", mlp, "--data", other),
+            ("serve", tales, "--keys", other),
+            ("web", digits, "-o", tmp_path / "site", "--labels", other),
+            ("web", tales, "-o", tmp_path / "site", "--tokenizer", other),
+        ):
+            ended = invoke(*command)
+            assert 1 == ended.code and 1 == ended.err.count("\n"), (command, ended)
+            assert ended.err.startswith("error: "), ended
+    ended = invoke("run", mlp, "--input", tmp_path / "x.npy")
+    assert (1, f"error: {tmp_path / 'x.npy'} is not a regular file\n") == (ended.code, ended.err)
 
 
 def test_json_has_the_names_themselves(tmp_path: Path, invoke: Invoke) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import InvalidInput, InvalidProgram
 from ..format import Program, read_data
 from ..graph.importer import NamedData
+from ..limits import has_read
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 Data = Source | Mapping[str, memoryview] | Sequence[Source | Mapping[str, memoryview]] | None
@@ -22,6 +23,9 @@ def read_all(data: Data) -> list[Mapping[str, Any]]:
     if not one and not isinstance(data, Sequence):
         raise InvalidInput(f"data is one or several .ptd files, or mappings to bytes, not {type(data).__name__}")
     sources: Sequence[Any] = [data] if one else data  # type: ignore[list-item, assignment]
+    for source in sources:
+        if isinstance(source, Mapping):
+            has_read(sum(memoryview(content).nbytes for content in source.values()))
     return [source if isinstance(source, Mapping) else read_data(source) for source in sources]
 
 

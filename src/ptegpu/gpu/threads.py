@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ..errors import Closed, DeviceLost
+from ..limits import tick
 from . import held
 
 T = TypeVar("T")
@@ -94,6 +95,7 @@ class Job(Generic[R]):
 
     def wait(self) -> None:
         while not self.done:
+            tick()
             self._ended.acquire(timeout=_TURN)
 
     def result(self) -> R:

@@ -10,6 +10,7 @@ from ..dtypes import DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd, pte
 from ..format.delegate import BlobGraph, read_delegate
+from ..limits import spend, tick
 from .ends import Ids, ends
 from .graph import Shape
 from .inline import inline
@@ -32,7 +33,7 @@ class _Importer:
     def __init__(self, method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None) -> None:
         self.method, self.named_data, self.mutates, self.path = method, named_data, mutates, path
         self.slots: dict[int, Var] = {}
-        self.blobs: dict[int, BlobGraph] = {}
+        self.blobs: dict[tuple[int, int], BlobGraph] = {}
         self.owners: dict[tuple[int, int], int] = {}  # place in planned memory → the value last written there
         self.known: set[int] = set()  # values that have been written
         self._check_supported()
@@ -56,7 +57,16 @@ class _Importer:
         self._find_views(method.outputs, linear.code)
         linear.outputs = [self.operand(v) for v in method.outputs]
         self._mark_states(linear)
+        self._check_written(linear)
         return linear
+
+    def _check_written(self, linear: Linear) -> None:
+        """That there is an instruction that writes each output, whether or not every call gets there."""
+        written = {v for i in linear.code for v in (i.outs if isinstance(i, Call) else ())}
+        written |= {i.target for i in linear.code if isinstance(i, Move)}
+        for k, v in ((k, v) for k, o in enumerate(linear.outputs) for v in variables(o)):
+            if v.kind == "temp" and v not in written and v.initial is None:
+                raise InvalidProgram(f"method {linear.name}: nothing writes its output {k}, {v!r}", path=self.path)
 
     def _check_supported(self) -> None:
         """Backends and element types that are not ptegpu's, all at once."""
@@ -85,6 +95,8 @@ class _Importer:
         jumps: list[tuple[int, int]] = []  # (position in code, instruction of the chain it goes to)
         for number, (instruction, reads, writes) in enumerate(chain):
             starts.append(len(code))
+            if not isinstance(instruction, pte.DelegateCall):  # whose calls are counted as they are inlined
+                spend("nodes", 1, f"method {self.method.name}")
             self._find_views(reads, code)
             for value_id in writes:
                 self._write(value_id)
@@ -93,7 +105,7 @@ class _Importer:
             elif isinstance(instruction, pte.DelegateCall):
                 code.extend(self._delegate(instruction.delegate, reads, writes))
             elif isinstance(instruction, pte.MoveCall):
-                code.append(Move(self.operand(instruction.source), self.slot(instruction.target)))
+                code.append(self._move(instruction))
             elif isinstance(instruction, pte.JumpFalse):
                 jumps.append((len(code), instruction.destination))
                 code.append(Jump(self.operand(instruction.condition), 0))
@@ -178,6 +190,8 @@ class _Importer:
         value = self.method.values[value_id]
         if isinstance(value, pte.Tensor):
             return self.slots.setdefault(value_id, self._tensor(value_id, value))
+        if isinstance(value, pte.IntList | pte.TensorList | pte.FloatList | pte.BoolList):
+            spend("items", len(value.items), f"method {self.method.name}")
         if isinstance(value, pte.IntList):
             return tuple(self.operand(i) for i in value.items)
         if isinstance(value, pte.TensorList):
@@ -248,11 +262,25 @@ class _Importer:
         where = f"{call.operator} #{number}"
         return Call(name, tuple(self.operand(i) for i in ids), tuple(self.slot(i) for i in outs), where)
 
+    def _move(self, move: pte.MoveCall) -> Move:
+        """A slot takes what it declares: a scalar, or a tensor of its dtype and sizes."""
+        source, target = self.operand(move.source), self.slot(move.target)
+        dtype, sizes = (source.dtype, source.sizes) if isinstance(source, Var) else (None, ())
+        dynamic = target.dynamic or (isinstance(source, Var) and source.dynamic)
+        if dtype is not target.dtype or len(sizes) != len(target.sizes) or (sizes != target.sizes and not dynamic):
+            text = (
+                f"value {move.source}, {source!r}, is moved to value {move.target}, {target!r}, which it does not fit"
+            )
+            raise InvalidProgram(f"method {self.method.name}: {text}", path=self.path)
+        return Move(source, target)
+
     def _blob(self, index: int) -> BlobGraph:
-        if index not in self.blobs:
-            delegate = self.method.delegates[index]
-            self.blobs[index] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
-        return self.blobs[index]
+        delegate = self.method.delegates[index]
+        place = delegate.offset, len(delegate.blob)  # which several may share
+        if place not in self.blobs:
+            tick()
+            self.blobs[place] = read_delegate(delegate.blob, base=delegate.offset, path=self.path)
+        return self.blobs[place]
 
     def _delegate(self, index: int, ids: Ids, outs: Ids) -> list[Instruction]:
         given, results = [self.operand(i) for i in ids], [self.slot(i) for i in outs]

@@ -7,10 +7,12 @@ from typing import NoReturn
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd
 from ..format.delegate import BlobGraph, BlobTensor, Ints, SymInt, ValueList
 from ..format.pte import BoolList, FloatList
+from ..limits import spend
 from .linear import Call, Instruction, Operand, Var, variables
 from .names import ADD, COPY, PREPACK
 
@@ -44,6 +46,7 @@ class _Inliner:
         blob = self.blob
         for value_id, operand in zip(blob.inputs, given, strict=True):
             self.slots[value_id] = self._input(value_id, operand)
+        spend("nodes", len(blob.calls) + len(outs), self.where)
         for call in blob.calls:
             if not call.args:
                 self._fail(f"{call.operator} #{call.node} has no result")
@@ -88,14 +91,17 @@ class _Inliner:
         operand: Operand
         if isinstance(value, BlobTensor):
             operand = Var(f"{self.prefix}{value_id}", value.dtype, value.dims)
+            operand.narrowed = value.dtype is DType.I32 and value.constant < 0
             if value.constant >= 0:
                 operand.kind, operand.data = "constant", self._constant(value)
                 self.sources[operand] = {operand}
         elif isinstance(value, SymInt):
             operand = Var(f"{self.prefix}{value_id}", None)
         elif isinstance(value, ValueList):
+            spend("items", len(value.items), self.where)
             return tuple(self.operand(i) for i in value.items)
         elif isinstance(value, Ints | FloatList | BoolList):
+            spend("items", len(value.items), self.where)
             return tuple(value.items)
         else:
             return value
