@@ -131,10 +131,13 @@ def test_each_input_has_a_column() -> None:
         Predictor(DATA / "methods.pte", method="get_name")
 
 
-def test_a_lost_gpu_is_an_error_outside_of_an_actor() -> None:
+def test_a_lost_gpu_is_an_error_outside_of_an_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(arguments: Any) -> Any:
+        raise DeviceLost("it is gone")
+
     predictor = Predictor(MLP, ["x"])
-    predictor._program.device.destroy()
-    with pytest.raises(DeviceLost):
+    monkeypatch.setattr(predictor._method, "execute", lost)
+    with pytest.raises(DeviceLost, match="it is gone"):
         predictor({"x": ROWS})
 
 

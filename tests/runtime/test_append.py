@@ -10,7 +10,7 @@ from tests.exporting import export
 import ptegpu
 from ptegpu.compiler.append import Tail
 from ptegpu.dtypes import DType
-from ptegpu.errors import UnsupportedProgram
+from ptegpu.errors import Closed, UnsupportedProgram
 from ptegpu.graph.linear import Var
 
 
@@ -65,3 +65,21 @@ def test_a_method_that_is_not_there_is_named() -> None:
     with pytest.raises(KeyError) as error:
         ptegpu.load(PTE, append={"decode": lambda tail: None})
     assert "no method 'decode'; the program has forward" == error.value.args[0]
+
+
+def test_a_program_beside_another_shares_its_constants() -> None:
+    def negated(tail: Tail) -> None:
+        tail.outputs = [*tail.call("aten.neg.default", tail.outputs[0], gives=[(DType.F32, (3, 8))])]
+
+    linear = torch.nn.Linear(4, 8)
+    file = export(linear, (X,))
+    expected = linear(X).detach().numpy()
+    program = ptegpu.load(file)
+    with ptegpu.load(b"", beside=program, append={"forward": negated}) as other:
+        weights = {b.name for b in program.method("forward").plans[0].buffers if b.role == "constant"}
+        assert weights and weights == {b.name for b in other.method("forward").plans[0].buffers if b.role == "constant"}
+        program.close()  # the other has them still
+        np.testing.assert_allclose(other(X.numpy()), -expected, rtol=1e-5, atol=1e-6)
+        with pytest.raises(Closed, match="this program was closed; load it again"):
+            ptegpu.load(file, beside=program)
+    assert 0 == len(other._shared.constants)

@@ -136,3 +136,16 @@ def seconds(found: Method, times: int) -> float:
 
 def test_a_jump_costs_the_same_however_many_instructions_there_are() -> None:
     assert seconds(loop(4000), 400) < 8 * seconds(loop(1), 400)
+
+
+def test_an_output_that_nothing_writes_is_refused() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        method([i64(2), i64(2)], [0], [0, 1])
+    assert "model.pte: method forward: nothing writes its output 1, v1:int64[2]" == str(error.value)
+
+
+def test_a_tensor_is_moved_to_one_like_it() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        method([i64(2), i64(2, 1)], [0], [1], pte.MoveCall(0, 1))
+    said = "value 0, input 0:int64[2], is moved to value 1, v1:int64[2, 1], which it does not fit"
+    assert f"model.pte: method forward: {said}" == str(error.value)

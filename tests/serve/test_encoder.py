@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import tokenizers
 import torch
 from tests.exporting import export
 
-from ptegpu.errors import IndexOutOfRange, UnsupportedProgram
+from ptegpu.errors import DeviceLost, IndexOutOfRange, UnsupportedProgram
 from ptegpu.serve import Embeds, Writes
 from ptegpu.serve.encoder import Encoder
 
@@ -62,6 +63,19 @@ def test_texts_of_any_length(tmp_path: Path, masked: bool, pooled: bool, dynamic
     with pytest.raises(IndexOutOfRange):
         made.embed([[0, 99]])
     np.testing.assert_allclose(made.embed(prompts[:1]), expected[:1], atol=1e-5)
+    made.close()
+
+
+def test_a_lost_gpu_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(texts: Any) -> Any:
+        raise DeviceLost("it is gone")
+
+    made, _ = encoder(tmp_path, masked=True, pooled=True)
+    assert "" == made.stats().error
+    monkeypatch.setattr(made, "_run", lost)
+    with pytest.raises(DeviceLost, match="it is gone"):
+        made.embed([[1]])
+    assert "it is gone" == made.stats().error
     made.close()
 
 

@@ -29,6 +29,7 @@ from .partition import Item as Part
 from .partition import Stretch, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
+from .widen import widen
 
 Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
 
@@ -141,6 +142,7 @@ def cut_method(
 ) -> Cut:
     """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
     linear = import_method(method, named, mutates, path)
+    widen(linear)
     if append is not None:
         append_calls(linear, append)
     if unsupported is None:
@@ -157,10 +159,11 @@ def plan_methods(
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
+    names: dict[ConstantKey, str] | None = None,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
-    """Each method planned for a target, and what traces its plans further."""
+    """Each method planned for a target, and what traces its plans further. `names` are those that constants have."""
     _check_names(cuts, sizes or {})
-    names: dict[ConstantKey, str] = {}
+    names = {} if names is None else names
     outers, planners = {}, {}
     total, done = sum(len(c.joined.graphs) for c in cuts.values()), 0
     for name, cut in cuts.items():

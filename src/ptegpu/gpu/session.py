@@ -8,7 +8,6 @@ or all at once (`Session.warm`). Two threads on one session take turns.
 from __future__ import annotations
 
 import math
-import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +32,7 @@ from .recorder import Steps
 from .recording import Recording, Staging
 from .store import BufferStore, SharedConstants
 from .tensor import DeviceTensor
+from .threads import Lock
 from .timer import Timer
 from .uploads import LARGEST
 
@@ -197,7 +197,7 @@ class Session:
         self.device = device
         self.generation = 0  # of the outputs that stay on the device
         self.timer: Timer | None = None  # that measures the runs
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._store = BufferStore(device, SharedConstants() if constants is None else constants)
         self._prepared: list[Prepared] = []
         self._staging: list[GpuBuffer] = []  # that are free

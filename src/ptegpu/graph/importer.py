@@ -58,7 +58,16 @@ class _Importer:
         self._find_views(method.outputs, linear.code)
         linear.outputs = [self.operand(v) for v in method.outputs]
         self._mark_states(linear)
+        self._check_written(linear)
         return linear
+
+    def _check_written(self, linear: Linear) -> None:
+        """That there is an instruction that writes each output, whether or not every call gets there."""
+        written = {v for i in linear.code for v in (i.outs if isinstance(i, Call) else ())}
+        written |= {i.target for i in linear.code if isinstance(i, Move)}
+        for k, v in ((k, v) for k, o in enumerate(linear.outputs) for v in variables(o)):
+            if v.kind == "temp" and v not in written and v.initial is None:
+                raise InvalidProgram(f"method {linear.name}: nothing writes its output {k}, {v!r}", path=self.path)
 
     def _check_supported(self) -> None:
         """Backends and element types that are not ptegpu's, all at once."""
@@ -95,7 +104,7 @@ class _Importer:
             elif isinstance(instruction, pte.DelegateCall):
                 code.extend(self._delegate(instruction.delegate, reads, writes))
             elif isinstance(instruction, pte.MoveCall):
-                code.append(Move(self.operand(instruction.source), self.slot(instruction.target)))
+                code.append(self._move(instruction))
             elif isinstance(instruction, pte.JumpFalse):
                 jumps.append((len(code), instruction.destination))
                 code.append(Jump(self.operand(instruction.condition), 0))
@@ -256,6 +265,18 @@ class _Importer:
         name = functional(call.operator)
         where = f"{call.operator} #{number}"
         return Call(name, tuple(self.operand(i) for i in ids), tuple(self.slot(i) for i in outs), where)
+
+    def _move(self, move: pte.MoveCall) -> Move:
+        """A slot takes what it declares: a scalar, or a tensor of its dtype and sizes."""
+        source, target = self.operand(move.source), self.slot(move.target)
+        dtype, sizes = (source.dtype, source.sizes) if isinstance(source, Var) else (None, ())
+        dynamic = target.dynamic or (isinstance(source, Var) and source.dynamic)
+        if dtype is not target.dtype or len(sizes) != len(target.sizes) or (sizes != target.sizes and not dynamic):
+            text = (
+                f"value {move.source}, {source!r}, is moved to value {move.target}, {target!r}, which it does not fit"
+            )
+            raise InvalidProgram(f"method {self.method.name}: {text}", path=self.path)
+        return Move(source, target)
 
     def _blob(self, index: int) -> BlobGraph:
         delegate = self.method.delegates[index]

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd
 from ..format.delegate import BlobGraph, BlobTensor, Ints, SymInt, ValueList
@@ -88,6 +89,7 @@ class _Inliner:
         operand: Operand
         if isinstance(value, BlobTensor):
             operand = Var(f"{self.prefix}{value_id}", value.dtype, value.dims)
+            operand.narrowed = value.dtype is DType.I32 and value.constant < 0
             if value.constant >= 0:
                 operand.kind, operand.data = "constant", self._constant(value)
         elif isinstance(value, SymInt):

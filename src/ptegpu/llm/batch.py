@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
+from ..gpu import threads
 from ..gpu.pipelines import Progress, silent
 from ..limits import Limits
 from ..plan.bundle import Bundle
@@ -40,6 +41,7 @@ from .signature import read_signature
 
 if TYPE_CHECKING:
     from ..gpu import Engine
+    from ..runtime.program import Program
 
 SEQUENCES = 64
 QUEUE = 256
@@ -86,7 +88,8 @@ class BatchEngine(Prompts):
     in bytes; else they take what all sequences can need, or half of what weights leave free. A run has at most `rows`
     tokens, and at most `beside` of prompts when it has others, too: fewer make the time between tokens more even, and
     prompts slower. Other arguments are those of `LanguageModel`. A program that cannot be made one for many sequences
-    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused.
+    is served one request at a time; `alone` says why. With `one_by_one=False` it is refused. `shares` is a program of
+    the same file on a device: its weights serve this one, too.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class BatchEngine(Prompts):
         rows: int | None = None,
         beside: int = BESIDE,
         one_by_one: bool = True,
+        shares: Program | None = None,
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
@@ -115,15 +119,14 @@ class BatchEngine(Prompts):
         how["limits"] = limits
         limit = math.inf if queue is None else queue
         saved = Bundle.load(path) if is_bundle(path) else None
-        super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
+        file = saved.file if saved else shares.file if shares else read_program(path)
+        super().__init__(path, read_signature(file), tokenizer)
         self.alone = ""
         self._runner: Runner
         try:
-            if saved is not None:
-                raise UnsupportedProgram("a bundle has no plans for several sequences at once")
             self._runner = ManyRunner(
-                path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
-                beside=beside, queue=limit, how=how,
+                saved or path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
+                beside=beside, queue=limit, shares=shares, how=how,
             )  # fmt: skip
         except UnsupportedProgram as reason:
             if not one_by_one:
@@ -139,16 +142,15 @@ class BatchEngine(Prompts):
             self.signature.context,
             self.signature.vocabulary,
             self.has_tokenizer and self.tokenizer.has_chat,
-            sequences=1 if self.alone else min(sequences, self._scheduler.rows),
+            self._scheduler.sequences,
         )
-        self._wake = threading.Condition()  # and the lock of what follows
+        self._wake = threads.Wake()  # and the lock of what follows
         self._cancelled: list[Request] = []
         self._closing = False
         self._error: Exception | None = None  # after which nothing runs
         self._rows = 0
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], RECENT)
-        self._thread = threading.Thread(target=self._serve, name="ptegpu batch engine", daemon=True)
-        self._thread.start()
+        self._served = threads.alone(self._serve)
 
     def submit(
         self, prompt: Prompt, options: BatchOptions | None = None, tell: Callable[[Told], object] | None = None
@@ -216,8 +218,8 @@ class BatchEngine(Prompts):
         with self._wake:
             self._closing = True
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.get_ident() != self._served.ident:
+            self._served.wait()
 
     def __enter__(self) -> BatchEngine:
         return self

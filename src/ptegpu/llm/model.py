@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -22,12 +21,13 @@ import ptegpu
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
 from ..gpu.pipelines import Progress, silent
+from ..gpu.threads import Lock
 from ..limits import Limits
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
 from ..sampling import GREEDY, SETTINGS
-from .compiling import GENERATE, points_of, sampling_of
+from .compiling import GENERATE, SERVE, points_of, sampling_of
 from .generation import Generation, Stream
 from .prompts import MAX_TOKENS, Options, Prompt, Prompts, Writer, check_max_tokens
 from .sampling import Sampling, Seen
@@ -75,7 +75,8 @@ class LanguageModel(Prompts):
         super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
         if chunk is not None and chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {chunk}")
-        self._source = None if saved else (path, device, tokenizer, {"data": data, **how})  # of the same for many
+        alone = saved is not None and SERVE not in saved.methods[0]
+        self._source = None if alone else (path, device, tokenizer, {"data": data, **how})  # of the same for many
         self._many: BatchEngine | None = None
         points = points_of(self.signature)
         step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
@@ -90,7 +91,7 @@ class LanguageModel(Prompts):
         self._forward = self.program.method(*self.program.methods)
         usual = CHUNKS.get(self.program.device.info.type, CHUNK)
         self.chunk = min(usual if chunk is None else chunk, self.signature.chunk)
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: object = None  # whose tokens they are
         self._ahead: deque[Any] = deque()  # the owner's next steps, already on their way
@@ -114,7 +115,7 @@ class LanguageModel(Prompts):
     def generate_batch(self, prompts: Iterable[Prompt], **options: Unpack[Options]) -> list[Generation]:
         """The continuations of several prompts: at once, where the program can be made one for many sequences.
 
-        That is another program, with its own weights and caches on the GPU; it is loaded the first time and kept.
+        That is another program, with caches of its own on the GPU; it is made the first time and kept.
         """
         tokens = [self.encode(prompt) for prompt in prompts]
         many = self._for_many() if len(tokens) > 1 else None
@@ -137,8 +138,9 @@ class LanguageModel(Prompts):
                 path, device, tokenizer, how = self._source
                 try:
                     self._many = BatchEngine(
-                        path, device, tokenizer, sequences=TOGETHER_MANY, queue=None, one_by_one=False, **how
-                    )
+                        path, device, tokenizer, sequences=TOGETHER_MANY, queue=None, one_by_one=False,
+                        shares=self.program, **how,
+                    )  # fmt: skip
                 except UnsupportedProgram:
                     self._source = None
                 else:

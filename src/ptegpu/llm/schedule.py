@@ -40,7 +40,7 @@ class Request:
 
     state: State = field(default="new", init=False)
     tokens: list[int] = field(default_factory=list, init=False)  # the prompt, and what was written
-    planned: int = field(default=0, init=False)  # tokens written, after the runs planned
+    pending: int = field(default=0, init=False)  # tokens that runs on their way will give, beyond these
     computed: int = field(default=0, init=False)  # tokens whose keys and values are in pages, after the runs planned
     reused: int = field(default=0, init=False)  # of these, tokens of the prompt that were there when it began
     pages: list[int] = field(default_factory=list, init=False)
@@ -52,11 +52,6 @@ class Request:
     @property
     def written(self) -> int:
         return len(self.tokens) - len(self.prompt)
-
-    @property
-    def pending(self) -> int:
-        """Tokens that runs on their way will give, beyond those known."""
-        return max(0, self.planned - self.written)
 
     @property
     def left(self) -> int:
@@ -97,6 +92,7 @@ class Scheduler:
         if not 1 <= sequences <= rows:
             raise InvalidInput(f"{rows} rows of a run cannot serve {sequences} sequences")
         self.pages, self.context, self.rows, self.limit = pages, context, rows, limit
+        self.sequences = sequences
         self.beside = rows if beside is None else max(1, beside)
         self.waiting: list[Request] = []  # the next one first
         self.running: list[Request] = []  # the oldest first
@@ -154,9 +150,10 @@ class Scheduler:
 
     def writes(self, request: Request) -> bool:
         """Whether a row of its newest token is all that it needs before the next one is chosen."""
+        length = len(request.tokens) + request.pending
         if not request.pending:
-            return request.left == 1
-        more = request.planned < request.max_tokens and len(request.tokens) + request.pending <= self.context
+            return length - request.computed == 1
+        more = length - len(request.prompt) < request.max_tokens and length <= self.context
         return more and not request.waits
 
     def done(self, work: Work, tokens: Sequence[int], logprobs: Sequence[float]) -> list[Event]:
@@ -182,6 +179,7 @@ class Scheduler:
         if token in request.stop_tokens:
             return Event(request, reason="stop")
         request.tokens.append(token)
+        request.pending = max(0, request.pending - 1)
         if request.written >= request.max_tokens:
             return Event(request, token, logprob, "length")
         return Event(request, token, logprob, "context" if len(request.tokens) > self.context else None)
@@ -211,15 +209,16 @@ class Scheduler:
     def _rows(self, work: Work, request: Request, room: int) -> int:
         """Rows for what is left of a request's tokens, as many as there is room for; how many."""
         first, known, size = request.computed, len(request.tokens), self.pages.size
-        end = request.computed = min(first + room, first + request.left)
+        length = known + request.pending
+        end = request.computed = min(first + room, length)
         work.requests.append(request)
         work.tokens += request.tokens[first:end] if first < known else [LATEST]
         work.rows += [(request.slot, position) for position in range(first, end)]
-        if not request.left:
+        if end == length:
             work.wanted.append(len(work.rows) - 1)
             work.whose.append(request)
-            work.steps.append(request.written + request.pending)
-            request.planned = request.written + request.pending + 1
+            work.steps.append(length - len(request.prompt))
+            request.pending += 1
         for k in range(first // size, min(end, known) // size):  # full with this run
             self.pages.know(request.pages[k], *self._key(request, k))
         return end - first
@@ -269,4 +268,4 @@ class Scheduler:
 
     def _let_go(self, request: Request) -> None:
         self.pages.release(request.pages)
-        request.pages, request.computed, request.settled, request.planned = [], 0, 0, 0
+        request.pages, request.computed, request.settled, request.pending = [], 0, 0, 0

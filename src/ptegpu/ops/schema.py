@@ -104,21 +104,36 @@ def describe(value: Any) -> str:
 
 def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
     """The schema that a function's signature declares."""
-    hints = typing.get_type_hints(function)
     found = []
     for p in inspect.signature(function).parameters.values():
         if p.kind is p.KEYWORD_ONLY:
             continue
         try:
-            kinds = kinds_of(hints[p.name])
+            if p.annotation is p.empty:
+                raise KeyError(p.name)
+            kinds, convert = _meaning(p.annotation, function.__globals__)
             default = list(p.default) if isinstance(p.default, tuple) else p.default
-            found.append(Parameter(p.name, _converter(kinds), Sym in kinds, default, kinds))
+            found.append(Parameter(p.name, convert, Sym in kinds, default, kinds))
         except KeyError:
             raise TypeError(
                 f"parameter '{p.name}' of {function.__name__} needs an annotation: Tensor, int, float, bool, str, "
                 "Number or SymInt, a list of one of these, each perhaps | None, or Any"
             ) from None
     return tuple(found)
+
+
+_meanings: dict[tuple[str, int], tuple[Kinds, Convert]] = {}
+
+
+def _meaning(annotation: Any, names: dict[str, Any]) -> tuple[Kinds, Convert]:
+    """What an annotation allows and asks for. Few are written in a module, each of them often: evaluated once."""
+    if not isinstance(annotation, str):
+        kinds = kinds_of(annotation)
+        return kinds, _converter(kinds)
+    key = annotation, id(names)
+    if key not in _meanings:
+        _meanings[key] = _meaning(eval(annotation, names), names)
+    return _meanings[key]
 
 
 def kinds_of(hint: Any) -> Kinds:

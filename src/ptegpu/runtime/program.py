@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import Closed, InvalidInput
+from ..format import Program as File
 from ..gpu import Device, Engine, SharedConstants, open_device
 from ..gpu.pipelines import Progress, silent
+from ..gpu.threads import Lock
 from ..limits import Budget, Limits
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
@@ -44,6 +45,7 @@ def load(
     sizes: Sizes | None = None,
     points: Mapping[str, Points] | None = None,
     first: Mapping[str, Points] | None = None,
+    beside: Program | None = None,
     limits: Limits | None = None,
     progress: Progress = silent,
 ) -> Program:
@@ -57,8 +59,9 @@ def load(
     `cache="f16"` stores key-value caches in half, which are float32 otherwise. `methods` limits which methods are made
     ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan
     for: see `ptegpu.compile`; kernels for the points in `first` compile while weights go up, those for other sizes when
-    they are needed. `limits` are what the program may take: see docs/limits.md. `progress` is told what is going on,
-    how much of it is done, and of how much; perhaps from another thread.
+    they are needed. `beside` is a program of the same file and data, whose device and constants this one shares; the
+    file is not read again. `limits` are what the program may take: see docs/limits.md. `progress` is told what is going
+    on, how much of it is done, and of how much; perhaps from another thread.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
@@ -68,6 +71,8 @@ def load(
     with budget.spending("loading it"):
         bundle = path if isinstance(path, Bundle) else _saved(path)
         if bundle is not None:
+            if beside is not None:
+                raise InvalidInput("a bundle is not loaded beside a program: it has all its methods already")
             if data is not None or append:
                 raise InvalidInput(
                     "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
@@ -76,17 +81,34 @@ def load(
                 raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
             opened, target = _open(device, engine, precision, cache)
             return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, budget, progress)
+        from ..compiler.data import read_all
         from ..compiler.program import cut_methods, plan_methods, read_source
 
-        file = read_source(path)  # type: ignore[arg-type]
-        cuts = cut_methods(file, data, methods, append)
+        if beside is None:
+            shared = _Shared(read_source(path), read_all(data))  # type: ignore[arg-type]
+        else:
+            beside._check_open()
+            shared, device = beside._shared, beside.device
+        cuts = cut_methods(shared.file, shared.data, methods, append)
         opened, target = _open(device, engine, precision, cache)
 
         def planning(_plan: str, done: int, of: int) -> None:
             progress("Planning", done, of)
 
-        outers, planners = plan_methods(cuts, target, sizes, points, planning)
-        return Program(Bundle(file, (target,), (outers,), planners), outers, opened, first or {}, budget, progress)
+        outers, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
+        bundle = Bundle(shared.file, (target,), (outers,), planners)
+        return Program(bundle, outers, opened, first or {}, budget, progress, shared)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Shared:
+    """What programs of one file have in common: its data, and its constants on a device."""
+
+    file: File
+    data: list[Mapping[str, Any]] = field(default_factory=list)
+    names: dict[Any, str] = field(default_factory=dict)  # of constants, by where they are in the host's memory
+    constants: SharedConstants = field(default_factory=SharedConstants)
+    kept: list[Bundle] = field(default_factory=list)  # so that nothing else comes to be there
 
 
 def _open(device: str | int | Device, engine: Engine, precision: Precision, cache: Cache) -> tuple[Device, Target]:
@@ -130,14 +152,16 @@ class Program:
         first: Mapping[str, Points],
         budget: Budget,
         progress: Progress,
+        shared: _Shared | None = None,
     ) -> None:
+        self._shared = shared or _Shared(bundle.file)
+        self._shared.kept.append(bundle)
         self.bundle, self.file, self.device, self.limits = bundle, bundle.file, device, budget.limits
         methods = {name: Compiled(outer, budget) for name, outer in outers.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._closed = False
-        constants = SharedConstants()
         if budget.read:  # by whoever made the bundle, else
             buffers = (b for outer in outers.values() for plan in outer.plans for b in plan.buffers)
             budget.hold_constants(sum({b.name: b.nbytes for b in buffers if b.role == "constant"}.values()))
@@ -146,7 +170,7 @@ class Program:
                 count = len(method.outer.plans)
                 planners = {k: p for k in range(count) if (p := bundle.planner(method.outer, k)) is not None}
                 extend = {k: _extender(p) for k, p in planners.items()}
-                method.open(device, constants, extend, first.get(method.name, ()), progress)
+                method.open(device, self._shared.constants, extend, first.get(method.name, ()), progress)
                 copy_what_is_read(method.outer, planners.values())
         except BaseException:
             self.close()

@@ -12,7 +12,7 @@ import numpy as np
 
 import ptegpu
 
-from ..errors import UnsupportedProgram
+from ..errors import DeviceLost, UnsupportedProgram
 from ..llm.text import find_tokenizer
 from .engine import Facts, Stats
 
@@ -31,6 +31,7 @@ class Encoder:
         self._program = ptegpu.load(path, methods=[FORWARD], **how)
         self._lock = threading.Lock()
         self._asked = 0
+        self._error = ""  # after which nothing runs
         try:
             self._forward = self._program.method(FORWARD)
             self._batch, context = self._read_inputs()
@@ -84,6 +85,9 @@ class Encoder:
                     made = self._run([prompts[k] for k in batch])
                 for k, row in zip(batch, made):
                     rows[k] = row
+        except DeviceLost as e:
+            self._error = str(e)
+            raise
         finally:
             self._asked -= 1
         return np.stack(rows)
@@ -105,7 +109,7 @@ class Encoder:
 
     def stats(self) -> Stats:
         asked = self._asked
-        return Stats(max(0, asked - 1), min(1, asked), min(1, asked), 0.0, 0, 0)
+        return Stats(max(0, asked - 1), min(1, asked), min(1, asked), 0.0, 0, 0, self._error)
 
     def close(self) -> None:
         with self._lock:
