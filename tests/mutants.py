@@ -97,6 +97,13 @@ class Read:
 
     content: bytes
     places: list[Place] = field(default_factory=list)
+    _alike: dict[tuple[str, str], list[Place]] = field(default_factory=dict)
+
+    def alike(self, code: str, kind: str = "") -> list[Place]:
+        """The places of a code, or the offsets of a kind."""
+        if (code, kind) not in self._alike:
+            self._alike[code, kind] = [p for p in self.places if p.code == code and kind in ("", p.kind)]
+        return self._alike[code, kind]
 
 
 @contextmanager
@@ -153,14 +160,19 @@ def read(content: bytes) -> Read:
     """Where the numbers, references and lists of a program, or of a file of data, are."""
     found = Read(content)
     with reading(found.places):
-        if content[4:8] == b"FT01":
-            read_data(content)
-        else:
-            for method in read_program(content).methods:
-                for delegate in method.delegates:
-                    read_delegate(delegate.blob, base=delegate.offset)
+        read_all(content)
     found.places = list(dict.fromkeys(found.places))
     return found
+
+
+def read_all(content: bytes) -> None:
+    """A program with its delegates, or a file of data."""
+    if content[4:8] == b"FT01":
+        read_data(content)
+        return
+    for method in read_program(content).methods:
+        for delegate in method.delegates:
+            read_delegate(delegate.blob, base=delegate.offset)
 
 
 def mutant(of: Read, rng: random.Random) -> bytes:
@@ -169,7 +181,7 @@ def mutant(of: Read, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         place = rng.choice(of.places)
         if place.kind and rng.random() < 0.8:  # points to another of its kind
-            others = [p.target for p in of.places if p.kind == place.kind and p.target > place.at]
+            others = [p.target for p in of.alike(place.code, place.kind) if p.target > place.at]
             _put(content, place.at, "I", rng.choice(others) - place.at)
         elif place.code == "d":
             old = struct.unpack_from("<d", content, place.at)[0]
@@ -177,8 +189,7 @@ def mutant(of: Read, rng: random.Random) -> bytes:
         else:
             old = struct.unpack_from(f"<{place.code}", content, place.at)[0]
             near = (old + 1, old - 1, old * 2, old // 2, old ^ (1 << rng.randrange(8 * struct.calcsize(place.code))))
-            same = [p for p in of.places if p.code == place.code]
-            other = struct.unpack_from(f"<{place.code}", content, rng.choice(same).at)[0]
+            other = struct.unpack_from(f"<{place.code}", content, rng.choice(of.alike(place.code)).at)[0]
             _put(content, place.at, place.code, rng.choice((rng.choice(INTS), rng.choice(near), other)))
     if rng.random() < 0.02:
         content = content[: rng.randrange(len(content))]
@@ -193,12 +204,15 @@ def _put(content: bytearray, at: int, code: str, value: float) -> None:
     struct.pack_into(f"<{code}", content, at, value)
 
 
-def program_of(problem: Problem) -> bytes:
-    """A program whose delegate is one case."""
+def program_of(problem: Problem, wide: bool = False) -> bytes:
+    """A program whose delegate is one case; `wide`, if its int32 are int64 for the program around it."""
     values: list[Built] = []
     constants: list[Built] = []
     data = bytearray()
     inputs: list[tuple[int, Built]] = []
+
+    def outside(dtype: DType) -> int:
+        return IN_PROGRAMS[DType.I64 if wide and dtype is DType.I32 else dtype]
 
     def add(value: Built) -> int:
         values.append(value)
@@ -218,7 +232,7 @@ def program_of(problem: Problem) -> bytes:
                 return tensor_of(a.dtype, a.shape, len(constants) - 1)
             shape = list(a.shape)
             made = tensor_of(a.dtype, shape)
-            inputs.append((made, tensor(shape, dtype=IN_PROGRAMS[a.dtype])))
+            inputs.append((made, tensor(shape, dtype=outside(a.dtype))))
             return made
         a = a.value if isinstance(a, S) else a
         if isinstance(a, list | tuple):
@@ -250,7 +264,7 @@ def program_of(problem: Problem) -> bytes:
     graph = table(text("0"), Tables([call]), Tables(values), given, Vector("I", outs), Tables(constants))
     blob = delegate_blob(graph, bytes(data))
     outer = [t for _, t in inputs]
-    outer += [tensor(list(e.shape), dtype=IN_PROGRAMS[d]) for d, e in zip(dtypes, results, strict=True)]
+    outer += [tensor(list(e.shape), dtype=outside(d)) for d, e in zip(dtypes, results, strict=True)]
     n = len(inputs)
     made = plan(
         *outer,
@@ -283,7 +297,7 @@ def seeds() -> dict[str, bytes]:
     return found
 
 
-def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 20) -> tuple[str, str]:
+def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 10) -> tuple[str, str]:
     """What becomes of a program that is loaded and, if that works, called with zeros and with ones: see `sweep`."""
     try:
         with within(seconds), ptegpu.load(content, data, device=device) as loaded:
@@ -316,8 +330,8 @@ def _input(spec: Any, fill: int) -> Any:
 def parsed(content: bytes) -> tuple[str, str]:
     """What becomes of a file that is read, with its delegates."""
     try:
-        with within(20):
-            read(content)
+        with within(10):
+            read_all(content)
     except ptegpu.InvalidProgram as e:
         return "InvalidProgram", str(e)
     except Exception as e:

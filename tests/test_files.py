@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ptegpu.errors import ExportError
-from ptegpu.files import check_writable, write
+from ptegpu.errors import ExportError, InvalidInput
+from ptegpu.files import check_inside, check_writable, read, read_object, read_text, write
 
 
 def test_whole(tmp_path: Path) -> None:
@@ -55,3 +56,51 @@ def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
             check_writable(path)
+
+
+@pytest.mark.parametrize("reading", [read, read_text, read_object])
+def test_what_may_never_end_is_not_read(reading: Callable[..., object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in (
+        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path, "a folder"),
+        ("/dev/zero", "not a regular"),
+    ):
+        with pytest.raises(InvalidInput, match=re.escape(f"{path} is {what}")):
+            reading(path, InvalidInput)
+    with pytest.raises(FileNotFoundError):
+        reading(tmp_path / "missing", InvalidInput)
+
+
+def test_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"a": 1}')
+    assert (b'{"a": 1}', '{"a": 1}', {"a": 1}) == (
+        read(path, InvalidInput, 8),
+        read_text(path, InvalidInput),
+        read_object(path, InvalidInput),
+    )
+    with pytest.raises(InvalidInput, match=r"a\.json has more than 7 bytes$"):
+        read(path, InvalidInput, 7)
+    for content, reason in (
+        (b"\xff", "is not JSON: "),
+        (b"[" * 100_000, "is not JSON: it is nested too deeply"),
+        (b"[]", "does not hold a JSON object"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InvalidInput, match=re.escape(f"{path} {reason}")):
+            read_object(path, InvalidInput)
+
+
+def test_links_stay_in_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "outside").touch()
+    (folder / "real").touch()
+    (folder / "in").symlink_to("real")
+    (folder / "out").symlink_to(tmp_path / "outside")
+    for name in ("real", "in", "missing"):
+        check_inside(folder / name, folder, InvalidInput)
+    for name in ("out", "../outside"):
+        with pytest.raises(InvalidInput, match=re.escape(f"{name} leads out of its folder")):
+            check_inside(folder / name, folder, InvalidInput)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -138,3 +140,14 @@ def test_makers_of_kernels_see_plain_numbers() -> None:
     assert N == make(n, (m, 3)) == make(N, (M, 3))
     assert [(int, int, (M, 3))] == seen
     assert {("eq", "source 0", N), ("eq", "source 1", M)} == set(texts(trace))
+
+
+def test_guards_are_left_without_assertions() -> None:
+    code = """
+from ptegpu.sizes import Table, Trace
+trace = Trace(Table(((0, 40),)))
+trace.source(0, 12).bit_length()
+print(len(trace.guards), __debug__)
+"""
+    ended = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True)
+    assert "2 False" == ended.stdout.strip()

@@ -22,6 +22,7 @@ from _thread import interrupt_main
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
+from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from ptegpu.llm.model import LanguageModel
 from ptegpu.plan.plan import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]
+DATA, DEMO = ROOT / "tests" / "data", ROOT / "src" / "ptegpu" / "demo"
 PURE = tuple(str(ROOT / "src" / "ptegpu" / name) for name in ("compiler", "format", "graph", "kernels", "ops", "plan"))
 LOOKS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}  # instructions that look for signals
 PATIENCE = 60  # seconds until a hang is told
@@ -123,36 +125,51 @@ class Works:
     def __init__(self) -> None:
         self.device: Device = open_device()
         self.image = np.random.default_rng(0).random((1, 8, 8), np.float32)
-        demo = ROOT / "src" / "ptegpu" / "demo"
-        self.digits = ptegpu.compile(demo / "digits.pte")
+        self.digits = ptegpu.compile(DEMO / "digits.pte")
         self.model: LanguageModel | None = None
-        self.demo = demo
         self.session = Session(self.device)
-        self.plans = [self.session.prepare(p) for p in (plans.chain(20), plans.add(), plans.fill(1000, (4, 4)))]
+        given = (plans.chain(20), plans.add(), plans.fill(1000, (4, 4)), plans.accumulate())
+        self.plans = [self.session.prepare(plan) for plan in given]
+        self.numbers = count()
         self.dynamic: Any = None
 
+    def before(self, name: str) -> None:
+        """What is not interrupted."""
+        if name == "lost":
+            self.other = open_device(subgroups=False)
+            self.on_other = Session(self.other)
+            self.add = self.on_other.prepare(plans.add())
+
     def load(self) -> Any:
-        """A program that is made ready, called, and closed."""
+        """A bundle that is made ready, called, and closed."""
         with ptegpu.load(self.digits) as program:
             return program(self.image)
 
+    def plan(self) -> Any:
+        """The same of the program's own file."""
+        with ptegpu.load(DEMO / "digits.pte") as program:
+            return program(self.image)
+
     def call(self) -> Any:
-        chain, add, fill = self.plans
+        """Plans with constants, with results that stay on the device, with numbers, with state; two held together."""
+        chain, add, fill, total = self.plans
+        numbers = [next(self.numbers) for _ in range(3)]
         first = self.session.run(chain, [X])
         (y,) = self.session.run(add, [X, X], read=[])
         second = self.session.run(add, [y, X])
-        pending = [self.session.start(fill, [n], hold=True) for n in (3, 4)]
-        return [*first, *second, *(p.result()[0] for p in pending)]
+        pending = [self.session.start(fill, [n], hold=True) for n in numbers]
+        filled = [p.result()[0] - n for p, n in zip(pending, numbers, strict=True)]
+        (sums,) = self.session.run(total, [X])
+        return [*first, *second, *filled, np.array_equal(sums, round(sums[1]) * X)]
 
     def shapes(self) -> Any:
         """A program for any length, at some lengths."""
-        data = ROOT / "tests" / "data"
         if self.dynamic is None:
-            self.dynamic = ptegpu.load(data / "dynamic.pte", [data / "dynamic-0.ptd", data / "dynamic-1.ptd"])
+            self.dynamic = ptegpu.load(DATA / "dynamic.pte", [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"])
         return [y for n in (3, 5) for y in self.dynamic(np.arange(n)[None] % 11)]
 
     def reset(self) -> Any:
-        """A program with state."""
+        """A session with state."""
         with Session(self.device) as session:
             total = session.prepare(plans.accumulate())
             session.run(total, [X])
@@ -161,7 +178,7 @@ class Works:
 
     def generate(self) -> Any:
         if self.model is None:
-            self.model = LanguageModel(self.demo / "tales.pte")
+            self.model = LanguageModel(DEMO / "tales.pte")
         return [np.array(self.model.generate("Once upon a time", max_tokens=4, temperature=0).tokens)]
 
     def open(self) -> Any:
@@ -174,16 +191,30 @@ class Works:
             other.destroy()
 
     def error(self) -> Any:
-        """A kernel that does not compile, and two at once."""
+        """Kernels that do not compile, and a buffer that is refused: errors come by callbacks."""
         said = []
         for number in (1, 2):
             try:
                 self.device.pipelines([Kernel(f"bad{k}", "fn main() {", ("read",), k + 1) for k in range(number)])
             except ptegpu.KernelError as error:
                 said.append(str(error))
+        try:
+            self.device.api.buffer("refused", 16, 0)
+        except ptegpu.DeviceError as error:
+            said.append(str(error))
         return said
 
+    def lost(self) -> Any:
+        """A device that is destroyed behind our back."""
+        self.other.api.lib.wgpuDeviceDestroy(self.other.api.handle)
+        try:
+            self.on_other.run(self.add, [X, X])
+        except ptegpu.DeviceLost as error:
+            return [str(error)]
+        return []
+
     def counts(self) -> dict[str, int]:
+        self.other, self.on_other, self.add = None, None, None  # type: ignore[assignment]
         gc.collect()
         self.device.trim()
         self.device.wait()
@@ -191,7 +222,7 @@ class Works:
         return self.device.api.object_counts()
 
 
-NAMES = ("call", "load", "shapes", "reset", "generate", "open", "error")
+NAMES = ("call", "load", "plan", "shapes", "reset", "generate", "open", "error", "lost")
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -214,8 +245,10 @@ class Report:
 
 def everywhere(works: Works, name: str, report: Report, every: int, first: int) -> None:
     work = getattr(works, name)
-    expected = work()
-    work()
+    for _ in range(2):
+        works.before(name)
+        expected = work()
+    works.before(name)
     passed = Tracer()
     assert not passed.during(work)
     before = works.counts()
@@ -225,6 +258,7 @@ def everywhere(works: Works, name: str, report: Report, every: int, first: int) 
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
         if VERBOSE:
             print(what, flush=True)
+        works.before(name)
         tracer = Tracer(place, nth)
         heard = tracer.during(work)
         late = time.perf_counter() - tracer.raised
@@ -240,6 +274,7 @@ def everywhere(works: Works, name: str, report: Report, every: int, first: int) 
         elif late > LATE:
             report.fault(f"{what}: took {late:.1f} s")
         report.unheard.clear()
+        works.before(name)
         if not equal(expected, work()):
             report.fault(f"{what}: the next call is wrong")
     faulthandler.cancel_dump_traceback_later()
@@ -251,11 +286,13 @@ def everywhere(works: Works, name: str, report: Report, every: int, first: int) 
 
 def at_random(works: Works, name: str, report: Report, count: int, seed: int) -> None:
     work = getattr(works, name)
+    works.before(name)
     expected = work()
     began = time.perf_counter()
+    works.before(name)
     work()
     longest = 2 * (time.perf_counter() - began)
-    before, chosen = works.counts(), random.Random(seed)
+    before, chosen = works.counts(), random.Random(f"{seed} {name}")
     raised = 0.0
 
     def handle(*_: object) -> None:
@@ -267,6 +304,7 @@ def at_random(works: Works, name: str, report: Report, count: int, seed: int) ->
     for number in range(count):
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
         try:
+            works.before(name)
             signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-5, longest))
             while True:
                 work()
@@ -279,6 +317,7 @@ def at_random(works: Works, name: str, report: Report, count: int, seed: int) ->
         if report.unheard:
             report.fault(f"{name}: number {number} printed {report.unheard}")
             report.unheard.clear()
+        works.before(name)
         if not equal(expected, work()):
             report.fault(f"{name}: number {number}: the next call is wrong")
     faulthandler.cancel_dump_traceback_later()

@@ -34,6 +34,7 @@ from .errors import (
     SubmitError,
     UnsupportedProgram,
 )
+from .limits import Limits
 
 if TYPE_CHECKING:
     from .compiler.program import compile
@@ -70,6 +71,7 @@ __all__ = [
     "InvalidProgram",
     "KernelError",
     "LimitExceeded",
+    "Limits",
     "Method",
     "MethodMeta",
     "NoAdapter",

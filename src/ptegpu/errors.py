@@ -52,7 +52,11 @@ class IndexOutOfRange(InvalidInput, IndexError):
 
 
 class ExecutionError(PtegpuError, RuntimeError):
-    """The program itself failed while it ran: a division by zero, an endless loop, a missing item."""
+    """The program itself failed while it ran: a division by zero, an int beyond 64 bits, a missing item."""
+
+
+class LimitExceeded(PtegpuError, RuntimeError):
+    """A program needs more than its limits (`Limits`) or those of the adapter allow; found before anything is made."""
 
 
 class Closed(PtegpuError, RuntimeError):
@@ -86,7 +90,3 @@ class DeviceLost(DeviceError):
 
 class OutOfMemory(DeviceError, MemoryError):
     """The device cannot hold the program: needed and available bytes are in the message."""
-
-
-class LimitExceeded(DeviceError):
-    """Something needs more than the adapter's limits allow; found before any GPU object is made."""

@@ -1,11 +1,65 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all; files of others, which may be anything, read with care."""
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
-from .errors import ExportError
+from .errors import ExportError, PtegpuError
+
+LARGEST = 1 << 28  # bytes of a text, or of JSON
+
+Errors = type[PtegpuError]
+
+
+def check_regular(path: str | os.PathLike[str], error: Errors) -> None:
+    """Raises for folders, pipes and devices: reading those may never end. A missing file is `FileNotFoundError`."""
+    kind = os.stat(path).st_mode
+    if not stat.S_ISREG(kind):
+        raise error(f"{os.fspath(path)} is {'a folder' if stat.S_ISDIR(kind) else 'not a regular file'}")
+
+
+def read(path: str | os.PathLike[str], error: Errors, most: int = LARGEST) -> bytes:
+    """All bytes of a file of at most so many."""
+    check_regular(path, error)
+    with open(path, "rb") as file:
+        data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > most:
+        raise error(f"{os.fspath(path)} has more than {most:,} bytes")
+    return data
+
+
+def read_text(path: str | os.PathLike[str], error: Errors) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return read(path, error).decode()
+    except UnicodeDecodeError as e:
+        raise error(f"{os.fspath(path)} is not UTF-8: {e}") from None
+
+
+def read_object(path: str | os.PathLike[str], error: Errors) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        found = json.loads(read(path, error))
+    except PtegpuError:
+        raise
+    except (ValueError, RecursionError) as e:
+        why = "it is nested too deeply" if isinstance(e, RecursionError) else e
+        raise error(f"{os.fspath(path)} is not JSON: {why}") from None
+    if not isinstance(found, dict):
+        raise error(f"{os.fspath(path)} does not hold a JSON object")
+    return found
+
+
+def check_inside(path: Path, folder: Path, error: Errors) -> None:
+    """Raises for a link out of the folder. (In the cache of Hugging Face, files are links into one of its own.)"""
+    root = folder.resolve()
+    cache = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []
+    if not any(path.resolve().is_relative_to(allowed) for allowed in (root, *cache)):
+        raise error(f"{path} leads out of its folder: copy the file that is meant, if it is to be used")
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

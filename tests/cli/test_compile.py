@@ -16,6 +16,7 @@ from tests.test_layers import BLOCKER, SRC
 
 import ptegpu
 from ptegpu import Bundle
+from ptegpu.llm.runners import bundle_limits
 
 DEMO = Path(ptegpu.__file__).parent / "demo"
 FILES = ["--data", DATA / "dynamic-0.ptd", "--data", DATA / "dynamic-1.ptd"]
@@ -27,8 +28,10 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tales")
     for name in ("tales.tokenizer.json", "tales.tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
-    report = without_gpu("compile", str(DEMO / "tales.pte"), "-o", str(folder / "tales.bundle"), "--json")
-    assert [m["name"] for m in report["methods"]][-1] == "ptegpu.generate"
+    serve = ["--serve", "--sequences", "4", "--memory", "0.005", "--json"]
+    report = without_gpu("compile", str(DEMO / "tales.pte"), "-o", str(folder / "tales.bundle"), *serve)
+    last = ["ptegpu.generate", "ptegpu.serve", "ptegpu.serve.limits"]
+    assert [m["name"] for m in report["methods"]][-3:] == last
     return folder / "tales.bundle"
 
 
@@ -95,6 +98,7 @@ def test_sizes_make_it_smaller(invoke: Invoke, data: Path, tmp_path: Path) -> No
         ),
         (["--size", "x"], 2, "'x' is not of the form 'input 0[1]=1..512'"),
         (["--target", "no such GPU"], 1, "No adapter has 'no such GPU' in its name."),
+        (["--serve"], 1, "dynamic.pte is not a language model: its forward takes 1 inputs"),
         (["--method", "backward"], 1, "no method 'backward'; the program has forward"),
     ],
 )
@@ -201,6 +205,13 @@ def test_a_damaged_bundle_is_one_line(invoke: Invoke, mlp: Path, tmp_path: Path)
         ended = invoke(command, file)
         assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
         assert ended.err.startswith(f"error: {file}")
+
+
+@pytest.mark.slow
+def test_a_bundle_to_serve_has_the_limits_that_were_asked_for(tales: Path) -> None:
+    pages, rows, sequences = bundle_limits(Bundle.load(tales))
+    assert (256, 4) == (rows, sequences)
+    assert pages == int(0.005 * 2**30) // (2 * 4 * 16 * 256 * 4)  # keys and values of 4 layers, 16 tokens of 256 floats
 
 
 @pytest.mark.slow

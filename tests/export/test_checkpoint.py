@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.export.checkpoints import tensors, write
+from tests.export.checkpoints import config, tensors, write
 
 from ptegpu.errors import ExportError
-from ptegpu.export import Options, load_decoder
+from ptegpu.export import Options, export_llm, load_decoder
 from ptegpu.export.layers import ByteLinear, GroupedEmbedding, GroupedLinear
 
 
@@ -112,3 +114,113 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no tensors in here")
     with pytest.raises(ExportError, match=re.escape(f"{tmp_path}/model.safetensors: not a safetensors file: ")):
         load_decoder(tmp_path)
+
+
+LARGE = {"vocab_size": 2**30, "hidden_size": 2**20, "num_key_value_heads": 4, "num_attention_heads": 2**20}
+LARGE |= {"head_dim": 2**30, "intermediate_size": 2**30}
+
+
+@pytest.mark.parametrize("changes", [{key: value} for key, value in LARGE.items()] + [{"num_hidden_layers": 4096}])
+def test_a_config_that_asks_for_more_than_there_is(changes: dict[str, int], tmp_path: Path) -> None:
+    write(tmp_path, "qwen3")
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen3") | changes))
+    with pytest.raises(ExportError, match=r"config\.json"):
+        load_decoder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("/etc/passwd", "names '/etc/passwd', which is no *.safetensors file of its folder"),
+        ("../model.safetensors", "names '../model.safetensors', which is no *.safetensors file of its folder"),
+        ("sub/model.safetensors", "names 'sub/model.safetensors', which is no *.safetensors file of its folder"),
+        ("..", "names '..', which is no *.safetensors file of its folder"),
+        (5, "names 5, which is no *.safetensors file of its folder"),
+        (["x"], "names ['x'], which is no *.safetensors file of its folder"),
+    ],
+)
+def test_an_index_that_names_other_files(name: object, message: str, tmp_path: Path) -> None:
+    write(tmp_path, "qwen3")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ExportError, match=f"^{re.escape(f'{index} {message}')}$"):
+        load_decoder(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": []}', '{"weight_map": {}}', "[]", "[" * 100_000])
+def test_an_index_that_is_none(content: str, tmp_path: Path) -> None:
+    write(tmp_path, "qwen3")
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ExportError, match=r"index\.json (has no weight_map|does not hold a JSON object|is not JSON)"):
+        load_decoder(tmp_path)
+
+
+def test_links_and_pipes(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "models--x" / "snapshots" / "1", tmp_path / "models--x" / "blobs"
+    folder.mkdir(parents=True)
+    outside.mkdir()
+    weights = write(folder, "qwen3") / "model.safetensors"
+    for place, works in ((tmp_path / "elsewhere", False), (outside / "1", True)):  # as Hugging Face has them
+        weights.rename(place)
+        weights.symlink_to(place)
+        if works:
+            load_decoder(folder)
+        else:
+            with pytest.raises(ExportError, match=r"model\.safetensors leads out of its folder: copy the file"):
+                load_decoder(folder)
+        weights.unlink()
+        place.rename(weights)
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(ExportError, match=r"model\.safetensors is not a regular file$"):
+        load_decoder(folder)
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(ExportError, match=r"config\.json is not a regular file$"):
+        load_decoder(folder)
+
+
+def header(**tensors: dict[str, object]) -> bytes:
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8,
+        (1 << 40).to_bytes(8, "little") + b"{}",
+        header(a=ONE | {"shape": [1 << 40]}),
+        header(a=ONE | {"shape": [-1]}),
+        header(a=ONE | {"data_offsets": [0, 1 << 40]}) + bytes(4),
+        header(a=ONE | {"data_offsets": [4, 0]}) + bytes(4),
+        header(a=ONE | {"dtype": "X9"}) + bytes(4),
+        (200_000).to_bytes(8, "little") + b"[" * 200_000,
+        header(a=ONE, b=ONE) + bytes(4),
+    ],
+)
+def test_a_header_that_lies(content: bytes, tmp_path: Path) -> None:
+    write(tmp_path, "qwen3")
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ExportError, match=r"model\.safetensors: not a safetensors file: ") as error:
+        load_decoder(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_that_is_a_secret(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "model", tmp_path / "secret"
+    folder.mkdir()
+    secret.write_text("secret")
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        write(folder, "qwen3")
+        (folder / "tokenizer.json").write_text("{}")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(secret)
+        with pytest.raises(ExportError, match=f"{name} leads out of its folder"):
+            export_llm(folder, tmp_path / "made.pte")
+        (folder / name).unlink()
+    assert not (tmp_path / "made.pte").exists()

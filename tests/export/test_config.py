@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,23 @@ FAMILIES = "llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text"
     [
         ({"model_type": "gpt2"}, f"model_type 'gpt2' is not supported; supported are {FAMILIES}"),
         ({"hidden_size": ...}, "hidden_size is missing"),
-        ({"vocab_size": 0}, "vocab_size is 0, not a positive number"),
+        ({"vocab_size": 0}, "vocab_size is 0, not a positive number up to 2,147,483,647"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported are silu, gelu, gelu_pytorch_tanh"),
         (
             {"rope_scaling": {"type": "yarn"}},
             "rope_type 'yarn' is not supported; supported are default, linear, llama3",
         ),
+        (
+            {"num_hidden_layers": 10**9},
+            "num_hidden_layers is 1000000000, not a positive number up to 4,096",
+        ),
+        ({"hidden_size": 1e400}, "hidden_size is inf, not a positive number up to 2,147,483,647"),
+        ({"hidden_size": True}, "hidden_size is True, not a positive number up to 2,147,483,647"),
+        ({"intermediate_size": -5}, "intermediate_size is -5, not a positive number up to 2,147,483,647"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan, not a positive number"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x', not a positive number"),
+        ({"rope_theta": [1]}, "rope_theta is [1], not a positive number"),
         ({"partial_rotary_factor": 0.5}, "a partial_rotary_factor is not supported for llama"),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None, and layers need it"),
@@ -113,14 +124,37 @@ def test_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
         read(tmp_path, "llama", changes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"layer_types": 5},
+        {"layer_types": [[1], [2]]},
+        {"rope_parameters": [1]},
+        {"rope_scaling": 7},
+        {"model_type": "gemma3_text", "sliding_window": 4, "sliding_window_pattern": 0},
+    ],
+)
+def test_values_of_another_kind(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=re.escape(f"{tmp_path}/config.json cannot be understood: ")):
+        read(tmp_path, "llama", changes)
+
+
+def test_a_deep_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ExportError, match=r"config\.json is not JSON: it is nested too deeply$"):
+        read_config(tmp_path)
+
+
 def test_no_config(tmp_path: Path) -> None:
     expected = f"{tmp_path}/config.json is missing: this is no folder of a Hugging Face checkpoint"
     with pytest.raises(ExportError, match=f"^{re.escape(expected)}$"):
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [("[]", "not a JSON object"), ("{", "not JSON: Expecting property")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("[]", "does not hold a JSON object"), ("{", "is not JSON: Expecting property")]
+)
 def test_broken_config(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ExportError, match=re.escape(f"{tmp_path}/config.json: {message}")):
+    with pytest.raises(ExportError, match=re.escape(f"{tmp_path}/config.json {message}")):
         read_config(tmp_path)

@@ -10,17 +10,20 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 import ptegpu
 from ptegpu.errors import Closed, DeviceLost, ExecutionError, InvalidInput, QueueFull, UnsupportedProgram
+from ptegpu.gpu import open_device
 from ptegpu.llm import LanguageModel
 from ptegpu.llm.batch import BatchEngine
-from ptegpu.llm.compiling import compile
+from ptegpu.llm.compiling import GENERATE, Many, compile
 from ptegpu.llm.generation import Generation
 from ptegpu.llm.handle import Finished, Handle, Piece
+from ptegpu.plan.bundle import Bundle
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 TEXTS = ("Once upon a time there was a king", "The", "In a dark forest lived a wolf who was", "A fox", "Then she said")
@@ -314,16 +317,37 @@ def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkey
         assert handles[1].generation.timings.reused_tokens > 16
 
 
+@pytest.fixture(scope="module")
+def saved() -> Bundle:
+    """With little memory, so that some have to give way."""
+    return compile(DEMO, targets=open_device().target, methods=(), many=Many(sequences=4, memory=0, rows=20))
+
+
 @pytest.mark.slow
-def test_a_bundle_is_served_one_by_one(model: LanguageModel, tmp_path: Path) -> None:
-    compile(DEMO).save(tmp_path / "tales.bundle")
+def test_a_bundle_for_many_is_served_as_its_program_is(model: LanguageModel, saved: Bundle, tmp_path: Path) -> None:
+    saved.save(tmp_path / "tales.bundle")
+    given: dict[str, Any] = {"tokenizer": DEMO.with_name("tales.tokenizer.json"), "one_by_one": False}
+    with patch("ptegpu.compiler.planner.Planner", side_effect=AssertionError("nothing is planned")):
+        engine = BatchEngine(tmp_path / "tales.bundle", sequences=64, **given)
+    with engine:
+        assert (4, 16) == (engine.model.sequences, engine.stats().pages_total)
+        hold(engine, model, 4, 3)
+        assert 0 == engine.stats().pages_used
+    with pytest.raises(InvalidInput, match="a bundle has the caches that it was made with"):
+        BatchEngine(tmp_path / "tales.bundle", memory=1 << 20, **given)
+
+
+@pytest.mark.slow
+def test_another_bundle_is_served_one_by_one(model: LanguageModel, saved: Bundle, tmp_path: Path) -> None:
+    only = tuple({GENERATE: methods[GENERATE]} for methods in saved.methods)
+    Bundle(saved.file, saved.targets, only).save(tmp_path / "tales.bundle")
     tokenizer = DEMO.with_name("tales.tokenizer.json")
-    with pytest.warns(UserWarning, match="a bundle has no plans for several sequences at once"):
+    with pytest.warns(UserWarning, match="the bundle has no plans for several sequences at once"):
         engine = BatchEngine(tmp_path / "tales.bundle", tokenizer=tokenizer)
     with engine:
         same(model.generate(TEXTS[0], max_tokens=5, **FREE), engine.submit(TEXTS[0], {"max_tokens": 5, **FREE}).wait())  # type: ignore[typeddict-item]
-    with LanguageModel(tmp_path / "tales.bundle", tokenizer=tokenizer) as saved:
-        for text, made in zip(TEXTS, saved.generate_batch(TEXTS, max_tokens=3, **FREE)):
+    with LanguageModel(tmp_path / "tales.bundle", tokenizer=tokenizer) as loaded:
+        for text, made in zip(TEXTS, loaded.generate_batch(TEXTS, max_tokens=3, **FREE)):
             same(model.generate(text, max_tokens=3, **FREE), made)
 
 

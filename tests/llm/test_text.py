@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -14,7 +17,7 @@ from tests.llm.words import tokenizer as make_tokenizer
 
 from ptegpu.errors import InvalidInput
 from ptegpu.llm.template import ChatTemplate
-from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer
+from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer, _silent
 
 BYTE_LEVEL = make_tokenizer()
 
@@ -187,3 +190,70 @@ def test_a_config_that_is_none(tmp_path: Path, content: str, reason: str) -> Non
     with pytest.raises(InvalidInput) as error:
         Tokenizer(tmp_path / "tokenizer.json")
     assert str(error.value).startswith(f"{tmp_path / 'tokenizer_config.json'}{reason}")
+
+
+DEEP = "[" * 100_000
+SPLIT = {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
+PAD = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
+CUT = {"max_length": 2, "strategy": "LongestFirst", "stride": 2, "direction": "Right"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "is not a tokenizer: Precompiled"),
+        ({"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}}, "fails: index out of bounds"),
+        ({"pre_tokenizer": SPLIT}, "is not a tokenizer: Oniguruma error"),
+        ({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}}, "is not a tokenizer: Unable to load"),
+        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}, "fails: WordLevel error: Missing"),
+        ({"model": 5}, "is not a tokenizer: "),
+    ],
+)
+def test_a_tokenizer_that_panics(
+    changes: dict[str, Any], reason: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(BYTE_LEVEL.to_str()) | changes))
+    with pytest.raises(InvalidInput) as error:
+        Tokenizer(path)
+    assert str(error.value).startswith(f"{path} {reason}") and str(error.value).isprintable()
+    assert ("", "") == capfd.readouterr()
+
+
+def test_nothing_is_padded_or_cut(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    padding = PAD | {"strategy": {"Fixed": 10**9}}
+    path.write_text(json.dumps(json.loads(BYTE_LEVEL.to_str()) | {"padding": padding, "truncation": CUT}))
+    text = "a fox in the wood"
+    assert BYTE_LEVEL.encode(text).ids == Tokenizer(path).encode(text)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (DEEP, "tokenizer_config.json is not JSON: it is nested too deeply"),
+        ('{"bos_token": "\\ud800"}', "tokenizer.json has no such token: "),
+        ('{"chat_template": 5}', "the chat template is neither a text nor a list of named texts"),
+        (
+            '{"chat_template": [{"name": [1], "template": "{{ 1/0 }}"}]}',
+            "the chat template refuses this conversation: ",
+        ),
+        ('{"chat_template": "\\ud800"}', "tokenizer.json fails: "),
+    ],
+)
+def test_a_config_of_another_kind(config: str, reason: str, tmp_path: Path) -> None:
+    BYTE_LEVEL.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    with pytest.raises(InvalidInput, match=re.escape(reason)):
+        Tokenizer(tmp_path / "tokenizer.json").encode_chat([{"role": "user", "content": "x"}])
+
+
+def test_a_prompt_that_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"tokenizer\.json fails: "):
+        saved(tmp_path, BYTE_LEVEL).encode("a\udcff")
+
+
+def test_what_others_write_on_stderr_still_comes(capfd: pytest.CaptureFixture[str]) -> None:
+    with _silent():
+        os.write(2, b"told by another thread")
+    assert ("", "told by another thread") == capfd.readouterr()

@@ -651,15 +651,15 @@ def test_mutants_are_loaded_or_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["control", "counting", "dynamic"])
-def test_mutants_that_load_run_or_say_why_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptegpu.runtime.method.MAX_INSTRUCTIONS", 100)  # jumps may go round in circles
+def test_mutants_that_load_run_or_say_why_not(name: str) -> None:
+    limits = ptegpu.Limits(instructions=100)  # jumps may go round in circles
     document, data = parts(content(name))
     ran = 0
     for what, mutant in mutants(document, 250, seed=11):
         if "blobs" in what or "params" in what:
             continue  # no proof holds for what kernels compute with: with a wrong number of steps they may take ages
         try:
-            with ptegpu.load(whole(mutant, data), device=device()) as program:
+            with ptegpu.load(whole(mutant, data), device=device(), limits=limits) as program:
                 for inputs in INPUTS[name][:2]:
                     program.method(program.methods[0])(*inputs)
                 program.reset()

@@ -9,9 +9,9 @@ import pytest
 from tests.methods import method_of
 
 from ptegpu.dtypes import DType
-from ptegpu.errors import ExecutionError, InvalidProgram
+from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded
 from ptegpu.format import pte
-from ptegpu.runtime import method as module
+from ptegpu.limits import Budget, Limits
 from ptegpu.runtime.method import Method
 
 
@@ -68,10 +68,13 @@ def test_a_result_above_its_bound_says_where() -> None:
     assert expected == refused(found, np.zeros(2, np.int64))
 
 
-def test_a_loop_without_an_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_INSTRUCTIONS", 1000)
+def test_a_loop_without_an_end_is_stopped() -> None:
     found = method([False, 1, 2], [], [2], pte.MoveCall(1, 2), pte.JumpFalse(0, 0))
-    assert "forward ran 1,000 instructions without ending" == refused(found)
+    found.budget = Budget(Limits(instructions=1000))
+    with pytest.raises(LimitExceeded) as error:
+        found()
+    expected = "forward needs 1,001 instructions, 1,000 are allowed; where you trust the file, "
+    assert f"{expected}load it with limits=Limits(instructions=…)" == str(error.value)
 
 
 def test_a_tensor_that_is_read_before_it_is_written_is_named() -> None:
@@ -133,3 +136,16 @@ def seconds(found: Method, times: int) -> float:
 
 def test_a_jump_costs_the_same_however_many_instructions_there_are() -> None:
     assert seconds(loop(4000), 400) < 8 * seconds(loop(1), 400)
+
+
+def test_an_output_that_nothing_writes_is_refused() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        method([i64(2), i64(2)], [0], [0, 1])
+    assert "model.pte: method forward: nothing writes its output 1, v1:int64[2]" == str(error.value)
+
+
+def test_a_tensor_is_moved_to_one_like_it() -> None:
+    with pytest.raises(InvalidProgram) as error:
+        method([i64(2), i64(2, 1)], [0], [1], pte.MoveCall(0, 1))
+    said = "value 0, input 0:int64[2], is moved to value 1, v1:int64[2, 1], which it does not fit"
+    assert f"model.pte: method forward: {said}" == str(error.value)

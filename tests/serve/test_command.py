@@ -31,7 +31,7 @@ TITLES = ("The Wolf and the Tailor", "The Old Mill", "The King's Daughter", "The
 
 @pytest.fixture
 def server() -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
-    command = [sys.executable, "-m", "ptegpu", "serve", str(MODEL), "--port", "0", "--precision", "exact", "--json"]
+    command = [sys.executable, "-m", "ptegpu", "serve", "demo", "--port", "0", "--precision", "exact", "--json"]
     paths = {"PYTHONPATH": ":".join([str(ROOT / "src"), *sys.path]), "PTEGPU_ENGINE": "wgpu", "PTEGPU_CACHE": "off"}
     more = ["--sequences", "4", "--max-tokens", "64"]
     with subprocess.Popen(
@@ -46,7 +46,7 @@ def server() -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
                 if line == "}\n":
                     break
             said = json.loads(text)
-            assert ["tales"] == said["models"]
+            assert ["tales"] == said["models"] and 200 == httpx2.get(said["page"]).status_code
             yield made, openai.OpenAI(base_url=said["url"], api_key="any", max_retries=0, timeout=300)
         finally:
             made.kill()

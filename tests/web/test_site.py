@@ -547,7 +547,7 @@ def test_json(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
         ([DIGITS, "--page", "film"], 2, "'film' is not one of 'chat', 'image', 'any'"),
         ([DATA / "counting.pte"], 1, "needs NumPy for"),
         (["nowhere.pte"], 1, "nowhere.pte: No such file or directory"),
-        ([DIGITS, "--labels", DIGITS], 1, "is no text in UTF-8"),
+        ([DIGITS, "--labels", DIGITS], 1, "is not UTF-8"),
     ],
 )
 def test_errors_are_one_line(

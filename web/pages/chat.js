@@ -107,7 +107,7 @@ function busy(on) {
 
 /** @param {number} read @param {number} [written] tokens @param {boolean} [about] whether that is a guess */
 function used(read, written = 0, about = false) {
-  const tokens = Math.round(read + written);
+  const tokens = Math.min(context, Math.round(read + written)); // the last one needs no place
   $("context").textContent = `${about ? "≈ " : ""}${tokens} of ${context}`;
   $("meter").style.setProperty("--part", String(Math.min(1, tokens / context)));
 }

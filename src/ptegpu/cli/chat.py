@@ -27,7 +27,7 @@ from .generate import (
     show_stats,
     write,
 )
-from .options import CacheType, DeviceName, Engine, Precision
+from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:
     from ..llm import Conversation
@@ -50,6 +50,7 @@ def chat(
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
+    limit: LimitNames = None,
     stats: Stats = False,
 ) -> None:
     """Talk with a model; from a pipe, each line is a message."""
@@ -62,7 +63,7 @@ def chat(
         "repeat_penalty": repeat_penalty,
         "seed": seed,
     }
-    loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)
+    loaded, _ = open_model(model, tokenizer, device, engine, precision, cache, limit)
     with loaded:
         conversation = loaded.chat(system, **options)
         _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")

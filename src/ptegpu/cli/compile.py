@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +13,8 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
+from ..llm import compiling
+from ..llm.compiling import Many
 from ..plan.bundle import Bundle
 from ..plan.target import Target
 from .analysis import memory
@@ -46,6 +49,15 @@ def compile(
             show_default=BROWSER,
         ),
     ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Add what `ptegpu serve` runs: a language model for many requests at once.")
+    ] = False,
+    sequences: Annotated[
+        int, typer.Option(help="With --serve: the most requests that run at once.", min=1)
+    ] = Many().sequences,
+    memory: Annotated[
+        float, typer.Option(help="With --serve: GiB for the key-value cache, at most.", min=0)
+    ] = Many().memory / 2**30,
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
@@ -64,7 +76,7 @@ def compile(
     targets = [_target(name, engine) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
-        bundle = _maker(model, method)(
+        bundle = _maker(model, method, Many(sequences, int(memory * 2**30)) if serve else None)(
             model,
             data or None,
             targets,
@@ -86,10 +98,10 @@ def compile(
     _show(methods, several=len(targets) > 1)
 
 
-def _maker(model: Path, methods: Sequence[str] | None) -> Callable[..., Bundle]:
+def _maker(model: Path, methods: Sequence[str] | None, many: Many | None) -> Callable[..., Bundle]:
     """What compiles a program: a language model gets what `ptegpu generate` needs, unless its method is left out."""
-    from ..llm import compiling
-
+    if many is not None:
+        return partial(compiling.compile, many=many)
     whole = not methods or compiling.METHOD in methods
     return compiling.compile if whole and compiling.is_language_model(model) else ptegpu.compile
 

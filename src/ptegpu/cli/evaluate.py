@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import InvalidInput
+from ..files import read_text
 from .console import bar, counted, duration, note, print_json, progress, say
 from .generate import Model, TokenizerPath, open_model
 from .options import CacheType, DeviceName, Engine, Precision
@@ -56,15 +57,11 @@ def evaluate(
     from ..llm.evaluate import WINDOW
     from ..llm.reference import Reference
 
-    content = text.read_bytes()
-    try:
-        decoded = content.decode()
-    except UnicodeDecodeError as e:
-        raise InvalidInput(f"{text} is not UTF-8: {e}") from None
+    decoded = read_text(text, InvalidInput)
     loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)
     with loaded:
         tokens = loaded.tokenizer.encode(decoded)
-        nbytes = len(content)
+        nbytes = len(decoded.encode())
         if limit is not None and limit < len(tokens):
             tokens = tokens[:limit]
             nbytes = len(loaded.tokenizer.decode(tokens).encode())

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ..limits import Limits
 from ..printing import streamed
 from .console import bars, console, counted, duration, note, print_json
-from .options import CacheType, DeviceName, Engine, Precision
+from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:
     from ..llm import Generation, LanguageModel, Stream
@@ -59,6 +60,7 @@ def generate(
     engine: Engine = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
+    limit: LimitNames = None,
     stats: Stats = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -74,7 +76,7 @@ def generate(
         "seed": seed,
         "stop": stop or [],
     }
-    loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache)
+    loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache, limit)
     with loaded:
         asks = chat or system is not None
         stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
@@ -95,7 +97,13 @@ def generate(
 
 
 def open_model(
-    path: Path, tokenizer: Path | None, device: str, engine: Engine, precision: Precision, cache: CacheType = "f32"
+    path: Path,
+    tokenizer: Path | None,
+    device: str,
+    engine: Engine,
+    precision: Precision,
+    cache: CacheType = "f32",
+    limit: LimitNames = None,
 ) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
@@ -103,7 +111,7 @@ def open_model(
     with bars(f"Loading {path.name}") as told:
         started = time.perf_counter()
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
-        loaded = LanguageModel(path, device, tokenizer, **how)
+        loaded = LanguageModel(path, device, tokenizer, limits=Limits.parse(limit or []), **how)
         try:
             assert loaded.tokenizer
         except BaseException:
@@ -113,8 +121,8 @@ def open_model(
 
 
 def write(text: str) -> None:
-    """On stdout at once; nothing that a model writes steers a terminal."""
-    sys.stdout.write(streamed(text))
+    """On stdout at once, as it is; but nothing that a model writes steers a terminal."""
+    sys.stdout.write(streamed(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 
 from ..dtypes import DType
 from ..errors import InvalidInput
+from ..files import check_regular
 from ..format import Tensor, Value
 from .console import counted
 from .values import writable
@@ -129,10 +129,13 @@ def _input(position: int, value: Value, source: Source | np.ndarray, shape: tupl
 
 def read_arrays(path: Path, prefix: str, count: int) -> list[np.ndarray]:
     """`count` arrays of a NumPy file: by the names `prefix0`, `prefix1`, … or `arr_0`, …, else in the file's order."""
+    check_regular(path, InvalidInput)
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {f"{prefix}0": loaded}
-    except (ValueError, EOFError, zipfile.BadZipFile) as e:
+    except OSError:
+        raise
+    except Exception as e:  # NumPy and zipfile raise many kinds
         raise InvalidInput(f"{path} is not a NumPy file of plain arrays: {e}") from None
     if len(arrays) != count:
         raise InvalidInput(f"{path} holds {len(arrays)} arrays, the method has {count} {prefix}s")

@@ -34,4 +34,12 @@ CacheType = Annotated[
     Literal["f32", "f16"],
     typer.Option(help="What key-value caches are stored in; f16 takes half the memory and is faster when long."),
 ]
+LimitNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="NAME=NUMBER",
+        help="What the program may take at most, such as memory=2G or seconds=10; repeat for more: docs/limits.md.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

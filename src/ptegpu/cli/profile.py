@@ -13,7 +13,7 @@ import ptegpu
 
 from .console import bars, counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
-from .options import AsJson, Data, DeviceName, Engine, Inputs, MethodName, Model, Precision, Shapes
+from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
@@ -36,6 +36,7 @@ def profile(
     device: DeviceName = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    limit: LimitNames = None,
     repeat: Annotated[int, typer.Option(help="How many calls to time; times are medians.", min=1)] = 10,
     by: Annotated[By, typer.Option(help="What each row of the table stands for.")] = By.KERNEL,
     json: AsJson = False,
@@ -51,7 +52,14 @@ def profile(
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
     with bars(f"Loading {model.name}") as told:
         program = ptegpu.load(
-            source, data or None, device, engine=engine, precision=precision, methods=[chosen.name], progress=told
+            source,
+            data or None,
+            device,
+            engine=engine,
+            precision=precision,
+            methods=[chosen.name],
+            limits=ptegpu.Limits.parse(limit or []),
+            progress=told,
         )
     with program, progress(f"Profiling {chosen.name}"):
         found = program.method(chosen.name).profile(*arguments, repeats=repeat)

@@ -18,7 +18,7 @@ from ..runtime.signature import Signature, Spec
 from .compare import SCALE, Difference, compare
 from .console import bars, dims, duration, number, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes, read_arrays
-from .options import AsJson, Data, DeviceName, Engine, Inputs, MethodName, Model, Precision, Shapes
+from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source, readable, summary, values_text
 
 MISMATCH = 3  # the exit code
@@ -33,6 +33,7 @@ def run(
     device: DeviceName = "auto",
     engine: Engine = "auto",
     precision: Precision = "auto",
+    limit: LimitNames = None,
     save: Annotated[Path | None, typer.Option(help="Write the outputs to FILE.npz (output0 …) or FILE.npy.")] = None,
     expect: Annotated[
         Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit with code 3 if they differ.")
@@ -60,7 +61,14 @@ def run(
     with bars(f"Loading {model.name}") as told:
         started = time.perf_counter()
         program = ptegpu.load(
-            source, data or None, device, engine=engine, precision=precision, methods=[chosen.name], progress=told
+            source,
+            data or None,
+            device,
+            engine=engine,
+            precision=precision,
+            methods=[chosen.name],
+            limits=ptegpu.Limits.parse(limit or []),
+            progress=told,
         )
         load_s = time.perf_counter() - started
     with program, progress(f"Running {chosen.name}"):

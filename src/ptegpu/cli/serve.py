@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ptegpu
+
 from ..errors import InvalidInput
 from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
-from .options import AsJson, CacheType, Precision
+from .options import AsJson, CacheType, LimitNames, Precision
 from .options import Engine as EngineName
 
 if TYPE_CHECKING:
     from ..serve import Engine
 
+DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -27,7 +30,9 @@ def serve(
     models: Annotated[
         list[Path],
         typer.Argument(
-            help="Language models or encoders, .pte files or bundles.", metavar="MODEL...", show_default=False
+            help="Language models or encoders, .pte files or bundles; or demo: the model that ptegpu brings along.",
+            metavar="MODEL...",
+            show_default=False,
         ),
     ],
     host: Annotated[
@@ -72,14 +77,16 @@ def serve(
     engine: EngineName = "auto",
     precision: Precision = "auto",
     cache: CacheType = "f32",
+    limit: LimitNames = None,
     json: AsJson = False,
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
-    from ..serve import Limits, Serving, bind, read_keys, url_of
+    from ..serve import Limits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
     from ..serve.models import open_model
     from ..serve.workers import open_workers
 
+    models = [DEMO if path == Path("demo") and not path.exists() else path for path in models]
     names = [path.stem for path in models]
     if len(set(names)) < len(names):
         raise InvalidInput(f"two models have one name, {max(names, key=names.count)}: rename a file")
@@ -93,12 +100,14 @@ def serve(
     limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
     many = {"sequences": sequences, "memory": None if memory is None else int(memory * 2**30)}
     how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache}
+    how["limits"] = ptegpu.Limits.parse(limit or [])
     devices = device or ["auto"]
     with ExitStack() as stack, bind(host, port) as bound:
-        url = f"{url_of(bound)}/v1"
+        page = url_of(bound) + "/"
+        url = f"{page}v1"
         engines: dict[str, Engine] = {}
         for name, path in zip(names, models):
-            make = partial(open_model, path, name, tokenizer, many)
+            make = partial(open_model, path, name, tokenizer, many, prepare=True)
             makes = [(where, partial(make, how | {"device": where})) for where in devices]
             with bars(f"Loading {path.name}") as told:
                 opened = open_workers(name, makes, told)
@@ -109,10 +118,12 @@ def serve(
 
         def started() -> None:
             if json:
-                print_json({"url": url, "models": names})
+                print_json({"url": url, "page": page, "models": names})
             else:
                 kinds = ", ".join(f"{name} ({_kind(e)})" for name, e in engines.items())
                 say("Serving ", (url, "bold"), f" until Ctrl-C: {kinds}")
+                if any(isinstance(e, Writes) for e in engines.values()):
+                    say("In a browser: ", (page, "bold"))
             sys.stdout.flush()  # whoever waits for this may be a program
 
         run(serving, bound, started)

@@ -12,6 +12,7 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
+from ..files import read_text
 from ..web import VARIANTS, Server, Site, make_site
 from .console import bars, duration, print_json, say, show_table
 from .console import size as size_text
@@ -143,10 +144,7 @@ def _target(name: str) -> Any:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text("utf-8").rstrip("\n").splitlines()
-    except UnicodeDecodeError:
-        raise InvalidInput(f"--labels {path} is no text in UTF-8") from None
+    return read_text(path, InvalidInput).rstrip("\n").splitlines()
 
 
 def _numbers(text: str | None, option: str) -> list[float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..errors import InvalidInput, InvalidProgram
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
 from ..graph.linear import Call, Operand, Var, variables
 from ..graph.narrow import to_device
+from ..limits import copying, tick
 from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
@@ -37,6 +39,7 @@ def build(name: str, calls: Iterable[Call], needed: list[Var], states: set[Var])
     """The graph of `calls`. `needed` are the slots read afterwards; `states` live inside the graph."""
     builder = _Builder(name, states)
     for call in calls:
+        tick()
         builder.add(call)
     return builder.finish(needed)
 
@@ -59,6 +62,8 @@ class _Builder:
             found = Sym(var.name)
         elif var in self.states or (var.kind == "constant" and var.data is not None):
             kind = "state" if var in self.states else "constant"
+            if var.data is not None and (var.dtype.device is not var.dtype or not var.data.flags.c_contiguous):
+                copying(math.prod(var.sizes) * var.dtype.device.size)
             try:
                 data = None if var.data is None else to_device(var.data, var.dtype, var.name)
             except InvalidInput as e:
@@ -105,7 +110,7 @@ class _Builder:
                 Sym(var.name) if var.dtype is None else Tensor(f"{var.name}.{self.count}", var.dtype.device, var.sizes)
             )
             outs.append(fresh)
-            self.env[var] = self.nothing(var) if definition.role == "cache" else fresh
+            self.env[var] = self.nothing(var) if definition.hollow else fresh
         self.graph.nodes.append(Node(definition, tuple(args), tuple(outs), call.where, tuple(mutated)))
         if any(v.dtype is DType.BF16 for v in call.outs):
             self.round(call)

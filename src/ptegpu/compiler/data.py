@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidInput, InvalidProgram
-from ..format import Program, read_data
+from ..format import NamedTensor, Program, read_data
 from ..graph.importer import NamedData
+from ..limits import has_read
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 Data = Source | Mapping[str, memoryview] | Sequence[Source | Mapping[str, memoryview]] | None
@@ -22,6 +23,10 @@ def read_all(data: Data) -> list[Mapping[str, Any]]:
     if not one and not isinstance(data, Sequence):
         raise InvalidInput(f"data is one or several .ptd files, or mappings to bytes, not {type(data).__name__}")
     sources: Sequence[Any] = [data] if one else data  # type: ignore[list-item, assignment]
+    for source in sources:
+        if isinstance(source, Mapping):
+            given = [content for content in source.values() if not isinstance(content, NamedTensor)]  # which was read
+            has_read(sum(memoryview(content).nbytes for content in given))
     return [source if isinstance(source, Mapping) else read_data(source) for source in sources]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from ..errors import PtegpuError
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from ..graph.narrow import seen
+from ..limits import may_fold
 from ..ops import REGISTRY
 from ..portable import PORTABLE
 from ..portable.host import on_host, run
@@ -110,8 +111,11 @@ def _repeatable(c: Call, written: Counter[Var]) -> bool:
     """Whether the host can run it early, with results that are small and that nothing else writes."""
     if not on_host(c) or len(writes(c)) != len(c.outs) or (c.op in PORTABLE and PORTABLE[c.op].random):
         return False
-    sizes = [math.prod(o.sizes) * o.dtype.size for o in c.outs if o.dtype]
-    return all(written[o] == 1 and o.kind == "temp" for o in c.outs) and sum(sizes) <= LARGEST
+    return all(written[o] == 1 and o.kind == "temp" for o in c.outs) and _nbytes(c.outs) <= LARGEST
+
+
+def _nbytes(values: Sequence[Var]) -> int:
+    return sum(math.prod(v.sizes) * v.dtype.size for v in values if v.dtype)
 
 
 def _level(c: Call, levels: dict[Var, Known], written: Counter[Var]) -> Known:
@@ -156,6 +160,8 @@ def _fold_all(code: Sequence[Instruction], places: Sequence[int]) -> set[int]:
 def _fold(instruction: Instruction) -> bool:
     """Compute a call on constants now; whether that worked. Its results become constants."""
     assert isinstance(instruction, Call)
+    if not may_fold(_nbytes(instruction.outs)):
+        return False
     try:
         results = run(instruction, [_constant(a) for a in instruction.args])
     except PtegpuError:

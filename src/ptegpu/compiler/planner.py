@@ -20,6 +20,7 @@ from ..dtypes import DType
 from ..errors import InvalidProgram, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
 from ..graph.live import evaluate
+from ..limits import tick
 from ..passes.caches import halve_caches
 from ..passes.memory import ConstantKey, plan_memory
 from ..passes.split import split_constants
@@ -237,7 +238,7 @@ class Planner:
                 axes.append(sorted({v for v in given if 0 <= v <= high}))
                 complete = False
             else:
-                axes.append([high] if key in pinned else list(range(high + 1)))
+                axes.append([high] if key in pinned else range(high + 1))
         total = math.prod(map(len, axes))
         if total > MAX_POINTS:
             complete = False
@@ -306,6 +307,7 @@ class Planner:
     # Traces
 
     def _trace_shapes(self, point: Point) -> _Family:
+        tick()
         trace = Trace(self.table)
         graph = self.graph
         for k, v in enumerate(graph.inputs):
@@ -369,6 +371,7 @@ class Planner:
                 v.value = traced(numbers[0])
 
     def _trace_step(self, family: _Family, k: int, point: Point) -> _Choice:
+        tick()
         place, node = self.steps[k]
         trace = Trace(self.table)
         self._set(family, trace, point, (*node.values(), *node.outs))
@@ -456,7 +459,7 @@ def _sampled(axes: Sequence[Sequence[int]]) -> np.ndarray:
     each = max(2, int(MAX_POINTS ** (1 / len(axes))))
     if each < 4:  # too many axes for a grid
         rng = np.random.default_rng(0)
-        picks = [rng.choice(axis, 512) for axis in axes]
+        picks = [[axis[k] for k in rng.integers(len(axis), size=512)] for axis in axes]
         return np.stack([np.r_[p, axis[-1]] for p, axis in zip(picks, axes, strict=True)], axis=1)
     chosen = [_picked(axis, each) for axis in axes]
     return np.array(list(itertools.islice(itertools.product(*chosen), 4 * MAX_POINTS)), np.int64)
@@ -468,7 +471,7 @@ def _picked(axis: Sequence[int], count: int) -> list[int]:
     powers = [n for k in range(axis[-1].bit_length()) for n in ((1 << k) - 1, 1 << k, (1 << k) + 1)]
     spread = [axis[round(k * (len(axis) - 1) / count)] for k in range(count + 1)]
     ordered = [axis[-1], 0, *sorted(powers, key=lambda n: n), *spread]
-    known = set(axis)
+    known = axis if isinstance(axis, range) else set(axis)
     return sorted(dict.fromkeys([n for n in ordered if n in known]))[-count:]
 
 

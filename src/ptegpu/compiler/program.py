@@ -16,6 +16,7 @@ from ..format import read_program
 from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Linear, Var, variables
+from ..limits import Budget, Limits
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
@@ -28,6 +29,7 @@ from .partition import Item as Part
 from .partition import Stretch, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
+from .widen import widen
 
 Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
 
@@ -53,6 +55,7 @@ def compile(
     points: Mapping[str, Points] | None = None,
     precision: Precision | None = None,
     cache: Cache | None = None,
+    limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
@@ -73,16 +76,17 @@ def compile(
     if cache is not None:
         check_cache(cache)
         wanted = tuple(replace(target, cache=cache) for target in wanted)
-    file = read_source(source)
-    cuts = cut_methods(file, data, methods, append, also)
+    budget = Budget(limits)
+    with budget.spending("compiling it"):
+        file = read_source(source)
     made, planners = [], {}
-    for number, target in enumerate(wanted):
-        outers, found = plan_methods(cuts, target, sizes, points, progress)
+    for number, target in enumerate(wanted):  # planning splits constants: each target begins anew
+        with budget.copy().spending("compiling it"):
+            cuts = cut_methods(file, data, methods, append, also)
+            outers, found = plan_methods(cuts, target, sizes, points, progress)
         made.append(outers)
         if number == 0:
             planners = found
-        if number + 1 < len(wanted):  # planning splits constants: the next target begins anew
-            cuts = cut_methods(file, data, methods, append, also)
     return Bundle(file, wanted, tuple(made), planners)
 
 
@@ -138,6 +142,7 @@ def cut_method(
 ) -> Cut:
     """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
     linear = import_method(method, named, mutates, path)
+    widen(linear)
     if append is not None:
         append_calls(linear, append)
     if unsupported is None:

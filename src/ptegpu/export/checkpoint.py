@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import ExportError
+from ..files import check_inside, check_regular, read_object
 from .backend import SafetensorError, safe_open, torch
+from .config import Config
 from .decoder import Decoder, RMSNorm
 from .layers import ByteLinear, GroupedEmbedding, GroupedLinear, GroupedWeight
 
@@ -39,11 +40,9 @@ class Weights:
         self.stored[how] = self.stored.get(how, 0) + 1
 
 
-def load(decoder: Decoder, folder: Path, weights: Weights, progress: Progress) -> int:
+def load(decoder: Decoder, store: Store, weights: Weights, progress: Progress) -> int:
     """Loads all weights; how many parameters they are."""
-    store = Store(folder)
     tied = decoder.config.tied
-    _check_names(decoder, store, {OUTPUT} if tied else set())
     modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, nn.Linear | nn.Embedding | RMSNorm)]
     parameters = 0
     for done, (name, module) in enumerate(modules):
@@ -51,7 +50,7 @@ def load(decoder: Decoder, folder: Path, weights: Weights, progress: Progress) -
         if f"{name}.weight" == OUTPUT and tied:
             new = _tied_output(decoder, store, weights)
         else:
-            tensors = {n: store.read(f"{name}.{n}", p.shape) for n, p in module.named_parameters()}
+            tensors = {n: store.read(f"{name}.{n}") for n, _ in module.named_parameters()}
             parameters += sum(t.numel() for t in tensors.values())
             new = _loaded(name, module, tensors["weight"], tensors.get("bias"), decoder, weights)
         parent, _, last = name.rpartition(".")
@@ -99,7 +98,7 @@ def _tied_output(decoder: Decoder, store: Store, weights: Weights) -> nn.Module:
     if isinstance(embedding, nn.Embedding) and stays:
         return _with(output, embedding.weight, None)
     weights.notes.append("embedding and output layer are one matrix in the checkpoint, stored in two ways here")
-    return _loaded("lm_head", output, store.read("embed_tokens.weight", output.weight.shape), None, decoder, weights)
+    return _loaded("lm_head", output, store.read("embed_tokens.weight"), None, decoder, weights)
 
 
 def _with(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -114,41 +113,51 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.files: dict[str, tuple[Path, str]] = {}  # file and name in it
+        self.files: dict[str, tuple[Path, str, list[int]]] = {}  # file, name in it, shape
         for path in _weight_files(folder):
             with _open(path) as file:
                 for key in file.keys():  # noqa: SIM118 (not a mapping)
                     if not COMPUTED.search(key):
-                        self.files[key.removeprefix(PREFIX)] = path, key
+                        self.files[key.removeprefix(PREFIX)] = path, key, list(file.get_slice(key).get_shape())
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+    @property
+    def layers(self) -> int:
+        return len({name.split(".")[1] for name in self.files if name.startswith("layers.")})
+
+    def read(self, name: str) -> Tensor:
         """In float32."""
-        path, key = self.files[name]
+        path, key, _ = self.files[name]
         with _open(path) as file:
             tensor = file.get_tensor(key)
         if tensor.dtype not in FLOATS:
             wanted = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
             raise ExportError(f"{path}: {key} is {str(tensor.dtype).removeprefix('torch.')}; supported are {wanted}")
-        if tensor.shape != tuple(shape):
-            raise ExportError(f"{path}: {key} has the shape {list(tensor.shape)}; config.json asks for {list(shape)}")
         return tensor.float()
 
 
 def _open(path: Path) -> Any:
     try:
+        check_regular(path, ExportError)
         return safe_open(path, "pt")
     except FileNotFoundError:
         raise ExportError(f"{path} is missing") from None
-    except SafetensorError as e:
+    except (SafetensorError, OSError, ValueError) as e:
+        if isinstance(e, ExportError):
+            raise
         raise ExportError(f"{path}: not a safetensors file: {e}") from None
 
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = json.loads(index.read_text("utf-8")).get("weight_map", {})
-        return [folder / name for name in dict.fromkeys(names.values())]
-    found = sorted(folder.glob("*.safetensors"))
+    if index.exists():
+        names = read_object(index, ExportError).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ExportError(f"{index} has no weight_map")
+        for name in names.values():
+            if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
+                raise ExportError(f"{index} names {name!r}, which is no *.safetensors file of its folder")
+        return _inside(folder, [folder / name for name in dict.fromkeys(names.values())])
+    found = _inside(folder, sorted(folder.glob("*.safetensors")))
     if not found:
         others = sorted(p.name for p in folder.glob("*.bin"))
         hint = f"; {others[0]} is of an older kind, convert it first" if others else ""
@@ -156,9 +165,20 @@ def _weight_files(folder: Path) -> list[Path]:
     return found
 
 
-def _check_names(decoder: Decoder, store: Store, ignored: set[str]) -> None:
-    wanted = {name for name, _ in decoder.named_parameters()} - ignored
-    found = set(store.files) - ignored
+def _inside(folder: Path, paths: list[Path]) -> list[Path]:
+    for path in paths:
+        check_inside(path, folder, ExportError)
+    return paths
+
+
+def check(config: Config, store: Store) -> None:
+    """That the weights are those that config.json asks for, all of them; takes no memory, whatever it asks for."""
+    layers = config.layers[: store.layers + 1]  # one that is missing is enough
+    with torch.device("meta"):
+        sketch = Decoder(replace(config, layers=layers), 1)
+    shapes = {name: list(p.shape) for name, p in sketch.named_parameters()}
+    ignored = {OUTPUT} if config.tied else set()
+    wanted, found = set(shapes) - ignored, set(store.files) - ignored
     problems = [
         f"{kind} {', '.join(sorted(names)[:SHOWN])}{f' and {len(names) - SHOWN} more' * (len(names) > SHOWN)}"
         for kind, names in (("missing are", wanted - found), ("unexpected are", found - wanted))
@@ -166,3 +186,7 @@ def _check_names(decoder: Decoder, store: Store, ignored: set[str]) -> None:
     ]
     if problems:
         raise ExportError(f"{store.folder}: the weights are not those of config.json: {'; '.join(problems)}")
+    for name in sorted(wanted):
+        path, key, shape = store.files[name]
+        if shape != shapes[name]:
+            raise ExportError(f"{path}: {key} has the shape {shape}; config.json asks for {shapes[name]}")

@@ -5,7 +5,6 @@ A family's own reading of its keys, and the values it has where the file is sile
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,12 +14,15 @@ from typing import Any
 
 import torch
 
-from ..errors import ExportError
+from ..errors import ExportError, PtegpuError
+from ..files import read_object
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 ROPES = ("default", "linear", "llama3")
 SLIDING = "sliding_attention"
+LARGEST = (1 << 31) - 1  # of sizes
+MOST_LAYERS = 4096
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
@@ -89,7 +91,15 @@ def read_config(folder: Path) -> Config:
     if not folder.is_dir():
         raise _no_folder(folder.as_posix())
     path = folder / "config.json"
-    given = _read_json(path)
+    try:
+        return _config(folder, path, _read_json(path))
+    except PtegpuError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
+        raise ExportError(f"{path} cannot be understood: {e}") from None
+
+
+def _config(folder: Path, path: Path, given: Mapping[str, Any]) -> Config:
     family = given.get("model_type")
     if family not in FAMILIES:
         raise ExportError(f"{path}: model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}")
@@ -116,8 +126,8 @@ def read_config(folder: Path) -> Config:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        layers=_layers(path, given, reader.count("num_hidden_layers"), family, head_dim),
-        eps=float(given.get("rms_norm_eps", 1e-6)),
+        layers=_layers(path, given, reader.count("num_hidden_layers", most=MOST_LAYERS), family, head_dim),
+        eps=reader.number("rms_norm_eps", 1e-6),
         activation=activation,
         tied=bool(given.get("tie_word_embeddings", gemma)),
         context=reader.count("max_position_embeddings", 2048),
@@ -128,9 +138,9 @@ def read_config(folder: Path) -> Config:
         outer_norms=later_gemma,
         norm_offset=1.0 if gemma else 0.0,
         embedding_scale=math.sqrt(dim) if gemma else 1.0,
-        attention_scale=float(given.get("query_pre_attn_scalar", 256)) ** -0.5 if later_gemma else None,
-        attention_cap=given.get("attn_logit_softcapping", 50.0 if family == "gemma2" else None),
-        logit_cap=given.get("final_logit_softcapping", 30.0 if family == "gemma2" else None),
+        attention_scale=reader.number("query_pre_attn_scalar", 256) ** -0.5 if later_gemma else None,
+        attention_cap=reader.cap("attn_logit_softcapping", 50.0 if family == "gemma2" else None),
+        logit_cap=reader.cap("final_logit_softcapping", 30.0 if family == "gemma2" else None),
         bos=bos,
         eos=eos,
     )
@@ -149,30 +159,39 @@ def _no_folder(name: str) -> ExportError:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        return read_object(path, ExportError)
     except FileNotFoundError:
         raise ExportError(f"{path} is missing: this is no folder of a Hugging Face checkpoint") from None
-    except ValueError as e:
-        raise ExportError(f"{path}: not JSON: {e}") from None
-    if not isinstance(found, dict):
-        raise ExportError(f"{path}: not a JSON object")
-    return found
 
 
 class _Reader:
-    """Counts from a config, each positive."""
+    """Numbers from a config, each positive and finite."""
 
     def __init__(self, path: Path, given: Mapping[str, Any]) -> None:
         self.path, self.given = path, given
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, key: str, default: int | None = None, most: int = LARGEST) -> int:
         value = self.given.get(key)
         value = default if value is None else value
         if value is None:
             raise ExportError(f"{self.path}: {key} is missing")
-        if not isinstance(value, int) or value < 1:
-            raise ExportError(f"{self.path}: {key} is {value!r}, not a positive number")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise ExportError(f"{self.path}: {key} is {value!r}, not a positive number up to {most:,}")
         return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.given.get(key)
+        return _number(self.path, key, default if value is None else value)
+
+    def cap(self, key: str, default: float | None) -> float | None:
+        value = self.given.get(key, default)
+        return None if value is None else _number(self.path, key, value)
+
+
+def _number(path: Path, key: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise ExportError(f"{path}: {key} is {value!r}, not a positive number")
+    return float(value)
 
 
 def _activation(path: Path, given: Mapping[str, Any], gemma: bool) -> str:
@@ -215,6 +234,10 @@ def _rope(path: Path, given: Mapping[str, Any], kind: str, family: str, head_dim
     newer = given.get("rope_parameters") or {}
     found |= (newer.get(kind) or {}) if any(isinstance(v, dict) for v in newer.values()) else newer
     found |= {} if local else given.get("rope_scaling") or {}
+
+    def number(key: str, default: float = 0.0) -> float:
+        return _number(path, key, found.get(key, default))
+
     rope = str(found.get("rope_type") or found.get("type") or "default")
     if rope not in ROPES:
         raise ExportError(f"{path}: rope_type {rope!r} is not supported; supported are {', '.join(ROPES)}")
@@ -222,12 +245,12 @@ def _rope(path: Path, given: Mapping[str, Any], kind: str, family: str, head_dim
         raise ExportError(f"{path}: a partial_rotary_factor is not supported for {family}")
     return Rope(
         head_dim,
-        float(found["rope_theta"]),
+        number("rope_theta"),
         rope,
-        float(found.get("factor", 1.0)),
-        float(found.get("low_freq_factor", 1.0)),
-        float(found.get("high_freq_factor", 4.0)),
-        int(found.get("original_max_position_embeddings", 8192)),
+        number("factor", 1.0),
+        number("low_freq_factor", 1.0),
+        number("high_freq_factor", 4.0),
+        int(number("original_max_position_embeddings", 8192)),
     )
 
 

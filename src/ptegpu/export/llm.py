@@ -19,10 +19,10 @@ from typing import Any
 import ptegpu
 
 from ..errors import ExportError
-from ..files import check_writable, write
+from ..files import check_inside, check_writable, read, read_object, read_text, write
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
-from .checkpoint import Progress, Weights, load
+from .checkpoint import Progress, Store, Weights, check, load
 from .config import Config, read_config
 from .decoder import Decoder
 from .lowering import NO_LIMITS, Lowered, lower, trace
@@ -32,6 +32,7 @@ DTYPES = ("float32", "float16")
 QUANTIZATIONS = ("none", "4bit", "8da4w", "8bit")
 EMBEDDINGS = ("float", "4bit")
 GROUPS = (32, 64, 128)
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONTEXT, CHUNK = 2048, 512  # at most, unless asked for more
 CHECKED = 8  # tokens
 ROUNDED_TOLERANCE = 5e-2  # of the largest logit, where activations have 16 or 8 bits
@@ -128,6 +129,7 @@ def export_llm(
     source, target = Path(folder), Path(path)
     check_writable(target)
     config = read_config(source)
+    tokenizer = read_tokenizer(source)
     chosen = (options or Options()).checked(config)
     with phase("Reading weights"):
         decoder, weights, parameters = load_decoder(source, chosen, progress)
@@ -146,10 +148,12 @@ def export_llm(
                 notes.append(f"not checked: {e}")
     with phase("Writing"):
         write(target, lowered.data)
-        tokenizer = write_tokenizer(source, target)
+        beside = {target.with_suffix(ending): data for ending, data in tokenizer.items()}
+        for file, data in beside.items():
+            file.write_bytes(data)
         if not tokenizer:
             notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
-    files = [target, *tokenizer]
+    files = [target, *beside]
     return ExportedModel(config, chosen, lowered, parameters, weights.stored, notes, files, found, seconds)
 
 
@@ -163,9 +167,11 @@ def load_decoder(
     config = read_config(source)
     chosen = (options or Options()).checked(config)
     assert chosen.max_context is not None and chosen.embedding is not None
+    store = Store(source)
+    check(config, store)
     decoder = Decoder(config, chosen.max_context, all_logits=chosen.all_logits)
     weights = Weights(chosen.quantize, chosen.embedding, chosen.group)
-    parameters = load(decoder, source, weights, progress)
+    parameters = load(decoder, store, weights, progress)
     return decoder, weights, parameters
 
 
@@ -201,20 +207,23 @@ def metadata(config: Config, options: Options) -> dict[str, Any]:
     return found | ({"get_eos_ids": list(config.eos)} if config.eos else {})
 
 
-def write_tokenizer(folder: Path, model: Path) -> list[Path]:
-    """Beside the model; nothing if the folder has no tokenizer."""
-    if not (folder / "tokenizer.json").is_file():
-        return []
-    written = model.with_suffix(".tokenizer.json")
-    written.write_bytes((folder / "tokenizer.json").read_bytes())
-    settings = model.with_suffix(".tokenizer_config.json")
-    given = folder / "tokenizer_config.json"
-    values = json.loads(given.read_text("utf-8")) if given.is_file() else {}
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        values["chat_template"] = template.read_text("utf-8")
-    settings.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    return [written, settings]
+def read_tokenizer(folder: Path) -> dict[str, bytes]:
+    """The files to write beside the model, by their ending; none if the folder has no tokenizer."""
+    tokenizer, given, template = (folder / name for name in TOKENIZER)
+    if not tokenizer.exists():
+        return {}
+    for file in (tokenizer, given, template):
+        check_inside(file, folder, ExportError)
+    values = read_object(given, ExportError) if given.exists() else {}
+    if template.exists():
+        values["chat_template"] = read_text(template, ExportError)
+    settings = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    return {
+        ".tokenizer.json": read(tokenizer, ExportError),
+        ".tokenizer_config.json": settings.encode(
+            "utf-8", "backslashreplace"
+        ),  # half a pair of surrogates has no bytes
+    }
 
 
 def compare(decoder: Decoder, data: bytes, longest: int) -> Check:

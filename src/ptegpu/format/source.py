@@ -1,5 +1,8 @@
 """Where bytes come from: a mapped file, or memory that the caller holds. Nothing is copied.
 
+A process dies where it touches a mapped page that the file has lost meanwhile. So the bulk of it, weights on their way
+to a GPU, is read from the file instead (`steady`), and nothing is touched once a program is loaded.
+
 A missing path stays `FileNotFoundError`; what is there but cannot be what was asked for raises `InvalidProgram`.
 """
 
@@ -9,15 +12,22 @@ import mmap
 import os
 import re
 import stat
-from typing import NoReturn
+from collections.abc import Iterator
+from io import FileIO
+from typing import NamedTuple, NoReturn
+from weakref import finalize
+
+import numpy as np
 
 from ..errors import InvalidProgram
+from ..limits import has_read
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 PROGRAM = "an ExecuTorch program (.pte)"
 DATA = "an ExecuTorch data file (.ptd)"
 
+_PIECE = 32 << 20  # bytes that are read at once
 _LOOKS = (  # (how a file starts, what it is)
     (rb".{4}ET12", PROGRAM),
     (rb".{4}ET\d\d", "an ExecuTorch program of another format version"),
@@ -47,6 +57,7 @@ def open_source(source: Source, *, name: str | None, wanted: str) -> tuple[memor
         data = _map(os.fspath(source), label, wanted)
     if not data:
         raise InvalidProgram(f"not {wanted}: it is empty", path=label)
+    has_read(len(data))
     return data, label
 
 
@@ -64,7 +75,48 @@ def _map(path: str, label: str, wanted: str) -> memoryview:
     if not stat.S_ISREG(kind):
         what = "a directory" if stat.S_ISDIR(kind) else "not a regular file"
         raise InvalidProgram(f"not {wanted}: it is {what}", path=label)
-    with open(path, "rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed with the mapping)
+    size = os.fstat(file.fileno()).st_size
+    if not size:
+        file.close()
+        return memoryview(b"")
+    found = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    view = memoryview(found)
+    start = _address(view)
+    _files[start] = _File(size, file, label)
+    finalize(found, _forget, start)
+    return view
+
+
+class _File(NamedTuple):
+    size: int
+    file: FileIO
+    label: str
+
+
+_files: dict[int, _File] = {}  # that are mapped, by address
+
+
+def _forget(start: int) -> None:
+    _files.pop(start).file.close()
+
+
+def _address(view: memoryview | bytes) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def steady(view: memoryview | bytes) -> Iterator[memoryview | bytes]:
+    """The same bytes in pieces; those of a mapped file are read from it: InvalidProgram where it has lost them."""
+    start = _address(view) if len(view) else 0
+    base = next((b for b, f in _files.items() if b <= start < b + f.size), None)
+    if base is None:
+        yield view
+        return
+    (_, file, label), nbytes = _files[base], memoryview(view).nbytes
+    for done in range(0, nbytes, _PIECE):
+        wanted = min(_PIECE, nbytes - done)
+        file.seek(start - base + done)
+        piece = file.read(wanted)
+        if len(piece) < wanted:
+            raise InvalidProgram("the file was cut while it was loaded", path=label)
+        yield piece

@@ -8,7 +8,7 @@ and forget what is raised there), unless it does its work a second time then (`c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -92,6 +92,14 @@ def owned(release: Any, create: Any, *arguments: Any) -> Handle:
 def disown(handle: Handle) -> None:
     """It is not released any more."""
     gcp(handle, None)
+
+
+def disown_all(objects: Iterable[object]) -> None:
+    """Of these objects, those of a library are not released any more."""
+    kinds, typeof = type(gcp(FFI().new("int *"), id)), FFI().typeof
+    for handle in objects:
+        if type(handle) is kinds and "WGPU" in typeof(handle).cname:
+            disown(handle)
 
 
 def expect(called: Any, answers: Sized, count: int = 1) -> None:

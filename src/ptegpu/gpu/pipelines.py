@@ -6,7 +6,6 @@ about a megabyte of the host's memory under a software adapter.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
 from .held import Handle, Words
+from .threads import Lock
 from .webgpu import Source, WebGPU
 
 Progress: TypeAlias = Callable[[str, int, int], object]  # is told what is going on, how much is done, of how much
@@ -47,17 +47,17 @@ class PipelineCache:
         self._layouts: dict[tuple[Access, ...], tuple[Handle, Handle]] = {}  # bind group's, pipeline's
         self._alive: dict[_Key, ref[Pipeline]] = {}  # without callbacks: an interrupt that arrives in one is lost
         self._recent: dict[_Key, Pipeline] = {}  # used last comes last
-        self._lock = threading.RLock()
+        self.lock = Lock()  # held while anything compiles
 
     def found(self, kernels: Sequence[Kernel]) -> list[Pipeline] | None:
         """Those that are there, if all are."""
-        with self._lock:
+        with self.lock:
             found = [self._found(self._key(kernel)) for kernel in kernels]
             return None if None in found else [self.get(kernel) for kernel in kernels]
 
     def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[Pipeline]:
         """Several at once: those that are new compile side by side, which takes a driver a tenth of the time."""
-        with self._lock:
+        with self.lock:
             return self._get_all(kernels, progress)
 
     def _get_all(self, kernels: Sequence[Kernel], progress: Progress) -> list[Pipeline]:

@@ -7,7 +7,7 @@ or all at once (`Session.warm`). Two threads on one session take turns.
 
 from __future__ import annotations
 
-import threading
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..errors import Closed, DeviceError, InvalidInput, InvalidProgram, LimitExceeded
+from ..limits import current
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Binding, Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, chosen, evaluated
@@ -31,6 +32,7 @@ from .recorder import Steps
 from .recording import Recording, Staging
 from .store import BufferStore, SharedConstants
 from .tensor import DeviceTensor
+from .threads import Lock
 from .timer import Timer
 from .uploads import LARGEST
 
@@ -117,14 +119,20 @@ class _Taken(NamedTuple):
 class Prepared:
     """A plan made ready on a session: its buffers in the plan's order, what is bound, and the sizes of the last run."""
 
-    def __init__(self, session: Session, plan: Plan, buffers: list[GpuBuffer]) -> None:
+    def __init__(self, session: Session) -> None:
         self.session: Session | None = session
-        self.take(plan, buffers)
+        self.drop()
+        self.last: Plan | None = None  # the plan at the sizes of a run that is timed
+
+    def drop(self) -> None:
+        """Nothing is compiled and bound any more, until a run needs it."""
         self.launches: dict[tuple[int, int, int], list[Launch]] = {}  # by family, step and choice
         self.groups: dict[tuple[object, ...], Handle] = {}
         self.pipelines: dict[int, Pipeline] = {}
+        self.combined: dict[tuple[int, tuple[int, ...]], Combined] = {}
+        self.ready: Ready | None = None
+        self.written: Ready | None = None  # whose parameters the buffers hold
         self.done: set[tuple[int, tuple[Binding, ...]]] = set()  # what need not be repeated
-        self.last: Plan | None = None  # the plan at the sizes of a run that is timed
 
     def take(self, plan: Plan, buffers: list[GpuBuffer]) -> None:
         """What follows from the plan alone."""
@@ -137,13 +145,11 @@ class Prepared:
         self.copies = [(buffers[c.source].handle, buffers[c.target].handle, c.nbytes) for c in plan.copies]
         self.syms = next((buffers[k] for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
-        self.ready: Ready | None = None
-        self.written: Ready | None = None  # whose parameters the buffers hold
-        self.combined: dict[tuple[int, tuple[int, ...]], Combined] = {}
+        self.ready, self.written, self.combined = None, None, {}
 
     def end(self) -> None:
-        self.session, self.ready, self.written = None, None, None
-        self.launches, self.groups, self.pipelines, self.combined, self.done = {}, {}, {}, {}, set()
+        self.session = None
+        self.drop()
 
 
 class Unplanned(LookupError):
@@ -191,7 +197,7 @@ class Session:
         self.device = device
         self.generation = 0  # of the outputs that stay on the device
         self.timer: Timer | None = None  # that measures the runs
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._store = BufferStore(device, SharedConstants() if constants is None else constants)
         self._prepared: list[Prepared] = []
         self._staging: list[GpuBuffer] = []  # that are free
@@ -218,12 +224,14 @@ class Session:
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
             wanted = _kernels_at(plan, points) if plan.rows else list(range(len(plan.kernels)))
+            prepared = Prepared(self)
+            _keep(prepared, len(wanted))
             kernels = [plan.kernels[k] for k in wanted]
             compiling = self.device.compile(kernels, progress)
             try:
                 self._store.add(plan, missing, progress)
                 pipelines = compiling.result()
-                prepared = Prepared(self, plan, [self._store[buffer.name] for buffer in plan.buffers])
+                prepared.take(plan, [self._store[buffer.name] for buffer in plan.buffers])
                 prepared.pipelines = dict(zip(wanted, pipelines, strict=True))
                 if not plan.rows:
                     self.warm(prepared)
@@ -365,6 +373,10 @@ class Session:
         """The kernels of these choices, all at once."""
         wanted = dict.fromkeys(d.kernel for c in choices for d in c.dispatches)
         new = [k for k in wanted if k not in prepared.pipelines]
+        if len(prepared.pipelines) + len(new) > _most_pipelines():  # those of other sizes go
+            prepared.drop()
+            new = list(wanted)
+        _keep(prepared, len(prepared.pipelines) + len(new))
         made = self.device.pipelines([prepared.plan.kernels[k] for k in new])
         prepared.pipelines |= dict(zip(new, made, strict=True))
 
@@ -546,6 +558,18 @@ class Session:
                 self._staging.append(reading.staging.buffer)
             else:
                 self.device.release(reading.staging.buffer)
+
+
+def _most_pipelines() -> float:
+    budget = current()
+    return math.inf if budget is None else budget.limits.pipelines
+
+
+def _keep(prepared: Prepared, count: int) -> None:
+    """It will have so many pipelines; others of the program may have to give up theirs."""
+    budget = current()
+    if budget is not None:
+        budget.keep(prepared, count, prepared.drop)
 
 
 def _kernels_at(plan: Plan, points: Points) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..errors import DeviceError, OutOfMemory
+from ..format.source import steady
 from ..plan.plan import Buffer, Plan
 from .buffers import GpuBuffer, Kind
 from .device import Device
@@ -127,9 +128,11 @@ class BufferStore:
         return shared is None
 
     def _fill(self, plan: Plan, buffer: Buffer) -> None:
-        first = first_bytes(plan, buffer)
-        self._device.write(self._buffers[buffer.name], first)
+        first, written = first_bytes(plan, buffer), 0
+        for piece in steady(first):
+            self._device.write(self._buffers[buffer.name], piece, written)
+            written += memoryview(piece).nbytes
         if buffer.role in ("state", "params"):
-            self._first[buffer.name] = first
+            self._first[buffer.name] = bytes(first)  # of files that may change
         if buffer.role == "state":
             self._states.append(buffer.name)

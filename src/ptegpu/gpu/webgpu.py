@@ -20,6 +20,7 @@ from _cffi_backend import callback as c_callback  # type: ignore[import-untyped]
 from _cffi_backend import gcp
 
 from ..errors import DeviceError, OutOfMemory
+from ..limits import tick
 from ..plan.dialect import Dialect
 from ..plan.plan import Access
 from . import held
@@ -292,6 +293,7 @@ class WebGPU:
             while not done(polled):
                 waited = time.perf_counter() - began
                 if waited > self.spin:
+                    tick()
                     time.sleep(min(waited * _PAUSE, _LONGEST_PAUSE))
                 polled = poll()
 

@@ -26,6 +26,7 @@ class Var:
     kind: Literal["temp", "input", "constant", "state"] = "temp"
     data: np.ndarray | None = None  # a constant's elements, a state's first ones (None: zeros)
     initial: int | float | bool | str | None = None  # of a scalar: what it is in every call until it is written
+    narrowed: bool = False  # int32 in a delegate, whose file says that of int64, too
 
     def __repr__(self) -> str:
         return f"{self.name}:{self.dtype.value}{list(self.sizes)}" if self.dtype else self.name

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ..errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
+from ..gpu import threads
 from ..gpu.pipelines import Progress, silent
+from ..limits import Limits
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
@@ -107,12 +109,14 @@ class BatchEngine(Prompts):
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
+        limits: Limits | None = None,
         progress: Progress = silent,
     ) -> None:
         for name, value in (("sequences", sequences), ("queue", queue), ("rows", rows), ("beside", beside)):
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {value}")
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
+        how["limits"] = limits
         limit = math.inf if queue is None else queue
         saved = Bundle.load(path) if is_bundle(path) else None
         file = saved.file if saved else shares.file if shares else read_program(path)
@@ -120,10 +124,8 @@ class BatchEngine(Prompts):
         self.alone = ""
         self._runner: Runner
         try:
-            if saved is not None:
-                raise UnsupportedProgram("a bundle has no plans for several sequences at once")
             self._runner = ManyRunner(
-                path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
+                saved or path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
                 beside=beside, queue=limit, shares=shares, how=how,
             )  # fmt: skip
         except UnsupportedProgram as reason:
@@ -140,16 +142,15 @@ class BatchEngine(Prompts):
             self.signature.context,
             self.signature.vocabulary,
             self.has_tokenizer and self.tokenizer.has_chat,
-            sequences=1 if self.alone else min(sequences, self._scheduler.rows),
+            self._scheduler.sequences,
         )
-        self._wake = threading.Condition()  # and the lock of what follows
+        self._wake = threads.Wake()  # and the lock of what follows
         self._cancelled: list[Request] = []
         self._closing = False
         self._error: Exception | None = None  # after which nothing runs
         self._rows = 0
         self._recent: deque[tuple[float, int]] = deque([(time.monotonic(), 0)], RECENT)
-        self._thread = threading.Thread(target=self._serve, name="ptegpu batch engine", daemon=True)
-        self._thread.start()
+        self._served = threads.alone(self._serve)
 
     def submit(
         self, prompt: Prompt, options: BatchOptions | None = None, tell: Callable[[Told], object] | None = None
@@ -217,8 +218,8 @@ class BatchEngine(Prompts):
         with self._wake:
             self._closing = True
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.get_ident() != self._served.ident:
+            self._served.wait()
 
     def __enter__(self) -> BatchEngine:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import DType
 from ..errors import UnsupportedProgram
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..plan.bundle import Bundle
 
 GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
+SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
+LIMITS = "ptegpu.serve.limits"  # a constant method beside it: the pages of its caches, the most rows of a run
 
 
 def sampling_of(signature: Signature) -> Callable[[Tail], None]:
@@ -56,18 +58,60 @@ def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
     return found + [point(n, n if signature.every else 1, 0) for n in lengths]
 
 
-def compile(path: Any, data: Any = None, targets: Any = None, **how: Any) -> Bundle:
+class Many(NamedTuple):
+    """What a bundle for `BatchEngine` is made for."""
+
+    sequences: int = 64
+    memory: int = 1 << 30  # bytes of caches, at most
+    rows: int = 512  # of a run, where the model takes so many
+
+
+def compile(path: Any, data: Any = None, targets: Any = None, *, many: Many | None = None, **how: Any) -> Bundle:
     """A language model as a bundle that `LanguageModel` and `ptegpu generate` take; its own methods are in it, too.
 
-    Raises UnsupportedProgram if it is none. See `ptegpu.compile` for the arguments.
+    With `many`, `BatchEngine` and `ptegpu serve` take it for many sequences at once. Raises UnsupportedProgram if it is
+    no language model, or cannot do that. See `ptegpu.compile` for the arguments.
     """
     from ..compiler.program import compile as compile_program
     from ..compiler.program import read_source
+    from ..plan.target import Target
 
     signature = read_signature(read_source(path))
     also = {GENERATE: (METHOD, sampling_of(signature))}
     points = {GENERATE: points_of(signature)}
+    if many is not None:
+        wanted = [Target()] if targets is None else [targets] if isinstance(targets, Target) else [*targets]
+        limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in wanted)
+        half = any(t.cache == "f16" for t in wanted) or how.get("cache") == "f16"
+        more, points[SERVE] = _serving(signature, many, limit, half)
+        also |= more
     return compile_program(path, data, targets, also=also, points=points, **how)
+
+
+def _serving(
+    signature: Signature, many: Many, limit: int, half: bool
+) -> tuple[dict[str, tuple[str, Callable[[Tail], None]]], Sequence[Mapping[str, int]]]:
+    """`forward` for many sequences and its limits, as further methods; the sizes of the former."""
+    from .ragged import serving
+    from .runners import check_chunk, pages_of
+    from .runners import points_of as points_of_many
+
+    check_chunk(signature)
+    rows = min(many.rows, signature.chunk)
+    sequences = min(many.sequences, rows)
+    pages = 0
+
+    def count(sizes: Sequence[int]) -> int:
+        nonlocal pages
+        pages = pages_of(signature, sequences, sizes, many.memory, limit, half)
+        return pages
+
+    def limits(tail: Tail) -> None:
+        tail.linear.inputs, tail.linear.code, tail.linear.input_tree = [], [], ""
+        tail.outputs = [pages, rows]  # known by now: methods are made in order
+
+    also = {SERVE: (METHOD, serving(signature, count, sequences)), LIMITS: (METHOD, limits)}
+    return also, points_of_many(signature, rows, sequences)
 
 
 def is_language_model(path: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -22,11 +21,13 @@ import ptegpu
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ..format import read_program
 from ..gpu.pipelines import Progress, silent
+from ..gpu.threads import Lock
+from ..limits import Limits
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
 from ..sampling import GREEDY, SETTINGS
-from .compiling import GENERATE, points_of, sampling_of
+from .compiling import GENERATE, SERVE, points_of, sampling_of
 from .generation import Generation, Stream
 from .prompts import MAX_TOKENS, Options, Prompt, Prompts, Writer, check_max_tokens
 from .sampling import Sampling, Seen
@@ -50,8 +51,8 @@ class LanguageModel(Prompts):
 
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
-    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision` and
-    `progress` are those of `ptegpu.load`; so is `cache`: with "f16", long contexts are faster.
+    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision`,
+    `limits` and `progress` are those of `ptegpu.load`; so is `cache`: with "f16", long contexts are faster.
     """
 
     def __init__(
@@ -65,14 +66,17 @@ class LanguageModel(Prompts):
         engine: Engine = "auto",
         precision: Precision = "auto",
         cache: Cache = "f32",
+        limits: Limits | None = None,
         progress: Progress = silent,
     ) -> None:
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
+        how["limits"] = limits
         saved = Bundle.load(path) if is_bundle(path) else None
         super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
         if chunk is not None and chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {chunk}")
-        self._source = None if saved else (path, device, tokenizer, {"data": data, **how})  # of the same for many
+        alone = saved is not None and SERVE not in saved.methods[0]
+        self._source = None if alone else (path, device, tokenizer, {"data": data, **how})  # of the same for many
         self._many: BatchEngine | None = None
         points = points_of(self.signature)
         step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
@@ -87,7 +91,7 @@ class LanguageModel(Prompts):
         self._forward = self.program.method(*self.program.methods)
         usual = CHUNKS.get(self.program.device.info.type, CHUNK)
         self.chunk = min(usual if chunk is None else chunk, self.signature.chunk)
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._cached: list[int] = []  # the tokens whose keys and values are in the cache
         self._owner: object = None  # whose tokens they are
         self._ahead: deque[Any] = deque()  # the owner's next steps, already on their way

@@ -44,8 +44,6 @@ from .sampling import words_of
 from .signature import Signature
 
 Count = int | Callable[[Sequence[int]], int]
-SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
-
 HEADS = ("linear", "aten.mm.", "aten.addmm.", "aten._weight_int8pack_mm.")
 
 

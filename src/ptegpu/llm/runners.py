@@ -10,9 +10,13 @@ import numpy as np
 
 import ptegpu
 
-from ..errors import UnsupportedProgram
+from ..errors import InvalidInput, UnsupportedProgram
 from ..gpu import open_device
+from ..graph.linear import Var
+from ..kernels.attention import PAGE
+from ..plan.bundle import Bundle
 from ..sampling import SETTINGS
+from .compiling import LIMITS, SERVE
 from .generation import Generation, Stream
 from .pages import Pages
 from .sampling import Sampling, Seen, words_of
@@ -70,49 +74,51 @@ class ManyRunner:
         shares: Program | None,
         how: Mapping[str, Any],
     ) -> None:
-        from .ragged import PAGE, serving
-
-        if signature.chunk == 1:
-            raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
+        check_chunk(signature)
         opened = open_device(device, engine=how["engine"]) if shares is None else shares.device
-        most = min(rows or ROWS_OF.get(opened.info.type, ROWS), signature.chunk)
-        sequences = min(sequences, most)
-        width = -(-signature.context // PAGE)  # pages of a sequence
-        self.pages = 0
+        if isinstance(path, Bundle):
+            if memory is not None:
+                raise InvalidInput("a bundle has the caches that it was made with: give the memory to ptegpu compile")
+            pages, most, places = bundle_limits(path)
+            most = min(rows or most, most)
+            first = {SERVE: points_of(signature, 1, 1)[:1]}
+            self.program = ptegpu.load(path, data, opened, methods=[SERVE], first=first, **how)
+            self._method = self.program.method(SERVE)
+        else:
+            most = min(rows or ROWS_OF.get(opened.info.type, ROWS), signature.chunk)
+            places = min(sequences, most)
+            pages = 0
 
-        def count(sizes: Sequence[int]) -> int:
-            """As many as all sequences can use, of those that there is memory for; one sequence always runs."""
-            half = 2 if how["cache"] == "f16" else 1
-            free = opened.available_bytes()
-            given = memory
-            if given is None and free is not None:
-                given = max(0, free - (_bytes_of(path, data) if shares is None else 0)) // SHARE
-            self.pages = sequences * width
-            if given is not None:
-                self.pages = min(self.pages, given * half // sum(sizes))
-            largest = min(opened.target.max_binding_bytes, opened.target.max_buffer_bytes)
-            self.pages = max(width, min(self.pages, largest * half // max(sizes)))
-            return self.pages
+            def count(sizes: Sequence[int]) -> int:
+                nonlocal pages
+                given, free = memory, opened.available_bytes()
+                if given is None and free is not None:
+                    given = max(0, free - (_bytes_of(path, data) if shares is None else 0)) // SHARE
+                limit = min(opened.target.max_binding_bytes, opened.target.max_buffer_bytes)
+                pages = pages_of(signature, places, sizes, given, limit, how["cache"] == "f16")
+                return pages
 
-        points = points_of(signature, most, sequences)
-        append = {METHOD: serving(signature, count, sequences)}
-        self.program = ptegpu.load(
-            path,
-            data,
-            opened,
-            methods=[METHOD],
-            append=append,
-            points={METHOD: points},
-            first={METHOD: points[:1]},
-            beside=shares,
-            **how,
-        )
-        self._method = self.program.method(METHOD)
+            from .ragged import serving
+
+            points = points_of(signature, most, places)
+            self.program = ptegpu.load(
+                path,
+                data,
+                opened,
+                methods=[METHOD],
+                append={METHOD: serving(signature, count, places)},
+                points={METHOD: points},
+                first={METHOD: points[:1]},
+                beside=shares,
+                **how,
+            )
+            self._method = self.program.method(METHOD)
         self.ahead = int(self._method.in_one_plan)
         self._signature = signature
-        self._tables = np.full((sequences, width), -1, np.int32)
-        self._told: list[list[int]] = [[] for _ in range(sequences)]  # what the tables say
-        self.scheduler = Scheduler(Pages(self.pages, PAGE), signature.context, sequences, most, beside, queue)
+        self._tables = np.full((places, _width(signature)), -1, np.int32)
+        self._told: list[list[int]] = [[] for _ in range(places)]  # what the tables say
+        running = min(sequences, places, most)
+        self.scheduler = Scheduler(Pages(pages, PAGE), signature.context, running, most, beside, queue)
 
     def start(self, work: Work) -> Results:
         for request in work.requests:
@@ -178,6 +184,42 @@ class OneRunner:
 
     def close(self) -> None:
         self._model.close()
+
+
+def check_chunk(signature: Signature) -> None:
+    if signature.chunk == 1:
+        raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
+
+
+def bundle_limits(bundle: Bundle) -> tuple[int, int, int]:
+    """What a bundle was made for: pages of caches, rows of a run, sequences."""
+    outers = bundle.methods[0]
+    if SERVE not in outers:
+        missing = "the bundle has no plans for several sequences at once"
+        raise UnsupportedProgram(f"{missing}: `ptegpu compile --serve` makes one that has")
+    pages, rows = outers[LIMITS].outputs
+    (tables,) = (v for v in outers[SERVE].inputs if isinstance(v, Var) and v.name == "tables")
+    assert isinstance(pages, int) and isinstance(rows, int)
+    return pages, rows, tables.sizes[0]
+
+
+def _width(signature: Signature) -> int:
+    """Pages of a sequence, at most."""
+    return -(-signature.context // PAGE)
+
+
+def pages_of(
+    signature: Signature, sequences: int, sizes: Sequence[int], memory: int | None, limit: int, half: bool
+) -> int:
+    """As many as all sequences can use, of those that there is memory for; one sequence always runs.
+
+    `sizes` are the bytes of a page of each cache, if it is not stored by `half`; a cache has `limit` bytes at most.
+    """
+    parts = 2 if half else 1
+    count = sequences * _width(signature)
+    if memory is not None:
+        count = min(count, memory * parts // sum(sizes))
+    return max(_width(signature), min(count, limit * parts // max(sizes)))
 
 
 def _bytes_of(*files: Any) -> int:

@@ -92,6 +92,7 @@ class Scheduler:
         if not 1 <= sequences <= rows:
             raise InvalidInput(f"{rows} rows of a run cannot serve {sequences} sequences")
         self.pages, self.context, self.rows, self.limit = pages, context, rows, limit
+        self.sequences = sequences
         self.beside = rows if beside is None else max(1, beside)
         self.waiting: list[Request] = []  # the next one first
         self.running: list[Request] = []  # the oldest first

@@ -71,10 +71,11 @@ def _default(source: object) -> str:
         return source
     named = {}
     if isinstance(source, list):
-        named = {t["name"]: t["template"] for t in source if isinstance(t, dict) and {"name", "template"} <= set(t)}
+        given = [t for t in source if isinstance(t, dict) and {"name", "template"} <= set(t)]
+        named = {str(t["name"]): str(t["template"]) for t in given}
     if not named:
         raise InvalidInput("the chat template is neither a text nor a list of named texts")
-    return str(named.get("default") or next(iter(named.values())))
+    return named.get("default") or next(iter(named.values()))
 
 
 class _Generation(Extension):

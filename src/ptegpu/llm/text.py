@@ -6,13 +6,17 @@ still turn out to be the beginning of a stop string.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Sequence
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
+from ..files import check_regular, read, read_object, read_text
 
 if TYPE_CHECKING:
     from .template import ChatTemplate, Message
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = 8  # tokens of the prompt that decide how the first new ones are written: with a space before, say
 INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
+FROM_BUFFER = "Cannot instantiate Tokenizer from buffer: "  # what errors of the library begin with
+PROBE = "Hello, a1 \u00e9\n"  # any text, to see whether a tokenizer works
 
 
 class Tokenizer:
@@ -30,14 +36,16 @@ class Tokenizer:
         import tokenizers
 
         self.path = path
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as e:  # the library raises nothing narrower
-            raise InvalidInput(f"{path} is not a tokenizer: {e}") from None
+        content = read(path, InvalidInput)
+        with _silent():  # where the library panics, it does so here, mostly
+            self._tokenizer = self._call("is not a tokenizer", lambda: tokenizers.Tokenizer.from_buffer(content))
+            self._tokenizer.no_padding()
+            self._tokenizer.no_truncation()
+            self.decode(self._encode(PROBE))
         self.config_path = path.with_name(prefix + CONFIG)
-        config = _read_config(self.config_path)
+        config = read_object(self.config_path, InvalidInput) if self.config_path.exists() else {}
         template = path.with_name(prefix + TEMPLATE)
-        chat = template.read_text("utf-8") if template.is_file() else config.get("chat_template")
+        chat = read_text(template, InvalidInput) if template.exists() else config.get("chat_template")
         special = {name: text for name, value in config.items() if (text := _token_text(name, value)) is not None}
         self._chat = _template(chat, special) if chat else None
         self._adds_bos = bool(config.get("add_bos_token"))
@@ -58,22 +66,32 @@ class Tokenizer:
 
     def id_of(self, token: str | None) -> int | None:
         """The id of a token by its text."""
-        return None if token is None else self._tokenizer.token_to_id(token)
+        return None if token is None else self._call("has no such token", lambda: self._tokenizer.token_to_id(token))
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, with the special ones that the tokenizer puts around it."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+        ids = self._encode(text)
         return [self.bos, *ids] if self._adds_bos and self.bos is not None and ids[:1] != [self.bos] else ids
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
-        ids: list[int] = self._tokenizer.encode(self.chat.render(messages), add_special_tokens=False).ids
-        return ids
+        return self._encode(self.chat.render(messages), add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones; an incomplete character is U+FFFD."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
-        return text
+        return self._call("fails", lambda: self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def _encode(self, text: str, **how: bool) -> list[int]:
+        return self._call("fails", lambda: self._tokenizer.encode(text, **how).ids)
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        """What the library gives. It raises plain exceptions, and panics, which are no exceptions for Python."""
+        try:
+            return call()
+        except BaseException as e:
+            if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
+                raise
+            raise InvalidInput(f"{self.path} {what}: {e}".replace(FROM_BUFFER, "")) from None
 
 
 def find_tokenizer(model: Path | None, given: str | os.PathLike[str] | None) -> Tokenizer:
@@ -86,8 +104,9 @@ def find_files(model: Path | None, given: str | os.PathLike[str] | None) -> tupl
     if given is not None:
         path = Path(given)
         path = path / FILE if path.is_dir() else path
-        if not path.is_file():
+        if not path.exists():
             raise InvalidInput(f"no tokenizer: {path} does not exist")
+        check_regular(path, InvalidInput)
         return path, path.name.removesuffix(FILE) if path.name.endswith(FILE) else ""
     if model is None:
         raise InvalidInput("no tokenizer: the model is not a file, so pass one (--tokenizer, tokenizer=)")
@@ -108,16 +127,28 @@ def _template(chat: object, special: dict[str, str]) -> ChatTemplate:
     return ChatTemplate(chat, special)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError as e:
-        raise InvalidInput(f"{path} is not JSON: {e}") from None
-    if not isinstance(config, dict):
-        raise InvalidInput(f"{path} does not hold a JSON object")
-    return config
+_redirecting = threading.Lock()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without what a native library writes on stderr when it fails: the error says it. All else comes later."""
+    with _redirecting, tempfile.TemporaryFile() as held:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        try:
+            before = os.dup(2)
+        except OSError:  # there is no stderr
+            yield
+            return
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+            held.seek(0)
+            os.write(before, held.read())
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
 
 
 def _token_text(name: str, value: object) -> str | None:

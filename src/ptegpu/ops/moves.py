@@ -301,6 +301,9 @@ def split(x: Tensor, size: int, dim: int = 0, *, outs: tuple[Tensor, ...], targe
     whole = x.shape[normalise_dim(dim, x.rank)]
     if size < 1 and whole:
         raise ShapeError(f"dimension {dim} of {list(x.shape)} cannot be split into parts of {size}")
+    count = -(-whole // size) if size and whole else 1
+    if count != len(outs):
+        raise ShapeError(f"dimension {dim} of {list(x.shape)} is {count} parts of {size}, the program has {len(outs)}")
     sizes = [min(size, whole - start) for start in range(0, whole, size or 1)] or [0]
     yield from split_with_sizes(x, sizes, dim, outs=outs, target=target)
 

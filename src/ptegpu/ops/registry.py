@@ -121,6 +121,7 @@ class Traits:
 
     # Effects: what a call changes, and what changes a call.
     mutates: tuple[int, ...] = ()  # parameters written in place (states)
+    hollow: bool = False  # its result holds nothing: no kernel writes it, and a program that looks finds zeros
     positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on: a new value reruns no rule
 
     # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
@@ -177,22 +178,23 @@ class OpDef(Traits, Schema):
         """Whether it computes a scalar from shapes and scalars, without looking at any elements."""
         return self.sym is not None and not self.reads
 
-    def infer(self, args: Sequence[Arg], outs: Sequence[Tensor]) -> list[Shape]:
-        """Live output shapes from live input shapes: the rule runs up to its last `Out`."""
+    def infer(self, args: Sequence[Arg], outs: Sequence[Tensor], *, any_dtype: bool = False) -> list[Shape]:
+        """Live output shapes from live input shapes: the rule runs up to its last `Out`. With `any_dtype`, the outputs
+        may be of other dtypes than the GPU would give."""
         try:
-            return self._infer(args, outs)
+            return self._infer(args, outs, any_dtype)
         except PtegpuError:
             raise
         except (*NONSENSE, TypeError, StopIteration) as e:
             raise _refused(args, e) from e
 
-    def _infer(self, args: Sequence[Arg], outs: Sequence[Tensor]) -> list[Shape]:
+    def _infer(self, args: Sequence[Arg], outs: Sequence[Tensor], any_dtype: bool) -> list[Shape]:
         values = self.bind(args)
         if self.view is not None:
             return [tuple(self.view(*values))]
         assert self.steps is not None
         named = {p.name: value for p, value in zip(self.parameters, values, strict=True)}
-        if self.fits is not None:
+        if self.fits is not None and not any_dtype:
             self.fits.check_dtypes(named)
             self.fits.check_sizes(named)
         steps = self.steps(*values, **self.extras(Target(), outs))
@@ -202,9 +204,9 @@ class OpDef(Traits, Schema):
             if not isinstance(step, Out) or len(shapes) == len(outs):
                 raise TypeError(f"{self.name}: the rule must yield {len(outs)} Outs before anything else")
             out = outs[len(shapes)]
-            if step.dtype is None and self.fits is not None:
+            if step.dtype is None and self.fits is not None and not any_dtype:
                 self.fits.check_result(len(shapes), out, named)
-            if step.dtype is not None and step.dtype is not out.dtype:
+            if step.dtype is not None and step.dtype is not out.dtype and not any_dtype:
                 raise InvalidProgram(
                     f"{self.name}: the result is {step.dtype.value}, the program says {out.dtype.value}"
                 )

@@ -3,6 +3,9 @@
 A scalar in Python code arrives as a constant, a cast and a clone; a weight may arrive through a transpose. These are
 evaluated by the NumPy kernels, and what is left is a constant. What only repeats elements waits until the others had
 their turn: those who would read the copies may do without.
+
+Sizes come first: nothing is computed whose results are not of the declared shapes, by the operator's rule. What is
+computed counts against the limit `folded`, here and in `order.py`; the rest is left to the calls.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import numpy as np
 
 from ..errors import PtegpuError
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, flatten
+from ..limits import may_fold
 from ..ops.walks import expanded
 from ..portable import PORTABLE, OutSpec, call
 
@@ -41,8 +45,10 @@ def _foldable(node: Node, mutated: set[Tensor], repeats: bool) -> bool:
         return False
     if node.mutates or node.op.sym is not None or any(isinstance(v, Sym) or v.kind != "constant" for v in values):
         return False
-    limit = LARGEST if values else LARGEST_FILL
-    if any(o in mutated or not isinstance(o, Tensor) or o.max_nbytes > limit for o in node.outs):
+    outs = [o for o in node.outs if isinstance(o, Tensor)]
+    if len(outs) < len(node.outs) or not mutated.isdisjoint(outs):
+        return False
+    if max((o.max_nbytes for o in outs), default=0) > (LARGEST if values else LARGEST_FILL):
         return False
     return node.op.view is not None or node.op.name in PORTABLE
 
@@ -50,6 +56,13 @@ def _foldable(node: Node, mutated: set[Tensor], repeats: bool) -> bool:
 def _evaluate(node: Node) -> list[np.ndarray] | None:
     """The results; None if the arguments make no sense, which the shape rules then say better."""
     outs = [o for o in node.outs if isinstance(o, Tensor)]
+    try:
+        if node.op.infer(node.args, outs) != [o.max_shape for o in outs]:
+            return None
+    except PtegpuError:
+        return None
+    if not may_fold(sum(o.max_nbytes for o in outs)):
+        return None
     if node.op.view is not None:
         source = node.args[0]
         data = source.data if isinstance(source, Tensor) else None

@@ -6,8 +6,10 @@ node of its last use, and never holds two tensors of one node. Inputs, constants
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
@@ -29,7 +31,7 @@ class Memory:
     blobs: list[memoryview | bytes] = field(default_factory=list)
     busy: dict[str, list[tuple[int, int]]] = field(
         default_factory=dict
-    )  # temp buffer → its (first, last) node intervals
+    )  # temp buffer → its (first, last) node intervals, in order
 
     def scratch(self, node: int, nbytes: int, taken: set[str]) -> Buffer | None:
         """A temp buffer that is idle while `node` runs, for its scratch; the smallest that fits."""
@@ -106,7 +108,7 @@ def plan_memory(graph: Graph, target: Target, constants: dict[ConstantKey, str] 
             chosen = Buffer(f"temp{len(memory.busy)}", need, "temp")
             memory.buffers.append(chosen)
             memory.busy[chosen.name] = []
-        memory.busy[chosen.name].append((first, last))
+        insort(memory.busy[chosen.name], (first, last))
         memory.buffer_of[t] = chosen
     for out, owner in root.items():
         memory.buffer_of[out] = memory.buffer_of[owner]
@@ -156,7 +158,9 @@ def _intervals(graph: Graph, root: dict[Tensor, Tensor]) -> dict[Tensor, tuple[i
 
 
 def _overlaps(busy: list[tuple[int, int]], first: int, last: int) -> bool:
-    return any(a <= last and first <= b for a, b in busy)
+    """Of intervals in order, none of which overlap: only the last that begins in time can."""
+    at = bisect_right(busy, last, key=itemgetter(0))
+    return at > 0 and busy[at - 1][1] >= first
 
 
 def _padded(nbytes: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
+from ..files import read
 from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format.pte import Tensor as FileTensor
@@ -73,7 +74,7 @@ def load(source: Any) -> Bundle:
 
 
 def _load_web(folder: Path) -> Bundle:
-    document = _parse((folder / MANIFEST).read_bytes(), WEB_VERSION)
+    document = _parse(read(folder / MANIFEST, InvalidProgram), WEB_VERSION)
     parts = [_part(folder, listed) for listed in _list(document.get("shards"), "shards")]
     reader = _Bundle(document, memoryview(b"".join(parts)))
     for k, variant in enumerate(_list(document.get("variants"), "variants")):
@@ -93,7 +94,9 @@ def _part(folder: Path, listed: Any) -> bytes:
     match listed:
         case [str(name), int(nbytes), str(digest)] if Path(name).name == name and name:
             try:
-                content = (folder / name).read_bytes()
+                content = read(folder / name, InvalidProgram, max(nbytes, 0))
+            except InvalidProgram:
+                damaged(f"{name} is not the file that it should be")
             except (OSError, ValueError):
                 damaged(f"{name} is missing")
             if len(content) != nbytes or hashlib.sha256(content).hexdigest() != digest:

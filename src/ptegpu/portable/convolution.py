@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ShapeError
 from .promotion import compute_type, to
-from .registry import Array, OutSpec, portable
+from .registry import Array, OutSpec, afford, portable
 
 Sizes = Sequence[int]
 Subscript = tuple[Any, ...]
@@ -31,6 +31,7 @@ def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
 
 
 def padded(x: Array, padding: Sizes) -> Array:
+    afford(math.prod([*x.shape[:2], *(n + 2 * p for n, p in zip(x.shape[2:], padding))]) * x.itemsize)
     return np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
 
 
@@ -38,6 +39,7 @@ def columns(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int
     """Windows over a padded (N, C, *sizes) as rows, (N, groups, positions, C / groups × kernel), and the positions."""
     rank = len(kernel)
     found = windows(x, kernel, stride, dilation)
+    afford(found.size * x.itemsize)
     (n, channels), positions = x.shape[:2], found.shape[2 : 2 + rank]
     found = np.moveaxis(found.reshape(n, groups, channels // groups, *found.shape[2:]), 2, 2 + rank)
     return found.reshape(n, groups, math.prod(positions), channels // groups * math.prod(kernel)), positions
@@ -157,5 +159,6 @@ def convolution_backward(
 
     gradients = (grad_input, grad_weight, grad_bias)
     return tuple(
-        gradient() if wanted else np.zeros(out.sizes) for gradient, wanted, out in zip(gradients, output_mask, outs)
+        gradient() if wanted else np.zeros(out.sizes or ())
+        for gradient, wanted, out in zip(gradients, output_mask, outs)
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError
-from .registry import Array, Number, Options, OutSpec, cast, portable
+from .registry import Array, Number, Options, OutSpec, afford, cast, portable
 
 _random = np.random.default_rng()
 
@@ -32,7 +32,7 @@ def zeros(size: Sequence[int], options: Options = None, *, outs: Sequence[OutSpe
     return np.zeros(tuple(size), outs[0].numpy)
 
 
-@portable("aten.empty.memory_format", "dim_order_ops._empty_dim_order.default")
+@portable("aten.empty.memory_format", "dim_order_ops._empty_dim_order.default", sizes=lambda size, *_: size)
 def empty(size: Sequence[int], options: Options = None, order: Any = None, *, outs: Sequence[OutSpec]) -> Array:
     return zeros(size, outs=outs)
 
@@ -70,20 +70,22 @@ def arange_to(end: Number, options: Options = None, *, outs: Sequence[OutSpec]) 
 
 @portable("aten.tril_indices.default")
 def tril_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
+    afford(row * col)
     return np.stack(np.tril_indices(row, offset, col))
 
 
 @portable("aten.triu_indices.default")
 def triu_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
+    afford(row * col)
     return np.stack(np.triu_indices(row, offset, col))
 
 
-@portable("aten.rand.default", random=True)
+@portable("aten.rand.default", random=True, sizes=lambda size, *_: size)
 def rand(size: Sequence[int], options: Options = None) -> Array:
     return _random.random(tuple(size))
 
 
-@portable("aten.randn.default", random=True)
+@portable("aten.randn.default", random=True, sizes=lambda size, *_: size)
 def randn(size: Sequence[int], options: Options = None) -> Array:
     return _random.standard_normal(tuple(size))
 

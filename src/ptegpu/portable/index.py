@@ -154,7 +154,23 @@ def _subscript(x: Array, indices: Sequence[Array | None]) -> Position:
     return tuple(found)
 
 
-@portable("aten.index.Tensor")
+def _picked(x: Array, indices: Sequence[Array | None]) -> list[int]:
+    """The shape of what indices pick: theirs, in the place of the dimensions that they are for, or in front."""
+    where = [k for k, i in enumerate(indices) if i is not None]
+    kept, block, dim = [], [], 0
+    for i in indices:
+        if i is None:
+            kept.append((dim, x.shape[dim]))
+        else:
+            mask = i.dtype in (np.bool_, np.uint8)
+            block.append((np.count_nonzero(i),) if mask else i.shape)
+        dim += max(i.ndim, 1) if i is not None and i.dtype in (np.bool_, np.uint8) else 1
+    kept += list(enumerate(x.shape))[dim:]
+    first = where[0] if where and where[-1] - where[0] + 1 == len(where) else 0
+    return [*(n for _, n in kept[:first]), *np.broadcast_shapes(*block), *(n for _, n in kept[first:])]
+
+
+@portable("aten.index.Tensor", sizes=_picked)
 def index(x: Array, indices: Sequence[Array | None]) -> Array:
     return x[_subscript(x, indices)]
 
@@ -192,9 +208,6 @@ def nonzero(x: Array) -> Array:
     return np.argwhere(x)
 
 
-@portable("aten.repeat_interleave.Tensor")
+@portable("aten.repeat_interleave.Tensor", sizes=lambda repeats, output_size=None: [sum(repeats.tolist())])
 def repeat_interleave(repeats: Array, output_size: int | None = None) -> Array:
-    total = sum(repeats.tolist())
-    if total >= 1 << 48:  # np.repeat crashes where the sum overflows
-        raise ExecutionError(f"{total} elements are more than memory holds")
     return np.repeat(np.arange(len(repeats)), repeats)

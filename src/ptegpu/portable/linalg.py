@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ExecutionError
 from .promotion import FLOAT64, axes, compute_type, to
 from .reduce import p_norm
-from .registry import Array, Number, portable
+from .registry import Array, Number, afford, portable
 
 
 @portable("aten.mm.default", "aten.bmm.default")
@@ -35,12 +35,14 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @portable("aten._cdist_forward.default")
 def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
+    afford(x1.size * x2.shape[-2] * 8)
     apart = np.abs(x1[..., :, None, :].astype(FLOAT64) - x2[..., None, :, :])  # (…, P, R, M)
     return p_norm(apart, p, (apart.ndim - 1,))
 
 
 @portable("aten._pdist_forward.default")
 def pdist(x: Array, p: float = 2.0) -> Array:
+    afford(len(x) ** 2 * x.shape[1] * 8)
     first, second = np.triu_indices(len(x), 1)
     return p_norm(np.abs(x[first].astype(FLOAT64) - x[second]), p, (1,))
 

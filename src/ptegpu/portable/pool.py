@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from ..errors import ShapeError
 from .convolution import Sizes, per_dimension, windows
 from .promotion import FLOAT64, accumulator
-from .registry import Array, portable
+from .registry import Array, afford, portable
 
 
 def _counts(
@@ -51,6 +52,7 @@ def _pool_windows(
         for c, n, k, s, p, d in zip(counts, x.shape[-2:], kernel, stride, padding, dilation)
     ]
     widths = [(0, 0)] * (x.ndim - 2) + list(zip(padding, after))
+    afford(math.prod([*x.shape[:-2], *counts, *kernel]) * x.itemsize)
     found = windows(np.pad(x, widths, constant_values=fill), kernel, stride, dilation)
     found = found[..., : counts[0], : counts[1], :, :]
     return found.reshape(*found.shape[:-2], -1)

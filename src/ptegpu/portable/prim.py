@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import ExecutionError, ShapeError
 from .moves import inferred
 from .promotion import axis
-from .registry import Array, Kernel, Number, kernel_of
+from .registry import Array, Kernel, Number, afford, kernel_of
 
 
 def sym_size(x: Array, dim: int) -> int:
@@ -57,6 +57,7 @@ def et_copy_index(copy_to: Array, copy_from: Array, index: int) -> Array:
     """The first `index` rows of `copy_to`, and `copy_from` as the last one."""
     if index < 0 or (index > 0 and copy_to.shape[1:] != copy_from.shape):
         raise ShapeError(f"sizes {list(copy_from.shape)} cannot be row {index} of sizes {list(copy_to.shape)}")
+    afford((index + 1) * copy_from.size * copy_to.itemsize)
     found = np.zeros((index + 1, *copy_from.shape), copy_to.dtype)
     if index:
         found[: min(index, len(copy_to))] = copy_to[:index]
@@ -64,16 +65,23 @@ def et_copy_index(copy_to: Array, copy_from: Array, index: int) -> Array:
     return found
 
 
+def _in_64_bits(value: Number) -> Number:
+    """An int of the program: one that is larger would be larger still the next time."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ExecutionError(f"an int of {value.bit_length()} bits does not fit 64")
+    return value
+
+
 def _unary(function: Callable[[Any], Number]) -> Callable[[Number], Number]:
     def kernel(a: Number) -> Number:
-        return function(a)
+        return _in_64_bits(function(a))
 
     return kernel
 
 
 def _binary(function: Callable[[Any, Any], Number]) -> Callable[[Number, Number], Number]:
     def kernel(a: Number, b: Number) -> Number:
-        return function(a, b)
+        return _in_64_bits(function(a, b))
 
     return kernel
 
@@ -82,7 +90,7 @@ def _dividing(function: Callable[[Any, Any], Number]) -> Callable[[Number, Numbe
     def divide(a: Number, b: Number) -> Number:
         if b == 0:
             raise ExecutionError(f"division of {a} by zero")
-        return function(a, b)
+        return _in_64_bits(function(a, b))
 
     return divide
 
@@ -91,7 +99,7 @@ def _rounding(function: Callable[[Any], int]) -> Callable[[Number], int]:
     def whole(a: Number) -> int:
         if not math.isfinite(a):
             raise ExecutionError(f"{a} is not an integer")
-        return function(a)
+        return int(_in_64_bits(function(a)))
 
     return whole
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import ShapeError
 from .index import checked
 from .promotion import FLOAT32, axis, floats, to
-from .registry import Array, Number, portable
+from .registry import Array, Number, afford, portable
 
 EPSILON = float(np.finfo(np.float32).eps)
 
@@ -127,6 +127,7 @@ def _register_embedding(name: str, bits: int) -> None:
         dtype: Any = None,
     ) -> Array:
         """Scales and zero points are one per row, or (rows, groups)."""
+        afford(indices.size * weight.shape[-1] * (8 // bits) * 4)
         rows = _rows(weight, indices, bits)
         scales = weight_scales.reshape(len(weight), -1)[indices]
         if rows.shape[-1] % scales.shape[-1]:

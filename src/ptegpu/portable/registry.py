@@ -8,12 +8,18 @@ rule for the GPU too, the rule's schema is the one, and the kernel must agree wi
 
 A kernel returns an array or a tuple of arrays of any dtype; `call` casts them to the declared one. A keyword-only
 parameter `outs` receives the declared outputs.
+
+`call` knows the sizes of results before a kernel computes: by the operator's rule, else by `sizes`, which an operator
+without one needs where its result can be larger than its arguments.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+import operator
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,6 +27,8 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
+from ..graph.graph import Tensor
+from ..limits import exceeded, left
 from ..ops import REGISTRY
 from ..ops.schema import Number as Number
 from ..ops.schema import Options as Options
@@ -28,14 +36,16 @@ from ..ops.schema import Parameter, Schema, accepts, describe, parameters_of
 
 Array: TypeAlias = np.ndarray
 Function = TypeVar("Function", bound=Callable[..., Any])
+_NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
+Sizes: TypeAlias = Callable[..., Sequence[int]]  # of bound arguments
 
 
 @dataclass(frozen=True, slots=True)
 class OutSpec:
-    """An output as the program declares it: `sizes` are upper bounds where shapes are dynamic."""
+    """An output as the program declares it: `sizes` are upper bounds where shapes are dynamic, None if unknown."""
 
     dtype: DType
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] | None = None
     dim_order: tuple[int, ...] = ()
 
     @property
@@ -53,6 +63,7 @@ class Kernel:
     own: Schema  # of its signature
     wants_outs: bool = False
     random: bool = False  # gives other results every time
+    sizes: Sizes | None = None  # the shape of its result, where no rule of the GPU says it
 
     @property
     def schema(self) -> Schema:
@@ -64,13 +75,13 @@ class Kernel:
         return self.function(*self.schema.bind(args), **extras)
 
 
-def kernel_of(name: str, function: Callable[..., Any], random: bool = False) -> Kernel:
+def kernel_of(name: str, function: Callable[..., Any], random: bool = False, sizes: Sizes | None = None) -> Kernel:
     """A function as a kernel; TypeError if it is not what the operator's GPU rule takes."""
     own, signature = Schema(name, parameters_of(function)), inspect.signature(function)
     rule = REGISTRY.get(name)
     if rule is not None and not _agree(own.parameters, rule.parameters):
         raise TypeError(f"the kernel of {name} takes {signature}, its GPU rule {inspect.signature(rule.rule)}")
-    return Kernel(name, function, own, "outs" in signature.parameters, random)
+    return Kernel(name, function, own, "outs" in signature.parameters, random, sizes)
 
 
 def _agree(own: Sequence[Parameter], wanted: Sequence[Parameter]) -> bool:
@@ -82,8 +93,8 @@ def _agree(own: Sequence[Parameter], wanted: Sequence[Parameter]) -> bool:
 PORTABLE: dict[str, Kernel] = {}
 
 
-def portable(*names: str, random: bool = False) -> Callable[[Function], Function]:
-    """Register a kernel under each name; `random` if it gives other results every time."""
+def portable(*names: str, random: bool = False, sizes: Sizes | None = None) -> Callable[[Function], Function]:
+    """Register a kernel under each name; `random` if it gives other results every time, `sizes` says their shape."""
 
     def register(function: Function) -> Function:
         for name in names:
@@ -92,7 +103,7 @@ def portable(*names: str, random: bool = False) -> Callable[[Function], Function
                     f"kernel {name} is registered already: give yours another name, "
                     f"or delete ptegpu.portable.PORTABLE[{name!r}] first"
                 )
-            PORTABLE[name] = kernel_of(name, function, random)
+            PORTABLE[name] = kernel_of(name, function, random, sizes)
         return function
 
     return register
@@ -105,6 +116,7 @@ def call(name: str, args: Sequence[Any], outs: Sequence[OutSpec]) -> list[Array]
         raise UnsupportedProgram(f"{name} has no kernel on the host")
     values = kernel.schema.bind(args)
     extras = {"outs": tuple(outs)} if kernel.wants_outs else {}
+    check_sizes(kernel, values, outs)
     try:
         with np.errstate(all="ignore"):
             found = kernel.function(*values, **extras)
@@ -114,9 +126,54 @@ def call(name: str, args: Sequence[Any], outs: Sequence[OutSpec]) -> list[Array]
             return [_own(cast(r, o.numpy), values) for r, o in zip(results, outs)]
     except PtegpuError as e:
         raise type(e)(f"{name}: {e}") from e
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as e:
+    except _NONSENSE as e:
         given = ", ".join(map(describe, values))
         raise ExecutionError(f"{name}({given}) failed: {e}") from e
+
+
+def check_sizes(kernel: Kernel, values: Sequence[Any], outs: Sequence[OutSpec]) -> None:
+    """That the results fit what the program declares, and what it may take, before they are computed."""
+    shapes = _shapes(kernel, values, outs)
+    if shapes is None:
+        arrays = [v for v in values if isinstance(v, Array)]
+        lists = [[a for a in v if isinstance(a, Array)] for v in values if isinstance(v, list | tuple)]
+        sizes = [1, *(a.size for a in arrays), *(sum(a.size for a in items) for items in lists)]
+        with suppress(ValueError):  # they do not broadcast
+            sizes.append(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
+        nbytes = max(sizes) * max([o.numpy.itemsize for o in outs], default=1)
+    else:
+        for shape, out in zip(shapes, outs):
+            if out.sizes is not None and (len(shape) != len(out.sizes) or any(map(operator.gt, shape, out.sizes))):
+                raise ExecutionError(f"its result is {list(shape)}, the program allows at most {list(out.sizes)}")
+        nbytes = sum(math.prod(s) * o.numpy.itemsize for s, o in zip(shapes, outs))
+    afford(nbytes)
+
+
+def afford(nbytes: int) -> None:
+    """LimitExceeded if the program may not take so much more, which a kernel is about to."""
+    if nbytes > left():
+        raise exceeded("memory", nbytes, left(), "a call on the host")
+
+
+def _shapes(kernel: Kernel, values: Sequence[Any], outs: Sequence[OutSpec]) -> Sequence[Sequence[int]] | None:
+    """Those of the results; None if nobody says."""
+    rule = REGISTRY.get(kernel.name)
+    try:
+        if kernel.sizes is not None:
+            return [kernel.sizes(*values)]
+        if rule is not None:
+            tensors = [Tensor(f"result {k}", o.dtype.device, o.sizes or ()) for k, o in enumerate(outs)]
+            return rule.infer([_stand_in(v) for v in values], tensors, any_dtype=True)
+    except (PtegpuError, *_NONSENSE):
+        pass  # the rule is the GPU's, which computes less; and the kernel says what makes no sense
+    return None
+
+
+def _stand_in(value: Any) -> Any:
+    """A tensor of this shape, for rules, which look at nothing else."""
+    if isinstance(value, Array):
+        return Tensor("an operand", DType.of(value.dtype).device, value.shape)
+    return tuple(map(_stand_in, value)) if isinstance(value, list | tuple) else value
 
 
 def cast(x: Any, dtype: np.dtype) -> Array:

@@ -69,7 +69,7 @@ def _bilinear(size: int, count: int, factor: float | None, align_corners: bool) 
     return matrix
 
 
-@portable("aten._upsample_bilinear2d_aa.default")
+@portable("aten._upsample_bilinear2d_aa.default", sizes=lambda x, size, *_: [*x.shape[:2], *size])
 def upsample_bilinear2d_aa(
     x: Array,
     output_size: Sequence[int],

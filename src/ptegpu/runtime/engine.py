@@ -9,6 +9,7 @@ from ..errors import InvalidInput
 from ..gpu import Device, Pending, Session, SharedConstants, Unplanned
 from ..gpu.pipelines import Progress, silent
 from ..gpu.session import Given, Look, Points, Ready, given_sizes
+from ..limits import hold
 from ..plan.numbers import program
 from ..plan.plan import Expr, Number, Plan, plain
 from .bounds import Limits, distinct, fixed
@@ -36,6 +37,7 @@ class Engine:
         self._distinct = [distinct(family.bounds) for family in plan.families]
         self._early: Limits | None = None
         self._limits: tuple[Ready, Limits] | None = None  # at the sizes of the last run
+        self._hold()
         self.session = Session(device, constants)
         self.prepared = self.session.prepare(plan, points, progress)
 
@@ -68,6 +70,11 @@ class Engine:
     def close(self) -> None:
         self.session.close()
 
+    def _hold(self) -> None:
+        """What its buffers take counts, before they are made."""
+        nbytes = sum(b.nbytes for b in self.plan.buffers if b.role != "constant")
+        hold(self, nbytes, f"plan {self.plan.name}")
+
     def _look(self, inputs: Sequence[Given]) -> Look:
         try:
             return self.session.look(self.prepared, inputs)
@@ -77,6 +84,7 @@ class Engine:
         self.extended += 1
         self.plan = self._extend(*given_sizes(inputs))
         self._distinct = [distinct(family.bounds) for family in self.plan.families]
+        self._hold()
         self.session.extend(self.prepared, self.plan)
         return self.session.look(self.prepared, inputs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from ..gpu.pipelines import Progress, silent
 from ..gpu.session import Points
 from ..graph.linear import Call, Jump, Move, Operand, Var
 from ..graph.narrow import clipped, from_device, seen, to_device
+from ..limits import Budget, exceeded, tick
 from ..plan.bundle import Host, Item, Outer, Run
 from .arrays import Kind, as_array, fits
 from .engine import Engine, Extend
@@ -22,15 +24,15 @@ from .signature import Signature
 
 Mark = Literal["called", "accepted", "submitted", "ran", "answered"]  # how far a call is; a plan is submitted, then ran
 NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
-MAX_INSTRUCTIONS = 10_000_000  # in one call, as in ExecuTorch: a loop that never ends
 MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembered
 
 
 class Method:
     """A method ready to run. Make it through `Program.method`."""
 
-    def __init__(self, outer: Outer) -> None:
+    def __init__(self, outer: Outer, budget: Budget | None = None) -> None:
         self.name, self.outer, self.items = outer.name, outer, outer.items
+        self.budget = budget or Budget()
         self.signature = Signature(outer)
         places = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # what messages call inputs
         self._takes = [(o, *_plainly(o), what) for o, what in zip(outer.inputs, places, strict=True)]
@@ -39,6 +41,7 @@ class Method:
         self._early: list[tuple[Engine, Run, set[int]]] = []
         self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
         self._remembered: dict[tuple[Any, ...], dict[Var, Any]] = {}
+        self._made = 0  # bytes that the host has computed in this call, and that slots hold
         self.watch: Callable[[Mark, Item | None], None] | None = None  # is told as a call goes on
 
     def open(
@@ -65,13 +68,16 @@ class Method:
 
     def prepare(self) -> None:
         """Compile what any size may need."""
-        for engine in self.engines.values():
-            engine.warm()
+        with self.budget.spending("compiling its kernels"):
+            for engine in self.engines.values():
+                engine.warm()
 
     def reset(self) -> None:
         """States back to their initial values."""
         for engine in self.engines.values():
             engine.reset()
+        nbytes = sum(math.prod(v.sizes) * v.dtype.size for v in self.outer.states if v.dtype)
+        self.budget.hold((self, "states"), nbytes, f"method {self.name}")
         self.env = {v: _initial(v) for v in self.outer.states}
 
     def close(self) -> None:
@@ -85,6 +91,13 @@ class Method:
 
     def execute(self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS) -> list[Any]:
         """Run; a list of all outputs, in the program's order."""
+        with self.budget.spending(self.name):
+            try:
+                return self._execute(arguments, keywords)
+            finally:
+                self.budget.hold(self, 0, "")
+
+    def _execute(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
         self._mark("called")
         leaves, env = self._accept(arguments, keywords)
         for engine, run, known in self._early:
@@ -114,11 +127,12 @@ class Method:
 
     def start(self, arguments: Sequence[Any], hold: bool = False) -> Running:
         """Run without waiting, where it is `in_one_plan`; arguments may be outputs of the run before, on the device."""
-        _, env = self._accept(arguments)
         (run,) = self.items
         assert isinstance(run, Run)
-        pending = self.engines[0].start(self._inputs(env, run), run.read, hold)
-        return Running(pending, self._order, self.outer.outputs)
+        with self.budget.spending(self.name):
+            _, env = self._accept(arguments)
+            pending = self.engines[0].start(self._inputs(env, run), run.read, hold)
+        return Running(pending, self._order, self.outer.outputs, self.budget)
 
     @cached_property
     def _order(self) -> list[int]:
@@ -157,13 +171,16 @@ class Method:
             raise InvalidInput(f"{what} must be {declared!r}, the value it was exported with, not {given!r}")
 
     def _run(self, env: dict[Var, Any]) -> None:
+        self._made = 0
         position = executed = self._recall(env)
+        most = self.budget.limits.instructions
         while position < len(self.items):
             item = self.items[position]
             position += 1
             executed += 1
-            if executed > MAX_INSTRUCTIONS:
-                raise ExecutionError(f"{self.name} ran {MAX_INSTRUCTIONS:,} instructions without ending")
+            tick()
+            if executed > most:
+                raise exceeded("instructions", executed, most, self.name)
             if isinstance(item, Run):
                 self._run_plan(env, position - 1, item)
             elif isinstance(item.instruction, Jump):
@@ -218,7 +235,12 @@ class Method:
         from ..portable.host import run
 
         args = [self._shape_of(env, a) if item.by_shape else self._value(env, a) for a in c.args]
-        env.update(zip(c.outs, run(c, args), strict=True))
+        results = run(c, args)
+        arrays = [(env.get(v), r) for v, r in zip(c.outs, results) if isinstance(r, np.ndarray)]
+        if arrays:
+            self._made += sum(r.nbytes - (old.nbytes if isinstance(old, np.ndarray) else 0) for old, r in arrays)
+            self.budget.hold(self, max(0, self._made), c.where)
+        env.update(zip(c.outs, results, strict=True))
 
     def _shape_of(self, env: dict[Var, Any], operand: Operand) -> Any:
         """A value that nothing but the shape is asked of: what is on the GPU stays there."""
@@ -284,12 +306,13 @@ class Method:
 class Running:
     """A call on its way; its results are in the order of the method's outputs."""
 
-    def __init__(self, started: Pending, order: list[int], outputs: Sequence[Operand]) -> None:
-        self._started, self._order, self._outputs = started, order, outputs
+    def __init__(self, started: Pending, order: list[int], outputs: Sequence[Operand], budget: Budget) -> None:
+        self._started, self._order, self._outputs, self._budget = started, order, outputs, budget
 
     def result(self) -> list[Any]:
         """Wait; arrays in the types that the program declares."""
-        results = self._started.result()
+        with self._budget.spending("waiting for a result"):
+            results = self._started.result()
         return [_declared(results[k], o) for k, o in zip(self._order, self._outputs, strict=True)]
 
     def resident(self) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -11,10 +10,13 @@ from ..errors import Closed, InvalidInput
 from ..format import Program as File
 from ..gpu import Device, Engine, SharedConstants, open_device
 from ..gpu.pipelines import Progress, silent
+from ..gpu.threads import Lock
+from ..limits import Budget, Limits
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from ..printing import shown
+from .copies import copy_what_is_read
 from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
@@ -44,6 +46,7 @@ def load(
     points: Mapping[str, Points] | None = None,
     first: Mapping[str, Points] | None = None,
     beside: Program | None = None,
+    limits: Limits | None = None,
     progress: Progress = silent,
 ) -> Program:
     """Load a `.pte` or a bundle and make it ready on a GPU.
@@ -57,40 +60,44 @@ def load(
     ready. `append` adds operator calls to methods, by name: see `append.py`. `sizes` and `points` are those to plan
     for: see `ptegpu.compile`; kernels for the points in `first` compile while weights go up, those for other sizes when
     they are needed. `beside` is a program of the same file and data, whose device and constants this one shares; the
-    file is not read again. `progress` is told what is going on, how much of it is done, and of how much; perhaps from
-    another thread.
+    file is not read again. `limits` are what the program may take: see docs/limits.md. `progress` is told what is going
+    on, how much of it is done, and of how much; perhaps from another thread.
     """
     if not isinstance(device, str | int | Device):
         raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
-    bundle = path if isinstance(path, Bundle) else _saved(path)
-    if bundle is not None:
-        if beside is not None:
-            raise InvalidInput("a bundle is not loaded beside a program: it has all its methods already")
-        if data is not None or append:
-            raise InvalidInput(
-                "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
-            )
-        if cache != "f32":
-            raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
+    if limits is not None and not isinstance(limits, Limits):
+        raise InvalidInput(f"limits are ptegpu.Limits(…), not {type(limits).__name__}")
+    budget = Budget(limits)
+    with budget.spending("loading it"):
+        bundle = path if isinstance(path, Bundle) else _saved(path)
+        if bundle is not None:
+            if beside is not None:
+                raise InvalidInput("a bundle is not loaded beside a program: it has all its methods already")
+            if data is not None or append:
+                raise InvalidInput(
+                    "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
+                )
+            if cache != "f32":
+                raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
+            opened, target = _open(device, engine, precision, cache)
+            return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, budget, progress)
+        from ..compiler.data import read_all
+        from ..compiler.program import cut_methods, plan_methods, read_source
+
+        if beside is None:
+            shared = _Shared(read_source(path), read_all(data))  # type: ignore[arg-type]
+        else:
+            beside._check_open()
+            shared, device = beside._shared, beside.device
+        cuts = cut_methods(shared.file, shared.data, methods, append)
         opened, target = _open(device, engine, precision, cache)
-        return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, progress)
-    from ..compiler.data import read_all
-    from ..compiler.program import cut_methods, plan_methods, read_source
 
-    if beside is None:
-        shared = _Shared(read_source(path), read_all(data))  # type: ignore[arg-type]
-    else:
-        beside._check_open()
-        shared, device = beside._shared, beside.device
-    cuts = cut_methods(shared.file, shared.data, methods, append)
-    opened, target = _open(device, engine, precision, cache)
+        def planning(_plan: str, done: int, of: int) -> None:
+            progress("Planning", done, of)
 
-    def planning(_plan: str, done: int, of: int) -> None:
-        progress("Planning", done, of)
-
-    outers, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
-    bundle = Bundle(shared.file, (target,), (outers,), planners)
-    return Program(bundle, outers, opened, first or {}, progress, shared)
+        outers, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
+        bundle = Bundle(shared.file, (target,), (outers,), planners)
+        return Program(bundle, outers, opened, first or {}, budget, progress, shared)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -143,23 +150,28 @@ class Program:
         outers: Mapping[str, Outer],
         device: Device,
         first: Mapping[str, Points],
+        budget: Budget,
         progress: Progress,
         shared: _Shared | None = None,
     ) -> None:
         self._shared = shared or _Shared(bundle.file)
         self._shared.kept.append(bundle)
-        self.bundle, self.file, self.device = bundle, bundle.file, device
-        methods = {name: Compiled(outer) for name, outer in outers.items()}
+        self.bundle, self.file, self.device, self.limits = bundle, bundle.file, device, budget.limits
+        methods = {name: Compiled(outer, budget) for name, outer in outers.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._closed = False
+        if budget.read:  # by whoever made the bundle, else
+            buffers = (b for outer in outers.values() for plan in outer.plans for b in plan.buffers)
+            budget.hold_constants(sum({b.name: b.nbytes for b in buffers if b.role == "constant"}.values()))
         try:
             for method in methods.values():
                 count = len(method.outer.plans)
                 planners = {k: p for k in range(count) if (p := bundle.planner(method.outer, k)) is not None}
                 extend = {k: _extender(p) for k, p in planners.items()}
                 method.open(device, self._shared.constants, extend, first.get(method.name, ()), progress)
+                copy_what_is_read(method.outer, planners.values())
         except BaseException:
             self.close()
             raise

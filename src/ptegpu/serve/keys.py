@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ..errors import InvalidInput
+from ..files import read_text
 
 VARIABLE = "PTEGPU_API_KEYS"
 SHORTEST = 16  # characters
@@ -35,7 +36,7 @@ class Keys:
 
 def read_keys(path: Path | None = None) -> Keys:
     """The keys of a file, one on each line, and of the environment, with spaces or commas between them."""
-    lines = path.read_text("utf-8").splitlines() if path else []
+    lines = read_text(path, InvalidInput).splitlines() if path else []
     of_file = [text for line in lines if (text := line.strip()) and not text.startswith("#")]
     if path and not of_file:
         raise InvalidInput(f"{path} has no keys: write one on each line, or leave --keys out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from ..dtypes import DType
 from ..errors import InvalidInput, UnsupportedProgram
+from ..files import check_inside, read_object
 from ..format import Method, Program, Tensor
 from ..llm.compiling import GENERATE
 from ..llm.signature import Signature, read_signature
@@ -127,8 +127,10 @@ def language(
     path, prefix = find_files(model, tokenizer)
     beside = {name: path.with_name(prefix + name) for name in (CONFIG, TEMPLATE)}
     found = {FILE: path} | {name: file for name, file in beside.items() if file.is_file()}
-    config = _object(found[CONFIG]) if CONFIG in found else {}
-    _object(path)
+    for file in found.values():
+        check_inside(file, path.parent, InvalidInput)
+    config = read_object(found[CONFIG], InvalidInput) if CONFIG in found else {}
+    read_object(path, InvalidInput)
     chat = TEMPLATE in found or bool(config.get("chat_template"))
     told = {
         "method": GENERATE,
@@ -188,13 +190,3 @@ def _gives_probabilities(outer: Outer) -> bool:
     labels = [d.label for p in outer.plans for f in p.families for s in f.steps for c in s for d in c.dispatches]
     last = labels[-1] if labels else ""
     return ("softmax" in last and "log_softmax" not in last) or "sigmoid" in last
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError as e:
-        raise InvalidInput(f"{path} is not JSON: {e}") from None
-    if not isinstance(found, dict):
-        raise InvalidInput(f"{path} does not hold a JSON object")
-    return found

@@ -21,6 +21,7 @@ import ptegpu
 
 from ..compiler.program import read_source
 from ..errors import ExportError, InvalidInput, UnsupportedProgram
+from ..files import read
 from ..llm.compiling import GENERATE
 from ..llm.compiling import compile as compile_language_model
 from ..plan.bundle import Bundle, Outer
@@ -123,7 +124,7 @@ def make_site(
     about: dict[str, Any] = {}
     if chosen.name == "chat":
         about["language"], found = language(chosen, path, tokenizer, examples)
-        content |= {name: source.read_bytes() for name, source in found.items()}
+        content |= {name: read(source, InvalidInput) for name, source in found.items()}
     made = saved or _compile(path, data, wanted, targets, chosen, tell)
     bundle = _kept(made, chosen)
     method = default_method(list(bundle.methods[0]))
@@ -169,7 +170,7 @@ def check_output(folder: Path) -> None:
 def _is_site(folder: Path) -> bool:
     try:
         told = json.loads((folder / SITE).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(told, dict) and str(told.get("made")).startswith("ptegpu ")
 
