@@ -25,7 +25,7 @@ _FULL = ("not enough memory", "out of memory")
 _LOCATION = re.compile(r"┌─ .*:(\d+):(\d+)")
 _REASON = re.compile(r"(?:parsing|validation) error: (.+)")
 _NOTE = re.compile(r"│ +[\^-]+ (.+)")
-_THREADS = min(8, os.cpu_count() or 1)
+_THREADS = min(16, os.cpu_count() or 1)
 _KNOWN = re.compile(r"(\w+)(?: (\*)|\[(\d*)\])?")  # "WGPULimits *", "WGPUAdapter[]"
 
 
