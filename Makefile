@@ -94,8 +94,10 @@ clean: ## remove .venv and all caches
 	@$(PIP) --require-hashes -r requirements/quick.txt
 	@touch $@
 
-.venv/.test: .venv/.base requirements/test.txt
+.venv/.test: .venv/.base requirements/cpu.txt requirements/test.txt
 	@echo "Installing PyTorch, ExecuTorch and the test tools into .venv (some minutes)"
+	@# PyTorch's build for CPUs is a tenth as large; where no index of pip's has it, the next line takes the other
+	@$(PIP) --require-hashes -r requirements/cpu.txt 2>/dev/null || true
 	@$(PIP) --require-hashes -r requirements/test.txt
 	@tools/torch.sh $(BIN)/python
 	@touch $@

@@ -16,7 +16,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "requirements"
 DATABASE = "https://api.osv.dev/v1/querybatch"
-PIN = re.compile(r"^([\w.-]+)==([\w.+!-]+)", re.MULTILINE)
+PIN = re.compile(r"^([\w.-]+)==([\w.!-]+)", re.MULTILINE)
 
 
 def pins(folder: Path = FOLDER) -> list[tuple[str, str]]:

@@ -3,8 +3,8 @@
     make lock
 
 pip resolves pyproject.toml under constraints.txt once, for all files. Each file is what some extras of ptegpu need, for
-Python 3.11 to 3.13 on x86-64 and ARM; packages that only some of these need say so. Hashes are those of the index, and
-of the file that pip chose, which may come from elsewhere (PyTorch's build for CPUs).
+Python 3.11 to 3.13 on x86-64 and ARM; packages that only some of these need say so. Hashes are those of the index.
+PyTorch's build for CPUs, which comes from elsewhere, has a file of its own: pip would rather take what the index has.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def hashes(name: str, package: Package) -> list[str]:
     ours = [(file, sha) for file, sha in files if version_of(file) == plain]
     wheels = [sha for file, sha in ours if file.endswith(".whl") and fits(file)]
     found = wheels or [sha for file, sha in ours if file.endswith((".tar.gz", ".zip"))]
-    return sorted({*found, *filter(None, [package.chosen])})
+    return sorted({*found} | ({package.chosen} - {""} if plain == package.version else set()))
 
 
 def version_of(file: str) -> str:
@@ -145,13 +145,21 @@ def main() -> None:
     known = {name: hashes(name, package) for name, package in sorted(packages.items())}
     for file, extras in EXTRAS.items():
         places = {(p, m): reached(extras, packages, p, m) for p in PYTHONS for m in MACHINES}
-        lines = [f"# Written by `make lock`, of {digest()}"]
+        lines: list[str] = []
         for name in sorted(set().union(*places.values())):
             pin = f"{name}=={packages[name].version.split('+')[0]}"
             lines.append(pin + marker({place for place, names in places.items() if name in names}) + " \\")
             lines += [f"    --hash=sha256:{sha} \\" for sha in known[name]]
             lines[-1] = lines[-1].removesuffix(" \\")
-        (ROOT / "requirements" / f"{file}.txt").write_text("\n".join(lines) + "\n", "utf-8")
+        write(file, lines)
+    torch = packages["torch"]
+    if torch.version.endswith("+cpu"):
+        write("cpu", [f"torch=={torch.version} --hash=sha256:{torch.chosen}"])
+
+
+def write(file: str, lines: list[str]) -> None:
+    text = "\n".join([f"# Written by `make lock`, of {digest()}", *lines]) + "\n"
+    (ROOT / "requirements" / f"{file}.txt").write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
