@@ -97,6 +97,13 @@ class Read:
 
     content: bytes
     places: list[Place] = field(default_factory=list)
+    _alike: dict[tuple[str, str], list[Place]] = field(default_factory=dict)
+
+    def alike(self, code: str, kind: str = "") -> list[Place]:
+        """The places of a code, or the offsets of a kind."""
+        if (code, kind) not in self._alike:
+            self._alike[code, kind] = [p for p in self.places if p.code == code and kind in ("", p.kind)]
+        return self._alike[code, kind]
 
 
 @contextmanager
@@ -153,14 +160,19 @@ def read(content: bytes) -> Read:
     """Where the numbers, references and lists of a program, or of a file of data, are."""
     found = Read(content)
     with reading(found.places):
-        if content[4:8] == b"FT01":
-            read_data(content)
-        else:
-            for method in read_program(content).methods:
-                for delegate in method.delegates:
-                    read_delegate(delegate.blob, base=delegate.offset)
+        read_all(content)
     found.places = list(dict.fromkeys(found.places))
     return found
+
+
+def read_all(content: bytes) -> None:
+    """A program with its delegates, or a file of data."""
+    if content[4:8] == b"FT01":
+        read_data(content)
+        return
+    for method in read_program(content).methods:
+        for delegate in method.delegates:
+            read_delegate(delegate.blob, base=delegate.offset)
 
 
 def mutant(of: Read, rng: random.Random) -> bytes:
@@ -169,7 +181,7 @@ def mutant(of: Read, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         place = rng.choice(of.places)
         if place.kind and rng.random() < 0.8:  # points to another of its kind
-            others = [p.target for p in of.places if p.kind == place.kind and p.target > place.at]
+            others = [p.target for p in of.alike(place.code, place.kind) if p.target > place.at]
             _put(content, place.at, "I", rng.choice(others) - place.at)
         elif place.code == "d":
             old = struct.unpack_from("<d", content, place.at)[0]
@@ -177,8 +189,7 @@ def mutant(of: Read, rng: random.Random) -> bytes:
         else:
             old = struct.unpack_from(f"<{place.code}", content, place.at)[0]
             near = (old + 1, old - 1, old * 2, old // 2, old ^ (1 << rng.randrange(8 * struct.calcsize(place.code))))
-            same = [p for p in of.places if p.code == place.code]
-            other = struct.unpack_from(f"<{place.code}", content, rng.choice(same).at)[0]
+            other = struct.unpack_from(f"<{place.code}", content, rng.choice(of.alike(place.code)).at)[0]
             _put(content, place.at, place.code, rng.choice((rng.choice(INTS), rng.choice(near), other)))
     if rng.random() < 0.02:
         content = content[: rng.randrange(len(content))]
@@ -320,7 +331,7 @@ def parsed(content: bytes) -> tuple[str, str]:
     """What becomes of a file that is read, with its delegates."""
     try:
         with within(10):
-            read(content)
+            read_all(content)
     except ptegpu.InvalidProgram as e:
         return "InvalidProgram", str(e)
     except Exception as e:

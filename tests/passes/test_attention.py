@@ -29,6 +29,7 @@ HALVES, PAIRS = "et_vk.apply_rotary_emb_hf.default", "et_vk.apply_rotary_emb.def
 VIEW, LINEAR = "aten.view_copy.default", "et_vk.linear_q4gsw.default"
 LONGEST, CONTEXT = 33, 300  # which is three parts
 CALLS = [(5, 0), (1, 5), (1, 6), (2, 7), (1, 9), (33, 10), (1, 127), (1, 128), (3, 254), (1, 257), (1, 299), (8, 292)]
+FEWER = [(2 if length == 3 else length, start) for length, start in CALLS]  # those for three rows compile long
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,9 @@ LAYERS = [
     "layer", [*LAYERS[:3], *(pytest.param(layer, marks=pytest.mark.slow) for layer in LAYERS[3:])], ids=str
 )
 def test_a_step_is_one_dispatch_and_the_product(layer):
+    calls = CALLS if layer in LAYERS[:3] else FEWER
     want = {"attention_rows": 1, "linear_q4_gemv": 1} if layer.columns else {"attention_rows": 1, "attention_merge": 1}
-    assert same(layer) == want
+    assert same(layer, calls) == want
 
 
 def test_in_a_browser():
@@ -193,7 +195,7 @@ HALVED = [Layer(cache=F16), Layer(cache=F16, cached=CUSTOM), Layer(dtype=F16, ca
 @pytest.mark.parametrize("f16", [True, False])
 def test_halves(layer, f16):
     want = {"attention_rows": 1, "linear_q4_gemv": 1}
-    assert same(layer, CALLS[::2], f16=f16) == (want if f16 or layer.dtype is F32 else {**want, "cast": 1})
+    assert same(layer, FEWER[::2], f16=f16) == (want if f16 or layer.dtype is F32 else {**want, "cast": 1})
 
 
 def test_what_a_kernel_cannot_take_in():
@@ -209,11 +211,11 @@ def test_what_a_kernel_cannot_take_in():
 def test_who_merges(monkeypatch):
     """Attention itself, where rows are not staged, or where there are too many parts."""
     monkeypatch.setattr(few, "MOST_PARTS", 2)
-    assert same(Layer(), CALLS[-6:])["attention_merge"] == 1
+    assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
     monkeypatch.setattr(few, "MOST_PARTS", 3)
-    assert same(Layer(), CALLS[-6:])["attention_merge"] == 0
+    assert same(Layer(), FEWER[-6:])["attention_merge"] == 0
     monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32)),))
-    assert same(Layer(), CALLS[-6:])["attention_merge"] == 1
+    assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
 
 
 def test_two_rows_of_the_product_are_one_of_heads():

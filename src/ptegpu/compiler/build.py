@@ -110,7 +110,7 @@ class _Builder:
                 Sym(var.name) if var.dtype is None else Tensor(f"{var.name}.{self.count}", var.dtype.device, var.sizes)
             )
             outs.append(fresh)
-            self.env[var] = self.nothing(var) if definition.role == "cache" else fresh
+            self.env[var] = self.nothing(var) if definition.hollow else fresh
         self.graph.nodes.append(Node(definition, tuple(args), tuple(outs), call.where, tuple(mutated)))
         if any(v.dtype is DType.BF16 for v in call.outs):
             self.round(call)

@@ -29,6 +29,7 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     "update_cache.default",
     "llama.update_cache.default",
     mutates=["cache"],
+    hollow=True,
     positions=["start_pos"],
     fits="value float",
     indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),

@@ -5,7 +5,6 @@ These operators are ptegpu's own: no exporter writes them; `ptegpu.llm` puts the
 
 from __future__ import annotations
 
-from ..dtypes import INTS
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import latest as kernels
@@ -15,11 +14,10 @@ from .registry import Dispatch, Out, Steps, op
 FILL, KEEP = "ptegpu.latest.default", "ptegpu.keep_latest.default"
 
 
-@op(FILL, wide=True)
+@op(FILL, wide=True, fits="tokens int[_, _], rows int32[_, 2], held int32[_]")
 def latest(tokens: Tensor, rows: Tensor, held: Tensor, *, target: Target) -> Steps:
     """tokens [1, S], of which one below 0 is the latest of its sequence; rows int32 [S, 2]; held int32 [sequences]."""
-    given = tokens.dtype in INTS and tokens.rank == 2 and rows.shape == (tokens.numel, 2)
-    if not given or held.rank != 1 or not held.numel:
+    if rows.shape[0] != tokens.numel or not held.numel:
         raise ShapeError(f"{tokens!r}, {rows!r} and {held!r} are no tokens, rows and latest tokens of sequences")
     y = yield Out(tokens.shape)
     kernel = kernels.fill(tokens.dtype, target)
@@ -29,12 +27,9 @@ def latest(tokens: Tensor, rows: Tensor, held: Tensor, *, target: Target) -> Ste
         yield Dispatch(kernel, [tokens, rows, held], [y], groups, params)
 
 
-@op(KEEP, mutates=["held"])
+@op(KEEP, mutates=["held"], hollow=True, fits="tokens int32[w], rows int32[_, 2], wanted [w], held [_]")
 def keep_latest(tokens: Tensor, rows: Tensor, wanted: Tensor, held: Tensor, *, target: Target) -> Steps:
     """tokens int32 [W] after the rows `wanted` [W] become the latest; the result is one element that means nothing."""
-    given = tokens.dtype in INTS and tokens.rank == 1 and wanted.shape == tokens.shape
-    if not given or rows.rank != 2 or rows.shape[1] != 2 or held.rank != 1:
-        raise ShapeError(f"{tokens!r}, {rows!r}, {wanted!r} and {held!r} do not fit together")
     yield Out((1,))
     kernel = kernels.keep(target)
     groups = -(-tokens.numel // kernel.kernel.workgroup)

@@ -121,6 +121,7 @@ class Traits:
 
     # Effects: what a call changes, and what changes a call.
     mutates: tuple[int, ...] = ()  # parameters written in place (states)
+    hollow: bool = False  # its result holds nothing: no kernel writes it, and a program that looks finds zeros
     positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on: a new value reruns no rule
 
     # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
