@@ -18,6 +18,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from _thread import interrupt_main
 from collections import Counter
 from collections.abc import Callable
@@ -293,11 +294,13 @@ def at_random(works: Works, name: str, report: Report, count: int, seed: int) ->
     work()
     longest = 2 * (time.perf_counter() - began)
     before, chosen = works.counts(), random.Random(f"{seed} {name}")
-    raised = 0.0
+    raised = late = 0.0
+    where: list[str] = []
 
-    def handle(*_: object) -> None:
+    def handle(_: int, frame: FrameType | None) -> None:
         nonlocal raised
         raised = time.perf_counter()
+        where[:] = traceback.format_stack(frame)[-6:]
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGALRM, handle)
@@ -306,8 +309,10 @@ def at_random(works: Works, name: str, report: Report, count: int, seed: int) ->
         try:
             works.before(name)
             signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-5, longest))
-            while True:
+            raised = 0.0
+            while not raised:
                 work()
+            report.fault(f"{name}: number {number} was lost {report.unheard}: {where}")
         except KeyboardInterrupt:
             late = time.perf_counter() - raised
         report.interrupts += 1

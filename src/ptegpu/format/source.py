@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator
 from io import FileIO
 from typing import NamedTuple, NoReturn
-from weakref import finalize
+from weakref import ref
 
 import numpy as np
 
@@ -83,8 +83,9 @@ def _map(path: str, label: str, wanted: str) -> memoryview:
     found = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     view = memoryview(found)
     start = _address(view)
-    _files[start] = _File(size, file, label)
-    finalize(found, _forget, start)
+    for gone in [start for start, other in _files.items() if other.mapped() is None]:
+        _files.pop(gone).file.close()
+    _files[start] = _File(size, file, label, ref(found))
     return view
 
 
@@ -92,13 +93,10 @@ class _File(NamedTuple):
     size: int
     file: FileIO
     label: str
+    mapped: ref[mmap.mmap]  # without a callback: an interrupt that arrives in one is lost
 
 
-_files: dict[int, _File] = {}  # that are mapped, by address
-
-
-def _forget(start: int) -> None:
-    _files.pop(start).file.close()
+_files: dict[int, _File] = {}  # that are mapped, or were until a moment ago, by address
 
 
 def _address(view: memoryview | bytes) -> int:
@@ -108,11 +106,11 @@ def _address(view: memoryview | bytes) -> int:
 def steady(view: memoryview | bytes) -> Iterator[memoryview | bytes]:
     """The same bytes in pieces; those of a mapped file are read from it: InvalidProgram where it has lost them."""
     start = _address(view) if len(view) else 0
-    base = next((b for b, f in _files.items() if b <= start < b + f.size), None)
+    base = next((b for b, f in _files.items() if b <= start < b + f.size and f.mapped() is not None), None)
     if base is None:
         yield view
         return
-    (_, file, label), nbytes = _files[base], memoryview(view).nbytes
+    (_, file, label, _), nbytes = _files[base], memoryview(view).nbytes
     for done in range(0, nbytes, _PIECE):
         wanted = min(_PIECE, nbytes - done)
         file.seek(start - base + done)

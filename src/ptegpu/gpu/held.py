@@ -68,12 +68,17 @@ class checked:
         said.errors.clear()
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if said.raised:
-            raise said.raised.pop()
+        raise_delayed()
         if error is None and self._lost:
             raise lost(self._lost[0])
         if error is None and said.errors:
             raise self._translate(said.errors[-1])
+
+
+def raise_delayed() -> None:
+    """What a signal handler raised in a callback."""
+    if said.raised:
+        raise said.raised.pop()
 
 
 def lost(words: str) -> DeviceLost:

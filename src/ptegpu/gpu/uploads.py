@@ -84,7 +84,8 @@ class Uploads:
         """One with room for so many bytes."""
         arena = self._found(nbytes)
         if arena is None and self._asked:
-            self._device.api.poll()
+            with self._device.api.checked():
+                self._device.api.poll()
             arena = self._found(nbytes)
         if arena is None:
             size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())

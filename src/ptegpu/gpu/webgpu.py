@@ -158,6 +158,7 @@ class WebGPU:
     def destroy(self) -> None:
         # void wgpuDeviceDestroy(WGPUDevice)
         self.lib.wgpuDeviceDestroy(self.handle)
+        held.raise_delayed()  # Dawn calls back that it is lost
 
     def buffer(self, name: str, nbytes: int, usage: int) -> Handle:
         """A buffer of zeros; `usage` is WebGPU's. One to write into is mapped already."""
