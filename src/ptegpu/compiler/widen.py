@@ -9,22 +9,9 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..graph.linear import Call, Linear, Var, variables
 from ..ops import REGISTRY
-from ..ops.spans import PLACES, RULES
+from ..ops.spans import CASTS, PLACES, RULES, SUMS, VALUES
 from ..portable.host import on_host
 
-CASTS = ("aten._to_copy.default", "aten.to.dtype", "dim_order_ops._to_dim_order_copy.default")
-VALUES = {  # operators whose results are elements of some arguments only: which
-    **dict.fromkeys(("aten.gather.default", "aten.index_select.default", "aten.index.Tensor"), (0,)),
-    **dict.fromkeys(("aten.topk.default", "aten.sort.default", "aten.sort.stable", "aten.embedding.default"), (0,)),
-    **dict.fromkeys(("aten.max.dim", "aten.min.dim", "aten.slice_scatter.default", "aten.select_scatter.int"), (0,)),
-    "aten.where.self": (1, 2),
-}
-SUMS = {
-    "aten.sum.dim_IntList": 3,
-    "aten.sum.default": 1,
-    "aten.cumsum.default": 2,
-    "aten.prod.dim_int": 3,
-}  # and dtypes
 SMALL = (DType.BOOL, DType.U8, DType.I8, DType.I32, DType.I64)
 
 

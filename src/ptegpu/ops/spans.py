@@ -223,3 +223,19 @@ PLACES: dict[str, int] = {  # which result has numbers of elements of the first 
     "aten.sort.stable": 1,
     "aten.nonzero.default": 0,
 }
+
+CASTS = ("aten._to_copy.default", "aten.to.dtype", "dim_order_ops._to_dim_order_copy.default")
+
+VALUES: dict[str, tuple[int, ...]] = {  # which arguments' elements the results are, if not those of all
+    **dict.fromkeys(("aten.gather.default", "aten.index_select.default", "aten.index.Tensor"), (0,)),
+    **dict.fromkeys(("aten.topk.default", "aten.sort.default", "aten.sort.stable", "aten.embedding.default"), (0,)),
+    **dict.fromkeys(("aten.max.dim", "aten.min.dim", "aten.slice_scatter.default", "aten.select_scatter.int"), (0,)),
+    "aten.where.self": (1, 2),
+}
+
+SUMS: dict[str, int] = {  # which argument says a dtype of sums and products
+    "aten.sum.dim_IntList": 3,
+    "aten.sum.default": 1,
+    "aten.cumsum.default": 2,
+    "aten.prod.dim_int": 3,
+}
