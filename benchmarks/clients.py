@@ -153,9 +153,18 @@ class Connection:
         except OSError:
             pass  # the other side was quicker
 
-    async def post(self, body: bytes, key: str = "", kind: str = "application/json", method: str = "POST") -> None:
+    async def post(
+        self,
+        body: bytes,
+        key: str = "",
+        kind: str = "application/json",
+        method: str = "POST",
+        length: int | None = None,
+    ) -> None:
+        """Sends a request, which may say that it is longer than it is."""
         head = f"{method} {self._path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
-        head += f"Content-Length: {len(body)}\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
+        head += f"Content-Length: {len(body) if length is None else length}\r\n"
+        head += f"Authorization: Bearer {key}\r\n" if key else ""
         self._writer.write(head.encode() + b"\r\n" + body)
         await self._writer.drain()
 

@@ -21,6 +21,7 @@ from ptegpu.gpu import Counters, Session, SharedConstants
 from ptegpu.gpu.combined import Combined
 from ptegpu.graph.linear import Var
 from ptegpu.llm import LanguageModel
+from ptegpu.llm.batch import BatchEngine
 from ptegpu.plan.bundle import Outer, Run
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, Port, fixed
 from ptegpu.runtime.method import Method
@@ -143,6 +144,7 @@ def calls(bench: Bench) -> Iterator[Row]:
         "60 dispatches, 32 images": partial(static, 60, (32, 3, 224, 224)),
         "decode step": step,
         "a generated token": generate,
+        "tokens of 32 texts": generate_many,
     }
     for case, make in made.items():
         if bench.wants(case):
@@ -236,6 +238,20 @@ def generate(bench: Bench, way: Way, stack: ExitStack) -> Call:
 
     def call() -> Times:
         timings = model.generate([5, 9, 2], max_tokens=count, stop_tokens=()).timings
+        return 0.0, timings.decode_s / timings.decode_tokens
+
+    return call
+
+
+def generate_many(bench: Bench, way: Way, stack: ExitStack) -> Call:
+    """A token of each of many texts, inside a `BatchEngine`; the host's part of one run is beside the next."""
+    count = 11 if bench.quick else 101
+    engine = stack.enter_context(BatchEngine(str(DEMO), sequences=32, **bench.how(way)))
+
+    def call() -> Times:
+        options: Any = {"max_tokens": count, "stop_tokens": ()}
+        handles = [engine.submit([5 + k, 9, 2], options) for k in range(32)]
+        timings = [handle.wait().timings for handle in handles][-1]
         return 0.0, timings.decode_s / timings.decode_tokens
 
     return call

@@ -1,14 +1,17 @@
-"""The load test at tiny sizes: over HTTP, in the process, and what it says of answers that are not those alone."""
+"""The load tests at tiny sizes: over HTTP, in the process, and what they say of answers that are not as they should."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import time
 from pathlib import Path
 
 import pytest
 from benchmarks.clients import Answer, Ask, figures, lengths, together
 from benchmarks.serve import difference, main
+from benchmarks.soak import Soak, until_idle
 
 from tests.serve.conftest import Start, start
 
@@ -54,6 +57,22 @@ def test_in_the_process(tmp_path: Path) -> None:
     assert 0 == main(["clients", "--in-process", "--clients", "2", *how, "--json", str(found)])
     cases = [(row["case"], row["tokens"]) for row in json.loads(found.read_text("utf-8"))["rows"]]
     assert [("LanguageModel", 3), ("2 clients", 6)] == cases
+
+
+def test_clients_that_leave_and_send_nonsense(start: Start) -> None:
+    server = start(encoder=False, delay=0.001)
+    load = Soak(f"{server.url}/v1", seed=0)
+
+    async def some() -> None:
+        await asyncio.gather(*(load.client(time.monotonic() + 0.8) for _ in range(4)))
+        await until_idle(f"{server.url}/v1")
+
+    asyncio.run(some())
+    assert [] == load.errors
+    assert all(load.counts[kind] for kind in ("200", "left", "400", "404"))
+    load.answers[3] = "something else"
+    asyncio.run(load.asks(3))
+    assert 1 == len(load.errors) and load.errors[0].startswith("request 3 had 'something else', then ' w")
 
 
 def test_figures() -> None:

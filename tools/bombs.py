@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "tests" / "data" / "cnn.pte"
 SECONDS, MEMORY, PER_BYTE = 1.0, 64 << 20, 4
 SPACE = 16 << 30  # bytes of addresses after which a process gets no more
-STRICT = "memory=32M folded=8M nodes=4000 items=50000 pipelines=128 instructions=1000000 seconds=0.6"
+STRICT = "memory=32M folded=8M nodes=2000 items=50000 pipelines=128 instructions=1000000 seconds=0.6"
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sees to it that WebGPU finds an adapter: installs Debian's Vulkan loader and Mesa drivers if none is found and it
-# may (as root or with passwordless sudo), else prints the one line to run. Fails if there is no adapter at the end.
+# Sees to it that WebGPU finds an adapter: only if there is none, Debian's Vulkan loader and Mesa's drivers are installed
+# (install.sh says how). Fails if there is no adapter at the end.
 set -uo pipefail
 python=${1:?usage: ensure-vulkan.sh PYTHON}
 packages="libvulkan1 mesa-vulkan-drivers"
@@ -23,22 +23,9 @@ case $? in
     *) echo "$log" >&2; exit 1 ;;
 esac
 
-if ! command -v apt-get >/dev/null; then
-    echo "No Vulkan adapter found. Install your system's Vulkan loader and driver (Debian: $packages)." >&2
-    exit 1
-fi
-if [ "$(id -u)" = 0 ]; then
-    apt=(env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120)
-elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
-    apt=(sudo -n env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120)
-else
-    echo "No Vulkan adapter found. Run: sudo apt-get install -y $packages" >&2
-    exit 1
-fi
-
-echo "No Vulkan adapter found: installing $packages"
-log=$("${apt[@]}" update 2>&1; "${apt[@]}" install -y --no-install-recommends $packages 2>&1) &&
-    log=$(find_adapter 2>&1) && exit 0
+reason="WebGPU finds no adapter; Mesa's drivers for Vulkan have one for any machine."
+"$(dirname "$0")/install.sh" "$reason" $packages || exit 1
+log=$(find_adapter 2>&1) && exit 0
 echo "$log" | tail -n 5 >&2
-echo "Still no Vulkan adapter. Run, and read what it says: apt-get install -y $packages" >&2
+echo "$packages are installed, but WebGPU still finds no adapter." >&2
 exit 1

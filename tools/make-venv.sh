@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with the given Python, or prints the one line that makes that possible.
+# Makes .venv with the given Python, or says what makes that possible. Debian's Python gets its python3-venv, if it lacks
+# it (install.sh says how).
 set -euo pipefail
 python=${1:?usage: make-venv.sh PYTHON}
 
@@ -12,8 +13,8 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     exit 1
 fi
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-    echo "This Python cannot make virtual environments. Run: apt-get install -y python3-venv" >&2
-    exit 1
+    version=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
+    "$(dirname "$0")/install.sh" "$python cannot make virtual environments." "$version-venv" || exit 1
 fi
 echo "Making .venv with $("$python" -V)"
 "$python" -m venv .venv

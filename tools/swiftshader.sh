@@ -19,11 +19,16 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
     echo "No SwiftShader: Debian's $package brings it, and there is no apt-get here." >&2
     exit 1
 fi
+reason="The tests on Dawn need SwiftShader; Debian's $package has it (some 30 MB)."
+if [ "${INSTALL:-1}" = 0 ]; then
+    echo "$reason Nothing is downloaded; run: apt-get install -y --no-install-recommends $package" >&2
+    exit 1
+fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-download() { (cd "$folder" && apt-get -qq download $package 2>&1); }
-echo "Downloading Debian's $package for its SwiftShader (some 30 MB, once)" >&2
-log=$(download) || { [ "$(id -u)" = 0 ] && apt-get -qq update >/dev/null 2>&1 && log=$(download); } || {
+run() { echo "+ $*" >&2; log=$(cd "$folder" && "$@" 2>&1); }
+echo "$reason Two files of it go into .venv, nothing is installed:" >&2
+run apt-get -q download $package || { [ "$(id -u)" = 0 ] && run apt-get -q update && run apt-get -q download $package; } || {
     echo "No SwiftShader: apt-get download $package fails: $(echo "$log" | tail -n 1)" >&2
     exit 1
 }

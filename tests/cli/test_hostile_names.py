@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from tests.cli.conftest import Invoke
 from tests.format.build import Table, Tables, Vector, i8, i32, ids, program, table, text, u32, union
 
 import ptegpu
+from ptegpu.cli.generate import write
 from ptegpu.printing import LONGEST
 
 NAME = (
@@ -19,6 +22,9 @@ NAME = (
 )
 LONG = NAME + "A" * 100_000 + NAME
 FILE = "\x1b[31m\u202e[bold]<script>alert(1)\udcff\nerror: all good.pte"
+
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def tensor(key: str | None = None) -> Table:
@@ -167,6 +173,38 @@ def test_json_has_the_names_themselves(tmp_path: Path, invoke: Invoke) -> None:
     ended = invoke("inspect", file, "--json")
     check(ended.out)
     assert NAME == ended.json()["methods"][0]["name"]
+
+
+@pytest.mark.parametrize(
+    "line", [[NAME], ["run", f"--{NAME}"], ["run", "--device", NAME], ["inspect", "x", "--graph", NAME]]
+)
+def test_a_command_line_is_shown_safely(line: list[str], invoke: Invoke) -> None:
+    ended = invoke(*line)
+    assert 2 == ended.code and ended.err.startswith("error: ")
+    check(ended.err)
+
+
+def test_what_a_model_writes_does_not_steer_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = ("a\tb\r\n", "\x1b]0;PWNED\x07", "\x9b2J\r", "\u202e🙂\u200d\n")
+    for piece in pieces:
+        write(piece)
+    assert "".join(pieces) == capsys.readouterr().out  # a pipe, or a file
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for piece in pieces:
+        write(piece)
+    assert "a\tb\n" + r"\x1b]0;PWNED\x07\x9b2J\r\u202e" + "🙂\u200d\n" == capsys.readouterr().out
+
+
+def test_pages_show_text_as_text() -> None:
+    sources = [path for folder in ("src", "pages") for path in sorted((ROOT / "web" / folder).glob("*.js"))]
+    assert len(sources) > 10
+    for path in sources:
+        found = re.findall(
+            r"(?:inner|outer)HTML|insertAdjacentHTML|document\.write|srcdoc|createContextual", path.read_text()
+        )
+        assert [] == found, path
 
 
 def test_what_python_shows_of_a_program_is_shown_so_too() -> None:

@@ -336,6 +336,7 @@ def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.Method:
 def blobs_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """The blob of a delegate is the graph itself."""
     monkeypatch.setattr(importer, "read_delegate", lambda blob, **_: blob)
+    monkeypatch.setattr(importer, "len", lambda x: 0 if isinstance(x, BlobGraph) else len(x), raising=False)
 
 
 @pytest.mark.usefixtures("blobs_by_hand")

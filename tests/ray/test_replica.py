@@ -21,7 +21,7 @@ def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) ->
     closed: list[str] = []
     for name, engine in engines.items():
         monkeypatch.setattr(engine, "close", lambda name=name: closed.append(name))
-    monkeypatch.setattr(serving, "open_engine", lambda path, name, *_: engines[name])
+    monkeypatch.setattr("ptegpu.serve.models.open_model", lambda path, name, *_: engines[name])
     how = {"device": "auto", "engine": "auto"}
     replica = serving.Replica({"a": "a.pte", "b": "b.pte"}, None, {}, how, None, Limits())
     replica.check_health()
@@ -33,11 +33,12 @@ def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_ray_is_asked_for() -> None:
-    made = deployment(
-        "m.pte", replicas=(1, 4), gpus=0.5, sequences=8, limits=Limits(queue=3, drain=7)
-    )._bound_deployment
+    limits, more = Limits(queue=3, drain=7), {"upscale_delay_s": 2}
+    made = deployment("m.pte", replicas=(1, 4), gpus=0.5, sequences=8, limits=limits, autoscaling_config=more)
+    made = made._bound_deployment
     scaling = made._deployment_config.autoscaling_config
     assert (1, 4, 8) == (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests)
+    assert 2 == scaling.upscale_delay_s
     assert (8, 3) == (made.max_ongoing_requests, made.max_queued_requests)
     assert 0.5 == made.ray_actor_options["num_gpus"]
     assert 12 == made._deployment_config.graceful_shutdown_timeout_s

@@ -98,7 +98,7 @@ def test_a_request_that_takes_too_long(start: Start) -> None:
 
 
 def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
-    server = start(limits=Limits(queue=1), sequences=1, delay=0.02)
+    server = start(limits=Limits(queue=1), sequences=1, delay=0.5)
     body = {"model": "fake", "prompt": PROMPT, "max_tokens": 50}
     waiting = [threading.Thread(target=server.post, args=("/v1/completions", body)) for _ in range(2)]
     for thread in waiting:
@@ -109,6 +109,7 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
         refused = server.post("/v1/completions", body | options)
         assert (429, "queue_full") == (refused.status_code, refused.json()["error"]["code"])
         assert 1 <= int(refused.headers["Retry-After"]) <= 60
+    server.engine.delay = 0.0
     for thread in waiting:
         thread.join()
     assert 200 == server.post("/v1/completions", body).status_code

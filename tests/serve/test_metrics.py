@@ -3,9 +3,13 @@ from __future__ import annotations
 import re
 
 import httpx2
+import pytest
 from tests.serve.conftest import Running, Start
 
-from ptegpu.errors import DeviceLost
+from ptegpu.errors import DeviceLost, InvalidInput
+from ptegpu.printing import LONGEST
+from ptegpu.serve.app import _told
+from ptegpu.serve.errors import ApiError
 from ptegpu.serve.metrics import Histogram, Metrics
 
 LINE = re.compile(r'ptegpu_\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [0-9.e+-]+')
@@ -47,8 +51,16 @@ def test_a_histogram_counts_what_is_at_most_its_bounds() -> None:
 
 def test_labels_are_escaped() -> None:
     metrics = Metrics()
-    metrics.count("prompt_tokens", 2, model='a"b\\c\nd')
-    assert 'ptegpu_prompt_tokens_total{model="a\\"b\\\\c\\nd"} 2\n' in metrics.text({})
+    metrics.count("prompt_tokens", 2, model='a"b\\c\nd\x1b\u202e')
+    assert r'ptegpu_prompt_tokens_total{model="a\"b\\c\\nd\\x1b\\u202e"} 2' in metrics.text({}).splitlines()
+
+
+def test_what_clients_and_the_log_are_told_is_shown_safely(capsys: pytest.CaptureFixture[str]) -> None:
+    nasty = "a\x1b[2J\nerror: x\u202e" + "A" * 10_000
+    for told in (ApiError(400, nasty), _told(RuntimeError(nasty)), _told(InvalidInput(nasty))):
+        assert told.message.isprintable() and len(told.message) <= LONGEST
+    logged = capsys.readouterr().err
+    assert r"RuntimeError: a\x1b[2J" in logged and all(line.isprintable() for line in logged.splitlines())
 
 
 def test_health(start: Start) -> None:

@@ -121,8 +121,8 @@ def open_model(
 
 
 def write(text: str) -> None:
-    """On stdout at once; nothing that a model writes steers a terminal."""
-    sys.stdout.write(streamed(text))
+    """On stdout at once, as it is; but nothing that a model writes steers a terminal."""
+    sys.stdout.write(streamed(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

@@ -107,7 +107,7 @@ def serve(
         url = f"{page}v1"
         engines: dict[str, Engine] = {}
         for name, path in zip(names, models):
-            make = partial(open_model, path, name, tokenizer, many)
+            make = partial(open_model, path, name, tokenizer, many, prepare=True)
             makes = [(where, partial(make, how | {"device": where})) for where in devices]
             with bars(f"Loading {path.name}") as told:
                 opened = open_workers(name, makes, told)

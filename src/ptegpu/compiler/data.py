@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidInput, InvalidProgram
-from ..format import Program, read_data
+from ..format import NamedTensor, Program, read_data
 from ..graph.importer import NamedData
 from ..limits import has_read
 
@@ -25,7 +25,8 @@ def read_all(data: Data) -> list[Mapping[str, Any]]:
     sources: Sequence[Any] = [data] if one else data  # type: ignore[list-item, assignment]
     for source in sources:
         if isinstance(source, Mapping):
-            has_read(sum(memoryview(content).nbytes for content in source.values()))
+            given = [content for content in source.values() if not isinstance(content, NamedTensor)]  # which was read
+            has_read(sum(memoryview(content).nbytes for content in given))
     return [source if isinstance(source, Mapping) else read_data(source) for source in sources]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..graph.linear import Instruction, Linear, Var, variables
+from ..limits import tick
 from .build import Joined, build
 from .order import reads, writes
 from .partition import Host, Item, Stretch
@@ -24,16 +26,19 @@ def join(linear: Linear, items: list[Item]) -> Join:
     touched = [_touched(item) for item in items]
     reads = [read_by(item) for item in items]
     finals = {v for o in linear.outputs for v in variables(o)}
+    users = Counter(v for found in touched for v in found)  # by how many items
+    readers = Counter(v for found in reads for v in found)
+    on_host = finals.union(*(read for read, item in zip(reads, items, strict=True) if isinstance(item, Host)))
     found = Join({}, {}, {})
     for k, item in enumerate(items):
         if not isinstance(item, Stretch):
             continue
-        others = [j for j in range(len(items)) if j != k]
-        states = {v for v in touched[k] if v.kind == "state" and not any(v in touched[j] for j in others)}
+        tick()
+        states = {v for v in touched[k] if v.kind == "state" and users[v] == 1}
         written = dict.fromkeys(written_by(item))
-        wanted = finals.union(*(reads[j] for j in others), _read_first(item))
+        first = _read_first(item)
+        wanted = {v for v in written if v in finals or v in first or readers[v] > (v in reads[k])}
         needed = [v for v in written if (v not in states and (v in wanted or v.kind == "state")) or v in finals]
-        on_host = finals.union(*(reads[j] for j in others if isinstance(items[j], Host)))
         found.states[k] = states
         found.read[k] = [p for p, v in enumerate(needed) if v in on_host]
         found.graphs[k] = build(f"{linear.name}.{k}", item.calls, needed, states)

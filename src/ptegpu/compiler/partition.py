@@ -17,6 +17,7 @@ from ..dtypes import ON_GPU, DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..graph.graph import Arg, Sym, Tensor
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
+from ..limits import tick
 from ..ops import REGISTRY, OpDef
 from ..ops.spans import RULES, Span, fits, of_dtype, spans
 from ..portable.host import on_host, schema_of
@@ -96,6 +97,7 @@ def places_of(linear: Linear) -> list[bool]:
             _check(i)
     facts = Facts(linear)
     while True:
+        tick()
         known, places = len(facts.unproved), []
         for i in linear.code:
             places.append(isinstance(i, Call) and joins(i, facts))

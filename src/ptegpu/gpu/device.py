@@ -173,7 +173,8 @@ class Device:
 
     def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """Several, compiled side by side."""
-        return self._pipelines.found(kernels) or self.compile(kernels).result()
+        found = self._pipelines.found(kernels)
+        return self.compile(kernels).result() if found is None else found
 
     def compile(self, kernels: Sequence[Kernel], progress: Progress = silent) -> threads.Job[list[Pipeline]]:
         """The same, begun in another thread. If nobody waits for it, that goes on, and whoever asks again has it."""
@@ -274,6 +275,7 @@ class Device:
             self.wait()
 
 
+_opening = threads.Lock()
 _devices: dict[tuple[str, int, Limits, bool, bool, bool], Device] = {}
 
 
@@ -291,14 +293,15 @@ def open_device(
     key = (info.engine, info.index, limits, f16, subgroups, matrices)
 
     def opened() -> Device:
-        found = _devices.get(key)
-        if found is None or found.lost:
-            try:
-                found = Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
-            except DeviceError as error:
-                raise NoAdapter(f"{info} cannot be opened: {error}") from error
-            _devices[key] = found
-        return found
+        with _opening:
+            found = _devices.get(key)
+            if found is None or found.lost:
+                try:
+                    found = Device(info, limits=limits, f16=f16, subgroups=subgroups, matrices=matrices)
+                except DeviceError as error:
+                    raise NoAdapter(f"{info} cannot be opened: {error}") from error
+                _devices[key] = found
+            return found
 
     return threads.opening().do(opened)
 

@@ -17,6 +17,7 @@ from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from queue import SimpleQueue
+from threading import local
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ..errors import Closed, DeviceLost
@@ -26,8 +27,16 @@ from . import held
 T = TypeVar("T")
 R = TypeVar("R")
 
+
+class _Here(local):
+    """The pool whose thread this is."""
+
+    pool: Pool | None = None
+
+
 _TURN = 0.1  # seconds of one wait: where another thread gets the signal, the main thread hears of it after that
 _running: dict[int, Job[Any]] = {}  # by id
+_here = _Here()
 _state = {"leaving": False, "forked": False}
 
 
@@ -112,13 +121,12 @@ class Pool:
     """Threads that take turns with the jobs they are given."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._idents: list[int] = []
+        self._threads, self._started = threads, 0
         self._jobs: SimpleQueue[Job[Any]] = SimpleQueue()
 
     @property
     def started(self) -> bool:
-        return bool(self._idents)
+        return self._started > 0
 
     def begin(self, work: Callable[[], R]) -> Job[R]:
         job = Job(work)
@@ -128,13 +136,22 @@ class Pool:
     def put(self, job: Job[Any]) -> None:
         if _state["forked"]:
             raise _forked()
-        if len(self._idents) < self._threads:
-            self._idents.append(start_new_thread(_serve, (self._jobs,)))
+        if self._started < self._threads:
+            start_new_thread(self._serve, ())
+            self._started += 1  # if that is interrupted, there will be one more than wanted
         self._jobs.put(job)
 
     def do(self, work: Callable[[], R]) -> R:
         """Waits for it, too. A thread of the pool does it itself."""
-        return work() if get_ident() in self._idents and not _state["forked"] else self.begin(work).result()
+        return work() if _here.pool is self and not _state["forked"] else self.begin(work).result()
+
+    def _serve(self) -> None:
+        _here.pool = self
+        while True:
+            job = self._jobs.get()
+            _running[id(job)] = job
+            job.run()
+            del _running[id(job)], job
 
     def in_turn(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         """The results, in the order of the items. Once one fails, or nobody wants more, no further item is begun."""
@@ -145,14 +162,6 @@ class Pool:
         finally:
             for job in [job for job in jobs if not job.cancel()]:
                 job.wait()
-
-
-def _serve(jobs: SimpleQueue[Job[Any]]) -> None:
-    while True:
-        job = jobs.get()
-        _running[id(job)] = job
-        job.run()
-        del _running[id(job)], job
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 
 import numpy as np
 
@@ -47,7 +48,7 @@ class _Importer:
             operand = self.operand(value_id)
             if isinstance(operand, Var):
                 operand.kind, operand.name = "input", f"input {k}"
-            elif operand is None and value_id in self._used_ids():
+            elif operand is None and value_id in self._used_ids:
                 operand = self.slots[value_id] = Var(f"input {k}", None, dynamic=True, kind="input")
             linear.inputs.append(operand)
         for value_id in method.inputs:
@@ -95,8 +96,6 @@ class _Importer:
         jumps: list[tuple[int, int]] = []  # (position in code, instruction of the chain it goes to)
         for number, (instruction, reads, writes) in enumerate(chain):
             starts.append(len(code))
-            if not isinstance(instruction, pte.DelegateCall):  # whose calls are counted as they are inlined
-                spend("nodes", 1, f"method {self.method.name}")
             self._find_views(reads, code)
             for value_id in writes:
                 self._write(value_id)
@@ -130,10 +129,14 @@ class _Importer:
         return chains
 
     def _ids(self, instruction: pte.Instruction, has_value: set[int]) -> tuple[Ids, Ids]:
+        if not isinstance(instruction, pte.DelegateCall):
+            spend("nodes", 1, f"method {self.method.name}")
         if isinstance(instruction, pte.KernelCall):
             return self._split(instruction)
         if isinstance(instruction, pte.DelegateCall):
             blob, where = self._blob(instruction.delegate), f"delegate {instruction.delegate}"
+            spend("nodes", max(1, len(blob.calls)), where)
+            spend("items", len(blob.values), where)
             values = self.method.values
             return ends(blob, instruction.args, values, lambda k: k not in has_value, where, self.path)
         if isinstance(instruction, pte.MoveCall):
@@ -168,6 +171,7 @@ class _Importer:
             code.append(Call(VIEW, (self.operand(owner), value.sizes), (self.slot(value_id),), f"view of v{owner}"))
             self.known.add(value_id)
 
+    @cached_property
     def _used_ids(self) -> set[int]:
         used = set(self.method.outputs)
         for chain in self.method.chains:

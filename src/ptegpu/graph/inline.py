@@ -40,13 +40,13 @@ class _Inliner:
         self.prefix = f"d{where.rsplit(' ', 1)[-1]}.v"  # of the names of its values
         self.slots: dict[int, Operand] = {}
         self.code: list[Instruction] = []
-        self.sources: dict[Var, set[Var]] = {}  # constants that a value was computed from
+        self.made: dict[Var, int] = {}  # which call wrote a value last
+        self.took: list[tuple[set[Var], set[int]]] = []  # of each call: constants, and the calls that made the others
 
     def run(self, given: Sequence[Operand], outs: Sequence[Var]) -> list[Instruction]:
         blob = self.blob
         for value_id, operand in zip(blob.inputs, given, strict=True):
             self.slots[value_id] = self._input(value_id, operand)
-        spend("nodes", len(blob.calls) + len(outs), self.where)
         for call in blob.calls:
             if not call.args:
                 self._fail(f"{call.operator} #{call.node} has no result")
@@ -55,9 +55,7 @@ class _Inliner:
                 self._prepack(call.args[-1], args[0])
                 continue
             results = tuple(self._results(call.args[-1]))
-            sources = set().union(*(self._sources(v) for v in variables(args)))
-            for r in results:
-                self.sources[r] = sources | ({r} if r.kind == "constant" else set())
+            self._note(args, results)
             self.code.append(Call(call.operator, args, results, f"{call.operator} #{call.node} of {self.where}"))
         extra = len(blob.outputs) - len(outs)
         if extra < 0:
@@ -94,7 +92,6 @@ class _Inliner:
             operand.narrowed = value.dtype is DType.I32 and value.constant < 0
             if value.constant >= 0:
                 operand.kind, operand.data = "constant", self._constant(value)
-                self.sources[operand] = {operand}
         elif isinstance(value, SymInt):
             operand = Var(f"{self.prefix}{value_id}", None)
         elif isinstance(value, ValueList):
@@ -139,8 +136,22 @@ class _Inliner:
             )
         return np.frombuffer(data[: value.nbytes], value.dtype.numpy).reshape(value.dims)
 
+    def _note(self, args: tuple[Operand, ...], results: Sequence[Var]) -> None:
+        taken = variables(args)
+        constants = {v for v in (*taken, *results) if v.kind == "constant"}
+        self.took.append((constants, {self.made[v] for v in taken if v in self.made}))
+        self.made |= dict.fromkeys(results, len(self.took) - 1)
+
     def _sources(self, v: Var) -> set[Var]:
-        return self.sources.get(v, set())
+        """The constants that a value was computed from."""
+        found, left = set(), {self.made[v]} if v in self.made else set()
+        seen = set(left)
+        while left:
+            constants, calls = self.took[left.pop()]
+            found |= constants
+            left |= calls - seen
+            seen |= calls
+        return found
 
     def _mutated_buffers(self, values: Sequence[Operand]) -> list[Var]:
         """Which constants the extra outputs are new values of. The file does not say; it must follow from it.

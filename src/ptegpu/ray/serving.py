@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ExecutionError, InvalidInput
+from ..printing import shown
 from .gpus import assigned
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ class Replica:
                 name: stack.enter_context(closing(open_model(Path(path), name, tokenizer, many, how, silent)))
                 for name, path in models.items()
             }
+            for name, engine in engines.items():
+                if reason := getattr(engine, "alone", ""):
+                    print(shown(f"{name} answers one request at a time: {reason}"), file=sys.stderr, flush=True)
             self.serving = Serving(engines, keys, limits)
             self._engines = stack.pop_all()
 
@@ -97,9 +102,8 @@ def deployment(
     if isinstance(replicas, tuple):
         fewest, most = replicas
         # Ray counts what runs and what waits, and wants this for each replica: more means that some wait
-        scaled = {
-            "autoscaling_config": {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": at_once}
-        }
+        wanted = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": at_once}
+        scaled = {"autoscaling_config": wanted | options.pop("autoscaling_config", {})}
     defaults = scaled | {
         "name": "ptegpu",
         "max_ongoing_requests": at_once,

@@ -19,9 +19,19 @@ if TYPE_CHECKING:
 
 
 def open_model(
-    path: Path, name: str, tokenizer: Path | None, many: dict[str, Any], how: dict[str, Any], progress: Any
+    path: Path,
+    name: str,
+    tokenizer: Path | None,
+    many: dict[str, Any],
+    how: dict[str, Any],
+    progress: Any,
+    *,
+    prepare: bool = False,
 ) -> Engine:
-    """A language model, with `many` of `BatchEngine`, or an encoder, whichever the program is."""
+    """A language model, with `many` of `BatchEngine`, or an encoder, whichever the program is.
+
+    With `prepare`, whatever a request may need is compiled first: none waits for that later.
+    """
     try:
         read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
     except UnsupportedProgram as reason:
@@ -34,6 +44,8 @@ def open_model(
         opened = BatchEngine(path, tokenizer=tokenizer, queue=None, progress=progress, **many, **how)
     try:
         assert opened.tokenizer
+        if prepare:
+            opened.prepare()
     except BaseException:
         opened.close()
         raise

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import DeviceLost, ExecutionError
 from ..gpu.pipelines import Progress as Told
 from ..gpu.pipelines import silent
+from ..printing import shown
 from .engine import Event, Facts, Finished, Stats
 from .errors import ApiError
 from .worker import Answer, Ask, Call, End, Failed, Leave, Line, Make, Progress, Ready, work
@@ -130,7 +131,8 @@ class Worker:
                 wait = FIRST
             self.error = f"{self.name}: {error}"
             if not self._closing.is_set():
-                print(f"worker {self.error}; it is started again in {wait:g} s", file=sys.stderr, flush=True)
+                told = f"worker {self.error}; it is started again in {wait:g} s"
+                print(shown(told), file=sys.stderr, flush=True)
             if not self._closing.wait(wait):
                 self.restarts += 1
             wait = min(2 * wait, LONGEST)
