@@ -48,7 +48,7 @@ for function in (bump, row_norm):
 unary("mylib.bump.default", floats("exp(-a * a)"))
 
 
-@op("mylib.row_norm.default", dtypes=[DType.F32])
+@op("mylib.row_norm.default", fits="x float32")
 def row_norm_rule(x: Tensor, eps: float, *, target: Target) -> Steps:
     out = yield Out(x.shape[:-1], DType.F32)  # (…, D) → (…)
     kernel = row_norm_kernel(target)

@@ -41,4 +41,5 @@ def kernels_compile_under_tint() -> Iterator[None]:
     texts = list(compiled)
     refused = check(texts)
     if refused:
-        raise KernelError(f"Tint refuses {len(refused)} of {len(texts)} kernels:\n" + "\n".join(refused[:5]))
+        said = (line for text in refused[:5] for line in text.split("\n"))
+        raise KernelError(f"Tint refuses {len(refused)} of {len(texts)} kernels:", *said)
