@@ -162,7 +162,8 @@ class Dawn(WebGPU):
 
         self.until(done)
         held.settle()
-        made = [gcp(handle, lib.wgpuComputePipelineRelease) for answer in answers for handle in answer.values()]
+        handles = [handle for answer in answers for handle in answer.values() if handle]
+        made = [gcp(handle, lib.wgpuComputePipelineRelease) for handle in handles]
         if any(lib.WGPUCreatePipelineAsyncStatus_Success not in answer for answer in answers):
             raise DeviceError("a kernel does not compile")
         return made
