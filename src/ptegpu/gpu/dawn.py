@@ -1,6 +1,6 @@
 """Dawn, through PyPI's `wgpudawn`: the engine of Chrome, with a current Tint, and with matrices where a GPU has them.
 
-Its bounds checks are off unless `PTEGPU_ROBUST=1`: our kernels clamp by themselves, files contain no WGSL, and kernels
+Its bounds checks are off unless `PTEGPU_ROBUST=1`: our kernels clamp by themselves, programs contain no WGSL, and kernels
 with matrices take twice as long with them.
 """
 
