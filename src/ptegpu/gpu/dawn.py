@@ -1,7 +1,7 @@
 """Dawn, through PyPI's `wgpudawn`: the engine of Chrome, with a current Tint, and with matrices where a GPU has them.
 
-Its bounds checks are off unless `PTEGPU_ROBUST=1`: our kernels clamp by themselves, programs contain no WGSL, and kernels
-with matrices take twice as long with them.
+Its bounds checks are off unless `PTEGPU_ROBUST=1`: our kernels clamp by themselves, programs contain no WGSL, and
+kernels with matrices take twice as long with them.
 """
 
 from __future__ import annotations
