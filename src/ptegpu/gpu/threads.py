@@ -13,8 +13,10 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 from _thread import RLock, allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from queue import SimpleQueue
 from threading import local
@@ -183,10 +185,16 @@ def opening() -> Pool:
 
 @atexit.register
 def _leave() -> None:
-    """The process ends when what runs has ended: a library may not be unloaded under a thread."""
+    """The process ends when what runs has ended: a library may not be unloaded under a thread. If it is interrupted
+    again meanwhile, it ends at once, and nothing is unloaded."""
     _state["leaving"] = True
-    for job in [*_running.values()]:
-        job.wait()
+    try:
+        for job in [*_running.values()]:
+            job.wait()
+    except KeyboardInterrupt:
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(130)
 
 
 def _forked() -> DeviceLost:
