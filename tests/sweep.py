@@ -199,6 +199,18 @@ def within(seconds: int) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def judged(e: Exception) -> tuple[str, str]:
+    """What an error says of whoever raised it: its name, headed by "wrong" if a file may not lead to it."""
+    if isinstance(e, ALLOWED):
+        return type(e).__name__, str(e)
+    if isinstance(e, PtegpuError):
+        return f"wrong: {type(e).__name__}", str(e)
+    if isinstance(e, Slow):
+        return "wrong: slow", str(e)
+    at = traceback.extract_tb(e.__traceback__)[-1]
+    return f"wrong: {type(e).__name__}", f"{at.filename.rsplit('/', 1)[-1]}:{at.lineno}: {e}"
+
+
 def outcome(changed: Changed, device: Any, seconds: int = SECONDS) -> tuple[str, str]:
     """What becomes of it: "ran", or the name of an allowed error; else what is wrong. And the words."""
     try:
@@ -219,13 +231,6 @@ def outcome(changed: Changed, device: Any, seconds: int = SECONDS) -> tuple[str,
                     method.close()
 
             _, wrong = accesses(device, run)
-    except ALLOWED as e:
-        return type(e).__name__, str(e)
-    except PtegpuError as e:
-        return f"wrong: {type(e).__name__}", str(e)
-    except Slow as e:
-        return "wrong: slow", str(e)
     except Exception as e:
-        at = traceback.extract_tb(e.__traceback__)[-1]
-        return f"wrong: {type(e).__name__}", f"{at.filename.rsplit('/', 1)[-1]}:{at.lineno}: {e}"
+        return judged(e)
     return ("wrong: outside", "; ".join(wrong)) if wrong else ("ran", "")
