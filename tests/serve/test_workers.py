@@ -7,8 +7,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,10 @@ def ask(running: Running, prompt: str = "a fox", tokens: int = 20) -> str:
     return made.choices[0].text
 
 
+def streamed(running: Running) -> openai.Stream[Any]:
+    return running.openai().completions.create(model="fake", prompt="x", max_tokens=900, stream=True)
+
+
 def health(running: Running) -> tuple[int, str, dict[str, int]]:
     answer = httpx2.get(f"{running.url}/healthz")
     return answer.status_code, answer.json()["status"], answer.json()["workers_down"]
@@ -60,15 +63,19 @@ def test_two_workers_share_requests_and_one_that_ends_comes_back(
 ) -> None:
     monkeypatch.setattr(workers, "FIRST", 0.05)
     slow = partial(fakes.make_batch, 0.02)
-    with served(slow, slow) as running, ThreadPoolExecutor(4) as pool:
-        texts = list(pool.map(lambda _: ask(running), range(4)))
-        processes = sorted(int(text.split()[0]) for text in texts)
-        assert all(text.split() == [text.split()[0]] * 20 for text in texts)  # one process writes one text
-        assert 2 == len(set(processes)) and processes[0] == processes[1] and processes[2] == processes[3]
+    with served(slow, slow) as running, ExitStack() as open_ones:
+        text = ask(running).split()
+        assert [text[0]] * 20 == text  # one process writes one text
+        processes = []
+        for _ in range(4):  # each has begun, and goes on, when the next comes
+            processes.append(int(next(iter(open_ones.enter_context(streamed(running)))).choices[0].text))
+        assert sorted(processes[:2]) == sorted(processes[2:]) and 2 == len(set(processes))
+        open_ones.close()
+        wait_until(lambda: running.metric('ptegpu_running{model="fake"}') == 0)
         assert (200, "ok", {}) == health(running)
         wait_until(lambda: running.metric('ptegpu_cache_pages{model="fake"}') == 16)  # of both
 
-        with running.openai().completions.create(model="fake", prompt="x", max_tokens=900, stream=True) as stream:
+        with streamed(running) as stream:
             first = int(next(iter(stream)).choices[0].text)
             other = sum(set(processes)) - first
             os.kill(first, signal.SIGKILL)
@@ -90,7 +97,7 @@ def test_without_a_worker_requests_are_refused_and_health_says_why(
         with pytest.raises(openai.BadRequestError, match="the chat template refuses this"):
             refused = [{"role": "user", "content": fakes.REFUSE}]
             running.openai().chat.completions.create(model="fake", messages=refused)  # type: ignore[call-overload]
-        with running.openai().completions.create(model="fake", prompt="x", max_tokens=900, stream=True) as stream:
+        with streamed(running) as stream:
             next(iter(stream))
         wait_until(lambda: running.metric('ptegpu_running{model="fake"}') == 0)  # who leaves frees the place
         with pytest.raises(openai.InternalServerError, match="the model's worker ended"):
