@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-deps --
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export INSTALL
 
-.PHONY: help demo web-demo test test-dawn test-web test-quick lint types format bench lock audit clean
+.PHONY: help demo web-demo test test-dawn test-web test-quick test-heavy lint types format bench lock audit clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -51,7 +51,10 @@ test-web: .venv/.test .venv/.vulkan ## check and test the browser's runner, unde
 	$(PYTEST) $(ARGS) tests/web/browser || [ $$? = 5 ] # 5: ARGS leave nothing
 
 test-quick: .venv/.quick .venv/.vulkan ## run the tests that need no PyTorch, in about a minute
-	$(PYTEST) -n $(WORKERS) --dist worksteal -p tests.torchless -m "not slow and not torch" $(ARGS) tests
+	$(PYTEST) -n $(WORKERS) --dist worksteal -p tests.torchless -m "not slow and not torch and not heavy" $(ARGS) tests
+
+test-heavy: .venv/.test .venv/.vulkan ## run the tests that `make test` leaves out, for minutes
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m heavy $(ARGS) tests
 
 lint: .venv/.dev ## check style
 	$(BIN)/ruff check .
