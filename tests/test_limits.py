@@ -19,7 +19,7 @@ from ptegpu.compiler.build import build
 from ptegpu.compiler.program import cut_method
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded
-from ptegpu.format import pte
+from ptegpu.format import pte, source
 from ptegpu.format.source import open_source, steady
 from ptegpu.graph.linear import Call, Var
 from ptegpu.limits import Budget, Limits
@@ -223,6 +223,7 @@ def test_a_file_that_changes_after_load_changes_nothing(
     name: str, kind: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "SMALL", 0)
+    monkeypatch.setattr(source, "SMALL", 0)
     files = [
         Path(shutil.copy(f, tmp_path)) for f in sorted(DATA.glob(f"{name}*.pt?"), key=lambda f: f.suffix == ".ptd")
     ]
@@ -242,7 +243,8 @@ def test_a_file_that_changes_after_load_changes_nothing(
             program.reset()
 
 
-def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "SMALL", 0)
     file = tmp_path / "model.pte"
     file.write_bytes(bytes(range(256)) * 256)
     view, _ = open_source(file, name=None, wanted="a program")
