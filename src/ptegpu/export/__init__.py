@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from .backend import cache_patterns, quiet
+from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
 from .module import Exported, Source, export, export_with_account, find_source
 
 __all__ = [
+    "Bounds",
     "Check",
     "Exported",
     "ExportedModel",
@@ -24,4 +26,5 @@ __all__ = [
     "lower",
     "quiet",
     "trace",
+    "wrapped",
 ]
