@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from .backend import cache_patterns, quiet
+from .compiled import CompiledModule
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
 from .module import Exported, Source, export, export_with_account, find_source
 
 __all__ = [
     "Check",
+    "CompiledModule",
     "Exported",
     "ExportedModel",
     "Lowered",
