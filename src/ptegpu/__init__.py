@@ -5,6 +5,7 @@
     program = ptegpu.load("model.pte")
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
     program.method("forward").inputs         # names, dtypes and bounds of what it takes
+    ptegpu.pipeline("vit.pte")("cat.png")    # programs that say what they are for: see `ptegpu export hf`
     ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
 
 `ptegpu.export` makes such files (extra `export`), `ptegpu.llm` runs language models (extra `llm`), and the command
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .runtime.metadata import MethodMeta, TensorInfo
     from .runtime.program import Method, Program, load
     from .runtime.signature import Spec
+    from .tasks.pipeline import Pipeline, pipeline
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,8 @@ _LAZY = {
     "load": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
+    "Pipeline": ".tasks.pipeline",
+    "pipeline": ".tasks.pipeline",
     "Program": ".runtime.program",
     "Runtime": ".runtime.executorch",
     "Spec": ".runtime.signature",
@@ -76,6 +80,7 @@ __all__ = [
     "MethodMeta",
     "NoAdapter",
     "OutOfMemory",
+    "Pipeline",
     "Program",
     "PtegpuError",
     "QueueFull",
@@ -88,6 +93,7 @@ __all__ = [
     "Verification",
     "compile",
     "load",
+    "pipeline",
 ]
 
 

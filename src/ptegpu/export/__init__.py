@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .backend import cache_patterns, quiet
+from .hf import ExportedTask, export_hf, is_decoder
 from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
@@ -13,15 +14,18 @@ __all__ = [
     "Check",
     "Exported",
     "ExportedModel",
+    "ExportedTask",
     "Lowered",
     "Options",
     "Outside",
     "Source",
     "cache_patterns",
     "export",
+    "export_hf",
     "export_llm",
     "export_with_account",
     "find_source",
+    "is_decoder",
     "load_decoder",
     "lower",
     "quiet",

@@ -71,9 +71,11 @@ def export_with_account(
     *,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> Exported:
-    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own.
+    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own. `constants`
+    become methods that return them.
 
     Where partitioning fails, or ptegpu cannot run what came of it, the program has no partitions, which ptegpu runs on
     the GPU as well. A program that cannot be run even so, or gives other results than eager PyTorch, is an error, and
@@ -105,11 +107,11 @@ def export_with_account(
     notes: list[str] = []
     if delegate:
         try:
-            made = compared(lower_untightened(program, traced, options=options), [])
+            made = compared(lower_untightened(program, traced, options=options, constants=constants), [])
         except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
             notes.append(f"there are no partitions: {e}")
             program = traced()
-    made = made or compared(lower(program, delegate=False), notes)
+    made = made or compared(lower(program, delegate=False, constants=constants), notes)
     if path is not None:
         write(path, made.lowered.data)
     return made
