@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from .backend import cache_patterns, quiet
+from .compiled import CompiledModule
+from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
 from .module import Exported, Source, export, export_with_account, find_source
 
 __all__ = [
+    "Bounds",
     "Check",
+    "CompiledModule",
     "Exported",
     "ExportedModel",
     "Lowered",
@@ -24,4 +28,5 @@ __all__ = [
     "lower",
     "quiet",
     "trace",
+    "wrapped",
 ]
