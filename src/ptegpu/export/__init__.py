@@ -6,11 +6,13 @@ from .backend import cache_patterns, quiet
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
 from .module import Exported, Source, export, export_with_account, find_source
+from .speech import ExportedSpeech, export_speech
 
 __all__ = [
     "Check",
     "Exported",
     "ExportedModel",
+    "ExportedSpeech",
     "Lowered",
     "Options",
     "Outside",
@@ -18,6 +20,7 @@ __all__ = [
     "cache_patterns",
     "export",
     "export_llm",
+    "export_speech",
     "export_with_account",
     "find_source",
     "load_decoder",

@@ -176,8 +176,12 @@ def check(config: Config, store: Store) -> None:
     layers = config.layers[: store.layers + 1]  # one that is missing is enough
     with torch.device("meta"):
         sketch = Decoder(replace(config, layers=layers), 1)
+    check_names(sketch, store, {OUTPUT} if config.tied else set())
+
+
+def check_names(sketch: nn.Module, store: Store, ignored: set[str]) -> None:
+    """That the weights are those of a module, by name and shape, but for those that are ignored."""
     shapes = {name: list(p.shape) for name, p in sketch.named_parameters()}
-    ignored = {OUTPUT} if config.tied else set()
     wanted, found = set(shapes) - ignored, set(store.files) - ignored
     problems = [
         f"{kind} {', '.join(sorted(names)[:SHOWN])}{f' and {len(names) - SHOWN} more' * (len(names) > SHOWN)}"
