@@ -16,10 +16,11 @@ LANGUAGES = {"<|en|>": 62, "<|de|>": 63}
 TASKS = {"translate": 64, "transcribe": 65}
 NO_TIMESTAMPS = 69  # 68: no speech
 VOCAB = 70 + FRAMES // 2 + 1
+LARGER = {"embed_tokens": 10, "embed_positions": 40}
 
 
 def model(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneration:
-    """Weights so large that the choice of tokens depends on sound and text."""
+    """Weights so large that the choice of tokens depends on sound, text and place."""
     config = WhisperConfig(
         vocab_size=VOCAB,
         d_model=64,
@@ -41,8 +42,10 @@ def model(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneration:
     made = WhisperForConditionalGeneration(config).eval()
     with torch.no_grad():
         for name, parameter in made.named_parameters():
+            last = name.split(".")[-2]
+            decodes = name.startswith("model.decoder")
             if parameter.dim() > 1:
-                parameter.mul_(6.0 if "embed" not in name else 20.0 if "tokens" in name else 10.0)
+                parameter.mul_(LARGER.get(last, 10) * (5 if decodes and last in ("out_proj", "fc2") else 1))
     made.generation_config = GenerationConfig(
         bos_token_id=END,
         eos_token_id=END,

@@ -69,7 +69,9 @@ def transcribe(
         seconds = time.perf_counter() - started
         if json:
             adapter = loaded.program.device.info.record
-            print_json({"sound": str(sound), "model": str(model), "adapter": adapter, **made.json(), "seconds": seconds})
+            print_json(
+                {"sound": str(sound), "model": str(model), "adapter": adapter, **made.json(), "seconds": seconds}
+            )
         elif not shown:
             write((speech.srt if srt else speech.vtt)(made.segments))
         elif not marked:

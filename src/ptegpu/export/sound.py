@@ -44,7 +44,7 @@ def read_sound_config(folder: Path) -> tuple[Config, Facts]:
         if given.get("model_type") != MODEL_TYPE:
             raise ExportError(f"{path}: model_type {given.get('model_type')!r} is not {MODEL_TYPE}")
         config = _config(path, given, _optional(folder / "preprocessor_config.json"))
-        return config, _facts(config, given, _optional(folder / "generation_config.json"))
+        return config, _facts(folder, config, given, _optional(folder / "generation_config.json"))
     except PtegpuError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
@@ -85,7 +85,7 @@ def _config(path: Path, given: Mapping[str, Any], sound: Mapping[str, Any]) -> C
     return config
 
 
-def _facts(config: Config, given: Mapping[str, Any], generation: Mapping[str, Any]) -> Facts:
+def _facts(folder: Path, config: Config, given: Mapping[str, Any], generation: Mapping[str, Any]) -> Facts:
     def value(key: str) -> Any:
         return generation.get(key, given.get(key))
 
@@ -110,4 +110,4 @@ def _facts(config: Config, given: Mapping[str, Any], generation: Mapping[str, An
         suppressed=tuple(t for t in value("suppress_tokens") or () if t >= 0),
         suppressed_first=tuple(t for t in value("begin_suppress_tokens") or () if t >= 0),
     )
-    return Facts.from_json(made.to_json(), "generation_config.json")
+    return Facts.from_json(made.to_json(), str(folder))

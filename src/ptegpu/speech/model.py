@@ -28,7 +28,7 @@ from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
 from .facts import METHOD, Facts
 from .folder import exported, is_checkpoint
-from .rules import Rules, cut, log_softmax
+from .rules import Piece, Rules, cut, log_softmax
 from .transcript import Segment, Transcript
 from .wave import read_sound
 
@@ -104,7 +104,7 @@ class SpeechModel:
         saved = Bundle.load(path) if is_bundle(path) else None
         self.facts = read_facts(saved.file if saved else read_program(path))
         self.tokenizer = find_tokenizer(Path(path), tokenizer)
-        step = {"forward": [{"argument 0[1]": 1}]}
+        step = {"forward": [{"input 0[1]": 1}]}
         how: dict[str, Any] = {"engine": engine, "precision": precision, "limits": limits, "progress": progress}
         how |= {} if saved else {"cache": cache}
         self.program = ptegpu.load(saved or path, device=device, methods=METHODS, first=step, **how)
@@ -206,7 +206,9 @@ class SpeechModel:
             heard[0, :, :frames] = mel[:, seek : seek + frames]
             window = self._window(heard, prompt, rules)
             transcript.language = names.get(prompt.language) if prompt.language is not None else None
-            pieces, forward = cut(window.tokens, frames, f)
+            pieces, forward = [Piece(0, frames // 2, window.tokens)], frames
+            if prompt.timestamps:
+                pieces, forward = cut(window.tokens, frames, f)
             if no_speech is not None and window.no_speech > no_speech and window.logprob < unlikely:
                 pieces, forward = [], frames
             for piece in pieces:

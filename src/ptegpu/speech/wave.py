@@ -19,7 +19,7 @@ RATES = (1000, 1_000_000)  # samples in a second, from … to
 CHANNELS = 64
 INTEGERS, FLOATS, EXTENDED = 1, 3, 0xFFFE  # what a file calls its format
 ZEROS, ROLLOFF, BETA = 32, 0.95, 10.0  # of the filter: crossings on a side, where it begins to fall, how steeply
-AT_ONCE = 1 << 14  # samples of the result that are made together
+AT_ONCE, PHASES = 1 << 14, 256  # samples of the result that are made together, and filters for them
 
 
 def read_sound(path: str | os.PathLike[str], rate: int) -> np.ndarray:
@@ -96,13 +96,15 @@ def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     made = np.empty(count, np.float32)
     padded = np.pad(samples, (half, half + down))
     windows = sliding_window_view(padded, 2 * half + 1)
-    for phase in range(min(up, count)):
-        first, rest = divmod(phase * down, up)
-        taps = _filter(np.arange(-half, half + 1) - rest / up, scale, half)
-        mine = windows[first::down][: len(range(phase, count, up))]
-        target = made[phase::up]
-        for k in range(0, len(target), AT_ONCE):
-            target[k : k + AT_ONCE] = mine[k : k + AT_ONCE] @ taps
+    for some in range(0, min(up, count), PHASES):
+        phases = np.arange(some, min(some + PHASES, up, count))
+        firsts, rests = np.divmod(phases * down, up)
+        filters = _filter(np.arange(-half, half + 1) - rests[:, None] / up, scale, half)
+        for phase, first, taps in zip(phases, firsts, filters):
+            target = made[phase::up]
+            mine = windows[first::down][: len(target)]
+            for k in range(0, len(target), AT_ONCE):
+                target[k : k + AT_ONCE] = mine[k : k + AT_ONCE] @ taps
     return made
 
 
