@@ -6,6 +6,7 @@
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
     program.method("forward").inputs         # names, dtypes and bounds of what it takes
     ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
+    gpu = ptegpu.compile_module(module, (x,))         # an nn.Module without a file; or torch.compile
 
 `ptegpu.export` makes such files (extra `export`), `ptegpu.llm` runs language models (extra `llm`), and the command
 `ptegpu --help` does both from a shell.
@@ -38,6 +39,7 @@ from .limits import Limits
 
 if TYPE_CHECKING:
     from .compiler.program import compile
+    from .module import compile_module
     from .plan.bundle import Bundle
     from .runtime.executorch import Runtime, Verification
     from .runtime.metadata import MethodMeta, TensorInfo
@@ -49,6 +51,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "Bundle": ".plan.bundle",
     "compile": ".compiler.program",
+    "compile_module": ".module",
     "load": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
@@ -87,6 +90,7 @@ __all__ = [
     "UnsupportedProgram",
     "Verification",
     "compile",
+    "compile_module",
     "load",
 ]
 

@@ -16,7 +16,7 @@ WAVE = np.sin(np.arange(400) / 7) * 0.9
 
 def wav(path: Path, kind: int, bits: int, samples: np.ndarray, rate: int = 16000, extended: bool = False) -> Path:
     """samples (n, channels) from -1 to 1."""
-    n, channels = samples.shape
+    channels = samples.shape[1]
     match kind, bits:
         case (1, 8):
             data = (samples * 127 + 128).round().astype(np.uint8).tobytes()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,11 +12,6 @@ from ..limits import Limits
 from .console import bars, duration, note, print_json
 from .generate import Stats, TokenizerPath, write
 from .options import CacheType, DeviceName, Engine, LimitNames, Precision
-
-
-class Task(StrEnum):
-    transcribe = "transcribe"
-    translate = "translate"
 
 
 def transcribe(
@@ -29,7 +23,7 @@ def transcribe(
     language: Annotated[
         str | None, typer.Option(help="What is spoken, such as en.", show_default="found out at the beginning")
     ] = None,
-    task: Annotated[Task, typer.Option(help="translate: into English.")] = Task.transcribe,
+    task: Annotated[Literal["transcribe", "translate"], typer.Option(help="translate: into English.")] = "transcribe",
     timestamps: Annotated[bool, typer.Option("--timestamps", help="Say when each segment begins and ends.")] = False,
     srt: Annotated[bool, typer.Option("--srt", help="Print subtitles as SubRip has them.")] = False,
     vtt: Annotated[bool, typer.Option("--vtt", help="Print subtitles as the web has them.")] = False,
@@ -57,7 +51,7 @@ def transcribe(
         started = time.perf_counter()
         marked = timestamps or srt or vtt
         shown = not (srt or vtt or json)
-        options: dict[str, Any] = {"language": language, "task": task.value, "no_speech": no_speech}
+        options: dict[str, Any] = {"language": language, "task": task, "no_speech": no_speech}
         with bars() as told:
             made, segments = loaded.stream(sound, timestamps=marked or None, progress=told, **options)
             for segment in segments:
@@ -68,10 +62,8 @@ def transcribe(
                     write(segment.text if made.segments[0] is not segment else segment.text.lstrip())
         seconds = time.perf_counter() - started
         if json:
-            adapter = loaded.program.device.info.record
-            print_json(
-                {"sound": str(sound), "model": str(model), "adapter": adapter, **made.json(), "seconds": seconds}
-            )
+            about = {"sound": str(sound), "model": str(model), "adapter": loaded.program.device.info.record}
+            print_json(about | made.json() | {"seconds": seconds})
         elif not shown:
             write((speech.srt if srt else speech.vtt)(made.segments))
         elif not marked:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from .backend import cache_patterns, quiet
+from .compiled import CompiledModule
+from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
 from .module import Exported, Source, export, export_with_account, find_source
 from .speech import ExportedSpeech, export_speech
 
 __all__ = [
+    "Bounds",
     "Check",
+    "CompiledModule",
     "Exported",
     "ExportedModel",
     "ExportedSpeech",
@@ -27,4 +31,5 @@ __all__ = [
     "lower",
     "quiet",
     "trace",
+    "wrapped",
 ]

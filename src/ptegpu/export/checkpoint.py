@@ -23,7 +23,7 @@ COMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # what old files hold and every
 SHOWN = 5  # names in a message
 STEP = 32  # elements that the GPU's kernels for 4-bit embeddings take at a time
 
-Progress = Callable[[str, int, int], None]  # (phase, done, of)
+Progress = Callable[[str, int, int], object]  # (phase, done, of)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -54,15 +54,21 @@ class Lowered:
     delegated: Counter[str] = field(default_factory=Counter)  # operators in partitions
     outside: tuple[Outside, ...] = ()
     bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
+    written: tuple[int, ...] = ()  # which inputs of `forward` the program writes: its first outputs, in this order
 
 
-def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
+def trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    dynamic_shapes: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> ExportedProgram:
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
     with quiet(), redirect_stderr(io.StringIO()):  # where it prints the graph it had so far
         try:
             with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
                 module.eval()
-            program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
+            program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
             raise ExportError(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
@@ -120,10 +126,16 @@ def lower(
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,
             )
+            written = _written(edge.exported_program("forward"))
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    return _account(data, reasons if delegate else {})
+    return replace(_account(data, reasons if delegate else {}), written=written)
+
+
+def _written(program: ExportedProgram) -> tuple[int, ...]:
+    signature = program.graph_signature
+    return tuple(signature.user_inputs.index(name) for name in signature.user_inputs_to_mutate.values())
 
 
 class Partitioner(VulkanPartitioner):

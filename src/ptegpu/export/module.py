@@ -7,9 +7,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +22,7 @@ from .lowering import CannotLower, Lowered, lower, lower_untightened, ranges, tr
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
 QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # activations; weights are quantized before
+T = TypeVar("T")
 MOST_SPECIAL = 2  # PyTorch may say from 2 on, and the program takes 1 as well
 
 
@@ -100,19 +101,37 @@ def export_with_account(
     options = dict(options or {})
     comparison = Check(source.module, source.args)
     program = traced()
-    rounded = bool(options.get("force_fp16")) or any(QUANTIZES.search(str(n.target)) for n in program.graph.nodes)
-    made = None
-    notes: list[str] = []
-    if delegate:
-        try:
-            made = compared(lower_untightened(program, traced, options=options), [])
-        except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
-            notes.append(f"there are no partitions: {e}")
-            program = traced()
-    made = made or compared(lower(program, delegate=False), notes)
+    rounded = bool(options.get("force_fp16")) or rounds(program)
+    made = lower_either_way(program, traced, compared, delegate=delegate, options=options)
     if path is not None:
         write(path, made.lowered.data)
     return made
+
+
+def lower_either_way(
+    program: torch.export.ExportedProgram,
+    again: Callable[[], torch.export.ExportedProgram],
+    use: Callable[[Lowered, list[str]], T],
+    *,
+    delegate: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> T:
+    """What `use` makes of the program with partitions, or without any where that fails; the notes say why.
+
+    `again` traces anew, since lowering uses a program up.
+    """
+    if not delegate:
+        return use(lower(program, delegate=False), [])
+    try:
+        return use(lower_untightened(program, again, options=dict(options or {})), [])
+    except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
+        notes = [f"there are no partitions: {e}"]
+    return use(lower(again(), delegate=False), notes)
+
+
+def rounds(program: torch.export.ExportedProgram) -> bool:
+    """Whether it rounds activations to few bits."""
+    return any(QUANTIZES.search(str(n.target)) for n in program.graph.nodes)
 
 
 def find_source(name: str) -> Source:

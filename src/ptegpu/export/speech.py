@@ -1,7 +1,7 @@
 """A Whisper checkpoint folder to one `.pte` for speech to text, with the tokenizer beside it.
 
-Methods: `log_mel(samples (1, n)) → (F, mels)`, `encode(mel (1, mels, F)) → keys and values of each layer of the decoder`
-and `forward(tokens int64 (1, S), position int64 (1), keys and values) → logits (1, V)` of the last token. `forward`
+Methods: `log_mel(samples (1, n)) → (F, mels)`; `encode(mel (1, mels, F))` → keys and values of each layer of the
+decoder; `forward(tokens int64 (1, S), position int64 (1), keys and values) → logits (1, V)` of the last token, which
 keeps the keys and values of tokens. The method `ptegpu_speech` gives what a runner must know, as JSON.
 """
 

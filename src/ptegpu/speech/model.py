@@ -82,8 +82,8 @@ class _Window:
 class SpeechModel:
     """A Whisper model on a GPU. Close it, or use it as a context manager.
 
-    `path` is a `.pte` or bundle of `ptegpu export speech`, or a checkpoint folder, which is exported once and kept in the
-    cache. The tokenizer is looked for beside it. Other arguments are those of `ptegpu.load`.
+    `path` is a `.pte` or bundle of `ptegpu export speech`, or a checkpoint folder, which is exported once and kept in
+    the cache. The tokenizer is looked for beside it. Other arguments are those of `ptegpu.load`.
     """
 
     def __init__(
@@ -237,7 +237,8 @@ class SpeechModel:
             rest = prompt.rest()
             if rest:
                 logits = self._step(rest, 1, given)
-            tokens, total, place = [], 0.0, 1 + len(rest)
+            tokens: list[int] = []
+            total, place = 0.0, 1 + len(rest)
             while True:
                 scores = rules.scores(logits, tokens)
                 token = int(scores.argmax())

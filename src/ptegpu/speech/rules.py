@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -79,5 +80,5 @@ def cut(tokens: list[int], frames: int, facts: Facts) -> tuple[list[Piece], int]
         return [Piece(0, marks[-1] if marks and marks[-1] else frames // 2, tokens)], frames
     single = times[-2:] == [False, True]
     bounds = [0, *ends, *([len(tokens)] if single else [])]
-    pieces = [Piece(tokens[a] - zero, tokens[b - 1] - zero, tokens[a:b]) for a, b in zip(bounds, bounds[1:])]
+    pieces = [Piece(tokens[a] - zero, tokens[b - 1] - zero, tokens[a:b]) for a, b in pairwise(bounds)]
     return pieces, frames if single else 2 * (tokens[ends[-1] - 1] - zero)

@@ -17,7 +17,7 @@ from ..files import read
 LARGEST = 1 << 32  # bytes of a file
 RATES = (1000, 1_000_000)  # samples in a second, from … to
 CHANNELS = 64
-INTEGERS, FLOATS, EXTENDED = 1, 3, 0xFFFE  # what a file calls its format
+EXTENDED = 0xFFFE  # the format is named further on
 ZEROS, ROLLOFF, BETA = 32, 0.95, 10.0  # of the filter: crossings on a side, where it begins to fall, how steeply
 AT_ONCE, PHASES = 1 << 14, 256  # samples of the result that are made together, and filters for them
 
@@ -59,7 +59,7 @@ def _samples(name: str, body: memoryview, form: tuple[int, ...]) -> tuple[np.nda
         _fail(name, f"it has {channels} channels of {rate} samples in a second")
     width = bits // 8
     body = body[: len(body) // (width * channels or 1) * (width * channels)]
-    match kind, bits:
+    match kind, bits:  # 1: integers, 3: floats
         case (1, 8):
             found = np.frombuffer(body, np.uint8).astype(np.float32) / 128 - 1
         case (1, 16):
