@@ -9,7 +9,9 @@ from typing import Any
 
 from ..errors import ExportError, PtegpuError
 from ..speech.facts import MOST, Facts
-from .config import ACTIVATIONS, MOST_LAYERS, _no_folder, _read_json, _Reader
+from .config import ACTIVATIONS, _no_folder, _read_json
+from .families import MOST_LAYERS
+from .keys import Keys
 
 MODEL_TYPE = "whisper"
 
@@ -56,7 +58,7 @@ def _optional(path: Path) -> dict[str, Any]:
 
 
 def _config(path: Path, given: Mapping[str, Any], sound: Mapping[str, Any]) -> Config:
-    reader, heard = _Reader(path, given), _Reader(path.with_name("preprocessor_config.json"), sound)
+    reader, heard = Keys(path, given), Keys(path.with_name("preprocessor_config.json"), sound)
     activation = given.get("activation_function", "gelu")
     if activation not in ACTIVATIONS:
         raise ExportError(f"{path}: activation_function {activation!r} is not supported")

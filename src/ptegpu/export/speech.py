@@ -25,7 +25,7 @@ from ..files import check_writable, write
 from ..speech.facts import METHOD, Facts
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
-from .checkpoint import Progress, Store, check_names
+from .checkpoint import Progress, Store, check_sources, plain_sources, read_into
 from .llm import read_tokenizer
 from .lowering import NO_LIMITS, Lowered, lower, trace
 from .sound import Config, read_sound_config
@@ -103,13 +103,11 @@ def load_whisper(folder: Path, config: Config, progress: Progress = lambda phase
     """The model as eager PyTorch, in float32."""
     store = Store(folder)
     with torch.device("meta"):
-        check_names(Whisper(config), store, {OUTPUT})
+        sources = plain_sources(Whisper(config))
+    del sources[OUTPUT]
+    check_sources(store, sources, {OUTPUT})
     model = Whisper(config)
-    names = [name for name, _ in model.named_parameters() if name != OUTPUT]
-    for done, name in enumerate(names):
-        progress("Reading weights", done, len(names))
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, nn.Parameter(store.read(name), requires_grad=False))
+    read_into(model, store, sources, progress)
     model.proj_out.weight = model.decoder.embed_tokens.weight
     return model.eval()
 
