@@ -16,7 +16,7 @@ from .answers import takes_text, try_it
 from .console import bars, counted, duration, number, print_json, progress, say, show_table, size
 
 if TYPE_CHECKING:
-    from ..export import ExportedModel, ExportedTask, Lowered
+    from ..export import ExportedModel, ExportedSpeech, ExportedTask, Lowered
 
 export = typer.Typer(name="export", help="Make a .pte from a checkpoint or a PyTorch module.", no_args_is_help=True)
 
@@ -117,6 +117,27 @@ def hf(
 
 
 @export.command()
+def speech(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A Hugging Face checkpoint folder.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    check: Annotated[bool, typer.Option(help="Compare noise and a few tokens with eager PyTorch.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Export a Whisper model for `ptegpu transcribe`, with its tokenizer beside it."""
+    check_writable(output)
+    with progress("Starting PyTorch"):
+        from ..export import export_speech
+    with bars() as report:
+        made = export_speech(folder, output, check=check, progress=report)
+    if json:
+        print_json(_speech_json(made))
+    else:
+        _show_speech(made, output)
+
+
+@export.command()
 def torch(
     function: Annotated[
         str,
@@ -187,6 +208,36 @@ def _show_model(made: ExportedModel, output: Path) -> None:
     _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
     _line("files", ", ".join(path.name for path in made.files))
     _show_notes(made.notes)
+
+
+def _show_speech(made: ExportedSpeech, output: Path) -> None:
+    c, f = made.config, made.facts
+    say((output.name, "bold"), f" · {size(len(made.lowered.data))}")
+    layers = f"{counted(c.encoder_layers, 'layer')} that hear and {c.decoder_layers} that write"
+    _line("model", f"whisper, {made.parameters:,} parameters: {layers}, of {c.dim:,}, vocabulary {c.vocab:,}")
+    _line("hears", f"{f.seconds:g} s at once, {counted(len(f.languages or {}) or 1, 'language')}")
+    _show_lowered(made.lowered)
+    if made.difference is not None:
+        _line("check", f"at most {number(made.difference)} of the largest value from eager PyTorch")
+    _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
+    _line("files", ", ".join(path.name for path in made.files))
+    _show_notes(made.notes)
+
+
+def _speech_json(made: ExportedSpeech) -> dict[str, Any]:
+    return {
+        "files": [str(path) for path in made.files],
+        "nbytes": len(made.lowered.data),
+        "parameters": made.parameters,
+        "encoder_layers": made.config.encoder_layers,
+        "decoder_layers": made.config.decoder_layers,
+        "vocab_size": made.config.vocab,
+        "languages": list(made.facts.languages or {}),
+        **_lowered_json(made.lowered),
+        "difference": made.difference,
+        "notes": made.notes,
+        "seconds": made.seconds,
+    }
 
 
 def _stored(made: ExportedModel) -> dict[str, int]:

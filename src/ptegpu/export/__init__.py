@@ -9,6 +9,7 @@ from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
 from .module import Exported, Source, export, export_with_account, find_source
+from .speech import ExportedSpeech, export_speech
 
 __all__ = [
     "Bounds",
@@ -16,6 +17,7 @@ __all__ = [
     "CompiledModule",
     "Exported",
     "ExportedModel",
+    "ExportedSpeech",
     "ExportedTask",
     "Lowered",
     "Options",
@@ -25,6 +27,7 @@ __all__ = [
     "export",
     "export_hf",
     "export_llm",
+    "export_speech",
     "export_with_account",
     "find_source",
     "is_decoder",
