@@ -5,7 +5,9 @@
     program = ptegpu.load("model.pte")
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
     program.method("forward").inputs         # names, dtypes and bounds of what it takes
+    ptegpu.pipeline("vit.pte")("cat.png")    # programs that say what they are for: see `ptegpu export hf`
     ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
+    gpu = ptegpu.compile_module(module, (x,))         # an nn.Module without a file; or torch.compile
 
 `ptegpu.export` makes such files (extra `export`), `ptegpu.llm` runs language models (extra `llm`), and the command
 `ptegpu --help` does both from a shell.
@@ -38,20 +40,25 @@ from .limits import Limits
 
 if TYPE_CHECKING:
     from .compiler.program import compile
+    from .module import compile_module
     from .plan.bundle import Bundle
     from .runtime.executorch import Runtime, Verification
     from .runtime.metadata import MethodMeta, TensorInfo
     from .runtime.program import Method, Program, load
     from .runtime.signature import Spec
+    from .tasks.pipeline import Pipeline, pipeline
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Bundle": ".plan.bundle",
     "compile": ".compiler.program",
+    "compile_module": ".module",
     "load": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
+    "Pipeline": ".tasks.pipeline",
+    "pipeline": ".tasks.pipeline",
     "Program": ".runtime.program",
     "Runtime": ".runtime.executorch",
     "Spec": ".runtime.signature",
@@ -76,6 +83,7 @@ __all__ = [
     "MethodMeta",
     "NoAdapter",
     "OutOfMemory",
+    "Pipeline",
     "Program",
     "PtegpuError",
     "QueueFull",
@@ -87,7 +95,9 @@ __all__ = [
     "UnsupportedProgram",
     "Verification",
     "compile",
+    "compile_module",
     "load",
+    "pipeline",
 ]
 
 

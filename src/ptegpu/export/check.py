@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -22,6 +23,9 @@ NOISE = 8  # times what eager PyTorch itself is from float64
 ZERO = 1e-6  # where zeros are expected
 TIES = 0.01  # of the integers of a result: where two are nearly equal, rounding decides
 THIS_MACHINE = (NoAdapter, OutOfMemory, LimitExceeded, DeviceLost)  # says nothing about the program
+
+
+Runs: TypeAlias = Callable[[list[Any]], Any]
 
 
 class CannotRun(ExportError):
@@ -45,19 +49,21 @@ class Difference:
 class Check:
     """Compares programs made of one module. Eager PyTorch runs once, and again only where results differ."""
 
-    def __init__(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        self.module, self.args = module, args
+    def __init__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self.module, self.args, self.kwargs = module, args, dict(kwargs)
         self.expected: list[torch.Tensor] | None = None
 
-    def difference(self, data: bytes, *, rounded: bool = False) -> float:
+    def difference(self, program: bytes | Runs, *, rounded: bool = False) -> float:
         """The largest of any element of any output; ExportError if it is too large for rounding.
 
-        `rounded`: the program rounds activations to 16 or 8 bits.
+        `program` is one to load, or runs on a list of inputs. `rounded`: it rounds activations to 16 or 8 bits.
         """
         tolerance = ROUNDED_TOLERANCE if rounded else TOLERANCE
         if self.expected is None:
             self.expected = self._eager()
-        found = self._run(data, len(self.expected))
+        found = self._run(program, len(self.expected))
         differences = [_compared(k, y, e, tolerance) for k, (y, e) in enumerate(zip(found, self.expected))]
         if wrong := [d for d in differences if not d.largest <= d.allowed]:
             self._judge(wrong)
@@ -67,15 +73,20 @@ class Check:
         """What a copy of the module gives."""
         try:
             with quiet(), torch.no_grad():
-                module, args = convert(copy.deepcopy(self.module)), tree_map(convert, copy.deepcopy(self.args))
-                return _tensors(module(*args))
+                module = convert(copy.deepcopy(self.module))
+                args, kwargs = tree_map(convert, copy.deepcopy((self.args, self.kwargs)))
+                return _tensors(module(*args, **kwargs))
         except Exception as e:
             raise NotChecked("\n".join(explained("the module itself fails in eager PyTorch", e))) from e
 
-    def _run(self, data: bytes, count: int) -> list[torch.Tensor]:
+    def _run(self, program: bytes | Runs, count: int) -> list[torch.Tensor]:
+        inputs = tree_leaves(copy.deepcopy((self.args, self.kwargs)))
         try:
-            with ptegpu.load(data, methods=["forward"]) as program:
-                found = _tensors(program.method("forward").execute(copy.deepcopy(self.args)))
+            if isinstance(program, bytes):
+                with ptegpu.load(program, methods=["forward"]) as loaded:
+                    found = _tensors(loaded.method("forward").execute(inputs))
+            else:
+                found = _tensors(program(inputs))
         except THIS_MACHINE as e:
             raise NotChecked(str(e)) from e
         except Exception as e:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ OUTPUT = "lm_head"
 LOADED = nn.Linear | nn.Embedding | Norm | Positions | Experts  # modules with weights of their own
 STEP = 32  # elements that the GPU's kernels for 4-bit embeddings take at a time
 
-Progress = Callable[[str, int, int], None]  # (phase, done, of)
+Progress = Callable[[str, int, int], object]  # (phase, done, of)
 
 
 @dataclass(slots=True)
@@ -156,6 +157,13 @@ class Store:
                     if not COMPUTED.search(key):
                         self.files[PREFIXES.sub("", key)] = path, key, list(file.get_slice(key).get_shape())
 
+    def part(self, prefix: str, *others: str) -> Store:
+        """Of the tensors whose names begin with it, without it, and of some others."""
+        made = copy(self)
+        found = {n.removeprefix(prefix): f for n, f in self.files.items() if n.startswith(prefix)}
+        made.files = found | {n: self.files[n] for n in others if n in self.files}
+        return made
+
     def depth(self, config: Config) -> int:
         """How many layers there are."""
         prefix = str(FAMILIES[config.family].names.get("layers", "layers")) + "."
@@ -274,11 +282,29 @@ def check(config: Config, store: Store) -> None:
     sources = [store.source(config, n, p.shape) for n, p in sketch.named_parameters() if n != output or not config.tied]
     wanted = {name: source for source in sources for name in source.names}
     ignored = set(store.source(config, output, ()).names) if config.tied else set()
+    check_sources(store, wanted, ignored)
+
+
+def read_into(module: nn.Module, store: Store, sources: Mapping[str, Source], progress: Progress) -> None:
+    """Weights in float32, each by its name."""
+    for done, (name, source) in enumerate(sources.items()):
+        progress("Reading weights", done, len(sources))
+        parent, _, last = name.rpartition(".")
+        setattr(module.get_submodule(parent), last, nn.Parameter(store.read(source), requires_grad=False))
+
+
+def plain_sources(module: nn.Module) -> dict[str, Source]:
+    """Of a module whose weights have the names and shapes that the checkpoint has for them."""
+    return {name: Source((name,), tuple(p.shape), tuple(p.shape)) for name, p in module.named_parameters()}
+
+
+def check_sources(store: Store, wanted: Mapping[str, Source], ignored: Collection[str] = ()) -> None:
+    """That a checkpoint has these weights, in these shapes, and no others but those that are ignored."""
     problems = [
         f"{kind} {', '.join(sorted(names)[:SHOWN])}{f' and {len(names) - SHOWN} more' * (len(names) > SHOWN)}"
         for kind, names in (
             ("missing are", wanted.keys() - store.files.keys()),
-            ("unexpected are", store.files.keys() - wanted.keys() - ignored),
+            ("unexpected are", store.files.keys() - wanted.keys() - set(ignored)),
         )
         if names
     ]

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -34,6 +34,10 @@ NO_LIMITS = (2**31 - 1,) * 3
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
+class CannotTrace(ExportError):
+    """PyTorch fails on a module."""
+
+
 class CannotLower(ExportError):
     """ExecuTorch fails on a traced program."""
 
@@ -54,17 +58,23 @@ class Lowered:
     delegated: Counter[str] = field(default_factory=Counter)  # operators in partitions
     outside: tuple[Outside, ...] = ()
     bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
+    written: tuple[int, ...] = ()  # which inputs of `forward` the program writes: its first outputs, in this order
 
 
-def trace(module: torch.nn.Module, args: tuple[Any, ...], dynamic_shapes: Any = None) -> ExportedProgram:
+def trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    dynamic_shapes: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> ExportedProgram:
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
     with quiet(), redirect_stderr(io.StringIO()):  # where it prints the graph it had so far
         try:
             with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
                 module.eval()
-            program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
+            program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
-            raise ExportError(*explained("PyTorch cannot trace this module", e)) from e
+            raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
 
@@ -111,6 +121,7 @@ def lower(
     config = EdgeCompileConfig(_check_ir_validity=False)
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
         own_constants(traced)
+        _settle_attention(traced)
     with quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
@@ -120,10 +131,28 @@ def lower(
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,
             )
+            written = _written(edge.exported_program("forward"))
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    return _account(data, reasons if delegate else {})
+    return replace(_account(data, reasons if delegate else {}), written=written)
+
+
+def _written(program: ExportedProgram) -> tuple[int, ...]:
+    signature = program.graph_signature
+    return tuple(signature.user_inputs.index(name) for name in signature.user_inputs_to_mutate.values())
+
+
+def _settle_attention(program: ExportedProgram) -> None:
+    """Make the results of attention contiguous: the strides that ExecuTorch's decomposition gives are not those that
+    the module's views were traced with. A copy of all elements in their order costs nothing when it runs."""
+    for module in program.graph_module.modules():
+        for node in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
+            if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+                with module.graph.inserting_after(node):
+                    copy = module.graph.call_function(torch.ops.aten.contiguous.default, (node,))
+                copy.meta = dict(node.meta)
+                node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
 class Partitioner(VulkanPartitioner):

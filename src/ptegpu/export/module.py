@@ -7,9 +7,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +22,7 @@ from .lowering import CannotLower, Lowered, lower, lower_untightened, ranges, tr
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
 QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # activations; weights are quantized before
+T = TypeVar("T")
 MOST_SPECIAL = 2  # PyTorch may say from 2 on, and the program takes 1 as well
 
 
@@ -71,9 +72,11 @@ def export_with_account(
     *,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> Exported:
-    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own.
+    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own. `constants`
+    become methods that return them.
 
     Where partitioning fails, or ptegpu cannot run what came of it, the program has no partitions, which ptegpu runs on
     the GPU as well. A program that cannot be run even so, or gives other results than eager PyTorch, is an error, and
@@ -100,19 +103,38 @@ def export_with_account(
     options = dict(options or {})
     comparison = Check(source.module, source.args)
     program = traced()
-    rounded = bool(options.get("force_fp16")) or any(QUANTIZES.search(str(n.target)) for n in program.graph.nodes)
-    made = None
-    notes: list[str] = []
-    if delegate:
-        try:
-            made = compared(lower_untightened(program, traced, options=options), [])
-        except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
-            notes.append(f"there are no partitions: {e}")
-            program = traced()
-    made = made or compared(lower(program, delegate=False), notes)
+    rounded = bool(options.get("force_fp16")) or rounds(program)
+    made = lower_either_way(program, traced, compared, delegate=delegate, options=options, constants=constants)
     if path is not None:
         write(path, made.lowered.data)
     return made
+
+
+def lower_either_way(
+    program: torch.export.ExportedProgram,
+    again: Callable[[], torch.export.ExportedProgram],
+    use: Callable[[Lowered, list[str]], T],
+    *,
+    delegate: bool = True,
+    options: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
+) -> T:
+    """What `use` makes of the program with partitions, or without any where that fails; the notes say why.
+
+    `again` traces anew, since lowering uses a program up.
+    """
+    if not delegate:
+        return use(lower(program, delegate=False, constants=constants), [])
+    try:
+        return use(lower_untightened(program, again, options=dict(options or {}), constants=constants), [])
+    except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
+        notes = [f"there are no partitions: {e}"]
+    return use(lower(again(), delegate=False, constants=constants), notes)
+
+
+def rounds(program: torch.export.ExportedProgram) -> bool:
+    """Whether it rounds activations to few bits."""
+    return any(QUANTIZES.search(str(n.target)) for n in program.graph.nodes)
 
 
 def find_source(name: str) -> Source:

@@ -1,0 +1,48 @@
+"""`ptegpu.compile_module`, without PyTorch until it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from .export.compiled import CompiledModule
+    from .gpu import Device, Engine
+    from .gpu.pipelines import Progress
+    from .limits import Limits
+    from .plan.target import Precision
+
+
+def compile_module(
+    module: torch.nn.Module,
+    example: Any,
+    dynamic_shapes: Any = None,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    delegate: bool = True,
+    check: bool = True,
+    device: str | int | Device = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> CompiledModule:
+    """A callable that computes on the GPU what `module` does, without a file in between. Needs the extra `export`.
+
+    `example` has the inputs to trace it with: a tuple, a dict of inputs by name, or a single one; `kwargs` are those by
+    name beside a tuple. `dynamic_shapes` are what `torch.export` takes; a size that may change needs a largest value.
+    The callable takes and returns torch tensors, grouped as the module's own. Parameters and buffers are those of now:
+    what is done to the module later changes nothing. Buffers that the module writes live on the GPU; `reset()` takes
+    them back. Gradients are not computed, and a module in training mode is refused.
+
+    `delegate` and `check` are those of `ptegpu.export.export`; the others are those of `ptegpu.load`. What cannot be
+    traced or lowered raises ExportError, what ptegpu cannot run UnsupportedProgram.
+    """
+    from .export.compiled import compile_module
+
+    loading: dict[str, Any] = {"device": device, "engine": engine, "precision": precision, "limits": limits}
+    if progress is not None:
+        loading["progress"] = progress
+    return compile_module(module, example, dynamic_shapes, kwargs=kwargs, delegate=delegate, check=check, **loading)
