@@ -188,6 +188,11 @@ class Store:
         whole = found[0] if len(found) == 1 else torch.cat(found)
         return whole.reshape(source.shape).contiguous()
 
+    def whole(self, name: str) -> Tensor:
+        """A tensor by its name, in float32."""
+        shape = tuple(self.files[name][2])
+        return self.read(Source((name,), shape, shape))
+
     def source(self, config: Config, name: str, shape: Sequence[int]) -> Source:
         """Of a weight of the decoder, which has this shape."""
         family = FAMILIES[config.family]
