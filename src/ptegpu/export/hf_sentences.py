@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import ExportError
 from ..files import check_inside, read, read_object
 from .backend import torch
-from .checkpoint import Source, Store
+from .checkpoint import Store
 from .hf_models import POOLINGS, Activation, Finish
 
 MODULES = "modules.json"
@@ -98,5 +98,4 @@ def _dense(path: Path) -> tuple[nn.Linear, Activation]:
 def _tensor(store: Store, name: str, path: Path) -> Any:
     if name not in store.files:
         raise ExportError(f"{path}: there is no {name}")
-    shape = tuple(store.files[name][2])
-    return store.read(Source((name,), shape, shape))
+    return store.whole(name)
