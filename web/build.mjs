@@ -20,7 +20,7 @@ let inCore = new Set();
 let exported = new Set([""]);
 
 /**
- * Bundles `entry` to the flat file `name`. A part of the runner leaves out what it loads later, and the core.
+ * Bundles `entry` to the flat file `name`, without what it loads later. A part of the runner leaves out the core, too.
  * @param {string} name @param {string} entry path from web/ @param {boolean} part
  */
 async function bundle(name, entry, part) {
@@ -31,13 +31,13 @@ async function bundle(name, entry, part) {
       build.onResolve({ filter: /^\.\.?\// }, ({ kind, path, resolveDir }) => {
         const full = resolve(resolveDir, path);
         if (kind === "dynamic-import") later.add(full);
-        else if (kind === "entry-point" || !inCore.has(full)) return undefined;
+        else if (!part || kind === "entry-point" || !inCore.has(full)) return undefined;
         return { path: "./" + (inCore.has(full) ? "ptegpu.js" : basename(full)), external: true };
       });
     },
   };
   const result = await build({
-    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: part ? [plugin] : [], bundle: true,
+    absWorkingDir: web, entryPoints: ["./" + entry], outfile: name, plugins: [plugin], bundle: true,
     minify: true, write: false, metafile: true, format: "esm", target: "es2022", charset: "utf8", legalComments: "none",
   });
   files.set(name, Buffer.from(result.outputFiles[0].contents));

@@ -21,6 +21,7 @@ from ptegpu.errors import ExportError
 from ptegpu.export import Bounds, export_hf, wrapped
 from ptegpu.export.hf import load_model
 from ptegpu.export.hf_sentences import finish_of
+from ptegpu.web import VARIANTS, make_site
 
 TEXTS = ["the cat sat on a red mat.", "who runs"]
 CONTEXT = "the cat sat on a red mat. a dog runs"
@@ -106,6 +107,10 @@ def test_sentences_in_one_command_each(invoke: Invoke, tmp_path: Path) -> None: 
         assert 1 == len(pipe.program.method("forward").plans)
         with pytest.raises(ptegpu.InvalidInput, match="this program is for sentence-embedding: it takes text"):
             pipe(image="p.png")
+    site = make_site(path, tmp_path / "site", targets=[VARIANTS["generic"]], check=False)
+    told = json.loads((site.folder / "site.json").read_text())
+    assert ("task", 32) == (told["page"], told["task"]["text"]["length"])
+    assert {"tokenizer.json", "tokenizers.js", "task.js"} <= {f.name for f in site.files}
     wrong = invoke("run", path, "--image", "p.png")
     assert "error: this program is for sentence-embedding: it takes --text, not --image\n" == wrong.err
 

@@ -26,8 +26,9 @@ from ptegpu.errors import ExportError, InvalidInput, PtegpuError, UnsupportedPro
 from ptegpu.format import Method, Program, Tensor, read_program
 from ptegpu.format.pte import DType
 from ptegpu.llm.text import CONFIG, FILE, TEMPLATE
+from ptegpu.tasks import Audio, Facts, Image, Text
 from ptegpu.web import PAGES, VARIANTS, Server, make_site, site
-from ptegpu.web.pages import Picture, choose, find_picture
+from ptegpu.web.pages import Picture, choose, find_picture, image, task
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -323,13 +324,43 @@ def test_two_pictures_are_none() -> None:
             "image",
             "the page image is not for this program: forward does not take one float32 tensor alone; take",
         ),
-        (DIGITS, "film", "page is chat, image, any, not 'film'"),
+        (DIGITS, "film", "page is chat, image, task, any, not 'film'"),
     ],
 )
 def test_a_page_that_does_not_fit(file: Path, page: Any, message: str) -> None:
     with pytest.raises(PtegpuError, match=message) as e:
         choose(read_program(file), page)
     assert "\n" not in str(e.value)
+
+
+def says(file: Path, facts: Facts) -> Program:
+    """The program of a file, with what it is for."""
+    program = read_program(file)
+    method = replace(program.methods[0], name="ptegpu_facts", values=(facts.json(),), inputs=(), outputs=(0,))
+    return replace(program, methods=(*program.methods, method))
+
+
+def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
+    picture = Image(8, 8, 1, 1, (0.5,), (0.25,), shortest=9)
+    digits = choose(says(DIGITS, Facts("image-classification", "Net", image=picture, labels=(*"abcdefghij",))), None)
+    assert "image" == digits.name
+    outer = ptegpu.compile(DIGITS).methods[0]["forward"]
+    about = image(digits, outer, None, None, [1.0])
+    assert ([*"abcdefghij"], [0.5], [1.0]) == (about["labels"], about["mean"], about["std"])
+    assert (9, None) == (about["shortest"], about["resize"])
+    facts = Facts("text-classification", "Bert", text=Text(32, 8), labels=("bad", "good"))
+    page = choose(says(DIGITS, facts), None)
+    assert ("task", "it is for text-classification") == (page.name, page.why)
+    (tmp_path / "m.tokenizer.json").write_text("{}")
+    told, found = task(page, tmp_path / "m.pte", None)
+    assert (json.loads(facts.json()), {"tokenizer.json"}) == (told, set(found))
+    assert "any" == choose(says(DIGITS, facts), "any").name
+    sounds = Facts("audio-classification", "AST", audio=Audio(16_000, 9000, 400, "fbank", False, 32, 9))
+    assert "image" == choose(says(DIGITS, sounds), None).name  # by its shapes
+    with pytest.raises(UnsupportedProgram, match="the page task is not for this program: spectrograms are not made"):
+        choose(says(DIGITS, sounds), "task")
+    with pytest.raises(UnsupportedProgram, match="the page task is for programs that `ptegpu export hf` made"):
+        choose(read_program(DIGITS), "task")
 
 
 def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
@@ -544,7 +575,7 @@ def test_json(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
         ([DIGITS, "--variant", "quantum"], 2, "'quantum' is none of subgroups, generic, software"),
         ([DIGITS, "--mean", "a,b"], 2, "'a,b' is no list of numbers, such as 0.5,0.5,0.5"),
         ([DIGITS, "--size", "x"], 2, "'x' is not of the form"),
-        ([DIGITS, "--page", "film"], 2, "'film' is not one of 'chat', 'image', 'any'"),
+        ([DIGITS, "--page", "film"], 2, "'film' is not one of 'chat', 'image', 'task', 'any'"),
         ([DATA / "counting.pte"], 1, "needs NumPy for"),
         (["nowhere.pte"], 1, "nowhere.pte: No such file or directory"),
         ([DIGITS, "--labels", DIGITS], 1, "is not UTF-8"),

@@ -1,4 +1,4 @@
-// For work on the pages: made-up models behind `?fake=tale|chat|digits|photo|any`, with
+// For work on the pages: made-up models behind `?fake=tale|chat|digits|photo|any|task`, with
 // `&fail=OutOfMemory` (an error while loading), `&lose=3000` (the device goes after these ms), `&slow=5` (all takes
 // that much longer), `&words=900` (a tale of so many), `&auto` (as if it were small: loads without asking).
 const query = new URLSearchParams(location.search);
@@ -118,6 +118,13 @@ const sites = {
     description: "A transformer encoder: give it tokens, see what it makes of them.",
     model: { file: "encoder.pte", bytes: 1.9e6 },
     page: "any",
+  },
+  task: {
+    title: "Answers",
+    description: "Ask it something about a text: it finds the answer in it.",
+    model: { file: "answers.pte", bytes: 2.1e6 },
+    page: "task",
+    task: { task: "question-answering", text: { length: 512, batch: 8, types: true } },
   },
 };
 export const site = /** @type {any} */ ({

@@ -1,4 +1,5 @@
 // The page of an image model: draw, drop, paste, choose or film; the likeliest labels as bars.
+import { fitted } from "./media.js";
 import { $, announce, calm, duration, fail, make, open } from "./ui.js";
 
 /**
@@ -55,9 +56,10 @@ function crop(to, width, height) {
   const from = source === "camera" ? video : picture;
   if (!from) return;
   const [w, h] = from instanceof HTMLVideoElement ? [from.videoWidth, from.videoHeight] : [from.width, from.height];
-  const scale = Math.max(width / w, height / h);
+  const [wide, high] = fitted(w, h, image);
+  const [x, y] = [(wide * width) / image.width, (high * height) / image.height];
   to.imageSmoothingQuality = "high";
-  to.drawImage(from, (width - w * scale) / 2, (height - h * scale) / 2, w * scale, h * scale);
+  to.drawImage(from, (width - x) / 2, (height - y) / 2, x, y);
 }
 
 /** The drawing in white on black, moved to the middle and scaled as digits are in data sets. */

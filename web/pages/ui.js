@@ -6,10 +6,11 @@ import * as client from "../src/client.js";
  * @typedef {{file: string, bytes: number}} Model
  * @typedef {{context: number, maxTokens?: number, examples?: string[], chat?: boolean}} Language
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[],
- *   std: number[], labels: string[] | null, draw?: boolean, softmax?: boolean}} Picture
+ *   std: number[], labels: string[] | null, draw?: boolean, softmax?: boolean,
+ *   shortest?: number | null, resize?: number[] | null}} Picture
  * @typedef {{keys: boolean, examples: Record<"chat" | "text", string[]>}} Served
  * @typedef {{title: string, page: string, method: string, model: Model, language?: Language,
- *   image?: Picture, check?: Check, server?: Served}} Site where there is a server, its models are not in the site
+ *   image?: Picture, task?: import("./media.js").Facts, check?: Check, server?: Served}} Site where there is a server, its models are not in the site
  * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
  * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void,

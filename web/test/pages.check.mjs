@@ -301,6 +301,16 @@ const STATES = [
       await page.waitForSelector("#error:not([hidden])");
     },
   ],
+  ["task-loading", "task.html?fake=task&slow=20", "loading"],
+  [
+    "task-ready",
+    "task.html?fake=task",
+    "ready",
+    async (page) => {
+      await page.click("#run");
+      await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Nothing to look at yet.");
+    },
+  ],
   ["any-loading", "any.html?fake=any&slow=20", "loading"],
   ["any-ready", "any.html?fake=any", "ready", async (page) => void (await page.waitForSelector("#outputs h3"))],
   [

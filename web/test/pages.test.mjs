@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { blocks } from "../pages/markdown.js";
+import { answer, batch, fitted, planes, probabilities, spoken, tokens, wave } from "../pages/media.js";
 import { array, count, read, write } from "../pages/npy.js";
 import { short, stats } from "../pages/plots.js";
 import { bytes, duration } from "../pages/ui.js";
@@ -77,4 +78,48 @@ test("numbers are short", () => {
   assert.deepEqual([1.234, 250, 3249].map(duration), ["1.23 ms", "250 ms", "3.25 s"]);
   assert.deepEqual(stats([1, 3, NaN]), { low: 1, high: 3, mean: 2, odd: 1 });
   assert.equal(count([]), 1);
+});
+
+test("a picture is drawn as the processor resizes and crops it", () => {
+  const size = { width: 224, height: 224 };
+  assert.deepEqual(fitted(640, 480, { ...size, resize: [256, 256] }), [256, 256]);
+  assert.deepEqual(fitted(640, 480, { ...size, shortest: 240 }), [320, 240]);
+  assert.deepEqual(fitted(480, 960, size), [224, 448]);
+});
+
+test("pixels become planes", () => {
+  const facts = { width: 2, height: 1, channels: 3, mean: [0.5, 0, 0], std: [0.5, 1, 2], scale: 1 / 255 };
+  const made = planes(Uint8ClampedArray.of(255, 0, 255, 9, 0, 255, 0, 9), facts);
+  assert.deepEqual([...made], [1, -1, 0, 1, 0.5, 0]);
+  const grey = planes(Uint8ClampedArray.of(100, 100, 100, 9, 0, 0, 0, 9), { ...facts, channels: 1, scale: 1 });
+  assert.ok(Math.abs(grey[0] - 199) < 1e-3);
+});
+
+test("a wave has mean 0 and variance 1, and is filled up or cut", () => {
+  const facts = { rate: 16000, most: 4, least: 3, normalize: true };
+  assert.deepEqual([...wave(Float32Array.of(1, 3), facts)].map(Math.round), [-1, 1, 0]);
+  assert.deepEqual([...wave(Float32Array.of(1, 2, 3, 4, 5), { ...facts, normalize: false })], [1, 2, 3, 4]);
+});
+
+test("texts are cut, and filled to one length", () => {
+  const encoder = { encode: (/** @type {string} */ text) => ({ ids: [...text].map(Number), token_type_ids: [...text].map(() => 1) }) };
+  const facts = { length: 4, batch: 8, types: true, pad: 7 };
+  const texts = ["123459", "12"].map((text) => tokens(encoder, text, null, facts));
+  const [ids, mask, types] = batch(texts, facts);
+  assert.deepEqual([ids.shape, [...ids.data].map(Number)], [[2, 4], [1, 2, 3, 9, 1, 2, 7, 7]]);
+  assert.deepEqual([...mask.data].map(Number), [1, 1, 1, 1, 1, 1, 0, 0]);
+  assert.deepEqual([...types.data].map(Number), [1, 1, 1, 1, 1, 1, 0, 0]);
+  const [fixed, all] = batch(texts.slice(1), { length: 3, batch: 8, fixed: true, masked: false });
+  assert.deepEqual([[...fixed.data].map(Number), [...all.data].map(Number)], [[1, 2, 0], [1, 1, 1]]);
+});
+
+test("outputs become words", () => {
+  assert.deepEqual(probabilities([0, 0]), [0.5, 0.5]);
+  assert.deepEqual(probabilities([0, 0], true), [0.5, 0.5]);
+  const facts = { task: "speech-recognition", labels: ["<pad>", "|", "A", "B"], blank: 0 };
+  const frames = [2, 2, 0, 2, 1, 1, 3, 0].flatMap((best) => [0, 1, 2, 3].map((k) => Number(k === best)));
+  assert.equal(spoken(frames, 4, facts), "AA B");
+  const found = answer([9, 0, 5, 0, 0], [0, 5, 0, 5, 9], 1, 4);
+  assert.deepEqual([found.start, found.end], [2, 3]);
+  assert.ok(found.score > 0.4);
 });

@@ -75,7 +75,8 @@ def web(
         str | None, typer.Option(help="A sentence about the model.", show_default="what kind it is")
     ] = None,
     page: Annotated[
-        Literal["chat", "image", "any"] | None, typer.Option(help="Which page.", show_default="what the program is")
+        Literal["chat", "image", "task", "any"] | None,
+        typer.Option(help="Which page.", show_default="what the program is"),
     ] = None,
     labels: Annotated[
         Path | None, typer.Option(help="Of an image model: a text file with the name of a class on each line.")

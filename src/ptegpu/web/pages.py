@@ -1,7 +1,9 @@
-"""Which page shows a program, and what `site.json` tells it: chat for language models, image for classifiers, any."""
+"""Which page shows a program, and what `site.json` tells it: chat for language models, image for classifiers,
+task for what `ptegpu export hf` made, any."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -17,10 +19,11 @@ from ..llm.compiling import GENERATE
 from ..llm.signature import Signature, read_signature
 from ..llm.text import CONFIG, FILE, TEMPLATE, find_files
 from ..plan.bundle import Outer
+from ..tasks.facts import Facts, read_facts
 
-Name = Literal["chat", "image", "any"]
+Name = Literal["chat", "image", "task", "any"]
 
-PAGES: tuple[Name, ...] = ("chat", "image", "any")
+PAGES: tuple[Name, ...] = ("chat", "image", "task", "any")
 _ALWAYS = ("style.css", "LICENSES.txt", "ptegpu.js", "worker.js")
 _NAMED = re.compile(rb"""["'`]\./([a-z]+\.js)["'`]""")  # a module, in another one
 EXAMPLES = ("Once upon a time", "The most important thing about")
@@ -47,6 +50,7 @@ class Page:
     why: str
     signature: Signature | None = None  # of a language model
     picture: Picture | None = None  # of an image model
+    facts: Facts | None = None  # of a program that says what it is for
 
 
 def choose(program: Program, wanted: Name | None, generates: bool = True) -> Page:
@@ -62,12 +66,21 @@ def choose(program: Program, wanted: Name | None, generates: bool = True) -> Pag
         return Page("chat", "it is a language model", signature)
     if wanted == "chat":
         raise UnsupportedProgram(f"the page chat is not for this program: {refusal}")
+    facts = read_facts(program)
+    if facts is not None and facts.task != "image-classification" and wanted in (None, "task"):
+        refusal = "spectrograms are not made there" if facts.audio and facts.audio.features != "wave" else ""
+        if not refusal:
+            return Page("task", f"it is for {facts.task}", facts=facts)
+        if wanted == "task":
+            raise UnsupportedProgram(f"the page task is not for this program: {refusal}; take the page any")
+    if wanted == "task":
+        raise UnsupportedProgram("the page task is for programs that `ptegpu export hf` made; take another page")
     methods = [m for m in program.methods if m.name == default_method([m.name for m in program.methods])]
     picture = find_picture(methods[0]) if methods else "it has no method"
     if isinstance(picture, Picture) and wanted in (None, "image"):
         colours = "grey" if picture.channels == 1 else "colour"
         why = f"it makes {picture.classes} numbers of a {colours} picture of {picture.width} × {picture.height}"
-        return Page("image", why, picture=picture)
+        return Page("image", why, picture=picture, facts=facts)
     if wanted == "image":
         raise UnsupportedProgram(f"the page image is not for this program: {picture}; take the page any")
     return Page("any", "as asked for" if wanted else "it is neither a language model nor an image classifier")
@@ -150,6 +163,18 @@ def language(
     return told, found
 
 
+def task(page: Page, model: Path, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Path]]:
+    """What the site says about a program for a task, and the tokenizer by its name in the site."""
+    assert page.facts is not None
+    told = json.loads(page.facts.json())
+    if page.facts.text is None:
+        return told, {}
+    path, _ = find_files(model, tokenizer)
+    check_inside(path, path.parent, InvalidInput)
+    read_object(path, InvalidInput)
+    return told, {FILE: path}
+
+
 def image(
     page: Page,
     outer: Outer,
@@ -157,9 +182,16 @@ def image(
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
 ) -> dict[str, Any]:
-    """What the site says about an image model. A pixel from 0 to 255 becomes (pixel · scale - mean) / std."""
-    picture = page.picture
+    """What the site says about an image model. A pixel from 0 to 255 becomes (pixel · scale - mean) / std.
+
+    A program that says so itself need not be told; what is given all the same wins.
+    """
+    picture, facts = page.picture, page.facts
     assert picture is not None
+    told = facts.image if facts is not None else None
+    if facts is not None and told is not None:
+        labels = labels or (facts.labels if len(facts.labels) == picture.classes else None)
+        mean, std = mean or told.mean, std or told.std
     if labels is not None and len(labels) != picture.classes:
         raise InvalidInput(f"there are {len(labels)} labels, the model has {picture.classes} classes: give one each")
     return {
@@ -167,13 +199,13 @@ def image(
         "channels": picture.channels,
         "height": picture.height,
         "width": picture.width,
-        "scale": 1 / 255,
+        "scale": told.scale if told else 1 / 255,
         "mean": _each(mean, picture.channels, 0.0, "mean"),
         "std": _each(std, picture.channels, 1.0, "std"),
         "labels": None if labels is None else list(labels),
         "draw": picture.channels == 1,
         "softmax": not _gives_probabilities(outer),
-    }
+    } | ({"shortest": told.shortest, "resize": told.resize and list(told.resize)} if told else {})
 
 
 def _each(values: Sequence[float] | None, channels: int, otherwise: float, name: str) -> list[float]:

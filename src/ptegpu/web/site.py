@@ -31,7 +31,7 @@ from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
 from ..printing import shown
 from .check import Check, make_check
-from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files
+from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files, task
 
 FILES = Path(__file__).parent / "files"  # what `node web/build.mjs` writes
 SITE = "site.json"
@@ -104,10 +104,11 @@ def make_site(
     """Write the folder `output` with a page that runs `model`, a `.pte` or a bundle. Needs no GPU.
 
     `data`, `sizes` and `targets` are those of `ptegpu.compile`; the targets are `VARIANTS` unless given. `page` is
-    "chat", "image" or "any"; without it, the program decides. Image models take `labels`, one for each class, and
-    `mean` and `std`, one for each channel, of pixels from 0 to 1. Language models take a `tokenizer`, if it is not next
-    to the model, and `examples` of prompts. With `check`, and where there is an adapter and the model is small, the
-    folder has a reference for the page to compare with. A program that needs NumPy raises UnsupportedProgram.
+    "chat", "image", "task" or "any"; without it, the program decides. Image models take `labels`, one for each class,
+    and `mean` and `std`, one for each channel, of pixels from 0 to 1. Models of texts take a `tokenizer`, if it is not
+    next to the model, and those that write `examples` of prompts. With `check`, and where there is an adapter and the
+    model is small, the folder has a reference for the page to compare with. A program that needs NumPy raises
+    UnsupportedProgram.
     """
     tell = progress or (lambda _what, _done, _of: None)
     path, folder = Path(model), Path(os.path.abspath(output))
@@ -124,6 +125,9 @@ def make_site(
     about: dict[str, Any] = {}
     if chosen.name == "chat":
         about["language"], found = language(chosen, path, tokenizer, examples)
+        content |= {name: read(source, InvalidInput) for name, source in found.items()}
+    if chosen.name == "task":
+        about["task"], found = task(chosen, path, tokenizer)
         content |= {name: read(source, InvalidInput) for name, source in found.items()}
     made = saved or _compile(path, data, wanted, targets, chosen, tell)
     bundle = _kept(made, chosen)
@@ -179,7 +183,7 @@ def _fits(page: Page, **given: Any) -> None:
     """That options are for the page that there is."""
     of = {"labels": "image", "mean": "image", "std": "image", "tokenizer": "chat", "examples": "chat"}
     for name, value in given.items():
-        if value is not None and of[name] != page.name:
+        if value is not None and of[name] != page.name and (name, page.name) != ("tokenizer", "task"):
             raise InvalidInput(f"{name} is for the page {of[name]}; this one is {page.name}: {page.why}")
 
 
@@ -223,7 +227,8 @@ def _kept(bundle: Bundle, page: Page) -> Bundle:
 
 
 def _description(page: Page, title: str) -> str:
-    what = {"chat": "a language model", "image": "an image classifier", "any": "a program"}[page.name]
+    kinds = {"chat": "a language model", "image": "an image classifier", "any": "a program"}
+    what = f"a model for {page.facts.task}" if page.name == "task" and page.facts else kinds[page.name]
     return f"{title}: {what} that runs on your own GPU, in this page. Nothing that you enter leaves it."
 
 

@@ -1,0 +1,268 @@
+// The page of a model that says what it is for: a text, a picture or a sound in, what the model says of it out.
+import { answer, batch, fitted, label, largest, planes, probabilities, softmax, spoken, tokens, wave } from "./media.js";
+import { heatmap, short, stats } from "./plots.js";
+import { $, announce, calm, duration, fail, make, open } from "./ui.js";
+
+/**
+ * @typedef {import("./ui.js").Remote} Remote
+ * @typedef {import("./media.js").Facts} Facts
+ * @typedef {{shape: number[], data: any}} Output
+ */
+
+const TOP = 8; // labels that are shown
+const text = /** @type {HTMLTextAreaElement} */ ($("text")),
+  context = /** @type {HTMLTextAreaElement} */ ($("context")),
+  file = /** @type {HTMLInputElement} */ ($("file")),
+  view = /** @type {HTMLCanvasElement} */ ($("view")),
+  player = /** @type {HTMLAudioElement} */ ($("player"));
+
+/** @type {Remote | null} */
+let remote = null;
+/** @type {Facts} */
+let facts;
+let method = "forward";
+/** @type {import("@huggingface/tokenizers").Tokenizer | null} */
+let tokenizer = null;
+/** @type {URL} */
+let base;
+/** @type {ImageBitmap | null} */
+let picture = null;
+/** @type {Float32Array | null} */
+let samples = null;
+let running = false;
+
+const zeroShot = () => Boolean(facts.image && facts.text);
+
+/** The tokenizer of the site. */
+async function encoder() {
+  if (tokenizer) return tokenizer;
+  const answer = await fetch(new URL("tokenizer.json", base));
+  const { Tokenizer } = await import("../src/tokenizers.js");
+  return (tokenizer = new Tokenizer(await answer.json(), { clean_up_tokenization_spaces: false }));
+}
+
+/** The picture as the model takes it. */
+function pixels() {
+  const image = /** @type {import("./media.js").ImageFacts} */ (facts.image);
+  const canvas = make("canvas", { width: image.width, height: image.height });
+  const to = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  const from = /** @type {ImageBitmap} */ (picture);
+  const [wide, high] = fitted(from.width, from.height, image);
+  to.imageSmoothingQuality = "high";
+  to.drawImage(from, (image.width - wide) / 2, (image.height - high) / 2, wide, high);
+  const { data } = to.getImageData(0, 0, image.width, image.height);
+  return { dtype: "float32", shape: [1, image.channels, image.height, image.width], data: planes(data, image) };
+}
+
+/** What is there to ask with. */
+function ready() {
+  return (!facts.text || text.value.trim()) && (!facts.image || picture) && (!facts.audio || samples) && asked();
+}
+const asked = () => facts.task !== "question-answering" || context.value.trim();
+
+async function run() {
+  if (!remote || running) return;
+  if (!ready()) return void ($("speed").textContent = "Nothing to look at yet.");
+  running = true;
+  calm();
+  document.body.ariaBusy = "true";
+  try {
+    const started = performance.now();
+    await ask(remote);
+    $("speed").textContent = `${duration(performance.now() - started)} from input to answer`;
+  } catch (error) {
+    fail(error);
+  }
+  running = false;
+  document.body.ariaBusy = "false";
+}
+
+/** Runs the model and shows what it says. @param {Remote} remote */
+async function ask(remote) {
+  const go = async (/** @type {any[]} */ inputs) => /** @type {Output[]} */ (await remote.run(inputs, { method }));
+  if (facts.audio) {
+    const data = wave(/** @type {Float32Array} */ (samples), facts.audio);
+    return hear((await go([{ dtype: "float32", shape: [1, data.length], data }]))[0]);
+  }
+  if (facts.image && !facts.text) return see((await go([pixels()]))[0]);
+  const library = await encoder();
+  const own = /** @type {import("./media.js").TextFacts} */ (facts.text);
+  if (zeroShot()) {
+    const names = text.value.split("\n").map((line) => line.trim()).filter(Boolean).slice(0, own.batch); // prettier-ignore
+    const [scores] = await go([pixels(), ...batch(names.map((name) => tokens(library, name, null, own)), own)]); // prettier-ignore
+    return bars(probabilities(scores.data, facts.many), (k) => names[k]);
+  }
+  const pair = facts.task === "question-answering" ? context.value : null;
+  const one = tokens(library, text.value, pair, own);
+  return read(await go(batch([one], own)), one.ids, library);
+}
+
+/**
+ * What a model says of a text.
+ * @param {Output[]} outputs @param {number[]} ids @param {import("@huggingface/tokenizers").Tokenizer} library
+ */
+function read(outputs, ids, library) {
+  const [{ shape, data }] = outputs;
+  const rows = shape.at(-1) ?? 1;
+  const row = (/** @type {number} */ k) => Array.from(data.slice(k * rows, (k + 1) * rows), Number);
+  if (facts.task === "text-classification") return bars(probabilities(data, facts.many), (k) => label(facts, k));
+  if (facts.task === "token-classification") return tags(ids, row, library);
+  if (facts.task === "question-answering") {
+    let from = library.encode(text.value, { add_special_tokens: true }).ids.length;
+    if (ids[from] === ids[from - 1]) from++; // RoBERTa has two marks between texts
+    const found = answer(data, outputs[1].data, from, ids.length - 1);
+    return say(library.decode(ids.slice(found.start, found.end + 1)), `${(found.score * 100).toFixed(1)} %`);
+  }
+  if (facts.task === "fill-mask") {
+    const at = ids.indexOf(facts.text?.mask ?? -1);
+    const mask = library.id_to_token(facts.text?.mask ?? -1);
+    if (at < 0) return say("", `Write ${mask} where a word is missing.`);
+    return bars(softmax(row(at)), (k) => library.decode([k]).trim() || library.id_to_token(k) || "");
+  }
+  numbers(outputs[0]);
+}
+
+/** What a model says of a sound. @param {Output} output */
+function hear({ shape, data }) {
+  if (facts.task === "audio-classification") return bars(probabilities(data, facts.many), (k) => label(facts, k));
+  if (facts.task === "speech-recognition") return say(spoken(data, shape[2], facts) || "Nothing was said.", "");
+  numbers({ shape, data });
+}
+
+/** What a model says of a picture. @param {Output} output */
+function see({ shape, data }) {
+  const [height, width] = shape.slice(-2);
+  if (facts.task === "image-segmentation") return segments(data, shape[1], height, width);
+  if (facts.task !== "depth-estimation") return numbers({ shape, data });
+  const canvas = make("canvas", { className: "plot", ariaLabel: "Depth" });
+  canvas.setAttribute("role", "img");
+  show(canvas);
+  heatmap(canvas, Array.from(data, Number), height, width);
+}
+
+/** The likeliest class of each pixel in a colour of its own. @param {any} data @param {number} classes @param {number} height @param {number} width */
+function segments(data, classes, height, width) {
+  const canvas = make("canvas", { className: "plot", width, height, ariaLabel: "Classes of pixels" });
+  canvas.setAttribute("role", "img");
+  const to = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  /** @type {number[]} */
+  const counts = Array(classes).fill(0);
+  for (let p = 0; p < height * width; p++) {
+    const best = largest(Array.from({ length: classes }, (_, c) => data[c * height * width + p]));
+    counts[best]++;
+    to.fillStyle = `hsl(${(best * 222.5) % 360} 65% 55%)`; // the golden angle apart
+    to.fillRect(p % width, Math.floor(p / width), 1, 1);
+  }
+  bars(counts.map((n) => n / (height * width)), (k) => label(facts, k)); // prettier-ignore
+  $("answer").append(canvas);
+}
+
+/** @param {...Node} nodes */
+function show(...nodes) {
+  $("bars").replaceChildren();
+  $("answer").replaceChildren(...nodes);
+}
+
+/** A sentence. @param {string} what @param {string} more */
+function say(what, more) {
+  show(make("p", { className: "said" }, what, " ", make("span", { className: "soft number" }, more)));
+  announce(what || more);
+}
+
+/** The likeliest. @param {number[]} parts @param {(k: number) => string} name */
+function bars(parts, name) {
+  const order = parts.map((_, k) => k).sort((a, b) => parts[b] - parts[a]).slice(0, TOP); // prettier-ignore
+  show();
+  for (const k of order) {
+    const percent = `${(parts[k] * 100).toFixed(1)} %`;
+    const bar = make("span", { className: "cells", ariaHidden: "true" }, make("i"));
+    const item = make("li", {}, make("span", {}, name(k)), bar, make("span", { className: "number" }, percent));
+    item.className = k === order[0] ? "top" : "";
+    item.style.setProperty("--part", parts[k].toFixed(3));
+    $("bars").append(item);
+  }
+  announce(`${name(order[0])}, ${(parts[order[0]] * 100).toFixed(1)} %`);
+}
+
+/**
+ * A label for each token.
+ * @param {number[]} ids @param {(k: number) => number[]} row @param {import("@huggingface/tokenizers").Tokenizer} library
+ */
+function tags(ids, row, library) {
+  const body = make("tbody");
+  ids.forEach((id, k) => {
+    const word = library.decode([id], { skip_special_tokens: true });
+    if (!word) return;
+    const parts = softmax(row(k)),
+      best = largest(parts);
+    const cells = [word, label(facts, best), `${(parts[best] * 100).toFixed(1)} %`];
+    body.append(make("tr", {}, ...cells.map((cell) => make("td", {}, cell))));
+  });
+  const head = make("tr", {}, ...["token", "label", "probability"].map((n) => make("th", { scope: "col" }, n)));
+  show(make("table", {}, make("caption", { className: "quiet" }, "Tokens"), make("thead", {}, head), body));
+}
+
+/** An array: its shape, its first values. @param {Output} output */
+function numbers({ shape, data }) {
+  const values = Array.from(data, Number),
+    { low, high, mean } = stats(values);
+  const first = `${values.slice(0, TOP).map(short).join("  ")} …`;
+  say(shape.slice(1).join(" × "), `${short(low)} to ${short(high)}, mean ${short(mean)}`);
+  $("answer").append(make("p", { className: "number small" }, first));
+}
+
+// Files
+/** @param {File | null | undefined} chosen */
+async function take(chosen) {
+  if (!chosen) return;
+  try {
+    if (facts.image) {
+      picture = await createImageBitmap(chosen);
+      view.width = 640;
+      view.height = Math.round((640 * picture.height) / picture.width);
+      view.getContext("2d")?.drawImage(picture, 0, 0, view.width, view.height);
+      view.hidden = false;
+    } else if (facts.audio) {
+      const heard = new OfflineAudioContext(1, 1, facts.audio.rate);
+      const sound = await heard.decodeAudioData(await chosen.arrayBuffer()); // at the model's rate
+      samples = new Float32Array(sound.length);
+      for (let c = 0; c < sound.numberOfChannels; c++)
+        sound.getChannelData(c).forEach((v, k) => (/** @type {Float32Array} */ (samples)[k] += v / sound.numberOfChannels));
+      player.src = URL.createObjectURL(chosen);
+      player.hidden = false;
+    }
+    run();
+  } catch {
+    fail({ name: "EncodingError", message: `${chosen.name} is nothing that this browser can read.` });
+  }
+}
+$("choose").onclick = () => file.click();
+file.onchange = () => (take(file.files?.[0]), (file.value = ""));
+document.addEventListener("paste", (event) => take(event.clipboardData?.files[0]));
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => (event.preventDefault(), take(event.dataTransfer?.files[0])));
+$("inputs").onsubmit = (event) => (event.preventDefault(), run());
+
+open({
+  site(site) {
+    if (!site.task) return;
+    facts = site.task;
+    method = site.method;
+    base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
+    $("task").textContent = facts.task.replaceAll("-", " ");
+    $("text-part").hidden = !facts.text;
+    $("text-label").textContent = zeroShot() ? "Labels, one on each line" : facts.task === "question-answering" ? "Question" : "Text"; // prettier-ignore
+    $("context-part").hidden = facts.task !== "question-answering";
+    $("file-part").hidden = !facts.image && !facts.audio;
+    $("choose").textContent = facts.image ? "Choose a picture" : "Choose a sound";
+    file.accept = facts.image ? "image/*" : "audio/*";
+    file.ariaLabel = $("choose").textContent;
+  },
+  ready(opened) {
+    remote = opened;
+    if (ready()) run();
+  },
+  lost() {
+    remote = null;
+  },
+});
