@@ -10,7 +10,7 @@ import pytest
 
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import Method, Program
-from ptegpu.tasks import Audio, Facts, Image, Text, pipeline, read_facts
+from ptegpu.tasks import Audio, Facts, Image, Text, pipeline, points_of, read_facts
 
 IMAGE = Image(32, 24, 3, 8, (0.5,) * 3, (0.25,) * 3, resample="bicubic", shortest=40)
 PICTURES = Facts("image-classification", "ViT", image=IMAGE, labels=("cat", "grün"))
@@ -31,7 +31,7 @@ def program(value: Any) -> Program:
         PICTURES,
         Facts("question-answering", "Bert", text=Text(512, 8, types=True, pad=1)),
         Facts("fill-mask", "Bert", text=Text(512, 1, mask=4)),
-        Facts("audio-classification", "AST", audio=Audio(16_000, 9000, 400, "fbank", False, 64, 50, -4.0, 4.5)),
+        Facts("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 64, 50, -4.0, 4.5)),
         Facts("zero-shot-image-classification", "Siglip", image=IMAGE, text=Text(64, 8, masked=False), many=True),
     ],
 )
@@ -68,6 +68,17 @@ def test_sounds_have_bounds(audio: dict[str, Any]) -> None:
     facts = Facts("audio-classification", "Hubert", audio=replace(Audio(16_000, 9000, 400, frames=9), **audio))
     with pytest.raises(InvalidProgram, match="ptegpu_facts: "):
         read_facts(program(facts.json()))
+
+
+def test_a_compiled_program_holds_for_inputs_of_the_same_sizes() -> None:
+    pairs = points_of(Facts("question-answering", "Bert", text=Text(3, 2, types=True)))
+    assert {} == pairs[0] and 7 == len(pairs)
+    assert {f"input {k}[{d}]": n for k in range(3) for d, n in enumerate((2, 1))} in pairs
+    both = points_of(Facts("zero-shot-image-classification", "CLIP", image=IMAGE, text=Text(9, 2, fixed=True)))
+    assert [{}, *({f"input {k}[{d}]": n for k in (1, 2) for d, n in enumerate((b, 9))} for b in (1, 2))] == both
+    sounds = points_of(Facts("audio-classification", "Hubert", audio=Audio(16_000, 1000, 400, 320)))
+    assert [{}, {"input 0[1]": 400}, {"input 0[1]": 720}] == sounds
+    assert [{}, {"input 0[0]": 1}] == points_of(PICTURES, [1])
 
 
 @pytest.mark.parametrize("value", [3, "", "{", "[" * 100_000, "[]", "x" * (1 << 25)])

@@ -81,15 +81,15 @@ NOISE = np.random.default_rng(0).standard_normal(20_000).astype(np.float32) * 0.
     [
         (t.Wav2Vec2FeatureExtractor(), Audio(16_000, 480_000, 400, normalize=True)),
         (t.Wav2Vec2FeatureExtractor(do_normalize=False), Audio(16_000, 480_000, 400)),
-        (t.WhisperFeatureExtractor(), Audio(16_000, 480_000, 1, "whisper", mels=80, frames=3000)),
-        (t.WhisperFeatureExtractor(feature_size=128), Audio(16_000, 480_000, 1, "whisper", mels=128, frames=3000)),
+        (t.WhisperFeatureExtractor(), Audio(16_000, 480_000, 1, 160, "whisper", mels=80, frames=3000)),
+        (t.WhisperFeatureExtractor(feature_size=128), Audio(16_000, 480_000, 1, 160, "whisper", mels=128, frames=3000)),
         (
             t.ASTFeatureExtractor(max_length=200, num_mel_bins=64),
-            Audio(16_000, 32_400, 400, "fbank", False, 64, 200, -4.2677393, 4.5689974),
+            Audio(16_000, 32_400, 400, 160, "fbank", False, 64, 200, -4.2677393, 4.5689974),
         ),
         (
             t.ASTFeatureExtractor(max_length=50),
-            Audio(16_000, 8_400, 400, "fbank", False, 128, 50, -4.2677393, 4.5689974),
+            Audio(16_000, 8_400, 400, 160, "fbank", False, 128, 50, -4.2677393, 4.5689974),
         ),
     ],
 )

@@ -355,7 +355,7 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     told, found = task(page, tmp_path / "m.pte", None)
     assert (json.loads(facts.json()), {"tokenizer.json"}) == (told, set(found))
     assert "any" == choose(says(DIGITS, facts), "any").name
-    sounds = Facts("audio-classification", "AST", audio=Audio(16_000, 9000, 400, "fbank", False, 32, 9))
+    sounds = Facts("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 32, 9))
     assert "image" == choose(says(DIGITS, sounds), None).name  # by its shapes
     with pytest.raises(UnsupportedProgram, match="the page task is not for this program: spectrograms are not made"):
         choose(says(DIGITS, sounds), "task")

@@ -5,7 +5,7 @@
  *   fixed?: boolean}} TextFacts
  * @typedef {{height: number, width: number, channels: number, mean: number[], std: number[], scale: number,
  *   shortest?: number | null, resize?: number[] | null}} ImageFacts
- * @typedef {{rate: number, most: number, least: number, normalize?: boolean}} AudioFacts
+ * @typedef {{rate: number, most: number, least: number, step?: number, normalize?: boolean}} AudioFacts
  * @typedef {{task: string, text?: TextFacts, image?: ImageFacts, audio?: AudioFacts, labels?: string[],
  *   many?: boolean, blank?: number}} Facts
  * @typedef {{ids: number[], token_type_ids?: number[]}} Encoding
@@ -41,11 +41,13 @@ export function planes(rgba, facts) {
 }
 
 /**
- * The beginning of a wave at the model's rate, filled up with zeros.
+ * The beginning of a wave at the model's rate: whole frames, as the model is compiled for, or filled up with zeros.
  * @param {Float32Array} samples @param {AudioFacts} facts
  */
 export function wave(samples, facts) {
-  const given = samples.subarray(0, facts.most);
+  const step = Math.max(facts.step ?? 1, Math.floor(facts.most / 4096));
+  const most = Math.min(samples.length, facts.most);
+  const given = samples.subarray(0, most - (Math.max(0, most - facts.least) % step));
   const made = new Float32Array(Math.max(given.length, facts.least));
   made.set(given);
   if (facts.normalize) {

@@ -98,7 +98,9 @@ test("pixels become planes", () => {
 test("a wave has mean 0 and variance 1, and is filled up or cut", () => {
   const facts = { rate: 16000, most: 4, least: 3, normalize: true };
   assert.deepEqual([...wave(Float32Array.of(1, 3), facts)].map(Math.round), [-1, 1, 0]);
-  assert.deepEqual([...wave(Float32Array.of(1, 2, 3, 4, 5), { ...facts, normalize: false })], [1, 2, 3, 4]);
+  const plain = { ...facts, normalize: false };
+  assert.deepEqual([...wave(Float32Array.of(1, 2, 3, 4, 5), plain)], [1, 2, 3, 4]);
+  assert.deepEqual([...wave(Float32Array.of(1, 2, 3, 4, 5), { ...plain, step: 2 })], [1, 2, 3]); // whole frames
 });
 
 test("texts are cut, and filled to one length", () => {

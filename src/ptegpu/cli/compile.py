@@ -13,10 +13,12 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
+from ..format import Program
 from ..llm import compiling
 from ..llm.compiling import Many
 from ..plan.bundle import Bundle
 from ..plan.target import Target
+from ..tasks.facts import points_of, read_facts
 from .analysis import memory
 from .console import bar, counted, duration, explain, print_json, say, show_table
 from .console import size as size_text
@@ -76,7 +78,7 @@ def compile(
     targets = [_target(name, engine) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
-        bundle = _maker(model, method, Many(sequences, int(memory * 2**30)) if serve else None)(
+        bundle = _maker(program, method, Many(sequences, int(memory * 2**30)) if serve else None, sizes)(
             model,
             data or None,
             targets,
@@ -98,12 +100,16 @@ def compile(
     _show(methods, several=len(targets) > 1)
 
 
-def _maker(model: Path, methods: Sequence[str] | None, many: Many | None) -> Callable[..., Bundle]:
-    """What compiles a program: a language model gets what `ptegpu generate` needs, unless its method is left out."""
+def _maker(program: Program, methods: Sequence[str] | None, many: Many | None, sizes: Any) -> Callable[..., Bundle]:
+    """What compiles a program: a language model gets what `ptegpu generate` needs, unless its method is left out; one
+    that says what it is for is planned for the sizes that its inputs have together."""
     if many is not None:
         return partial(compiling.compile, many=many)
     whole = not methods or compiling.METHOD in methods
-    return compiling.compile if whole and compiling.is_language_model(model) else ptegpu.compile
+    facts = None if sizes or not whole else read_facts(program)
+    if facts is not None:
+        return partial(ptegpu.compile, points={"forward": points_of(facts)})
+    return compiling.compile if whole and compiling.is_language_model(program.path) else ptegpu.compile
 
 
 def _target(name: str, engine: Engine) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,14 +224,16 @@ def _audio(inner: Path, model: Any, bounds: Bounds, made: Processing) -> Audio:
         made.notes.append("there is no preprocessor_config.json: sounds have 16,000 samples in a second")
     if model.main_input_name == "input_features":
         frames = 2 * config.max_source_positions
-        audio = Audio(rate, frames * 160, 1, "whisper", mels=config.num_mel_bins, frames=frames)
+        audio = Audio(rate, frames * 160, 1, 160, "whisper", mels=config.num_mel_bins, frames=frames)
     elif hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
         frames = config.max_length
         mean, std = getattr(extractor, "mean", 0.0), getattr(extractor, "std", 0.5)
-        audio = Audio(rate, 400 + frames * 160, 400, "fbank", False, config.num_mel_bins, frames, mean, std)
+        audio = Audio(rate, 400 + frames * 160, 400, 160, "fbank", False, config.num_mel_bins, frames, mean, std)
     elif hasattr(config, "conv_kernel"):
         normalize = bool(getattr(extractor, "do_normalize", True))
-        audio = Audio(rate, int(bounds.seconds * rate), least_samples(model), normalize=normalize)
+        audio = Audio(
+            rate, int(bounds.seconds * rate), least_samples(model), math.prod(config.conv_stride), normalize=normalize
+        )
     else:
         raise ExportError(f"{inner}: {type(model).__name__} takes no wave and no spectrogram that is known here")
     _compare_sounds(extractor, audio, made)

@@ -4,7 +4,19 @@
 reads its outputs. PyTorch is not needed.
 """
 
-from .facts import Audio, Facts, Image, Text, read_facts
+from .facts import Audio, Facts, Image, Text, points_of, read_facts
 from .pipeline import Answer, Label, Pipeline, Span, pipeline
 
-__all__ = ["Answer", "Audio", "Facts", "Image", "Label", "Pipeline", "Span", "Text", "pipeline", "read_facts"]
+__all__ = [
+    "Answer",
+    "Audio",
+    "Facts",
+    "Image",
+    "Label",
+    "Pipeline",
+    "Span",
+    "Text",
+    "pipeline",
+    "points_of",
+    "read_facts",
+]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -75,6 +76,7 @@ class Audio:
     rate: int  # samples in a second
     most: int  # samples
     least: int  # samples; shorter sounds are filled with zeros
+    step: int = 1  # samples between two frames: from `least` on, what is less than one more changes next to nothing
     features: Literal["wave", "whisper", "fbank"] = "wave"
     normalize: bool = False  # wave: to mean 0 and variance 1
     mels: int = 0
@@ -163,6 +165,7 @@ def _problem(facts: Facts, methods: set[str]) -> str:
         checks += [
             (not RATES[0] <= audio.rate <= RATES[1], f"{audio.rate} samples in a second"),
             (not 1 <= audio.least <= audio.most <= 1 << 28, f"{audio.least} to {audio.most} samples"),
+            (not 1 <= audio.step <= audio.most, f"{audio.step} samples between two frames"),
             (audio.features != "wave" and not 1 <= audio.mels <= 1024, f"{audio.mels} mel bands"),
             (audio.features != "wave" and not 1 <= audio.frames <= 1 << 20, f"{audio.frames} frames"),
             (not math.isfinite(audio.mean) or not math.isfinite(audio.std) or audio.std == 0, "mean and std"),
@@ -177,3 +180,20 @@ def inputs_of(task: Task) -> tuple[str, ...]:
     if task.startswith(("image-", "depth-")):
         return ("image",)
     return ("audio",) if task.startswith(("audio-", "speech-")) else ("text",)
+
+
+def points_of(facts: Facts, batches: Sequence[int] | None = None) -> list[dict[str, int]]:
+    """The sizes of inputs that a compiled program is to hold for, besides the largest: `points` of `ptegpu.compile`."""
+    points: list[dict[str, int]] = [{}]
+    text, audio = facts.text, facts.audio
+    if text is not None:
+        first = len(facts.takes) - 1  # a picture comes before
+        inputs = range(first, first + (3 if text.types else 2))
+        lengths = [text.length] if text.fixed else range(1, text.length + 1)
+        for batch in batches or range(1, text.batch + 1):
+            points += [{f"input {k}[{d}]": n for k in inputs for d, n in enumerate((batch, m))} for m in lengths]
+    elif audio is not None and audio.features == "wave":
+        points += [{"input 0[1]": n} for n in range(audio.least, audio.most + 1, max(audio.step, audio.most // 4096))]
+    elif facts.image is not None:
+        points += [{"input 0[0]": batch} for batch in batches or range(1, facts.image.batch + 1)]
+    return points

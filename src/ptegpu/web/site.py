@@ -30,6 +30,7 @@ from ..plan.save import MANIFEST, save_web
 from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
 from ..printing import shown
+from ..tasks.facts import points_of
 from .check import Check, make_check
 from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files, task
 
@@ -206,6 +207,9 @@ def _compile(
     given: dict[str, Any] = {"sizes": sizes or None, "progress": planning}
     if page.name == "chat":
         return compile_language_model(path, data, wanted, methods=(), **given)
+    if page.facts is not None and not sizes:
+        alone = None if len(page.facts.takes) > 1 else [1]  # the page asks of one text or picture, or of several labels
+        given["points"] = {"forward": points_of(page.facts, alone)}
     return ptegpu.compile(path, data, wanted, **given)
 
 
