@@ -34,6 +34,10 @@ NO_LIMITS = (2**31 - 1,) * 3
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
+class CannotTrace(ExportError):
+    """PyTorch fails on a module."""
+
+
 class CannotLower(ExportError):
     """ExecuTorch fails on a traced program."""
 
@@ -70,7 +74,7 @@ def trace(
                 module.eval()
             program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
-            raise ExportError(*explained("PyTorch cannot trace this module", e)) from e
+            raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
 
