@@ -88,6 +88,7 @@ _PACKAGES = {
     "wgpu": "wgpu==0.32.*",
     "tokenizers": "ptegpu[llm]",
     "torch": "ptegpu[export]",
+    "PIL": "ptegpu[media]",
     "starlette": "ptegpu[serve]",
     "uvicorn": "ptegpu[serve]",
 }
