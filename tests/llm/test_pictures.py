@@ -141,13 +141,13 @@ def test_what_is_refused(model: LanguageModel, tmp_path: Path) -> None:
         model.generate(PROMPT, pictures=PICTURES[:2])
     with pytest.raises(InvalidInput, match="pictures go with a text, not with tokens"):
         model.generate([1, 2], pictures=PICTURES[:1])
-    with pytest.raises(InvalidInput, match=r"a picture is uint8 \[height, width, 3\], not float64 \[2, 2\]"):
+    with pytest.raises(InvalidInput, match=r"a picture is uint8 \(height, width, 3\), not float64 \(2, 2\)"):
         model.see(np.zeros((2, 2)))
     assert model.pictures is not None
     with pytest.raises(InvalidInput, match="is not in the model's vocabulary"):
         model.generate([model.pictures.end])
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
-    with pytest.raises(InvalidInput, match=r"a\.png is not a picture that can be read"):
+    with pytest.raises(InvalidInput, match=r"a\.png is no picture that Pillow can read"):
         model.see(tmp_path / "a.png")
     with pytest.raises(InvalidInput, match="is a folder"):
         model.see(tmp_path)
@@ -189,7 +189,7 @@ def test_on_the_command_line(
     assert (0, wanted, "") == ((ended := invoke(*chat, "--image", path)).code, ended.out, ended.err)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"/image {tmp_path / 'no.png'}\n/image {__file__}\n"))
     missing, other = invoke(*chat).err.splitlines()
-    assert missing.endswith("no.png: No such file or directory") and "is not a picture that can be read" in other
+    assert missing.endswith("no.png: No such file or directory") and "is no picture that Pillow can read" in other
 
 
 def test_one_request_at_a_time(exported: ExportedModel, model: LanguageModel) -> None:

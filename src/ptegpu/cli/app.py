@@ -88,7 +88,6 @@ _PACKAGES = {
     "wgpu": "wgpu==0.32.*",
     "tokenizers": "ptegpu[llm]",
     "torch": "ptegpu[export]",
-    "PIL": "ptegpu[media]",
     "starlette": "ptegpu[serve]",
     "uvicorn": "ptegpu[serve]",
 }

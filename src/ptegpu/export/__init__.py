@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .backend import cache_patterns, quiet
 from .compiled import CompiledModule
+from .hf import ExportedTask, export_hf, is_decoder
 from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
@@ -17,16 +18,19 @@ __all__ = [
     "Exported",
     "ExportedModel",
     "ExportedSpeech",
+    "ExportedTask",
     "Lowered",
     "Options",
     "Outside",
     "Source",
     "cache_patterns",
     "export",
+    "export_hf",
     "export_llm",
     "export_speech",
     "export_with_account",
     "find_source",
+    "is_decoder",
     "load_decoder",
     "lower",
     "quiet",

@@ -15,7 +15,8 @@ from ..errors import ExportError
 from ..files import check_inside, check_regular, read_object
 from .backend import SafetensorError, safe_open, torch
 from .config import Config
-from .decoder import Decoder, Norm, Positions
+from .decoder import Decoder, Norm, Positions, Router
+from .experts import ByteExperts, Experts, GroupedExperts
 from .families import FAMILIES, NAMES
 from .layers import ByteLinear, GroupedEmbedding, GroupedLinear, GroupedWeight
 
@@ -24,6 +25,7 @@ PREFIXES = re.compile(r"^(model|transformer|gpt_neox)\.")  # of names in checkpo
 COMPUTED = re.compile(r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$")  # every loader makes it anew
 SHOWN = 5  # names in a message
 OUTPUT = "lm_head"
+LOADED = nn.Linear | nn.Embedding | Norm | Positions | Experts  # modules with weights of their own
 STEP = 32  # elements that the GPU's kernels for 4-bit embeddings take at a time
 
 Progress = Callable[[str, int, int], object]  # (phase, done, of)
@@ -46,7 +48,7 @@ class Weights:
 def load(decoder: Decoder, store: Store, weights: Weights, progress: Progress) -> int:
     """Loads all weights; how many parameters they are."""
     config = decoder.config
-    modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, nn.Linear | nn.Embedding | Norm | Positions)]
+    modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, LOADED)]
     parameters = 0
     for done, (name, module) in enumerate(modules):
         progress("Reading weights", done, len(modules))
@@ -76,6 +78,11 @@ def _loaded(
             return GroupedEmbedding(GroupedWeight(weight, weights.group))
         weights.count("float")
         return _with(module, weight, None)
+    if isinstance(module, Experts):
+        return _loaded_experts(name, module, weight, weights)
+    if isinstance(module, Router):
+        weights.count("float")
+        return _with(module, weight, bias)
     if weights.linear == "8bit":
         weights.count("8 bits per row")
         return ByteLinear(weight, bias)
@@ -84,6 +91,17 @@ def _loaded(
         return GroupedLinear(GroupedWeight(weight, weights.group), bias, dynamic=weights.linear == "8da4w")
     weights.count("float")
     return _with(module, weight, bias)
+
+
+def _loaded_experts(name: str, module: Experts, weight: Tensor, weights: Weights) -> nn.Module:
+    if weights.linear == "8bit" and weight.shape[1] % 4 == 0:
+        weights.count("8 bits per row")
+        return ByteExperts(module.count, weight)
+    if weights.linear in ("4bit", "8da4w") and _fits(name, weight, weights):
+        weights.count(f"4 bits in groups of {weights.group}")
+        return GroupedExperts(module.count, weight, weights.group)
+    weights.count("float")
+    return _with(module, weight, None)
 
 
 def _fits(name: str, weight: Tensor, weights: Weights, step: int = 1) -> bool:
@@ -170,6 +188,11 @@ class Store:
         whole = found[0] if len(found) == 1 else torch.cat(found)
         return whole.reshape(source.shape).contiguous()
 
+    def whole(self, name: str) -> Tensor:
+        """A tensor by its name, in float32."""
+        shape = tuple(self.files[name][2])
+        return self.read(Source((name,), shape, shape))
+
     def source(self, config: Config, name: str, shape: Sequence[int]) -> Source:
         """Of a weight of the decoder, which has this shape."""
         family = FAMILIES[config.family]
@@ -190,8 +213,11 @@ class Store:
         if transposed:
             stored = stored[::-1]
         names: tuple[str, ...] = (found,)
-        if "*" in found:  # one for each head
-            names, stored = tuple(found.replace("*", str(k)) for k in range(shape[0])), stored[1:]
+        if "*" in found:  # one for each expert, or for each head of a norm
+            of_experts = config.experts is not None and ".expert_" in inner
+            count = config.experts.count if config.experts and of_experts else shape[0]
+            names = tuple(found.replace("*", str(k)) for k in range(count))
+            stored = (shape[0] // count, *stored[1:]) if of_experts else stored[1:]
         return Source(names, stored, tuple(shape), total, rows, transposed)
 
 

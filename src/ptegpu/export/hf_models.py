@@ -55,6 +55,7 @@ AUTO: Mapping[Task, str] = {  # the class of transformers that makes the model o
     "speech-recognition": "AutoModelForCTC",
     "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
 }
+RATE = 16_000  # samples in a second, of the sounds that models are traced with
 POOLINGS = ("cls", "mean", "max")
 
 
@@ -232,12 +233,12 @@ def picture(model: Any, batch: int, size: tuple[int, int] | None) -> Tensor:
 def sound(model: Any, bounds: Bounds) -> tuple[Tensor, int]:
     """A second of noise, or a spectrogram of the fixed size that the model takes; the most samples."""
     config, noise = model.config, torch.Generator().manual_seed(0)
-    most = int(bounds.seconds * 16_000)
+    most = round(bounds.seconds * RATE)
     if model.main_input_name == "input_features":  # Whisper
         return torch.randn((1, config.num_mel_bins, 2 * config.max_source_positions), generator=noise), most
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # the audio spectrogram transformer
         return torch.randn((1, config.max_length, config.num_mel_bins), generator=noise), most
-    return torch.randn((1, min(16_000, most)), generator=noise), most
+    return torch.randn((1, min(RATE, most)), generator=noise), most
 
 
 def least_samples(model: Any) -> int:

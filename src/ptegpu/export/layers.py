@@ -83,6 +83,16 @@ class GroupedWeight(nn.Module):
         self.register_buffer("packed", raised[:, ::2] | raised[:, 1::2] << 4)  # (N, K / 2)
         self.register_buffer("scales", scales.t().contiguous())  # (K / size, N)
 
+    @classmethod
+    def of(cls, packed: Tensor, scales: Tensor, size: int) -> GroupedWeight:
+        """What was quantized before."""
+        found = cls.__new__(cls)
+        nn.Module.__init__(found)
+        found.size = size
+        found.register_buffer("packed", packed)
+        found.register_buffer("scales", scales)
+        return found
+
     def integers(self) -> Tensor:
         """From -8 to 7, int32 (N, K)."""
         return torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1).int() + LOWEST

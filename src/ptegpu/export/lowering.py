@@ -34,6 +34,10 @@ NO_LIMITS = (2**31 - 1,) * 3
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
+class CannotTrace(ExportError):
+    """PyTorch fails on a module."""
+
+
 class CannotLower(ExportError):
     """ExecuTorch fails on a traced program."""
 
@@ -70,7 +74,7 @@ def trace(
                 module.eval()
             program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
-            raise ExportError(*explained("PyTorch cannot trace this module", e)) from e
+            raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
 
@@ -117,6 +121,7 @@ def lower(
     config = EdgeCompileConfig(_check_ir_validity=False)
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
         own_constants(traced)
+        _settle_attention(traced)
     with quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
@@ -136,6 +141,18 @@ def lower(
 def _written(program: ExportedProgram) -> tuple[int, ...]:
     signature = program.graph_signature
     return tuple(signature.user_inputs.index(name) for name in signature.user_inputs_to_mutate.values())
+
+
+def _settle_attention(program: ExportedProgram) -> None:
+    """Make the results of attention contiguous: the strides that ExecuTorch's decomposition gives are not those that
+    the module's views were traced with. A copy of all elements in their order costs nothing when it runs."""
+    for module in program.graph_module.modules():
+        for node in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
+            if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+                with module.graph.inserting_after(node):
+                    copy = module.graph.call_function(torch.ops.aten.contiguous.default, (node,))
+                copy.meta = dict(node.meta)
+                node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
 class Partitioner(VulkanPartitioner):

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import InvalidInput, InvalidProgram
-from ..files import check_regular
+from ..tasks.facts import RESAMPLES
+from ..tasks.media import open_image
 
 METHOD = "ptegpu_pictures"  # gives the facts as JSON
 VISION = "vision"  # pixels (1, 3, size, size) → rows (rows, dim)
 VERSION = 1
-MOST_PIXELS = 1 << 28  # of a file
 LARGEST = 4096  # pixels of a side, before it is cut into tiles
 
 
@@ -91,41 +91,20 @@ class Facts:
 
 def pixels(picture: str | os.PathLike[str] | np.ndarray, facts: Facts) -> tuple[np.ndarray, int, int]:
     """A picture as tiles float32 (n, 3, size, size), and how many there are down and across; the last is the whole."""
-    from PIL import Image
-
-    image = _opened(picture, Image)
-    image = _resized(image, *_longest(image.width, image.height, facts.longest), Image)
+    image = open_image(picture)
+    image = _resized(image, *_longest(image.width, image.height, facts.longest))
     size, down, across = facts.size, 0, 0
     tiles = []
     if facts.split:
-        image = _resized(image, *_multiples(image.width, image.height, size), Image)
+        image = _resized(image, *_multiples(image.width, image.height, size))
         if image.width > size or image.height > size:
             down, across = image.height // size, image.width // size
             corners = [(c * size, r * size) for r in range(down) for c in range(across)]
             tiles = [image.crop((x, y, x + size, y + size)) for x, y in corners]
-    tiles.append(_resized(image, size, size, Image))
+    tiles.append(_resized(image, size, size))
     values = np.stack([np.asarray(tile, np.float32) for tile in tiles]) / np.float32(255)  # (n, size, size, 3)
     scaled = (values - np.array(facts.mean, np.float32)) / np.array(facts.std, np.float32)
     return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2), np.float32), down, across
-
-
-def _opened(picture: str | os.PathLike[str] | np.ndarray, images: Any) -> Any:
-    if isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
-            shape = list(picture.shape)
-            raise InvalidInput(f"a picture is uint8 [height, width, 3], not {picture.dtype} {shape}")
-        return images.fromarray(picture)
-    name = os.fspath(picture)
-    try:
-        check_regular(picture, InvalidInput)
-        image = images.open(picture)
-        if image.width * image.height > MOST_PIXELS:
-            raise InvalidInput(f"{name} has {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are read")
-        return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as e:
-        if isinstance(e, InvalidInput | FileNotFoundError):
-            raise
-        raise InvalidInput(f"{name} is not a picture that can be read: {e}") from None
 
 
 def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
@@ -143,8 +122,8 @@ def _multiples(width: int, height: int, size: int) -> tuple[int, int]:
     return (longer, shorter) if width >= height else (shorter, longer)
 
 
-def _resized(image: Any, width: int, height: int, images: Any) -> Any:
-    return image.resize((width, height), images.Resampling.LANCZOS)
+def _resized(image: Any, width: int, height: int) -> Any:
+    return image.resize((width, height), RESAMPLES.index("lanczos"))
 
 
 class Pictures:

@@ -5,5 +5,6 @@ reads its outputs. PyTorch is not needed.
 """
 
 from .facts import Audio, Facts, Image, Text, read_facts
+from .pipeline import Answer, Label, Pipeline, Span, pipeline
 
-__all__ = ["Audio", "Facts", "Image", "Text", "read_facts"]
+__all__ = ["Answer", "Audio", "Facts", "Image", "Label", "Pipeline", "Span", "Text", "pipeline", "read_facts"]

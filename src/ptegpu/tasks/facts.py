@@ -48,6 +48,7 @@ class Text:
     types: bool = False
     pad: int = 0  # the token that fills shorter texts
     mask: int | None = None  # the token that is to be filled in
+    masked: bool = True  # the mask hides padding
     fixed: bool = False  # all texts are filled to `length`
 
 
