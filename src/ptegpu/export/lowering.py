@@ -55,6 +55,7 @@ class Lowered:
     outside: tuple[Outside, ...] = ()
     bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
     written: tuple[int, ...] = ()  # which inputs of `forward` the program writes: its first outputs, in this order
+    kept: tuple[str, ...] = ()  # buffers that it writes
 
 
 def trace(
@@ -126,16 +127,14 @@ def lower(
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,
             )
-            written = _written(edge.exported_program("forward"))
+            signature = edge.exported_program("forward").graph_signature
+            inputs = signature.user_inputs
+            written = tuple(inputs.index(name) for name in signature.user_inputs_to_mutate.values())
+            kept = tuple(signature.buffers_to_mutate.values())
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    return replace(_account(data, reasons if delegate else {}), written=written)
-
-
-def _written(program: ExportedProgram) -> tuple[int, ...]:
-    signature = program.graph_signature
-    return tuple(signature.user_inputs.index(name) for name in signature.user_inputs_to_mutate.values())
+    return replace(_account(data, reasons if delegate else {}), written=written, kept=kept)
 
 
 class Partitioner(VulkanPartitioner):
