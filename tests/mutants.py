@@ -78,6 +78,7 @@ INTS = (
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-45, 1e38, 1e308, math.inf, -math.inf, math.nan, 2.0**31)
 MAX_INPUT = 1 << 22  # elements of an input that is made
+FEW = ptegpu.Limits(instructions=20_000)  # a loop without an end is no mistake
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ def seeds() -> dict[str, bytes]:
 def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 10) -> tuple[str, str]:
     """What becomes of a program that is loaded and, if that works, called with zeros and with ones: see `sweep`."""
     try:
-        with within(seconds), ptegpu.load(content, data, device=device) as loaded:
+        with within(seconds), ptegpu.load(content, data, device=device, limits=FEW) as loaded:
             for name in loaded.methods if call else ():
                 for fill in (0, 1):
                     inputs = loaded.method(name).inputs

@@ -15,11 +15,13 @@ from tools.bombs import STRICT, call
 
 import ptegpu
 from ptegpu import limits as module
+from ptegpu.compiler.build import build
 from ptegpu.compiler.program import cut_method
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded
-from ptegpu.format import pte
+from ptegpu.format import pte, source
 from ptegpu.format.source import open_source, steady
+from ptegpu.graph.linear import Call, Var
 from ptegpu.limits import Budget, Limits
 from ptegpu.runtime import copies
 from tests.methods import method_of
@@ -50,7 +52,8 @@ def refused(made: pte.Method, **given: Any) -> str:
         method.budget = budget
         method()
     said, rest = str(error.value).split("; where you trust the file, load it with limits=Limits(")
-    assert f"{next(iter(given))}=…)" == rest
+    name = next(iter(given))
+    assert f"{name}=…) or --limit {name}=…" == rest
     return said
 
 
@@ -70,7 +73,7 @@ def test_limits_from_a_command_line(texts: list[str], expected: Limits) -> None:
 def test_what_is_no_limit(text: str) -> None:
     with pytest.raises(InvalidInput) as error:
         Limits.parse([text])
-    names = "memory, folded, nodes, items, pipelines, instructions, seconds"
+    names = "memory, folded, nodes, items, plans, pipelines, instructions, seconds"
     assert f"'{text}' is no limit: give NAME=NUMBER, such as memory=2G; names are {names}" == str(error.value)
 
 
@@ -85,6 +88,23 @@ def test_limits_are_numbers(name: str, value: Any) -> None:
 def test_operator_calls_are_counted() -> None:
     moves = [pte.MoveCall(0, 1)] * 11
     assert "method forward needs 11 operator calls, 10 are allowed" == refused(program([1, 2], [1], *moves), nodes=10)
+
+
+def test_methods_and_stretches_are_counted() -> None:
+    with pytest.raises(LimitExceeded, match="the program needs 6 plans, 5 are allowed"):
+        ptegpu.load(DATA / "methods.pte", limits=Limits(plans=5))
+
+
+def test_constants_that_lie_over_each_other_are_converted_once() -> None:
+    numbers = np.arange(1000)
+    given = [Var(f"v{k}", DType.I64, numbers.shape, kind="constant", data=numbers[:]) for k in range(3)]
+    sums = [Var(f"sum{k}", DType.I64, numbers.shape) for k in range(2)]
+    ends = zip(given, given[1:], sums)
+    calls = [Call("aten.add.Tensor", (a, b, 1), (out,), f"add #{k}") for k, (a, b, out) in enumerate(ends)]
+    budget = Budget()
+    with budget.spending("loading it"):
+        build("plan", calls, sums, set())
+    assert 4 * numbers.size == budget.copied
 
 
 def test_items_of_lists_are_counted_each_time() -> None:
@@ -203,6 +223,7 @@ def test_a_file_that_changes_after_load_changes_nothing(
     name: str, kind: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(copies, "SMALL", 0)
+    monkeypatch.setattr(source, "SMALL", 0)
     files = [
         Path(shutil.copy(f, tmp_path)) for f in sorted(DATA.glob(f"{name}*.pt?"), key=lambda f: f.suffix == ".ptd")
     ]
@@ -222,7 +243,8 @@ def test_a_file_that_changes_after_load_changes_nothing(
             program.reset()
 
 
-def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "SMALL", 0)
     file = tmp_path / "model.pte"
     file.write_bytes(bytes(range(256)) * 256)
     view, _ = open_source(file, name=None, wanted="a program")

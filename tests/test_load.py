@@ -67,9 +67,9 @@ def test_clients_that_leave_and_send_nonsense(start: Start) -> None:
         await asyncio.gather(*(load.client(time.monotonic() + 0.8) for _ in range(4)))
         await until_idle(f"{server.url}/v1")
 
-    asyncio.run(some())
+    while not all(load.counts[kind] for kind in ("200", "left", "400", "404")):  # a slow machine takes more rounds
+        asyncio.run(some())
     assert [] == load.errors
-    assert all(load.counts[kind] for kind in ("200", "left", "400", "404"))
     load.answers[3] = "something else"
     asyncio.run(load.asks(3))
     assert 1 == len(load.errors) and load.errors[0].startswith("request 3 had 'something else', then ' w")

@@ -3,17 +3,15 @@
     python -m tools.mutate --count 1000000                  # read only
     python -m tools.mutate --count 100000 --load --run      # all the way; add -O after python for asserts that are gone
     python -m tools.mutate --count 100000 --load --run --state mutate.json   # goes on where it ended
-    python -m tools.mutate --fuzz pte --count 100000        # by coverage, with atheris
 
 Mutant `n` of a seed is always the same one. Counts by what became of them come last; each that raised what it may not
-is saved under `--save`, and the status is 1.
+is saved under `--save`, and the status is 1. `python -m tools.fuzz` changes files by coverage.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -41,11 +39,8 @@ def main(
     corpus: Path | None = typer.Option(None, help="a folder of further .pte files"),
     save: Path = typer.Option(Path("build/mutants"), help="where files that do wrong go"),
     state: Path | None = typer.Option(None, help="where to note how far it is, and go on from"),
-    fuzz: str = typer.Option("", help="of which reader: pte, delegate, ptd or bundle; by coverage"),
 ) -> None:
     """Mutate."""
-    if fuzz:
-        _fuzz(fuzz, count)
     done, counts = _known(state)
     wrong = Counter[tuple[str, str]]()
     for number, name, content, data in _mutants(range(done, count), seed, corpus):
@@ -125,30 +120,6 @@ def _read(name: str, content: bytes) -> tuple[str, str]:
     except Exception as e:
         return f"wrong: {type(e).__name__}", str(e)
     return "read", ""
-
-
-def _fuzz(which: str, count: int) -> None:
-    """Hand a reader to atheris; it ends the process."""
-    try:
-        import atheris
-    except ImportError:
-        console.print("Fuzzing by coverage needs atheris: pip install atheris (Linux and macOS, Python up to 3.12)")
-        raise typer.Exit(2) from None
-    with atheris.instrument_imports(include=["ptegpu.format", "ptegpu.plan"]):
-        from ptegpu.format import read_data, read_delegate, read_program
-        from ptegpu.plan.bundle import Bundle
-    readers = {"pte": read_program, "ptd": read_data, "bundle": Bundle.load}
-    readers["delegate"] = lambda content: read_delegate(memoryview(content))
-    reader = readers[which]
-
-    def once(content: bytes) -> None:
-        try:
-            reader(content)
-        except ptegpu.InvalidProgram:
-            pass
-
-    atheris.Setup([sys.argv[0], f"-runs={count}"], once)
-    atheris.Fuzz()
 
 
 if __name__ == "__main__":

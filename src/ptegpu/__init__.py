@@ -5,6 +5,7 @@
     program = ptegpu.load("model.pte")
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
     program.method("forward").inputs         # names, dtypes and bounds of what it takes
+    ptegpu.pipeline("vit.pte")("cat.png")    # programs that say what they are for: see `ptegpu export hf`
     ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
     gpu = ptegpu.compile_module(module, (x,))         # an nn.Module without a file; or torch.compile
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from .runtime.metadata import MethodMeta, TensorInfo
     from .runtime.program import Method, Program, load
     from .runtime.signature import Spec
+    from .tasks.pipeline import Pipeline, pipeline
 
 __version__ = "0.1.0"
 
@@ -55,6 +57,8 @@ _LAZY = {
     "load": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
+    "Pipeline": ".tasks.pipeline",
+    "pipeline": ".tasks.pipeline",
     "Program": ".runtime.program",
     "Runtime": ".runtime.executorch",
     "Spec": ".runtime.signature",
@@ -79,6 +83,7 @@ __all__ = [
     "MethodMeta",
     "NoAdapter",
     "OutOfMemory",
+    "Pipeline",
     "Program",
     "PtegpuError",
     "QueueFull",
@@ -92,6 +97,7 @@ __all__ = [
     "compile",
     "compile_module",
     "load",
+    "pipeline",
 ]
 
 

@@ -7,7 +7,6 @@ and every call open. Outside of one, nothing is counted.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +17,13 @@ from typing import Literal
 
 from .errors import InvalidInput, LimitExceeded
 
-Name = Literal["memory", "nodes", "items", "pipelines", "instructions", "seconds"]
+Name = Literal["memory", "nodes", "items", "plans", "pipelines", "instructions", "seconds"]
 
 _UNITS = {
     "memory": "bytes of temporaries and states",
     "nodes": "operator calls",
     "items": "items of lists",
+    "plans": "plans",
     "pipelines": "compiled kernels",
     "instructions": "instructions",
 }
@@ -36,11 +36,12 @@ class Limits:
 
     memory: int = 1 << 38  # bytes of temporaries and states, on GPU and host, and of weights beyond 4 × files
     folded: int | None = None  # bytes computed from constants at load, the rest in each call; None: 32 MiB + 4 × files
-    nodes: int = 100_000  # operator calls, delegates inlined
+    nodes: int = 16_384  # operator calls, delegates inlined
     items: int = 1_000_000  # in the lists that calls take, counted each time
-    pipelines: int = 1024  # compiled kernels kept; those used last are, and one run cannot need more
-    instructions: int = 10_000_000  # in one call
-    seconds: float = math.inf  # of loading it, and of each call
+    plans: int = 512  # methods, and stretches for the GPU beyond the first of each
+    pipelines: int = 512  # compiled kernels kept; those used last are, and one run cannot need more
+    instructions: int = 1_000_000  # in one call
+    seconds: float = 3600.0  # of loading it, and of each call
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -69,7 +70,7 @@ class Budget:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self.spent = {"nodes": 0, "items": 0}
+        self.spent = {"nodes": 0, "items": 0, "plans": 0}
         self.foldable = _FOLDABLE if self.limits.folded is None else self.limits.folded  # bytes that are left
         self.left = self.limits.memory  # bytes that nobody holds
         self.read = self.copied = 0  # bytes of its files, and of weights made from them
@@ -133,7 +134,7 @@ def tick() -> None:
         raise exceeded("seconds", 0, found[0].limits.seconds, found[2])
 
 
-def spend(name: Literal["nodes", "items"], amount: int, what: str) -> None:
+def spend(name: Literal["nodes", "items", "plans"], amount: int, what: str) -> None:
     """So much more of what is counted over a whole program; LimitExceeded if that is too much."""
     tick()
     if (budget := current()) is not None:
@@ -185,4 +186,4 @@ def exceeded(name: Name, amount: float, most: float, what: str) -> LimitExceeded
         needs = f"{what} took more than {most:g} seconds"
     else:
         needs = f"{what} needs {amount:,} {_UNITS[name]}, {most:,} are allowed"
-    return LimitExceeded(f"{needs}; where you trust the file, load it with limits=Limits({name}=…)")
+    return LimitExceeded(f"{needs}; where you trust the file, load it with limits=Limits({name}=…) or --limit {name}=…")

@@ -374,10 +374,14 @@ def _pinned(x: Any) -> Any:
         if all(a is b for a, b in zip(found, x, strict=True)):
             return x
         return type(x)(*found) if hasattr(x, "_fields") else tuple(found)
-    if is_dataclass(x) and not isinstance(x, type):
-        changed = {f.name: new for f in fields(x) if (new := _pinned(old := getattr(x, f.name))) is not old}
-        return replace(x, **changed) if changed else x
-    return x
+    kind: Any = type(x)
+    changed = {name: new for name in _fields_of(kind) if (new := _pinned(old := getattr(x, name))) is not old}
+    return replace(x, **changed) if changed else x
+
+
+@functools.cache
+def _fields_of(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind)) if is_dataclass(kind) else ()
 
 
 def ceil(a: int, b: int) -> int:

@@ -14,6 +14,7 @@ from tests.export.checkpoints import LLAMA3, config
 
 from ptegpu.errors import ExportError
 from ptegpu.export.config import Config, Rope, read_config
+from ptegpu.export.families import FAMILIES
 
 
 def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str, Any] | None = None) -> Config:
@@ -61,7 +62,7 @@ def test_rope_of_older_and_newer_files(tmp_path: Path) -> None:
 
 
 def test_long_waves_are_stretched() -> None:
-    plain, scaled = Rope(64, 1e4).frequencies(), Rope(64, 1e4, "llama3", 8.0, 1.0, 4.0, 256).frequencies()
+    plain, scaled = (r.frequencies(512) for r in (Rope(64, 1e4), Rope(64, 1e4, "llama3", 8.0, 1.0, 4.0, 256)))
     waves = 2 * torch.pi / plain
     torch.testing.assert_close(scaled[waves < 64], plain[waves < 64])
     torch.testing.assert_close(scaled[waves > 256], plain[waves > 256] / 8)
@@ -81,20 +82,23 @@ def test_special_tokens(generation: dict[str, Any] | None, expected: tuple[int, 
     assert expected == (found.bos, found.eos)
 
 
-FAMILIES = "llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text"
+NAMES = ", ".join(FAMILIES)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, f"model_type 'gpt2' is not supported; supported are {FAMILIES}"),
+        ({"model_type": "bloom"}, f"model_type 'bloom' is not supported; supported are {NAMES}"),
         ({"hidden_size": ...}, "hidden_size is missing"),
         ({"vocab_size": 0}, "vocab_size is 0, not a positive number up to 2,147,483,647"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
-        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported; supported are silu, gelu, gelu_pytorch_tanh"),
         (
-            {"rope_scaling": {"type": "yarn"}},
-            "rope_type 'yarn' is not supported; supported are default, linear, llama3",
+            {"hidden_act": "relu"},
+            "hidden_act 'relu' is not supported; supported are silu, gelu, gelu_pytorch_tanh, gelu_new",
+        ),
+        (
+            {"rope_scaling": {"type": "mrope"}},
+            "rope_type 'mrope' is not supported; supported are default, linear, dynamic, yarn, longrope, llama3",
         ),
         (
             {"num_hidden_layers": 10**9},
@@ -107,6 +111,16 @@ FAMILIES = "llama, mistral, qwen2, qwen3, gemma, gemma2, gemma3_text"
         ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x', not a positive number"),
         ({"rope_theta": [1]}, "rope_theta is [1], not a positive number"),
         ({"partial_rotary_factor": 0.5}, "a partial_rotary_factor is not supported for llama"),
+        ({"model_type": "falcon", "alibi": True}, "alibi is not supported for falcon"),
+        ({"model_type": "stablelm", "partial_rotary_factor": 0.1}, "1 elements of a head cannot be turned in pairs"),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0]}},
+            "long_factor has 1 numbers, and not 8",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn"}, "rope_theta": 1},
+            "rope_type 'yarn' needs a factor and a rope_theta above 1, and more than 2 elements",
+        ),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
         ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None, and layers need it"),
         (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cases import close
-from tests.export.checkpoints import TOKENS, golden, write
+from tests.export.checkpoints import TOKENS, by_transformers, write
 
 import ptegpu
 from ptegpu.errors import ExportError, NoAdapter
@@ -50,7 +50,7 @@ def exported(folder: Path, name: str, options: Options, changes: dict[str, Any] 
 
 def test_as_transformers(tmp_path: Path) -> None:
     made = exported(tmp_path, "gemma3", Options(all_logits=True))
-    close(on_gpu(tmp_path / "model.pte"), golden("gemma3")[ENDS])
+    close(on_gpu(tmp_path / "model.pte"), by_transformers(tmp_path)[ENDS])
     assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
     operators = {"aten.gelu.default": 2, "sdpa_with_kv_cache.default": 2, "et_vk.rms_norm.default": 13}
     assert operators == {op: made.lowered.delegated[op] for op in operators}

@@ -42,11 +42,27 @@ class Fixed(torch.nn.Module):
         return x.view(3, 8)
 
 
+class Attends(torch.nn.Module):
+    """A view of what attention gives, as GPT-2 has it: PyTorch's own strides allow it, those of its parts do not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, 8)
+        q = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        y = torch.nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2)
+        return y.reshape(*x.shape[:2], -1).view(-1, 8)
+
+
 def test_a_file_and_the_same_bytes(tmp_path: Path) -> None:
     data = export(Twice(), (torch.ones(1, 2, 3),), tmp_path / "twice.pte")
     assert data == (tmp_path / "twice.pte").read_bytes()
     with ptegpu.load(data) as program:
         np.testing.assert_array_equal(np.full((2, 1, 3), 2.0), program(np.ones((1, 2, 3), np.float32)))
+
+
+def test_a_view_of_what_attention_gives() -> None:
+    x = torch.randn((2, 5, 8), generator=torch.Generator().manual_seed(0))
+    made = export_with_account(Source(Attends(), (x,)), dynamic=["0:0=2..4", "0:1=2..16"])
+    assert made.difference is not None and made.difference < 1e-5
+    assert [] == made.notes
 
 
 def test_what_is_delegated_and_what_is_not() -> None:

@@ -166,6 +166,7 @@ REFUSED = [
     (of(tensor([2], {0: i8(127)})), "unknown element type 127"),
     (of(tensor([2], {6: i8(9)})), "unknown element type 9"),
     (of(tensor([1] * 17)), "a list of 17 items is longer than 16"),
+    (of(tensor([0, *[1 << 31] * 2])), "a tensor of sizes [0, 2147483648, 2147483648] is too large"),
     (of(tensor([1 << 31] * 2)), "a tensor of sizes [2147483648, 2147483648] is too large"),
     (of(tensor([2], {2: i32(0)})), "constant 0 does not exist: there are 0"),
     (of(tensor([2], {2: i32(0)}), constants=[constant(0, 4)]), "constant 0 holds 4 bytes, its tensor needs 8"),

@@ -49,6 +49,7 @@ from ptegpu.format import (
     TensorList,
     Value,
     read_program,
+    source,
 )
 
 DATA = Path(__file__).parent.parent / "data"
@@ -119,7 +120,8 @@ def test_several_methods_and_constant_ones() -> None:
 # Where bytes come from
 
 
-def test_constants_are_views_on_the_mapped_file() -> None:
+def test_constants_are_views_on_the_mapped_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "SMALL", 0)
     found = read_program(DATA / "control.pte")
     constant = found.methods[0].values[1]
     assert isinstance(constant, Tensor) and constant.data is not None

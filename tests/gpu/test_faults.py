@@ -20,12 +20,12 @@ import numpy as np
 import ptegpu
 
 def child(use):
-    began = time.monotonic()
+    began = time.process_time()
     try:
         use()
         print("works")
     except ptegpu.DeviceLost as error:
-        print(str(error).partition(",")[0], time.monotonic() - began < 1)
+        print(str(error).partition(",")[0], time.process_time() - began < 1)
     sys.stdout.flush()
 
 def load():

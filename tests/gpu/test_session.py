@@ -14,7 +14,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import Closed, DeviceError, InvalidInput, LimitExceeded, OutOfMemory
 from ptegpu.gpu import Counters, DeviceTensor, Session, SharedConstants, device_bytes
 from ptegpu.gpu.recording import Recording
-from ptegpu.plan.plan import Buffer
+from ptegpu.plan.plan import Buffer, Copy
 
 X = np.arange(plans.N, dtype=np.float32)
 ONES = np.ones(plans.N, np.float32)
@@ -261,6 +261,30 @@ def test_a_device_tensor_feeds_another_session_without_the_host(session, device)
         used = device.counters.since(before)
         assert (used.submits, used.readbacks, used.bytes_uploaded) == (1, 1, 0)
         np.testing.assert_array_equal(3 * (X + 1), y)
+
+
+def test_a_device_tensor_is_copied_once_for_several_runs(session, device, monkeypatch):
+    copies, copy = [], Recording.copy
+    monkeypatch.setattr(Recording, "copy", lambda *given: copies.append(given) or copy(*given))
+    with Session(device) as other:
+        (sum_of,) = run(session, plans.add(), X, ONES, read=[])
+        prepared = other.prepare(plans.scale())
+        for given, expected, count in ((sum_of, X + 1, 2), (sum_of, X + 1, 1), (X, X, 1), (sum_of, X + 1, 2)):
+            copies.clear()
+            np.testing.assert_array_equal(3 * expected, other.run(prepared, [given])[0])
+            assert count == len(copies)  # one of them reads the result back
+        session.run(session.prepare(plans.add()), [ONES, ONES], read=[])
+        with pytest.raises(InvalidInput, match="from an earlier run"):
+            other.run(prepared, [sum_of])
+
+
+def test_a_device_tensor_that_a_run_overwrites_is_copied_for_each(session, device):
+    with Session(device) as other:
+        (sum_of,) = run(session, plans.add(), X, ONES, read=[])
+        back = Copy(plans.add().outputs[0].buffer, 0, X.nbytes)  # the result becomes the first input
+        prepared = other.prepare(replace(plans.add(), copies=(back,)))
+        for _ in range(3):
+            np.testing.assert_array_equal(X + 2, other.run(prepared, [sum_of, ONES])[0])
 
 
 def test_a_device_tensor_feeds_its_own_session(session):

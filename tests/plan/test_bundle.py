@@ -21,6 +21,7 @@ from tests.saved import read
 import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.errors import IndexOutOfRange, InvalidInput, InvalidProgram, LimitExceeded, PtegpuError
+from ptegpu.format import source as sources
 from ptegpu.gpu import Device, open_device
 from ptegpu.llm import LanguageModel
 from ptegpu.llm.compiling import compile as compile_llm
@@ -100,7 +101,8 @@ def test_a_language_model_too(tmp_path: Path) -> None:
     assert tales() == to_bytes(Bundle.load(path))
 
 
-def test_a_file_is_mapped_and_not_copied(tmp_path: Path) -> None:
+def test_a_file_is_mapped_and_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SMALL", 0)
     bundle("mlp").save(tmp_path / "file")
     (plan,) = Bundle.load(tmp_path / "file").methods[0]["forward"].plans
     assert type(memoryview(plan.blobs[0]).obj).__name__ == "mmap"

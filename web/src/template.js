@@ -3,6 +3,8 @@ import { InvalidInput } from "./errors.js";
 
 /** @typedef {{role: string, content?: any, [more: string]: any}} Message */
 
+// What one conversation may take: expressions, and characters or items of one value. No real template comes near.
+const STEPS = 1e6, LONG = 1 << 24;
 const DAYS = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS = [
   "January", "February", "March", "April", "May", "June",
@@ -58,10 +60,13 @@ export class ChatTemplate {
 function interpreter({ Environment, Interpreter }, environment) {
   const made = new Interpreter(environment), evaluate = made.evaluate.bind(made);
   const asked = new WeakSet(), looped = new WeakSet();
+  let steps = 0;
   made.evaluate = (/** @type {any} */ node, /** @type {any} */ scope) => {
+    if (++steps > STEPS) throw new Error("it takes too long");
     if (node?.type === "MemberExpression") asked.add(node.object);
     if (node?.type === "For") looped.add(node.iterable.type === "SelectExpression" ? node.iterable.lhs : node.iterable);
     const value = evaluate(node, scope);
+    if (value?.value?.length > LONG) throw new Error("it makes a text that is too long");
     if (!node || value.type !== "UndefinedValue") return value;
     if (asked.has(node)) throw new Error(`${nameOf(node)} is undefined`);
     return looped.has(node) ? new Environment().set("nothing", []) : value;
@@ -79,6 +84,7 @@ const GLOBALS = {
   range(start, end, step = 1) {
     if (end === undefined) [start, end] = [0, start];
     if (!step) throw new Error("range() arg 3 must not be zero");
+    if ((end - start) / step > STEPS) throw new Error("it takes too long");
     return Array.from({ length: Math.max(0, Math.ceil((end - start) / step)) }, (_, k) => start + k * step);
   },
   /** @param {string} message */

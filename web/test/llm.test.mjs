@@ -133,6 +133,15 @@ test("which template", async () => {
   refuses(() => new ChatTemplate({ a: 1 }, {}, jinja), "the chat template is neither a text nor a list of named texts");
 });
 
+test("a template that takes too much is refused", () => {
+  const long = "{% for a in range(2000) %}{% for b in range(2000) %}{{ a }}{% endfor %}{% endfor %}";
+  const wide = "{% set n = namespace(x='abcdefgh') %}{% for a in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}";
+  const refused = "the chat template refuses this conversation: it ";
+  for (const source of [long, "{% for a in range(1000000000) %}a{% endfor %}"])
+    assert.deepEqual(rendered(source, []), { error: `${refused}takes too long` });
+  assert.deepEqual(rendered(wide, []), { error: `${refused}makes a text that is too long` });
+});
+
 test("dates are Python's", () => {
   const date = new Date(2024, 1, 9, 13, 5, 7);
   assert.equal(strftime(date, "%d %b %Y|%B %-d, %y|%A %a|%H:%M:%S|%I %p|%j|%F|%T|%%|%q"),

@@ -23,6 +23,7 @@ from .inspect import inspect
 from .profile import profile
 from .run import run
 from .serve import serve
+from .transcribe import transcribe
 from .web import web
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # typer has it under no public name
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, compile, web, profile, doctor, generate, chat, serve, evaluate):
+for _command in (run, inspect, compile, web, profile, doctor, generate, chat, transcribe, serve, evaluate):
     app.command()(_command)
 app.add_typer(export)
 app.add_typer(demo)

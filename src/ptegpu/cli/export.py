@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..files import check_writable
+from ..tasks.facts import TASKS
+from .answers import takes_text, try_it
 from .console import bars, counted, duration, number, print_json, progress, say, show_table, size
 
 if TYPE_CHECKING:
-    from ..export import ExportedModel, Lowered
+    from ..export import ExportedModel, ExportedSpeech, ExportedTask, Lowered
 
 export = typer.Typer(name="export", help="Make a .pte from a checkpoint or a PyTorch module.", no_args_is_help=True)
+
+
+SHOWN = 6  # labels
 
 
 class DType(StrEnum):
@@ -70,6 +76,68 @@ def llm(
 
 
 @export.command()
+def hf(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model folder.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    task: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(TASKS)}.", show_default="what config.json says")
+    ] = None,
+    dtype: Annotated[DType, typer.Option(help="Of weights and activations.")] = DType.float32,
+    max_batch: Annotated[int, typer.Option(help="Texts or pictures in one call.", min=1)] = 8,
+    max_length: Annotated[
+        int | None, typer.Option(help="Tokens of a text.", show_default="what the model allows, up to 512", min=2)
+    ] = None,
+    max_seconds: Annotated[float, typer.Option(help="Of a sound.", min=0.1)] = 15.0,
+    delegate: Annotated[bool, typer.Option(help="Use the Vulkan/WebGPU partitioner.")] = True,
+    check: Annotated[bool, typer.Option(help="Compare with eager PyTorch.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Export a model for texts, pictures or sounds, with what `ptegpu run` needs to use it."""
+    check_writable(output)
+    with progress("Starting PyTorch"):
+        from ..export import Bounds, export_hf, is_decoder
+    if task is None and is_decoder(folder):
+        return llm(folder, output, dtype, check=check, json=json)
+    bounds = Bounds(max_batch, max_length or 512, max_seconds)
+    with bars() as report:
+        made = export_hf(
+            folder,
+            output,
+            task=task,  # type: ignore[arg-type]  # it looks
+            bounds=bounds,
+            dtype=dtype.value,
+            delegate=delegate,
+            check=check,
+            progress=report,
+        )
+    if json:
+        print_json(_task_json(made))
+    else:
+        _show_task(made, output)
+
+
+@export.command()
+def speech(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A Hugging Face checkpoint folder.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    check: Annotated[bool, typer.Option(help="Compare noise and a few tokens with eager PyTorch.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Export a Whisper model for `ptegpu transcribe`, with its tokenizer beside it."""
+    check_writable(output)
+    with progress("Starting PyTorch"):
+        from ..export import export_speech
+    with bars() as report:
+        made = export_speech(folder, output, check=check, progress=report)
+    if json:
+        print_json(_speech_json(made))
+    else:
+        _show_speech(made, output)
+
+
+@export.command()
 def torch(
     function: Annotated[
         str,
@@ -107,6 +175,23 @@ def torch(
     _show_notes(made.notes)
 
 
+def _show_task(made: ExportedTask, output: Path) -> None:
+    facts, lowered = made.facts, made.exported.lowered
+    say((output.name, "bold"), f" · {size(len(lowered.data))}")
+    _line("model", f"{facts.architecture}, {made.parameters:,} parameters, for {facts.task}")
+    _line("takes", "; ".join(takes_text(facts)))
+    if facts.labels:
+        shown = ", ".join(facts.labels[:SHOWN]) + (" …" if len(facts.labels) > SHOWN else "")
+        _line("labels", f"{len(facts.labels):,}: {shown}")
+    _show_lowered(lowered)
+    if made.exported.difference is not None:
+        _line("check", f"at most {number(made.exported.difference)} from eager PyTorch")
+    _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
+    _line("files", ", ".join(path.name for path in made.files))
+    _line("try", try_it(facts, output))
+    _show_notes(made.notes)
+
+
 def _show_model(made: ExportedModel, output: Path) -> None:
     c, o = made.config, made.options
     say((output.name, "bold"), f" · {size(len(made.lowered.data))}")
@@ -123,6 +208,36 @@ def _show_model(made: ExportedModel, output: Path) -> None:
     _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
     _line("files", ", ".join(path.name for path in made.files))
     _show_notes(made.notes)
+
+
+def _show_speech(made: ExportedSpeech, output: Path) -> None:
+    c, f = made.config, made.facts
+    say((output.name, "bold"), f" · {size(len(made.lowered.data))}")
+    layers = f"{counted(c.encoder_layers, 'layer')} that hear and {c.decoder_layers} that write"
+    _line("model", f"whisper, {made.parameters:,} parameters: {layers}, of {c.dim:,}, vocabulary {c.vocab:,}")
+    _line("hears", f"{f.seconds:g} s at once, {counted(len(f.languages or {}) or 1, 'language')}")
+    _show_lowered(made.lowered)
+    if made.difference is not None:
+        _line("check", f"at most {number(made.difference)} of the largest value from eager PyTorch")
+    _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
+    _line("files", ", ".join(path.name for path in made.files))
+    _show_notes(made.notes)
+
+
+def _speech_json(made: ExportedSpeech) -> dict[str, Any]:
+    return {
+        "files": [str(path) for path in made.files],
+        "nbytes": len(made.lowered.data),
+        "parameters": made.parameters,
+        "encoder_layers": made.config.encoder_layers,
+        "decoder_layers": made.config.decoder_layers,
+        "vocab_size": made.config.vocab,
+        "languages": list(made.facts.languages or {}),
+        **_lowered_json(made.lowered),
+        "difference": made.difference,
+        "notes": made.notes,
+        "seconds": made.seconds,
+    }
 
 
 def _stored(made: ExportedModel) -> dict[str, int]:
@@ -154,6 +269,19 @@ def _lowered_json(lowered: Lowered) -> dict[str, Any]:
         "partitions": lowered.partitions,
         "delegated": dict(lowered.delegated),
         "outside": [{"operator": o.operator, "count": o.count, "reason": o.reason} for o in lowered.outside],
+    }
+
+
+def _task_json(made: ExportedTask) -> dict[str, Any]:
+    return {
+        "files": [str(path) for path in made.files],
+        "nbytes": len(made.exported.lowered.data),
+        "parameters": made.parameters,
+        "facts": loads(made.facts.json()),
+        **_lowered_json(made.exported.lowered),
+        "difference": made.exported.difference,
+        "notes": made.notes,
+        "seconds": made.seconds,
     }
 
 

@@ -15,8 +15,10 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..runtime.signature import Signature, Spec
+from .answers import Asked, answer
 from .compare import SCALE, Difference, compare
 from .console import bars, dims, duration, number, print_json, progress, say, show_table
+from .generate import TokenizerPath
 from .inputs import make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source, readable, summary, values_text
@@ -46,9 +48,22 @@ def run(
     ] = None,
     rtol: Annotated[float, typer.Option(help="Relative tolerance of --expect.", min=0)] = 1e-3,
     repeat: Annotated[int, typer.Option(help="How many runs to time; state is reset before each.", min=1)] = 1,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="Of a file that `ptegpu export hf` made: a picture; repeat for more.")
+    ] = None,
+    audio: Annotated[Path | None, typer.Option(help="Likewise, a sound: a .wav file.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Likewise, a text; repeat for more.")] = None,
+    context: Annotated[str | None, typer.Option(help="What a question (--text) is answered from.")] = None,
+    tokenizer: TokenizerPath = None,
+    top: Annotated[int, typer.Option(help="How many labels to show.", min=1)] = 5,
+    out: Annotated[Path | None, typer.Option(help="Where to write the picture that it makes.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Run a method and print its outputs."""
+    """Run a method and print its outputs; or what it says of a picture, a sound or a text."""
+    if image or audio or text:
+        asked = Asked(image or [], audio, text or [], context, tokenizer, top, out)
+        given = {"data": data or None, "engine": engine, "precision": precision}
+        return answer(model, asked, device, limit or [], given, json)
     file, source = open_source(model)
     chosen = find_method(file, method)
     takes, gives = declared(chosen)

@@ -52,6 +52,20 @@ class _Builder:
         self.first: dict[Var, Tensor] = {}  # states as they were
         self.inputs: list[Var] = []
         self.count = 0
+        self.made: dict[tuple[object, ...], np.ndarray] = {}  # by where they lie in the file, and as what
+
+    def converted(self, var: Var, data: np.ndarray, dtype: DType) -> np.ndarray:
+        """A constant as the device has it. Those that lie over each other in the file are converted once."""
+        if dtype.device is dtype and data.flags.c_contiguous:
+            return data
+        key = data.__array_interface__["data"][0], data.shape, data.strides, dtype
+        if key not in self.made:
+            copying(math.prod(var.sizes) * dtype.device.size)
+            try:
+                self.made[key] = to_device(data, dtype, var.name)
+            except InvalidInput as e:
+                raise InvalidProgram(str(e)) from None
+        return self.made[key]
 
     def value(self, var: Var) -> Value:
         """What a slot holds now; its first use makes it an input, a constant or a state."""
@@ -62,12 +76,7 @@ class _Builder:
             found = Sym(var.name)
         elif var in self.states or (var.kind == "constant" and var.data is not None):
             kind = "state" if var in self.states else "constant"
-            if var.data is not None and (var.dtype.device is not var.dtype or not var.data.flags.c_contiguous):
-                copying(math.prod(var.sizes) * var.dtype.device.size)
-            try:
-                data = None if var.data is None else to_device(var.data, var.dtype, var.name)
-            except InvalidInput as e:
-                raise InvalidProgram(str(e)) from None
+            data = None if var.data is None else self.converted(var, var.data, var.dtype)
             found = Tensor(var.name, var.dtype.device, var.sizes, "state" if kind == "state" else "constant", data)
             if kind == "state":
                 self.first[var] = found

@@ -60,8 +60,7 @@ def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
     `on_gpu` says of each instruction whether the GPU serves it. Returns the same of the new ones, and how many at the
     front depend on sizes only.
     """
-    known = _known(linear)
-    places = _hoist(linear.code, on_gpu, known)
+    known, places = levels(linear, on_gpu)
     folded = _fold_all(linear.code, [k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k]])
     linear.folded += [c for k in sorted(folded) if isinstance(c := linear.code[k], Call)]
     order: list[int] = []
@@ -77,6 +76,12 @@ def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
         v.data = None  # a step on the way to another constant
     front = next((n for n, k in enumerate(order) if places[k] or known[k] > Known.PER_SIZE), len(order))
     return [places[k] for k in order], front
+
+
+def levels(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[Known], list[bool]]:
+    """Of each instruction, when the host can know its results, and whether the GPU runs it."""
+    known = _known(linear)
+    return known, _hoist(linear.code, on_gpu, known)
 
 
 def _blocks(code: Sequence[Instruction]) -> list[range]:

@@ -21,7 +21,8 @@ from ..limits import tick
 from ..ops import REGISTRY, OpDef
 from ..ops.spans import RULES, Span, fits, of_dtype, spans
 from ..portable.host import on_host, schema_of
-from .order import arrange, writes
+from .order import arrange, levels, writes
+from .tables import tabulate
 
 _EXACT_ON_HOST = (DType.F64, DType.I16, DType.U16, DType.U32, DType.U64)
 
@@ -70,7 +71,10 @@ def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
 
     What depends on constants alone is computed here, and the rest of the code put into a better order.
     """
-    places, front = arrange(linear, places_of(linear))
+    places = places_of(linear)
+    if tabulate(linear, *levels(linear, places)):
+        places = places_of(linear)
+    places, front = arrange(linear, places)
     leaders = {i.target for i in linear.code if isinstance(i, Jump)}
     items: list[Item] = []
     stretch: Stretch | None = None

@@ -16,7 +16,7 @@ from ..format import read_program
 from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
 from ..graph.linear import Call, Jump, Linear, Var, variables
-from ..limits import Budget, Limits
+from ..limits import Budget, Limits, spend
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
@@ -117,6 +117,7 @@ def cut_methods(
     by_name = {m.name: m for m in file.methods}
     made = {name: (by_name[name], tails.get(name)) for name in names if name in wanted}
     made |= {name: (by_name[of], tail) for name, (of, tail) in more.items()}
+    spend("plans", len(made), "the program")
     found = {}
     problems: list[str] = []
     for name, (method, tail) in made.items():
@@ -150,6 +151,7 @@ def cut_method(
     else:
         items, found = cut_code(linear)
         unsupported.update(found)
+    spend("plans", max(0, sum(isinstance(i, Stretch) for i in items) - 1), f"method {method.name}")
     return Cut(linear, items, join(linear, items))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,18 @@ from ..errors import ExportError
 from ..files import check_inside, check_regular, read_object
 from .backend import SafetensorError, safe_open, torch
 from .config import Config
-from .decoder import Decoder, RMSNorm
+from .decoder import Decoder, Norm, Positions
+from .families import FAMILIES, NAMES
 from .layers import ByteLinear, GroupedEmbedding, GroupedLinear, GroupedWeight
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-PREFIX, OUTPUT = "model.", "lm_head.weight"
-COMPUTED = re.compile(r"rotary_emb\.inv_freq$")  # what old files hold and every loader makes anew
+PREFIXES = re.compile(r"^(model|transformer|gpt_neox)\.")  # of names in checkpoints
+COMPUTED = re.compile(r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$")  # every loader makes it anew
 SHOWN = 5  # names in a message
+OUTPUT = "lm_head"
 STEP = 32  # elements that the GPU's kernels for 4-bit embeddings take at a time
 
-Progress = Callable[[str, int, int], None]  # (phase, done, of)
+Progress = Callable[[str, int, int], object]  # (phase, done, of)
 
 
 @dataclass(slots=True)
@@ -42,17 +45,18 @@ class Weights:
 
 def load(decoder: Decoder, store: Store, weights: Weights, progress: Progress) -> int:
     """Loads all weights; how many parameters they are."""
-    tied = decoder.config.tied
-    modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, nn.Linear | nn.Embedding | RMSNorm)]
+    config = decoder.config
+    modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, nn.Linear | nn.Embedding | Norm | Positions)]
     parameters = 0
     for done, (name, module) in enumerate(modules):
         progress("Reading weights", done, len(modules))
-        if f"{name}.weight" == OUTPUT and tied:
-            new = _tied_output(decoder, store, weights)
-        else:
-            tensors = {n: store.read(f"{name}.{n}") for n, _ in module.named_parameters()}
-            parameters += sum(t.numel() for t in tensors.values())
+        wanted = {n: store.source(config, f"{name}.{n}", p.shape) for n, p in module.named_parameters()}
+        tensors = {n: store.read(source) for n, source in wanted.items() if not (config.tied and name == OUTPUT)}
+        parameters += sum(t.numel() for t in tensors.values())
+        if tensors:
             new = _loaded(name, module, tensors["weight"], tensors.get("bias"), decoder, weights)
+        else:
+            new = _tied_output(decoder, store, weights)
         parent, _, last = name.rpartition(".")
         setattr(decoder.get_submodule(parent), last, new)
     decoder.requires_grad_(False).eval()
@@ -62,8 +66,10 @@ def load(decoder: Decoder, store: Store, weights: Weights, progress: Progress) -
 def _loaded(
     name: str, module: nn.Module, weight: Tensor, bias: Tensor | None, decoder: Decoder, weights: Weights
 ) -> nn.Module:
-    if isinstance(module, RMSNorm):
-        return _with(module, weight + decoder.config.norm_offset, None)
+    if isinstance(module, Norm):
+        return _with(module, weight + decoder.config.norm_offset, bias)
+    if isinstance(module, Positions):
+        return _with(module, weight[: module.context].clone(), None)
     if isinstance(module, nn.Embedding):
         if weights.embedding == "4bit" and _fits(name, weight, weights, step=STEP):
             weights.count(f"4 bits in groups of {weights.group}")
@@ -98,7 +104,8 @@ def _tied_output(decoder: Decoder, store: Store, weights: Weights) -> nn.Module:
     if isinstance(embedding, nn.Embedding) and stays:
         return _with(output, embedding.weight, None)
     weights.notes.append("embedding and output layer are one matrix in the checkpoint, stored in two ways here")
-    return _loaded("lm_head", output, store.read("embed_tokens.weight"), None, decoder, weights)
+    weight = store.read(store.source(decoder.config, "embed_tokens.weight", output.weight.shape))
+    return _loaded(OUTPUT, output, weight, None, decoder, weights)
 
 
 def _with(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -108,8 +115,20 @@ def _with(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a weight of the decoder is in a checkpoint: all of some tensors, one after the other, or rows of one."""
+
+    names: tuple[str, ...]
+    stored: tuple[int, ...]  # the shape of each of them
+    shape: tuple[int, ...]  # of the weight
+    total: int = 0  # rows in all, where some are taken
+    rows: Callable[[], Tensor] | None = None  # which, None: all
+    transposed: bool = False
+
+
 class Store:
-    """Tensors by the decoder's names, from one safetensors file or several."""
+    """Tensors by their names without prefix, from one safetensors file or several."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -118,21 +137,83 @@ class Store:
             with _open(path) as file:
                 for key in file.keys():  # noqa: SIM118 (not a mapping)
                     if not COMPUTED.search(key):
-                        self.files[key.removeprefix(PREFIX)] = path, key, list(file.get_slice(key).get_shape())
+                        self.files[PREFIXES.sub("", key)] = path, key, list(file.get_slice(key).get_shape())
 
-    @property
-    def layers(self) -> int:
-        return len({name.split(".")[1] for name in self.files if name.startswith("layers.")})
+    def part(self, prefix: str, *others: str) -> Store:
+        """Of the tensors whose names begin with it, without it, and of some others."""
+        made = copy(self)
+        found = {n.removeprefix(prefix): f for n, f in self.files.items() if n.startswith(prefix)}
+        made.files = found | {n: self.files[n] for n in others if n in self.files}
+        return made
 
-    def read(self, name: str) -> Tensor:
+    def depth(self, config: Config) -> int:
+        """How many layers there are."""
+        prefix = str(FAMILIES[config.family].names.get("layers", "layers")) + "."
+        return len({name.split(".")[1] for name in self.files if name.startswith(prefix)})
+
+    def read(self, source: Source) -> Tensor:
         """In float32."""
-        path, key, _ = self.files[name]
-        with _open(path) as file:
-            tensor = file.get_tensor(key)
-        if tensor.dtype not in FLOATS:
-            wanted = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
-            raise ExportError(f"{path}: {key} is {str(tensor.dtype).removeprefix('torch.')}; supported are {wanted}")
-        return tensor.float()
+        found = []
+        for name in source.names:
+            path, key, _ = self.files[name]
+            with _open(path) as file:
+                tensor = file.get_tensor(key)
+            if tensor.dtype not in FLOATS:
+                wanted = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
+                given = str(tensor.dtype).removeprefix("torch.")
+                raise ExportError(f"{path}: {key} is {given}; supported are {wanted}")
+            tensor = tensor.t() if source.transposed else tensor
+            if source.rows is not None:
+                rows = source.rows()
+                tensor = tensor.reshape(source.total, -1)[rows]
+            found.append(tensor.float())
+        whole = found[0] if len(found) == 1 else torch.cat(found)
+        return whole.reshape(source.shape).contiguous()
+
+    def source(self, config: Config, name: str, shape: Sequence[int]) -> Source:
+        """Of a weight of the decoder, which has this shape."""
+        family = FAMILIES[config.family]
+        module, _, leaf = name.rpartition(".")
+        at, inner = "", module
+        if module.startswith("layers."):
+            _, number, inner = module.split(".", 2)
+            at = f"{family.names.get('layers', 'layers')}.{number}."
+        theirs = family.names.get(inner, NAMES.get(inner, inner))
+        several = (theirs,) if isinstance(theirs, str) else theirs
+        known = [f"{at}{each}.{leaf}" for each in several]
+        found = next((each for each in known if each in self.files), known[-1])
+        transposed = family.transposed and inner.endswith("_proj") and leaf == "weight"
+        stored = tuple(shape)
+        total, rows = _rows(config, inner)
+        if inner in family.fused_modules:
+            stored = (total, *stored[1:])
+        if transposed:
+            stored = stored[::-1]
+        names: tuple[str, ...] = (found,)
+        if "*" in found:  # one for each head
+            names, stored = tuple(found.replace("*", str(k)) for k in range(shape[0])), stored[1:]
+        return Source(names, stored, tuple(shape), total, rows, transposed)
+
+
+def _rows(config: Config, module: str) -> tuple[int, Callable[[], Tensor] | None]:
+    """Which rows, of how many, are a module's; None: all."""
+    family, dim = FAMILIES[config.family], config.head_dim
+    heads, shared = config.heads, config.kv_heads
+    part, fused = module.rpartition(".")[2], module in family.fused_modules
+    if part in ("gate_proj", "up_proj") and fused:
+        first = 0 if part == "gate_proj" else config.hidden
+        return 2 * config.hidden, lambda: torch.arange(first, first + config.hidden)
+    if part in ("q_proj", "k_proj", "v_proj") and fused:
+        total, which = (heads + 2 * shared) * dim, "qkv".index(part[0])
+        if family.fused == "rows":
+            ends = [0, heads * dim, (heads + shared) * dim, total]
+            return total, lambda: torch.arange(ends[which], ends[which + 1])
+        places = slice(0, -2), slice(-2, -1), slice(-1, None)
+        return total, lambda: torch.arange(total).view(shared, -1, dim)[:, places[which]].flatten()
+    if config.interleaved and part in ("q_proj", "k_proj", "q_norm", "k_norm"):
+        total = (heads if part[0] == "q" else shared) * dim
+        return total, lambda: torch.arange(total).view(-1, dim // 2, 2).transpose(1, 2).flatten()
+    return 0, None
 
 
 def _open(path: Path) -> Any:
@@ -173,20 +254,42 @@ def _inside(folder: Path, paths: list[Path]) -> list[Path]:
 
 def check(config: Config, store: Store) -> None:
     """That the weights are those that config.json asks for, all of them; takes no memory, whatever it asks for."""
-    layers = config.layers[: store.layers + 1]  # one that is missing is enough
+    layers = config.layers[: store.depth(config) + 1]  # one that is missing is enough
     with torch.device("meta"):
         sketch = Decoder(replace(config, layers=layers), 1)
-    shapes = {name: list(p.shape) for name, p in sketch.named_parameters()}
-    ignored = {OUTPUT} if config.tied else set()
-    wanted, found = set(shapes) - ignored, set(store.files) - ignored
+    output = f"{OUTPUT}.weight"
+    sources = [store.source(config, n, p.shape) for n, p in sketch.named_parameters() if n != output or not config.tied]
+    wanted = {name: source for source in sources for name in source.names}
+    ignored = set(store.source(config, output, ()).names) if config.tied else set()
+    check_sources(store, wanted, ignored)
+
+
+def read_into(module: nn.Module, store: Store, sources: Mapping[str, Source], progress: Progress) -> None:
+    """Weights in float32, each by its name."""
+    for done, (name, source) in enumerate(sources.items()):
+        progress("Reading weights", done, len(sources))
+        parent, _, last = name.rpartition(".")
+        setattr(module.get_submodule(parent), last, nn.Parameter(store.read(source), requires_grad=False))
+
+
+def plain_sources(module: nn.Module) -> dict[str, Source]:
+    """Of a module whose weights have the names and shapes that the checkpoint has for them."""
+    return {name: Source((name,), tuple(p.shape), tuple(p.shape)) for name, p in module.named_parameters()}
+
+
+def check_sources(store: Store, wanted: Mapping[str, Source], ignored: Collection[str] = ()) -> None:
+    """That a checkpoint has these weights, in these shapes, and no others but those that are ignored."""
     problems = [
         f"{kind} {', '.join(sorted(names)[:SHOWN])}{f' and {len(names) - SHOWN} more' * (len(names) > SHOWN)}"
-        for kind, names in (("missing are", wanted - found), ("unexpected are", found - wanted))
+        for kind, names in (
+            ("missing are", wanted.keys() - store.files.keys()),
+            ("unexpected are", store.files.keys() - wanted.keys() - set(ignored)),
+        )
         if names
     ]
     if problems:
         raise ExportError(f"{store.folder}: the weights are not those of config.json: {'; '.join(problems)}")
-    for name in sorted(wanted):
+    for name, source in sorted(wanted.items()):
         path, key, shape = store.files[name]
-        if shape != shapes[name]:
-            raise ExportError(f"{path}: {key} has the shape {shape}; config.json asks for {shapes[name]}")
+        if shape != list(source.stored):
+            raise ExportError(f"{path}: {key} has the shape {shape}; config.json asks for {list(source.stored)}")

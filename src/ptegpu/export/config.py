@@ -1,13 +1,13 @@
 """`config.json` of a Hugging Face checkpoint to a `Config`: what a decoder of any supported family is made of.
 
-A family's own reading of its keys, and the values it has where the file is silent, are here and nowhere else.
+What a family has where the file is silent is in `families`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,45 +16,70 @@ import torch
 
 from ..errors import ExportError, PtegpuError
 from ..files import read_object
+from .families import FAMILIES, LLAMA, SLIDING, Family
+from .keys import Keys
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-ROPES = ("default", "linear", "llama3")
-SLIDING = "sliding_attention"
-LARGEST = (1 << 31) - 1  # of sizes
-MOST_LAYERS = 4096
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new")
+ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+ORIGINAL = "original_max_position_embeddings"
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary frequencies: angle = position · frequency."""
+    """Rotary frequencies: angle = position · frequency. Waves are measured against the positions of training."""
 
-    dim: int  # of a head
+    dim: int  # of a head, or as much of it as is turned
     theta: float
     kind: str = "default"
     factor: float = 1.0
-    low_frequency: float = 1.0  # llama3: waves longer than original / low_frequency are stretched by `factor`,
-    high_frequency: float = 4.0  # those shorter than original / high_frequency are not
+    low_frequency: float = 1.0  # llama3, yarn: waves that turn less often in training are stretched by `factor`,
+    high_frequency: float = 4.0  # those that turn more often are not
     original: int = 8192  # positions in training
+    scale: float = 1.0  # of cosines and sines
+    short: tuple[float, ...] = ()  # longrope: what waves are stretched by, within the positions of training
+    long: tuple[float, ...] = ()  # and beyond
+    whole: bool = True  # yarn: the waves between are counted in whole numbers
 
-    def frequencies(self) -> torch.Tensor:
-        """(dim / 2), in float32 as the models were trained with."""
-        plain = 1.0 / (self.theta ** (torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim))
+    def frequencies(self, context: int) -> torch.Tensor:
+        """(dim / 2) for texts of up to `context` tokens, in float32 as the models were trained with."""
+        theta, beyond = self.theta, context > self.original
+        if self.kind == "dynamic" and beyond:
+            stretch = self.factor * context / self.original - (self.factor - 1)
+            theta *= stretch ** (self.dim / (self.dim - 2))
+        plain = 1.0 / (theta ** (torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim))
         if self.kind == "linear":
             return plain / self.factor
+        if self.kind == "longrope":
+            return plain / torch.tensor(self.long if beyond else self.short)
         if self.kind == "llama3":
-            waves = self.original * plain / (2 * math.pi)  # in the positions of training
+            waves = self.original * plain / (2 * math.pi)
             share = ((waves - self.low_frequency) / (self.high_frequency - self.low_frequency)).clamp(0, 1)
             return (1 - share) * plain / self.factor + share * plain
+        if self.kind == "yarn":
+            low, high = self._between()
+            share = ((torch.arange(self.dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+            return share * plain / self.factor + (1 - share) * plain
         return plain
+
+    def _between(self) -> tuple[float, float]:
+        """Frequencies by number: up to the first they are not stretched, from the second on fully."""
+
+        def number(turns: float) -> float:
+            return self.dim * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+        low, high = number(self.high_frequency), number(self.low_frequency)
+        if self.whole:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.dim - 1)
+        return low, high + 1e-3 if low == high else high
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What may differ from layer to layer."""
 
-    rope: Rope
+    rope: Rope | None  # None: positions are not told
     window: int | None = None  # a token sees so many, itself included; None: all before it
 
 
@@ -72,15 +97,26 @@ class Config:
     activation: str
     tied: bool  # the output layer is the embedding
     context: int  # positions the model was made for
+    trained: int  # of them, those it needs no stretched waves for
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    head_norms: bool = False  # queries and keys are normalised, head by head
-    outer_norms: bool = False  # what attention and feed-forward give is normalised too
+    head_bias: bool = False  # of the output layer
+    gated: bool = True  # feed-forward: down(act(gate(x)) · up(x)), not down(act(up(x)))
+    norm: str = "rms"  # or "layer"
+    norm_bias: bool = True  # of layer norms
     norm_offset: float = 0.0  # added to the norms' weights
+    norms: str = "before"  # attention and feed-forward, "after" them, or "both"
+    parallel: bool = False  # attention and feed-forward read the same
+    shared_norm: bool = False  # and after the same norm
+    qk_norm: str | None = None  # queries and keys: by "head", by "heads" with weights for each, or the whole "row"
+    interleaved: bool = False  # neighbours turn together in the checkpoint; loaded, halves do
+    learned_positions: bool = False  # a table that is added to the embedding
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
     attention_scale: float | None = None  # None: 1 / √head_dim
     attention_cap: float | None = None  # scores s become cap · tanh(s / cap)
+    logit_scale: float = 1.0
     logit_cap: float | None = None
     bos: int = -1  # -1: none
     eos: tuple[int, ...] = ()
@@ -92,58 +128,40 @@ def read_config(folder: Path) -> Config:
         raise _no_folder(folder.as_posix())
     path = folder / "config.json"
     try:
-        return _config(folder, path, _read_json(path))
+        return _config(folder, Keys(path, _read_json(path)))
     except PtegpuError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
         raise ExportError(f"{path} cannot be understood: {e}") from None
 
 
-def _config(folder: Path, path: Path, given: Mapping[str, Any]) -> Config:
-    family = given.get("model_type")
-    if family not in FAMILIES:
-        raise ExportError(f"{path}: model_type {family!r} is not supported; supported are {', '.join(FAMILIES)}")
-    if given.get("use_bidirectional_attention"):
-        raise ExportError(f"{path}: use_bidirectional_attention is not supported: text is made from left to right")
-    if given.get("quantization_config"):
-        raise ExportError(f"{path}: the weights are quantized already; export the original checkpoint")
-    reader = _Reader(path, given)
-    gemma = family.startswith("gemma")
-    dim, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
-    kv_heads = reader.count("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ExportError(f"{path}: {heads} attention heads cannot share {kv_heads} key-value heads")
-    head_dim = reader.count("head_dim", 256 if gemma else dim // heads)
-    activation = _activation(path, given, gemma)
-    bias = bool(given.get("attention_bias", False))
-    later_gemma = family in ("gemma2", "gemma3_text")
-    bos, eos = _special_tokens(folder, given)
-    return Config(
-        family=family,
-        vocab=reader.count("vocab_size"),
-        dim=dim,
-        hidden=reader.count("intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        layers=_layers(path, given, reader.count("num_hidden_layers", most=MOST_LAYERS), family, head_dim),
-        eps=reader.number("rms_norm_eps", 1e-6),
-        activation=activation,
-        tied=bool(given.get("tie_word_embeddings", gemma)),
-        context=reader.count("max_position_embeddings", 2048),
-        qkv_bias=bias or family == "qwen2",
-        output_bias=bias,
-        mlp_bias=bool(given.get("mlp_bias", False)),
-        head_norms=family in ("qwen3", "gemma3_text"),
-        outer_norms=later_gemma,
-        norm_offset=1.0 if gemma else 0.0,
-        embedding_scale=math.sqrt(dim) if gemma else 1.0,
-        attention_scale=reader.number("query_pre_attn_scalar", 256) ** -0.5 if later_gemma else None,
-        attention_cap=reader.cap("attn_logit_softcapping", 50.0 if family == "gemma2" else None),
-        logit_cap=reader.cap("final_logit_softcapping", 30.0 if family == "gemma2" else None),
-        bos=bos,
-        eos=eos,
-    )
+def _config(folder: Path, keys: Keys) -> Config:
+    name = keys.get("model_type")
+    if name not in FAMILIES:
+        raise keys.error(f"model_type {name!r} is not supported; supported are {', '.join(FAMILIES)}")
+    if keys.get("use_bidirectional_attention"):
+        raise keys.error("use_bidirectional_attention is not supported: text is made from left to right")
+    if keys.get("quantization_config"):
+        raise keys.error("the weights are quantized already; export the original checkpoint")
+    family = FAMILIES[name]
+    keys.found["family"] = name
+    if reason := family.refused(keys):
+        raise keys.error(f"{reason} is not supported for {name}")
+    for field, fact in (LLAMA | dict(family.facts)).items():
+        keys.found[field] = fact(keys) if callable(fact) else fact
+    fields = keys.found
+    if fields["heads"] % fields["kv_heads"]:
+        raise keys.error(f"{fields['heads']} attention heads cannot share {fields['kv_heads']} key-value heads")
+    if fields["activation"] not in ACTIVATIONS:
+        supported = f"supported are {', '.join(ACTIVATIONS)}"
+        raise keys.error(f"hidden_act {fields['activation']!r} is not supported; {supported}")
+    layers = _layers(keys, family, fields.pop("depth"))
+    ropes = {layer.rope for layer in layers if layer.rope}
+    trained = min([fields["context"], *(r.original for r in ropes if r.kind in ("dynamic", "longrope"))])
+    for rope in (r for r in ropes if r.kind in ("dynamic", "yarn")):
+        fields["context"] = max(fields["context"], int(rope.factor * rope.original))
+    bos, eos = _special_tokens(folder, keys.given)
+    return Config(layers=layers, trained=trained, bos=bos, eos=eos, **fields)
 
 
 def _no_folder(name: str) -> ExportError:
@@ -164,94 +182,79 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ExportError(f"{path} is missing: this is no folder of a Hugging Face checkpoint") from None
 
 
-class _Reader:
-    """Numbers from a config, each positive and finite."""
-
-    def __init__(self, path: Path, given: Mapping[str, Any]) -> None:
-        self.path, self.given = path, given
-
-    def count(self, key: str, default: int | None = None, most: int = LARGEST) -> int:
-        value = self.given.get(key)
-        value = default if value is None else value
-        if value is None:
-            raise ExportError(f"{self.path}: {key} is missing")
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-            raise ExportError(f"{self.path}: {key} is {value!r}, not a positive number up to {most:,}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = self.given.get(key)
-        return _number(self.path, key, default if value is None else value)
-
-    def cap(self, key: str, default: float | None) -> float | None:
-        value = self.given.get(key, default)
-        return None if value is None else _number(self.path, key, value)
-
-
-def _number(path: Path, key: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ExportError(f"{path}: {key} is {value!r}, not a positive number")
-    return float(value)
-
-
-def _activation(path: Path, given: Mapping[str, Any], gemma: bool) -> str:
-    name = given.get("hidden_activation") or given.get("hidden_act") or ("gelu_pytorch_tanh" if gemma else "silu")
-    if gemma and name == "gelu":  # the first releases said so and meant the approximation
-        return "gelu_pytorch_tanh"
-    if name not in ACTIVATIONS:
-        raise ExportError(f"{path}: hidden_act {name!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
-    return str(name)
-
-
-def _layers(path: Path, given: Mapping[str, Any], count: int, family: str, head_dim: int) -> tuple[Layer, ...]:
-    kinds = given.get("layer_types") or _layer_types(given, count, family)
+def _layers(keys: Keys, family: Family, count: int) -> tuple[Layer, ...]:
+    kinds = keys.get("layer_types") or family.kinds(keys, count)
     if len(kinds) != count:
-        raise ExportError(f"{path}: {len(kinds)} layer_types for {count} layers")
-    window = given.get("sliding_window")
+        raise keys.error(f"{len(kinds)} layer_types for {count} layers")
+    window = keys.get("sliding_window")
     if SLIDING in kinds and not isinstance(window, int):
-        raise ExportError(f"{path}: sliding_window is {window!r}, and layers need it")
-    ropes = {kind: _rope(path, given, kind, family, head_dim) for kind in dict.fromkeys(kinds)}
-    return tuple(Layer(ropes[kind], window if kind == SLIDING else None) for kind in kinds)
+        raise keys.error(f"sliding_window is {window!r}, and layers need it")
+    turned = family.turned(keys, kinds)
+    ropes = {kind: _rope(keys, family, kind) for kind in {k: None for k, t in zip(kinds, turned) if t}}
+    return tuple(Layer(ropes[k] if t else None, window if k == SLIDING else None) for k, t in zip(kinds, turned))
 
 
-def _layer_types(given: Mapping[str, Any], count: int, family: str) -> Sequence[str]:
-    """For files older than the key `layer_types`."""
-    if family in ("gemma2", "gemma3_text"):
-        every = 2 if family == "gemma2" else given.get("sliding_window_pattern", 6)
-        first_full = every - 1
-        return ["full_attention" if layer % every == first_full else SLIDING for layer in range(count)]
-    if family in ("qwen2", "qwen3") and given.get("use_sliding_window") and given.get("sliding_window"):
-        first = given.get("max_window_layers", 28)
-        return [SLIDING if layer >= first else "full_attention" for layer in range(count)]
-    return [SLIDING if family == "mistral" and given.get("sliding_window") else "full_attention"] * count
-
-
-def _rope(path: Path, given: Mapping[str, Any], kind: str, family: str, head_dim: int) -> Rope:
+def _rope(keys: Keys, family: Family, kind: str) -> Rope:
     """Newer files have `rope_parameters`, maybe one for each kind of layer; older ones `rope_theta`, `rope_scaling`."""
-    local = family == "gemma3_text" and kind == SLIDING
-    theta = given.get("rope_local_base_freq", 1e4) if local else given.get("rope_theta")
-    found = {"rope_theta": theta or (1e6 if family == "gemma3_text" else 1e4)}
-    newer = given.get("rope_parameters") or {}
+    found = family.rope(keys, kind)
+    newer = keys.get("rope_parameters", {})
     found |= (newer.get(kind) or {}) if any(isinstance(v, dict) for v in newer.values()) else newer
-    found |= {} if local else given.get("rope_scaling") or {}
+    found |= {} if family.local and kind == SLIDING else keys.get("rope_scaling", {})
 
     def number(key: str, default: float = 0.0) -> float:
-        return _number(path, key, found.get(key, default))
+        value = found.get(key)
+        return keys.positive(key, default if value is None else value)
 
-    rope = str(found.get("rope_type") or found.get("type") or "default")
-    if rope not in ROPES:
-        raise ExportError(f"{path}: rope_type {rope!r} is not supported; supported are {', '.join(ROPES)}")
-    if found.get("partial_rotary_factor", given.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ExportError(f"{path}: a partial_rotary_factor is not supported for {family}")
-    return Rope(
-        head_dim,
-        number("rope_theta"),
-        rope,
-        number("factor", 1.0),
-        number("low_freq_factor", 1.0),
-        number("high_freq_factor", 4.0),
-        int(number("original_max_position_embeddings", 8192)),
-    )
+    given = str(found.get("rope_type") or found.get("type") or "default")
+    name = family.ropes.get(given, given)
+    if name not in ROPES:
+        raise keys.error(f"rope_type {given!r} is not supported; supported are {', '.join(ROPES)}")
+    share = number("partial_rotary_factor", 1.0)
+    if share != 1.0 and not family.partial:
+        raise keys.error(f"a partial_rotary_factor is not supported for {keys['family']}")
+    dim, theta, positions = int(keys["head_dim"] * share), number("rope_theta"), keys["context"]
+    if dim % 2 or not dim:
+        raise keys.error(f"{dim} elements of a head cannot be turned in pairs")
+    original = 8192
+    if name == "dynamic":
+        original = positions
+    elif name in ("llama3", "yarn", "longrope"):
+        original = int(keys.get(ORIGINAL) or number(ORIGINAL, positions))
+    factor = number("factor", positions / original if name in ("yarn", "longrope") else 1.0)
+    if name in ("dynamic", "yarn") and (dim <= 2 or theta <= 1 or factor < 1):
+        raise keys.error(f"rope_type {given!r} needs a factor and a rope_theta above 1, and more than 2 elements")
+    low, high = ("beta_slow", 1.0), ("beta_fast", 32.0)
+    if name != "yarn":
+        low, high = ("low_freq_factor", 1.0), ("high_freq_factor", 4.0)
+    scale = _scale(found, name, factor, original)
+    short, long = (_factors(keys, found, key, name, dim) for key in ("short_factor", "long_factor"))
+    whole = bool(found.get("truncate", True))
+    return Rope(dim, theta, name, factor, number(*low), number(*high), original, scale, short, long, whole)
+
+
+def _scale(found: Mapping[str, Any], kind: str, factor: float, original: int) -> float:
+    """Of cosines and sines, so that attention stays as sharp over longer texts."""
+    if kind not in ("yarn", "longrope"):
+        return 1.0
+    if found.get("attention_factor") is not None:
+        return float(found["attention_factor"])
+    if factor <= 1:
+        return 1.0
+    if kind == "longrope":
+        return math.sqrt(1 + math.log(factor) / math.log(original))
+    one, all_dims = found.get("mscale"), found.get("mscale_all_dim")
+    if one and all_dims:
+        return float((0.1 * one * math.log(factor) + 1) / (0.1 * all_dims * math.log(factor) + 1))
+    return 0.1 * math.log(factor) + 1
+
+
+def _factors(keys: Keys, found: Mapping[str, Any], key: str, kind: str, dim: int) -> tuple[float, ...]:
+    if kind != "longrope":
+        return ()
+    given = found.get(key) or []
+    if len(given) != dim // 2:
+        raise keys.error(f"{key} has {len(given)} numbers, and not {dim // 2}")
+    return tuple(keys.positive(key, value) for value in given)
 
 
 def _special_tokens(folder: Path, given: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 `forward(tokens (1, S), position (1))` reads S tokens of which the first is at `position`, keeps their keys and values,
 and gives the logits of the last token, (1, V), or of all, (1, S, V). Called as it is, all of it is plain PyTorch, so
 that it is a reference; exported, norms, rotary embedding and attention are the operators that the GPU has for them.
-Modules have the names that checkpoints use.
+What a family has of all this, its `Config` says; `families` knows where its checkpoints keep it.
 """
 
 from __future__ import annotations
@@ -20,44 +20,53 @@ from .layers import apply_all
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new"), lambda x: F.gelu(x, approximate="tanh")),
 }
 
 
-class RMSNorm(nn.Module):
-    def __init__(self, dim: int, eps: float) -> None:
+class Norm(nn.Module):
+    """Of the last dimension. A weight (H, D) has a row for each head."""
+
+    def __init__(self, config: Config, shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(dim, device="meta"))
-        self.eps = eps
+        self.kind, self.eps = config.norm, config.eps
+        self.weight = nn.Parameter(torch.empty(shape, device="meta"))
+        biased = self.kind == "layer" and config.norm_bias and len(shape) == 1
+        self.bias = nn.Parameter(torch.empty(shape, device="meta")) if biased else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "layer":
+            if self.weight.dim() > 1:
+                return F.layer_norm(x, (x.shape[-1],), None, None, self.eps) * self.weight
+            return F.layer_norm(x, (x.shape[-1],), self.weight, self.bias, self.eps)
         if torch.compiler.is_exporting():
             return torch.ops.et_vk.rms_norm(x, self.weight, self.eps)
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines of every position, (context, D)."""
+    """Cosines and sines of every position, (context, R)."""
 
     def __init__(self, rope: Rope, context: int) -> None:
         super().__init__()
-        angles = torch.outer(torch.arange(context, dtype=torch.float32), rope.frequencies())
+        angles = torch.outer(torch.arange(context, dtype=torch.float32), rope.frequencies(context))
         angles = torch.cat((angles, angles), dim=-1)
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
+        self.register_buffer("cos", angles.cos() * rope.scale, persistent=False)
+        self.register_buffer("sin", angles.sin() * rope.scale, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """q (1, S, H, D) and k (1, S, H', D) turned by the angles of their positions."""
+        """q (1, S, H, D) and k (1, S, H', D), the first R elements turned by the angles of their positions."""
         if torch.compiler.is_exporting():
             return torch.ops.et_vk.apply_rotary_emb_hf(q, k, self.cos, self.sin, start)
-        cos = self.cos.narrow(0, start, q.shape[1]).unsqueeze(1)  # (S, 1, D)
+        cos = self.cos.narrow(0, start, q.shape[1]).unsqueeze(1)  # (S, 1, R)
         sin = self.sin.narrow(0, start, q.shape[1]).unsqueeze(1)
         return _turn(q, cos, sin), _turn(k, cos, sin)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
+    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = turned.chunk(2, dim=-1)
+    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
 
 
 class Window(nn.Module):
@@ -89,21 +98,28 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.dim, narrow, bias=config.qkv_bias, device="meta")
         self.v_proj = nn.Linear(config.dim, narrow, bias=config.qkv_bias, device="meta")
         self.o_proj = nn.Linear(wide, config.dim, bias=config.output_bias, device="meta")
-        self.q_norm = RMSNorm(config.head_dim, config.eps) if config.head_norms else None
-        self.k_norm = RMSNorm(config.head_dim, config.eps) if config.head_norms else None
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (
+                Norm(config, {"head": (d,), "heads": (n, d), "row": (n * d,)}[config.qk_norm])
+                for n, d in ((config.heads, config.head_dim), (config.kv_heads, config.head_dim))
+            )
         cache = (1, context, config.kv_heads, config.head_dim)
         self.register_buffer("keys", torch.zeros(cache), persistent=False)
         self.register_buffer("values", torch.zeros(cache), persistent=False)
 
-    def forward(self, x: Tensor, start: int, rotary: RotaryTable, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, start: int, rotary: nn.Module | None, mask: Tensor | None) -> Tensor:
         length = x.shape[1]
         q, k, v = apply_all([self.q_proj, self.k_proj, self.v_proj], x)
+        if self.qk_norm == "row":
+            q, k = self.q_norm(q), self.k_norm(k)
         q = q.view(1, length, self.heads, self.head_dim)
         k = k.view(1, length, self.kv_heads, self.head_dim)
         v = v.view(1, length, self.kv_heads, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.qk_norm in ("head", "heads"):
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotary(q, k, start)
+        if rotary is not None:
+            q, k = rotary(q, k, start)
         if torch.compiler.is_exporting():
             torch.ops.llama.update_cache(k, self.keys, start)
             torch.ops.llama.update_cache(v, self.values, start)
@@ -137,12 +153,15 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias, device="meta")
+        self.gated, self.activation = config.gated, ACTIVATIONS[config.activation]
+        if config.gated:
+            self.gate_proj = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias, device="meta")
         self.up_proj = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias, device="meta")
         self.down_proj = nn.Linear(config.hidden, config.dim, bias=config.mlp_bias, device="meta")
-        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.gated:
+            return self.down_proj(self.activation(self.up_proj(x)))
         gate, up = apply_all([self.gate_proj, self.up_proj], x)
         return self.down_proj(self.activation(gate) * up)
 
@@ -152,20 +171,39 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = Attention(config, context)
         self.mlp = FeedForward(config)
-        self.input_layernorm = RMSNorm(config.dim, config.eps)
-        self.post_attention_layernorm = RMSNorm(config.dim, config.eps)
-        self.outer_norms = config.outer_norms
-        if config.outer_norms:
-            self.pre_feedforward_layernorm = RMSNorm(config.dim, config.eps)
-            self.post_feedforward_layernorm = RMSNorm(config.dim, config.eps)
+        self.parallel, self.scale = config.parallel, config.residual_scale
+        before, after = config.norms != "after", config.norms != "before"
+        self.attention_norm = Norm(config, (config.dim,)) if before else None
+        self.mlp_norm = Norm(config, (config.dim,)) if before and not config.shared_norm else None
+        self.attention_out_norm = Norm(config, (config.dim,)) if after else None
+        self.mlp_out_norm = Norm(config, (config.dim,)) if after else None
 
-    def forward(self, x: Tensor, start: int, rotary: RotaryTable, mask: Tensor | None) -> Tensor:
-        y = self.self_attn(self.input_layernorm(x), start, rotary, mask)
-        if self.outer_norms:
-            x = x + self.post_attention_layernorm(y)
-            return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+    def forward(self, x: Tensor, start: int, rotary: nn.Module | None, mask: Tensor | None) -> Tensor:
+        given = _through(self.attention_norm, x)
+        y = self._scaled(_through(self.attention_out_norm, self.self_attn(given, start, rotary, mask)))
+        if self.parallel:
+            return x + y + self._scaled(self.mlp(given if self.mlp_norm is None else self.mlp_norm(x)))
         x = x + y
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + self._scaled(_through(self.mlp_out_norm, self.mlp(_through(self.mlp_norm, x))))
+
+    def _scaled(self, y: Tensor) -> Tensor:
+        return y if self.scale == 1.0 else y * self.scale
+
+
+def _through(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)
+
+
+class Positions(nn.Module):
+    """A learned row for every position, (context, dim)."""
+
+    def __init__(self, config: Config, context: int) -> None:
+        super().__init__()
+        self.context = context
+        self.weight = nn.Parameter(torch.empty((config.context, config.dim), device="meta"))
+
+    def forward(self, start: int, length: int) -> Tensor:
+        return self.weight.narrow(0, start, length)
 
 
 class Decoder(nn.Module):
@@ -175,12 +213,13 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.context, self.all_logits = config, context, all_logits
         self.embed_tokens = nn.Embedding(config.vocab, config.dim, device="meta")
+        self.embed_positions = Positions(config, context) if config.learned_positions else None
         self.layers = nn.ModuleList(Block(config, context) for _ in config.layers)
-        self.norm = RMSNorm(config.dim, config.eps)
-        self.lm_head = nn.Linear(config.dim, config.vocab, bias=False, device="meta")
-        ropes = list(dict.fromkeys(layer.rope for layer in config.layers))
+        self.norm = Norm(config, (config.dim,))
+        self.lm_head = nn.Linear(config.dim, config.vocab, bias=config.head_bias, device="meta")
+        ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope))
         self.rotaries = nn.ModuleList(RotaryTable(rope, context) for rope in ropes)
-        self.rotary_of = [ropes.index(layer.rope) for layer in config.layers]
+        self.rotary_of = [ropes.index(layer.rope) if layer.rope else None for layer in config.layers]
         windows = list(dict.fromkeys(self._window(layer) for layer in config.layers))
         self.windows = nn.ModuleList(Window(size, context) for size in windows)
         self.window_of = [windows.index(self._window(layer)) for layer in config.layers]
@@ -197,10 +236,14 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(start, length)
         for block, rotary, window in zip(self.layers, self.rotary_of, self.window_of):
-            x = block(x, start, self.rotaries[rotary], masks[window])
+            x = block(x, start, None if rotary is None else self.rotaries[rotary], masks[window])
         x = self.norm(x if self.all_logits else x[:, -1])
         logits = self.lm_head(x)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
         if self.config.logit_cap is not None:
             logits = torch.tanh(logits / self.config.logit_cap) * self.config.logit_cap
         return logits

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from torch._dynamo import register_backend
 from torch.fx import GraphModule, Interpreter, Node
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ExportError, InvalidInput, PtegpuError, ShapeError
@@ -41,7 +42,9 @@ class EagerFallback(UserWarning):
     """A graph runs in eager PyTorch; the message says why, and where in the module."""
 
 
-def backend(module: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+def torch_backend(
+    module: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
     """What `torch.compile` calls for each graph. `options` are the device, engine, precision and limits of
     `ptegpu.load`, the `delegate` of `ptegpu.export`, and `fallback`: False raises what would else be a warning."""
     options = dict(options or {})
@@ -53,7 +56,7 @@ def backend(module: GraphModule, inputs: Sequence[Any], options: Mapping[str, An
 def register() -> None:
     """Where ptegpu is installed, PyTorch finds the backend itself; where it is only on the path, this tells it."""
     if NAME not in entry_points(group=GROUP).names:
-        register_backend(backend, name=NAME)
+        register_backend(torch_backend, name=NAME)
 
 
 @dataclass(eq=False)
@@ -152,8 +155,8 @@ class Graph:
         why = " ".join(line.strip() for line in str(self.error).splitlines()[:SHOWN])
         watched = _Watched(self.module)
         result = watched.run(*args)
-        places = [watched.place(name) for name in OPERATOR.findall(why)] or [watched.place(None)]
-        where = "; ".join(dict.fromkeys(filter(None, places)))
+        places = [place for name in OPERATOR.findall(why) if (place := watched.place(name))]
+        where = "; ".join(dict.fromkeys(places)) or watched.place(None)
         text = f"ptegpu runs a graph in eager PyTorch: {why}" + (f" ({where})" if where else "")
         warnings.warn(shown(text), EagerFallback, stacklevel=3)
         return result
@@ -237,13 +240,44 @@ class _Traced(torch.nn.Module):
 
 
 class _Plain(Interpreter):
-    """Numbers are numbers already, and gradients are off."""
+    """Numbers are numbers already, gradients are off, and layers of attention are made of several operators."""
 
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         return args[0] if target == "item" and isinstance(args[0], float) else super().call_method(target, args, kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return None if target is torch._C._set_grad_enabled else super().call_function(target, args, kwargs)
+        if target is torch._C._set_grad_enabled:
+            return None
+        if target is torch._transformer_encoder_layer_fwd and args[18] is None and not kwargs:
+            return _encoder_layer(*args[:18])
+        return super().call_function(target, args, kwargs)
+
+
+def _encoder_layer(
+    x: torch.Tensor, _width: int, heads: int, qkv: torch.Tensor, qkv_bias: torch.Tensor, out: torch.Tensor,
+    out_bias: torch.Tensor, gelu: bool, norm_first: bool, epsilon: float, *rest: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """What `torch._transformer_encoder_layer_fwd` computes without a mask."""
+    norm1, norm2 = rest[:2], rest[2:4]
+    up, up_bias, down, down_bias = rest[4:]
+
+    def attended(y: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        parts = F.linear(y, qkv, qkv_bias).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])  # (B, heads, T, D / heads)
+        return F.linear(found.transpose(1, 2).flatten(2), out, out_bias)
+
+    def fed(y: torch.Tensor) -> torch.Tensor:
+        inner = F.linear(y, up, up_bias)
+        return F.linear(F.gelu(inner) if gelu else F.relu(inner), down, down_bias)
+
+    def normed(y: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
+        return F.layer_norm(y, y.shape[-1:], *norm, epsilon)
+
+    if norm_first:
+        x = x + attended(normed(x, norm1))
+        return x + fed(normed(x, norm2))
+    x = normed(x + attended(x), norm1)
+    return normed(x + fed(x), norm2)
 
 
 class _Watched(Interpreter):

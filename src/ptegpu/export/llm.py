@@ -61,7 +61,7 @@ class Options:
         ):
             if value not in choices:
                 raise ExportError(f"{name} is {value!r}; choose from {', '.join(str(c) for c in choices if c)}")
-        context = min(config.context, CONTEXT) if self.max_context is None else self.max_context
+        context = min(config.trained, CONTEXT) if self.max_context is None else self.max_context
         chunk = min(context, CHUNK) if self.max_seq is None else self.max_seq
         if context > config.context:
             raise ExportError(f"max_context is {context}, but the model was made for {config.context} positions")

@@ -34,6 +34,10 @@ NO_LIMITS = (2**31 - 1,) * 3
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
+class CannotTrace(ExportError):
+    """PyTorch fails on a module."""
+
+
 class CannotLower(ExportError):
     """ExecuTorch fails on a traced program."""
 
@@ -65,15 +69,26 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
-    with quiet(), redirect_stderr(io.StringIO()):  # where it prints the graph it had so far
+    with quiet(), redirect_stderr(io.StringIO()), _attention_in_parts():  # the second: the graph it had so far
         try:
             with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
                 module.eval()
             program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
-            raise ExportError(*explained("PyTorch cannot trace this module", e)) from e
+            raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
+
+
+@contextmanager
+def _attention_in_parts() -> Iterator[None]:
+    """Without the operators that compute a whole layer, which `nn.TransformerEncoder` takes where gradients are off."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def ranges(program: ExportedProgram) -> list[list[tuple[int, int]]]:
@@ -118,6 +133,7 @@ def lower(
     config = EdgeCompileConfig(_check_ir_validity=False)
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
         own_constants(traced)
+        _settle_attention(traced)
     with quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
@@ -135,6 +151,18 @@ def lower(
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
     return replace(_account(data, reasons if delegate else {}), written=written, kept=kept)
+
+
+def _settle_attention(program: ExportedProgram) -> None:
+    """Make the results of attention contiguous: the strides that ExecuTorch's decomposition gives are not those that
+    the module's views were traced with. A copy of all elements in their order costs nothing when it runs."""
+    for module in program.graph_module.modules():
+        for node in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
+            if node.target is torch.ops.aten.scaled_dot_product_attention.default:
+                with module.graph.inserting_after(node):
+                    copy = module.graph.call_function(torch.ops.aten.contiguous.default, (node,))
+                copy.meta = dict(node.meta)
+                node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
 
 
 class Partitioner(VulkanPartitioner):

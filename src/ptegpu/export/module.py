@@ -72,9 +72,11 @@ def export_with_account(
     *,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> Exported:
-    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own.
+    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own. `constants`
+    become methods that return them.
 
     Where partitioning fails, or ptegpu cannot run what came of it, the program has no partitions, which ptegpu runs on
     the GPU as well. A program that cannot be run even so, or gives other results than eager PyTorch, is an error, and
@@ -102,7 +104,7 @@ def export_with_account(
     comparison = Check(source.module, source.args)
     program = traced()
     rounded = bool(options.get("force_fp16")) or rounds(program)
-    made = lower_either_way(program, traced, compared, delegate=delegate, options=options)
+    made = lower_either_way(program, traced, compared, delegate=delegate, options=options, constants=constants)
     if path is not None:
         write(path, made.lowered.data)
     return made
@@ -115,18 +117,19 @@ def lower_either_way(
     *,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
+    constants: Mapping[str, Any] | None = None,
 ) -> T:
     """What `use` makes of the program with partitions, or without any where that fails; the notes say why.
 
     `again` traces anew, since lowering uses a program up.
     """
     if not delegate:
-        return use(lower(program, delegate=False), [])
+        return use(lower(program, delegate=False, constants=constants), [])
     try:
-        return use(lower_untightened(program, again, options=dict(options or {})), [])
+        return use(lower_untightened(program, again, options=dict(options or {}), constants=constants), [])
     except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
         notes = [f"there are no partitions: {e}"]
-    return use(lower(again(), delegate=False), notes)
+    return use(lower(again(), delegate=False, constants=constants), notes)
 
 
 def rounds(program: torch.export.ExportedProgram) -> bool:

@@ -106,10 +106,9 @@ def read_layout(table: Table, dtype_slot: int, sizes_slot: int, dim_order_slot: 
 
 
 def checked_nbytes(table: Table, dtype: DType, sizes: tuple[int, ...]) -> int:
-    nbytes = prod(sizes) * dtype.size
-    if nbytes > MAX_BYTES:
+    if prod(n or 1 for n in sizes) * dtype.size > MAX_BYTES:  # no array has such strides, even if it is empty
         table.fail(f"a tensor of sizes {list(sizes)} is too large")
-    return nbytes
+    return prod(sizes) * dtype.size
 
 
 def read_ids(table: Table, slot: int, code: str, count: int) -> tuple[int, ...]:

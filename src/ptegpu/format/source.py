@@ -1,4 +1,4 @@
-"""Where bytes come from: a mapped file, or memory that the caller holds. Nothing is copied.
+"""Where bytes come from: a small file that is read, a large one that is mapped, or memory that the caller holds.
 
 A process dies where it touches a mapped page that the file has lost meanwhile. So the bulk of it, weights on their way
 to a GPU, is read from the file instead (`steady`), and nothing is touched once a program is loaded.
@@ -27,6 +27,7 @@ Source = str | os.PathLike[str] | bytes | bytearray | memoryview
 PROGRAM = "an ExecuTorch program (.pte)"
 DATA = "an ExecuTorch data file (.ptd)"
 
+SMALL = 16 << 20  # bytes of a file that is read as a whole
 _PIECE = 32 << 20  # bytes that are read at once
 _LOOKS = (  # (how a file starts, what it is)
     (rb".{4}ET12", PROGRAM),
@@ -77,9 +78,9 @@ def _map(path: str, label: str, wanted: str) -> memoryview:
         raise InvalidProgram(f"not {wanted}: it is {what}", path=label)
     file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed with the mapping)
     size = os.fstat(file.fileno()).st_size
-    if not size:
-        file.close()
-        return memoryview(b"")
+    if size <= SMALL:
+        with file:
+            return memoryview(file.read(size))
     found = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     view = memoryview(found)
     start = _address(view)

@@ -142,6 +142,7 @@ class Prepared:
             _Taken(i, i.dtype and i.dtype.numpy, None if i.buffer is None else buffers[i.buffer]) for i in plan.inputs
         ]
         self.own = {id(t.buffer) for t in self.takes if t.buffer is not None}
+        self.writes = {id(buffers[k]) for k in _written(plan)} & self.own
         self.copies = [(buffers[c.source].handle, buffers[c.target].handle, c.nbytes) for c in plan.copies]
         self.syms = next((buffers[k] for k, b in enumerate(plan.buffers) if b.role == "syms"), None)
         self.params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
@@ -203,6 +204,7 @@ class Session:
         self._staging: list[GpuBuffer] = []  # that are free
         self._recording: Recording | None = None  # what is held
         self._syms: bytes | None = None  # what the syms buffer holds
+        self._holds: dict[int, tuple[GpuBuffer, DeviceTensor]] = {}  # inputs that are copies of tensors, by their id
         self._closed = False
 
     def __enter__(self) -> Session:
@@ -333,7 +335,7 @@ class Session:
         """What was recorded never runs."""
         if self._recording is not None and self._recording.state == "held":
             self._recording.state = "dropped"
-            self._syms = None
+            self._syms, self._holds = None, {}
             for prepared in self._prepared:
                 prepared.written = None
         self._recording = None
@@ -487,13 +489,18 @@ class Session:
             if target is None or isinstance(value, int):
                 continue
             if isinstance(value, DeviceTensor):
-                if value.buffer is not target and value.nbytes:
+                if value.buffer is not target and value.nbytes and self._holds.get(id(target), ())[1:] != (value,):
                     self._recording.touch([value.buffer])
                     self._recording.copy(value.buffer.handle, target.handle, _word_aligned(value.nbytes))
-            elif value.nbytes <= LARGEST:
+                    self._holds[id(target)] = target, value
+                continue
+            self._holds.pop(id(target), None)
+            if value.nbytes <= LARGEST:
                 uploads.append((target, value))
             else:
                 self._recording = self._write(self._recording, target, value)
+        for written in prepared.writes & self._holds.keys():
+            del self._holds[written]
         self._recording.upload(uploads)
 
     def _write(self, recording: Recording, target: GpuBuffer, value: np.ndarray) -> Recording:
@@ -558,6 +565,13 @@ class Session:
                 self._staging.append(reading.staging.buffer)
             else:
                 self.device.release(reading.staging.buffer)
+
+
+def _written(plan: Plan) -> set[int]:
+    """The buffers that a run of it may write."""
+    dispatches = [d for f in plan.families for choices in f.steps for c in choices for d in c.dispatches]
+    bound = {(b.buffer, a) for d in dispatches for b, a in zip(d.bindings, plan.kernels[d.kernel].access)}
+    return {k for k, access in bound if access != "read"} | {c.target for c in plan.copies}
 
 
 def _most_pipelines() -> float:

@@ -19,6 +19,8 @@ from ..errors import InvalidInput
 from ..files import check_regular, read, read_object, read_text
 
 if TYPE_CHECKING:
+    from tokenizers import Encoding
+
     from .template import ChatTemplate, Message
 
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -73,6 +75,15 @@ class Tokenizer:
         ids = self._encode(text)
         return [self.bos, *ids] if self._adds_bos and self.bos is not None and ids[:1] != [self.bos] else ids
 
+    def encode_whole(self, text: str, pair: str | None = None, most: int | None = None) -> Encoding:
+        """A text, or two, of at most so many tokens, with types, offsets and which tokens are special."""
+        if most is not None:
+            self._call("fails", lambda: self._tokenizer.enable_truncation(most))
+        try:
+            return self._call("fails", lambda: self._tokenizer.encode(text, pair))
+        finally:
+            self._tokenizer.no_truncation()
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
         return self._encode(self.chat.render(messages), add_special_tokens=False)
@@ -80,6 +91,10 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones; an incomplete character is U+FFFD."""
         return self._call("fails", lambda: self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def decode_token(self, token: int) -> str:
+        """The text of one token, special or not."""
+        return self._call("fails", lambda: self._tokenizer.id_to_token(token)) or ""
 
     def _encode(self, text: str, **how: bool) -> list[int]:
         return self._call("fails", lambda: self._tokenizer.encode(text, **how).ids)

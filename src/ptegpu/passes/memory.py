@@ -16,9 +16,11 @@ import numpy as np
 
 from ..errors import LimitExceeded
 from ..graph.graph import Graph, Tensor, flatten
+from ..limits import tick
 from ..plan.plan import ALIGN, Buffer
 from ..plan.target import Target
 
+LOOKED_AT = 256  # temporaries that a tensor may be put into; real programs have fewer
 ConstantKey: TypeAlias = tuple[int, int, str]  # address, bytes, dtype
 
 
@@ -86,6 +88,7 @@ def plan_memory(graph: Graph, target: Target, constants: dict[ConstantKey, str] 
     intervals = _intervals(graph, root)
     fixed: dict[ConstantKey, Buffer] = {}
     temps: list[Tensor] = []
+    made: list[Buffer] = []
     for t in graph.tensors():
         if t in root:
             continue
@@ -98,15 +101,18 @@ def plan_memory(graph: Graph, target: Target, constants: dict[ConstantKey, str] 
             _check(t, target)
             _fixed(memory, t, fixed, names)
     for t in sorted(temps, key=lambda t: -t.max_nbytes):
+        tick()
         _check(t, target)
         first, last = intervals[t]
         need = _padded(t.max_nbytes)
-        fits = [b for b in memory.buffers if b.role == "temp" and not _overlaps(memory.busy[b.name], first, last)]
+        # Those made last are the smallest that are large enough.
+        fits = [b for b in made[-LOOKED_AT:] if not _overlaps(memory.busy[b.name], first, last)]
         if fits:
             chosen = min(fits, key=lambda b: b.nbytes)
         else:
             chosen = Buffer(f"temp{len(memory.busy)}", need, "temp")
             memory.buffers.append(chosen)
+            made.append(chosen)
             memory.busy[chosen.name] = []
         insort(memory.busy[chosen.name], (first, last))
         memory.buffer_of[t] = chosen

@@ -125,13 +125,13 @@ class Method:
                 return all(o in run.outputs for o in self.outer.outputs)
         return False
 
-    def start(self, arguments: Sequence[Any], hold: bool = False) -> Running:
+    def start(self, arguments: Sequence[Any], hold: bool = False, read: bool = True) -> Running:
         """Run without waiting, where it is `in_one_plan`; arguments may be outputs of the run before, on the device."""
         (run,) = self.items
         assert isinstance(run, Run)
         with self.budget.spending(self.name):
             _, env = self._accept(arguments)
-            pending = self.engines[0].start(self._inputs(env, run), run.read, hold)
+            pending = self.engines[0].start(self._inputs(env, run), run.read if read else (), hold)
         return Running(pending, self._order, self.outer.outputs, self.budget)
 
     @cached_property

@@ -298,14 +298,15 @@ class Method:
         """Whether `start` can be used."""
         return self._method.in_one_plan
 
-    def start(self, inputs: Sequence[Any], hold: bool = False) -> Running:
+    def start(self, inputs: Sequence[Any], hold: bool = False, read: bool = True) -> Running:
         """Run without waiting: `result()` of what is returned waits, `resident()` can go into the next call.
 
-        With `hold`, the GPU is told together with the next start, or when the result is asked for.
+        With `hold`, the GPU is told together with the next start, or when the result is asked for. Without `read`,
+        results are not on their way to the host until they are asked for.
         """
         with self._program._lock:
             self._program._check_open()
-            return self._method.start(inputs, hold)
+            return self._method.start(inputs, hold, read)
 
     @property
     def plans(self) -> list[Plan]:

@@ -1,0 +1,389 @@
+"""What each family of decoders is made of: one table of facts, and nothing else knows a family by its name.
+
+A fact is a field of `Config`, or what a layer has. It is a value, or a function that reads it from `config.json`;
+where a family says nothing, it is as Llama. `names` are those of modules in checkpoints, by the decoder's names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .keys import Keys
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+MOST_LAYERS, MOST_HEADS, MOST_EXPERTS = 1 << 12, 1 << 14, 1 << 12
+
+Names = Mapping[str, str | tuple[str, ...]]
+Fact = Callable[[Keys], Any]
+
+
+def _nothing(keys: Keys) -> str | None:
+    return None
+
+
+def _rotary(theta: float = 1e4, share: float = 1.0) -> Callable[[Keys, str], dict[str, Any]]:
+    def found(keys: Keys, kind: str) -> dict[str, Any]:
+        named = {"rope_theta": keys.get("rope_theta", theta)}
+        return named | {"partial_rotary_factor": keys.get("partial_rotary_factor", share)}
+
+    return found
+
+
+ROTARY = _rotary()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    title: str  # the models, as people call them
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    names: Names = field(default_factory=dict)  # where there are several, the first that the checkpoint has
+    fused: str = "rows"  # queries, keys, values in one matrix: one after the other, or "groups": by head of keys
+    transposed: bool = False  # matrices are (in, out)
+    kinds: Callable[[Keys, int], list[str]] = lambda keys, count: [FULL] * count  # of layers
+    turned: Callable[[Keys, list[str]], list[bool]] = lambda keys, kinds: [True] * len(kinds)  # rotary layers
+    sparse: Callable[[Keys, int], list[bool]] = lambda keys, count: [False] * count  # layers of experts
+    rope: Callable[[Keys, str], dict[str, Any]] = ROTARY  # where `rope_parameters` say nothing
+    local: bool = False  # layers with a window take no `rope_scaling`
+    partial: bool = False  # `partial_rotary_factor` has a meaning
+    ropes: Mapping[str, str] = field(default_factory=dict)  # other names for kinds of scaling
+    refused: Fact = _nothing  # the key for which a config cannot be had
+
+    @property
+    def fused_modules(self) -> frozenset[str]:
+        """Those that are rows of one matrix."""
+        counts = Counter(self.names.values())
+        return frozenset(module for module, name in self.names.items() if counts[name] > 1)
+
+
+def _windows(keys: Keys, count: int) -> list[str]:
+    return [SLIDING if keys.get("sliding_window") else FULL] * count
+
+
+def _some_windows(keys: Keys, count: int) -> list[str]:
+    """Qwen: the later layers, if any."""
+    on = keys.flag("use_sliding_window") and keys.get("sliding_window")
+    first = keys.get("max_window_layers", 28)
+    return [SLIDING if on and layer >= first else FULL for layer in range(count)]
+
+
+def _last_of(key: str, default: int) -> Callable[[Keys, int], list[str]]:
+    """The last of every so many layers sees everything."""
+
+    def kinds(keys: Keys, count: int) -> list[str]:
+        every = keys.get(key, default) if key else default
+        return [FULL if layer % every == every - 1 else SLIDING for layer in range(count)]
+
+    return kinds
+
+
+def _smollm3_turned(keys: Keys, kinds: list[str]) -> list[bool]:
+    every = keys.count("no_rope_layer_interval", 4)
+    given = keys.get("no_rope_layers") or [(layer + 1) % every != 0 for layer in range(len(kinds))]
+    if len(given) != len(kinds):
+        raise keys.error(f"{len(given)} no_rope_layers for {len(kinds)} layers")
+    return [bool(turned) for turned in given]
+
+
+def _smollm3_kinds(keys: Keys, count: int) -> list[str]:
+    on = keys.flag("use_sliding_window") and keys.get("sliding_window")
+    turned = _smollm3_turned(keys, [FULL] * count)
+    return [SLIDING if on and not rotary else FULL for rotary in turned]
+
+
+def _neox_rope(keys: Keys, kind: str) -> dict[str, Any]:
+    return {
+        "rope_theta": keys.get("rotary_emb_base", 1e4),
+        "partial_rotary_factor": keys.get("rotary_pct", 0.25),
+    }
+
+
+def _gemma3_rope(keys: Keys, kind: str) -> dict[str, Any]:
+    key, theta = ("rope_local_base_freq", 1e4) if kind == SLIDING else ("rope_theta", 1e6)
+    return {"rope_theta": keys.get(key, theta)}
+
+
+def _gemma_activation(keys: Keys) -> str:
+    name = keys.get("hidden_activation") or keys.get("hidden_act") or "gelu_pytorch_tanh"
+    return "gelu_pytorch_tanh" if name == "gelu" else str(name)  # the first releases said so and meant this
+
+
+def _falcon_kv_heads(keys: Keys) -> int:
+    new, multi_query = keys.flag("new_decoder_architecture"), keys.flag("multi_query", True)
+    return keys.count("num_kv_heads", keys["heads"]) if new else 1 if multi_query else int(keys["heads"])
+
+
+def _falcon_parallel(keys: Keys) -> bool:
+    return keys.flag("new_decoder_architecture") or keys.flag("parallel_attn", True)
+
+
+def _falcon_shared_norm(keys: Keys) -> bool:
+    new = keys.flag("new_decoder_architecture")
+    return _falcon_parallel(keys) and not (new and keys.get("num_ln_in_parallel_attn", 2) == 2)
+
+
+LLAMA: dict[str, Any] = {
+    "vocab": lambda c: c.count("vocab_size"),
+    "dim": lambda c: c.count("hidden_size"),
+    "heads": lambda c: c.count("num_attention_heads", most=MOST_HEADS),
+    "kv_heads": lambda c: c.count("num_key_value_heads", c["heads"]),
+    "head_dim": lambda c: c.count("head_dim", c["dim"] // c["heads"]),
+    "hidden": lambda c: c.count("intermediate_size"),
+    "depth": lambda c: c.count("num_hidden_layers", most=MOST_LAYERS),
+    "eps": lambda c: c.number("rms_norm_eps", 1e-6),
+    "activation": lambda c: c.get("hidden_act", "silu"),
+    "tied": lambda c: c.flag("tie_word_embeddings"),
+    "context": lambda c: c.count("max_position_embeddings", 2048),
+    "qkv_bias": lambda c: c.flag("attention_bias"),
+    "output_bias": lambda c: c.flag("attention_bias"),
+    "mlp_bias": lambda c: c.flag("mlp_bias"),
+}
+LAYER_NORM: dict[str, Any] = {"norm": "layer", "eps": lambda c: c.number("layer_norm_eps", 1e-5)}
+GEMMA: dict[str, Any] = {
+    "head_dim": lambda c: c.count("head_dim", 256),
+    "tied": lambda c: c.flag("tie_word_embeddings", True),
+    "activation": _gemma_activation,
+    "norm_offset": 1.0,
+    "embedding_scale": lambda c: math.sqrt(c["dim"]),
+}
+SANDWICH = GEMMA | {
+    "norms": "both",
+    "attention_scale": lambda c: c.number("query_pre_attn_scalar", 256) ** -0.5,
+    "attention_cap": lambda c: c.cap("attn_logit_softcapping"),
+    "logit_cap": lambda c: c.cap("final_logit_softcapping"),
+}
+COHERE = LAYER_NORM | {
+    "norm_bias": False,
+    "parallel": True,
+    "shared_norm": True,
+    "interleaved": True,
+    "logit_scale": lambda c: c.number("logit_scale", 0.0625),
+    "tied": lambda c: c.flag("tie_word_embeddings", True),
+}
+
+NAMES: dict[str, str] = {  # in checkpoints of most families
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+SANDWICH_NAMES = {
+    "mlp_norm": "pre_feedforward_layernorm",
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp_out_norm": "post_feedforward_layernorm",
+}
+
+
+def _fused(name: str) -> dict[str, str]:
+    return {f"self_attn.{each}_proj": name for each in "qkv"}
+
+
+GPT2_REFUSED = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("Llama, SmolLM, and others in their shape"),
+    "mistral": Family("Mistral", kinds=_windows),
+    "qwen2": Family("Qwen 2, 2.5", {"qkv_bias": True}, kinds=_some_windows),
+    "qwen3": Family("Qwen 3", {"qk_norm": "head"}, kinds=_some_windows),
+    "gemma": Family("Gemma", GEMMA),
+    "gemma2": Family(
+        "Gemma 2",
+        SANDWICH
+        | {
+            "attention_cap": lambda c: c.cap("attn_logit_softcapping", 50.0),
+            "logit_cap": lambda c: c.cap("final_logit_softcapping", 30.0),
+        },
+        SANDWICH_NAMES,
+        kinds=_last_of("", 2),
+    ),
+    "gemma3_text": Family(
+        "Gemma 3, text",
+        SANDWICH | {"qk_norm": "head"},
+        SANDWICH_NAMES,
+        kinds=_last_of("sliding_window_pattern", 6),
+        rope=_gemma3_rope,
+        local=True,
+    ),
+    "phi": Family(
+        "Phi 1, 1.5, 2",
+        LAYER_NORM
+        | dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "head_bias", "parallel", "shared_norm"), True)
+        | {"gated": False, "activation": lambda c: c.get("hidden_act", "gelu_new")},
+        {
+            "norm": "final_layernorm",
+            "self_attn.o_proj": "self_attn.dense",
+            "mlp.up_proj": "mlp.fc1",
+            "mlp.down_proj": "mlp.fc2",
+        },
+        rope=_rotary(share=0.5),
+        partial=True,
+        refused=lambda c: "qk_layernorm" if c.flag("qk_layernorm") else None,
+    ),
+    "phi3": Family(
+        "Phi 3, 3.5, 4",
+        {"eps": lambda c: c.number("rms_norm_eps", 1e-5), "qkv_bias": False, "output_bias": False},
+        _fused("self_attn.qkv_proj") | {"mlp.gate_proj": "mlp.gate_up_proj", "mlp.up_proj": "mlp.gate_up_proj"},
+        kinds=_windows,
+        partial=True,
+        ropes={"su": "longrope", "yarn": "longrope"},
+    ),
+    "granite": Family(
+        "Granite 3",
+        {
+            "embedding_scale": lambda c: c.number("embedding_multiplier", 1.0),
+            "attention_scale": lambda c: c.number("attention_multiplier", 1.0),
+            "residual_scale": lambda c: c.number("residual_multiplier", 1.0),
+            "logit_scale": lambda c: 1 / c.number("logits_scaling", 1.0),
+        },
+    ),
+    "starcoder2": Family(
+        "StarCoder 2",
+        {
+            "norm": "layer",
+            "eps": lambda c: c.number("norm_epsilon", 1e-5),
+            "gated": False,
+            "activation": lambda c: c.get("hidden_act", "gelu_pytorch_tanh"),
+            "tied": lambda c: c.flag("tie_word_embeddings", True),
+            **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), lambda c: c.flag("use_bias", True)),
+        },
+        {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
+        kinds=_windows,
+    ),
+    "gpt_neox": Family(
+        "GPT-NeoX, Pythia",
+        LAYER_NORM
+        | {
+            "kv_heads": lambda c: c["heads"],
+            "head_dim": lambda c: c["dim"] // c["heads"],
+            "gated": False,
+            "activation": lambda c: c.get("hidden_act", "gelu"),
+            "mlp_bias": True,
+            "parallel": lambda c: c.flag("use_parallel_residual", True),
+            **dict.fromkeys(("qkv_bias", "output_bias"), lambda c: c.flag("attention_bias", True)),
+        },
+        _fused("attention.query_key_value")
+        | {
+            "embed_tokens": "embed_in",
+            "norm": "final_layer_norm",
+            "lm_head": ("embed_out", "lm_head"),
+            "self_attn.o_proj": "attention.dense",
+            "mlp.up_proj": "mlp.dense_h_to_4h",
+            "mlp.down_proj": "mlp.dense_4h_to_h",
+        },
+        fused="groups",
+        rope=_neox_rope,
+        partial=True,
+    ),
+    "falcon": Family(
+        "Falcon",
+        {
+            "norm": "layer",
+            "eps": lambda c: c.number("layer_norm_epsilon", 1e-5),
+            "kv_heads": _falcon_kv_heads,
+            "head_dim": lambda c: c["dim"] // c["heads"],
+            "hidden": lambda c: c.count("ffn_hidden_size", 4 * c["dim"]),
+            "gated": False,
+            "activation": lambda c: c.get("activation", "gelu"),
+            "tied": lambda c: c.flag("tie_word_embeddings", True),
+            "parallel": _falcon_parallel,
+            "shared_norm": _falcon_shared_norm,
+            **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), lambda c: c.flag("bias")),
+        },
+        _fused("self_attention.query_key_value")
+        | {
+            "embed_tokens": "word_embeddings",
+            "layers": "h",
+            "norm": "ln_f",
+            "attention_norm": ("ln_attn", "input_layernorm"),
+            "mlp_norm": ("ln_mlp", "post_attention_layernorm"),
+            "self_attn.o_proj": "self_attention.dense",
+            "mlp.up_proj": "mlp.dense_h_to_4h",
+            "mlp.down_proj": "mlp.dense_4h_to_h",
+        },
+        fused="groups",
+        refused=lambda c: "alibi" if c.flag("alibi") else None,
+    ),
+    "olmo2": Family(
+        "OLMo 2",
+        {"eps": lambda c: c.number("rms_norm_eps", 1e-5), "norms": "after", "qk_norm": "row"},
+        SANDWICH_NAMES,
+    ),
+    "olmo3": Family(
+        "OLMo 3",
+        {"eps": lambda c: c.number("rms_norm_eps", 1e-5), "norms": "after", "qk_norm": "row"},
+        SANDWICH_NAMES,
+        kinds=_last_of("", 4),
+        rope=_rotary(5e5),
+        local=True,
+    ),
+    "smollm3": Family(
+        "SmolLM 3",
+        {"tied": lambda c: c.flag("tie_word_embeddings", True)},
+        kinds=_smollm3_kinds,
+        turned=_smollm3_turned,
+        rope=_rotary(2e6),
+    ),
+    "stablelm": Family(
+        "StableLM",
+        LAYER_NORM
+        | {
+            "qkv_bias": lambda c: c.flag("use_qkv_bias"),
+            "output_bias": False,
+            "mlp_bias": False,
+            "qk_norm": lambda c: "heads" if c.flag("qk_layernorm") else None,
+            **dict.fromkeys(("parallel", "shared_norm"), lambda c: c.flag("use_parallel_residual")),
+        },
+        {
+            "self_attn.q_norm": "self_attn.q_layernorm.norms.*",
+            "self_attn.k_norm": "self_attn.k_layernorm.norms.*",
+        },
+        rope=_rotary(share=0.25),
+        partial=True,
+    ),
+    "gpt2": Family(
+        "GPT-2",
+        {
+            "dim": lambda c: c.count("n_embd"),
+            "heads": lambda c: c.count("n_head", most=MOST_HEADS),
+            "kv_heads": lambda c: c["heads"],
+            "head_dim": lambda c: c["dim"] // c["heads"],
+            "hidden": lambda c: c.count("n_inner", 4 * c["dim"]),
+            "depth": lambda c: c.count("n_layer", most=MOST_LAYERS),
+            "context": lambda c: c.count("n_positions", 1024),
+            "norm": "layer",
+            "eps": lambda c: c.number("layer_norm_epsilon", 1e-5),
+            "gated": False,
+            "activation": lambda c: c.get("activation_function", "gelu_new"),
+            "tied": lambda c: c.flag("tie_word_embeddings", True),
+            "attention_scale": lambda c: None if c.flag("scale_attn_weights", True) else 1.0,
+            **dict.fromkeys(("learned_positions", "qkv_bias", "output_bias", "mlp_bias"), True),
+        },
+        _fused("attn.c_attn")
+        | {
+            "embed_tokens": "wte",
+            "embed_positions": "wpe",
+            "layers": "h",
+            "norm": "ln_f",
+            "attention_norm": "ln_1",
+            "mlp_norm": "ln_2",
+            "self_attn.o_proj": "attn.c_proj",
+            "mlp.up_proj": "mlp.c_fc",
+            "mlp.down_proj": "mlp.c_proj",
+        },
+        transposed=True,
+        turned=lambda keys, kinds: [False] * len(kinds),
+        refused=lambda c: next((k for k in GPT2_REFUSED if c.flag(k)), None),
+    ),
+    "cohere": Family(
+        "Cohere Command-R",
+        COHERE | {"qk_norm": lambda c: "heads" if c.flag("use_qk_norm") else None},
+        rope=_rotary(5e5),
+    ),
+    "cohere2": Family(
+        "Cohere Command-R7B, A",
+        COHERE,
+        kinds=_last_of("sliding_window_pattern", 4),
+        turned=lambda keys, kinds: [kind == SLIDING for kind in kinds],
+    ),
+}

@@ -1,0 +1,290 @@
+"""A Hugging Face folder of any model that is no decoder to a `.pte` that says what it is for.
+
+The folder may be a stranger's: only safetensors, JSON and text files are read, none of its code is run, and a model
+that is larger than its weights is refused before it is made. The tokenizer is written beside the program.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ExportError
+from ..files import LARGEST, check_inside, check_writable, read_object, write
+from ..tasks.facts import METHOD, TASKS, Facts, Task, inputs_of
+from .backend import quiet, torch
+from .causes import root_cause
+from .checkpoint import Progress, Store
+from .hf_facts import LOCAL, Processing, read_processing
+from .hf_models import AUTO, RATE, Bounds, kind_of, task_of, wrapped
+from .hf_sentences import finish_of, is_sentence_model, transformer_folder
+from .lowering import CannotTrace
+from .module import Exported, Source, export_with_account
+
+READ = (".json", ".txt", ".model", ".safetensors")  # endings of files that anything here reads
+EXTRA = 1 << 26  # elements that a model may have beyond those of its weights: tables that are computed
+DECODERS = ("ForCausalLM", "LMHeadModel")
+LAYERS = ("layer", "depth", "block", "stage")  # in the names of settings that count parts
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedTask:
+    facts: Facts
+    exported: Exported
+    parameters: int
+    notes: list[str]
+    files: list[Path]  # written
+    seconds: dict[str, float] = field(default_factory=dict)  # of each phase
+
+
+def is_decoder(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a language model, which `export_llm` is for."""
+    return _architecture(read_object(Path(folder) / "config.json", ExportError)).endswith(DECODERS)
+
+
+def export_hf(
+    folder: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    task: Task | None = None,
+    bounds: Bounds | None = None,
+    dtype: str = "float32",
+    delegate: bool = True,
+    check: bool = True,
+    progress: Progress = lambda phase, done, of: None,
+) -> ExportedTask:
+    """Writes the program to `path`, and the tokenizer of a text model beside it.
+
+    Without a `task`, `config.json` decides. With `check`, the program is compared with eager PyTorch first: if results
+    differ by more than rounding, that is an error, and nothing is written.
+    """
+    seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        progress(name, 0, 1)
+        started = time.perf_counter()
+        yield
+        seconds[name] = time.perf_counter() - started
+        progress(name, 1, 1)
+
+    source, target = Path(folder), Path(path)
+    check_writable(target)
+    if task is not None and task not in TASKS:
+        raise ExportError(f"task is {task!r}; choose from {', '.join(TASKS)}")
+    if dtype not in ("float32", "float16"):
+        raise ExportError(f"dtype is {dtype!r}; choose from float32, float16")
+    with phase("Reading weights"):
+        model, task, parameters = load_model(source, task)
+        finish = finish_of(source) if task == "sentence-embedding" else None
+        given = bounds or Bounds()
+        processing = read_processing(source, transformer_folder(source), model, task, given)
+    with phase("Exporting"):
+        exported = _exported(model, processing, given, finish, dtype, delegate, check)
+    with phase("Writing"):
+        write(target, exported.lowered.data)
+        beside = {target.with_suffix(ending): data for ending, data in processing.tokenizer.items()}
+        for file, data in beside.items():
+            write(file, data)
+    notes = [*processing.notes, *exported.notes]
+    return ExportedTask(processing.facts, exported, parameters, notes, [target, *beside], seconds)
+
+
+def _exported(
+    model: Any, processing: Processing, bounds: Bounds, finish: Any, dtype: str, delegate: bool, check: bool
+) -> Exported:
+    """The program, with sizes that may change where the model allows it; the facts say what it takes."""
+    facts, text, audio = processing.facts, processing.facts.text, processing.facts.audio
+    if text is not None:
+        bounds = replace(bounds, length=text.length)
+    if audio is not None:
+        bounds = replace(bounds, seconds=audio.most / RATE)
+    module, args, shapes = wrapped(model, facts.task, bounds, size=processing.size, finish=finish)
+
+    def made(source: Source, delegate: bool) -> Exported:
+        constants = {METHOD: processing.facts.json()}
+        options = {"force_fp16": True} if dtype == "float16" else {}
+        return export_with_account(source, delegate=delegate, options=options, constants=constants, check=check)
+
+    wanted = [_largest(x, dims) for x, dims in zip(args, shapes)]
+    refusal = ""
+    for partitions in (True, False) if delegate and audio is None else (False,):  # of sounds it would cut the length
+        try:
+            found = made(Source(module, args, shapes), partitions)
+        except CannotTrace as e:
+            refusal = e.args[0]
+            break
+        if all(found.lowered.bounds[k] == shape for k, shape in enumerate(wanted)):
+            return found
+        refusal = f"the model fixes {' and '.join(map(str, found.lowered.bounds))}"
+    processing.notes.append(f"the sizes of inputs are fixed: {refusal}")
+    shapes_at_most = [(1, *shape[1:]) for shape in wanted]
+    args = tuple(_repeated(x, shape) for x, shape in zip(args, shapes_at_most))
+    if text is not None:
+        text = replace(text, batch=1, fixed=True)
+    image = processing.facts.image and replace(processing.facts.image, batch=1)
+    if audio is not None:
+        audio = replace(audio, least=audio.most)
+    processing.facts = replace(facts, text=text, image=image, audio=audio)
+    return made(Source(module, args), delegate and audio is None)
+
+
+def _largest(x: torch.Tensor, dims: dict[int, Any] | None) -> tuple[int, ...]:
+    return tuple(dims[d].max if dims and d in dims else size for d, size in enumerate(x.shape))
+
+
+def _repeated(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """An example of another shape."""
+    return torch.nn.functional.pad(x.double()[:1], (0, shape[-1] - x.shape[-1]), value=1).to(x.dtype)
+
+
+def load_model(folder: str | os.PathLike[str], task: Task | None = None) -> tuple[Any, Task, int]:
+    """The model of a folder for its task, with its weights in float32, and how many parameters it has."""
+    source = Path(folder)
+    _check_files(source)
+    found = _task(source, task)
+    inner = transformer_folder(source)
+    transformers = _transformers()
+    settings = read_object(inner / "config.json", ExportError)
+    name = _architecture(settings) or settings.get("model_type", "?")
+    stored = Store(inner).files
+    _check_settings(settings, len(stored), name)
+    with silent(transformers):
+        try:
+            config = transformers.AutoConfig.from_pretrained(inner, **LOCAL)
+            auto = getattr(transformers, AUTO[found])
+            with torch.device("meta"):
+                sketch = auto.from_config(config, trust_remote_code=False)
+        except Exception as e:
+            raise ExportError(f"{source}: {name} cannot be made for {found}: {_first_line(e)}") from e
+        _check_size(sketch, stored, source)
+        del sketch
+        try:
+            model, account = auto.from_pretrained(
+                inner, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **LOCAL
+            )
+        except Exception as e:
+            raise ExportError(f"{source}: the weights cannot be read: {_first_line(e)}") from e
+    _check_loaded(model, account, found, source)
+    return model, found, sum(p.numel() for p in model.parameters())
+
+
+@contextmanager
+def silent(transformers: Any) -> Iterator[None]:
+    """Without its log lines and bars."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with quiet():
+            yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()
+
+
+def _transformers() -> Any:
+    try:
+        with quiet():
+            import transformers
+    except ImportError as e:
+        raise ExportError(f"{e}. To export such folders, run: pip install 'ptegpu[hf]'") from e
+    return transformers
+
+
+def _check_files(folder: Path) -> None:
+    """That nothing that will be read leads elsewhere, or is too large."""
+    if not (folder / "config.json").is_file() and not is_sentence_model(folder):
+        raise ExportError(f"{folder} has no config.json: give a folder as `save_pretrained` writes it")
+    for path in (p for place in {folder, transformer_folder(folder)} for p in place.iterdir()):
+        if path.suffix in READ and path.is_file():
+            check_inside(path, folder, ExportError)
+            if path.suffix != ".safetensors" and path.stat().st_size > LARGEST:
+                raise ExportError(f"{path} has more than {LARGEST:,} bytes")
+    if (transformer_folder(folder) / "adapter_config.json").exists():
+        raise ExportError(f"{folder} is an adapter of another model: merge it into that one first")
+
+
+def _architecture(settings: dict[str, Any]) -> str:
+    found = settings.get("architectures")
+    return found[0] if isinstance(found, list) and found and isinstance(found[0], str) else ""
+
+
+def _task(folder: Path, wanted: Task | None) -> Task:
+    """What is asked for, or what the folder is for."""
+    if wanted is not None:
+        return wanted
+    if is_sentence_model(folder):
+        return "sentence-embedding"
+    transformers = _transformers()
+    settings = read_object(folder / "config.json", ExportError)
+    name, kind = _architecture(settings), settings.get("model_type")
+    made = getattr(transformers, name, None) if name else None
+    known = isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)
+    found: Task | None = None
+    if known and name.endswith("Model") and hasattr(made, "get_image_features") and hasattr(made, "get_text_features"):
+        found = "zero-shot-image-classification"
+    elif known:
+        found = task_of(name, kind_of(made))
+    if found is None:
+        hint = "; `ptegpu export llm` is for language models" if name.endswith(DECODERS) else ""
+        hint = "; `ptegpu transcribe` is for speech" if kind == "whisper" and not hint else hint
+        raise ExportError(
+            f"{folder}: {name or kind or 'config.json names no architecture, which'} is for no task that can be "
+            f"exported{hint}. Tasks are {', '.join(TASKS)}; --task chooses one"
+        )
+    return found
+
+
+def _check_settings(settings: dict[str, Any], tensors: int, name: str) -> None:
+    """That a model can be sketched: it has no more layers than tensors, and is not quantized."""
+    if "quantization_config" in settings:
+        raise ExportError(f"{name} is quantized: export a folder with weights in float32, float16 or bfloat16")
+
+    def counts(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, int]]:
+        if depth > 8:
+            raise ExportError("config.json is nested too deeply")
+        if isinstance(value, dict):
+            for k, v in value.items():
+                yield from counts(v, str(k), depth + 1)
+        elif isinstance(value, list):
+            for v in value:
+                yield from counts(v, key, depth + 1)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield key, value
+
+    for key, value in counts(settings):
+        if any(word in key for word in LAYERS) and value > max(tensors, 4096):
+            raise ExportError(f"config.json: {key} is {value:,}, but there are {tensors:,} tensors")
+        if abs(value) >= 1 << 40 and "length" not in key:
+            raise ExportError(f"config.json: {key} is {value:,}")
+
+
+def _check_size(sketch: Any, stored: dict[str, tuple[Path, str, list[int]]], folder: Path) -> None:
+    """That a model is not larger than its weights, but for tables that are computed."""
+    wanted = sum(p.numel() for p in sketch.parameters())
+    tables = sum(b.numel() for b in sketch.buffers())
+    there = sum(torch.Size(shape).numel() for _, _, shape in stored.values())
+    if wanted > there + EXTRA or tables > there + EXTRA:
+        raise ExportError(
+            f"{folder}: config.json asks for {wanted:,} parameters and tables of {tables:,} numbers; "
+            f"the weights have {there:,}"
+        )
+
+
+def _check_loaded(model: Any, account: Any, task: Task, folder: Path) -> None:
+    """That no weight that matters was made up."""
+    missing = sorted(account["missing_keys"])
+    if inputs_of(task) != ("text",) or task in ("feature-extraction", "sentence-embedding", "token-classification"):
+        missing = [name for name in missing if "pooler." not in name]  # nothing here reads it
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ExportError(f"{folder}: {type(model).__name__} misses the weights {', '.join(missing[:3])}{more}")
+
+
+def _first_line(e: BaseException) -> str:
+    return root_cause(e).splitlines()[0]

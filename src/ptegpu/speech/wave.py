@@ -1,0 +1,113 @@
+"""Sound from WAV files: any rate, any number of channels, integers of 8 to 32 bits or floats."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ..errors import InvalidInput
+from ..files import read
+
+LARGEST = 1 << 32  # bytes of a file
+RATES = (1000, 1_000_000)  # samples in a second, from … to
+CHANNELS = 64
+EXTENDED = 0xFFFE  # the format is named further on
+ZEROS, ROLLOFF, BETA = 32, 0.95, 10.0  # of the filter: crossings on a side, where it begins to fall, how steeply
+AT_ONCE, PHASES = 1 << 14, 256  # samples of the result that are made together, and filters for them
+
+
+def read_sound(path: str | os.PathLike[str], rate: int) -> np.ndarray:
+    """The samples at this rate, one channel, float32 from -1 to 1."""
+    samples, given = read_wave(path)
+    return resampled(samples, given, rate)
+
+
+def read_wave(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+    """The mean of all channels, float32, and its rate."""
+    name = os.fspath(path)
+    data = memoryview(read(path, InvalidInput, LARGEST))
+    if len(data) < 12 or bytes(data[:4]) != b"RIFF" or bytes(data[8:12]) != b"WAVE":
+        _fail(name, "it does not begin as one")
+    form: tuple[int, ...] | None = None
+    at = 12
+    while at + 8 <= len(data):
+        kind, nbytes = struct.unpack_from("<4sI", data, at)
+        body = data[at + 8 : at + 8 + nbytes]
+        at += 8 + nbytes + nbytes % 2
+        if kind == b"fmt ":
+            if len(body) < 16:
+                _fail(name, "its format is cut")
+            form = struct.unpack_from("<HHIIHH", body)
+            if form[0] == EXTENDED and len(body) >= 26:
+                form = (struct.unpack_from("<H", body, 24)[0], *form[1:])
+        elif kind == b"data":
+            if form is None:
+                _fail(name, "it says nothing of its format")
+            return _samples(name, body, form)
+    _fail(name, "it has no samples")
+
+
+def _samples(name: str, body: memoryview, form: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    kind, channels, rate, _, _, bits = form
+    if not 1 <= channels <= CHANNELS or not RATES[0] <= rate <= RATES[1]:
+        _fail(name, f"it has {channels} channels of {rate} samples in a second")
+    width = bits // 8
+    body = body[: len(body) // (width * channels or 1) * (width * channels)]
+    match kind, bits:  # 1: integers, 3: floats
+        case (1, 8):
+            found = np.frombuffer(body, np.uint8).astype(np.float32) / 128 - 1
+        case (1, 16):
+            found = np.frombuffer(body, "<i2").astype(np.float32) / 2**15
+        case (1, 24):
+            wide = np.zeros((len(body) // 3, 4), np.uint8)
+            wide[:, 1:] = np.frombuffer(body, np.uint8).reshape(-1, 3)
+            found = wide.view("<i4")[:, 0].astype(np.float32) / 2**31
+        case (1, 32):
+            found = np.frombuffer(body, "<i4").astype(np.float32) / 2**31
+        case (3, 32 | 64):
+            found = np.frombuffer(body, f"<f{width}").astype(np.float32)
+        case _:
+            _fail(name, f"samples of kind {kind} with {bits} bits are not supported")
+    if not np.isfinite(found).all():
+        raise InvalidInput(f"{name}: samples are not finite numbers")
+    return found.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
+
+
+def _fail(name: str, why: str) -> NoReturn:
+    other = Path(name).with_suffix(".wav").name
+    raise InvalidInput(f"{name} is not a WAV file that can be read: {why}; try ffmpeg -i {name} -ar 16000 new-{other}")
+
+
+def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+    """At another rate, by a sinc with a Kaiser window; what the new rate cannot hold is left out."""
+    if rate == wanted:
+        return samples
+    common = math.gcd(rate, wanted)
+    up, down = wanted // common, rate // common
+    scale = min(1.0, up / down) * ROLLOFF
+    half = math.ceil(ZEROS / scale)  # samples on each side of a result
+    count = -(-len(samples) * up // down)
+    made = np.empty(count, np.float32)
+    padded = np.pad(samples, (half, half + down))
+    windows = sliding_window_view(padded, 2 * half + 1)
+    for some in range(0, min(up, count), PHASES):
+        phases = np.arange(some, min(some + PHASES, up, count))
+        firsts, rests = np.divmod(phases * down, up)
+        filters = _filter(np.arange(-half, half + 1) - rests[:, None] / up, scale, half)
+        for phase, first, taps in zip(phases, firsts, filters):
+            target = made[phase::up]
+            mine = windows[first::down][: len(target)]
+            for k in range(0, len(target), AT_ONCE):
+                target[k : k + AT_ONCE] = mine[k : k + AT_ONCE] @ taps
+    return made
+
+
+def _filter(t: np.ndarray, scale: float, half: int) -> np.ndarray:
+    inside = np.sqrt(np.maximum(1 - (t / (half + 1)) ** 2, 0))
+    return (scale * np.sinc(scale * t) * np.i0(BETA * inside) / np.i0(BETA)).astype(np.float32)
