@@ -271,7 +271,7 @@ def _encoder_layer(
         return F.linear(F.gelu(inner) if gelu else F.relu(inner), down, down_bias)
 
     def normed(y: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
-        return F.layer_norm(y, y.shape[-1:], *norm, epsilon)
+        return F.layer_norm(y, y.shape[-1:], norm[0], norm[1], epsilon)
 
     if norm_first:
         x = x + attended(normed(x, norm1))
