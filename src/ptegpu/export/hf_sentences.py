@@ -72,7 +72,8 @@ def _pooling(path: Path) -> str:
     modes = [given] if isinstance(given, str) else []
     modes += [k for k, on in settings.items() if k.startswith("pooling_mode_") and on is True]
     names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
-    found = [names.get(m.removeprefix("pooling_mode_"), m) for m in modes]
+    given_names = [m.removeprefix("pooling_mode_") for m in modes]
+    found = [names.get(name, name) for name in given_names]
     if len(found) != 1 or found[0] not in POOLINGS:
         raise ExportError(
             f"{path}: pooling is {', '.join(map(str, found)) or 'not named'}; one of {', '.join(POOLINGS)}"
