@@ -118,6 +118,10 @@ NAMES = ", ".join(FAMILIES)
             "long_factor has 1 numbers, and not 8",
         ),
         (
+            {"rope_scaling": {"type": "yarn"}, "original_max_position_embeddings": -1},
+            "original_max_position_embeddings is -1, not a positive number",
+        ),
+        (
             {"rope_scaling": {"type": "yarn"}, "rope_theta": 1},
             "rope_type 'yarn' needs a factor and a rope_theta above 1, and more than 2 elements",
         ),

@@ -236,7 +236,7 @@ def _rope(keys: Keys, family: Family, kind: str) -> Rope:
     if name == "dynamic":
         original = positions
     elif name in ("llama3", "yarn", "longrope"):
-        original = int(keys.get(ORIGINAL) or number(ORIGINAL, positions))
+        original = max(1, int(keys.positive(ORIGINAL, keys.get(ORIGINAL, number(ORIGINAL, positions)))))
     factor = number("factor", positions / original if name in ("yarn", "longrope") else 1.0)
     if name in ("dynamic", "yarn") and (dim <= 2 or theta <= 1 or factor < 1):
         raise keys.error(f"rope_type {given!r} needs a factor and a rope_theta above 1, and more than 2 elements")
