@@ -165,6 +165,8 @@ def _config(folder: Path, keys: Keys) -> Config:
     fields = keys.found
     if fields["heads"] % fields["kv_heads"]:
         raise keys.error(f"{fields['heads']} attention heads cannot share {fields['kv_heads']} key-value heads")
+    if fields["head_dim"] < 1:
+        raise keys.error(f"{fields['dim']} elements are too few for {fields['heads']} heads")
     if fields["activation"] not in ACTIVATIONS:
         supported = f"supported are {', '.join(ACTIVATIONS)}"
         raise keys.error(f"hidden_act {fields['activation']!r} is not supported; {supported}")
