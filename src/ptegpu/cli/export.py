@@ -200,6 +200,9 @@ def _show_model(made: ExportedModel, output: Path) -> None:
     _line("model", f"{c.family}, {made.parameters:,} parameters: {shape}")
     _line("matrices", ", ".join(f"{count} in {how}" for how, count in _stored(made).items()))
     _line("tokens", f"{o.max_seq:,} in one call, {o.max_context:,} remembered")
+    if made.pictures:
+        p = made.pictures
+        _line("pictures", f"tiles of {p.size} × {p.size} pixels, {counted(p.rows, 'token')} each")
     _show_lowered(made.lowered)
     if made.check:
         far = f"logits at most {number(made.check.difference)} from eager PyTorch's, of which the largest is"
@@ -307,6 +310,7 @@ def _model_json(made: ExportedModel) -> dict[str, Any]:
         "max_seq": o.max_seq,
         "max_context": o.max_context,
         "matrices": _stored(made),
+        **({"pictures": {"size": made.pictures.size, "tokens": made.pictures.rows}} if made.pictures else {}),
         **_lowered_json(made.lowered),
         "check": check,
         "notes": made.notes,
