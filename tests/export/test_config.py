@@ -111,11 +111,16 @@ NAMES = ", ".join(FAMILIES)
         ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x', not a positive number"),
         ({"rope_theta": [1]}, "rope_theta is [1], not a positive number"),
         ({"partial_rotary_factor": 0.5}, "a partial_rotary_factor is not supported for llama"),
+        ({"model_type": "gpt_neox", "hidden_size": 3}, "3 elements are too few for 4 heads"),
         ({"model_type": "falcon", "alibi": True}, "alibi is not supported for falcon"),
         ({"model_type": "stablelm", "partial_rotary_factor": 0.1}, "1 elements of a head cannot be turned in pairs"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0]}},
             "long_factor has 1 numbers, and not 8",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn"}, "original_max_position_embeddings": -1},
+            "original_max_position_embeddings is -1, not a positive number",
         ),
         (
             {"rope_scaling": {"type": "yarn"}, "rope_theta": 1},

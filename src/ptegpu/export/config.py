@@ -174,6 +174,8 @@ def _config(folder: Path, keys: Keys) -> Config:
     fields = keys.found
     if fields["heads"] % fields["kv_heads"]:
         raise keys.error(f"{fields['heads']} attention heads cannot share {fields['kv_heads']} key-value heads")
+    if fields["head_dim"] < 1:
+        raise keys.error(f"{fields['dim']} elements are too few for {fields['heads']} heads")
     if fields["activation"] not in ACTIVATIONS:
         supported = f"supported are {', '.join(ACTIVATIONS)}"
         raise keys.error(f"hidden_act {fields['activation']!r} is not supported; {supported}")
@@ -245,7 +247,7 @@ def _rope(keys: Keys, family: Family, kind: str) -> Rope:
     if name == "dynamic":
         original = positions
     elif name in ("llama3", "yarn", "longrope"):
-        original = int(keys.get(ORIGINAL) or number(ORIGINAL, positions))
+        original = max(1, int(keys.positive(ORIGINAL, keys.get(ORIGINAL, number(ORIGINAL, positions)))))
     factor = number("factor", positions / original if name in ("yarn", "longrope") else 1.0)
     if name in ("dynamic", "yarn") and (dim <= 2 or theta <= 1 or factor < 1):
         raise keys.error(f"rope_type {given!r} needs a factor and a rope_theta above 1, and more than 2 elements")
