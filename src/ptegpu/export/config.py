@@ -19,6 +19,7 @@ from ..files import read_object
 from .families import FAMILIES, LLAMA, SLIDING, Family
 from .keys import Keys
 
+SEEING = ("smolvlm", "idefics3")  # see vision.py
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new")
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 ORIGINAL = "original_max_position_embeddings"
@@ -141,17 +142,25 @@ def read_config(folder: Path) -> Config:
         raise _no_folder(folder.as_posix())
     path = folder / "config.json"
     try:
-        return _config(folder, Keys(path, _read_json(path)))
+        return _config(folder, Keys(path, text_config(_read_json(path))))
     except PtegpuError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
         raise ExportError(f"{path} cannot be understood: {e}") from None
 
 
+def text_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the language model in one that sees; any other as it is."""
+    if given.get("model_type") not in SEEING:
+        return given
+    inner = given.get("text_config") or {}
+    return {"model_type": "llama", **inner, "tie_word_embeddings": given.get("tie_word_embeddings", False)}
+
+
 def _config(folder: Path, keys: Keys) -> Config:
     name = keys.get("model_type")
     if name not in FAMILIES:
-        raise keys.error(f"model_type {name!r} is not supported; supported are {', '.join(FAMILIES)}")
+        raise keys.error(f"model_type {name!r} is not supported; supported are {', '.join((*FAMILIES, *SEEING))}")
     if keys.get("use_bidirectional_attention"):
         raise keys.error("use_bidirectional_attention is not supported: text is made from left to right")
     if keys.get("quantization_config"):

@@ -263,7 +263,10 @@ class Decoder(nn.Module):
     def _window(self, layer: Layer) -> int | None:
         return layer.window if layer.window is not None and layer.window < self.context else None
 
-    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, position: Tensor, kept: Tensor | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """`rows` (1, S, dim) stand in place of tokens for which `kept` (1, S, 1) is 0; where it is 1, they are 0."""
         length, start = tokens.shape[1], position[0].item()
         if torch.compiler.is_exporting():
             torch._check(start >= 0)
@@ -272,6 +275,8 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
+        if kept is not None and rows is not None:
+            x = x * kept + rows
         if self.embed_positions is not None:
             x = x + self.embed_positions(start, length)
         for block, rotary, window in zip(self.layers, self.rotary_of, self.window_of):
