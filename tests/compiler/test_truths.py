@@ -27,7 +27,8 @@ def call(op: str, *args: Operand, out: Var) -> Call:
 
 
 def operators(code: list[Instruction], *outputs: Var) -> list[str]:
-    linear = Linear("forward", [], list(outputs), code)
+    given = {v for i in code if isinstance(i, Call) for v in i.args if isinstance(v, Var) and v.kind == "input"}
+    linear = Linear("forward", list(given), list(outputs), code)
     ask_factors(linear)
     return [i.op for i in linear.code if isinstance(i, Call)]
 

@@ -51,6 +51,7 @@ class _Tables:
     def __init__(self) -> None:
         self.dims: dict[Var, Dims] = {}
         self.makers: dict[Var, Call] = {}
+        self.places: dict[Var, int] = {}  # of the makers, in the code
         self.calls: dict[Call, None] = {}  # whose results have live sizes
         self.scalars: dict[Hashable, Var] = {}  # the first of those that are computed the same way, of each
         self.most: dict[Var, int] = {}  # of scalars that are sizes
@@ -58,7 +59,7 @@ class _Tables:
 
     def add(self, call: Call, known: Known) -> None:
         out = call.outs[0]
-        self.makers[out] = call
+        self.makers[out], self.places[out] = call, len(self.places)
         if out.dtype is None:
             if isinstance(same := self.same(copied(call)), Var):
                 self.scalars[out] = same
@@ -103,26 +104,35 @@ class _Tables:
         table = Var(f"{out.name}.table", out.dtype, out.sizes, kind="constant", data=value, narrowed=out.narrowed)
         return first(table, self.dims[out], out, call.where)
 
-    def _value(self, operand: Operand) -> Any:
+    def _value(self, out: Var) -> np.ndarray | None:
         """At the largest sizes; None if that is too much to compute."""
+        needed: set[Var] = set()
+        waiting = [out]
+        while waiting:
+            v = waiting.pop()
+            if v in self.dims and v not in self.values and v not in needed:
+                needed.add(v)
+                waiting += variables(self.makers[v].args)
+        for v in sorted(needed, key=self.places.__getitem__):
+            self.values[v] = self._computed(self.makers[v])
+        return self.values[out]
+
+    def _computed(self, call: Call) -> np.ndarray | None:
+        (out,) = call.outs
+        assert out.dtype is not None
+        missing = any(self._known(v) is None for v in variables(call.args))
+        if missing or not may_fold(math.prod(out.sizes) * out.dtype.size):
+            return None
+        (found,) = run(call, [self._known(a) for a in call.args])
+        return found if found.shape == out.sizes else None
+
+    def _known(self, operand: Operand) -> Any:
+        """What an argument is at the largest sizes; None if that was not computed."""
         if isinstance(operand, tuple):
-            return [self._value(o) for o in operand]
+            return [self._known(o) for o in operand]
         if not isinstance(operand, Var):
             return operand
         if operand.kind == "constant" and operand.data is not None:
             return seen(operand.data, operand)
-        same = self.same(operand)
-        if same in self.most:
-            return self.most[same]
-        if operand not in self.values:
-            self.values[operand] = self._computed(operand)
-        return self.values[operand]
-
-    def _computed(self, out: Var) -> np.ndarray | None:
-        call = self.makers[out]
-        args = [self._value(a) for a in call.args]
-        missing = any(self._value(v) is None for v in variables(call.args))
-        if missing or out.dtype is None or not may_fold(math.prod(out.sizes) * out.dtype.size):
-            return None
-        (found,) = run(call, args)
-        return found if found.shape == out.sizes else None
+        size = self.most.get(self.scalars.get(operand, operand))
+        return self.values.get(operand) if size is None else size

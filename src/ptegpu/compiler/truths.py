@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..graph.linear import Call, Linear, Var
+from ..graph.linear import Call, Instruction, Linear, Var
 from ..ops import REGISTRY
 from ..ops.truth import asks, both, factors
 from .order import replace, writes
@@ -17,25 +17,25 @@ from .order import replace, writes
 def ask_factors(linear: Linear) -> None:
     """Replace what asks a product of given values whether it is 0, in place."""
     written = Counter(v for i in linear.code for v in writes(i))
-    makers = {c.outs[0]: c for c in linear.code if isinstance(c, Call) and len(c.outs) == 1 and written[c.outs[0]] == 1}
-    changed: dict[Call, Call] = {}
-    products: set[Var] = set()
-    for call in makers.values():
-        product = asks(call)
-        found = factors(makers[product]) if product in makers and product.kind == "temp" else None
-        if product is not None and found is not None and all(_given(v, makers, written) for v in found):
-            changed[call] = both(*found, like=call)
-            products.add(product)
-    if changed:
-        replace(linear, [[changed.get(i, i) if isinstance(i, Call) else i] for i in linear.code], products)
+    given = {v for v in linear.inputs if isinstance(v, Var) and _whole(v) and not written[v]}  # and what is moved of it
+    products: dict[Var, tuple[Var, Var]] = {}
+    code: list[list[Instruction]] = []
+    asked: set[Var] = set()
+    for i in linear.code:
+        code.append([i])
+        if not isinstance(i, Call) or len(i.outs) != 1 or written[i.outs[0]] != 1 or i.outs[0].kind != "temp":
+            continue
+        source, out, found = i.args[0] if i.args else None, i.outs[0], factors(i)
+        if found is not None and given.issuperset(found):
+            products[out] = found
+        elif source in given and i.op in REGISTRY and REGISTRY[i.op].moves and _whole(out):
+            given.add(out)
+        elif (product := asks(i)) in products:
+            code[-1] = [both(*products[product], like=i)]
+            asked.add(product)
+    if asked:
+        replace(linear, code, asked)
 
 
-def _given(v: Var, makers: dict[Var, Call], written: Counter[Var]) -> bool:
-    """Whether its elements are ints of an input."""
-    while v in makers and v.dtype is not None and not v.dtype.is_float:
-        call = makers[v]
-        source = call.args[0] if call.args else None
-        if call.op not in REGISTRY or not REGISTRY[call.op].moves or not isinstance(source, Var):
-            return False
-        v = source
-    return v.kind == "input" and not written[v] and v.dtype is not None and not v.dtype.is_float
+def _whole(v: Var) -> bool:
+    return v.dtype is not None and not v.dtype.is_float

@@ -1,0 +1,35 @@
+"""Every architecture of docs/models.md: exported, run at two sizes, compared with PyTorch; and the page itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.architectures import ARCHITECTURES, QUICK, TOLERANCE, Architecture, figures, run
+from tools import models
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def _line(a: Architecture) -> Any:
+    return pytest.param(a, id=a.name.replace(" ", "-"), marks=() if a.name in QUICK else pytest.mark.heavy)
+
+
+@pytest.mark.parametrize("architecture", [_line(a) for a in ARCHITECTURES])
+def test_it_gives_what_pytorch_gives(architecture: Architecture) -> None:
+    found, known = run(architecture), figures()[architecture.name]
+    assert found.error < TOLERANCE
+    assert {**known, "error": 0} == {**models.entry(found), "error": 0}
+
+
+def test_the_page_is_current() -> None:
+    assert [a.name for a in ARCHITECTURES] == list(figures()), "run: python -m tools.models --measure"
+    assert models.page() == PAGE.read_text("utf-8"), "run: python -m tools.models > docs/models.md"
+
+
+def test_what_needs_the_host_or_many_plans_says_why() -> None:
+    found = figures()
+    needs = {a.name for a in ARCHITECTURES if found[a.name]["host"] or found[a.name]["plans"] > 2}
+    assert needs == {a.name for a in ARCHITECTURES if a.why}
+    assert all(f["error"] < TOLERANCE for f in found.values())
