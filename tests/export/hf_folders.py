@@ -129,7 +129,7 @@ MODELS: dict[str, Any] = {
                 neck_hidden_sizes=[8, 8, 16, 16],
                 fusion_hidden_size=16,
                 head_hidden_size=8,
-                initializer_range=0.3,
+                initializer_range=0.1,
             )
         ),
         t.DPTImageProcessor(size={"height": 56, "width": 56}),

@@ -61,7 +61,7 @@ def llm(
     check: Annotated[bool, typer.Option(help="Compare a few tokens with eager PyTorch.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Export a language model of the Llama, Qwen or Gemma family, with its tokenizer beside it."""
+    """Export a language model (Llama, Mistral, Qwen, Gemma, Phi, Falcon, GPT-2, …), with its tokenizer beside it."""
     check_writable(output)
     with progress("Starting PyTorch"):
         from ..export import Options, export_llm

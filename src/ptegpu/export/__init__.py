@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .backend import cache_patterns, quiet
 from .compiled import CompiledModule
+from .dynamo import EagerFallback, torch_backend
 from .hf import ExportedTask, export_hf, is_decoder
 from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
@@ -15,6 +16,7 @@ __all__ = [
     "Bounds",
     "Check",
     "CompiledModule",
+    "EagerFallback",
     "Exported",
     "ExportedModel",
     "ExportedSpeech",
@@ -34,6 +36,7 @@ __all__ = [
     "load_decoder",
     "lower",
     "quiet",
+    "torch_backend",
     "trace",
     "wrapped",
 ]

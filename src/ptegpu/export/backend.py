@@ -10,7 +10,8 @@ import functools
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..errors import ExportError
 
@@ -87,7 +88,21 @@ def cache_patterns() -> None:
     """The exporter traces its rotary patterns anew for every lowering; once is enough, and gives the same bytes."""
     for entry in pattern_registry.fusable_patterns.values():
         if entry.get_graphs_fn is not None:
-            entry.get_graphs_fn = functools.lru_cache(maxsize=1)(entry.get_graphs_fn)
+            entry.get_graphs_fn = functools.lru_cache(maxsize=1)(_without_reset(entry.get_graphs_fn))
+
+
+def _without_reset(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Tracing strictly, PyTorch forgets all that `torch.compile` has compiled so far; there is no need to."""
+
+    def call() -> Any:
+        reset = torch._dynamo.reset
+        torch._dynamo.reset = lambda: None
+        try:
+            return function()
+        finally:
+            torch._dynamo.reset = reset
+
+    return call
 
 
 @functools.lru_cache(maxsize=1)

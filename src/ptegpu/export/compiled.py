@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_
 
 import ptegpu
 
-from ..errors import ExportError, InvalidInput
+from ..errors import ExportError, InvalidInput, ShapeError
 from ..runtime.program import Program
 from ..runtime.signature import Spec
 from .backend import torch
@@ -137,6 +137,14 @@ class CompiledModule:
             for name, leaf in zip(self._names, leaves):
                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                     raise InvalidInput(f"{name} requires a gradient, which ptegpu does not give: use torch.no_grad()")
+
+    def takes(self, shapes: Sequence[Any]) -> bool:
+        """Whether inputs may have these shapes."""
+        try:
+            self.form.shapes.check(shapes, self._names)
+        except ShapeError:
+            return False
+        return True
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
         """All outputs, inputs that are written first, for the inputs one by one."""

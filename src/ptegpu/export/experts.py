@@ -7,13 +7,13 @@ partitioner, which then takes them into its partitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .backend import OpFeatures, ops, torch, utils, vulkan_supported_ops
-from .layers import GroupedWeight
+from .layers import GroupedWeight, quantize_rows
 
 _LIBRARY = torch.library.Library("ptegpu", "FRAGMENT")
 _LINEARS = {
@@ -88,12 +88,12 @@ class Experts(nn.Module):
 class ByteExperts(nn.Module):
     """Weights in 8 bits with a scale for each row."""
 
-    def __init__(self, count: int, weight: Tensor) -> None:
+    def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()
-        self.count = count
-        scales = weight.abs().amax(1).clamp_min(1e-12) / 127
-        self.register_buffer("values", (weight / scales.unsqueeze(1)).round().to(torch.int8))
-        self.register_buffer("scales", scales)
+        values, scales = zip(*(quantize_rows(weight) for weight in weights))
+        self.count = len(values)
+        self.register_buffer("values", torch.cat(values))
+        self.register_buffer("scales", torch.cat(scales))
 
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
@@ -105,10 +105,12 @@ class ByteExperts(nn.Module):
 class GroupedExperts(nn.Module):
     """Weights in 4 bits."""
 
-    def __init__(self, count: int, weight: Tensor, size: int) -> None:
+    def __init__(self, weights: Iterable[Tensor], size: int) -> None:
         super().__init__()
-        self.count = count
-        self.weight = GroupedWeight(weight, size)
+        each = [GroupedWeight(weight, size) for weight in weights]
+        self.count = len(each)
+        packed, scales = torch.cat([w.packed for w in each]), torch.cat([w.scales for w in each], dim=1)
+        self.weight = GroupedWeight.of(packed, scales, size)
 
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
         w = self.weight

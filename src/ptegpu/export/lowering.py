@@ -59,6 +59,7 @@ class Lowered:
     outside: tuple[Outside, ...] = ()
     bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
     written: tuple[int, ...] = ()  # which inputs of `forward` the program writes: its first outputs, in this order
+    kept: tuple[str, ...] = ()  # buffers that it writes
 
 
 def trace(
@@ -68,7 +69,7 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
-    with quiet(), redirect_stderr(io.StringIO()):  # where it prints the graph it had so far
+    with quiet(), redirect_stderr(io.StringIO()), _attention_in_parts():  # the second: the graph it had so far
         try:
             with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
                 module.eval()
@@ -77,6 +78,17 @@ def trace(
             raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
+
+
+@contextmanager
+def _attention_in_parts() -> Iterator[None]:
+    """Without the operators that compute a whole layer, which `nn.TransformerEncoder` takes where gradients are off."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def ranges(program: ExportedProgram) -> list[list[tuple[int, int]]]:
@@ -131,16 +143,14 @@ def lower(
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,
             )
-            written = _written(edge.exported_program("forward"))
+            signature = edge.exported_program("forward").graph_signature
+            inputs = signature.user_inputs
+            written = tuple(inputs.index(name) for name in signature.user_inputs_to_mutate.values())
+            kept = tuple(signature.buffers_to_mutate.values())
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    return replace(_account(data, reasons if delegate else {}), written=written)
-
-
-def _written(program: ExportedProgram) -> tuple[int, ...]:
-    signature = program.graph_signature
-    return tuple(signature.user_inputs.index(name) for name in signature.user_inputs_to_mutate.values())
+    return replace(_account(data, reasons if delegate else {}), written=written, kept=kept)
 
 
 def _settle_attention(program: ExportedProgram) -> None:

@@ -75,7 +75,7 @@ def _crop(x: np.ndarray, height: int, width: int) -> np.ndarray:
         extra = wanted - x.shape[axis]
         if extra > 0:
             around = [(0, 0)] * 3
-            around[axis] = extra // 2, extra - extra // 2
+            around[axis] = extra - extra // 2, extra // 2
             x = np.pad(x, around)
         elif extra < 0:
             first = -extra // 2
