@@ -1,10 +1,11 @@
-"""Files that are written whole or not at all; files of others, which may be anything, read with care."""
+"""Files that are written whole or not at all; files of others, which may be anything, read with care; the cache."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,18 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
 def _is_special(target: Path) -> bool:
     """A device or a pipe, such as /dev/null."""
     return target.exists() and not target.is_file()
+
+
+def cache_folder() -> Path | None:
+    """Where things are kept from one process to the next; None: nowhere."""
+    given = os.environ.get("PTEGPU_CACHE")
+    if given:
+        return None if given == "off" else Path(given)
+    try:
+        home = Path.home()
+    except RuntimeError:  # there is none
+        return None
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData/Local") / "ptegpu/cache"
+    usual = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "ptegpu"

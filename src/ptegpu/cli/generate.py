@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 CANCELLED = 130  # the exit code, as shells have it for Ctrl-C
 
-Model = Annotated[Path, typer.Argument(help="The language model, a .pte file or a bundle.", show_default=False)]
+Model = Annotated[
+    Path, typer.Argument(help="The language model: a .pte file, a bundle or a checkpoint folder.", show_default=False)
+]
 MaxTokens = Annotated[int, typer.Option(help="The most tokens to generate.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more varied.", min=0)]
 TopK = Annotated[int, typer.Option(help="Choose only among the K likeliest tokens; 0 means all.", min=0)]

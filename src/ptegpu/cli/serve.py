@@ -14,6 +14,7 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
+from ..folders import program_of
 from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
 from .options import AsJson, CacheType, LimitNames, Precision
@@ -30,7 +31,7 @@ def serve(
     models: Annotated[
         list[Path],
         typer.Argument(
-            help="Language models or encoders, .pte files or bundles; or demo: the model that ptegpu brings along.",
+            help="Language models or encoders: .pte files, bundles or checkpoint folders; or demo, the bundled one.",
             metavar="MODEL...",
             show_default=False,
         ),
@@ -97,6 +98,8 @@ def serve(
         raise InvalidInput(f"{host} can be reached by others: give API keys with --keys, or say --open")
     for path in models:
         os.stat(path)  # before anything is loaded
+    with bars() as told:
+        models = [program_of(path, told) for path in models]
     limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
     many = {"sequences": sequences, "memory": None if memory is None else int(memory * 2**30)}
     how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache}

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import sys
 from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
@@ -45,22 +43,8 @@ def keep(info: AdapterInfo, found: DeviceClass) -> None:
 
 def place(info: AdapterInfo) -> Path | None:
     """The file of an adapter; None where nothing is to be kept."""
-    folder = _folder()
+    folder = files.cache_folder()
     return folder and folder / f"adapter-{sha256(json.dumps(_key(info)).encode()).hexdigest()[:16]}.json"
-
-
-def _folder() -> Path | None:
-    given = os.environ.get("PTEGPU_CACHE")
-    if given:
-        return None if given == "off" else Path(given)
-    try:
-        home = Path.home()
-    except RuntimeError:  # there is none
-        return None
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData/Local") / "ptegpu/cache"
-    usual = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
-    return Path(os.environ.get("XDG_CACHE_HOME") or usual) / "ptegpu"
 
 
 def _key(info: AdapterInfo) -> list[str | int]:

@@ -19,6 +19,7 @@ import numpy as np
 import ptegpu
 
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
+from ..folders import program_of
 from ..format import read_program
 from ..gpu.pipelines import Progress, silent
 from ..gpu.threads import Lock
@@ -51,6 +52,7 @@ NO_TARGETS = np.zeros((1, 0), np.int32)
 class LanguageModel(Prompts):
     """A language model on a GPU. Close it, or use it as a context manager.
 
+    `path` may be a checkpoint folder, too: it is exported once, as `ptegpu export llm` does, and kept in the cache.
     `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
     (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
     `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision`,
@@ -73,6 +75,7 @@ class LanguageModel(Prompts):
     ) -> None:
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
         how["limits"] = limits
+        path = program_of(path, progress)
         saved = Bundle.load(path) if is_bundle(path) else None
         super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
         if chunk is not None and chunk < 1:

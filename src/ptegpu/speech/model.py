@@ -17,6 +17,7 @@ import numpy as np
 import ptegpu
 
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
+from ..folders import program_of
 from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format import Tensor, read_program
@@ -29,7 +30,6 @@ from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
 from ..tasks.wave import read_wave, resample
 from .facts import METHOD, Facts
-from .folder import exported, is_checkpoint
 from .rules import Piece, Rules, cut, log_softmax
 from .transcript import Segment, Transcript
 
@@ -123,9 +123,7 @@ class SpeechModel:
         limits: Limits | None = None,
         progress: Progress = silent,
     ) -> None:
-        if is_checkpoint(path):
-            tokenizer = path if tokenizer is None else tokenizer
-            path = exported(Path(path), progress)
+        path = program_of(path, progress)
         saved = Bundle.load(path) if is_bundle(path) else None
         self.facts = read_facts(saved.file if saved else read_program(path))
         self.tokenizer = find_tokenizer(Path(path), tokenizer)

@@ -12,6 +12,8 @@ import numpy as np
 
 from ..compiler.program import read_source
 from ..errors import InvalidInput, UnsupportedProgram
+from ..folders import program_of
+from ..gpu.pipelines import silent
 from ..llm.text import Tokenizer, find_tokenizer
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
@@ -251,10 +253,11 @@ def pipeline(
     tokenizer: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Pipeline:
-    """The program of a file that `ptegpu export hf` made, ready for texts, pictures or sounds.
+    """The program of a file that `ptegpu export hf` made, or of a checkpoint folder: for texts, pictures or sounds.
 
     `tokenizer` is a file or a folder, if it is not beside the program; `options` are those of `ptegpu.load`.
     """
+    path = program_of(path, options.get("progress") or silent)
     source: Any = Bundle.load(path) if is_bundle(Path(path)) else Path(path)
     file = source.file if isinstance(source, Bundle) else read_source(source)
     facts = read_facts(file)

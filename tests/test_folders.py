@@ -1,0 +1,74 @@
+"""Checkpoint folders where a program is wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ptegpu.export
+from ptegpu.errors import ExportError, InvalidInput
+from ptegpu.folders import program_of
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+BERT = {"model_type": "bert", "architectures": ["BertModel"]}
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """What was exported, and where to."""
+    found: list[tuple[str, Path]] = []
+    for name in ("export_speech", "export_llm", "export_hf"):
+
+        def export(folder: Path, target: Path, name: str = name, **_: Any) -> None:
+            found.append((name, target))
+            target.write_bytes(b"")
+            target.with_suffix(".tokenizer.json").write_bytes(b"")
+
+        monkeypatch.setattr(ptegpu.export, name, export)
+    monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "a" / "cache"))
+    return found
+
+
+def write(folder: Path, config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_by_what_it_holds(made: list[tuple[str, Path]], tmp_path: Path) -> None:
+    for config in ({"model_type": "whisper"}, LLAMA, BERT):
+        folder = write(tmp_path / str(config["model_type"]), config)
+        assert program_of(folder) == made[-1][1]
+    assert ["export_speech", "export_llm", "export_hf"] == [name for name, _ in made]
+
+
+def test_it_is_exported_once_until_it_changes(made: list[tuple[str, Path]], tmp_path: Path) -> None:
+    one, other = write(tmp_path / "one", LLAMA), write(tmp_path / "other", LLAMA)
+    first, kept = program_of(one), program_of(other)
+    assert first == program_of(str(one)) != kept
+    write(one, LLAMA | {"vocab_size": 7})
+    second = program_of(one)
+    assert [first, kept, second] == [target for _, target in made] and 3 == len({first, kept, second})
+    left = sorted(p.name for p in second.parent.iterdir())
+    assert sorted(f"{p.stem}{end}" for p in (kept, second) for end in (".pte", ".tokenizer.json")) == left
+
+
+def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    for given in (b"bytes", tmp_path, "model.pte", None):
+        assert given == program_of(given)
+
+
+def test_where_nothing_can_be_kept(made: list[tuple[str, Path]], tmp_path: Path, monkeypatch: Any) -> None:
+    folder = write(tmp_path / "one", LLAMA)
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "file"))
+    with pytest.raises(
+        ExportError, match=r"file cannot be written \(File exists\): set PTEGPU_CACHE to another folder"
+    ):
+        program_of(folder)
+    monkeypatch.setenv("PTEGPU_CACHE", "off")
+    with pytest.raises(InvalidInput, match="one is a folder, and PTEGPU_CACHE=off: export it to a file first"):
+        program_of(folder)
