@@ -13,6 +13,7 @@ from ptegpu.errors import ExportError, InvalidInput
 from ptegpu.folders import program_of
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+SMOLVLM = {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGeneration"]}
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 
 
@@ -39,10 +40,10 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def test_by_what_it_holds(made: list[tuple[str, Path]], tmp_path: Path) -> None:
-    for config in ({"model_type": "whisper"}, LLAMA, BERT):
+    for config in ({"model_type": "whisper"}, LLAMA, SMOLVLM, BERT):
         folder = write(tmp_path / str(config["model_type"]), config)
         assert program_of(folder) == made[-1][1]
-    assert ["export_speech", "export_llm", "export_hf"] == [name for name, _ in made]
+    assert ["export_speech", "export_llm", "export_llm", "export_hf"] == [name for name, _ in made]
 
 
 def test_it_is_exported_once_until_it_changes(made: list[tuple[str, Path]], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from tests.export.checkpoints import LLAMA3, config
 
 from ptegpu.errors import ExportError
-from ptegpu.export.config import Config, Rope, read_config
+from ptegpu.export.config import SEEING, Config, Rope, read_config
 from ptegpu.export.families import FAMILIES
 
 
@@ -82,7 +82,7 @@ def test_special_tokens(generation: dict[str, Any] | None, expected: tuple[int, 
     assert expected == (found.bos, found.eos)
 
 
-NAMES = ", ".join(FAMILIES)
+NAMES = ", ".join((*FAMILIES, *SEEING))
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,13 @@ def expected(
 
 
 def logits_of(model: LanguageModel, tokens: list[int]) -> np.ndarray:
-    """From the program alone, in two calls."""
+    """From the program alone, in calls of 9."""
     import ptegpu
 
     assert model.pictures is not None
     with ptegpu.load(model.program.file.path or "", methods=["forward"]) as program:
-        for first, last in ((0, 9), (9, len(tokens))):
-            ids, *rows = model.pictures.arguments(np.array([tokens[first:last]]))
+        for first in range(0, len(tokens), 9):
+            ids, *rows = model.pictures.arguments(np.array([tokens[first : first + 9]]))
             found = program(ids, np.array([first]), *rows)
     return np.asarray(found)[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,12 @@ import torch
 from tests.cases import close
 from tests.speech import tiny
 
-from ptegpu.errors import InvalidInput
+from ptegpu.errors import InvalidInput, UnsupportedProgram
+from ptegpu.export import export_speech
+from ptegpu.format import read_program
 from ptegpu.speech import SpeechModel, Transcript
+from ptegpu.speech.facts import Facts
+from ptegpu.speech.model import read_facts
 
 LONG = {"truncation": False, "padding": "longest"}
 
@@ -115,6 +120,25 @@ def test_silence(reference: Any, model: SpeechModel) -> None:
     assert 0 < len(found.segments) < len(plain.segments)
 
 
+@pytest.mark.heavy
+def test_the_shape_of_whisper_tiny(tmp_path: Path) -> None:
+    """As many parameters, and windows of 30 s: short sound, and two windows."""
+    wide = {"d_model": 384, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}
+    heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6, "encoder_layers": 4, "decoder_layers": 4}
+    reference = tiny.model(
+        1, 0.3, vocab_size=51865, max_source_positions=1500, max_target_positions=48, **wide, **heads
+    )
+    made = export_speech(tiny.save(reference, tmp_path), tmp_path / "whisper.pte")
+    assert 37_000_000 < made.parameters < 38_000_000
+    with SpeechModel(tmp_path / "whisper.pte") as model:
+        for seconds in (4.0, 33.0):
+            samples, more = tiny.sound(seconds), {} if seconds < 30 else LONG
+            mel = tiny.extractor(30)(samples, sampling_rate=16000, return_tensors="pt", **more).input_features
+            assert np.abs(model.log_mel(samples) - mel[0].numpy()).max() < 1e-3
+            expected = theirs(reference, mel, task="transcribe", return_timestamps=True)
+            assert expected == segments(model.transcribe(samples, timestamps=True, no_speech=None))
+
+
 def test_what_is_refused(model: SpeechModel) -> None:
     samples = tiny.sound(0.5)
     with pytest.raises(InvalidInput, match="language 'xx' is unknown; the model knows de, en"):
@@ -125,3 +149,12 @@ def test_what_is_refused(model: SpeechModel) -> None:
         model.transcribe(np.zeros(3, np.int16))
     with pytest.raises(InvalidInput, match="sound of more than 1 seconds needs timestamps"):
         model.transcribe(tiny.sound(2), timestamps=False)
+
+
+def test_facts_and_methods_agree(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = read_program(exported.files[0])
+    assert exported.facts == read_facts(file)
+    wrong = replace(exported.facts, frames=exported.facts.frames + 2)
+    monkeypatch.setattr(Facts, "from_json", lambda text, name: wrong)
+    with pytest.raises(UnsupportedProgram, match=r"log_mel takes \[\(1, 16320\)\] and not \[\(1, 16640\)\]"):
+        read_facts(file)

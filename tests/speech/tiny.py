@@ -19,25 +19,22 @@ VOCAB = 70 + FRAMES // 2 + 1
 LARGER = {"embed_tokens": 10, "embed_positions": 40}
 
 
-def model(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneration:
+def model(seed: int = 0, larger: float = 1.0, **changes: Any) -> WhisperForConditionalGeneration:
     """Weights so large that the choice of tokens depends on sound, text and place."""
-    config = WhisperConfig(
-        vocab_size=VOCAB,
-        d_model=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
-        max_source_positions=FRAMES // 2,
-        max_target_positions=40,
-        bos_token_id=END,
-        eos_token_id=END,
-        pad_token_id=END,
-        decoder_start_token_id=START,
-        **changes,
-    )
+    shape = {
+        "vocab_size": VOCAB,
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 128,
+        "max_source_positions": FRAMES // 2,
+        "max_target_positions": 40,
+    }
+    ends = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END, "decoder_start_token_id": START}
+    config = WhisperConfig(**shape | ends | changes)
     torch.manual_seed(seed)
     made = WhisperForConditionalGeneration(config).eval()
     with torch.no_grad():
@@ -45,13 +42,13 @@ def model(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneration:
             last = name.split(".")[-2]
             decodes = name.startswith("model.decoder")
             if parameter.dim() > 1:
-                parameter.mul_(LARGER.get(last, 10) * (5 if decodes and last in ("out_proj", "fc2") else 1))
+                parameter.mul_(larger * LARGER.get(last, 10) * (5 if decodes and last in ("out_proj", "fc2") else 1))
     made.generation_config = GenerationConfig(
         bos_token_id=END,
         eos_token_id=END,
         pad_token_id=END,
         decoder_start_token_id=START,
-        max_length=40,
+        max_length=config.max_target_positions,
         no_timestamps_token_id=NO_TIMESTAMPS,
         max_initial_timestamp_index=20,
         is_multilingual=True,
@@ -64,13 +61,13 @@ def model(seed: int = 0, **changes: Any) -> WhisperForConditionalGeneration:
     return made
 
 
-def extractor() -> WhisperFeatureExtractor:
-    return WhisperFeatureExtractor(chunk_length=1)
+def extractor(seconds: int = 1) -> WhisperFeatureExtractor:
+    return WhisperFeatureExtractor(chunk_length=seconds)
 
 
 def save(made: WhisperForConditionalGeneration, folder: Path) -> Path:
     made.save_pretrained(folder)
-    extractor().save_pretrained(folder)
+    extractor(made.config.max_source_positions // 50).save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 

@@ -20,6 +20,7 @@ from ..tasks.facts import METHOD, TASKS, Facts, Task, inputs_of
 from .backend import quiet, torch
 from .causes import root_cause
 from .checkpoint import Progress, Store
+from .config import SEEING
 from .hf_facts import LOCAL, Processing, read_processing
 from .hf_models import AUTO, RATE, Bounds, kind_of, task_of, wrapped
 from .hf_sentences import finish_of, is_sentence_model, transformer_folder
@@ -44,7 +45,8 @@ class ExportedTask:
 
 def is_decoder(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a language model, which `export_llm` is for."""
-    return _architecture(read_object(Path(folder) / "config.json", ExportError)).endswith(DECODERS)
+    settings = read_object(Path(folder) / "config.json", ExportError)
+    return _architecture(settings).endswith(DECODERS) or settings.get("model_type") in SEEING
 
 
 def export_hf(

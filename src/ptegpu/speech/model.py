@@ -7,7 +7,7 @@ of each token is made on the host, by `rules`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,9 @@ import ptegpu
 
 from ..errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ..folders import program_of
+from ..format import Method as FileMethod
 from ..format import Program as File
-from ..format import read_program
+from ..format import Tensor, read_program
 from ..gpu.pipelines import Progress, silent
 from ..gpu.threads import Lock
 from ..limits import Limits
@@ -52,7 +53,31 @@ def read_facts(file: File) -> Facts:
             f"{name} is no program for speech: it has no method {missing[0]!r}; make one with `ptegpu export speech`"
         )
     (text,) = [found[METHOD].values[k] for k in found[METHOD].outputs] or [None]
-    return Facts.from_json(text if isinstance(text, str) else "", name)
+    facts = Facts.from_json(text if isinstance(text, str) else "", name)
+    _check_shapes(found, facts, name)
+    return facts
+
+
+def _check_shapes(methods: Mapping[str, FileMethod], f: Facts, name: str) -> None:
+    """That the methods take and give what the facts say."""
+
+    def shapes(method: str, given: bool) -> list[tuple[int, ...]]:
+        m = methods[method]
+        values = [m.values[k] for k in (m.inputs if given else m.outputs)]
+        return [v.sizes if isinstance(v, Tensor) else () for v in values]
+
+    heard = shapes("encode", False)
+    wanted = {
+        ("log_mel", True): [(1, (f.frames + 2) * f.hop)],
+        ("log_mel", False): [(f.frames, f.mels)],
+        ("encode", True): [(1, f.mels, f.frames)],
+        ("forward", True): [(1, f.context), (1,), *heard],
+        ("forward", False): [(1, f.vocab)],
+    }
+    for (method, given), expected in wanted.items():
+        if shapes(method, given) != expected:
+            what = "takes" if given else "gives"
+            raise UnsupportedProgram(f"{name}: {method} {what} {shapes(method, given)} and not {expected}")
 
 
 @dataclass(slots=True)
