@@ -3,9 +3,8 @@
     python examples/semantic_search.py --model MiniLM "how do birds find their way" "a cheap dinner"
     python examples/semantic_search.py --corpus notes.txt --top 5 --json "the meeting about the budget"
 
-The folder of the model holds `config.json`, `model.safetensors` and `tokenizer.json` of all-MiniLM-L6-v2, or of any
-other BERT. The first run exports them, which needs torch and ExecuTorch (`pip install "ptegpu[export,llm]"`); with the
-`.pte` there, `tokenizers` is enough.
+The folder is that of all-MiniLM-L6-v2, or of any other text encoder. The first run exports it, which needs PyTorch and
+transformers (`pip install "ptegpu[hf]"`); with the `.pte` there, `pip install "ptegpu[llm]"` is enough.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ import numpy as np
 
 import ptegpu
 
-FILES = ("config.json", "model.safetensors", "tokenizer.json")
 MAX_BATCH, MAX_TOKENS = 16, 256
-TOKENS_STEP = 8  # batches are padded to multiples of it, so that fewer shapes need a plan
 
 CORPUS = (
     "Arctic terns fly from pole to pole every year, steering by the sun and the Earth's magnetic field.",
@@ -89,23 +86,18 @@ class Hit:
 class Searcher:
     """Embeds texts with an exported encoder, and ranks a corpus by likeness to a query."""
 
-    def __init__(self, program: ptegpu.Program, tokenizer: Any) -> None:
-        self.program, self.tokenizer = program, tokenizer
-        self.forward = program.method("forward")
-        self.dispatches = 0  # that the last batch took
+    def __init__(self, pipe: ptegpu.Pipeline) -> None:
+        self.pipe = pipe
+        self.dispatches = 0  # that the last texts took
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Unit vectors, float32 (texts, width). Texts of like length share a batch."""
-        encoded = self.tokenizer.encode_batch(list(texts))
-        order = sorted(range(len(encoded)), key=lambda k: len(encoded[k].ids))
-        vectors: list[Any] = [None] * len(texts)
-        for first in range(0, len(order), MAX_BATCH):
-            batch = order[first : first + MAX_BATCH]
-            before = self.program.device.counters.snapshot()
-            for k, vector in zip(batch, self.forward(*padded([encoded[k].ids for k in batch])), strict=True):
-                vectors[k] = vector
-            self.dispatches = self.program.device.counters.since(before).dispatches
-        return np.stack(vectors)
+        order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
+        counters = self.pipe.program.device.counters
+        before = counters.snapshot()
+        vectors = np.stack(self.pipe([texts[k] for k in order]))
+        self.dispatches = counters.since(before).dispatches
+        return vectors[np.argsort(order)]
 
     def rank(self, query: str, texts: Sequence[str], vectors: np.ndarray, top: int) -> list[Hit]:
         """The `top` texts that mean most nearly what the query means, best first."""
@@ -113,49 +105,13 @@ class Searcher:
         return [Hit(texts[k], float(scores[k])) for k in np.argsort(-scores, kind="stable")[:top]]
 
 
-def padded(texts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids of several texts as the encoder's inputs: tokens and mask, int64 (texts, longest)."""
-    longest = -(-max(map(len, texts)) // TOKENS_STEP) * TOKENS_STEP
-    tokens = np.zeros((len(texts), longest), np.int64)
-    mask = np.zeros_like(tokens)
-    for row, ids in enumerate(texts):
-        tokens[row, : len(ids)] = ids
-        mask[row, : len(ids)] = 1
-    return tokens, mask
-
-
-def checked(folder: Path) -> Path:
-    """A folder that holds the model, as it is."""
-    for name in FILES:
-        if not (folder / name).is_file():
-            raise Missing(f"there is no {folder / name}; put {', '.join(FILES)} of all-MiniLM-L6-v2 into one folder")
-    return folder
-
-
-def load_tokenizer(folder: Path) -> Any:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise Missing('tokenizers is not installed; do: pip install "ptegpu[llm]"') from None
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(MAX_TOKENS)
-    return tokenizer
-
-
 def export_to(path: Path, folder: Path) -> None:
-    """Write MiniLM's `.pte`, whole or not at all."""
-    try:
-        import bert
+    """What `ptegpu export hf FOLDER -o FILE --task sentence-embedding` does."""
+    if not (folder / "config.json").is_file():
+        raise Missing(f"there is no {folder / 'config.json'}; give the folder of all-MiniLM-L6-v2")
+    from ptegpu.export import Bounds, export_hf
 
-        pte = bert.export_encoder(bert.from_checkpoint(folder), MAX_BATCH, MAX_TOKENS)
-    except ImportError as e:
-        raise Missing(
-            f'{e.name} is not installed, and {path} must be made; do: pip install "ptegpu[export,llm]"'
-        ) from e
-    part = path.with_name(f"{path.name}.part")
-    part.write_bytes(pte)
-    part.replace(path)
+    export_hf(folder, path, task="sentence-embedding", bounds=Bounds(MAX_BATCH, MAX_TOKENS))
 
 
 def read_corpus(path: Path | None) -> Sequence[str]:
@@ -172,25 +128,24 @@ def read_corpus(path: Path | None) -> Sequence[str]:
 
 def search(arguments: argparse.Namespace) -> dict[str, Any]:
     """What the command line asks for, as plain data."""
-    texts, folder = read_corpus(arguments.corpus), checked(arguments.model)
-    tokenizer = load_tokenizer(folder)
+    texts = read_corpus(arguments.corpus)
     if not arguments.pte.exists():
         print(f"Exporting MiniLM to {arguments.pte}, once (a minute or so) …", file=sys.stderr, flush=True)
-        export_to(arguments.pte, folder)
-    with ptegpu.load(arguments.pte, device=arguments.device) as program:
-        searcher = Searcher(program, tokenizer)
+        export_to(arguments.pte, arguments.model)
+    with ptegpu.pipeline(arguments.pte, arguments.device) as pipe:
+        searcher = Searcher(pipe)
         start = time.perf_counter()
         vectors = searcher.embed(texts)
         embedded = time.perf_counter()
         hits = {query: searcher.rank(query, texts, vectors, arguments.top) for query in arguments.queries}
         end = time.perf_counter()
         return {
-            "device": program.device.target.name,
+            "device": pipe.program.device.target.name,
             "program": str(arguments.pte),
             "texts": len(texts),
             "ms_per_text": 1e3 * (embedded - start) / len(texts),
             "ms_per_query": 1e3 * (end - embedded) / len(hits),
-            "plans": len(searcher.forward.plans),
+            "plans": len(pipe.program.method("forward").plans),
             "dispatches": searcher.dispatches,
             "queries": [
                 {"query": query, "results": [{"score": hit.score, "text": hit.text} for hit in found]}
@@ -230,6 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = search(given)
     except (Missing, ptegpu.PtegpuError) as e:
         print(f"error: {e}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as e:
+        print(f'error: {e.name} is not installed; do: pip install "ptegpu[hf]"', file=sys.stderr)
         return 1
     if given.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))

@@ -75,7 +75,8 @@ def test_relative_positions_are_one_table_with_a_slice_for_each_size() -> None:
 
 def test_two_scalars_for_the_same_size_are_one() -> None:
     code = Code()
-    both = code.call("aten.add.Tensor", code.arange(code.size(0)), code.arange(code.size(0)), sizes=(MOST,))
+    again = code.call("add", code.size(0), 0, dtype=None)
+    both = code.call("aten.add.Tensor", code.arange(code.size(0)), code.arange(again), sizes=(MOST,))
     assert [] == code.on_host(code.buckets(both))[0]
 
 

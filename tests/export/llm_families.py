@@ -78,6 +78,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         },
         **SANDWICH,
     },
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0],
+        "head_dim": 16,
+    },
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "phi": {"model_type": "phi"},
     "phi3": {"model_type": "phi3", "sliding_window": 7},
     "phi4-longrope": {

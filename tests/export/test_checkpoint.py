@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.export import llm_families
 from tests.export.checkpoints import config, tensors, write
 
 from ptegpu.errors import ExportError
 from ptegpu.export import Options, export_llm, load_decoder
+from ptegpu.export.checkpoint import Source, Store
 from ptegpu.export.layers import ByteLinear, GroupedEmbedding, GroupedLinear
 
 
@@ -62,6 +66,27 @@ def test_columns_that_fill_no_group_stay_in_floats(tmp_path: Path) -> None:
     assert isinstance(decoder.layers[0].mlp.down_proj, GroupedLinear)
     assert {"float": 13, "4 bits in groups of 128": 2} == weights.stored
     assert "embed_tokens stays in floats: its 64 columns are no multiple of 128" == weights.notes[0]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "phi3"])
+def test_one_matrix_at_a_time(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a checkpoint has, and in however many files."""
+    read: list[weakref.ref[torch.Tensor]] = []
+    parts = Store.parts
+
+    def watched(self: Store, source: Source) -> Iterator[torch.Tensor]:
+        for tensor in parts(self, source):
+            assert 1 >= sum(t is not None and t.dim() == 2 for t in (each() for each in read))
+            read.append(weakref.ref(tensor))
+            yield tensor
+
+    monkeypatch.setattr(Store, "parts", watched)
+    llm_families.write(tmp_path, name, max_shard_size="20KB")
+    assert 3 < len(list(tmp_path.glob("*.safetensors")))
+    done: list[tuple[int, int]] = []
+    load_decoder(tmp_path, Options(quantize="4bit"), lambda phase, at, of: done.append((at, of)))
+    assert [(k, len(done)) for k in range(len(done))] == done
+    assert 15 < len(read)
 
 
 DTYPES = "supported are float32, float16, bfloat16"

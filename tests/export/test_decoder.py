@@ -54,6 +54,11 @@ def test_all_families_are_here() -> None:
     assert set(SUPPORTED) == {config(name)["model_type"] for name in FAMILIES}
 
 
+def test_the_page_has_all_families() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+    assert [] == [name for name in SUPPORTED if f"`{name}`" not in page]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_as_transformers(name: str, tmp_path: Path) -> None:
     wanted = expected(write(tmp_path, name), CHUNKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ptegpu.export.experts import ByteExperts, Experts, GroupedExperts, top_experts
 from ptegpu.export.layers import (
     ByteLinear,
     GroupedEmbedding,
@@ -82,3 +83,26 @@ def test_bytes_per_row() -> None:
     layer = ByteLinear(WEIGHT, torch.ones(24))
     error = (layer(X) - torch.nn.functional.linear(X, WEIGHT, torch.ones(24))).abs().max()
     assert 0 < error < 0.2
+
+
+CHOSEN = torch.tensor([[2, 0], [1, 2], [0, 1]], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_experts(each: bool) -> None:
+    """Every row by the weights of its own experts, in floats, 8 and 4 bits."""
+    weights = torch.randn((3, 8, 64), generator=torch.Generator().manual_seed(2))
+    x = torch.randn((3, 2, 64), generator=torch.Generator().manual_seed(3)) if each else X[0]
+    plain = Experts(3, 8, 64)
+    plain.weight = torch.nn.Parameter(weights.flatten(0, 1))
+    expected = torch.stack([torch.stack([weights[e] @ (x[s, a] if each else x[s]) for a, e in enumerate(row)])
+                            for s, row in enumerate(CHOSEN.tolist())])  # fmt: skip
+    torch.testing.assert_close(plain(x, CHOSEN), expected)
+    for rounded, error in ((ByteExperts(weights), 0.2), (GroupedExperts(weights, 32), 2.5)):
+        assert 0 < (rounded(x, CHOSEN) - expected).abs().max() < error
+
+
+def test_the_best_experts() -> None:
+    shares, chosen = top_experts(torch.tensor([[0.1, 0.5, 0.4], [0.7, 0.1, 0.2]]), 2)
+    assert ([[1, 2], [0, 2]], torch.int32) == (chosen.tolist(), chosen.dtype)
+    torch.testing.assert_close(shares, torch.tensor([[0.5, 0.4], [0.7, 0.2]]))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
 from tests.speech import tiny
-from tests.speech.test_wave import wav
+from tests.tasks.test_wave import wav
 
 import ptegpu.export
 from ptegpu.speech import SpeechModel, srt, transcribe, vtt
@@ -44,7 +44,7 @@ def test_errors_are_one_line(invoke: Invoke, exported: Any, sound: Path, tmp_pat
     other.write_bytes(b"ID3" + bytes(40))
     model = ("--model", exported.files[0])
     for command, code, text in (
-        (("transcribe", other, *model), 1, "is not a WAV file that can be read: it does not begin as one; try ffmpeg"),
+        (("transcribe", other, *model), 1, "is no .wav file of plain samples: it does not begin as one; try ffmpeg"),
         (("transcribe", tmp_path / "no.wav", *model), 1, "No such file or directory"),
         (("transcribe", sound, *model, "--language", "xx"), 1, "language 'xx' is unknown; the model knows de, en"),
         (("transcribe", sound, *model, "--srt", "--json"), 2, "give one of --srt, --vtt and --json"),

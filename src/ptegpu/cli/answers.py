@@ -15,7 +15,7 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..tasks import Answer, Facts, Label, Pipeline, Span
-from ..tasks.media import read_wave
+from ..tasks.wave import read_wave
 from .console import bars, dims, duration, note, number, print_json, progress, say, show_table
 from .values import check_folder, summary, values_text
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from ..errors import InvalidInput
 from .console import console, note, print_error
 from .generate import (
+    Images,
     MaxTokens,
     MinP,
     Model,
@@ -31,13 +32,15 @@ from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:
     from ..llm import Conversation
+    from ..llm.pictures import Picture
 
-HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+HELP = "/image FILE shows a picture, /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
 
 
 def chat(
     model: Model,
     system: System = None,
+    image: Images = None,
     max_tokens: MaxTokens = 1024,
     temperature: Temperature = 0.7,
     top_k: TopK = 0,
@@ -66,25 +69,40 @@ def chat(
     loaded, _ = open_model(model, tokenizer, device, engine, precision, cache, limit)
     with loaded:
         conversation = loaded.chat(system, **options)
+        pictures = [loaded.see(path) for path in image or ()]  # for the next message
         _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")
         while (line := _ask()) is not None:
             if line in ("/exit", "/quit"):
                 return
             if line == "/reset":
                 conversation.reset()
+                pictures = []
                 _note("a new conversation")
+            elif line.startswith("/image "):
+                pictures += _seen(conversation, line.removeprefix("/image ").strip())
             elif line.startswith("/"):
                 _note(HELP)
             elif line:
-                _turn(conversation, line, stats)
+                pictures = _turn(conversation, line, pictures, stats)
 
 
-def _turn(conversation: Conversation, line: str, stats: bool) -> None:
+def _seen(conversation: Conversation, path: str) -> list[Picture]:
     try:
-        stream = conversation.stream(line)
+        found = conversation.model.see(path)
+    except (InvalidInput, OSError) as e:
+        print_error(f"{path}: {e.strerror}" if isinstance(e, OSError) and e.strerror else str(e))
+        return []
+    _note("seen; what about it?")
+    return [found]
+
+
+def _turn(conversation: Conversation, line: str, pictures: list[Picture], stats: bool) -> list[Picture]:
+    """The pictures that are left for the next message."""
+    try:
+        stream = conversation.stream(line, pictures=pictures)
     except InvalidInput as e:
         print_error(f"{e}; /reset starts over")
-        return
+        return pictures
     with interruptible(stream):
         for piece in stream:
             write(piece)
@@ -93,6 +111,7 @@ def _turn(conversation: Conversation, line: str, stats: bool) -> None:
         print_error("the model's context is full; /reset starts over")
     if stats:
         show_stats(stream.generation)
+    return []
 
 
 def _ask() -> str | None:

@@ -61,7 +61,7 @@ def llm(
     check: Annotated[bool, typer.Option(help="Compare a few tokens with eager PyTorch.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Export a language model of the Llama, Qwen or Gemma family, with its tokenizer beside it."""
+    """Export a language model (Llama, Mistral, Qwen, Gemma, Phi, Falcon, GPT-2, …), with its tokenizer beside it."""
     check_writable(output)
     with progress("Starting PyTorch"):
         from ..export import Options, export_llm
@@ -200,6 +200,9 @@ def _show_model(made: ExportedModel, output: Path) -> None:
     _line("model", f"{c.family}, {made.parameters:,} parameters: {shape}")
     _line("matrices", ", ".join(f"{count} in {how}" for how, count in _stored(made).items()))
     _line("tokens", f"{o.max_seq:,} in one call, {o.max_context:,} remembered")
+    if made.pictures:
+        p = made.pictures
+        _line("pictures", f"tiles of {p.size} × {p.size} pixels, {counted(p.rows, 'token')} each")
     _show_lowered(made.lowered)
     if made.check:
         far = f"logits at most {number(made.check.difference)} from eager PyTorch's, of which the largest is"
@@ -307,6 +310,7 @@ def _model_json(made: ExportedModel) -> dict[str, Any]:
         "max_seq": o.max_seq,
         "max_context": o.max_context,
         "matrices": _stored(made),
+        **({"pictures": {"size": made.pictures.size, "tokens": made.pictures.rows}} if made.pictures else {}),
         **_lowered_json(made.lowered),
         "check": check,
         "notes": made.notes,

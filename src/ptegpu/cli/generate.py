@@ -33,6 +33,9 @@ TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens tha
 MinP = Annotated[float, typer.Option(help="Choose among tokens at least this likely, relative to the likeliest.")]
 RepeatPenalty = Annotated[float, typer.Option(help="Above 1, tokens that already occurred become less likely.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")]
+Images = Annotated[
+    list[Path] | None, typer.Option("--image", help="A picture to look at, for models that see; repeat for more.")
+]
 System = Annotated[str | None, typer.Option(help="Instructions to the model, before the conversation.")]
 TokenizerPath = Annotated[
     Path | None, typer.Option(help="tokenizer.json, or a folder that contains it.", show_default="next to the model")
@@ -55,6 +58,7 @@ def generate(
         bool, typer.Option("--chat", help="Treat the prompt as a message to the model, not as text to continue.")
     ] = False,
     system: System = None,
+    image: Images = None,
     tokenizer: TokenizerPath = None,
     device: DeviceName = "auto",
     engine: Engine = "auto",
@@ -79,7 +83,8 @@ def generate(
     loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache, limit)
     with loaded:
         asks = chat or system is not None
-        stream = loaded.chat(system).stream(text, **options) if asks else loaded.stream(text, **options)
+        asked = loaded.chat(system) if asks else loaded
+        stream = asked.stream(text, pictures=image or [], **options)
         if not json and not asks and sys.stdout.isatty():
             console().print(Text(streamed(text), "dim"), end="", soft_wrap=True)
         with interruptible(stream):

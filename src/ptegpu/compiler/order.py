@@ -84,6 +84,24 @@ def levels(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[Known], list[bo
     return known, _hoist(linear.code, on_gpu, known)
 
 
+def replace(linear: Linear, parts: Sequence[Sequence[Instruction]], pure: set[Var]) -> None:
+    """Put new instructions in place of each, and leave out those that write pure values which nobody reads any more."""
+    used = {v for o in linear.outputs for v in variables(o)}
+    kept: list[list[Instruction]] = []
+    for part in reversed(parts):
+        kept.append([])
+        for i in reversed(part):
+            if not pure.issuperset(writes(i)) or not writes(i) or not used.isdisjoint(writes(i)):
+                kept[-1].insert(0, i)
+                used.update(reads(i))
+    kept.reverse()
+    starts = [0]
+    for part in kept:
+        starts.append(starts[-1] + len(part))
+    code = [i for part in kept for i in part]
+    linear.code = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in code]
+
+
 def _blocks(code: Sequence[Instruction]) -> list[range]:
     """Runs of instructions that are entered at the first and left at the last."""
     jumps = {k + 1: i.target for k, i in enumerate(code) if isinstance(i, Jump)}

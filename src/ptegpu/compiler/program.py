@@ -29,6 +29,7 @@ from .partition import Item as Part
 from .partition import Stretch, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
+from .truths import ask_factors
 from .widen import widen
 
 Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
@@ -144,6 +145,7 @@ def cut_method(
     """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
     linear = import_method(method, named, mutates, path)
     widen(linear)
+    ask_factors(linear)
     if append is not None:
         append_calls(linear, append)
     if unsupported is None:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import PtegpuError
-from ..graph.linear import Call, Instruction, Jump, Linear, Operand, Var, variables
+from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..graph.narrow import seen
 from ..limits import may_fold
 from ..ops import REGISTRY
 from ..ops.spans import fits
-from ..ops.steady import Dims, first, steady
+from ..ops.steady import Dims, copied, first, steady
 from ..portable.host import run
-from .order import Known, reads, writes
+from .order import Known, reads, replace
 
 LARGEST = 1 << 24  # bytes of a table: a larger one is computed for the sizes of a call
 
@@ -37,7 +37,7 @@ def tabulate(linear: Linear, known: Sequence[Known], on_gpu: Sequence[bool]) -> 
     made = {c: slices for c in tables.calls if c.outs[0] in wanted and (slices := tables.slices(c)) is not None}
     if made:
         parts = [made.get(i, [i]) if isinstance(i, Call) else [i] for i in linear.code]
-        _replace(linear, parts, set(tables.makers))
+        replace(linear, parts, set(tables.makers))
     return bool(made)
 
 
@@ -52,7 +52,7 @@ class _Tables:
         self.dims: dict[Var, Dims] = {}
         self.makers: dict[Var, Call] = {}
         self.calls: dict[Call, None] = {}  # whose results have live sizes
-        self.scalars: dict[Hashable, Var] = {}
+        self.scalars: dict[Hashable, Var] = {}  # the first of those that are computed the same way, of each
         self.most: dict[Var, int] = {}  # of scalars that are sizes
         self.values: dict[Var, Any] = {}
 
@@ -60,7 +60,9 @@ class _Tables:
         out = call.outs[0]
         self.makers[out] = call
         if out.dtype is None:
-            if _scalar(call):
+            if isinstance(same := self.same(copied(call)), Var):
+                self.scalars[out] = same
+            elif _scalar(call):
                 self.scalars[out] = self.scalars.setdefault((call.op, *map(self._key, call.args)), out)
             return
         if known is Known.AT_LOAD:
@@ -124,21 +126,3 @@ class _Tables:
             return None
         (found,) = run(call, args)
         return found if found.shape == out.sizes else None
-
-
-def _replace(linear: Linear, parts: Sequence[Sequence[Instruction]], pure: set[Var]) -> None:
-    """Put new instructions into the code, without calls for pure values that nobody needs any more."""
-    used = {v for o in linear.outputs for v in variables(o)}
-    kept: list[list[Instruction]] = []
-    for part in reversed(parts):
-        kept.append([])
-        for i in reversed(part):
-            if not pure.issuperset(writes(i)) or not writes(i) or not used.isdisjoint(writes(i)):
-                kept[-1].insert(0, i)
-                used.update(reads(i))
-    kept.reverse()
-    starts = [0]
-    for needed in kept:
-        starts.append(starts[-1] + len(needed))
-    code = [i for needed in kept for i in needed]
-    linear.code = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in code]

@@ -36,7 +36,7 @@ try:
         import executorch.kernels.quantized  # noqa: F401  (registers what quantized modules have outside partitions)
         import torch
         from executorch.backends.vulkan import utils
-        from executorch.backends.vulkan.op_registry import vulkan_supported_ops
+        from executorch.backends.vulkan.op_registry import OpFeatures, vulkan_supported_ops
         from executorch.backends.vulkan.partitioner.vulkan_partitioner import (
             VulkanPartitioner,
             VulkanSupportedOperators,
@@ -63,6 +63,7 @@ __all__ = [
     "ExportedProgramPassBase",
     "ExportedProgramPassResult",
     "MappingType",
+    "OpFeatures",
     "SafetensorError",
     "VulkanPartitioner",
     "VulkanSupportedOperators",
@@ -71,11 +72,14 @@ __all__ = [
     "choose_qparams_affine",
     "custom_ops",
     "dequantize_affine",
+    "ops",
     "quantize_affine",
     "quiet",
     "safe_open",
     "to_edge_transform_and_lower",
     "torch",
+    "utils",
+    "vulkan_supported_ops",
 ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ..errors import ExportError
 from ..files import check_inside, check_regular, read_object
 from .backend import SafetensorError, safe_open, torch
 from .config import Config
-from .decoder import Decoder, Norm, Positions
+from .decoder import Decoder, Norm, Positions, Router
+from .experts import ByteExperts, Experts, GroupedExperts
 from .families import FAMILIES, NAMES
 from .layers import ByteLinear, GroupedEmbedding, GroupedLinear, GroupedWeight
 
@@ -24,6 +26,7 @@ PREFIXES = re.compile(r"^(model|transformer|gpt_neox)\.")  # of names in checkpo
 COMPUTED = re.compile(r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$")  # every loader makes it anew
 SHOWN = 5  # names in a message
 OUTPUT = "lm_head"
+LOADED = nn.Linear | nn.Embedding | Norm | Positions | Experts  # modules with weights of their own
 STEP = 32  # elements that the GPU's kernels for 4-bit embeddings take at a time
 
 Progress = Callable[[str, int, int], object]  # (phase, done, of)
@@ -46,17 +49,16 @@ class Weights:
 def load(decoder: Decoder, store: Store, weights: Weights, progress: Progress) -> int:
     """Loads all weights; how many parameters they are."""
     config = decoder.config
-    modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, nn.Linear | nn.Embedding | Norm | Positions)]
+    modules = [(n, m) for n, m in decoder.named_modules() if isinstance(m, LOADED)]
     parameters = 0
     for done, (name, module) in enumerate(modules):
         progress("Reading weights", done, len(modules))
         wanted = {n: store.source(config, f"{name}.{n}", p.shape) for n, p in module.named_parameters()}
-        tensors = {n: store.read(source) for n, source in wanted.items() if not (config.tied and name == OUTPUT)}
-        parameters += sum(t.numel() for t in tensors.values())
-        if tensors:
-            new = _loaded(name, module, tensors["weight"], tensors.get("bias"), decoder, weights)
-        else:
+        if config.tied and name == OUTPUT:
             new = _tied_output(decoder, store, weights)
+        else:
+            parameters += sum(prod(source.shape) for source in wanted.values())
+            new = _loaded(name, module, store, wanted, decoder, weights)
         parent, _, last = name.rpartition(".")
         setattr(decoder.get_submodule(parent), last, new)
     decoder.requires_grad_(False).eval()
@@ -64,30 +66,49 @@ def load(decoder: Decoder, store: Store, weights: Weights, progress: Progress) -
 
 
 def _loaded(
-    name: str, module: nn.Module, weight: Tensor, bias: Tensor | None, decoder: Decoder, weights: Weights
+    name: str, module: nn.Module, store: Store, wanted: Mapping[str, Source], decoder: Decoder, weights: Weights
 ) -> nn.Module:
+    if isinstance(module, Experts):
+        return _loaded_experts(name, module, store, wanted["weight"], weights)
+    weight = store.read(wanted["weight"])
+    bias = store.read(wanted["bias"]) if "bias" in wanted else None
     if isinstance(module, Norm):
         return _with(module, weight + decoder.config.norm_offset, bias)
     if isinstance(module, Positions):
         return _with(module, weight[: module.context].clone(), None)
     if isinstance(module, nn.Embedding):
-        if weights.embedding == "4bit" and _fits(name, weight, weights, step=STEP):
+        if weights.embedding == "4bit" and _fits(name, weight.shape[1], weights, step=STEP):
             weights.count(f"4 bits in groups of {weights.group}")
             return GroupedEmbedding(GroupedWeight(weight, weights.group))
         weights.count("float")
         return _with(module, weight, None)
+    if isinstance(module, Router):
+        weights.count("float")
+        return _with(module, weight, bias)
     if weights.linear == "8bit":
         weights.count("8 bits per row")
         return ByteLinear(weight, bias)
-    if weights.linear != "none" and _fits(name, weight, weights):
+    if weights.linear != "none" and _fits(name, weight.shape[1], weights):
         weights.count(f"4 bits in groups of {weights.group}")
         return GroupedLinear(GroupedWeight(weight, weights.group), bias, dynamic=weights.linear == "8da4w")
     weights.count("float")
     return _with(module, weight, bias)
 
 
-def _fits(name: str, weight: Tensor, weights: Weights, step: int = 1) -> bool:
-    columns = weight.shape[1]
+def _loaded_experts(name: str, module: Experts, store: Store, source: Source, weights: Weights) -> nn.Module:
+    """One expert at a time."""
+    columns = source.shape[1]
+    if weights.linear == "8bit" and columns % 4 == 0:
+        weights.count("8 bits per row")
+        return ByteExperts(store.parts(source))
+    if weights.linear in ("4bit", "8da4w") and _fits(name, columns, weights):
+        weights.count(f"4 bits in groups of {weights.group}")
+        return GroupedExperts(store.parts(source), weights.group)
+    weights.count("float")
+    return _with(module, store.read(source), None)
+
+
+def _fits(name: str, columns: int, weights: Weights, step: int = 1) -> bool:
     if columns % weights.group == 0 and columns % step == 0:
         return True
     divisor = weights.group if columns % weights.group else step
@@ -104,8 +125,8 @@ def _tied_output(decoder: Decoder, store: Store, weights: Weights) -> nn.Module:
     if isinstance(embedding, nn.Embedding) and stays:
         return _with(output, embedding.weight, None)
     weights.notes.append("embedding and output layer are one matrix in the checkpoint, stored in two ways here")
-    weight = store.read(store.source(decoder.config, "embed_tokens.weight", output.weight.shape))
-    return _loaded(OUTPUT, output, weight, None, decoder, weights)
+    wanted = {"weight": store.source(decoder.config, "embed_tokens.weight", output.weight.shape)}
+    return _loaded(OUTPUT, output, store, wanted, decoder, weights)
 
 
 def _with(module: nn.Module, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -132,6 +153,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._opened: tuple[Path, Any] | None = None  # the file that was read last
         self.files: dict[str, tuple[Path, str, list[int]]] = {}  # file, name in it, shape
         for path in _weight_files(folder):
             with _open(path) as file:
@@ -153,22 +175,37 @@ class Store:
 
     def read(self, source: Source) -> Tensor:
         """In float32."""
-        found = []
+        if len(source.names) == 1:
+            return next(self.parts(source)).reshape(source.shape)
+        whole = torch.empty((len(source.names), prod(source.shape) // len(source.names)))
+        for row, part in zip(whole, self.parts(source)):
+            row.copy_(part.flatten())
+        return whole.reshape(source.shape)
+
+    def parts(self, source: Source) -> Iterator[Tensor]:
+        """The tensors that it consists of, one at a time, in float32."""
         for name in source.names:
             path, key, _ = self.files[name]
-            with _open(path) as file:
-                tensor = file.get_tensor(key)
+            tensor = self._file(path).get_tensor(key)
             if tensor.dtype not in FLOATS:
                 wanted = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
                 given = str(tensor.dtype).removeprefix("torch.")
                 raise ExportError(f"{path}: {key} is {given}; supported are {wanted}")
             tensor = tensor.t() if source.transposed else tensor
             if source.rows is not None:
-                rows = source.rows()
-                tensor = tensor.reshape(source.total, -1)[rows]
-            found.append(tensor.float())
-        whole = found[0] if len(found) == 1 else torch.cat(found)
-        return whole.reshape(source.shape).contiguous()
+                tensor = tensor.reshape(source.total, -1)[source.rows()]
+            yield tensor.float().contiguous()
+
+    def _file(self, path: Path) -> Any:
+        """Opened once for the tensors that follow each other in it."""
+        if self._opened is None or self._opened[0] != path:
+            self._opened = path, _open(path)
+        return self._opened[1]
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor by its name, in float32."""
+        shape = tuple(self.files[name][2])
+        return self.read(Source((name,), shape, shape))
 
     def source(self, config: Config, name: str, shape: Sequence[int]) -> Source:
         """Of a weight of the decoder, which has this shape."""
@@ -190,8 +227,11 @@ class Store:
         if transposed:
             stored = stored[::-1]
         names: tuple[str, ...] = (found,)
-        if "*" in found:  # one for each head
-            names, stored = tuple(found.replace("*", str(k)) for k in range(shape[0])), stored[1:]
+        if "*" in found:  # one for each expert, or for each head of a norm
+            of_experts = config.experts is not None and ".expert_" in inner
+            count = config.experts.count if config.experts and of_experts else shape[0]
+            names = tuple(found.replace("*", str(k)) for k in range(count))
+            stored = (shape[0] // count, *stored[1:]) if of_experts else stored[1:]
         return Source(names, stored, tuple(shape), total, rows, transposed)
 
 

@@ -19,6 +19,7 @@ from ..files import read_object
 from .families import FAMILIES, LLAMA, SLIDING, Family
 from .keys import Keys
 
+SEEING = ("smolvlm", "idefics3")  # see vision.py
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new")
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 ORIGINAL = "original_max_position_embeddings"
@@ -76,11 +77,23 @@ class Rope:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward parts of which each token takes a few, with the weights that a router gives them."""
+
+    count: int
+    chosen: int  # by each token
+    hidden: int
+    normalised: bool  # the weights of those chosen add up to 1
+    shared: int = 0  # what every token takes besides: so wide, with a gate of its own; 0: nothing
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """What may differ from layer to layer."""
 
     rope: Rope | None  # None: positions are not told
     window: int | None = None  # a token sees so many, itself included; None: all before it
+    sparse: bool = False  # experts, not one feed-forward part
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +131,7 @@ class Config:
     attention_cap: float | None = None  # scores s become cap · tanh(s / cap)
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    experts: Experts | None = None  # of the layers that are sparse
     bos: int = -1  # -1: none
     eos: tuple[int, ...] = ()
 
@@ -128,17 +142,25 @@ def read_config(folder: Path) -> Config:
         raise _no_folder(folder.as_posix())
     path = folder / "config.json"
     try:
-        return _config(folder, Keys(path, _read_json(path)))
+        return _config(folder, Keys(path, text_config(_read_json(path))))
     except PtegpuError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
         raise ExportError(f"{path} cannot be understood: {e}") from None
 
 
+def text_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the language model in one that sees; any other as it is."""
+    if given.get("model_type") not in SEEING:
+        return given
+    inner = given.get("text_config") or {}
+    return {"model_type": "llama", **inner, "tie_word_embeddings": given.get("tie_word_embeddings", False)}
+
+
 def _config(folder: Path, keys: Keys) -> Config:
     name = keys.get("model_type")
     if name not in FAMILIES:
-        raise keys.error(f"model_type {name!r} is not supported; supported are {', '.join(FAMILIES)}")
+        raise keys.error(f"model_type {name!r} is not supported; supported are {', '.join((*FAMILIES, *SEEING))}")
     if keys.get("use_bidirectional_attention"):
         raise keys.error("use_bidirectional_attention is not supported: text is made from left to right")
     if keys.get("quantization_config"):
@@ -156,6 +178,8 @@ def _config(folder: Path, keys: Keys) -> Config:
         supported = f"supported are {', '.join(ACTIVATIONS)}"
         raise keys.error(f"hidden_act {fields['activation']!r} is not supported; {supported}")
     layers = _layers(keys, family, fields.pop("depth"))
+    if fields.get("experts"):
+        fields["experts"] = Experts(**fields["experts"])
     ropes = {layer.rope for layer in layers if layer.rope}
     trained = min([fields["context"], *(r.original for r in ropes if r.kind in ("dynamic", "longrope"))])
     for rope in (r for r in ropes if r.kind in ("dynamic", "yarn")):
@@ -191,7 +215,9 @@ def _layers(keys: Keys, family: Family, count: int) -> tuple[Layer, ...]:
         raise keys.error(f"sliding_window is {window!r}, and layers need it")
     turned = family.turned(keys, kinds)
     ropes = {kind: _rope(keys, family, kind) for kind in {k: None for k, t in zip(kinds, turned) if t}}
-    return tuple(Layer(ropes[k] if t else None, window if k == SLIDING else None) for k, t in zip(kinds, turned))
+    sparse = family.sparse(keys, count)
+    each = zip(kinds, turned, sparse)
+    return tuple(Layer(ropes[k] if t else None, window if k == SLIDING else None, s) for k, t, s in each)
 
 
 def _rope(keys: Keys, family: Family, kind: str) -> Rope:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import Config, Layer, Rope
+from .config import Experts as ExpertsConfig
+from .experts import Experts, top_experts
 from .layers import apply_all
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -151,13 +153,13 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, hidden: int) -> None:
         super().__init__()
         self.gated, self.activation = config.gated, ACTIVATIONS[config.activation]
         if config.gated:
-            self.gate_proj = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias, device="meta")
-        self.up_proj = nn.Linear(config.dim, config.hidden, bias=config.mlp_bias, device="meta")
-        self.down_proj = nn.Linear(config.hidden, config.dim, bias=config.mlp_bias, device="meta")
+            self.gate_proj = nn.Linear(config.dim, hidden, bias=config.mlp_bias, device="meta")
+        self.up_proj = nn.Linear(config.dim, hidden, bias=config.mlp_bias, device="meta")
+        self.down_proj = nn.Linear(hidden, config.dim, bias=config.mlp_bias, device="meta")
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.gated:
@@ -166,11 +168,45 @@ class FeedForward(nn.Module):
         return self.down_proj(self.activation(gate) * up)
 
 
+class Router(nn.Linear):
+    """What decides about a token; never quantized."""
+
+
+class Mixture(nn.Module):
+    """Experts, of which each token takes a few."""
+
+    def __init__(self, config: Config, experts: ExpertsConfig) -> None:
+        super().__init__()
+        dim, hidden, count = config.dim, experts.hidden, experts.count
+        self.chosen, self.normalised = experts.chosen, experts.normalised
+        self.activation = ACTIVATIONS[config.activation]
+        self.gate = Router(dim, count, bias=False, device="meta")
+        self.expert_gate, self.expert_up = Experts(count, hidden, dim), Experts(count, hidden, dim)
+        self.expert_down = Experts(count, dim, hidden)
+        self.shared_expert = FeedForward(config, experts.shared) if experts.shared else None
+        self.shared_expert_gate = Router(dim, 1, bias=False, device="meta") if experts.shared else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.view(x.shape[1], x.shape[2])
+        scores = self.gate(rows)
+        if self.normalised:  # so that only the scores of those chosen matter
+            scores, chosen = top_experts(scores, self.chosen)  # (S, A)
+            shares = torch.softmax(scores, dim=-1)
+        else:
+            shares, chosen = top_experts(torch.softmax(scores, dim=-1), self.chosen)
+        inner = self.activation(self.expert_gate(rows, chosen)) * self.expert_up(rows, chosen)  # (S, A, hidden)
+        y = torch.bmm(shares.unsqueeze(1), self.expert_down(inner, chosen)).view(rows.shape)
+        if self.shared_expert is not None and self.shared_expert_gate is not None:
+            y = y + torch.sigmoid(self.shared_expert_gate(rows)) * self.shared_expert(rows)
+        return y.view(x.shape)
+
+
 class Block(nn.Module):
-    def __init__(self, config: Config, context: int) -> None:
+    def __init__(self, config: Config, layer: Layer, context: int) -> None:
         super().__init__()
         self.self_attn = Attention(config, context)
-        self.mlp = FeedForward(config)
+        experts = config.experts if layer.sparse else None
+        self.mlp = Mixture(config, experts) if experts else FeedForward(config, config.hidden)
         self.parallel, self.scale = config.parallel, config.residual_scale
         before, after = config.norms != "after", config.norms != "before"
         self.attention_norm = Norm(config, (config.dim,)) if before else None
@@ -214,7 +250,7 @@ class Decoder(nn.Module):
         self.config, self.context, self.all_logits = config, context, all_logits
         self.embed_tokens = nn.Embedding(config.vocab, config.dim, device="meta")
         self.embed_positions = Positions(config, context) if config.learned_positions else None
-        self.layers = nn.ModuleList(Block(config, context) for _ in config.layers)
+        self.layers = nn.ModuleList(Block(config, layer, context) for layer in config.layers)
         self.norm = Norm(config, (config.dim,))
         self.lm_head = nn.Linear(config.dim, config.vocab, bias=config.head_bias, device="meta")
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope))
@@ -227,7 +263,10 @@ class Decoder(nn.Module):
     def _window(self, layer: Layer) -> int | None:
         return layer.window if layer.window is not None and layer.window < self.context else None
 
-    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, position: Tensor, kept: Tensor | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """`rows` (1, S, dim) stand in place of tokens for which `kept` (1, S, 1) is 0; where it is 1, they are 0."""
         length, start = tokens.shape[1], position[0].item()
         if torch.compiler.is_exporting():
             torch._check(start >= 0)
@@ -236,6 +275,8 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
+        if kept is not None and rows is not None:
+            x = x * kept + rows
         if self.embed_positions is not None:
             x = x + self.embed_positions(start, length)
         for block, rotary, window in zip(self.layers, self.rotary_of, self.window_of):

@@ -94,6 +94,33 @@ def _smollm3_kinds(keys: Keys, count: int) -> list[str]:
     return [SLIDING if on and not rotary else FULL for rotary in turned]
 
 
+def _every_layer(keys: Keys, count: int) -> list[bool]:
+    return [True] * count
+
+
+def _qwen_sparse(keys: Keys, count: int) -> list[bool]:
+    plain, every = keys.get("mlp_only_layers", []), keys.count("decoder_sparse_step", 1)
+    return [layer not in plain and (layer + 1) % every == 0 for layer in range(count)]
+
+
+def _experts(keys: Keys, key: str, hidden: str, normalised: bool, shared: int = 0) -> dict[str, Any]:
+    count = keys.count(key, most=MOST_EXPERTS)
+    chosen = keys.count("num_experts_per_tok", most=count)
+    wide = keys.count(hidden)
+    return {"count": count, "chosen": chosen, "hidden": wide, "normalised": normalised, "shared": shared}
+
+
+def _qwen_experts(keys: Keys, shared: bool = False) -> dict[str, Any]:
+    wide = keys.count("shared_expert_intermediate_size") if shared else 0
+    key = "num_experts" if "num_experts" in keys.given else "num_local_experts"
+    return _experts(keys, key, "moe_intermediate_size", keys.flag("norm_topk_prob"), wide)
+
+
+def _alternate_windows(keys: Keys, count: int) -> list[str]:
+    on, first = keys.flag("use_sliding_window") and keys.get("sliding_window"), keys.get("max_window_layers", 28)
+    return [SLIDING if on and layer % 2 == 0 and layer < first else FULL for layer in range(count)]
+
+
 def _neox_rope(keys: Keys, kind: str) -> dict[str, Any]:
     return {
         "rope_theta": keys.get("rotary_emb_base", 1e4),
@@ -175,6 +202,9 @@ SANDWICH_NAMES = {
 }
 
 
+QWEN_EXPERTS = {f"mlp.expert_{each}": f"mlp.experts.*.{each}_proj" for each in ("gate", "up", "down")}
+
+
 def _fused(name: str) -> dict[str, str]:
     return {f"self_attn.{each}_proj": name for each in "qkv"}
 
@@ -204,6 +234,36 @@ FAMILIES: dict[str, Family] = {
         kinds=_last_of("sliding_window_pattern", 6),
         rope=_gemma3_rope,
         local=True,
+    ),
+    "qwen2_moe": Family(
+        "Qwen 1.5 and 2 MoE",
+        {"qkv_bias": lambda c: c.flag("qkv_bias", True), "experts": lambda c: _qwen_experts(c, shared=True)},
+        QWEN_EXPERTS,
+        kinds=_alternate_windows,
+        sparse=_qwen_sparse,
+    ),
+    "qwen3_moe": Family(
+        "Qwen 3 MoE",
+        {"qk_norm": "head", "experts": _qwen_experts},
+        QWEN_EXPERTS,
+        kinds=lambda keys, count: [SLIDING if keys.flag("use_sliding_window") else FULL] * count,
+        sparse=_qwen_sparse,
+    ),
+    "mixtral": Family(
+        "Mixtral",
+        {
+            "eps": lambda c: c.number("rms_norm_eps", 1e-5),
+            "experts": lambda c: _experts(c, "num_local_experts", "intermediate_size", normalised=True),
+        },
+        {
+            "mlp.gate": "block_sparse_moe.gate",
+            "mlp.expert_gate": "block_sparse_moe.experts.*.w1",
+            "mlp.expert_up": "block_sparse_moe.experts.*.w3",
+            "mlp.expert_down": "block_sparse_moe.experts.*.w2",
+        },
+        kinds=_windows,
+        sparse=_every_layer,
+        rope=_rotary(1e6),
     ),
     "phi": Family(
         "Phi 1, 1.5, 2",

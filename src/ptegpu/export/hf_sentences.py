@@ -98,4 +98,4 @@ def _dense(path: Path) -> tuple[nn.Linear, Activation]:
 def _tensor(store: Store, name: str, path: Path) -> Any:
     if name not in store.files:
         raise ExportError(f"{path}: there is no {name}")
-    return store.read(name)
+    return store.whole(name)

@@ -83,6 +83,16 @@ class GroupedWeight(nn.Module):
         self.register_buffer("packed", raised[:, ::2] | raised[:, 1::2] << 4)  # (N, K / 2)
         self.register_buffer("scales", scales.t().contiguous())  # (K / size, N)
 
+    @classmethod
+    def of(cls, packed: Tensor, scales: Tensor, size: int) -> GroupedWeight:
+        """What was quantized before."""
+        found = cls.__new__(cls)
+        nn.Module.__init__(found)
+        found.size = size
+        found.register_buffer("packed", packed)
+        found.register_buffer("scales", scales)
+        return found
+
     def integers(self) -> Tensor:
         """From -8 to 7, int32 (N, K)."""
         return torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1).int() + LOWEST
@@ -159,13 +169,19 @@ class GroupedEmbedding(nn.Module):
         return F.embedding(tokens, w.dequantized())
 
 
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 (N, K), and the scale of each row, float32 (N)."""
+    scales = weight.float().abs().amax(1).clamp_min(1e-12) / 127
+    return (weight.float() / scales.unsqueeze(1)).round().to(torch.int8), scales
+
+
 class ByteLinear(nn.Module):
     """Weights in 8 bits with a scale for each row."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        scales = weight.float().abs().amax(1).clamp_min(1e-12) / 127
-        self.register_buffer("values", (weight.float() / scales.unsqueeze(1)).round().to(torch.int8))  # (N, K)
+        values, scales = quantize_rows(weight)
+        self.register_buffer("values", values)
         self.register_buffer("scales", scales)
         self.register_buffer("zeros", torch.zeros(scales.shape, dtype=torch.int64))
         self.register_buffer("bias", bias)

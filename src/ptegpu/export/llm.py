@@ -20,12 +20,15 @@ import ptegpu
 
 from ..errors import ExportError
 from ..files import check_inside, check_writable, read, read_object, read_text, write
+from ..llm.pictures import METHOD as PICTURES
+from ..llm.pictures import VISION, Facts
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
-from .checkpoint import Progress, Store, Weights, check, load
+from .checkpoint import Progress, Store, Weights, check, check_sources, load, plain_sources, read_into
 from .config import Config, read_config
 from .decoder import Decoder
 from .lowering import NO_LIMITS, Lowered, lower, trace
+from .vision import CONNECTOR, TEXT, TOWER, Vision, VisionConfig, read_vision
 
 VERSION = 1  # of what the methods and files mean
 DTYPES = ("float32", "float16")
@@ -101,6 +104,7 @@ class ExportedModel:
     files: list[Path]  # written
     check: Check | None
     seconds: dict[str, float] = field(default_factory=dict)  # of each phase
+    pictures: Facts | None = None  # None: it does not see
 
 
 def export_llm(
@@ -131,18 +135,25 @@ def export_llm(
     config = read_config(source)
     tokenizer = read_tokenizer(source)
     chosen = (options or Options()).checked(config)
+    seeing = read_vision(source)
+    constants = metadata(config, chosen)
     with phase("Reading weights"):
         decoder, weights, parameters = load_decoder(source, chosen, progress)
+        vision = load_vision(source, seeing[0], progress) if seeing else None
     with phase("Tracing"):
-        program = trace(decoder, *example(chosen))
+        programs = {"forward": trace(decoder, *example(chosen, decoder, vision))}
+        if seeing and vision:
+            programs[VISION] = trace(vision, (torch.zeros(1, 3, seeing[0].size, seeing[0].size),))
+            constants[PICTURES] = seeing[1].to_json()
+            parameters += sum(p.numel() for p in vision.parameters())
     with phase("Lowering"):
-        lowered = lower(program, options=_partitioner_options(chosen), constants=metadata(config, chosen))
-        del program
+        lowered = lower(programs, options=_partitioner_options(chosen), constants=constants)
+        del programs
     found, notes = None, list(weights.notes)
     if check:
         with phase("Checking"):
             try:
-                found = compare(decoder, lowered.data, lowered.bounds[0][1])
+                found = compare(decoder, lowered.data, lowered.bounds[0][1], vision)
                 found.held(chosen)
             except THIS_MACHINE as e:
                 notes.append(f"not checked: {e}")
@@ -154,7 +165,8 @@ def export_llm(
         if not tokenizer:
             notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
     files = [target, *beside]
-    return ExportedModel(config, chosen, lowered, parameters, weights.stored, notes, files, found, seconds)
+    pictures = seeing[1] if seeing else None
+    return ExportedModel(config, chosen, lowered, parameters, weights.stored, notes, files, found, seconds, pictures)
 
 
 def load_decoder(
@@ -168,6 +180,8 @@ def load_decoder(
     chosen = (options or Options()).checked(config)
     assert chosen.max_context is not None and chosen.embedding is not None
     store = Store(source)
+    if any(name.startswith(TEXT) for name in store.files):
+        store = store.part(TEXT, "lm_head.weight")
     check(config, store)
     decoder = Decoder(config, chosen.max_context, all_logits=chosen.all_logits)
     weights = Weights(chosen.quantize, chosen.embedding, chosen.group)
@@ -175,12 +189,43 @@ def load_decoder(
     return decoder, weights, parameters
 
 
-def example(options: Options) -> tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any]]:
+def load_vision(folder: Path, config: VisionConfig, progress: Progress = lambda phase, done, of: None) -> Vision:
+    """What the model sees with, as eager PyTorch in float32."""
+    store = Store(folder)
+    store.files = {n: f for n, f in store.files.items() if n.startswith((TOWER, CONNECTOR))}
+    with torch.device("meta"):
+        sources = plain_sources(Vision(config))
+    check_sources(store, sources)
+    vision = Vision(config)
+    read_into(vision, store, sources, progress)
+    return vision.eval()
+
+
+def example(
+    options: Options, decoder: Decoder, vision: Vision | None
+) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:
     """Inputs to trace with, and which dimensions change."""
     assert options.max_seq is not None
     tokens = torch.zeros((1, min(4, options.max_seq)), dtype=torch.int64)
     length = torch.export.Dim("length", min=1, max=options.max_seq)
-    return (tokens, torch.zeros(1, dtype=torch.int64)), {"tokens": {1: length}, "position": None}
+    given, shapes = (tokens, torch.zeros(1, dtype=torch.int64)), {"tokens": {1: length}, "position": None}
+    if vision is None:
+        return given, shapes
+    count = tokens.shape[1]
+    return (*given, *with_rows(count, torch.zeros(1, decoder.config.dim))), {
+        **shapes,
+        "kept": {1: length},
+        "rows": {1: length},
+    }
+
+
+def with_rows(count: int, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `forward` takes for so many tokens, of which all but the first and the last are pictures where it can be."""
+    kept, given = torch.ones(1, count, 1), torch.zeros(1, count, rows.shape[1])
+    seen = min(max(count - 2, 0), len(rows))
+    kept[:, 1 : 1 + seen] = 0
+    given[0, 1 : 1 + seen] = rows[:seen]
+    return kept, given
 
 
 def _partitioner_options(options: Options) -> dict[str, Any]:
@@ -226,18 +271,26 @@ def read_tokenizer(folder: Path) -> dict[str, bytes]:
     }
 
 
-def compare(decoder: Decoder, data: bytes, longest: int) -> Check:
-    """A prompt, of at most `longest` tokens, and one more token through both."""
+def compare(decoder: Decoder, data: bytes, longest: int, vision: Vision | None = None) -> Check:
+    """A prompt, of at most `longest` tokens, and one more token through both; with a picture, where they see."""
     prompt = min(CHECKED - 1, longest)
     count = min(prompt + 1, decoder.context)
     tokens = torch.randint(0, decoder.config.vocab, (1, count), generator=torch.Generator().manual_seed(0))
     decoder.reset()
     difference, largest, same = 0.0, 0.0, True
-    with ptegpu.load(data, methods=["forward"]) as program, torch.no_grad():
+    methods = ["forward", VISION] if vision else ["forward"]
+    with ptegpu.load(data, methods=methods) as program, torch.no_grad():
+        rows: list[torch.Tensor] = []
+        if vision:
+            picture = torch.randn(
+                1, 3, vision.config.size, vision.config.size, generator=torch.Generator().manual_seed(0)
+            )
+            rows = [vision(picture), torch.as_tensor(program.method(VISION)(picture))]
         for first, given in zip((0, prompt), tokens.split(prompt, dim=1)):
             position = torch.tensor([first])
-            expected = decoder(given, position)
-            found = torch.as_tensor(program(given, position))
+            ours, theirs = [with_rows(given.shape[1], r) for r in rows] or ((), ())
+            expected = decoder(given, position, *ours)
+            found = torch.as_tensor(program(given, position, *theirs))
             apart, scale = distance(found, expected)
             difference, largest = max(difference, apart), max(largest, scale)
             same = same and bool((found.argmax(-1) == expected.argmax(-1)).all())

@@ -18,12 +18,11 @@ from torch.nn import functional as F
 from ..errors import ExportError, PtegpuError
 from ..llm.pictures import LARGEST, Facts
 from .config import ACTIVATIONS as SUPPORTED
-from .config import _read_json
+from .config import SEEING, _read_json, text_config
 from .decoder import ACTIVATIONS
 from .families import MOST_LAYERS
 from .keys import Keys
 
-FAMILIES = ("smolvlm", "idefics3")
 TEXT, TOWER, CONNECTOR = "text_model.", "vision_model.", "connector."  # what names in checkpoints begin with
 
 
@@ -50,19 +49,11 @@ class VisionConfig:
         return (self.side // self.pack) ** 2
 
 
-def text_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the language model in one that sees; any other as it is."""
-    if given.get("model_type") not in FAMILIES:
-        return given
-    inner = given.get("text_config") or {}
-    return {"model_type": "llama", **inner, "tie_word_embeddings": given.get("tie_word_embeddings", False)}
-
-
 def read_vision(folder: Path) -> tuple[VisionConfig, Facts] | None:
     """What a checkpoint sees with; None if it does not."""
     path = folder / "config.json"
     given = _read_json(path)
-    if given.get("model_type") not in FAMILIES:
+    if given.get("model_type") not in SEEING:
         return None
     try:
         preprocessor = folder / "preprocessor_config.json"
@@ -157,10 +148,13 @@ class Embeddings(nn.Module):
         side = torch.arange(config.side, dtype=torch.float32) * (1.0 / config.side)
         ends = torch.arange(1 / config.side, 1.0, 1 / config.side)
         at = torch.bucketize(side.clamp(max=1.0 - 1e-6), ends, right=True)  # rounded as in training
-        self.places = (at.unsqueeze(1) * config.side + at).flatten().tolist()
+        self.places = (at.unsqueeze(1) * config.side + at).flatten()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.patch_embedding(pixels).flatten(2).transpose(1, 2) + self.position_embedding.weight[self.places]
+        positions = self.position_embedding.weight
+        if self.places.tolist() != list(range(len(positions))):
+            positions = positions[self.places]
+        return self.patch_embedding(pixels).flatten(2).transpose(1, 2) + positions
 
 
 class Tower(nn.Module):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..tasks.media import slaney_filters
 from .decoder import ACTIVATIONS
 from .sound import Config
 
 FLOOR = 1e-10  # of power, before the logarithm
-BREAK = 1000.0  # Hz: below it, mels are linear, 3 for every 200 Hz; above it, 27 for every factor of 6.4
 
 
 class LogMel(nn.Module):
@@ -32,7 +32,8 @@ class LogMel(nn.Module):
         turns = 2 * np.pi * (np.outer(np.arange(bins), n) % config.window) / config.window
         self.register_buffer("cosines", torch.tensor(np.cos(turns) * hann, dtype=torch.float32))  # (bins, window)
         self.register_buffer("sines", torch.tensor(np.sin(turns) * hann, dtype=torch.float32))
-        self.register_buffer("bands", torch.tensor(filter_bank(config.mels, bins, config.rate), dtype=torch.float32))
+        bands = np.ascontiguousarray(slaney_filters(config.mels, config.rate, bins).T)
+        self.register_buffer("bands", torch.tensor(bands, dtype=torch.float32))  # (mels, bins)
 
     def forward(self, samples: Tensor) -> Tensor:
         hops = samples.view(-1, self.hop)
@@ -44,17 +45,6 @@ class LogMel(nn.Module):
         real, imaginary = F.linear(frames, self.cosines), F.linear(frames, self.sines)  # (F, bins)
         power = F.linear(real * real + imaginary * imaginary, self.bands)  # (F, mels)
         return torch.log(power.clamp(min=FLOOR)) * (1 / math.log(10))
-
-
-def filter_bank(mels: int, bins: int, rate: int) -> np.ndarray:
-    """Triangles on Slaney's mel scale, each with an area of one: (mels, bins)."""
-    low = BREAK * 3 / 200
-    scale = np.linspace(0, low + 27 * math.log(rate / 2 / BREAK) / math.log(6.4), mels + 2)
-    hertz = np.where(scale < low, scale * 200 / 3, BREAK * np.exp((scale - low) * math.log(6.4) / 27))
-    at = np.linspace(0, rate / 2, bins)
-    left, middle, right = hertz[:-2, None], hertz[1:-1, None], hertz[2:, None]
-    triangles = np.minimum((at - left) / (middle - left), (right - at) / (right - middle))
-    return np.maximum(triangles, 0) * 2 / (right - left)
 
 
 class Attention(nn.Module):

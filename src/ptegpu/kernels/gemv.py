@@ -33,7 +33,7 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
         "}",
     ]
     totals = [f"dot(sum{i}_{j}, vec4<f32>(1.0))" if quads else f"sum{i}_{j}" for i, j in sums]
-    reduce, size = _reduce_subgroups(totals, workgroup) if target.subgroups else _reduce_tree(totals, workgroup)
+    reduce, size = reduced(totals, workgroup, target)
     body += reduce
     live = f"{columns}u" if rows == 1 else f"P.m * {columns}u"
     body.append(f"if (lid < {live}) {{ put(z, lid / {columns}u, first + lid % {columns}u, total); }}")
@@ -54,6 +54,11 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
 def _row(i: int, rows: int) -> str:
     """Where row i of `rows` of a matrix begins, in rows."""
     return "(z % P.sets * 1u + 0u)" if rows == 1 else f"(z % P.sets * P.m + min({i}u, P.m - 1u))"
+
+
+def reduced(values: list[str], workgroup: int, target: Target) -> tuple[list[str], int]:
+    """Lines that sum value i over the workgroup into `total` of invocation i, and how many f32 `partial` has."""
+    return _reduce_subgroups(values, workgroup) if target.subgroups else _reduce_tree(values, workgroup)
 
 
 def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int]:

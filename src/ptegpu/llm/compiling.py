@@ -51,7 +51,8 @@ def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
 
     def point(length: int, targets: int, how: int) -> dict[str, int]:
         seen = words if how & PENALTY else 1
-        return {"input 0[1]": length, "targets[1]": targets, "how": how, "seen[0]": seen}
+        rows = {"input 2[1]": length, "input 3[1]": length} if signature.pictures else {}
+        return rows | {"input 0[1]": length, "targets[1]": targets, "how": how, "seen[0]": seen}
 
     found = [point(n, 0, how) for n in (1, 2, signature.chunk) for how in MODES if n <= signature.chunk]
     found += [point(n, 0, 1) for n in lengths] + [point(n, 0, 0) for n in lengths]

@@ -29,6 +29,7 @@ from ..plan.target import Cache, Precision
 from ..sampling import GREEDY, SETTINGS
 from .compiling import GENERATE, SERVE, points_of, sampling_of
 from .generation import Generation, Stream
+from .pictures import VISION, Picture, Pictures
 from .prompts import MAX_TOKENS, Options, Prompt, Prompts, Writer, check_max_tokens
 from .sampling import Sampling, Seen
 from .signature import METHOD, read_signature
@@ -36,6 +37,7 @@ from .signature import METHOD, read_signature
 if TYPE_CHECKING:
     from ..gpu import Engine
     from .batch import BatchEngine
+    from .template import Message
 
 TOGETHER = 4  # decode steps in one submit, where nobody waits for each token
 TOGETHER_MANY = 16  # sequences, where there are several prompts
@@ -78,17 +80,22 @@ class LanguageModel(Prompts):
         alone = saved is not None and SERVE not in saved.methods[0]
         self._source = None if alone else (path, device, tokenizer, {"data": data, **how})  # of the same for many
         self._many: BatchEngine | None = None
+        facts = self.signature.pictures
+        sees = [VISION] if facts else []
         points = points_of(self.signature)
         step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
         if saved is not None:
             if GENERATE not in saved.methods[0]:
                 where = self._path or "the bundle"
                 raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
-            self.program = ptegpu.load(saved, data, device, methods=[GENERATE], first={GENERATE: step}, **how)
+            self.program = ptegpu.load(saved, data, device, methods=[GENERATE, *sees], first={GENERATE: step}, **how)
         else:
             how |= {"append": {METHOD: sampling_of(self.signature)}, "points": {METHOD: points}}
-            self.program = ptegpu.load(path, data, device, methods=[METHOD], first={METHOD: step}, **how)
-        self._forward = self.program.method(*self.program.methods)
+            self.program = ptegpu.load(path, data, device, methods=[METHOD, *sees], first={METHOD: step}, **how)
+        self._forward = self.program.method(METHOD if saved is None else GENERATE)
+        self.pictures: Pictures | None = None  # that it has seen, if it can see
+        if facts is not None:
+            self.pictures = Pictures(facts, self.signature.vocabulary, self.program.method(VISION))
         usual = CHUNKS.get(self.program.device.info.type, CHUNK)
         self.chunk = min(usual if chunk is None else chunk, self.signature.chunk)
         self._lock = Lock()
@@ -101,11 +108,43 @@ class LanguageModel(Prompts):
         """The tokens that the cache holds."""
         return tuple(self._cached)
 
+    def encode(self, prompt: Prompt, pictures: Sequence[Picture] = ()) -> list[int]:
+        """The tokens of a prompt, checked; each `<image>` in a text is one of the pictures, or they come first."""
+        if pictures:
+            if not isinstance(prompt, str):
+                raise InvalidInput("pictures go with a text, not with tokens")
+            prompt = self._seeing().encode(prompt, pictures, self.tokenizer.encode)
+        return super().encode(prompt)
+
+    def encode_chat(self, messages: Sequence[Message], pictures: Sequence[Picture] = ()) -> list[int]:
+        """The tokens of a conversation, in whose messages there are so many pictures."""
+        if not pictures:
+            return super().encode_chat(messages)
+        text = self.tokenizer.chat.render(self._parts(messages))
+        return super().encode(self._seeing().encode(text, pictures, self.tokenizer.encode_rendered))
+
+    def see(self, picture: Picture) -> Picture:
+        """A picture that was looked at: used again, it costs nothing."""
+        return self._seeing().look(picture)
+
+    def _seeing(self) -> Pictures:
+        if self.pictures is None:
+            raise InvalidInput("this model sees no pictures: it has no method for them")
+        return self.pictures
+
+    def _known(self) -> int:
+        return self.pictures.end if self.pictures else super()._known()
+
     def generate(
-        self, prompt: Prompt, *, stream: Callable[[str], object] | None = None, **options: Unpack[Options]
+        self,
+        prompt: Prompt,
+        *,
+        stream: Callable[[str], object] | None = None,
+        pictures: Sequence[Picture] = (),
+        **options: Unpack[Options],
     ) -> Generation:
         """The continuation of a prompt. `stream` is called with each piece of text as it comes."""
-        pieces = self.stream(prompt, **options)
+        pieces = self.stream(prompt, pictures=pictures, **options)
         pieces.together = 1 if stream else TOGETHER
         for text in pieces:
             if stream is not None:
@@ -147,9 +186,9 @@ class LanguageModel(Prompts):
                     weakref.finalize(self, self._many.close)
             return self._many
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+    def stream(self, prompt: Prompt, *, pictures: Sequence[Picture] = (), **options: Unpack[Options]) -> Stream:
         """An iterator over the text of the continuation; its `generation` tells the rest."""
-        return self._stream(self.encode(prompt), **options)
+        return self._stream(self.encode(prompt, pictures), **options)
 
     def chat(self, system: str | None = None, **options: Unpack[Options]) -> Any:
         """A conversation with the model; see `Conversation`."""
@@ -221,7 +260,7 @@ class LanguageModel(Prompts):
             if len(tokens) > self.signature.context:
                 made.finish_reason = "context"
                 break
-            seen.update(tokens)
+            seen.update(self._said(tokens) if seen.needed else tokens)
             token, logprob = self.following(stream, tokens, sampling, seen, max_tokens)
             if stream.cancelled:
                 made.finish_reason = "cancelled"
@@ -354,7 +393,12 @@ class LanguageModel(Prompts):
         words = sampling.words(step) if sampling else np.zeros(len(SETTINGS), np.int32)
         bits = seen.bits if seen else np.zeros(1, np.int32)
         at = np.array([position], self.signature.position.numpy)
-        return [tokens, at, words, bits, sampling.how if sampling else 0, targets]
+        rows: Sequence[np.ndarray] = ()
+        if self.pictures and isinstance(tokens, np.ndarray):
+            tokens, *rows = self.pictures.arguments(tokens)
+        elif self.pictures:  # one that was chosen on the device
+            rows = self.pictures.none
+        return [tokens, at, *rows, words, bits, sampling.how if sampling else 0, targets]
 
 
 class _Done:

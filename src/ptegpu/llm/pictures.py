@@ -13,20 +13,29 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import InvalidInput, InvalidProgram
-from ..files import check_regular
+from ..tasks.facts import RESAMPLES
+from ..tasks.media import open_image
 
 METHOD = "ptegpu_pictures"  # gives the facts as JSON
 VISION = "vision"  # pixels (1, 3, size, size) → rows (rows, dim)
 VERSION = 1
-MOST_PIXELS = 1 << 28  # of a file
 LARGEST = 4096  # pixels of a side, before it is cut into tiles
 
-Picture = str | os.PathLike[str] | np.ndarray  # a file, or uint8 (height, width, 3)
+
+class Look(NamedTuple):
+    """A picture that a model has seen: the ids of its rows, and how many tiles it has down and across."""
+
+    ids: list[int]
+    down: int
+    across: int
+
+
+Picture = str | os.PathLike[str] | np.ndarray | Look  # a file, or uint8 (height, width, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,51 +83,28 @@ class Facts:
 
     def text(self, down: int, across: int) -> str:
         """What a prompt has for a picture of so many tiles, without the whole one."""
-        row = self.mark * self.rows
-        lines = (
-            "".join(f"{self.around}<row_{r}_col_{c}>{row}" for c in range(1, across + 1)) + "\n"
-            for r in range(1, down + 1)
-        )
-        return "".join(lines) + ("\n" if down else "") + self.around + self.whole + row + self.around
+        row, made = self.mark * self.rows, ""
+        for r in range(1, down + 1):
+            made += "".join(f"{self.around}<row_{r}_col_{c}>{row}" for c in range(1, across + 1)) + "\n"
+        return made + ("\n" if down else "") + self.around + self.whole + row + self.around
 
 
-def pixels(picture: Picture, facts: Facts) -> tuple[np.ndarray, int, int]:
+def pixels(picture: str | os.PathLike[str] | np.ndarray, facts: Facts) -> tuple[np.ndarray, int, int]:
     """A picture as tiles float32 (n, 3, size, size), and how many there are down and across; the last is the whole."""
-    from PIL import Image
-
-    image = _opened(picture, Image)
-    image = _resized(image, *_longest(image.width, image.height, facts.longest), Image)
+    image = open_image(picture)
+    image = _resized(image, *_longest(image.width, image.height, facts.longest))
     size, down, across = facts.size, 0, 0
     tiles = []
     if facts.split:
-        image = _resized(image, *_multiples(image.width, image.height, size), Image)
+        image = _resized(image, *_multiples(image.width, image.height, size))
         if image.width > size or image.height > size:
             down, across = image.height // size, image.width // size
             corners = [(c * size, r * size) for r in range(down) for c in range(across)]
             tiles = [image.crop((x, y, x + size, y + size)) for x, y in corners]
-    tiles.append(_resized(image, size, size, Image))
+    tiles.append(_resized(image, size, size))
     values = np.stack([np.asarray(tile, np.float32) for tile in tiles]) / np.float32(255)  # (n, size, size, 3)
-    values = (values - np.array(facts.mean, np.float32)) / np.array(facts.std, np.float32)
-    return np.ascontiguousarray(values.transpose(0, 3, 1, 2), np.float32), down, across
-
-
-def _opened(picture: Picture, images: Any) -> Any:
-    if isinstance(picture, np.ndarray):
-        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
-            shape = list(picture.shape)
-            raise InvalidInput(f"a picture is uint8 [height, width, 3], not {picture.dtype} {shape}")
-        return images.fromarray(picture)
-    name = os.fspath(picture)
-    try:
-        check_regular(picture, InvalidInput)
-        image = images.open(picture)
-        if image.width * image.height > MOST_PIXELS:
-            raise InvalidInput(f"{name} has {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are read")
-        return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as e:
-        if isinstance(e, InvalidInput | FileNotFoundError):
-            raise
-        raise InvalidInput(f"{name} is not a picture that can be read: {e}") from None
+    scaled = (values - np.array(facts.mean, np.float32)) / np.array(facts.std, np.float32)
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2), np.float32), down, across
 
 
 def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
@@ -136,8 +122,8 @@ def _multiples(width: int, height: int, size: int) -> tuple[int, int]:
     return (longer, shorter) if width >= height else (shorter, longer)
 
 
-def _resized(image: Any, width: int, height: int, images: Any) -> Any:
-    return image.resize((width, height), images.Resampling.LANCZOS)
+def _resized(image: Any, width: int, height: int) -> Any:
+    return image.resize((width, height), RESAMPLES.index("lanczos"))
 
 
 class Pictures:
@@ -147,14 +133,18 @@ class Pictures:
         self.facts, self.first, self._see = facts, first, see
         self.rows = np.zeros((0, facts.dim), np.float32)
         self._known: dict[bytes, int] = {}  # tiles: where their rows begin
+        self.none = np.ones((1, 1, 1), np.float32), np.zeros((1, 1, facts.dim), np.float32)  # for one token
 
     @property
     def end(self) -> int:
         """The first id that is not known."""
         return self.first + len(self.rows)
 
-    def ids(self, tiles: np.ndarray) -> list[int]:
-        """Those of tiles (n, 3, size, size), which are run if they are new."""
+    def look(self, picture: Picture) -> Look:
+        """A picture's rows, which are computed if they are new."""
+        if isinstance(picture, Look):
+            return picture
+        tiles, down, across = pixels(picture, self.facts)
         found: list[int] = []
         for tile in tiles:
             key = hashlib.sha256(tile.tobytes()).digest()
@@ -166,7 +156,7 @@ class Pictures:
                 self.rows = np.concatenate([self.rows, rows])
             start = self.first + self._known[key]
             found += range(start, start + self.facts.rows)
-        return found
+        return Look(found, down, across)
 
     def encode(self, text: str, pictures: Sequence[Picture], encode: Callable[[str], list[int]]) -> list[int]:
         """The tokens of a text in which each mark is a picture; without marks, pictures come first."""
@@ -175,19 +165,17 @@ class Pictures:
             text = f.mark * len(pictures) + text
         parts = text.split(f.mark)
         if len(parts) != len(pictures) + 1:
-            raise InvalidInput(
-                f"the prompt has {len(parts) - 1} times {f.mark}, and there are {len(pictures)} pictures"
-            )
+            raise InvalidInput(f"the prompt has {len(parts) - 1} × {f.mark}, and there are {len(pictures)} pictures")
         seen: list[int] = []
         whole = parts[0]
         for picture, part in zip(pictures, parts[1:], strict=True):
-            tiles, down, across = pixels(picture, f)
-            seen += self.ids(tiles)
+            ids, down, across = self.look(picture)
+            seen += ids
             whole += f.text(down, across) + part
         tokens = encode(whole)
         places = [k for k, token in enumerate(tokens) if token == f.token]
         if len(places) != len(seen):
-            raise InvalidInput(f"the tokenizer makes {len(places)} tokens of {len(seen)} times {f.mark}")
+            raise InvalidInput(f"the tokenizer makes {len(places)} tokens of {len(seen)} × {f.mark}")
         for place, row in zip(places, seen, strict=True):
             tokens[place] = row
         return tokens
@@ -197,4 +185,4 @@ class Pictures:
         kept = tokens < self.first
         rows = np.zeros((*tokens.shape, self.facts.dim), np.float32)
         rows[~kept] = self.rows[tokens[~kept] - self.first]
-        return np.where(kept, tokens, self.facts.token), kept[..., None].astype(np.float32), rows
+        return np.where(kept, tokens, tokens.dtype.type(self.facts.token)), kept[..., None].astype(np.float32), rows

@@ -76,21 +76,39 @@ class Prompts:
         vocabulary, context = self.signature.vocabulary, self.signature.context
         if not tokens:
             raise InvalidInput("the prompt is empty: give at least one token")
-        unknown = next((t for t in tokens if not 0 <= t < vocabulary), None)
+        unknown = next((t for t in tokens if not 0 <= t < self._known()), None)
         if unknown is not None:
             raise InvalidInput(f"token {unknown} is not in the model's vocabulary of {vocabulary}")
         if len(tokens) > context:
             raise InvalidInput(f"the prompt has {len(tokens)} tokens, the model's context holds {context}")
         return tokens
 
+    def _known(self) -> int:
+        """Ids below it can be run."""
+        return self.signature.vocabulary
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins; checked, too."""
-        return self.encode(self.tokenizer.encode_chat(messages))
+        return self.encode(self.tokenizer.encode_chat(self._parts(messages)))
+
+    def _parts(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages as templates want them: where there may be pictures, a content is a list of parts."""
+        if self.signature.pictures is None:
+            return list(messages)
+        text = [isinstance(m.get("content"), str) for m in messages]
+        return [
+            {**m, "content": [{"type": "text", "text": m["content"]}]} if plain else m
+            for m, plain in zip(messages, text)
+        ]
 
     def writer(self, made: Generation, stop: str | Iterable[str] = ()) -> Writer:
         """What makes text of a generation's tokens."""
-        detokenizer = Detokenizer(self.tokenizer, made.prompt_tokens) if self.has_tokenizer else None
+        detokenizer = Detokenizer(self.tokenizer, self._said(made.prompt_tokens)) if self.has_tokenizer else None
         return Writer(made, detokenizer, StopStrings([stop] if isinstance(stop, str) else stop))
+
+    def _said(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens without those that stand for pictures."""
+        return [t for t in tokens if t < self.signature.vocabulary]
 
     def ends(self, stop_tokens: Iterable[int] | None) -> frozenset[int]:
         """The tokens that end a text: those given, or the model's own."""

@@ -189,6 +189,8 @@ class OneRunner:
 def check_chunk(signature: Signature) -> None:
     if signature.chunk == 1:
         raise UnsupportedProgram("a program that takes one token at a time cannot serve several sequences at once")
+    if signature.pictures:
+        raise UnsupportedProgram("a program that sees pictures cannot serve several sequences at once")
 
 
 def bundle_limits(bundle: Bundle) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
 """What a `.pte` says about the language model in it, read from the file alone: shapes, limits, special tokens.
 
 A language model is a method `forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]` that keeps its
-KV cache inside. `executorch.examples.models.llama` and `ptegpu.export` write such methods, and constant methods
+KV cache inside. One that sees pictures has a method `vision` beside it, and takes rows of it in place of tokens (see
+`pictures.py`). `executorch.examples.models.llama` and `ptegpu.export` write such methods, and constant methods
 (`get_max_context_len`, `get_eos_ids`, …) beside them.
 """
 
@@ -13,6 +14,8 @@ from typing import NoReturn, TypeGuard
 from ..dtypes import DType
 from ..errors import UnsupportedProgram
 from ..format import Method, Program, Tensor
+from .pictures import METHOD as PICTURES
+from .pictures import VISION, Facts
 
 METHOD = "forward"
 SHAPE = "forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]"
@@ -27,6 +30,7 @@ class Signature:
     tokens: DType
     position: DType
     eos: tuple[int, ...]
+    pictures: Facts | None = None  # None: it does not see
 
 
 def read_signature(program: Program) -> Signature:
@@ -37,9 +41,10 @@ def read_signature(program: Program) -> Signature:
         _refuse(name, f"it has no method {METHOD!r}")
     takes = [methods[METHOD].values[k] for k in methods[METHOD].inputs]
     gives = [methods[METHOD].values[k] for k in methods[METHOD].outputs]
-    if len(takes) != 2:
+    pictures = _pictures(methods, name)
+    if len(takes) != (4 if pictures else 2):
         _refuse(name, f"its {METHOD} takes {len(takes)} inputs")
-    tokens, position = takes
+    tokens, position = takes[:2]
     if not _ints(tokens) or len(tokens.sizes) != 2 or tokens.sizes[0] != 1:
         _refuse(name, f"input 0 of its {METHOD} is {_show(tokens)}")
     if not tokens.dynamic and tokens.sizes[1] != 1:
@@ -54,6 +59,8 @@ def read_signature(program: Program) -> Signature:
     if _constant(methods, "use_kv_cache")[:1] == [0]:
         _refuse(name, "it was exported without a KV cache")
     chunk = tokens.sizes[1]
+    if pictures:
+        _check_pictures(methods, name, pictures, chunk, logits.sizes[-1])
     lengths = _constant(methods, "get_max_context_len") or _constant(methods, "get_max_seq_len") or [chunk]
     eos = _constant(methods, "get_eos_ids") or _constant(methods, "get_eos_id")
     return Signature(
@@ -64,7 +71,30 @@ def read_signature(program: Program) -> Signature:
         tokens.dtype,
         position.dtype,
         tuple(eos),
+        pictures,
     )
+
+
+def _pictures(methods: dict[str, Method], name: str) -> Facts | None:
+    method = methods.get(PICTURES)
+    if method is None:
+        return None
+    (text,) = [method.values[k] for k in method.outputs] or [None]
+    return Facts.from_json(text if isinstance(text, str) else "", name)
+
+
+def _check_pictures(methods: dict[str, Method], name: str, facts: Facts, chunk: int, vocabulary: int) -> None:
+    """That the methods are what the facts say."""
+    wanted = [(1, chunk, 1), (1, chunk, facts.dim), (1, 3, facts.size, facts.size), (facts.rows, facts.dim)]
+    vision, forward = methods.get(VISION), methods[METHOD]
+    if vision is None or len(vision.inputs) != 1 or len(vision.outputs) != 1:
+        _refuse(name, f"it has no method {VISION!r} that makes rows of a picture")
+    found = [forward.values[k] for k in forward.inputs[2:]] + [vision.values[k] for k in vision.inputs + vision.outputs]
+    for value, shape in zip(found, wanted, strict=True):
+        if not isinstance(value, Tensor) or value.dtype is not DType.F32 or value.sizes != shape:
+            _refuse(name, f"for pictures, it has {_show(value)} in place of float32{list(shape)}")
+    if facts.token >= vocabulary:
+        _refuse(name, f"token {facts.token} is beyond its vocabulary of {vocabulary}")
 
 
 def _constant(methods: dict[str, Method], name: str) -> list[int]:

@@ -86,7 +86,11 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to where the model's next message begins."""
-        return self._encode(self.chat.render(messages), add_special_tokens=False)
+        return self.encode_rendered(self.chat.render(messages))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The tokens of a text that has all special ones already."""
+        return self._encode(text, add_special_tokens=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones; an incomplete character is U+FFFD."""

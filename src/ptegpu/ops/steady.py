@@ -25,6 +25,11 @@ def steady(call: Call, of: Of, same: Same) -> Dims | None:
     return found if found is not None and len(found) == len(call.outs[0].sizes) else None
 
 
+def copied(call: Call) -> Operand:
+    """The scalar that a call only copies; None if it does more."""
+    return call.args[0] if call.op in _ADDS and call.args[1:] == (0,) else None
+
+
 def first(table: Var, dims: Dims, out: Var, where: str) -> list[Call]:
     """Calls that leave the beginning of a table in `out`."""
     live = [(k, d) for k, d in enumerate(dims) if isinstance(d, Var)]
@@ -116,6 +121,7 @@ def _names(base: str, *kinds: str) -> Sequence[str]:
     return [f"aten.{name}.{kind}" for name in base.split() for kind in kinds]
 
 
+_ADDS = ("add", "executorch_prim.add.Scalar")
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_names("abs neg sign log exp sqrt rsqrt sin cos ceil floor round trunc", "default"), _pointwise),
     **dict.fromkeys(_names("add sub mul div remainder pow", "Tensor", "Scalar"), _pointwise),

@@ -27,12 +27,17 @@ def literal(value: Any, where: str) -> Any:
 def read_field(kind: Any, value: Any, where: str) -> Any:
     """The value that `_plain` made this of, where a field is annotated with `kind`."""
     try:
-        return _reader(kind)(value)
+        return read_value(kind, value)
     except _Wrong as e:
         damaged(f"{where}{e}")
 
 
-class _Wrong(Exception):
+def read_value(kind: Any, value: Any) -> Any:
+    """The same of any JSON; ValueError, with what is wrong after where it is, if that is not of this kind."""
+    return _reader(kind)(value)
+
+
+class _Wrong(ValueError):
     """What is wrong with a value, after where it is."""
 
 

@@ -26,11 +26,11 @@ from ..llm.text import find_tokenizer
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
+from ..tasks.wave import read_wave, resample
 from .facts import METHOD, Facts
 from .folder import exported, is_checkpoint
 from .rules import Piece, Rules, cut, log_softmax
 from .transcript import Segment, Transcript
-from .wave import read_sound
 
 if TYPE_CHECKING:
     from ..gpu import Engine
@@ -137,7 +137,7 @@ class SpeechModel:
         less than how likely that is and the mean logprob of its tokens is below `unlikely`; None: never.
         """
         prompt = self._prompt(language, task)
-        samples = _checked(sound) if isinstance(sound, np.ndarray) else read_sound(sound, self.facts.rate)
+        samples = _checked(sound) if isinstance(sound, np.ndarray) else resample(*read_wave(sound)[:2], self.facts.rate)
         several = len(samples) > self.facts.frames * self.facts.hop
         prompt.timestamps = several if timestamps is None else timestamps
         if self.facts.no_timestamps is None and prompt.timestamps:

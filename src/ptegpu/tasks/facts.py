@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from ..errors import InvalidProgram
 from ..format import Program
-from ..plan.fields import read_field
+from ..plan.fields import read_value
 
 METHOD, VERSION = "ptegpu_facts", 1
 LARGEST = 1 << 24  # characters of the JSON
@@ -119,10 +119,13 @@ def read_facts(program: Program) -> Facts | None:
     if len(values) != 1 or not isinstance(values[0], str) or len(values[0]) > LARGEST:
         raise InvalidProgram(f"{METHOD} does not give one text", path=program.path)
     try:
-        facts: Facts = read_field(Facts, json.loads(values[0]), "facts")
-    except (InvalidProgram, ValueError, RecursionError) as e:
-        why = e.reason if isinstance(e, InvalidProgram) else "it is no JSON"
-        raise InvalidProgram(f"what {METHOD} gives cannot be read: {why}", path=program.path) from None
+        told = json.loads(values[0])
+    except (ValueError, RecursionError):
+        raise InvalidProgram(f"what {METHOD} gives is no JSON", path=program.path) from None
+    try:
+        facts: Facts = read_value(Facts, told)
+    except ValueError as e:
+        raise InvalidProgram(f"{METHOD}{e}", path=program.path) from None
     if problem := _problem(facts, {m.name for m in program.methods}):
         raise InvalidProgram(f"{METHOD}: {problem}", path=program.path)
     return facts

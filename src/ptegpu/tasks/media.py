@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import wave
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ import numpy as np
 from ..errors import InvalidInput
 from ..files import check_regular
 from .facts import RESAMPLES, Audio, Image
+from .wave import read_wave, resample
 
 PIXELS = 1 << 28  # of a picture, at most
-SAMPLES = 1 << 28  # of a sound, over all channels
-ZEROS = 6  # of the sinc on either side, when a sound is resampled
-ROLLOFF = 0.99  # of the highest frequency that is kept
 
 
 def open_image(source: Any, channels: int = 3) -> Any:
@@ -78,60 +75,12 @@ def _crop(x: np.ndarray, height: int, width: int) -> np.ndarray:
         extra = wanted - x.shape[axis]
         if extra > 0:
             around = [(0, 0)] * 3
-            around[axis] = extra // 2, extra - extra // 2
+            around[axis] = extra - extra // 2, extra // 2
             x = np.pad(x, around)
         elif extra < 0:
             first = -extra // 2
             x = np.take(x, range(first, first + wanted), axis)
     return x
-
-
-def read_wave(path: str | os.PathLike[str], most: float = math.inf) -> tuple[np.ndarray, int, float]:
-    """float32 (samples,) from -1 to 1, the mean of all channels, of at most so many seconds; the rate; all seconds."""
-    check_regular(path, InvalidInput)
-    try:
-        with wave.open(str(path), "rb") as file:
-            channels, width, rate, count = file.getparams()[:4]
-            frames = count if math.isinf(most) else min(count, math.ceil(most * rate))
-            if channels < 1 or rate < 1 or frames * channels > SAMPLES:
-                raise InvalidInput(f"{path} has {frames:,} × {channels} samples, more than {SAMPLES:,}")
-            data = file.readframes(frames)
-    except (wave.Error, EOFError, ValueError) as e:
-        if isinstance(e, InvalidInput):
-            raise
-        raise InvalidInput(f"{path} is no .wav file of plain samples: {e}") from None
-    samples = _samples(data[: len(data) // (width * channels) * width * channels], width)
-    if not samples.size:
-        raise InvalidInput(f"{path} has no samples")
-    return samples.reshape(-1, channels).mean(1, dtype=np.float32), rate, count / rate
-
-
-def _samples(data: bytes, width: int) -> np.ndarray:
-    if width == 1:
-        return np.frombuffer(data, np.uint8).astype(np.float32) / 128 - 1
-    if width == 3:  # the upper bytes of 32 bits
-        wide = np.zeros((len(data) // 3, 4), np.uint8)
-        wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
-        data, width = wide.tobytes(), 4
-    return np.frombuffer(data, f"<i{width}").astype(np.float32) / (1 << (8 * width - 1))
-
-
-def resample(x: np.ndarray, rate: int, wanted: int) -> np.ndarray:
-    """A wave at another rate: at each new sample, a sinc over the old ones, cut off by a Hann window."""
-    if rate == wanted:
-        return x
-    count = -(-len(x) * wanted // rate)
-    cut = min(1.0, wanted / rate) * ROLLOFF
-    reach = math.ceil(ZEROS / cut)
-    around = np.pad(x, (reach, reach + 1)).astype(np.float64)
-    at = np.arange(count) * (rate / wanted)
-    first = at.astype(np.int64)
-    made = np.zeros(count)
-    for k in range(-reach + 1, reach + 1):
-        t = (at - first - k) * cut
-        weight = np.sinc(t) * np.cos(np.clip(t / ZEROS, -1, 1) * (math.pi / 2)) ** 2
-        made += cut * weight * around[np.minimum(first + k + reach, len(around) - 1)]
-    return made.astype(np.float32)
 
 
 def sound(source: Any, facts: Audio, rate: int | None = None) -> tuple[np.ndarray, float]:
@@ -183,8 +132,8 @@ def _power(frames: np.ndarray, size: int) -> np.ndarray:
 
 
 @cache
-def slaney_filters(mels: int, rate: int) -> np.ndarray:
-    """(201 frequencies, mels): triangles of equal area between frequencies that sound equally far apart."""
+def slaney_filters(mels: int, rate: int, frequencies: int = 201) -> np.ndarray:
+    """(frequencies, mels): triangles of equal area between frequencies that sound equally far apart."""
 
     def hertz(mel: np.ndarray) -> np.ndarray:
         return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * math.log(6.4) / 27))
@@ -192,7 +141,7 @@ def slaney_filters(mels: int, rate: int) -> np.ndarray:
     top = rate / 2
     highest = 15 + 27 * math.log(top / 1000) / math.log(6.4) if top >= 1000 else 3 * top / 200
     edges = hertz(np.linspace(0, highest, mels + 2))
-    return _triangles(np.linspace(0, top, 201), edges) * (2 / (edges[2:] - edges[:-2]))
+    return _triangles(np.linspace(0, top, frequencies), edges) * (2 / (edges[2:] - edges[:-2]))
 
 
 @cache

@@ -228,7 +228,8 @@ class Pipeline:
             raise InvalidInput(f"there are {len(at)} masks in the text; write {mask} once, for the word to fill in")
         parts = softmax(logits[at[0]])
         order = np.argsort(-parts, kind="stable")[:top]
-        return [Label(self.tokenizer.decode([int(k)]).strip(), float(parts[k])) for k in order]
+        words = [self.tokenizer.decode([int(k)]).strip() or self.tokenizer.decode_token(int(k)) for k in order]
+        return [Label(word, float(parts[k])) for word, k in zip(words, order)]
 
     def _spoken(self, logits: np.ndarray) -> str:
         best = logits.argmax(-1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptegpu.errors import InvalidInput
-from ptegpu.speech.wave import read_sound, read_wave, resampled
+from ptegpu.tasks.wave import read_wave, resample
 
 WAVE = np.sin(np.arange(400) / 7) * 0.9
 
@@ -39,8 +39,8 @@ def wav(path: Path, kind: int, bits: int, samples: np.ndarray, rate: int = 16000
 @pytest.mark.parametrize("extended", [False, True])
 def test_kinds(tmp_path: Path, kind: int, bits: int, extended: bool) -> None:
     stereo = np.stack([WAVE, WAVE * 0.5], axis=1)
-    found, rate = read_wave(wav(tmp_path / "a.wav", kind, bits, stereo, 44100, extended))
-    assert (44100, (400,), np.float32) == (rate, found.shape, found.dtype)
+    found, rate, seconds = read_wave(wav(tmp_path / "a.wav", kind, bits, stereo, 44100, extended))
+    assert (44100, 400 / 44100, (400,), np.float32) == (rate, seconds, found.shape, found.dtype)
     assert np.abs(found - WAVE * 0.75).max() < (0.01 if bits == 8 else 1e-4)
 
 
@@ -50,14 +50,21 @@ def test_rates(tmp_path: Path, rate: int) -> None:
     tone = np.sin(2 * np.pi * 440 * t)
     too_high = 0.5 * np.sin(2 * np.pi * 9000 * t) if rate > 20000 else 0
     path = wav(tmp_path / "a.wav", 3, 32, (tone + too_high)[:, None], rate)
-    found = read_sound(path, 16000)
+    found = resample(*read_wave(path)[:2], 16000)
     assert 16000 == len(found)
     inner = slice(300, -300)
     assert np.abs(found - np.sin(2 * np.pi * 440 * np.arange(16000) / 16000))[inner].max() < 1e-3
 
 
+def test_the_beginning(tmp_path: Path) -> None:
+    path = wav(tmp_path / "a.wav", 1, 16, WAVE[:, None], 1000)
+    found, _, seconds = read_wave(path, 0.1)
+    assert (100, 0.4) == (len(found), seconds)
+    np.testing.assert_array_equal(read_wave(path)[0][:100], found)
+
+
 def test_nothing_to_resample() -> None:
-    assert 0 == len(resampled(np.zeros(0, np.float32), 44100, 16000))
+    assert 0 == len(resample(np.zeros(0, np.float32), 44100, 16000))
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -77,7 +84,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(InvalidInput) as found:
             read_wave(path)
-        assert f"is not a WAV file that can be read: {why}" in str(found.value)
+        assert f"is no .wav file of plain samples: {why}" in str(found.value)
         assert "\n" not in str(found.value)
     with pytest.raises(InvalidInput, match="is a folder"):
         read_wave(tmp_path)
@@ -91,7 +98,7 @@ def test_a_file_that_is_cut(tmp_path: Path, length: int) -> None:
     path = wav(tmp_path / "a.wav", 1, 16, WAVE[:, None])
     path.write_bytes(path.read_bytes()[:length])
     try:
-        found, _ = read_wave(path)
+        found, *_ = read_wave(path)
     except InvalidInput:
         return
     assert len(found) <= len(WAVE)

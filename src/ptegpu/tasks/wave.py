@@ -22,14 +22,8 @@ ZEROS, ROLLOFF, BETA = 32, 0.95, 10.0  # of the filter: crossings on a side, whe
 AT_ONCE, PHASES = 1 << 14, 256  # samples of the result that are made together, and filters for them
 
 
-def read_sound(path: str | os.PathLike[str], rate: int) -> np.ndarray:
-    """The samples at this rate, one channel, float32 from -1 to 1."""
-    samples, given = read_wave(path)
-    return resampled(samples, given, rate)
-
-
-def read_wave(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
-    """The mean of all channels, float32, and its rate."""
+def read_wave(path: str | os.PathLike[str], most: float = math.inf) -> tuple[np.ndarray, int, float]:
+    """float32 (samples,) from -1 to 1, the mean of all channels, of at most so many seconds; the rate; all seconds."""
     name = os.fspath(path)
     data = memoryview(read(path, InvalidInput, LARGEST))
     if len(data) < 12 or bytes(data[:4]) != b"RIFF" or bytes(data[8:12]) != b"WAVE":
@@ -49,16 +43,19 @@ def read_wave(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
         elif kind == b"data":
             if form is None:
                 _fail(name, "it says nothing of its format")
-            return _samples(name, body, form)
+            return _samples(name, body, form, most)
     _fail(name, "it has no samples")
 
 
-def _samples(name: str, body: memoryview, form: tuple[int, ...]) -> tuple[np.ndarray, int]:
+def _samples(name: str, body: memoryview, form: tuple[int, ...], most: float) -> tuple[np.ndarray, int, float]:
     kind, channels, rate, _, _, bits = form
     if not 1 <= channels <= CHANNELS or not RATES[0] <= rate <= RATES[1]:
         _fail(name, f"it has {channels} channels of {rate} samples in a second")
     width = bits // 8
-    body = body[: len(body) // (width * channels or 1) * (width * channels)]
+    count = len(body) // (width * channels or 1)
+    if not count:
+        _fail(name, "it has no samples")
+    body = body[: int(min(count, math.ceil(min(most, count) * rate))) * width * channels]
     match kind, bits:  # 1: integers, 3: floats
         case (1, 8):
             found = np.frombuffer(body, np.uint8).astype(np.float32) / 128 - 1
@@ -76,15 +73,15 @@ def _samples(name: str, body: memoryview, form: tuple[int, ...]) -> tuple[np.nda
             _fail(name, f"samples of kind {kind} with {bits} bits are not supported")
     if not np.isfinite(found).all():
         raise InvalidInput(f"{name}: samples are not finite numbers")
-    return found.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate
+    return found.reshape(-1, channels).mean(axis=1, dtype=np.float32), rate, count / rate
 
 
 def _fail(name: str, why: str) -> NoReturn:
     other = Path(name).with_suffix(".wav").name
-    raise InvalidInput(f"{name} is not a WAV file that can be read: {why}; try ffmpeg -i {name} -ar 16000 new-{other}")
+    raise InvalidInput(f"{name} is no .wav file of plain samples: {why}; try ffmpeg -i {name} new-{other}")
 
 
-def resampled(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
+def resample(samples: np.ndarray, rate: int, wanted: int) -> np.ndarray:
     """At another rate, by a sinc with a Kaiser window; what the new rate cannot hold is left out."""
     if rate == wanted:
         return samples

@@ -1,0 +1,87 @@
+"""Every family from a checkpoint of transformers to the GPU: a prompt, 32 tokens, and several texts at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.export.llm_families import FAMILIES, write
+from tests.export.test_decoder import PROMPT, STEPS, TOKENS, apart, expected, logits
+
+import ptegpu
+from ptegpu.errors import UnsupportedProgram
+from ptegpu.export import ExportedModel, Options, export_llm, load_decoder
+from ptegpu.export.backend import torch
+from ptegpu.llm import BatchEngine, LanguageModel
+
+TOLERANCE = 1e-4  # of the largest logit
+CHUNKS = [PROMPT] + [1] * STEPS
+QUICK = ("qwen2_moe",)  # the rest takes minutes
+
+
+def on_gpu(path: Path, chunks: list[int]) -> torch.Tensor:
+    """The logits of the last token of every chunk, (chunks, V)."""
+    found, first = [], 0
+    with ptegpu.load(path, methods=["forward"]) as program:
+        for tokens in TOKENS[:, : sum(chunks)].split(chunks, dim=1):
+            found.append(torch.as_tensor(program(tokens.numpy(), np.array([first])))[0])
+            first += tokens.shape[1]
+    return torch.stack(found)
+
+
+def exported(folder: Path, options: Options | None = None) -> ExportedModel:
+    made = export_llm(folder, folder / "model.pte", options, check=False)
+    assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
+    return made
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.heavy) for n in FAMILIES])
+def test_as_transformers(name: str, tmp_path: Path) -> None:
+    wanted = expected(write(tmp_path, name), CHUNKS)[0, PROMPT - 1 :]
+    made = exported(tmp_path)
+    assert apart(on_gpu(tmp_path / "model.pte", CHUNKS), wanted) < TOLERANCE
+    with ptegpu.load(tmp_path / "model.pte") as program:
+        assert program.method("forward").in_one_plan
+    if name not in QUICK:
+        several_at_once(tmp_path / "model.pte", made)
+
+
+def several_at_once(path: Path, made: ExportedModel) -> None:
+    """The same texts as one by one; where a program cannot be turned, it has windows or capped scores."""
+    prompts = [TOKENS[0, k : k + n].tolist() for k, n in ((0, 5), (7, 9), (20, 3))]
+    with LanguageModel(path) as model:
+        alone = [model.generate(prompt, max_tokens=8, temperature=0).tokens for prompt in prompts]
+    masked = made.config.attention_cap is not None or any(layer.window for layer in made.config.layers)
+    try:
+        with BatchEngine(path, one_by_one=False) as engine:
+            together = [engine.submit(prompt, {"max_tokens": 8, "temperature": 0}) for prompt in prompts]
+            assert alone == [handle.wait().tokens for handle in together]
+    except UnsupportedProgram as e:
+        assert masked and "cannot serve several sequences at once" in str(e)
+    else:
+        assert not masked
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("phi3", Options(quantize="4bit")),
+        ("gpt2", Options(quantize="4bit")),
+        ("falcon-new", Options(quantize="8bit")),
+        ("cohere", Options(quantize="8da4w")),
+        ("qwen3_moe", Options(quantize="4bit")),
+        ("mixtral", Options(quantize="8bit")),
+        ("mixtral", Options(quantize="8da4w")),
+        ("stablelm", Options(dtype="float16")),
+        ("qwen2_moe", Options(dtype="float16")),
+    ],
+)
+def test_in_few_bits(name: str, options: Options, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    exported(tmp_path, options)
+    chunks = [PROMPT, 1, 1, 1]
+    wanted = logits(load_decoder(tmp_path, options)[0], chunks)
+    rounded = options.dtype == "float16" or options.quantize == "8da4w"
+    assert apart(on_gpu(tmp_path / "model.pte", chunks), wanted) < (3e-2 if rounded else TOLERANCE)
