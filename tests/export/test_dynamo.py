@@ -159,6 +159,23 @@ def test_what_the_gpu_cannot_do_runs_in_eager_pytorch_with_a_word() -> None:
         torch.compile(module, backend=NAME, options={**SINGLE, "fallback": False})(x)
 
 
+class Counts(nn.Module):
+    def forward(self, x: torch.Tensor, table: torch.Tensor, n: int) -> torch.Tensor:
+        return table[x] * n
+
+
+def test_errors_of_a_call_and_numbers_that_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ptegpu.export.dynamo.MOST_NUMBERS", 2)
+    compiled = torch.compile(Counts(), backend=NAME, options=SINGLE, dynamic=True)
+    x, table = torch.tensor([1, 0, 3]), torch.randn(4, 5)
+    with pytest.raises(IndexError):
+        compiled(x + 1, table, 3)
+    for n in (3, 4):
+        equal(compiled(x, table, n), table[x] * n)
+    with pytest.warns(EagerFallback, match="it takes numbers that change, and was lowered for 2 of them"):
+        equal(compiled(x, table, 5), table[x] * 5)
+
+
 def test_gradients_are_left_to_eager_pytorch() -> None:
     module = nn.Linear(6, 4)
     message = r"gradients are wanted: call the module in torch\.no_grad\(\) or torch\.inference_mode\(\)"

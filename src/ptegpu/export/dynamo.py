@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import ExportError, InvalidInput, PtegpuError, ShapeError
+from ..errors import ExportError, IndexOutOfRange, InvalidInput, PtegpuError, ShapeError
 from ..gpu.threads import Lock
 from ..printing import shown
 from .backend import torch
@@ -30,7 +30,7 @@ LOADING = ("device", "engine", "precision", "limits")
 OPTIONS = {*LOADING, "delegate", "fallback"}
 LEAST_BOUND = 16  # of a size that may change
 MOST_PROGRAMS = 8  # for sizes of one variant
-MOST_VARIANTS = 256  # weights and numbers of one graph
+MOST_NUMBERS = 8  # that a graph is lowered for, with the same weights
 SHOWN = 4  # lines of an error
 OPERATOR = re.compile(r"\d+ × (?:\w+(?:::|\.))?(\w+)")
 PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
@@ -139,8 +139,16 @@ class Graph:
             raise self.error
         if program is None:
             return self._eagerly(args)
-        with torch.no_grad():
-            results = program(*[args[k] for k in self.tensors])
+        try:
+            with torch.no_grad():
+                results = program(*[args[k] for k in self.tensors])
+        except IndexOutOfRange:  # an IndexError, as in eager PyTorch
+            raise
+        except PtegpuError as e:  # before anything was written
+            if not self.fallback:
+                raise
+            self.error = e
+            return self._eagerly(args)
         values = self._values(args)
         found: list[Any] = []
         for result, make in zip(results, self.results, strict=True):
@@ -165,14 +173,14 @@ class Graph:
         """For these weights, numbers and sizes."""
         weights = [args[k] for k in self.weights]
         numbers = tuple([_number(args[k]) for k in self.numbers])
-        key = (*map(id, weights), *numbers)
+        key = tuple(map(id, weights)), numbers
         variant = self.variants.get(key)
         if variant is None or not variant.holds(weights):
-            self._drop(key)
+            self._forget(key)
+            if sum(key[0] == other for other, _ in self.variants) >= MOST_NUMBERS:
+                raise ExportError(f"it takes numbers that change, and was lowered for {MOST_NUMBERS} of them")
             variant = Variant([weakref.ref(w) for w in weights], _versions(weights))
             self.variants[key] = variant
-            while len(self.variants) > MOST_VARIANTS:
-                self._drop(next(iter(self.variants)))
         shapes = [args[k].shape for k in self.tensors]
         for program in variant.programs:
             if program.takes(shapes):
@@ -186,10 +194,11 @@ class Graph:
             variant.programs.pop(0).close()
         return program
 
-    def _drop(self, key: Any) -> None:
-        variant = self.variants.pop(key, None)
-        if variant is not None:
-            variant.close()
+    def _forget(self, key: Any) -> None:
+        """The variant of this key, and those whose weights are gone."""
+        for other, variant in list(self.variants.items()):
+            if other == key or any(ref() is None for ref in variant.weights):
+                self.variants.pop(other).close()
 
     def _lowered(self, args: Sequence[Any]) -> CompiledModule:
         traced = _Traced(self, args).eval()
