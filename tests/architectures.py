@@ -347,6 +347,7 @@ ARCHITECTURES: list[Architecture] = [
         "DistilBERT", "DistilBertForSequenceClassification", "DistilBert", dim=32, n_heads=4, n_layers=2, hidden_dim=48
     ),
     text("ALBERT", "AlbertForMaskedLM", "Albert", embedding_size=16),
+    text("ELECTRA", "ElectraForQuestionAnswering", "Electra", embedding_size=16),
     text("DeBERTa-v2", "DebertaV2ForTokenClassification", "DebertaV2", **DISENTANGLED),
     text("MPNet", "MPNetModel", "MPNet"),
     text(
@@ -429,6 +430,7 @@ ARCHITECTURES: list[Architecture] = [
         sr_ratios=[4, 2, 2, 1],
         **PYRAMID,
     ),
+    image("Depth Anything", "DepthAnythingForDepthEstimation", _depth_anything),
     image(
         "YOLOS",
         "YolosForObjectDetection",
