@@ -118,7 +118,7 @@ def exported(s: Shape) -> bytes:
                 setattr(module, name, GroupedEmbedding(tied))
             elif hasattr(child, "weight") and getattr(child.weight, "is_meta", False):
                 child.weight = torch.nn.Parameter(torch.rand(child.weight.shape, generator=generator))
-    program = trace(decoder, *example(options))
+    program = trace(decoder, *example(options, decoder, None))
     outside = {"external_constants_max_data_bytes": 1 << 40, "texture_limits": NO_LIMITS}
     return lower(program, options=outside, constants=metadata(config, options)).data
 

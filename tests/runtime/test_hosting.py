@@ -97,8 +97,17 @@ def test_what_depends_on_no_input_is_computed_at_load(delegate: bool) -> None:
         assert program.method("forward").in_one_plan
 
 
+class Shares(Buckets):
+    """Positions as shares of the length: another length has other ones."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        here = torch.arange(ids.shape[1]) * 15 // ids.shape[1]
+        bucket = torch.log(here.double() + 1).to(torch.int64)
+        return self.tokens(ids) + self.biases(bucket)
+
+
 def test_what_depends_on_sizes_is_computed_once_per_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Buckets().eval()
+    module = Shares().eval()
     name = "aten.log.default"
     counted: list[int] = []
     kernel = PORTABLE[name]

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..compiler.program import read_source
 from ..errors import InvalidInput, UnsupportedProgram
 from ..folders import program_of
+from ..format import read_program
 from ..gpu.pipelines import silent
 from ..llm.text import Tokenizer, find_tokenizer
 from ..plan.bundle import Bundle
@@ -259,7 +259,7 @@ def pipeline(
     """
     path = program_of(path, options.get("progress") or silent)
     source: Any = Bundle.load(path) if is_bundle(Path(path)) else Path(path)
-    file = source.file if isinstance(source, Bundle) else read_source(source)
+    file = source.file if isinstance(source, Bundle) else read_program(source)
     facts = read_facts(file)
     if facts is None:
         raise UnsupportedProgram(
