@@ -697,6 +697,7 @@ def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Se
 
 def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
     code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever started us may ignore it
         f"import sys; sys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.web import site\n"
         f"site.FILES = Path({str(files)!r})\nfrom ptegpu.cli import main\n"
         f"main(['web', 'digits', '-o', {str(tmp_path / 'site')!r}, '--no-check', '--serve', '--port', '0'])"
