@@ -281,6 +281,10 @@ REFUSED = [
     (conv((1, 3, 4, 4), (5, 3, 3, 3), [1, 1, 1]), "stride [1, 1, 1] does not fit 2 dimensions"),
     (conv((1, 3, 4, 4), (5, 3, 3, 3), [0, 1]), "stride [0, 1] does not fit 2 dimensions"),
     (
+        conv((1, 3, 4, 4), (5, 3, 3, 3), [1, 1 << 40]),
+        "stride [1, 1099511627776], padding [0, 0] and dilation [1, 1] are 16,777,216 at most",
+    ),
+    (
         conv((1, 3, 2, 4), (5, 3, 3, 3)),
         "a kernel of [3, 3] does not fit an input of [2, 4] with padding [0, 0]",
     ),

@@ -141,10 +141,11 @@ def formula(node: Node, target: Target) -> Formula | None:
 def work(node: Node) -> Work | None:
     """What the node computes at its live shapes, if that is one work, maybe with what was joined to it."""
     try:
-        (only,) = node.op.steps_into(node.args, tensors(node), Target(), whole=True)
+        steps = node.op.steps_into(node.args, tensors(node), Target(), whole=True)
+        only = next(steps, None)
+        return only if isinstance(only, Work) and next(steps, None) is None else None
     except (PtegpuError, TypeError, ValueError):
         return None
-    return only if isinstance(only, Work) else None
 
 
 def product(node: Node) -> Product | None:

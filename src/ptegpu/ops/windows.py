@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FEW = 64  # weights per tap and group for which a transposed convolution is not worth three dispatches
 NARROW = 16  # output channels of a group below which tiles of a product would be mostly idle
+FARTHEST = 1 << 24  # what a stride, a padding or a dilation may be: offsets have 32 bits
 LONGEST_LINE = 32  # taps along the innermost axis that are worth unrolling
 
 
@@ -95,6 +96,8 @@ def window_of(
     steps = per_axis("stride", stride, rank, 1)
     pads = per_axis("padding", padding, rank, 0)
     spread = per_axis("dilation", dilation, rank, 1)
+    if max(*steps, *pads, *spread) > FARTHEST:
+        raise ShapeError(f"stride {stride}, padding {padding} and dilation {dilation} are {FARTHEST:,} at most")
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, spread, strict=True)]
     if output_padding is not None:
         more = per_axis("output_padding", output_padding, rank, 0)
