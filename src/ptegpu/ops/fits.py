@@ -1,7 +1,7 @@
 """What an operator's tensors must be, in one line where it is registered; checked before its rule runs.
 
     @op("aten.native_group_norm.default", fits="x float[n, c, ...], weight [c], bias [c]")
-    @op("aten.searchsorted.Tensor", fits="sequence number, values sequence, sorter int -> int32")
+    @op("aten.searchsorted.Tensor", fits="sequence number, values sequence, sorter int32 -> int32")
 
 An entry names a parameter, then its dtype, then its sizes in brackets; the latter two may be left out.
 

@@ -28,7 +28,7 @@ def _found(values: Tensor, sequence: Tensor, right: bool, sorter: Tensor | None,
     yield Dispatch(kernel, [values, sequence, *([sorter] if sorter else [])], [out], groups, params)
 
 
-@op("aten.searchsorted.Tensor", wide=True, fits="sequence number, sorter int")
+@op("aten.searchsorted.Tensor", wide=True, fits="sequence number, sorter int32")
 def searchsorted(
     sequence: Tensor,
     values: Tensor,
