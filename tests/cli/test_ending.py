@@ -77,7 +77,6 @@ def test_an_interrupt_while_it_starts(mlp: Path) -> None:
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=100)
         ends.append((process.returncode, err))
-    assert (130, b"") == ends[0]
     assert {(130, b"")} <= set(ends) <= {(130, b""), (0, b"")}  # a fast machine is done before the last ones
 
 

@@ -12,13 +12,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import pytest
 
-from ptegpu.errors import DeviceError
+from ptegpu.errors import DeviceError, DeviceLost
 from ptegpu.gpu import Device
 from ptegpu.gpu.held import said
+from ptegpu.gpu.webgpu import WebGPU
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 100  # that a hang is given; the tests take a few
@@ -165,3 +166,12 @@ def test_a_callback_that_is_interrupted_does_its_work_and_the_interrupt_is_raise
     assert 1 == len(said.errors)
     with pytest.raises(DeviceError):
         device.api.buffer("refused", 16, 0)
+
+
+def test_an_interrupt_in_the_callback_of_a_loss_is_raised_before_the_loss() -> None:
+    """Whoever handles DeviceLost would not hear of the interrupt otherwise."""
+    said.raised.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        WebGPU.check_alive(SimpleNamespace(lost=["it is gone"]))  # type: ignore[arg-type]
+    with pytest.raises(DeviceLost, match="it is gone"):
+        WebGPU.check_alive(SimpleNamespace(lost=["it is gone"]))  # type: ignore[arg-type]

@@ -140,7 +140,8 @@ class WebGPU:
         raise NotImplementedError
 
     def check_alive(self) -> None:
-        """Raises DeviceLost when the device is gone."""
+        """Raise DeviceLost if the device is gone, or what a signal handler raised in the callback that said so."""
+        held.raise_delayed()
         if self.lost:
             raise held.lost(self.lost[0])
 
