@@ -244,6 +244,27 @@ def test_more_sizes_than_are_looked_at_are_sampled(monkeypatch: pytest.MonkeyPat
     assert [(17,), (33,)] == shapes_of(planner.plan(), (17,), (33,))
 
 
+@pytest.mark.parametrize(
+    "axes",
+    [
+        [range(513), range(513), [64]],  # Linear on x (b ≤ 512, t ≤ 512, 64)
+        [range(513), range(513)],
+        [range(100)] * 3,
+        [range(50)] * 7,
+        [range(20), range(16385), [1, 2, 4]],
+        [list(range(3, 40000, 7)), [9]],
+    ],
+    ids=["linear", "two", "three", "seven", "unequal", "named"],
+)
+def test_a_sample_has_small_sizes_and_the_largest_of_every_axis(axes: list[Sequence[int]]) -> None:
+    sample = module._sampled(axes)
+    points = set(map(tuple, sample.tolist()))
+    assert len(points) == len(sample) <= 2 * module.MAX_POINTS
+    assert {tuple(axis[0] for axis in axes), tuple(axis[-1] for axis in axes)} <= points
+    for k, axis in enumerate(axes):
+        assert set(axis[:16]) | {axis[-1]} <= set(sample[:, k].tolist()) <= set(axis)
+
+
 def test_a_graph_of_fixed_shapes_that_is_wrong_raises_at_once() -> None:
     graph = joining()
     with pytest.raises(ShapeError) as error:

@@ -15,6 +15,8 @@ from torch import nn
 from torch.export import Dim
 
 import ptegpu
+from ptegpu.plan.resolve import Resolver, chosen
+from ptegpu.plan.save import to_bytes
 
 
 class Perceptron(nn.Module):
@@ -95,6 +97,24 @@ def test_sizes_never_seen_make_nothing_once_a_program_is_prepared(name: str) -> 
         made = program.device.counters.since(before)
         assert (0, 0, 0) == (made.buffers_created, made.bind_groups_created, made.pipelines_created)
         assert [0] == [engine.extended for engine in program._methods["forward"].engines.values()]
+
+
+def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size() -> None:
+    module, rng = nn.Linear(16, 8).eval(), random.Random(0)
+    dims = {0: Dim("b", max=512), 1: Dim("t", max=512)}
+    data = to_bytes(ptegpu.compile(export(module, (torch.ones(2, 3, 16),), dynamic_shapes=(dims,))))
+    sizes = [(rng.randint(1, 512), rng.randint(1, 512)) for _ in range(2000)]
+    sizes += [(b, t) for b in range(1, 9) for t in (*range(1, 9), 512)]
+    with ptegpu.load(data) as program:
+        (plan,) = program.method("forward").plans
+        resolver = Resolver(plan)
+        for b, t in sizes:
+            at = resolver.at([(b, t, 16)], lambda _input, _element: 0)
+            assert at is not None and not plan.families[at.family].refusal, (b, t)
+            assert not [c.refusal for c in chosen(plan, at) if c.refusal], (b, t)
+        for b, t in ((1, 1), (8, 8), (64, 64), (1, 512), (512, 1), (3, 37)):
+            x = torch.randn(b, t, 16)
+            close(program(x), module(x).detach(), 1e-4)
 
 
 def test_calls_leave_a_plan_as_it_was() -> None:

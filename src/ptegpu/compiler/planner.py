@@ -42,6 +42,7 @@ from .indices import Indices
 from .node import Lowering, Tables, number
 
 MAX_POINTS = 16384  # sizes that are looked at
+PICKED = 64  # values of one size, where not all are looked at
 MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
 INT_RANGE = (-(2**31), 2**31 - 1)
 
@@ -455,24 +456,34 @@ def _guards(trace: Trace, refusal: PtegpuError | None) -> tuple[int, ...]:
 
 
 def _sampled(axes: Sequence[Sequence[int]]) -> np.ndarray:
-    """Points on a coarser grid: small values, those around powers of two, the largest, and some between."""
-    each = max(2, int(MAX_POINTS ** (1 / len(axes))))
-    if each < 4:  # too many axes for a grid
-        rng = np.random.default_rng(0)
-        picks = [[axis[k] for k in rng.integers(len(axis), size=512)] for axis in axes]
-        return np.stack([np.r_[p, axis[-1]] for p, axis in zip(picks, axes, strict=True)], axis=1)
-    chosen = [_picked(axis, each) for axis in axes]
-    return np.array(list(itertools.islice(itertools.product(*chosen), 4 * MAX_POINTS)), np.int64)
+    """Return at most 2 × MAX_POINTS points, in order: a coarse grid, if there is room for one, and random points.
+
+    The smallest values and the largest of every axis are among them, also all together.
+    """
+    rng = np.random.default_rng(0)
+    picked = [_picked(axis, PICKED) for axis in axes]
+    count = max(map(len, picked))
+    along = [[p[min(k, len(p) - 1)] for p in picked] for k in range(count)]
+    back = [[p[max(len(p) - 1 - k, 0)] for p in picked] for k in range(count)]
+    dense = [rng.choice(p, MAX_POINTS // 8) for p in picked]  # where values are small, as the bounds of kernels are
+    even = [np.array(axis)[rng.integers(len(axis), size=MAX_POINTS // 8)] for axis in axes]
+    parts = [np.array(along), np.array(back), np.stack(dense, 1), np.stack(even, 1)]
+    each = int(MAX_POINTS ** (1 / sum(len(axis) > 1 for axis in axes)))
+    if each >= 4:
+        parts.append(np.array(list(itertools.product(*(_picked(axis, each) for axis in axes)))))
+    return np.unique(np.concatenate(parts).astype(np.int64), axis=0)
 
 
 def _picked(axis: Sequence[int], count: int) -> list[int]:
+    """Return `count` values of an axis: the largest, the smallest, powers of two and their neighbours, others."""
     if len(axis) <= count:
         return list(axis)
-    powers = [n for k in range(axis[-1].bit_length()) for n in ((1 << k) - 1, 1 << k, (1 << k) + 1)]
-    spread = [axis[round(k * (len(axis) - 1) / count)] for k in range(count + 1)]
-    ordered = [axis[-1], 0, *sorted(powers, key=lambda n: n), *spread]
     known = axis if isinstance(axis, range) else set(axis)
-    return sorted(dict.fromkeys([n for n in ordered if n in known]))[-count:]
+    powers = [1 << k for k in range(axis[-1].bit_length())]
+    around = [n for power in powers for n in (power - 1, power + 1)]
+    between = [axis[round(k * (len(axis) - 1) / count)] for k in range(count)]
+    ordered = [axis[-1], *axis[: count // 4], *powers, *around, *between, *axis]
+    return sorted(itertools.islice(dict.fromkeys(n for n in ordered if n in known), count))
 
 
 def _rounded(graph: Graph) -> bool:
