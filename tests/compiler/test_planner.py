@@ -278,6 +278,32 @@ def test_a_graph_of_fixed_shapes_that_is_wrong_raises_at_once() -> None:
     assert "aten.relu.default #0 gives [4, 3], the program says [5, 3]" == str(wrong.value)
 
 
+def sliced_by_data(width: int = 4) -> Graph:
+    """x[:at[0]] of a static x (8, 4), declared as (8, width)."""
+    s = Sketch()
+    x, at = s.input(8, 4), s.input(1, dtype=DType.I32)
+    end = s.node("et_vk.select_as_symint.default", at, 0, 0)
+    assert isinstance(end, Sym)
+    end.value = 8
+    y = s.tensor("aten.slice_copy.Tensor", x, 0, 0, end, 1)
+    y.max_shape = y.shape = (8, width)
+    return s.returns(y)
+
+
+def test_shapes_of_a_static_graph_may_come_from_data() -> None:
+    plan = Planner(sliced_by_data(), Target(), ahead=True).cover().plan()
+    for end in range(-9, 10):
+        given = [np.zeros((8, 4), np.float32), np.array([end], np.int32)]
+        (out,) = evaluated(plan, *sizes_of(given)).outputs
+        assert (len(range(8)[:end]), 4) == out.shape
+
+
+def test_a_declared_shape_that_is_wrong_is_told_in_numbers() -> None:
+    with pytest.raises(InvalidProgram) as wrong:
+        Planner(sliced_by_data(width=5), Target()).cover()
+    assert "aten.slice_copy.Tensor #1 gives [up to 8, 4], the program says [8, 5]" == str(wrong.value)
+
+
 def test_what_a_kernel_refuses_at_some_sizes_runs_at_others() -> None:
     s = Sketch()
     y = s.tensor("aten._softmax.default", s.input(4, 9, dtype=DType.F16), -1, False)

@@ -37,12 +37,13 @@ from ..plan.plan import (
     Port,
 )
 from ..plan.target import Target
-from ..sizes import BIG, Size, Table, Trace, plain_value
+from ..sizes import BIG, Range, Size, Table, Trace, plain_value, result_range
 from .indices import Indices
 from .node import Lowering, Tables, number
 
 MAX_POINTS = 16384  # sizes that are looked at
 PICKED = 64  # values of one size, where not all are looked at
+MAX_INTS = 1024  # the same of an int that is no size
 MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
 INT_RANGE = (-(2**31), 2**31 - 1)
 
@@ -94,6 +95,7 @@ class Planner:
 
     `dynamic` says of each input whether its sizes may change (by default none do). `sizes` are the values to look at,
     by name: of a dimension "input 0[1]", of an int its own name. `names` are those of constants across graphs.
+    With `ahead`, nothing can be traced later: ints and data that decide anything are looked at as sizes are.
     """
 
     def __init__(
@@ -106,13 +108,14 @@ class Planner:
         points: Points = (),
         *,
         plain: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.plain = plain  # sizes are plain ints, and what is planned holds for these alone: what tests compare with
         split_constants(graph, target)
         self.halved = halve_caches(graph) if target.cache == "f16" else 0  # caches
         if target.precision == "auto" and not _rounded(graph):
             target = replace(target, precision="exact")
-        self.graph, self.target = graph, target
+        self.graph, self.target, self.ahead = graph, target, ahead
         self.memory = plan_memory(graph, target, names)
         self.table = Table()
         self.tables = Tables(graph, self.memory, target, self._room)
@@ -131,6 +134,7 @@ class Planner:
                 self.tables.word(v)
         self.steps = [(k, n) for k, n in enumerate(graph.nodes) if n.op.sym is None]
         self.families: list[_Family] = []
+        self.deciding: set[int] = set()  # rows that are ints and data, on which guards depend
         self.grid: dict[int, np.ndarray] = {}
         self.many: Many | None = None
         self.complete = False
@@ -147,17 +151,31 @@ class Planner:
         }
         first = self._trace_shapes(Point(self.table, largest))
         if not self.base:
-            if first.refusal is not None:
+            if first.refusal is not None and not first.guards:  # whatever the data
                 raise first.refusal
             self._check_declared(first)
+        self._cover(first)
+        while self.ahead and not self.points and (more := self._decided_by() - self.deciding):
+            self.deciding |= more
+            self._cover(first)
+        self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
+        if not self.base and not first.guards:
+            refused = next((c.refusal for cs in first.choices for c in cs if c.refusal and not c.guards), None)
+            if refused is not None:
+                raise refused
+        return self
+
+    def _cover(self, first: _Family) -> None:
         self._make_grid(first)
         self._cover_shapes()
         for family in self.families:
             self._cover_steps(family)
-        self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
-        if not self.base and (refused := next((c.refusal for cs in first.choices for c in cs if c.refusal), None)):
-            raise refused
-        return self
+
+    def _decided_by(self) -> set[int]:
+        """Return the rows that are ints or data and that guards depend on."""
+        guards = {g for f in self.families for g in f.guards}
+        guards |= {g for f in self.families for choices in f.choices for c in choices for g in c.guards}
+        return {row for row in needed(self.table.rows, guards) if self.table.rows[row][0] in ("int", "item")}
 
     def extend(self, given: Sequence[tuple[int, ...] | int], item: Item) -> None:
         """Trace for inputs of these shapes (ints: these values), and with these elements; what cannot run raises."""
@@ -193,7 +211,8 @@ class Planner:
 
     def _make_grid(self, first: _Family) -> None:
         """Arrays of sizes: those that must be equal vary together, those that must have a value have it."""
-        parent = {row: row for row in self.base}
+        sources = {*self.base, *self.deciding}
+        parent = {row: row for row in sorted(sources)}
 
         def root(row: int) -> int:
             while parent[row] != row:
@@ -203,7 +222,7 @@ class Planner:
         pinned: set[int] = set()
         for g in first.guards:
             op, a, b = self.table.rows[g]
-            if op == "eq" and a in self.base and b in self.base:
+            if op == "eq" and a in sources and b in sources:
                 parent[root(int(a))] = root(int(b))
                 self.anchors.add(g)
             elif op == "eq" and "const" in (self.table.rows[int(a)][0], self.table.rows[int(b)][0]):
@@ -212,7 +231,7 @@ class Planner:
                 self.anchors |= {g} if fixed else set()
         pinned = {root(row) for row in pinned}
         classes: dict[int, list[int]] = {}
-        for row in self.base:
+        for row in parent:
             classes.setdefault(root(row), []).append(row)
         self.grid, self.complete = self._listed() if self.points else self._product(classes, pinned)
         self.many = Many(self.table.rows, self.grid)
@@ -230,10 +249,10 @@ class Planner:
         axes: list[Sequence[int]] = []
         complete = True
         for key, rows in classes.items():
-            given = [v for row in rows for v in self.sizes.get(self.base[row], ())]
-            high = min(int(self.table.ranges[row][1]) for row in rows)
-            if not self._is_size(key):
-                axes.append(given or [0])
+            given = [v for row in rows for v in self.sizes.get(self.base.get(row, ""), ())]
+            high = min((int(self.table.ranges[row][1]) for row in rows if self._is_size(row)), default=None)
+            if high is None:
+                axes.append(given or (self._values_of_ints() if self.deciding & set(rows) else [0]))
                 complete = False
             elif given:
                 axes.append(sorted({v for v in given if 0 <= v <= high}))
@@ -247,6 +266,12 @@ class Planner:
         else:
             points = np.array(list(itertools.product(*axes)), np.int64).reshape(total, len(axes))
         return {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}, complete
+
+    def _values_of_ints(self) -> list[int]:
+        """Return what an int may be that sizes are made of, or a sample: up to the largest dimension, and below 0."""
+        most = max((n for t in self.graph.tensors() for n in t.max_shape), default=0)
+        values = _picked(range(most + 1), MAX_INTS)
+        return sorted({v for n in values for v in (-n, n)}, key=lambda v: (abs(v), v))
 
     def _mask(self, guards: Iterable[int]) -> np.ndarray:
         """The points where all guards hold; data that nobody has seen count as zeros, as where they were traced."""
@@ -278,7 +303,7 @@ class Planner:
         if not inside.any():
             return
         for k in range(len(self.steps)):
-            left = inside.copy()
+            left = inside & ~np.logical_or.reduce([self._mask(c.guards) for c in family.choices[k]], initial=False)
             while left.any() and len(family.choices[k]) < MAX_FAMILIES:
                 choice = self._trace_step(family, k, self._point(int(np.flatnonzero(left)[-1])))
                 left &= ~self._mask(choice.guards)
@@ -359,17 +384,21 @@ class Planner:
     def _set(self, family: _Family, trace: Trace, point: Point, values: Iterable[Value] | None = None) -> None:
         """The shapes of the family at a point, in a trace of their own."""
 
-        def traced(n: Number) -> int:
-            return trace.at(n.row, point[n.row]) if isinstance(n, Expr) else n  # type: ignore[return-value]
+        def traced(n: Number, most: float) -> int:
+            if not isinstance(n, Expr):
+                return n
+            low, high = trace.range(n.row)
+            trace.ranges[n.row] = max(low, -most), min(high, most)
+            return trace.at(n.row, point[n.row])  # type: ignore[return-value]
 
         for v in family.values if values is None else values:
             numbers = family.values.get(v)
             if numbers is None:
                 continue
             if isinstance(v, Tensor):
-                v.shape = tuple(map(traced, numbers))
+                v.shape = tuple(map(traced, numbers, v.max_shape))
             else:
-                v.value = traced(numbers[0])
+                v.value = traced(numbers[0], 2**31)
 
     def _trace_step(self, family: _Family, k: int, point: Point) -> _Choice:
         tick()
@@ -393,15 +422,32 @@ class Planner:
         if self.grid and self._known(size.row):
             mask = self._mask(trace.guards)
             return int(np.max(np.broadcast_to(self.many[size.row], mask.shape)[mask], initial=here))  # type: ignore[index]
-        high = trace.range(size.row)[1]
+        high = self._range(size.row, trace)[1]
         return here if high == BIG else int(high)
 
+    def _range(self, row: int, trace: Trace) -> Range:
+        """Return where a row lies, by what the trace knows of those that it is made of."""
+        ranges: dict[int, Range] = {}
+        for k in needed(self.table.rows, [row]):
+            op, a, b = self.table.rows[k]
+            known = trace.ranges.get(k)
+            if known is None:
+                known = result_range(op, ranges[int(a)], ranges[int(b)]) if op in SCALAR else self.table.ranges[k]
+            ranges[k] = known
+        return ranges[row]
+
     def _check_declared(self, family: _Family) -> None:
+        """Raise InvalidProgram for a shape that is not the declared one. A size that comes from data is at most that:
+        the family's guards say so."""
         for node in self.graph.nodes:
             for out in node.outs:
-                if isinstance(out, Tensor) and family.values[out] != out.max_shape:
-                    gives, says = list(family.values[out]), list(out.max_shape)
-                    raise InvalidProgram(f"{node.name} gives {gives}, the program says {says}")
+                gives = family.values.get(out, ())
+                if isinstance(out, Tensor) and any(
+                    n != m and not isinstance(n, Expr) for n, m in zip(gives, out.max_shape)
+                ):
+                    told = [f"up to {m}" if isinstance(n, Expr) else str(n) for n, m in zip(gives, out.max_shape)]
+                    says = list(out.max_shape)
+                    raise InvalidProgram(f"{node.name} gives [{', '.join(told)}], the program says {says}")
 
     # The record
 
