@@ -304,6 +304,36 @@ def test_a_declared_shape_that_is_wrong_is_told_in_numbers() -> None:
     assert "aten.slice_copy.Tensor #1 gives [up to 8, 4], the program says [8, 5]" == str(wrong.value)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"sizes": {"x1[0]": range(1, 65), "x1[1]": [7, 33]}},
+        {"points": [{"x1[0]": 64, "x1[1]": 3}, {"x1[0]": 2, "x1[1]": 33}]},
+    ],
+    ids=lambda named: next(iter(named)),
+)
+def test_memory_is_for_the_sizes_that_are_named_where_that_for_all_does_not_fit(named: dict[str, Any]) -> None:
+    """16,384 is what the Vulkan lowering writes for a dimension without an upper bound."""
+
+    def unbounded() -> Graph:
+        s = Sketch()
+        return s.returns(
+            s.tensor("aten.abs.default", s.tensor("aten.permute_copy.default", s.input(16384, 16384), (1, 0)))
+        )
+
+    with pytest.raises(LimitExceeded, match=r"takes 1,073,741,824 bytes.*sizes="):
+        dynamic(unbounded())
+    with pytest.raises(LimitExceeded):
+        dynamic(unbounded(), sizes={"x1[0]": [16384]})
+    planner = dynamic(unbounded(), **named).cover()
+    plan = planner.plan()
+    assert (64, 33) == plan.inputs[0].shape
+    assert plan.device_bytes < 40_000
+    for n in ((64, 33), (2, 33), (64, 7)):
+        planner.extend([n], unread)
+        assert [n[::-1]] == shapes_of(planner.plan(), n)
+
+
 def test_what_a_kernel_refuses_at_some_sizes_runs_at_others() -> None:
     s = Sketch()
     y = s.tensor("aten._softmax.default", s.input(4, 9, dtype=DType.F16), -1, False)

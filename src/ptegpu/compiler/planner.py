@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import InvalidProgram, PtegpuError
+from ..errors import InvalidProgram, LimitExceeded, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
 from ..graph.live import evaluate
 from ..limits import tick
@@ -38,6 +38,7 @@ from ..plan.plan import (
 )
 from ..plan.target import Target
 from ..sizes import BIG, Range, Size, Table, Trace, plain_value, result_range
+from .bounds import lower_bounds
 from .indices import Indices
 from .node import Lowering, Tables, number
 
@@ -116,11 +117,18 @@ class Planner:
         if target.precision == "auto" and not _rounded(graph):
             target = replace(target, precision="exact")
         self.graph, self.target, self.ahead = graph, target, ahead
-        self.memory = plan_memory(graph, target, names)
+        self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
+        self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
+        try:
+            self.memory = plan_memory(graph, target, names)
+        except LimitExceeded:
+            if not (named := self.sizes or _named(points)):
+                raise
+            lower_bounds(graph, self.dynamic, named)
+            self.memory = plan_memory(graph, target, names)
         self.table = Table()
         self.tables = Tables(graph, self.memory, target, self._room)
         self.indices = Indices(graph, self.memory)
-        self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
         self.base: dict[int, str] = {}  # rows that are sizes and ints → their names
         for k, v in enumerate(graph.inputs):
             if isinstance(v, Sym):
@@ -128,7 +136,6 @@ class Planner:
             elif self.dynamic[k]:
                 for d, n in enumerate(v.max_shape):
                     self.base[self.table.add("size", k, d, (0, n))] = f"{v.name}[{d}]"
-        self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
         for v in (*graph.inputs, *(o for n in graph.nodes for o in n.outs)):
             if isinstance(v, Sym):
                 self.tables.word(v)
@@ -530,6 +537,12 @@ def _picked(axis: Sequence[int], count: int) -> list[int]:
     between = [axis[round(k * (len(axis) - 1) / count)] for k in range(count)]
     ordered = [axis[-1], *axis[: count // 4], *powers, *around, *between, *axis]
     return sorted(itertools.islice(dict.fromkeys(n for n in ordered if n in known), count))
+
+
+def _named(points: Points) -> dict[str, list[int]]:
+    """Return the values of each size that all points name."""
+    names = set.intersection(*map(set, points)) if points else set()
+    return {name: sorted({point[name] for point in points}) for name in sorted(names)}
 
 
 def _rounded(graph: Graph) -> bool:
