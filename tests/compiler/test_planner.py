@@ -244,6 +244,27 @@ def test_more_sizes_than_are_looked_at_are_sampled(monkeypatch: pytest.MonkeyPat
     assert [(17,), (33,)] == shapes_of(planner.plan(), (17,), (33,))
 
 
+@pytest.mark.parametrize(
+    "axes",
+    [
+        [range(513), range(513), [64]],  # Linear on x (b ≤ 512, t ≤ 512, 64)
+        [range(513), range(513)],
+        [range(100)] * 3,
+        [range(50)] * 7,
+        [range(20), range(16385), [1, 2, 4]],
+        [list(range(3, 40000, 7)), [9]],
+    ],
+    ids=["linear", "two", "three", "seven", "unequal", "named"],
+)
+def test_a_sample_has_small_sizes_and_the_largest_of_every_axis(axes: list[Sequence[int]]) -> None:
+    sample = module._sampled(axes)
+    points = set(map(tuple, sample.tolist()))
+    assert len(points) == len(sample) <= 2 * module.MAX_POINTS
+    assert {tuple(axis[0] for axis in axes), tuple(axis[-1] for axis in axes)} <= points
+    for k, axis in enumerate(axes):
+        assert set(axis[:16]) | {axis[-1]} <= set(sample[:, k].tolist()) <= set(axis)
+
+
 def test_a_graph_of_fixed_shapes_that_is_wrong_raises_at_once() -> None:
     graph = joining()
     with pytest.raises(ShapeError) as error:
@@ -255,6 +276,62 @@ def test_a_graph_of_fixed_shapes_that_is_wrong_raises_at_once() -> None:
     with pytest.raises(InvalidProgram) as wrong:
         planned(s.returns(y), Target())
     assert "aten.relu.default #0 gives [4, 3], the program says [5, 3]" == str(wrong.value)
+
+
+def sliced_by_data(width: int = 4) -> Graph:
+    """x[:at[0]] of a static x (8, 4), declared as (8, width)."""
+    s = Sketch()
+    x, at = s.input(8, 4), s.input(1, dtype=DType.I32)
+    end = s.node("et_vk.select_as_symint.default", at, 0, 0)
+    assert isinstance(end, Sym)
+    end.value = 8
+    y = s.tensor("aten.slice_copy.Tensor", x, 0, 0, end, 1)
+    y.max_shape = y.shape = (8, width)
+    return s.returns(y)
+
+
+def test_shapes_of_a_static_graph_may_come_from_data() -> None:
+    plan = Planner(sliced_by_data(), Target(), ahead=True).cover().plan()
+    for end in range(-9, 10):
+        given = [np.zeros((8, 4), np.float32), np.array([end], np.int32)]
+        (out,) = evaluated(plan, *sizes_of(given)).outputs
+        assert (len(range(8)[:end]), 4) == out.shape
+
+
+def test_a_declared_shape_that_is_wrong_is_told_in_numbers() -> None:
+    with pytest.raises(InvalidProgram) as wrong:
+        Planner(sliced_by_data(width=5), Target()).cover()
+    assert "aten.slice_copy.Tensor #1 gives [up to 8, 4], the program says [8, 5]" == str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"sizes": {"x1[0]": range(1, 65), "x1[1]": [7, 33]}},
+        {"points": [{"x1[0]": 64, "x1[1]": 3}, {"x1[0]": 2, "x1[1]": 33}]},
+    ],
+    ids=lambda named: next(iter(named)),
+)
+def test_memory_is_for_the_sizes_that_are_named_where_that_for_all_does_not_fit(named: dict[str, Any]) -> None:
+    """16,384 is what the Vulkan lowering writes for a dimension without an upper bound."""
+
+    def unbounded() -> Graph:
+        s = Sketch()
+        return s.returns(
+            s.tensor("aten.abs.default", s.tensor("aten.permute_copy.default", s.input(16384, 16384), (1, 0)))
+        )
+
+    with pytest.raises(LimitExceeded, match=r"takes 1,073,741,824 bytes.*sizes="):
+        dynamic(unbounded())
+    with pytest.raises(LimitExceeded):
+        dynamic(unbounded(), sizes={"x1[0]": [16384]})
+    planner = dynamic(unbounded(), **named).cover()
+    plan = planner.plan()
+    assert (64, 33) == plan.inputs[0].shape
+    assert plan.device_bytes < 40_000
+    for n in ((64, 33), (2, 33), (64, 7)):
+        planner.extend([n], unread)
+        assert [n[::-1]] == shapes_of(planner.plan(), n)
 
 
 def test_what_a_kernel_refuses_at_some_sizes_runs_at_others() -> None:

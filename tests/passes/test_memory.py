@@ -217,7 +217,7 @@ def test_a_tensor_above_the_binding_limit_is_named(kind: str) -> None:
     named = {"input": "x1", "temp": "t2", "state": "state1"}[kind]
     expected = (
         f"{named}, float32[5, 4], takes 80 bytes, and a small GPU binds at most 64; "
-        "export with smaller bounds or choose another device"
+        "name the sizes that you need with sizes=, export with smaller bounds, or choose another device"
     )
     assert expected == str(error.value)
 

@@ -53,6 +53,17 @@ def test_it_is_one_dispatch_and_right(make, sizes):
     np.testing.assert_allclose(got, want, rtol=0, atol=2e-6 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_matrix_that_is_also_the_other_operand_is_not_hidden(turned):
+    s = Sketch()
+    x = values(6, 4)
+    y = s.tensor("aten.slice_copy.Tensor", s.input(6, 4), 0, 0, 4, 1)
+    graph = s.returns(s.tensor("aten.mm.default", y, s.tensor(PERMUTE, y, (1, 0)) if turned else y))
+    join_operands(graph)
+    (got,) = run_plan(planner_of(graph, device().target).cover().plan(), [x], device())
+    np.testing.assert_allclose(got, x[:4] @ (x[:4].T if turned else x[:4]), atol=1e-5)
+
+
 def test_the_copies_are_never_made():
     s = Sketch()
     b, _ = repeated(s, 50, 8, 12)

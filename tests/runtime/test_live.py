@@ -15,6 +15,8 @@ from torch import nn
 from torch.export import Dim
 
 import ptegpu
+from ptegpu.plan.resolve import Resolver, chosen
+from ptegpu.plan.save import to_bytes
 
 
 class Perceptron(nn.Module):
@@ -97,6 +99,24 @@ def test_sizes_never_seen_make_nothing_once_a_program_is_prepared(name: str) -> 
         assert [0] == [engine.extended for engine in program._methods["forward"].engines.values()]
 
 
+def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size() -> None:
+    module, rng = nn.Linear(16, 8).eval(), random.Random(0)
+    dims = {0: Dim("b", max=512), 1: Dim("t", max=512)}
+    data = to_bytes(ptegpu.compile(export(module, (torch.ones(2, 3, 16),), dynamic_shapes=(dims,))))
+    sizes = [(rng.randint(1, 512), rng.randint(1, 512)) for _ in range(2000)]
+    sizes += [(b, t) for b in range(1, 9) for t in (*range(1, 9), 512)]
+    with ptegpu.load(data) as program:
+        (plan,) = program.method("forward").plans
+        resolver = Resolver(plan)
+        for b, t in sizes:
+            at = resolver.at([(b, t, 16)], lambda _input, _element: 0)
+            assert at is not None and not plan.families[at.family].refusal, (b, t)
+            assert not [c.refusal for c in chosen(plan, at) if c.refusal], (b, t)
+        for b, t in ((1, 1), (8, 8), (64, 64), (1, 512), (512, 1), (3, 37)):
+            x = torch.randn(b, t, 16)
+            close(program(x), module(x).detach(), 1e-4)
+
+
 def test_calls_leave_a_plan_as_it_was() -> None:
     module, x = Perceptron().eval(), torch.randn(4, 6)
     with ptegpu.load(export(module, (x,))) as program:
@@ -137,6 +157,63 @@ def test_symbolic_ints_everywhere(delegate: bool) -> None:
             want, expected = module(x)
             torch.testing.assert_close(got, want)
             assert expected == count
+
+
+def read_int(at: torch.Tensor, low: int, high: int) -> int:
+    n = at[0].item()
+    torch._check(n >= low)
+    torch._check(n <= high)
+    return n
+
+
+class Sliced(nn.Module):
+    """Sizes and offsets that are read from a tensor; every input is static."""
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:  # x (6, 4), at (1)
+        n = read_int(at, 0, 6)
+        short = read_int(at.clamp(max=3), 0, 3)
+        return x.narrow(0, short, 3) * 2, x[:n].sum(0), x[n:].sum(0), x[:n] * 2, torch.cat([x[n:], x[:n]])
+
+
+class Indexed(nn.Module):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n = read_int(at, 1, 5)
+        tail = x[-n:]
+        flat = x.view(-1)[: n * 4].view(n, 4)
+        return x.select(0, n) + 1, x.index_select(0, torch.arange(n)) * 2, tail * 2, flat.softmax(0), flat @ flat.T
+
+
+class Cached(nn.Module):
+    """Keys at a position that is read from a tensor, and attention over those so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(6, 4))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:  # x (2, 4)
+        n = read_int(at, 0, 4)
+        self.keys.index_copy_(0, torch.arange(2) + at[0], x)
+        seen = self.keys[: n + 2]
+        return torch.softmax(x @ seen.T, -1) @ seen
+
+
+@pytest.mark.parametrize("delegate", [True, False], ids=["delegated", "undelegated"])
+@pytest.mark.parametrize(
+    ("module", "rows", "values"),
+    [(Sliced(), 6, range(7)), (Indexed(), 6, range(1, 6)), (Cached(), 2, range(5))],
+    ids=["slices", "indices", "cache"],
+)
+def test_sizes_that_are_read_from_data_in_a_static_graph(
+    module: nn.Module, rows: int, values: range, delegate: bool
+) -> None:
+    x = torch.randn(rows, 4)
+    data = export(module, (x, torch.tensor([2])), delegate=delegate)
+    for source in (data, to_bytes(ptegpu.compile(data))):
+        with ptegpu.load(source) as program:
+            state = {k: v.clone() for k, v in module.state_dict().items()}
+            for n in (*values, *reversed(values)):
+                torch.testing.assert_close(program(x, torch.tensor([n])), module(x, torch.tensor([n])))
+            module.load_state_dict(state)
 
 
 class LiveBranch(nn.Module):

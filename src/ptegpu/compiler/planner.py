@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import InvalidProgram, PtegpuError
+from ..errors import InvalidProgram, LimitExceeded, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
 from ..graph.live import evaluate
 from ..limits import tick
@@ -37,11 +37,14 @@ from ..plan.plan import (
     Port,
 )
 from ..plan.target import Target
-from ..sizes import BIG, Size, Table, Trace, plain_value
+from ..sizes import BIG, Range, Size, Table, Trace, plain_value, result_range
+from .bounds import lower_bounds
 from .indices import Indices
 from .node import Lowering, Tables, number
 
 MAX_POINTS = 16384  # sizes that are looked at
+PICKED = 64  # values of one size, where not all are looked at
+MAX_INTS = 1024  # the same of an int that is no size
 MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
 INT_RANGE = (-(2**31), 2**31 - 1)
 
@@ -93,6 +96,7 @@ class Planner:
 
     `dynamic` says of each input whether its sizes may change (by default none do). `sizes` are the values to look at,
     by name: of a dimension "input 0[1]", of an int its own name. `names` are those of constants across graphs.
+    With `ahead`, nothing can be traced later: ints and data that decide anything are looked at as sizes are.
     """
 
     def __init__(
@@ -105,18 +109,26 @@ class Planner:
         points: Points = (),
         *,
         plain: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.plain = plain  # sizes are plain ints, and what is planned holds for these alone: what tests compare with
         split_constants(graph, target)
         self.halved = halve_caches(graph) if target.cache == "f16" else 0  # caches
         if target.precision == "auto" and not _rounded(graph):
             target = replace(target, precision="exact")
-        self.graph, self.target = graph, target
-        self.memory = plan_memory(graph, target, names)
+        self.graph, self.target, self.ahead = graph, target, ahead
+        self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
+        self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
+        try:
+            self.memory = plan_memory(graph, target, names)
+        except LimitExceeded:
+            if not (named := self.sizes or _named(points)):
+                raise
+            lower_bounds(graph, self.dynamic, named)
+            self.memory = plan_memory(graph, target, names)
         self.table = Table()
         self.tables = Tables(graph, self.memory, target, self._room)
         self.indices = Indices(graph, self.memory)
-        self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
         self.base: dict[int, str] = {}  # rows that are sizes and ints → their names
         for k, v in enumerate(graph.inputs):
             if isinstance(v, Sym):
@@ -124,12 +136,12 @@ class Planner:
             elif self.dynamic[k]:
                 for d, n in enumerate(v.max_shape):
                     self.base[self.table.add("size", k, d, (0, n))] = f"{v.name}[{d}]"
-        self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
         for v in (*graph.inputs, *(o for n in graph.nodes for o in n.outs)):
             if isinstance(v, Sym):
                 self.tables.word(v)
         self.steps = [(k, n) for k, n in enumerate(graph.nodes) if n.op.sym is None]
         self.families: list[_Family] = []
+        self.deciding: set[int] = set()  # rows that are ints and data, on which guards depend
         self.grid: dict[int, np.ndarray] = {}
         self.many: Many | None = None
         self.complete = False
@@ -146,17 +158,31 @@ class Planner:
         }
         first = self._trace_shapes(Point(self.table, largest))
         if not self.base:
-            if first.refusal is not None:
+            if first.refusal is not None and not first.guards:  # whatever the data
                 raise first.refusal
             self._check_declared(first)
+        self._cover(first)
+        while self.ahead and not self.points and (more := self._decided_by() - self.deciding):
+            self.deciding |= more
+            self._cover(first)
+        self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
+        if not self.base and not first.guards:
+            refused = next((c.refusal for cs in first.choices for c in cs if c.refusal and not c.guards), None)
+            if refused is not None:
+                raise refused
+        return self
+
+    def _cover(self, first: _Family) -> None:
         self._make_grid(first)
         self._cover_shapes()
         for family in self.families:
             self._cover_steps(family)
-        self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
-        if not self.base and (refused := next((c.refusal for cs in first.choices for c in cs if c.refusal), None)):
-            raise refused
-        return self
+
+    def _decided_by(self) -> set[int]:
+        """Return the rows that are ints or data and that guards depend on."""
+        guards = {g for f in self.families for g in f.guards}
+        guards |= {g for f in self.families for choices in f.choices for c in choices for g in c.guards}
+        return {row for row in needed(self.table.rows, guards) if self.table.rows[row][0] in ("int", "item")}
 
     def extend(self, given: Sequence[tuple[int, ...] | int], item: Item) -> None:
         """Trace for inputs of these shapes (ints: these values), and with these elements; what cannot run raises."""
@@ -192,7 +218,8 @@ class Planner:
 
     def _make_grid(self, first: _Family) -> None:
         """Arrays of sizes: those that must be equal vary together, those that must have a value have it."""
-        parent = {row: row for row in self.base}
+        sources = {*self.base, *self.deciding}
+        parent = {row: row for row in sorted(sources)}
 
         def root(row: int) -> int:
             while parent[row] != row:
@@ -202,7 +229,7 @@ class Planner:
         pinned: set[int] = set()
         for g in first.guards:
             op, a, b = self.table.rows[g]
-            if op == "eq" and a in self.base and b in self.base:
+            if op == "eq" and a in sources and b in sources:
                 parent[root(int(a))] = root(int(b))
                 self.anchors.add(g)
             elif op == "eq" and "const" in (self.table.rows[int(a)][0], self.table.rows[int(b)][0]):
@@ -211,7 +238,7 @@ class Planner:
                 self.anchors |= {g} if fixed else set()
         pinned = {root(row) for row in pinned}
         classes: dict[int, list[int]] = {}
-        for row in self.base:
+        for row in parent:
             classes.setdefault(root(row), []).append(row)
         self.grid, self.complete = self._listed() if self.points else self._product(classes, pinned)
         self.many = Many(self.table.rows, self.grid)
@@ -229,10 +256,10 @@ class Planner:
         axes: list[Sequence[int]] = []
         complete = True
         for key, rows in classes.items():
-            given = [v for row in rows for v in self.sizes.get(self.base[row], ())]
-            high = min(int(self.table.ranges[row][1]) for row in rows)
-            if not self._is_size(key):
-                axes.append(given or [0])
+            given = [v for row in rows for v in self.sizes.get(self.base.get(row, ""), ())]
+            high = min((int(self.table.ranges[row][1]) for row in rows if self._is_size(row)), default=None)
+            if high is None:
+                axes.append(given or (self._values_of_ints() if self.deciding & set(rows) else [0]))
                 complete = False
             elif given:
                 axes.append(sorted({v for v in given if 0 <= v <= high}))
@@ -246,6 +273,12 @@ class Planner:
         else:
             points = np.array(list(itertools.product(*axes)), np.int64).reshape(total, len(axes))
         return {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}, complete
+
+    def _values_of_ints(self) -> list[int]:
+        """Return what an int may be that sizes are made of, or a sample: up to the largest dimension, and below 0."""
+        most = max((n for t in self.graph.tensors() for n in t.max_shape), default=0)
+        values = _picked(range(most + 1), MAX_INTS)
+        return sorted({v for n in values for v in (-n, n)}, key=lambda v: (abs(v), v))
 
     def _mask(self, guards: Iterable[int]) -> np.ndarray:
         """The points where all guards hold; data that nobody has seen count as zeros, as where they were traced."""
@@ -277,7 +310,7 @@ class Planner:
         if not inside.any():
             return
         for k in range(len(self.steps)):
-            left = inside.copy()
+            left = inside & ~np.logical_or.reduce([self._mask(c.guards) for c in family.choices[k]], initial=False)
             while left.any() and len(family.choices[k]) < MAX_FAMILIES:
                 choice = self._trace_step(family, k, self._point(int(np.flatnonzero(left)[-1])))
                 left &= ~self._mask(choice.guards)
@@ -358,17 +391,21 @@ class Planner:
     def _set(self, family: _Family, trace: Trace, point: Point, values: Iterable[Value] | None = None) -> None:
         """The shapes of the family at a point, in a trace of their own."""
 
-        def traced(n: Number) -> int:
-            return trace.at(n.row, point[n.row]) if isinstance(n, Expr) else n  # type: ignore[return-value]
+        def traced(n: Number, most: float) -> int:
+            if not isinstance(n, Expr):
+                return n
+            low, high = trace.range(n.row)
+            trace.ranges[n.row] = max(low, -most), min(high, most)
+            return trace.at(n.row, point[n.row])  # type: ignore[return-value]
 
         for v in family.values if values is None else values:
             numbers = family.values.get(v)
             if numbers is None:
                 continue
             if isinstance(v, Tensor):
-                v.shape = tuple(map(traced, numbers))
+                v.shape = tuple(map(traced, numbers, v.max_shape))
             else:
-                v.value = traced(numbers[0])
+                v.value = traced(numbers[0], 2**31)
 
     def _trace_step(self, family: _Family, k: int, point: Point) -> _Choice:
         tick()
@@ -392,15 +429,32 @@ class Planner:
         if self.grid and self._known(size.row):
             mask = self._mask(trace.guards)
             return int(np.max(np.broadcast_to(self.many[size.row], mask.shape)[mask], initial=here))  # type: ignore[index]
-        high = trace.range(size.row)[1]
+        high = self._range(size.row, trace)[1]
         return here if high == BIG else int(high)
 
+    def _range(self, row: int, trace: Trace) -> Range:
+        """Return where a row lies, by what the trace knows of those that it is made of."""
+        ranges: dict[int, Range] = {}
+        for k in needed(self.table.rows, [row]):
+            op, a, b = self.table.rows[k]
+            known = trace.ranges.get(k)
+            if known is None:
+                known = result_range(op, ranges[int(a)], ranges[int(b)]) if op in SCALAR else self.table.ranges[k]
+            ranges[k] = known
+        return ranges[row]
+
     def _check_declared(self, family: _Family) -> None:
+        """Raise InvalidProgram for a shape that is not the declared one. A size that comes from data is at most that:
+        the family's guards say so."""
         for node in self.graph.nodes:
             for out in node.outs:
-                if isinstance(out, Tensor) and family.values[out] != out.max_shape:
-                    gives, says = list(family.values[out]), list(out.max_shape)
-                    raise InvalidProgram(f"{node.name} gives {gives}, the program says {says}")
+                gives = family.values.get(out, ())
+                if isinstance(out, Tensor) and any(
+                    n != m and not isinstance(n, Expr) for n, m in zip(gives, out.max_shape)
+                ):
+                    told = [f"up to {m}" if isinstance(n, Expr) else str(n) for n, m in zip(gives, out.max_shape)]
+                    says = list(out.max_shape)
+                    raise InvalidProgram(f"{node.name} gives [{', '.join(told)}], the program says {says}")
 
     # The record
 
@@ -455,24 +509,40 @@ def _guards(trace: Trace, refusal: PtegpuError | None) -> tuple[int, ...]:
 
 
 def _sampled(axes: Sequence[Sequence[int]]) -> np.ndarray:
-    """Points on a coarser grid: small values, those around powers of two, the largest, and some between."""
-    each = max(2, int(MAX_POINTS ** (1 / len(axes))))
-    if each < 4:  # too many axes for a grid
-        rng = np.random.default_rng(0)
-        picks = [[axis[k] for k in rng.integers(len(axis), size=512)] for axis in axes]
-        return np.stack([np.r_[p, axis[-1]] for p, axis in zip(picks, axes, strict=True)], axis=1)
-    chosen = [_picked(axis, each) for axis in axes]
-    return np.array(list(itertools.islice(itertools.product(*chosen), 4 * MAX_POINTS)), np.int64)
+    """Return at most 2 × MAX_POINTS points, in order: a coarse grid, if there is room for one, and random points.
+
+    The smallest values and the largest of every axis are among them, also all together.
+    """
+    rng = np.random.default_rng(0)
+    picked = [_picked(axis, PICKED) for axis in axes]
+    count = max(map(len, picked))
+    along = [[p[min(k, len(p) - 1)] for p in picked] for k in range(count)]
+    back = [[p[max(len(p) - 1 - k, 0)] for p in picked] for k in range(count)]
+    dense = [rng.choice(p, MAX_POINTS // 8) for p in picked]  # where values are small, as the bounds of kernels are
+    even = [np.array(axis)[rng.integers(len(axis), size=MAX_POINTS // 8)] for axis in axes]
+    parts = [np.array(along), np.array(back), np.stack(dense, 1), np.stack(even, 1)]
+    each = int(MAX_POINTS ** (1 / sum(len(axis) > 1 for axis in axes)))
+    if each >= 4:
+        parts.append(np.array(list(itertools.product(*(_picked(axis, each) for axis in axes)))))
+    return np.unique(np.concatenate(parts).astype(np.int64), axis=0)
 
 
 def _picked(axis: Sequence[int], count: int) -> list[int]:
+    """Return `count` values of an axis: the largest, the smallest, powers of two and their neighbours, others."""
     if len(axis) <= count:
         return list(axis)
-    powers = [n for k in range(axis[-1].bit_length()) for n in ((1 << k) - 1, 1 << k, (1 << k) + 1)]
-    spread = [axis[round(k * (len(axis) - 1) / count)] for k in range(count + 1)]
-    ordered = [axis[-1], 0, *sorted(powers, key=lambda n: n), *spread]
     known = axis if isinstance(axis, range) else set(axis)
-    return sorted(dict.fromkeys([n for n in ordered if n in known]))[-count:]
+    powers = [1 << k for k in range(axis[-1].bit_length())]
+    around = [n for power in powers for n in (power - 1, power + 1)]
+    between = [axis[round(k * (len(axis) - 1) / count)] for k in range(count)]
+    ordered = [axis[-1], *axis[: count // 4], *powers, *around, *between, *axis]
+    return sorted(itertools.islice(dict.fromkeys(n for n in ordered if n in known), count))
+
+
+def _named(points: Points) -> dict[str, list[int]]:
+    """Return the values of each size that all points name."""
+    names = set.intersection(*map(set, points)) if points else set()
+    return {name: sorted({point[name] for point in points}) for name in sorted(names)}
 
 
 def _rounded(graph: Graph) -> bool:

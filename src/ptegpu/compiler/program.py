@@ -84,7 +84,7 @@ def compile(
     for number, target in enumerate(wanted):  # planning splits constants: each target begins anew
         with budget.copy().spending("compiling it"):
             cuts = cut_methods(file, data, methods, append, also)
-            outers, found = plan_methods(cuts, target, sizes, points, progress)
+            outers, found = plan_methods(cuts, target, sizes, points, progress, ahead=True)
         made.append(outers)
         if number == 0:
             planners = found
@@ -164,8 +164,13 @@ def plan_methods(
     points: Mapping[str, Points] | None = None,
     progress: Progress | None = None,
     names: dict[ConstantKey, str] | None = None,
+    *,
+    ahead: bool = False,
 ) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
-    """Each method planned for a target, and what traces its plans further. `names` are those that constants have."""
+    """Each method planned for a target, and what traces its plans further. `names` are those that constants have.
+
+    With `ahead`, plans are made to be saved: see `Planner`.
+    """
     _check_names(cuts, sizes or {})
     names = {} if names is None else names
     outers, planners = {}, {}
@@ -176,7 +181,7 @@ def plan_methods(
             if progress is not None:
                 progress(joined.graph.name, done, total)
             dynamic = [v.dynamic or v.dtype is None for v in joined.inputs]
-            planner = Planner(joined.graph, target, dynamic, names, sizes, (points or {}).get(name, ()))
+            planner = Planner(joined.graph, target, dynamic, names, sizes, (points or {}).get(name, ()), ahead=ahead)
             try:
                 mine[k] = planner.cover()
             except ShapeError as e:  # of a graph whose sizes never change

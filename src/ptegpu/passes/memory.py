@@ -178,5 +178,6 @@ def _check(t: Tensor, target: Target) -> None:
     if _padded(t.max_nbytes) > limit:
         raise LimitExceeded(
             f"{t.name}, {t.dtype.value}{list(t.max_shape)}, takes {t.max_nbytes:,} bytes, "
-            f"and {target.name} binds at most {limit:,}; export with smaller bounds or choose another device"
+            f"and {target.name} binds at most {limit:,}; name the sizes that you need with sizes=, export with smaller "
+            "bounds, or choose another device"
         )

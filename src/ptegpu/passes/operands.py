@@ -25,10 +25,18 @@ def join_operands(graph: Graph) -> None:
         while t in makers and is_walk(makers[t]) and len(makers[t].outs) == 1:
             moves.insert(0, makers[t])
             t = moves[0].args[0]  # type: ignore[assignment]
-        while moves and (mutated & set(moves[0].values()) or unmoved(made, moves) is None):
+        while moves and (
+            mutated & set(moves[0].values()) or _read_otherwise(node, moves) or unmoved(made, moves) is None
+        ):
             del moves[0]
         if any(m.op.walks is not None for m in moves):
             joined[node] = join("read", list(copied([*moves, node], result(node))[0].values()))
     if joined:
         put(graph, joined, set())
         remove_dead(graph)
+
+
+def _read_otherwise(product: Node, moves: list[Node]) -> bool:
+    """Return whether the product reads a result of the moves beside the last one as its matrix."""
+    operands = list(product.values())
+    return any(operands.count(result(move)) > (move is moves[-1]) for move in moves)
