@@ -72,6 +72,18 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     return found
 
 
+def beyond_int32(program: ExportedProgram) -> set[Node]:
+    """Return the int64 parameters, buffers and constants with a value that does not fit int32."""
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    wide = set()
+    for spec in program.graph_signature.input_specs:
+        tensor = program.state_dict.get(spec.target, program.constants.get(spec.target)) if spec.kind in KINDS else None
+        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.int64 and tensor.numel():
+            if tensor.min() < -(2**31) or tensor.max() >= 2**31:
+                wide.add(places[spec.arg.name])
+    return wide
+
+
 def drop_unread(program: ExportedProgram, kinds: tuple[InputKind, ...]) -> None:
     """Removes constants of these kinds that nothing reads or writes; a shared one counts as unread too."""
     signature = program.graph_signature

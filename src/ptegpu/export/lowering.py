@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..errors import ExportError
@@ -28,9 +29,11 @@ from .backend import (
     torch,
 )
 from .causes import explained, root_cause
-from .constants import PrepareConstants, drop_unread, own_constants
+from .constants import PrepareConstants, beyond_int32, drop_unread, own_constants
 
 NO_LIMITS = (2**31 - 1,) * 3
+TO_THE_END = 2**63 - 1  # the end of a slice that has none
+BEYOND = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
@@ -60,6 +63,7 @@ class Lowered:
     bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
     written: tuple[int, ...] = ()  # which inputs of `forward` the program writes: its first outputs, in this order
     kept: tuple[str, ...] = ()  # buffers that it writes
+    notes: tuple[str, ...] = ()
 
 
 def trace(
@@ -150,7 +154,8 @@ def lower(
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    return replace(_account(data, reasons if delegate else {}), written=written, kept=kept)
+    notes = [f"{name} is outside of partitions: {why}" for name, why in reasons.items() if why == BEYOND]
+    return replace(_account(data, reasons if delegate else {}), written=written, kept=kept, notes=tuple(notes))
 
 
 def _settle_attention(program: ExportedProgram) -> None:
@@ -166,10 +171,12 @@ def _settle_attention(program: ExportedProgram) -> None:
 
 
 class Partitioner(VulkanPartitioner):
-    """Without partitions that take no tensor or give none, such as those of sizes alone: ExecuTorch fails on them."""
+    """Without partitions that take no tensor or give none, such as those of sizes alone: ExecuTorch fails on them.
+    Without operators that take int64 constants beyond 32 bits: it would store their lower half."""
 
     def partition(self, exported_program: ExportedProgram) -> Any:
-        result = super().partition(exported_program)
+        with _without_constants(beyond_int32(exported_program)):
+            result = super().partition(exported_program)
         partitions: dict[str, set[torch.fx.Node]] = {}
         for node in exported_program.graph.nodes:
             if node.op != "placeholder" and (tag := node.meta.get("delegation_tag")):
@@ -182,6 +189,29 @@ class Partitioner(VulkanPartitioner):
                 for node in nodes:
                     del node.meta["delegation_tag"]
         return result
+
+
+@contextmanager
+def _without_constants(constants: Set[torch.fx.Node]) -> Iterator[None]:
+    """Keep operators that take these constants, or ints beyond 32 bits, out of partitions."""
+    original = VulkanSupportedOperators.is_node_supported
+
+    def is_node_supported(self: VulkanSupportedOperators, submodules: Any, node: torch.fx.Node) -> bool:
+        if node.op == "call_function" and (constants.intersection(node.all_input_nodes) or _has_wide_int(node)):
+            self.log_skip(node, BEYOND)
+            return False
+        return original(self, submodules, node)
+
+    VulkanSupportedOperators.is_node_supported = is_node_supported
+    try:
+        yield
+    finally:
+        VulkanSupportedOperators.is_node_supported = original
+
+
+def _has_wide_int(node: torch.fx.Node) -> bool:
+    numbers = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, int) and a != TO_THE_END]
+    return not all(-(2**31) <= n < 2**31 for n in numbers)
 
 
 @contextmanager

@@ -126,7 +126,8 @@ def lower_either_way(
     if not delegate:
         return use(lower(program, delegate=False, constants=constants), [])
     try:
-        return use(lower_untightened(program, again, options=dict(options or {}), constants=constants), [])
+        lowered = lower_untightened(program, again, options=dict(options or {}), constants=constants)
+        return use(lowered, list(lowered.notes))
     except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
         notes = [f"there are no partitions: {e}"]
     return use(lower(again(), delegate=False, constants=constants), notes)
