@@ -29,7 +29,7 @@ from .backend import (
     torch,
 )
 from .causes import explained, root_cause
-from .constants import PrepareConstants, beyond_int32, drop_unread, own_constants
+from .constants import PrepareConstants, beyond_int32, drop_unread, keep_written_parameters, own_constants
 
 NO_LIMITS = (2**31 - 1,) * 3
 TO_THE_END = 2**63 - 1  # the end of a slice that has none
@@ -133,16 +133,18 @@ def lower(
     """
     cache_patterns()
     admit_packed_weights()
+    prepare = PrepareConstants()
     partitioner = [Partitioner(dict(options or {}))] if delegate else []
     config = EdgeCompileConfig(_check_ir_validity=False)
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
+        keep_written_parameters(traced)
         own_constants(traced)
         _settle_attention(traced)
     with quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
                 program if isinstance(program, ExportedProgram) else dict(program),
-                transform_passes=[PrepareConstants()],
+                transform_passes=[prepare],
                 partitioner=partitioner,
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,
@@ -150,12 +152,13 @@ def lower(
             signature = edge.exported_program("forward").graph_signature
             inputs = signature.user_inputs
             written = tuple(inputs.index(name) for name in signature.user_inputs_to_mutate.values())
-            kept = tuple(signature.buffers_to_mutate.values())
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    notes = [f"{name} is outside of partitions: {why}" for name, why in reasons.items() if why == BEYOND]
-    return replace(_account(data, reasons if delegate else {}), written=written, kept=kept, notes=tuple(notes))
+    notes = tuple([f"{name} is outside of partitions: {why}" for name, why in reasons.items() if why == BEYOND])
+    return replace(
+        _account(data, reasons if delegate else {}), written=written, kept=tuple(sorted(prepare.kept)), notes=notes
+    )
 
 
 def _settle_attention(program: ExportedProgram) -> None:
