@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,6 +24,7 @@ from .backend import (
     VulkanSupportedOperators,
     admit_packed_weights,
     cache_patterns,
+    ops,
     quiet,
     to_edge_transform_and_lower,
     torch,
@@ -34,6 +35,7 @@ from .constants import PrepareConstants, beyond_int32, drop_unread, keep_written
 NO_LIMITS = (2**31 - 1,) * 3
 TO_THE_END = 2**63 - 1  # the end of a slice that has none
 BEYOND = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
+UNREAD = "it writes an input without reading it"
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
@@ -73,15 +75,26 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
-    with quiet(), redirect_stderr(io.StringIO()), _attention_in_parts():  # the second: the graph it had so far
-        try:
-            with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
-                module.eval()
+    with quiet(), redirect_stderr(io.StringIO()), _attention_in_parts(), _in_eval_mode(module):
+        try:  # with nothing on stderr, where PyTorch prints the graph it had so far
             program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
             raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
+
+
+@contextmanager
+def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards each part has the mode that it had."""
+    training = [m for m in module.modules() if m.training]
+    with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
+        module.eval()
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
 
 
 @contextmanager
@@ -178,7 +191,7 @@ class Partitioner(VulkanPartitioner):
     Without operators that take int64 constants beyond 32 bits: it would store their lower half."""
 
     def partition(self, exported_program: ExportedProgram) -> Any:
-        with _without_constants(beyond_int32(exported_program)):
+        with _refusing(exported_program):
             result = super().partition(exported_program)
         partitions: dict[str, set[torch.fx.Node]] = {}
         for node in exported_program.graph.nodes:
@@ -195,13 +208,20 @@ class Partitioner(VulkanPartitioner):
 
 
 @contextmanager
-def _without_constants(constants: Set[torch.fx.Node]) -> Iterator[None]:
-    """Keep operators that take these constants, or ints beyond 32 bits, out of partitions."""
+def _refusing(program: ExportedProgram) -> Iterator[None]:
+    """Keep out of partitions what they do not hold: wide constants, and inputs of which they would read nothing."""
     original = VulkanSupportedOperators.is_node_supported
+    wide, inputs = beyond_int32(program), set(program.graph_signature.user_inputs)
+
+    def reason(node: torch.fx.Node) -> str:
+        if wide.intersection(node.all_input_nodes) or _has_wide_int(node):
+            return BEYOND
+        written = node.target is ops.edge.aten.copy.default and node.args[0]
+        return UNREAD if isinstance(written, torch.fx.Node) and written.name in inputs else ""
 
     def is_node_supported(self: VulkanSupportedOperators, submodules: Any, node: torch.fx.Node) -> bool:
-        if node.op == "call_function" and (constants.intersection(node.all_input_nodes) or _has_wide_int(node)):
-            self.log_skip(node, BEYOND)
+        if node.op == "call_function" and (why := reason(node)):
+            self.log_skip(node, why)
             return False
         return original(self, submodules, node)
 

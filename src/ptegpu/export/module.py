@@ -19,6 +19,7 @@ from .backend import torch
 from .causes import explained
 from .check import CannotRun, Check, NotChecked
 from .lowering import CannotLower, Lowered, lower, lower_untightened, ranges, trace
+from .shapes import Shapes
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
 QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # activations; weights are quantized before
@@ -89,6 +90,7 @@ def export_with_account(
     def traced() -> torch.export.ExportedProgram:
         shapes = _shapes(wanted, source.args) if wanted else source.dynamic_shapes
         program = trace(source.module, source.args, shapes)
+        Shapes.of(program).check_bounds()
         _check_dynamic(program, wanted, source.args)
         return program
 
