@@ -15,6 +15,7 @@ import torch
 import ptegpu
 from ptegpu.errors import ExportError
 from ptegpu.export import Outside, Source, export, export_with_account, find_source
+from ptegpu.export.module import arguments
 from ptegpu.format import read_program
 
 X = torch.randn((3, 8), generator=torch.Generator().manual_seed(0))
@@ -121,6 +122,26 @@ def test_a_module_keeps_its_mode() -> None:
     module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU().eval())
     made = export_with_account(Source(module, (X,)), delegate=False)
     assert ([True, True, False], [], 0.0) == ([m.training for m in module.modules()], made.notes, made.difference)
+
+
+class Named(torch.nn.Module):
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "kwargs"),
+    [
+        (torch.nn.ReLU(), X, None),
+        (Named(), {"x": X, "scale": X + 1}, None),
+        (Named(), X, {"scale": X + 1}),
+    ],
+    ids=["a tensor", "a dict", "kwargs"],
+)
+def test_examples_as_compile_module_takes_them(module: torch.nn.Module, example: object, kwargs: dict | None) -> None:
+    args, named = arguments(example, kwargs)
+    with ptegpu.load(export(module, example, kwargs=kwargs, delegate=False)) as program:
+        torch.testing.assert_close(program(*args, **named), module(*args, **named))
 
 
 class Elu(torch.nn.Module):
