@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from tests import zoo
 from tests.cases import close
+from tests.exporting import export
 from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten
@@ -20,6 +22,7 @@ from transformers import BertConfig, BertModel
 import ptegpu
 from ptegpu import Closed, ExportError, InvalidInput, LimitExceeded, Limits, ShapeError, UnsupportedProgram
 from ptegpu.dtypes import DType
+from ptegpu.export import torch_backend
 from ptegpu.runtime.arrays import Kind, as_array
 
 X = torch.randn((4, 8), generator=torch.Generator().manual_seed(0))
@@ -129,6 +132,42 @@ def test_inputs_that_are_written() -> None:
     with ptegpu.compile_module(Writes().eval(), (X, X.clone())) as gpu:
         equal(gpu(X, a), Writes()(X, b))
     equal(a, b)
+
+
+class Grows(nn.Module):
+    """Writes a parameter and an input, and returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+    def forward(self, a: torch.Tensor) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            self.w.mul_(2)
+            a.add_(1)
+        return {"y": a * self.w}
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+@pytest.mark.parametrize("route", ["torch.compile", "export", "compile_module"])
+def test_writes_of_parameters_and_inputs(route: str, delegate: bool, tmp_path: Path) -> None:
+    module, reference = Grows().eval(), Grows()
+    a, b = torch.zeros(2), torch.zeros(2)
+    call: Any
+    with torch.no_grad():
+        if route == "torch.compile":
+            call = torch.compile(module, backend=torch_backend, options={"delegate": delegate, "fallback": False})
+        elif route == "compile_module":
+            call = ptegpu.compile_module(module, a.clone(), delegate=delegate)
+            assert [] == call.notes
+        else:
+            ptegpu.compile(export(module, (a.clone(),), delegate=delegate)).save(tmp_path / "grows.bundle")
+            call = ptegpu.load(tmp_path / "grows.bundle")
+        for _ in range(3):
+            equal(call(a), reference(b))
+            equal(a, b)
+    if route == "torch.compile":
+        equal(module.w, reference.w)
 
 
 def test_buffers_that_are_written_live_on_the_gpu() -> None:

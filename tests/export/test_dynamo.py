@@ -188,6 +188,22 @@ def test_gradients_are_left_to_eager_pytorch() -> None:
         equal(compiled(x), module(x))
 
 
+class Far(nn.Module):
+    """Has int64 constants beyond 32 bits: a number, an argument, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("base", torch.tensor([2**40, -(2**40), 7]))
+
+    def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return a + 3000000000, torch.where(a > 1, a, 2**33), a + self.base, a.clamp(max=2**35) * 2
+
+
+def test_int64_constants_beyond_32_bits() -> None:
+    a = torch.tensor([1, 2, 3])
+    equal(torch.compile(Far(), backend=NAME)(a), Far()(a))
+
+
 def test_options_and_names() -> None:
     with pytest.raises(BackendCompilerFailed, match="InvalidInput: the backend has no option 'presicion': there are "):
         torch.compile(nn.ReLU(), backend=torch_backend, options={"presicion": "fast"})(torch.ones(2))

@@ -15,6 +15,7 @@ import torch
 import ptegpu
 from ptegpu.errors import ExportError
 from ptegpu.export import Outside, Source, export, export_with_account, find_source
+from ptegpu.export.module import arguments
 from ptegpu.format import read_program
 
 X = torch.randn((3, 8), generator=torch.Generator().manual_seed(0))
@@ -109,6 +110,61 @@ def test_bounds_beyond_the_size_of_a_texture() -> None:
 def test_dimensions_that_cannot_change(text: str, message: str) -> None:
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
         export_with_account(Source(Fixed(), (X,)), dynamic=[text])
+
+
+def test_a_dimension_needs_a_largest_size() -> None:
+    message = 'input: dimension 0 has no largest size: give one, as in torch.export.Dim("n", max=64)'
+    with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
+        export(torch.nn.ReLU(), (X,), dynamic_shapes={"input": {0: torch.export.Dim("b")}})
+
+
+def test_a_module_keeps_its_mode() -> None:
+    module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU().eval())
+    made = export_with_account(Source(module, (X,)), delegate=False)
+    assert ([True, True, False], [], 0.0) == ([m.training for m in module.modules()], made.notes, made.difference)
+
+
+class Named(torch.nn.Module):
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "kwargs"),
+    [
+        (torch.nn.ReLU(), X, None),
+        (Named(), {"x": X, "scale": X + 1}, None),
+        (Named(), X, {"scale": X + 1}),
+    ],
+    ids=["a tensor", "a dict", "kwargs"],
+)
+def test_examples_as_compile_module_takes_them(module: torch.nn.Module, example: object, kwargs: dict | None) -> None:
+    args, named = arguments(example, kwargs)
+    with ptegpu.load(export(module, example, kwargs=kwargs, delegate=False)) as program:
+        torch.testing.assert_close(program(*args, **named), module(*args, **named))
+
+
+class Elu(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.elu(x, inplace=True) * 2
+
+
+def test_an_operator_in_place_that_the_partitioner_leaves_out() -> None:
+    made = export_with_account(Source(Elu(), (X.clone(),)))
+    assert ([], 1) == (made.notes, made.lowered.partitions)
+    assert made.difference is not None and made.difference < 1e-5
+
+
+class Adds(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 3000000000) * 2
+
+
+def test_a_constant_beyond_32_bits_is_left_out_of_partitions() -> None:
+    made = export_with_account(Source(Adds(), (torch.arange(4),)))
+    why = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
+    assert [f"aten.add.Tensor is outside of partitions: {why}"] == made.notes
+    assert (1, 0.0) == (made.lowered.partitions, made.difference)
 
 
 def test_a_size_of_one_is_no_example() -> None:

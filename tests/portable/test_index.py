@@ -90,6 +90,7 @@ CASES: list[Case] = [
     *(case("masked_scatter.default", x, m, f(60)) for x, m in ((X, b(4, 5)), (X, b(3, 1, 5)), (f(5), b(5)))),
     *(case("nonzero.default", x) for x in (b(2, 3), f(4), t(3.0), t(0), f(0, 2))),
     *(case("repeat_interleave.Tensor", x) for x in (t([2, 0, 3]), i(0), t([1, 1], torch.int32))),
+    *(case("repeat_interleave.self_int", X, *a) for a in ((2,), (3, 1), (1, -2), (0, 0))),
 ]
 
 

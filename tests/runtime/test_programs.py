@@ -14,6 +14,7 @@ from tests.exporting import export
 from torch import nn
 
 import ptegpu
+from ptegpu import InvalidInput
 from ptegpu.compiler.program import cut_methods
 
 DATA = Path(__file__).parents[1] / "data"
@@ -124,14 +125,20 @@ class MutatesInput(nn.Module):
         return x * 2
 
 
-def test_mutated_inputs_come_first_and_the_input_is_untouched() -> None:
-    x = torch.zeros(3)
-    program = ptegpu.load(export(MutatesInput(), (x.clone(),)))
+def test_inputs_that_the_module_writes_are_written() -> None:
+    program = ptegpu.load(export(MutatesInput(), (torch.zeros(3),)))
     given = np.zeros(3, np.float32)
-    mutated, doubled = program(given)
-    np.testing.assert_array_equal(mutated, [1, 1, 1])
-    np.testing.assert_array_equal(doubled, [2, 2, 2])
-    np.testing.assert_array_equal(given, [0, 0, 0])
+    np.testing.assert_array_equal([2, 2, 2], program(given))
+    np.testing.assert_array_equal([1, 1, 1], given)
+    flat = program.method("forward").execute([given])
+    np.testing.assert_array_equal([[2, 2, 2], [4, 4, 4]], flat)
+    np.testing.assert_array_equal([1, 1, 1], given)
+    given.flags.writeable = False
+    message = "the module writes input 0 of forward: pass a NumPy array that can be written or a torch tensor, not "
+    with pytest.raises(InvalidInput, match=f"^{message}a read-only array$"):
+        program(given)
+    with pytest.raises(InvalidInput, match=f"^{message}list$"):
+        program([0.0, 0.0, 0.0])
 
 
 class Branch(nn.Module):

@@ -270,8 +270,9 @@ def test_a_module_with_containers(nested: bytes) -> None:
     x = torch.from_numpy(X)
     expected = Nested()(x.clone(), pair, scale=5)
     with ptegpu.load(nested) as program:
-        for mutated, found in (program(x, pair, scale=5), program(x, pair), program(x, pair, scale=5, mask=None)):
-            assert torch.equal(x + 1, mutated)
+        for keywords in ({"scale": 5}, {}, {"scale": 5, "mask": None}):
+            found = program(written := x.clone(), pair, **keywords)
+            assert torch.equal(x + 1, written)
             assert list(expected) == list(found)
             assert torch.equal(expected["sum"], found["sum"]) and found["none"] is None and found["number"] == 3
             first, (second,) = found["parts"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -74,6 +75,8 @@ class Check:
         try:
             with quiet(), torch.no_grad():
                 module = convert(copy.deepcopy(self.module))
+                with suppress(NotImplementedError):  # of a module that was traced before
+                    module.eval()
                 args, kwargs = tree_map(convert, copy.deepcopy((self.args, self.kwargs)))
                 return _tensors(module(*args, **kwargs))
         except Exception as e:

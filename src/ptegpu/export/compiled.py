@@ -18,7 +18,7 @@ from ..runtime.signature import Spec
 from .backend import torch
 from .check import Check, NotChecked
 from .lowering import Lowered, trace
-from .module import lower_either_way, rounds
+from .module import arguments, lower_either_way, rounds
 from .shapes import Shapes
 
 VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
@@ -40,7 +40,7 @@ def compile_module(
     if training := [name for name, m in module.named_modules() if m.training]:
         what = f"its part {training[0]}" if training[0] else "the module"
         raise ExportError(f"{what} is in training mode: call module.eval() first")
-    args, kwargs = _arguments(example, kwargs)
+    args, kwargs = arguments(example, kwargs)
 
     def traced() -> torch.export.ExportedProgram:
         return trace(module, args, dynamic_shapes, kwargs)
@@ -178,12 +178,6 @@ class CompiledModule:
 
     def __repr__(self) -> str:
         return repr(self.program).replace("Program from memory", "CompiledModule", 1)
-
-
-def _arguments(example: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(example, Mapping) and kwargs is None:
-        return (), dict(example)
-    return tuple(example) if isinstance(example, tuple | list) else (example,), dict(kwargs or {})
 
 
 def _forget_groups(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

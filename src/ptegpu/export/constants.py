@@ -72,6 +72,54 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     return found
 
 
+def keep_written_parameters(program: ExportedProgram) -> None:
+    """Turn parameters that operators write into buffers, in place: of parameters, ExecuTorch loses what is written."""
+    specs = {s.arg.name: k for k, s in enumerate(program.graph_signature.input_specs) if s.kind == InputKind.PARAMETER}
+    written: set[Node] = set()
+    for node in program.graph.nodes:
+        op = _operator(node)
+        if op is not None and op._schema.is_mutable:
+            written |= {_base(value) for name, value in _arguments(node, op) if _is_written(op, name)}
+    for place in written:
+        if (k := specs.get(place.name)) is not None:
+            spec = program.graph_signature.input_specs[k]
+            program.graph_signature.input_specs[k] = InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=True)
+            program.state_dict[spec.target] = program.state_dict[spec.target].detach()
+
+
+def _arguments(node: Node, op: torch._ops.OpOverload) -> list[tuple[str, Node]]:
+    """The nodes among the arguments of a call, each with the name of its parameter."""
+    named = dict(zip((a.name for a in op._schema.arguments), node.args)) | node.kwargs
+    return [(name, n) for name, value in named.items() for n in tree_leaves(value) if isinstance(n, Node)]
+
+
+def _is_written(op: torch._ops.OpOverload, name: str) -> bool:
+    (argument,) = (a for a in op._schema.arguments if a.name == name)
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _base(node: Node) -> Node:
+    """Return what a node is a view of, or may be: itself if it is none."""
+    while (op := _operator(node)) is not None and isinstance(node.args[0] if node.args else None, Node):
+        is_view = any(r.alias_info is not None for r in op._schema.returns)
+        if not is_view and not op._can_decompose():  # reshape, contiguous, … are views or copies
+            break
+        node = node.args[0]
+    return node
+
+
+def beyond_int32(program: ExportedProgram) -> set[Node]:
+    """Return the int64 parameters, buffers and constants with a value that does not fit int32."""
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    wide = set()
+    for spec in program.graph_signature.input_specs:
+        tensor = program.state_dict.get(spec.target, program.constants.get(spec.target)) if spec.kind in KINDS else None
+        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.int64 and tensor.numel():
+            if tensor.min() < -(2**31) or tensor.max() >= 2**31:
+                wide.add(places[spec.arg.name])
+    return wide
+
+
 def drop_unread(program: ExportedProgram, kinds: tuple[InputKind, ...]) -> None:
     """Removes constants of these kinds that nothing reads or writes; a shared one counts as unread too."""
     signature = program.graph_signature
@@ -98,7 +146,12 @@ def _keep_first_values(program: ExportedProgram) -> None:
 class PrepareConstants(ExportedProgramPassBase):
     """Computes what depends on no input and no size that may change, unless the file would grow by much."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: set[str] = set()  # buffers that a program writes
+
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
+        self.kept |= set(exported_program.graph_signature.buffers_to_mutate.values())
         _keep_first_values(exported_program)
         folded = _Folder(exported_program).fold()
         if folded:

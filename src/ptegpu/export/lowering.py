@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..errors import ExportError
@@ -23,14 +24,18 @@ from .backend import (
     VulkanSupportedOperators,
     admit_packed_weights,
     cache_patterns,
+    ops,
     quiet,
     to_edge_transform_and_lower,
     torch,
 )
 from .causes import explained, root_cause
-from .constants import PrepareConstants, drop_unread, own_constants
+from .constants import PrepareConstants, beyond_int32, drop_unread, keep_written_parameters, own_constants
 
 NO_LIMITS = (2**31 - 1,) * 3
+TO_THE_END = 2**63 - 1  # the end of a slice that has none
+BEYOND = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
+UNREAD = "it writes an input without reading it"
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
@@ -60,6 +65,7 @@ class Lowered:
     bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
     written: tuple[int, ...] = ()  # which inputs of `forward` the program writes: its first outputs, in this order
     kept: tuple[str, ...] = ()  # buffers that it writes
+    notes: tuple[str, ...] = ()
 
 
 def trace(
@@ -69,15 +75,26 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
     """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
-    with quiet(), redirect_stderr(io.StringIO()), _attention_in_parts():  # the second: the graph it had so far
-        try:
-            with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
-                module.eval()
+    with quiet(), redirect_stderr(io.StringIO()), _attention_in_parts(), _in_eval_mode(module):
+        try:  # with nothing on stderr, where PyTorch prints the graph it had so far
             program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
             raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
     drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
     return program
+
+
+@contextmanager
+def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards each part has the mode that it had."""
+    training = [m for m in module.modules() if m.training]
+    with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
+        module.eval()
+    try:
+        yield
+    finally:
+        for m in training:
+            m.training = True
 
 
 @contextmanager
@@ -129,16 +146,18 @@ def lower(
     """
     cache_patterns()
     admit_packed_weights()
+    prepare = PrepareConstants()
     partitioner = [Partitioner(dict(options or {}))] if delegate else []
     config = EdgeCompileConfig(_check_ir_validity=False)
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
+        keep_written_parameters(traced)
         own_constants(traced)
         _settle_attention(traced)
     with quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
                 program if isinstance(program, ExportedProgram) else dict(program),
-                transform_passes=[PrepareConstants()],
+                transform_passes=[prepare],
                 partitioner=partitioner,
                 compile_config=config,
                 constant_methods=dict(constants) if constants else None,
@@ -146,11 +165,13 @@ def lower(
             signature = edge.exported_program("forward").graph_signature
             inputs = signature.user_inputs
             written = tuple(inputs.index(name) for name in signature.user_inputs_to_mutate.values())
-            kept = tuple(signature.buffers_to_mutate.values())
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    return replace(_account(data, reasons if delegate else {}), written=written, kept=kept)
+    notes = tuple([f"{name} is outside of partitions: {why}" for name, why in reasons.items() if why == BEYOND])
+    return replace(
+        _account(data, reasons if delegate else {}), written=written, kept=tuple(sorted(prepare.kept)), notes=notes
+    )
 
 
 def _settle_attention(program: ExportedProgram) -> None:
@@ -166,10 +187,12 @@ def _settle_attention(program: ExportedProgram) -> None:
 
 
 class Partitioner(VulkanPartitioner):
-    """Without partitions that take no tensor or give none, such as those of sizes alone: ExecuTorch fails on them."""
+    """Without partitions that take no tensor or give none, such as those of sizes alone: ExecuTorch fails on them.
+    Without operators that take int64 constants beyond 32 bits: it would store their lower half."""
 
     def partition(self, exported_program: ExportedProgram) -> Any:
-        result = super().partition(exported_program)
+        with _refusing(exported_program):
+            result = super().partition(exported_program)
         partitions: dict[str, set[torch.fx.Node]] = {}
         for node in exported_program.graph.nodes:
             if node.op != "placeholder" and (tag := node.meta.get("delegation_tag")):
@@ -182,6 +205,36 @@ class Partitioner(VulkanPartitioner):
                 for node in nodes:
                     del node.meta["delegation_tag"]
         return result
+
+
+@contextmanager
+def _refusing(program: ExportedProgram) -> Iterator[None]:
+    """Keep out of partitions what they do not hold: wide constants, and inputs of which they would read nothing."""
+    original = VulkanSupportedOperators.is_node_supported
+    wide, inputs = beyond_int32(program), set(program.graph_signature.user_inputs)
+
+    def reason(node: torch.fx.Node) -> str:
+        if wide.intersection(node.all_input_nodes) or _has_wide_int(node):
+            return BEYOND
+        written = node.target is ops.edge.aten.copy.default and node.args[0]
+        return UNREAD if isinstance(written, torch.fx.Node) and written.name in inputs else ""
+
+    def is_node_supported(self: VulkanSupportedOperators, submodules: Any, node: torch.fx.Node) -> bool:
+        if node.op == "call_function" and (why := reason(node)):
+            self.log_skip(node, why)
+            return False
+        return original(self, submodules, node)
+
+    VulkanSupportedOperators.is_node_supported = is_node_supported
+    try:
+        yield
+    finally:
+        VulkanSupportedOperators.is_node_supported = original
+
+
+def _has_wide_int(node: torch.fx.Node) -> bool:
+    numbers = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, int) and a != TO_THE_END]
+    return not all(-(2**31) <= n < 2**31 for n in numbers)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch.utils._pytree import tree_leaves
@@ -19,6 +19,7 @@ from .backend import torch
 from .causes import explained
 from .check import CannotRun, Check, NotChecked
 from .lowering import CannotLower, Lowered, lower, lower_untightened, ranges, trace
+from .shapes import Shapes
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
 QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # activations; weights are quantized before
@@ -33,6 +34,7 @@ class Source:
     module: torch.nn.Module
     args: tuple[Any, ...]
     dynamic_shapes: Any = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +46,24 @@ class Exported:
 
 def export(
     module: torch.nn.Module,
-    args: tuple[Any, ...],
+    args: Any,
     path: str | os.PathLike[str] | None = None,
     *,
     dynamic_shapes: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> bytes:
     """A `.pte` for `module`, also written to `path` if given. Notes on it are warnings.
 
-    `args` are inputs to trace it with and `dynamic_shapes` what `torch.export` takes. `options` are those of the
+    `args` are the inputs to trace it with: a tuple, a dict of inputs by name, or a single one; `kwargs` are those by
+    name beside a tuple. `dynamic_shapes` are what `torch.export` takes. `options` are those of the
     Vulkan/WebGPU partitioner, which is left out if not `delegate`: ptegpu runs such programs on the GPU as well. With
-    `check`, the program is run on `args` and compared with eager PyTorch; see `export_with_account`.
+    `check`, the program is run on them and compared with eager PyTorch; see `export_with_account`.
     """
-    source = Source(module, args, dynamic_shapes)
+    positional, named = arguments(args, kwargs)
+    source = Source(module, positional, dynamic_shapes, named)
     made = export_with_account(source, path, delegate=delegate, options=options, check=check)
     for note in made.notes:
         warnings.warn(note, stacklevel=2)
@@ -88,7 +93,8 @@ def export_with_account(
 
     def traced() -> torch.export.ExportedProgram:
         shapes = _shapes(wanted, source.args) if wanted else source.dynamic_shapes
-        program = trace(source.module, source.args, shapes)
+        program = trace(source.module, source.args, shapes, source.kwargs)
+        Shapes.of(program).check_bounds()
         _check_dynamic(program, wanted, source.args)
         return program
 
@@ -101,13 +107,20 @@ def export_with_account(
             return Exported(lowered, [*notes, f"not checked: {e}"], None)
 
     options = dict(options or {})
-    comparison = Check(source.module, source.args)
+    comparison = Check(source.module, source.args, source.kwargs)
     program = traced()
     rounded = bool(options.get("force_fp16")) or rounds(program)
     made = lower_either_way(program, traced, compared, delegate=delegate, options=options, constants=constants)
     if path is not None:
         write(path, made.lowered.data)
     return made
+
+
+def arguments(example: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the named inputs of an example: a tuple, a dict by name, or a single input."""
+    if isinstance(example, Mapping) and kwargs is None:
+        return (), dict(example)
+    return tuple(example) if isinstance(example, tuple | list) else (example,), dict(kwargs or {})
 
 
 def lower_either_way(
@@ -126,7 +139,8 @@ def lower_either_way(
     if not delegate:
         return use(lower(program, delegate=False, constants=constants), [])
     try:
-        return use(lower_untightened(program, again, options=dict(options or {}), constants=constants), [])
+        lowered = lower_untightened(program, again, options=dict(options or {}), constants=constants)
+        return use(lowered, list(lowered.notes))
     except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
         notes = [f"there are no partitions: {e}"]
     return use(lower(again(), delegate=False, constants=constants), notes)
@@ -159,8 +173,8 @@ def find_source(name: str) -> Source:
         raise ExportError(*explained(f"{name} fails", e)) from e
     if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
         raise ExportError(f"{name} must return (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes)")
-    inputs = found[1] if isinstance(found[1], tuple) else tuple(found[1]) if isinstance(found[1], list) else (found[1],)
-    return Source(found[0], inputs, found[2] if len(found) == 3 else None)
+    inputs, named = arguments(found[1], None)
+    return Source(found[0], inputs, found[2] if len(found) == 3 else None, named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,3 +211,18 @@ def nonzero(x: Array) -> Array:
 @portable("aten.repeat_interleave.Tensor", sizes=lambda repeats, output_size=None: [sum(repeats.tolist())])
 def repeat_interleave(repeats: Array, output_size: int | None = None) -> Array:
     return np.repeat(np.arange(len(repeats)), repeats)
+
+
+def _repeated(x: Array, repeats: int, dim: int | None = None, output_size: int | None = None) -> list[int]:
+    if dim is None:
+        return [x.size * repeats]
+    along = axis(dim, x.ndim)
+    return [n * repeats if k == along else n for k, n in enumerate(x.shape)]
+
+
+@portable("aten.repeat_interleave.self_int", sizes=_repeated)
+def repeat_each(x: Array, repeats: int, dim: int | None = None, output_size: int | None = None) -> Array:
+    """Each element, or each slice along a dimension, `repeats` times in a row; without a dimension, flattened."""
+    if repeats < 0:
+        raise ExecutionError(f"repeats = {repeats} is negative")
+    return np.repeat(x, repeats, None if dim is None else axis(dim, x.ndim))

@@ -110,6 +110,25 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def check_writable(value: Any, what: str) -> None:
+    """Raise InvalidInput unless `assign` can write `value`."""
+    if is_torch(value) or (isinstance(value, np.ndarray) and value.flags.writeable):
+        return
+    kind = "a read-only array" if isinstance(value, np.ndarray) else type(value).__name__
+    raise InvalidInput(
+        f"the module writes {what}: pass a NumPy array that can be written or a torch tensor, not {kind}"
+    )
+
+
+def assign(target: Any, value: Any) -> None:
+    """Write a result into an argument of the same dtype and shape."""
+    if is_torch(target):
+        torch = sys.modules["torch"]
+        target.detach().copy_(torch.as_tensor(value).view(target.dtype))
+    else:
+        target[...] = np.asarray(value if not is_torch(value) else _from_torch(value, "")[0]).view(target.dtype)
+
+
 class Kind(NamedTuple):
     """What a caller passed, and so gets back."""
 

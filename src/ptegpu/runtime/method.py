@@ -18,7 +18,7 @@ from ..graph.linear import Call, Jump, Move, Operand, Var
 from ..graph.narrow import clipped, from_device, seen, to_device
 from ..limits import Budget, exceeded, tick
 from ..plan.bundle import Host, Item, Outer, Run
-from .arrays import Kind, as_array, fits
+from .arrays import Kind, as_array, assign, check_writable, fits
 from .engine import Engine, Extend
 from .signature import Signature
 
@@ -86,8 +86,17 @@ class Method:
         self.engines, self._early = {}, []
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
-        """Run; the outputs as the module returned them."""
-        return self.signature.unflatten(self.execute(arguments, keywords))
+        """Run, write the inputs that the module writes, and return what it returned."""
+        if not self.signature.written:
+            return self.signature.unflatten(self.execute(arguments, keywords))
+        leaves = self.signature.flatten(arguments, keywords)
+        targets = [leaves[k] for k in self.signature.written]
+        for k, target in zip(self.signature.written, targets):
+            check_writable(target, self._takes[k][-1])
+        results = self.execute(leaves)
+        for target, value in zip(targets, results):
+            assign(target, value)
+        return self.signature.unflatten(results)
 
     def execute(self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS) -> list[Any]:
         """Run; a list of all outputs, in the program's order."""

@@ -189,7 +189,7 @@ class Program:
         return self._bound[name]
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
-        """Run `forward` (or the only method): what the exported module returned, mutated inputs before it."""
+        """Run `forward` (or the only method) and return what the exported module returned."""
         name = DEFAULT if DEFAULT in self._methods or len(self._methods) != 1 else next(iter(self._methods))
         return self.method(name)(*inputs, **keywords)
 
@@ -270,13 +270,13 @@ class Method:
         return self._program.metadata(self.name)
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
-        """Run; what the exported module returned. Inputs that the module writes come before it: `*mutated, result`."""
+        """Run and return what the exported module returned. Inputs that the module writes are written."""
         with self._program._lock:
             self._program._check_open()
             return self._method(*inputs, **keywords)
 
     def execute(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run; all outputs as a flat list, mutated inputs first."""
+        """Run; all outputs as a flat list. New values of inputs that the module writes come first; none is written."""
         if not isinstance(inputs, list | tuple):
             raise InvalidInput(f"execute takes a list of the inputs of {self.name}, not {type(inputs).__name__}")
         with self._program._lock:

@@ -80,6 +80,7 @@ class Signature:
         self.outputs = tuple(
             [Spec.of(n, value) for n, value in zip(self._output_names(len(gives)), gives, strict=True)]
         )
+        self.written = self._find_written(takes, gives)
         self._make = self._maker(len(gives))
         self._plain = all(tree.kind == "leaf" for _, tree in self._slots)
         self._takes = takes
@@ -118,26 +119,36 @@ class Signature:
         return leaves
 
     def unflatten(self, results: list[Any]) -> Any:
-        """The outputs as the module returned them; mutated inputs, if there are any, in a tuple before them.
+        """Return the outputs as the module returned them, without those that are inputs it writes.
 
         Where the file does not say, one output is itself and several are a tuple.
         """
         return self._make(results)
 
+    def _find_written(self, takes: Sequence[Any], gives: Sequence[Any]) -> tuple[int, ...]:
+        """Return the positions of the inputs that the module writes: its first outputs, in this order."""
+        mutated = gives[: self._mutated(len(gives))]
+        places = [next((k for k, t in enumerate(takes) if t is g), None) for g in mutated]
+        written = [k for k in places if k is not None and isinstance(takes[k], Var | Tensor)]
+        return tuple(written) if len(written) == len(mutated) else ()
+
+    def _mutated(self, count: int) -> int:
+        """Return how many of `count` outputs come before those that the module returned."""
+        return 0 if self._result is None else count - self._result.leaves
+
     def _maker(self, count: int) -> Callable[[Sequence[Any]], Any]:
         if self._result is None:
             return itemgetter(0) if count == 1 else tuple
-        mutated = count - self._result.leaves
+        mutated = self._mutated(count)
         make = self._result.maker(mutated)
-        return (lambda results: (*results[:mutated], make(results))) if mutated else make
+        return (lambda results: (*results[:mutated], make(results))) if mutated and not self.written else make
 
     def __repr__(self) -> str:
         takes, gives = (", ".join(f"{s.name}: {s}" for s in specs) for specs in (self.inputs, self.outputs))
         return shown(f"{self.method}({takes}) -> {gives or 'nothing'}")
 
     def _output_names(self, count: int) -> Iterator[str]:
-        tree = self._result
-        mutated = 0 if tree is None else count - tree.leaves
+        tree, mutated = self._result, self._mutated(count)
         yield from (f"mutated input {k}" for k in range(mutated))
         if tree is None or tree.kind == "leaf":
             yield from (f"output {k}" for k in range(count - mutated))
