@@ -418,7 +418,8 @@ NOT_OF_AN_EXPORTER = {
             v1=BlobTensor(DType.F32, (4,), memory=7),
             v4=BlobTensor(DType.F32, (4,), memory=7),
         ),
-        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: aten.relu.default #2 overwrites it",
+        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: "
+        "aten.relu.default #2 overwrites it",
     ),
     "an input of another type": (
         blob(UPLOAD, ADD, v0=F16),
