@@ -349,12 +349,99 @@ def test_named_data_of_a_delegate_has_the_bytes_of_its_tensor(held: int) -> None
     assert expected == refused(of_constants((4,), Constant(None, "w", 16)), {"w": memoryview(bytes(held))})
 
 
+# Values 0 and 1 of a blob: its input and output; 2 and 3: a constant and its upload; 4: what nothing writes
+VALUES = (
+    BlobTensor(DType.F32, (4,)),
+    BlobTensor(DType.F32, (4,)),
+    BlobTensor(DType.F32, (4,), constant=0),
+    BlobTensor(DType.F32, (4,)),
+    BlobTensor(DType.F32, (4,)),
+    1,
+)
+ADD, UPLOAD = BlobCall(1, "aten.add.Tensor", (0, 3, 5, 1)), BlobCall(0, PREPACK, (2, 3))
+NO_VALUE = "which is no input, no constant and no result of a call before it"
+
+
+def with_blob(graph: BlobGraph) -> pte.Method:
+    """A method that calls a delegate with one input and one output."""
+    found = method([tensor(4), tensor(4)], [0], [1], pte.DelegateCall(0, (0, 1)))
+    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),))  # type: ignore[arg-type]
+
+
+def blob(*calls: BlobCall, outputs: tuple[int, ...] = (1,), **values: BlobTensor) -> BlobGraph:
+    """A blob of these calls, with other values, `v3=…`."""
+    changed = [values.get(f"v{k}", v) for k, v in enumerate(VALUES)]
+    return BlobGraph("0", calls, tuple(changed), (0,), outputs, (Constant(memoryview(bytes(16)), None, 16),))
+
+
 @pytest.mark.usefixtures("blobs_by_hand")
-def test_a_prepack_of_nothing_is_left_to_the_operator() -> None:
-    graph = BlobGraph("0", (BlobCall(7, PREPACK, (0,)),), (BlobTensor(DType.F32, (4,)),), (), (0,), ())
-    found = method([tensor(4)], [], [0], pte.DelegateCall(0, (0,)))
-    found = replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),))  # type: ignore[arg-type]
-    assert () == call(by_hand(found), PREPACK).args
+def test_an_upload_happens_wherever_it_stands() -> None:
+    for graph in (blob(UPLOAD, ADD), blob(ADD, UPLOAD)):
+        add = calls(by_hand(with_blob(graph)))[0]
+        assert ("aten.add.Tensor", "constant") == (add.op, add.args[1].kind)  # type: ignore[union-attr]
+
+
+F16, F32_IN_F16 = (BlobTensor(DType.F16, (4,), staging=s) for s in (DType.F16, DType.F32))
+NOT_OF_AN_EXPORTER = {
+    "an upload of nothing": (
+        blob(BlobCall(7, PREPACK, (3,)), ADD),
+        "et_vk.prepack.default #7 has 1 values: it takes a constant and has one result",
+    ),
+    "an upload of two": (
+        blob(BlobCall(7, PREPACK, (2, 2, 3)), ADD),
+        "et_vk.prepack.default #7 has 3 values: it takes a constant and has one result",
+    ),
+    "an upload of no constant": (
+        blob(BlobCall(7, PREPACK, (4, 3)), ADD),
+        "et_vk.prepack.default #7 uploads d0.v4:float32[4], which is no constant",
+    ),
+    "an upload to an input": (
+        blob(BlobCall(7, PREPACK, (2, 0)), ADD),
+        "et_vk.prepack.default #7 writes input 0:float32[4], which has a value already",
+    ),
+    "no upload": (blob(ADD), f"aten.add.Tensor #1 reads d0.v3:float32[4], {NO_VALUE}"),
+    "an operator that reads its result": (
+        blob(UPLOAD, replace(ADD, args=(1, 3, 5, 1))),
+        f"aten.add.Tensor #1 reads d0.v1:float32[4], {NO_VALUE}",
+    ),
+    "an output that nothing writes": (blob(UPLOAD, ADD, outputs=(4,)), f"its output 0 is d0.v4:float32[4], {NO_VALUE}"),
+    "an output twice": (
+        blob(UPLOAD, ADD, outputs=(1, 1)),
+        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: it is there 2 times",
+    ),
+    "an output that is overwritten": (
+        blob(
+            UPLOAD,
+            replace(ADD, args=(0, 3, 5, 4)),
+            BlobCall(2, "aten.relu.default", (4, 1)),
+            outputs=(4, 1),
+            v1=BlobTensor(DType.F32, (4,), memory=7),
+            v4=BlobTensor(DType.F32, (4,), memory=7),
+        ),
+        "it has 2 outputs, the call takes 1; its output 0 is no new value of a buffer: "
+        "aten.relu.default #2 overwrites it",
+    ),
+    "an input of another type": (
+        blob(UPLOAD, ADD, v0=F16),
+        "its input 0 is float16, the call's value is input 0:float32[4]; export the program again",
+    ),
+    "an output of another type": (
+        blob(UPLOAD, ADD, v1=BlobTensor(DType.F32, (4,), staging=DType.I32)),
+        "its output 1 is float32 staged as int32, the call's value is v1:float32[4]; export the program again",
+    ),
+}
+
+
+@pytest.mark.usefixtures("blobs_by_hand")
+@pytest.mark.parametrize("graph, expected", NOT_OF_AN_EXPORTER.values(), ids=NOT_OF_AN_EXPORTER)
+def test_what_no_exporter_writes_is_refused(graph: BlobGraph, expected: str) -> None:
+    assert f"model.pte: delegate 0: {expected}" == refused(with_blob(graph))
+
+
+@pytest.mark.usefixtures("blobs_by_hand")
+def test_f16_programs_take_and_give_f32() -> None:
+    linear = by_hand(with_blob(blob(replace(ADD, args=(0, 0, 5, 1)), v0=F32_IN_F16, v1=F32_IN_F16)))
+    assert ["aten.alias_copy.default", "aten.add.Tensor", "aten.alias_copy.default"] == [c.op for c in calls(linear)]
 
 
 @pytest.mark.usefixtures("blobs_by_hand")

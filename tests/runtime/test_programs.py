@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,47 @@ def test_a_mutated_buffer_that_the_file_does_not_name_is_refused() -> None:
     assert str(error.value) == (
         "delegate 0 changes a buffer, but the file does not say which of 2 constants it is; "
         "export with the compile option alias_buffer_mutations=True"
+    )
+
+
+class Steps(nn.Module):
+    """A counter that a delegate writes and that is read outside of it, or in another delegate."""
+
+    def __init__(self, reads: str) -> None:
+        super().__init__()
+        self.reads = reads
+        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64) if reads == "item" else torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.reads == "item":
+            k = self.steps.item()
+            torch._check(k >= 0)
+            torch._check(k < 4)
+            y = x.narrow(0, k, 1) * 2
+        elif self.reads == "call":
+            y = torch.cumsum(self.steps, 0) * x
+        else:
+            y = torch.cumsum(torch.relu(self.steps + x), 0) * 2
+        self.steps.add_(1)
+        return y
+
+
+@pytest.mark.parametrize("aliased", [False, True])
+@pytest.mark.parametrize("reads", ["item", "call", "delegate"])
+def test_a_buffer_that_is_read_from_another_copy_is_refused(
+    reads: str, aliased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exporting notices, and leaves partitions out; a file of another exporter is refused."""
+    x, how = torch.arange(1.0, 5.0), {"options": {"alias_buffer_mutations": aliased}}
+    with pytest.warns(UserWarning, match="no partitions: .* a partition writes the buffer steps, and .* reads it"):
+        run_both(Steps(reads), (x,), calls=3, **how)
+    monkeypatch.setattr(ptegpu.export.lowering, "_check_buffers", lambda program: None)
+    with pytest.raises(ptegpu.UnsupportedProgram) as error:
+        ptegpu.load(export(Steps(reads), (x,), **how))
+    assert re.fullmatch(
+        r"delegate [01] changes a buffer, \w+32\[[14]\], that .+ seems to read from a copy of its own, which does not "
+        r"change; export without partitions \(`ptegpu export torch --no-delegate`\)",
+        str(error.value),
     )
 
 

@@ -193,6 +193,7 @@ class Partitioner(VulkanPartitioner):
     def partition(self, exported_program: ExportedProgram) -> Any:
         with _refusing(exported_program):
             result = super().partition(exported_program)
+        _check_buffers(exported_program)
         partitions: dict[str, set[torch.fx.Node]] = {}
         for node in exported_program.graph.nodes:
             if node.op != "placeholder" and (tag := node.meta.get("delegation_tag")):
@@ -205,6 +206,21 @@ class Partitioner(VulkanPartitioner):
                 for node in nodes:
                     del node.meta["delegation_tag"]
         return result
+
+
+def _check_buffers(program: ExportedProgram) -> None:
+    """Raise ExportError if a partition writes a buffer that something outside it reads.
+
+    ExecuTorch gives each of the two a buffer of its own, so that a write never reaches the reader.
+    """
+    signature = program.graph_signature
+    nodes = {node.name: node for node in program.graph.nodes}
+    buffers = {target: nodes[name] for name, target in signature.inputs_to_buffers.items()}
+    for name, target in signature.buffers_to_mutate.items():
+        partition = nodes[name].meta.get("delegation_tag")
+        readers = [n for n in buffers[target].users if n.op != "output" and n.meta.get("delegation_tag") != partition]
+        if partition is not None and readers:
+            raise ExportError(f"a partition writes the buffer {target}, and {readers[0].name} outside it reads it")
 
 
 @contextmanager

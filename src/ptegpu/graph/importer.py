@@ -59,6 +59,7 @@ class _Importer:
         linear.outputs = [self.operand(v) for v in method.outputs]
         self._mark_states(linear)
         self._check_written(linear)
+        _check_buffers(linear)
         return linear
 
     def _check_written(self, linear: Linear) -> None:
@@ -318,6 +319,39 @@ class _Importer:
             if any(v.dynamic for v in variables(instruction.args)):
                 for v in instruction.outs:
                     v.dynamic = True
+
+
+def _check_buffers(linear: Linear) -> None:
+    """Raise UnsupportedProgram if a buffer that a delegate writes may be a constant that is read outside it.
+
+    Exporters store a buffer once for each delegate that uses it and once for the calls outside, without its name:
+    equal elements are all that tells. The reader of another copy would never see what is written.
+    """
+    calls = [i for i in linear.code if isinstance(i, Call)]
+    states = {v for c in calls for v in (*variables(c.args), *c.outs) if v.kind == "state" and _delegate_of(v)}
+    for call in calls if states else ():
+        for v in variables(call.args):
+            same = next((s for s in states if v.kind == "constant" and _may_be(v, s)), None)
+            if same is not None:
+                raise UnsupportedProgram(
+                    f"delegate {_delegate_of(same)[1:]} changes a buffer, {same.dtype.value}{list(same.sizes)}, that "  # type: ignore[union-attr]
+                    f"{call.where} seems to read from a copy of its own, which does not change; export without "
+                    "partitions (`ptegpu export torch --no-delegate`)"
+                )
+
+
+def _delegate_of(v: Var) -> str:
+    """Return "d3" of a value in delegate 3, nothing for one outside of delegates."""
+    return v.name.rpartition(".")[0]
+
+
+def _may_be(constant: Var, state: Var) -> bool:
+    """Return whether a constant has the elements that a state of another delegate begins with."""
+    a, b = constant.data, state.data
+    if constant.sizes != state.sizes or a is None or b is None or _delegate_of(constant) == _delegate_of(state):
+        return False
+    with np.errstate(all="ignore"):
+        return a.dtype.kind == b.dtype.kind and np.array_equal(a.astype(b.dtype), b)
 
 
 def array_of(data: memoryview, dtype: DType, sizes: Shape, dim_order: tuple[int, ...]) -> np.ndarray:

@@ -11,6 +11,7 @@ from ..dtypes import DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd
 from ..format.delegate import BlobGraph, BlobTensor, Ints, SymInt, ValueList
+from ..format.delegate import Call as BlobCall
 from ..format.pte import BoolList, FloatList
 from ..limits import spend
 from .linear import Call, Instruction, Operand, Var, variables
@@ -39,6 +40,7 @@ class _Inliner:
         self.blob, self.named_data, self.where, self.path = blob, named_data, where, path
         self.prefix = f"d{where.rsplit(' ', 1)[-1]}.v"  # of the names of its values
         self.slots: dict[int, Operand] = {}
+        self.known: set[Var] = set()  # inputs, and what a call has written so far
         self.code: list[Instruction] = []
         self.made: dict[Var, int] = {}  # which call wrote a value last
         self.took: list[tuple[set[Var], set[int]]] = []  # of each call: constants, and the calls that made the others
@@ -47,21 +49,28 @@ class _Inliner:
         blob = self.blob
         for value_id, operand in zip(blob.inputs, given, strict=True):
             self.slots[value_id] = self._input(value_id, operand)
+            self.known.update(variables(self.slots[value_id]))
+        for call in blob.calls:  # first of all: an upload happens at load, wherever it stands
+            if call.operator == PREPACK:
+                self._prepack(call)
         for call in blob.calls:
+            name = f"{call.operator} #{call.node}"
             if not call.args:
-                self._fail(f"{call.operator} #{call.node} has no result")
-            args = tuple(self.operand(i) for i in call.args[:-1])
-            if call.operator == PREPACK and args and isinstance(args[0], Var) and args[0].kind == "constant":
-                self._prepack(call.args[-1], args[0])
+                self._fail(f"{name} has no result")
+            if call.operator == PREPACK:
                 continue
+            args = tuple(self._read(i, f"{name} reads") for i in call.args[:-1])
             results = tuple(self._results(call.args[-1]))
+            self.known.update(results)
             self._note(args, results)
-            self.code.append(Call(call.operator, args, results, f"{call.operator} #{call.node} of {self.where}"))
+            self.code.append(Call(call.operator, args, results, f"{name} of {self.where}"))
         extra = len(blob.outputs) - len(outs)
         if extra < 0:
             self._fail(f"it has {len(blob.outputs)} outputs, the call takes {len(outs)}")
-        values = [self.operand(i) for i in blob.outputs]
+        values = [self._read(i, f"its output {k} is") for k, i in enumerate(blob.outputs)]
         states = self._mutated_buffers(values[:extra])
+        for value_id, target in zip(blob.outputs[extra:], outs, strict=True):
+            self._check_dtype("output", value_id, target)
         for source, target in zip(values, [*states, *outs], strict=True):
             if source is target:
                 continue
@@ -71,15 +80,40 @@ class _Inliner:
         return self.code
 
     def _input(self, value_id: int, operand: Operand) -> Operand:
-        """The caller's value; a tensor of another type (f16 programs take f32) is converted."""
+        """Return the caller's value, converted where an f16 program takes f32."""
         value = self.blob.values[value_id]
         if isinstance(value, BlobTensor):
             if not isinstance(operand, Var) or operand.dtype is None:
                 self._fail(f"its input {value_id} is a tensor, the call gives {operand!r}")
+            self._check_dtype("input", value_id, operand)
             if value.dtype.device is not operand.dtype.device:
                 inner = Var(f"{self.prefix}{value_id}", value.dtype, value.dims, operand.dynamic)
                 self.code.append(Call(COPY, (operand,), (inner,), f"input of {self.where}"))
                 return inner
+        return operand
+
+    def _check_dtype(self, end: str, value_id: int, outer: Var) -> None:
+        """Raise InvalidProgram unless a tensor of the blob has the elements that the call's value has.
+
+        Outside the GPU, a tensor is of its staging type: f32 for the f16 tensors of `force_fp16`. Constants have none.
+        """
+        value = self.blob.values[value_id]
+        if not isinstance(value, BlobTensor) or outer.dtype is None:
+            return
+        staging = value.dtype if value.staging is None else value.staging
+        same = value.dtype.device is staging.device is outer.dtype.device
+        from_half = value.staging in (None, DType.F32) or value.constant >= 0
+        half = value.dtype is DType.F16 and outer.dtype.device is DType.F32 and from_half
+        if not same and not half:
+            types = " staged as ".join(dict.fromkeys(t.value for t in (value.dtype, staging)))
+            self._fail(f"its {end} {value_id} is {types}, the call's value is {outer!r}; export the program again")
+
+    def _read(self, value_id: int, reader: str) -> Operand:
+        """Return an operand that has a value by now."""
+        operand = self.operand(value_id)
+        for v in variables(operand):
+            if v.kind != "constant" and v not in self.known:
+                self._fail(f"{reader} {v!r}, which is no input, no constant and no result of a call before it")
         return operand
 
     def operand(self, value_id: int) -> Operand:
@@ -113,12 +147,20 @@ class _Inliner:
                 self._fail(f"value {value_id} cannot be a result")
         return [r for r in listed if isinstance(r, Var)]
 
-    def _prepack(self, value_id: int, constant: Var) -> None:
-        """The upload of a constant: its result is the constant."""
-        value = self.blob.values[value_id]
+    def _prepack(self, call: BlobCall) -> None:
+        """Make the result of an upload the constant that is uploaded."""
+        name = f"{call.operator} #{call.node}"
+        if len(call.args) != 2:
+            self._fail(f"{name} has {len(call.args)} values: it takes a constant and has one result")
+        source, target = call.args
+        constant, value = self.operand(source), self.blob.values[target]
+        if not isinstance(constant, Var) or constant.kind != "constant" or source in self.blob.inputs:
+            self._fail(f"{name} uploads {constant!r}, which is no constant")
+        if target in self.slots:
+            self._fail(f"{name} writes {self.slots[target]!r}, which has a value already")
         if not isinstance(value, BlobTensor) or (value.dtype, value.dims) != (constant.dtype, constant.sizes):
             self._fail(f"prepack makes {value!r} out of the constant {constant!r}")
-        self.slots[value_id] = constant
+        self.slots[target] = constant
 
     def _constant(self, value: BlobTensor) -> np.ndarray:
         constant = self.blob.constants[value.constant]
@@ -160,10 +202,11 @@ class _Inliner:
         depends on and that no earlier output claimed.
         """
         claimed: list[Var] = []
-        for value in values:
+        for k, value in enumerate(values):
             if isinstance(value, Var) and value.kind == "constant":  # alias_buffer_mutations: written in place
                 claimed.append(value)
                 continue
+            self._check_lasts(k, len(self.blob.outputs) - len(values))
             candidates = [
                 c
                 for c in (self._sources(value) if isinstance(value, Var) else ())
@@ -176,6 +219,26 @@ class _Inliner:
                 )
             claimed.append(candidates[0])
         return claimed
+
+    def _check_lasts(self, k: int, taken: int) -> None:
+        """Raise InvalidProgram if an output that the call does not take cannot be the new value of a buffer.
+
+        Exporters write each value once among the outputs, and give an output memory that nothing takes after it.
+        """
+        outputs, values, value_id = self.blob.outputs, self.blob.values, self.blob.outputs[k]
+        text = f"it has {len(outputs)} outputs, the call takes {taken}; its output {k} is no new value of a buffer: "
+        if outputs.count(value_id) > 1:
+            self._fail(f"{text}it is there {outputs.count(value_id)} times")
+        memory = value.memory if isinstance(value := values[value_id], BlobTensor) else -1
+        written = [(c, self._result_ids(c)) for c in self.blob.calls if c.operator != PREPACK]
+        maker = next((n for n, (_, ids) in enumerate(written) if value_id in ids), len(written))
+        for call, ids in written[maker + 1 :] if memory >= 0 else ():
+            if any(isinstance(v := values[i], BlobTensor) and v.memory == memory for i in ids):
+                self._fail(f"{text}{call.operator} #{call.node} overwrites it")
+
+    def _result_ids(self, call: BlobCall) -> tuple[int, ...]:
+        last = self.blob.values[call.args[-1]]
+        return last.items if isinstance(last, ValueList) else call.args[-1:]
 
     def _fail(self, reason: str) -> NoReturn:
         raise InvalidProgram(f"{self.where}: {reason}", path=self.path)
