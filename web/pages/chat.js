@@ -452,8 +452,6 @@ function begin({ chat = false, examples = [], maxTokens, ...language }) {
   busy(false);
 }
 
-// The key of a server is kept as long as this tab is open.
-const KEY = "ptegpu-key" + location.pathname;
 const field = /** @type {HTMLInputElement} */ ($("key"));
 $("unlock-cancel").onclick = () => unlock.close();
 
@@ -468,15 +466,16 @@ async function newKey(note) {
 
 /** Opens the server that this page comes from. @type {NonNullable<import("./ui.js").Page["attach"]>} */
 async function attach({ server }, base, { signal }) {
+  const place = `ptegpu-key ${base.href}`; // kept as long as this tab is open, for this address alone
   /** @type {HTMLElement} */ ($("memory").parentElement).hidden = $("load-bar").hidden = true;
-  let key = sessionStorage.getItem(KEY) ?? "";
+  let key = sessionStorage.getItem(place) ?? "";
   let note = "It stays in this tab, and is forgotten when you close it.";
   for (;;) {
     if (server?.keys && !key) key = await newKey(note);
     if (server?.keys && !key) throw Object.assign(new Error("without one, it answers nobody"), { code: "BadKey" });
     try {
       const opened = await connect(base, { key, signal });
-      if (key) sessionStorage.setItem(KEY, key);
+      if (key) sessionStorage.setItem(place, key);
       choose(opened, server?.examples);
       return opened;
     } catch (error) {

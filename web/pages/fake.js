@@ -129,7 +129,7 @@ const sites = {
 };
 export const site = /** @type {any} */ ({
   method: "forward",
-  check: { file: "data:,", method: "", inputs: [] },
+  check: { file: "fake.js", method: "", inputs: [] },
   ...sites[/** @type {keyof typeof sites} */ (kind)],
 });
 

@@ -244,11 +244,11 @@ document.addEventListener("drop", (event) => (event.preventDefault(), take(event
 $("inputs").onsubmit = (event) => (event.preventDefault(), run());
 
 open({
-  site(site) {
+  site(site, from) {
     if (!site.task) return;
     facts = site.task;
     method = site.method;
-    base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
+    base = from;
     $("task").textContent = facts.task.replaceAll("-", " ");
     $("text-part").hidden = !facts.text;
     $("text-label").textContent = zeroShot() ? "Labels, one on each line" : facts.task === "question-answering" ? "Question" : "Text"; // prettier-ignore

@@ -13,7 +13,7 @@ import * as client from "../src/client.js";
  *   image?: Picture, task?: import("./media.js").Facts, check?: Check, server?: Served}} Site where there is a server, its models are not in the site
  * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void,
+ * @typedef {{site?: (site: Site, base: URL) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void,
  *   attach?: (site: Site, base: URL, options: {signal: AbortSignal}) => Promise<any>}} Page `attach` opens a server
  */
 
@@ -176,15 +176,18 @@ const AUTOMATIC = 64e6; // bytes that are loaded without asking
 /** Opens the model of this page. @param {Page} page */
 export async function open(page) {
   theme();
-  const query = new URLSearchParams(location.search);
+  // Bundled, this is part of another file, and the page shows the site that it is part of. Only unbundled, for work on
+  // the pages, `?site` names another one and `?fake` a made-up model.
+  const unbuilt = import.meta.url.endsWith("/ui.js");
+  const query = new URLSearchParams(unbuilt ? location.search : "");
   const base = new URL(query.get("site") ?? ".", location.href);
-  // Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models.
-  const fake = import.meta.url.endsWith("/ui.js") && query.has("fake");
   /** @type {Site} */
   let site;
   let { connect } = client;
   try {
-    if (fake) ({ connect, site } = await import(new URL("fake.js", import.meta.url).href));
+    if (base.origin !== location.origin)
+      throw Object.assign(new Error(`${base.href}: this page shows sites of its own host only`), { code: "BadBundle" });
+    if (query.has("fake")) ({ connect, site } = await import(new URL("fake.js", import.meta.url).href));
     else {
       const answer = await fetch(new URL("site.json", base));
       if (!answer.ok) throw Object.assign(new Error(`${answer.url}: status ${answer.status}`), { code: "BadBundle" });
@@ -202,7 +205,7 @@ export async function open(page) {
   if (served) connect = (_, options) => served(site, base, /** @type {{signal: AbortSignal}} */ (options));
   else {
     $("foot-model").textContent = `${site.model.file} · ${bytes(site.model.bytes)}`;
-    page.site?.(site);
+    page.site?.(site, base);
   }
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));

@@ -165,6 +165,16 @@ def test_the_page_of_a_server_asks_it(job: Job) -> None:
     assert prompt + words(encode(prompt), 3, 5) == tale
     assert ("5 tokens · seed 3", "7 of 64", "tales") == (note, context, title)
     assert "tales" == value["again"]
+    assert ["ptegpu-key HERE"] == value["stored"]  # by the address of the page
+
+
+def test_a_page_shows_its_own_site_and_reaches_no_other(job: Job) -> None:
+    value = job["another site"]
+    tales, encoder, unbuilt = value["titles"]
+    assert ("tales", "encoder") == (tales, encoder)
+    assert "other.test" in unbuilt and "of its own host" in unbuilt
+    assert [False] * 3 == value["fetched"]  # by their Content-Security-Policy
+    assert [] == value["asked"]
 
 
 def test_other_states_of_pages(job: Job) -> None:

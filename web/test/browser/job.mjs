@@ -246,6 +246,32 @@ await step("served page", async (context) => {
   await page.reload(); // the key and the model are remembered
   await page.waitForFunction(() => document.body.dataset.state === "ready");
   found.again = await page.inputValue("#model");
+  found.stored = await page.evaluate(() => Object.keys(sessionStorage).map((name) => name.replace(location.href, "HERE")));
+  return found;
+});
+
+await step("another site", async (context) => {
+  const asked = /** @type {string[]} */ ([]);
+  const other = "http://other.test/site/"; // it lets everybody read it
+  await context.route(`${other}**`, (route) => {
+    asked.push(route.request().url());
+    const headers = { "access-control-allow-origin": "*" };
+    route.fulfill({ headers, json: { title: "Other", page: "chat", method: "forward", server: { keys: true } } });
+  });
+  const found = { asked, titles: /** @type {string[]} */ ([]), fetched: /** @type {boolean[]} */ ([]) };
+  const query = `?site=${encodeURIComponent(other)}`;
+  const pages = [at("tales") + query, `${at("encoder")}?site=../digits/`, `${server.url}/web/pages/chat.html${query}`];
+  for (const address of pages) {
+    const page = await context.newPage();
+    page.setDefaultTimeout(1000 * STEP);
+    await page.goto(address);
+    await page.waitForFunction(() => document.body.dataset.state !== "loading" || document.querySelector("dialog[open]"));
+    const error = await page.textContent("#error");
+    found.titles.push(error || (await page.title()));
+    const reach = (/** @type {string} */ url) => fetch(url, { mode: "no-cors" }).then(() => true, () => false);
+    found.fetched.push(await page.evaluate(reach, other));
+    await page.close();
+  }
   return found;
 });
 
