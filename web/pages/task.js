@@ -1,7 +1,7 @@
 // The page of a model that says what it is for: a text, a picture or a sound in, what the model says of it out.
 import { answer, batch, fitted, label, largest, planes, probabilities, softmax, spoken, tokens, wave } from "./media.js";
 import { heatmap, short, stats } from "./plots.js";
-import { $, announce, calm, duration, fail, make, open } from "./ui.js";
+import { $, announce, calm, duration, fail, make, open, ran, wake } from "./ui.js";
 
 /**
  * @typedef {import("./ui.js").Remote} Remote
@@ -61,16 +61,21 @@ function ready() {
 const asked = () => facts.task !== "question-answering" || context.value.trim();
 
 async function run() {
-  if (!remote || running) return;
+  if (!remote) return wake();
+  if (running) return;
   if (!ready()) return void ($("speed").textContent = "Nothing to look at yet.");
   running = true;
   calm();
   document.body.ariaBusy = "true";
+  $("speed").textContent = "Running …";
+  announce("Running …");
   try {
     const started = performance.now();
     await ask(remote);
+    ran();
     $("speed").textContent = `${duration(performance.now() - started)} from input to answer`;
   } catch (error) {
+    $("speed").textContent = "";
     fail(error);
   }
   running = false;

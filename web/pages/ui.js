@@ -13,8 +13,10 @@ import * as client from "../src/client.js";
  *   image?: Picture, task?: import("./media.js").Facts, check?: Check, server?: Served}} Site where there is a server, its models are not in the site
  * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site, base: URL) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void,
- *   attach?: (site: Site, base: URL, options: {signal: AbortSignal}) => Promise<any>}} Page `attach` opens a server
+ * @typedef {{site?: (site: Site, base: URL) => void, ready: (remote: Remote, site: Site, base: URL) => void,
+ *   lost?: (next: Promise<Remote | null>) => void, failed?: () => void,
+ *   attach?: (site: Site, base: URL, options: {signal: AbortSignal}) => Promise<any>}} Page `attach` opens a server; `next` is what
+ *   follows a model whose GPU was lost, if anything does
  */
 
 /**
@@ -132,9 +134,20 @@ const ERRORS = {
 
 /** Loads the model again. @type {(() => void) | undefined} */
 let reload;
+/** Whether a lost GPU is worth another try: the model ran since the last one. */
+let worked = true;
+
+/** Notes that the model ran to its end. */
+export const ran = () => void (worked = true);
+
+/** Loads the model if nothing does: it was not asked for yet, was stopped, or failed. */
+export function wake() {
+  if (["idle", "stopped", "error"].includes(document.body.dataset.state ?? "")) reload?.();
+}
 
 /**
- * Shows an error: what happened, what to do. Returns whether it was shown (an abort is none).
+ * Shows an error: what happened, what to do. Returns whether it was shown: an abort is none, and of a lost GPU `open`
+ * hears by itself.
  * @param {unknown} thrown
  * @param {(() => void)} [again] what the button does; without it, it only closes the panel
  */
@@ -142,7 +155,8 @@ export function fail(thrown, again) {
   const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
   if (error.name === "AbortError") return false;
   const code = error.code ?? "";
-  if (code === "DeviceLost" || code === "BadKey") again = reload;
+  if (code === "DeviceLost" && again !== reload) return false;
+  if (code === "BadKey") again = reload;
   const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
   const actions = make(
     "div",
@@ -210,12 +224,14 @@ export async function open(page) {
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));
   const known = served ? "" : `loaded-${site.model.file}-${site.model.bytes}`;
-  const load = (reload = async () => {
+  /** Resolves with the model, or with null if it did not come. @param {string} [why] it is loaded */
+  const load = async (why = served ? "Asking the server for its models" : "Getting ready") => {
     calm();
+    act.classList.remove("main");
     state("loading");
     const abort = new AbortController();
     const meter = new Meter();
-    $("load-stage").textContent = served ? "Asking the server for its models" : "Getting ready";
+    $("load-stage").textContent = why;
     $("load-detail").textContent = served ? "" : "The model loads into this page, and stays in it.";
     act.hidden = false;
     act.textContent = "Stop";
@@ -227,15 +243,22 @@ export async function open(page) {
         await remote.prepare({ signal: abort.signal, onProgress: (progress) => meter.show(progress) });
       if (known) kept(known, "1");
       ready(remote);
+      return remote;
     } catch (error) {
-      act.onclick = load;
+      act.onclick = again;
       act.textContent = "Resume";
-      if (fail(error, load)) return void state("error");
-      state("stopped");
-      $("load-stage").textContent = "Stopped";
-      $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
+      if (fail(error, again)) {
+        state("error");
+        page.failed?.();
+      } else {
+        state("stopped");
+        $("load-stage").textContent = "Stopped";
+        $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
+      }
+      return null;
     }
-  });
+  };
+  const again = (reload = () => void load());
   /** @param {Remote} remote */
   const ready = (remote) => {
     if (!served) $("foot-place").textContent = place(remote.info);
@@ -246,22 +269,25 @@ export async function open(page) {
     announce("The model is ready.");
     remote.lost.then((error) => {
       remote.dispose();
-      page.lost?.();
+      const tries = worked; // once, unless the model runs in between
+      worked = false;
+      page.lost?.(tries ? load("The GPU was taken away: loading again") : Promise.resolve(null));
+      if (tries) return;
       state("error");
-      fail(error, load);
+      fail(error, again);
     });
     page.ready(remote, site, base);
   };
 
   const connection = /** @type {{connection?: {saveData?: boolean}}} */ (navigator).connection;
-  if (served || kept(known) || (site.model.bytes <= AUTOMATIC && !connection?.saveData)) return load();
+  if (served || kept(known) || (site.model.bytes <= AUTOMATIC && !connection?.saveData)) return void load();
   state("idle");
   $("load-stage").textContent = "Load the model into this page?";
   $("load-detail").textContent = `${bytes(site.model.bytes)}, once; your browser keeps them.`;
   act.hidden = false;
   act.textContent = `Load ${bytes(site.model.bytes)}`;
   act.classList.add("main");
-  act.onclick = () => (act.classList.remove("main"), load());
+  act.onclick = again;
 }
 
 /** Where a model runs. @param {Remote["info"]} info */

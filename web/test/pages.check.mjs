@@ -45,9 +45,7 @@ export async function check(page) {
   await page.waitForFunction(
     () => ["ready", "idle", "error"].includes(document.body.dataset.state ?? "") && document.body.ariaBusy !== "true",
     null,
-    {
-      timeout: 60_000,
-    },
+    { timeout: 240_000 },
   );
   found.push(...(await audit(page)), ...(await tabs(page)));
   page.off("console", heard).off("pageerror", thrown).off("request", asked);
@@ -236,7 +234,7 @@ function inspect(phone) {
  */
 const STATES = [
   ["tale-loading", "chat.html?fake=tale&slow=20", "loading"],
-  ["tale-stopped", "chat.html?fake=tale&slow=3", "stopped", (page) => page.click("#load-button")],
+  ["tale-stopped", "chat.html?fake=tale&slow=100", "stopped", (page) => page.click("#load-button")],
   ["tale-ready", "chat.html?fake=tale", "ready"],
   [
     "tale-busy",
@@ -244,7 +242,7 @@ const STATES = [
     "ready",
     async (page) => {
       await page.click("#examples button");
-      await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 300);
+      await grown(page, 300);
     },
   ],
   [
@@ -254,16 +252,27 @@ const STATES = [
     async (page) => {
       await page.fill("#prompt", "The Wolf");
       await page.press("#prompt", "Enter");
-      await page.waitForTimeout(500);
+      await grown(page, 20);
       await page.keyboard.press("Escape");
+      await page.waitForSelector("#tale .row button");
       await page.fill("#prompt", "But the wolf had other plans.");
       await page.press("#prompt", "Enter");
-      await page.waitForTimeout(1500);
+      await grown(page, 200);
       await page.keyboard.press("Escape");
       await page.waitForSelector("#tale .row button");
     },
   ],
   ["tale-lost", "chat.html?fake=tale&lose=100", "error"],
+  [
+    "tale-sent-in-error",
+    "chat.html?fake=tale&fail=OutOfMemory",
+    "error",
+    async (page) => {
+      await page.fill("#prompt", "The Wolf");
+      await page.press("#prompt", "Enter");
+      await grown(page, 20);
+    },
+  ],
   ["chat-idle", "chat.html?fake=chat", "idle"],
   ["chat-settings", "chat.html?fake=chat", "idle", (page) => page.click("#settings-open")],
   [
@@ -285,7 +294,7 @@ const STATES = [
       await page.click("dialog .main");
       await page.waitForSelector("dialog:not([open])", { state: "attached" });
       await page.click("#examples button");
-      await page.waitForSelector(".turn .row button", { timeout: 20_000 });
+      await page.waitForSelector(".turn .row button");
     },
   ],
   ["digits-loading", "image.html?fake=digits&slow=20", "loading"],
@@ -337,6 +346,10 @@ const STATES = [
   ),
 ];
 
+/** Waits for a tale of more than so many characters. @param {import("playwright-core").Page} page @param {number} length */
+const grown = (page, length) =>
+  page.waitForFunction((n) => (document.querySelector("#tale .text")?.textContent ?? "").length > n, length);
+
 /** A seven. @param {import("playwright-core").Page} page */
 export async function draw(page) {
   const { x, y, width, height } = /** @type {{x: number, y: number, width: number, height: number}} */ (
@@ -367,7 +380,7 @@ export async function states(browser, pages, { only = /./, shots } = {}) {
     if (!only.test(name)) continue;
     const context = await browser.newContext({ viewport: DESK });
     const page = await context.newPage();
-    page.setDefaultTimeout(15_000);
+    page.setDefaultTimeout(60_000);
     const found = /** @type {string[]} */ ([]);
     page
       .on("console", (m) => m.type() === "error" && found.push(`console: ${m.text()}`))

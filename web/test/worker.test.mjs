@@ -81,15 +81,15 @@ class Model {
   reset() {
     this.program.done.push("emptied");
   }
-  stream(prompt, { maxTokens = 5, signal, fails }) {
+  stream(prompt, { maxTokens = 5, signal, fails, continues = { text: "", tokens: [], logprobs: [] } }) {
     if (prompt === "") throw new InvalidInput("the prompt is empty: give at least one token");
     const model = this;
     const generation = {
       promptTokens: [1, 2],
       seed: 3,
-      text: "",
-      tokens: [],
-      logprobs: [],
+      text: continues.text,
+      tokens: [...continues.tokens],
+      logprobs: [...continues.logprobs],
       finishReason: null,
       timings: { decodeTokens: 0 },
     };
@@ -97,7 +97,7 @@ class Model {
       generation,
       cancel: () => (stream.cancelled = true),
       async *[Symbol.asyncIterator]() {
-        for (let k = 0; k < maxTokens; k++) {
+        for (let k = continues.tokens.length; k < maxTokens; k++) {
           await tick(model.ms);
           signal.throwIfAborted();
           if (k === fails) throw new ExecutionError("the GPU failed: no");
@@ -286,6 +286,31 @@ test("lost resolves with a DeviceLost", async () => {
   const error = await remote.lost;
   assert.ok(error instanceof DeviceLost);
   assert.equal(error.message, "the GPU is gone (reset): load again");
+});
+
+test("a GPU that is lost while something runs rejects that, and what comes after, with why", async () => {
+  const { program, remote, worker } = await withProgram();
+  const run = remote.run([], { method: "forever" });
+  program.lose(new DeviceLost("the GPU is gone (reset): load again"));
+  await assert.rejects(run, DeviceLost);
+  await assert.rejects(remote.run([[1, 2]]), DeviceLost);
+  assert.ok((await remote.lost) instanceof DeviceLost);
+  assert.equal(worker.terminated, 1);
+});
+
+test("stream: goes on where another one broke off", async () => {
+  const { remote } = await withModel();
+  const broken = remote.stream("hello", { maxTokens: 5, fails: 2 });
+  await assert.rejects(async () => {
+    for await (const _ of broken);
+  });
+  const stream = remote.stream("hello", { maxTokens: 5, continues: broken.generation });
+  let text = "";
+  for await (const piece of stream) text += piece;
+  assert.equal(text, "w2 w3 w4 ");
+  assert.equal(stream.generation.text, "w0 w1 w2 w3 w4 ");
+  assert.deepEqual(stream.generation.tokens, [0, 1, 2, 3, 4]);
+  assert.deepEqual(stream.generation.logprobs, [-0, -1, -2, -3, -4]);
 });
 
 test("dispose ends the worker once, rejects what waits, and is no loss", async () => {

@@ -168,6 +168,12 @@ def test_the_page_of_a_server_asks_it(job: Job) -> None:
     assert ["ptegpu-key HERE"] == value["stored"]  # by the address of the page
 
 
+def test_a_lost_gpu_is_taken_again_and_the_tale_goes_on(job: Job) -> None:
+    value = job["lost GPU"]
+    assert ["loading", "ready"] == value["states"] and not value["errors"]
+    assert value["whole"] == value["continued"] and "40 tokens · seed 5" == value["whole"][1]
+
+
 def test_a_page_shows_its_own_site_and_reaches_no_other(job: Job) -> None:
     value = job["another site"]
     tales, encoder, unbuilt = value["titles"]
@@ -179,7 +185,7 @@ def test_a_page_shows_its_own_site_and_reaches_no_other(job: Job) -> None:
 
 def test_other_states_of_pages(job: Job) -> None:
     value = job["pages with made-up models"]
-    assert 5 == len(value)
+    assert 7 == len(value)
     assert {name: [] for name in value} == value
 
 

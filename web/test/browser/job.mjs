@@ -210,7 +210,7 @@ for (const [site, act] of Object.entries(ACTS))
     return { problems, state, text };
   });
 
-const STATES = /^(tale-stopped|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // pages.check.mjs runs all
+const STATES = /^(tale-stopped|tale-lost|tale-sent-in-error|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // pages.check.mjs runs all
 await step("pages with made-up models", () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
 
 await step("served page", async (context) => {
@@ -248,6 +248,46 @@ await step("served page", async (context) => {
   found.again = await page.inputValue("#model");
   found.stored = await page.evaluate(() => Object.keys(sessionStorage).map((name) => name.replace(location.href, "HERE")));
   return found;
+});
+
+await step("lost GPU", async (context) => {
+  const page = await context.newPage();
+  page.setDefaultTimeout(1000 * STEP);
+  // The worker's GPU can be taken away from the page.
+  const taken = `const { requestDevice } = GPUAdapter.prototype;
+    GPUAdapter.prototype.requestDevice = async function (...given) {
+      const device = await requestDevice.apply(this, given);
+      new BroadcastChannel("GPU").onmessage = () => device.destroy();
+      return device;
+    };`;
+  await page.route("**/worker.js", async (route) => {
+    const response = await route.fetch();
+    await route.fulfill({ response, body: taken + (await response.text()) });
+  });
+  await page.goto(at("tales"));
+  await page.waitForFunction(() => document.body.dataset.state === "ready");
+  const states = await page.evaluateHandle(() => {
+    const seen = /** @type {string[]} */ ([]);
+    const note = () => seen.push(document.body.dataset.state ?? "");
+    new MutationObserver(note).observe(document.body, { attributeFilter: ["data-state"] });
+    return seen;
+  });
+  await page.click("#settings-open");
+  for (const [name, value] of Object.entries({ maxTokens: 40, seed: 5 })) await page.fill(`#${name}`, String(value));
+  await page.click("#settings .main");
+  await page.fill("#prompt", "Once upon a time");
+  await page.press("#prompt", "Enter");
+  await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 40);
+  await page.evaluate(() => new BroadcastChannel("GPU").postMessage("taken"));
+  const tale = async () => {
+    await page.waitForSelector("#tale .row button");
+    return [await page.textContent("#tale .text"), await page.textContent("#tale .note")];
+  };
+  const continued = await tale();
+  const errors = await page.evaluate(() => !(/** @type {HTMLElement} */ (document.getElementById("error")).hidden));
+  await page.click("#tale .row button:nth-of-type(2)"); // the same again, in one go
+  await page.waitForSelector("#tale .row button", { state: "detached" });
+  return { continued, whole: await tale(), states: await states.jsonValue(), errors };
 });
 
 await step("another site", async (context) => {
