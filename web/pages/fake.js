@@ -254,6 +254,11 @@ class Fake {
         },
       ];
     }
+    if (site.task) {
+      const [, t] = inputs[0].shape; // the answer is the second and third token of four
+      const peak = (/** @type {number} */ at) => Float32Array.from({ length: t }, (_, k) => (k === at ? 9 : 0));
+      return [t - 5, t - 4].map((at) => ({ dtype: "float32", shape: [1, t], data: peak(at) }));
+    }
     if (method === "embed")
       return [
         {

@@ -266,7 +266,7 @@ $("clear").onclick = () => {
 // Pictures
 /** @param {File | null | undefined} chosen */
 async function take(chosen) {
-  if (!chosen?.type.startsWith("image/")) return;
+  if (!chosen) return;
   try {
     picture = await createImageBitmap(chosen);
     calm();

@@ -122,7 +122,7 @@ const ERRORS = {
   ExecutionError: ["The model stopped in the middle"],
   NotAllowedError: ["The camera is not allowed here", "Allow it in the browser's address bar, then try again."],
   NotFoundError: ["There is no camera", "Plug one in, or use a picture instead."],
-  EncodingError: ["This file cannot be shown", "Try a JPEG, PNG or WebP."],
+  EncodingError: ["This file cannot be read", "Try a JPEG, PNG or WebP; of sounds, WAV, MP3 or FLAC."],
   TypeError: ["The connection broke", KEPT],
   NoServer: ["The server cannot be reached", "Is it still running? What is on this page stays."],
   BadKey: ["This server asks for an API key", "Whoever runs it has one for you.", "Enter the key"],
@@ -131,6 +131,17 @@ const ERRORS = {
   TooLong: ["This took too long", "Ask for fewer tokens, or try again when fewer others ask."],
   NoModel: ["Nothing here writes text"],
 };
+
+const OWN = ["localhost", "127.0.0.1", "[::1]"]; // hosts whose visitor runs the site
+
+/** What to do about an error, besides what its message says. @param {string | number} code @param {string} host */
+export function advice(code, host) {
+  const [, text = ""] = ERRORS[code] ?? [];
+  if (code !== "BadShard" && code !== "BadBundle") return text;
+  return OWN.includes(host)
+    ? "Is every file there? Upload the whole folder again, or make the site again."
+    : `${text} If it does not help, tell whoever runs this page.`;
+}
 
 /** Loads the model again. @type {(() => void) | undefined} */
 let reload;
@@ -157,7 +168,8 @@ export function fail(thrown, again) {
   const code = error.code ?? "";
   if (code === "DeviceLost" && again !== reload) return false;
   if (code === "BadKey") again = reload;
-  const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
+  const known = ERRORS[code] ? code : (error.name ?? "");
+  const [title, , label = AGAIN] = ERRORS[known] ?? ["Something went wrong"];
   const actions = make(
     "div",
     { className: "row" },
@@ -171,7 +183,7 @@ export function fail(thrown, again) {
   $("error").replaceChildren(
     make("h2", {}, title),
     make("p", {}, message),
-    make("p", { className: "soft" }, advice ?? ""),
+    make("p", { className: "soft" }, advice(known, location.hostname)),
     actions,
   );
   $("error").hidden = false;

@@ -89,7 +89,7 @@ async function openTokenizer(base, { tokenizer, config, template }, { fetch: get
   const text = async () => {
     if (!template) return null;
     const response = await get(base + template, { signal });
-    if (!response.ok) throw new BadBundle(`${base}${template}: status ${response.status}. Is the whole folder there?`);
+    if (!response.ok) throw new BadBundle(`${base}${template}: status ${response.status}. A file of the site is missing.`);
     return response.text();
   };
   return Tokenizer.open(...(await Promise.all([json(tokenizer), config ? json(config) : {}, text()])));

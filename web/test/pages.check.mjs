@@ -227,6 +227,21 @@ function inspect(phone) {
   return found;
 }
 
+/** Of word pieces, as BERT has it. */
+const TOKENIZER = {
+  added_tokens: ["[PAD]", "[UNK]", "[CLS]", "[SEP]"].map((content, id) => ({ id, content, special: true })),
+  normalizer: { type: "BertNormalizer", clean_text: true, handle_chinese_chars: true, strip_accents: null, lowercase: true },
+  pre_tokenizer: { type: "BertPreTokenizer" },
+  post_processor: { type: "BertProcessing", sep: ["[SEP]", 3], cls: ["[CLS]", 2] },
+  decoder: { type: "WordPiece", prefix: "##", cleanup: true },
+  model: {
+    type: "WordPiece", unk_token: "[UNK]", continuing_subword_prefix: "##", max_input_chars_per_word: 100,
+    vocab: Object.fromEntries(
+      "[PAD] [UNK] [CLS] [SEP] who is she ? ange ##la merkel governs .".split(" ").map((token, id) => [token, id]),
+    ),
+  },
+};
+
 /**
  * Each page and state with made-up models, and how to come there.
  * @type {[name: string, address: string, state: string,
@@ -310,6 +325,19 @@ const STATES = [
       await page.waitForSelector("#error:not([hidden])");
     },
   ],
+  [
+    "photo-no-picture",
+    "image.html?fake=photo",
+    "ready",
+    async (page) => {
+      await page.evaluate(() => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["words"], "notes.txt", { type: "text/plain" }));
+        document.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+      });
+      await page.waitForFunction(() => document.getElementById("error")?.textContent?.includes("notes.txt is no picture"));
+    },
+  ],
   ["task-loading", "task.html?fake=task&slow=20", "loading"],
   [
     "task-ready",
@@ -318,6 +346,23 @@ const STATES = [
     async (page) => {
       await page.click("#run");
       await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Nothing to look at yet.");
+    },
+  ],
+  [
+    "task-answered",
+    "task.html?fake=task",
+    "ready",
+    async (page) => {
+      /** @type {() => void} */
+      let send = () => {};
+      const sent = new Promise((done) => (send = () => done(undefined)));
+      await page.route("**/tokenizer.json", async (route) => (await sent, route.fulfill({ json: TOKENIZER })));
+      await page.fill("#text", "Who is she?");
+      await page.fill("#passage", "Angela Merkel governs.");
+      await page.click("#run");
+      await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Running …");
+      send();
+      await page.waitForFunction(() => document.querySelector("#answer .said")?.textContent?.startsWith("la Merkel "));
     },
   ],
   ["any-loading", "any.html?fake=any&slow=20", "loading"],

@@ -310,7 +310,7 @@ test("wrong twice is BadShard, which names the file; nothing of it is given out 
         assert.ok(error instanceof BadShard);
         assert.equal(
           error.message,
-          `${base}shard-001.bin: not what bundle.json says. Upload the whole folder again.`,
+          `${base}shard-001.bin: not what bundle.json says. The site is incomplete.`,
         );
         return true;
       },
@@ -325,7 +325,7 @@ test("a missing shard is BadShard at once", async () => {
   files.delete(names[2]);
   await assert.rejects(load(), (error) => {
     assert.ok(error instanceof BadShard);
-    assert.equal(error.message, `${base}shard-002.bin: status 404. Is the whole folder there?`);
+    assert.equal(error.message, `${base}shard-002.bin: status 404. A file of the site is missing.`);
     return true;
   });
   assert.equal(log.filter((line) => line === names[2]).length, 1);
@@ -514,14 +514,14 @@ test("JSON: with a hash, without, wrong, missing, none at all", async () => {
   };
   await assert.rejects(
     fetchJson(`${base}site.json`, {}, sha256("")),
-    says(`${base}site.json: not what bundle.json says. Upload the whole folder again.`),
+    says(`${base}site.json: not what bundle.json says. The site is incomplete.`),
   );
   await assert.rejects(
     fetchJson(`${base}none.json`),
-    says(`${base}none.json: status 404. Is the whole folder there?`),
+    says(`${base}none.json: status 404. A file of the site is missing.`),
   );
   files.set("page.json", Buffer.from("<!doctype html>"));
-  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: no JSON. Is the whole folder there?`));
+  await assert.rejects(fetchJson(`${base}page.json`), says(`${base}page.json: no JSON. A file of the site is missing.`));
   const reason = new Error("enough");
   await assert.rejects(fetchJson(`${base}site.json`, { signal: AbortSignal.abort(reason) }), reason);
 });

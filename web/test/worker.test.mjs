@@ -242,7 +242,7 @@ test("connect: an abort and an error end the worker", async () => {
   assert.equal(slow.terminated, 1);
 
   const bad = fakeWorker(async () => {
-    throw new BadBundle("http://site/bundle.json: status 404. Is the whole folder there?");
+    throw new BadBundle("http://site/bundle.json: status 404. A file of the site is missing.");
   });
   await assert.rejects(connect("http://site/", { worker: bad }), BadBundle);
   assert.equal(bad.terminated, 1);

@@ -210,7 +210,7 @@ for (const [site, act] of Object.entries(ACTS))
     return { problems, state, text };
   });
 
-const STATES = /^(tale-stopped|tale-lost|tale-sent-in-error|chat-busy|chat-settings|photo-ready|error-NoWebGPU)$/; // pages.check.mjs runs all
+const STATES = /^(tale-stopped|tale-lost|tale-sent-in-error|chat-busy|chat-settings|photo-ready|photo-no-picture|task-answered|error-NoWebGPU)$/; // pages.check.mjs runs all
 await step("pages with made-up models", () => states(browser, `${server.url}/web/pages/`, { only: STATES }));
 
 await step("served page", async (context) => {
