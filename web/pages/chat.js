@@ -526,7 +526,8 @@ function choose(server, examples) {
   };
   const { id } = server.model;
   document.title = $("title").textContent = $("foot-model").textContent = id;
-  begin({ ...server.language, examples: examples?.[server.language.chat ? "chat" : "text"] });
+  const offers = examples?.models?.[id] ?? examples?.[server.language.chat ? "chat" : "text"];
+  begin({ ...server.language, examples: offers });
 }
 
 open({

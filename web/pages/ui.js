@@ -8,7 +8,8 @@ import * as client from "../src/client.js";
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[],
  *   std: number[], labels: string[] | null, draw?: boolean, softmax?: boolean,
  *   shortest?: number | null, resize?: number[] | null}} Picture
- * @typedef {{keys: boolean, examples: Record<"chat" | "text", string[]>}} Served
+ * @typedef {Record<"chat" | "text", string[]> & {models?: Record<string, string[]>}} Examples by kind, or by model
+ * @typedef {{keys: boolean, examples: Examples}} Served
  * @typedef {{title: string, page: string, method: string, model: Model, language?: Language,
  *   image?: Picture, task?: import("./media.js").Facts, check?: Check, server?: Served}} Site where there is a server, its models are not in the site
  * @typedef {{file: string, method: string, inputs: any[]}} Check

@@ -161,6 +161,7 @@ def test_the_page_of_a_server_asks_it(job: Job) -> None:
     whole = words(encode(f"<user> {QUESTIONS[0]}"), endless["seed"], endless["maxTokens"])
     assert " w7 " not in whole and whole.startswith(said) and len(said) > 20  # 7 would end it
     assert " · stopped by you" in note
+    assert ["The owl"] == value["offers"]
     tale, note, context, title = value["tale"]
     assert prompt + words(encode(prompt), 3, 5) == tale
     assert ("5 tokens · seed 3", "7 of 64", "tales") == (note, context, title)

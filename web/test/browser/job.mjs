@@ -238,6 +238,7 @@ await step("served page", async (context) => {
   await page.waitForSelector(".turn .row button");
   found.stopped = [await text(".turn.model .said"), await text(".turn .note")];
   await page.selectOption("#model", "tales");
+  found.offers = await page.locator("#examples button").allTextContents();
   await set(job.served.settings);
   await page.fill("#prompt", job.served.prompt);
   await page.press("#prompt", "Enter");
