@@ -242,8 +242,8 @@ async function take(chosen) {
     }
     run();
   } catch {
-    const what = facts.image ? "picture" : "sound";
-    fail({ name: "EncodingError", message: `${chosen.name} is no ${what} that this browser can read.` });
+    const [name, what] = facts.image ? ["EncodingError", "picture"] : ["NoSound", "sound"];
+    fail({ name, message: `${chosen.name} is no ${what} that this browser can read.` });
   }
 }
 $("choose").onclick = () => file.click();
