@@ -363,6 +363,8 @@ const STATES = [
       await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Running …");
       send();
       await page.waitForFunction(() => document.querySelector("#answer .said")?.textContent?.startsWith("la Merkel "));
+      for (const id of ["#text", "#passage"]) // both begin at the left
+        await page.waitForFunction((id) => getComputedStyle(/** @type {Element} */ (document.querySelector(id))).textAlign === "start", id); // prettier-ignore
     },
   ],
   ["any-loading", "any.html?fake=any&slow=20", "loading"],
