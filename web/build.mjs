@@ -1,6 +1,7 @@
 // Writes what a site is made of into src/ptegpu/web/files: bundled and minified modules, pages, licences.
 // `node web/build.mjs` writes, `node web/build.mjs --check` only compares. Equal sources give equal bytes.
 import { build } from "esbuild";
+import { createHash } from "node:crypto";
 import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { basename, dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -47,6 +48,21 @@ async function bundle(name, entry, part) {
   return result.metafile;
 }
 
+/**
+ * A page; throws unless its Content-Security-Policy allows the script in it, and nothing from other hosts.
+ * @param {string} file @param {Buffer} bytes
+ */
+function checked(file, bytes) {
+  const text = String(bytes);
+  const [, policy] = /<meta http-equiv="Content-Security-Policy" content="([^"]*)">/.exec(text) ?? [];
+  if (!policy?.startsWith("default-src 'none'; ")) throw new Error(`${file} has no Content-Security-Policy.`);
+  for (const [, script] of text.matchAll(/<script>(.*?)<\/script>/gs)) {
+    const source = `'sha256-${createHash("sha256").update(script).digest("base64")}'`;
+    if (!policy.includes(source)) throw new Error(`${file}: script-src of its Content-Security-Policy lacks ${source}.`);
+  }
+  return bytes;
+}
+
 const core = await bundle("ptegpu.js", "src/index.js", true);
 inCore = new Set(Object.keys(core.inputs).map((path) => join(web, path)));
 exported = new Set(core.outputs["ptegpu.js"].exports);
@@ -55,7 +71,7 @@ for (const path of later) if (!inCore.has(path)) await bundle(basename(path), "s
 for (const file of readdirSync(join(web, "pages")).sort()) {
   if (file.endsWith(".css")) await bundle(file, "pages/" + file, false);
   if (!file.endsWith(".html")) continue;
-  files.set(file, readFileSync(join(web, "pages", file)));
+  files.set(file, checked(file, readFileSync(join(web, "pages", file))));
   await bundle(file.replace(".html", ".js"), "pages/" + file.replace(".html", ".js"), false);
 }
 const licences = ["..", ...VENDORED.map((name) => "node_modules/@huggingface/" + name)].map((at) => {

@@ -13,6 +13,6 @@ if __name__ == "__main__":
     bound = bind(port=0)
     url = url_of(bound)
     engines = {"fake": FakeEngine(delay=delay, context=1000), "tales": FakeEngine(delay=delay, has_chat=False)}
-    serving = Serving(engines, Keys(sys.argv[3:]), Limits(drain=drain))
+    serving = Serving(engines, Keys(sys.argv[3:]), Limits(drain=drain), {"tales": ("The owl",)})
     serve(serving, bound, lambda: print(url, flush=True))
     print("ended", flush=True)

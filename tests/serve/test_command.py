@@ -22,6 +22,7 @@ from ptegpu.errors import UnsupportedProgram
 from ptegpu.gpu.pipelines import silent
 from ptegpu.llm import LanguageModel
 from ptegpu.serve.models import open_model
+from ptegpu.web.pages import TITLES as OFFERS
 
 __all__ = ["invoke"]
 MODEL = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
@@ -47,6 +48,8 @@ def server() -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
                     break
             said = json.loads(text)
             assert ["tales"] == said["models"] and 200 == httpx2.get(said["page"]).status_code
+            offers = httpx2.get(f"{said['page']}site.json").json()["server"]["examples"]["models"]
+            assert {"tales": list(OFFERS)} == offers and all(title.endswith("\n") for title in OFFERS)
             yield made, openai.OpenAI(base_url=said["url"], api_key="any", max_retries=0, timeout=300)
         finally:
             made.kill()

@@ -35,7 +35,7 @@ def test_the_page_knows_whether_to_ask_for_a_key(start: Start) -> None:
         running = start(keys=keys)
         site = httpx2.get(f"{running.url}/site.json").json()
         assert bool(keys) == site["server"]["keys"]
-        assert {"chat", "text"} == set(site["server"]["examples"])
+        assert {"chat", "text", "models"} == set(site["server"]["examples"])
 
 
 def test_models_say_what_they_are_for(start: Start) -> None:

@@ -257,6 +257,8 @@ def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: P
     made = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
     page = (made / "index.html").read_text("utf-8")
     assert "{{" not in page and f"<title>{file.stem}</title>" in page
+    policy = page.index('http-equiv="Content-Security-Policy" content="default-src \'none\'; ')
+    assert policy < page.index("<script") and policy < page.index("<link")
     linked = re.findall(r'(?:src|href)="([^"#:]+)"', page)
     assert f"{told(made)['page']}.js" in linked
     assert set(linked) <= names(made)

@@ -1,5 +1,5 @@
 // The page of any other model: an editor for each input by its shape and dtype, a view of each output.
-import { $, announce, bytes, calm, duration, fail, make, open } from "./ui.js";
+import { $, announce, bytes, calm, duration, fail, make, open, ran, wake } from "./ui.js";
 import { Port } from "./inputs.js";
 import { read } from "./npy.js";
 import { Output } from "./outputs.js";
@@ -49,7 +49,7 @@ function changed() {
 }
 
 async function run() {
-  if (!remote) return;
+  if (!remote) return wake();
   if (running) return void (again = true);
   running = true;
   document.body.ariaBusy = "true";
@@ -62,6 +62,7 @@ async function run() {
       { method },
     );
     clearTimeout(slow);
+    ran();
     if (asked !== method) throw new DOMException("another method was chosen", "AbortError");
     calm();
     const time = duration(performance.now() - started);
@@ -115,5 +116,8 @@ open({
     $("go").hidden = $("reset").hidden = false;
     if (site.check) examples[site.check.method] = await given(site.check, base).catch(() => []);
     choose(select.value);
+  },
+  lost() {
+    remote = null;
   },
 });

@@ -1,6 +1,6 @@
 // The page of a language model: a conversation where it has a chat template, else a text that goes on. The model runs
 // in this page, or on the server that the page comes from.
-import { $, announce, bytes, button, calm, copy, digits, fail, kept, make, open } from "./ui.js";
+import { $, announce, bytes, button, calm, copy, digits, fail, kept, make, open, ran, wake } from "./ui.js";
 import { show } from "./markdown.js";
 import { connect, Server } from "./server.js";
 
@@ -25,6 +25,8 @@ const fields = /** @type {HTMLInputElement[]} */ ([...form.querySelectorAll("inp
 
 /** @type {Remote | null} */
 let remote = null;
+/** What follows a model whose GPU was lost; null if nothing does. @type {Promise<Remote | null>} */
+let next = Promise.resolve(null);
 /** @type {{cancel(): void} | null} */
 let stream = null;
 let context = 0;
@@ -40,7 +42,7 @@ function options() {
 }
 
 /**
- * Streams an answer; each frame shows what came.
+ * Streams an answer; each frame shows what came. If the GPU is lost, it goes on when the model is back.
  * @param {string | Message[]} input @param {(text: string) => void} draw @param {HTMLElement} row below the text
  */
 async function answer(input, draw, row) {
@@ -49,8 +51,17 @@ async function answer(input, draw, row) {
   busy(true);
   announce("Writing …");
   const asked = typeof input === "string" ? input.length : input.reduce((n, m) => n + m.content.length + 12, 0);
-  const running = (stream = remote.stream(input, options()));
+  const settings = options();
+  let running = remote.stream(input, settings);
+  let stopped = false;
+  stream = {
+    cancel() {
+      stopped = true;
+      running.cancel();
+    },
+  };
   let text = "",
+    failed = false,
     frame = 0,
     first = 0,
     before = 0;
@@ -66,33 +77,48 @@ async function answer(input, draw, row) {
     const seconds = (performance.now() - first) / 1000;
     if (seconds > 0.4) $("speed").textContent = digits((made.tokens.length - before) / seconds);
   };
-  try {
-    for await (const piece of running) {
-      if (!first) {
-        first = performance.now();
-        clearTimeout(late);
-        hint.remove();
-        before = running.generation.tokens.length;
+  for (let model = /** @type {Remote | null} */ (remote); model; ) {
+    try {
+      for await (const piece of running) {
+        if (!first) {
+          first = performance.now();
+          clearTimeout(late);
+          hint.remove();
+          before = running.generation.tokens.length;
+        }
+        text += piece;
+        frame ||= requestAnimationFrame(paint);
       }
-      text += piece;
-      frame ||= requestAnimationFrame(paint);
+      ran();
+      break;
+    } catch (error) {
+      failed = true;
+      fail(error);
+      if (/** @type {{code?: string}} */ (error).code !== "DeviceLost") break;
+      clearTimeout(late);
+      hint.textContent = "The GPU was taken away. The model is loaded again, and goes on.";
+      row.append(hint);
+      await model.lost; // `next` is known then
+      model = await next;
+      if (!model || stopped) break;
+      const continues = /** @type {any} */ (running.generation); // no server is ever lost
+      running = /** @type {import("./ui.js").Remote} */ (model).stream(input, { ...settings, continues });
+      failed = false;
+      first = 0;
     }
-  } catch (error) {
-    fail(error);
-  } finally {
-    clearTimeout(late);
-    hint.remove();
-    cancelAnimationFrame(frame);
-    paint();
-    stream = null;
-    busy(false);
   }
+  clearTimeout(late);
+  hint.remove();
+  cancelAnimationFrame(frame);
+  paint();
+  stream = null;
+  busy(false);
   const made = running.generation;
   const { decodeTokens, decodeMs } = made.timings;
   if (made.promptTokens.length) density = Math.max(1, asked / made.promptTokens.length);
   if (decodeMs) $("speed").textContent = digits((decodeTokens / decodeMs) * 1000);
   announce(text || "No answer.");
-  return { text, reason: made.finishReason, facts: `${made.tokens.length} tokens · seed ${made.seed}` };
+  return { text, reason: failed && !stopped ? "failed" : made.finishReason, facts: `${made.tokens.length} tokens · seed ${made.seed}` };
 }
 
 /** @param {boolean} on */
@@ -229,6 +255,7 @@ const NOTES = /** @type {Record<string, string>} */ ({
   length: " · stopped at the most tokens",
   context: " · the context is full",
   cancelled: " · stopped by you",
+  failed: " · broke off",
 });
 
 /** One text that the model goes on with. Titled: its first line is a title. */
@@ -359,7 +386,7 @@ async function submit() {
   if (stream) return;
   if (!remote) {
     waiting = !!prompt.value.trim();
-    if (waiting && ["idle", "stopped"].includes(document.body.dataset.state ?? "")) $("load-button").click();
+    if (waiting) wake();
     send.textContent = waiting ? "Waiting" : "Send";
     announce("It is sent as soon as the model is ready.");
     return;
@@ -452,8 +479,6 @@ function begin({ chat = false, examples = [], maxTokens, ...language }) {
   busy(false);
 }
 
-// The key of a server is kept as long as this tab is open.
-const KEY = "ptegpu-key" + location.pathname;
 const field = /** @type {HTMLInputElement} */ ($("key"));
 $("unlock-cancel").onclick = () => unlock.close();
 
@@ -468,15 +493,16 @@ async function newKey(note) {
 
 /** Opens the server that this page comes from. @type {NonNullable<import("./ui.js").Page["attach"]>} */
 async function attach({ server }, base, { signal }) {
+  const place = `ptegpu-key ${base.href}`; // kept as long as this tab is open, for this address alone
   /** @type {HTMLElement} */ ($("memory").parentElement).hidden = $("load-bar").hidden = true;
-  let key = sessionStorage.getItem(KEY) ?? "";
+  let key = sessionStorage.getItem(place) ?? "";
   let note = "It stays in this tab, and is forgotten when you close it.";
   for (;;) {
     if (server?.keys && !key) key = await newKey(note);
     if (server?.keys && !key) throw Object.assign(new Error("without one, it answers nobody"), { code: "BadKey" });
     try {
       const opened = await connect(base, { key, signal });
-      if (key) sessionStorage.setItem(KEY, key);
+      if (key) sessionStorage.setItem(place, key);
       choose(opened, server?.examples);
       return opened;
     } catch (error) {
@@ -500,7 +526,8 @@ function choose(server, examples) {
   };
   const { id } = server.model;
   document.title = $("title").textContent = $("foot-model").textContent = id;
-  begin({ ...server.language, examples: examples?.[server.language.chat ? "chat" : "text"] });
+  const offers = examples?.models?.[id] ?? examples?.[server.language.chat ? "chat" : "text"];
+  begin({ ...server.language, examples: offers });
 }
 
 open({
@@ -514,7 +541,12 @@ open({
     if (waiting) submit();
     waiting = false;
   },
-  lost() {
+  failed() {
+    waiting = false;
+    talk.label(false);
+  },
+  lost(following) {
     remote = null;
+    next = following;
   },
 });

@@ -1,5 +1,5 @@
 // For work on the pages: made-up models behind `?fake=tale|chat|digits|photo|any|task`, with
-// `&fail=OutOfMemory` (an error while loading), `&lose=3000` (the device goes after these ms), `&slow=5` (all takes
+// `&fail=OutOfMemory` (an error while loading), `&lose=3000` (the device goes after these ms, each time), `&slow=5` (all takes
 // that much longer), `&words=900` (a tale of so many), `&auto` (as if it were small: loads without asking).
 const query = new URLSearchParams(location.search);
 const kind = query.get("fake") || "tale";
@@ -129,7 +129,7 @@ const sites = {
 };
 export const site = /** @type {any} */ ({
   method: "forward",
-  check: { file: "data:,", method: "", inputs: [] },
+  check: { file: "fake.js", method: "", inputs: [] },
   ...sites[/** @type {keyof typeof sites} */ (kind)],
 });
 
@@ -157,7 +157,8 @@ const signatures = {
 /** As `connect` of ../src/client.js. @param {string} _url @param {any} options @returns {Promise<any>} */
 export async function connect(_url, { signal, onProgress }) {
   const total = site.model.bytes;
-  const step = async () => (await sleep(60 * slow), signal.throwIfAborted());
+  const aborted = new Promise((done) => signal.addEventListener("abort", done));
+  const step = async () => (await Promise.race([sleep(60 * slow), aborted]), signal.throwIfAborted());
   const broken = query.get("fail");
   const raise = () => {
     if (!broken) return;
@@ -190,19 +191,24 @@ class Fake {
     bytes: { weights: site.model.bytes, memory: site.model.bytes * 1.4 },
     adapter: { vendor: "nvidia", architecture: "ada", description: "", software: false },
   };
+  /** @type {Error | null} */
+  why = null;
   lost = new Promise(
     (lose) =>
       query.has("lose") &&
       setTimeout(
-        () => lose(Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" })),
+        () => lose((this.why = Object.assign(new Error("the GPU device was lost"), { code: "DeviceLost" }))),
         Number(query.get("lose")),
       ),
   );
 
   /** @param {any} prompt @param {any} options */
-  stream(prompt, { maxTokens = 200 }) {
+  stream(prompt, { maxTokens = 200, continues = { tokens: [] } }) {
     const words = (kind === "chat" ? ANSWER : TALE.repeat(20)).match(/\s*\S+|\s+/g) ?? [];
-    const tokens = /** @type {number[]} */ ([]);
+    const tokens = /** @type {number[]} */ ([...continues.tokens]);
+    const broken = () => {
+      if (this.why) throw this.why;
+    };
     let cancelled = false;
     const generation = {
       promptTokens: Array(Math.ceil(JSON.stringify(prompt).length / 3.4)).fill(0),
@@ -214,7 +220,8 @@ class Fake {
     async function* pieces() {
       const started = performance.now();
       await sleep(250 * slow);
-      for (const word of words.slice(0, Number(query.get("words") ?? maxTokens))) {
+      for (const word of words.slice(tokens.length, Number(query.get("words") ?? maxTokens))) {
+        broken();
         if (cancelled) break;
         tokens.push(1);
         yield word;
@@ -229,6 +236,7 @@ class Fake {
   /** @param {any[]} inputs @param {any} options */
   async run(inputs, { method } = {}) {
     await sleep(20 * slow);
+    if (this.why) throw this.why;
     if (site.image) {
       const classes = site.image.labels.length;
       const of = inputs[0].data ?? inputs[0];
@@ -245,6 +253,11 @@ class Fake {
           data: Float32Array.from(raw, (x) => (site.image.softmax ? Math.log(x) * 3 : x / sum)),
         },
       ];
+    }
+    if (site.task) {
+      const [, t] = inputs[0].shape; // the answer is the second and third token of four
+      const peak = (/** @type {number} */ at) => Float32Array.from({ length: t }, (_, k) => (k === at ? 9 : 0));
+      return [t - 5, t - 4].map((at) => ({ dtype: "float32", shape: [1, t], data: peak(at) }));
     }
     if (method === "embed")
       return [

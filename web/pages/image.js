@@ -1,6 +1,6 @@
 // The page of an image model: draw, drop, paste, choose or film; the likeliest labels as bars.
 import { fitted } from "./media.js";
-import { $, announce, calm, duration, fail, make, open } from "./ui.js";
+import { $, announce, calm, duration, fail, make, open, ran } from "./ui.js";
 
 /**
  * @typedef {import("./ui.js").Remote} Remote
@@ -163,6 +163,7 @@ async function look() {
     const [output] = await remote.run([{ dtype: "float32", shape: sizes(), data: pixels() }], { method });
     const ms = performance.now() - started;
     clearTimeout(slow);
+    ran();
     if (!empty()) {
       tell(Array.from(output.data, Number));
       $("speed").textContent = `${duration(ms)} from picture to answer`;
@@ -265,7 +266,7 @@ $("clear").onclick = () => {
 // Pictures
 /** @param {File | null | undefined} chosen */
 async function take(chosen) {
-  if (!chosen?.type.startsWith("image/")) return;
+  if (!chosen) return;
   try {
     picture = await createImageBitmap(chosen);
     calm();

@@ -133,6 +133,38 @@ export function spoken(logits, classes, facts) {
     .trim();
 }
 
+/** Letters as tokenizers may write them: small, without accents and spaces. @param {string} c */
+const folded = (c) => c.normalize("NFKD").replace(/[\p{M}\s]/gu, "").toLowerCase();
+
+/**
+ * Where tokens are in the text that they were made of: [start, end) each. One that is not found, such as an unknown one,
+ * is what lies between its neighbours.
+ * @param {string} text @param {string[]} pieces the texts of the tokens
+ * @returns {[number, number][]}
+ */
+export function located(text, pieces) {
+  let letters = "",
+    at = 0;
+  const places = /** @type {[number, number][]} */ ([]); // of each of the letters
+  for (const c of text) {
+    const some = folded(c);
+    letters += some;
+    for (let k = 0; k < some.length; k++) places.push([at, at + c.length]);
+    at += c.length;
+  }
+  let next = 0;
+  const found = pieces.map((piece) => {
+    const wanted = [...piece.replace(/^##(?=.)/, "")].map(folded).join("");
+    const from = wanted ? letters.indexOf(wanted, next) : -1;
+    if (from < 0) return null;
+    next = from + wanted.length;
+    return /** @type {[number, number]} */ ([places[from][0], places[next - 1][1]]);
+  });
+  const before = (/** @type {number} */ k) => found.slice(0, k).findLast((place) => place)?.[1] ?? 0;
+  const after = (/** @type {number} */ k) => found.slice(k).find((place) => place)?.[0] ?? text.length;
+  return found.map((place, k) => place ?? [before(k), after(k)]);
+}
+
 const LONGEST = 30; // tokens of an answer
 
 /**

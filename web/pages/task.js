@@ -1,7 +1,7 @@
 // The page of a model that says what it is for: a text, a picture or a sound in, what the model says of it out.
-import { answer, batch, fitted, label, largest, planes, probabilities, softmax, spoken, tokens, wave } from "./media.js";
+import { answer, batch, fitted, label, largest, located, planes, probabilities, softmax, spoken, tokens, wave } from "./media.js";
 import { heatmap, short, stats } from "./plots.js";
-import { $, announce, calm, duration, fail, make, open } from "./ui.js";
+import { $, announce, calm, duration, fail, make, open, ran, wake } from "./ui.js";
 
 /**
  * @typedef {import("./ui.js").Remote} Remote
@@ -11,7 +11,7 @@ import { $, announce, calm, duration, fail, make, open } from "./ui.js";
 
 const TOP = 8; // labels that are shown
 const text = /** @type {HTMLTextAreaElement} */ ($("text")),
-  context = /** @type {HTMLTextAreaElement} */ ($("context")),
+  passage = /** @type {HTMLTextAreaElement} */ ($("passage")),
   file = /** @type {HTMLInputElement} */ ($("file")),
   view = /** @type {HTMLCanvasElement} */ ($("view")),
   player = /** @type {HTMLAudioElement} */ ($("player"));
@@ -58,19 +58,24 @@ function pixels() {
 function ready() {
   return (!facts.text || text.value.trim()) && (!facts.image || picture) && (!facts.audio || samples) && asked();
 }
-const asked = () => facts.task !== "question-answering" || context.value.trim();
+const asked = () => facts.task !== "question-answering" || passage.value.trim();
 
 async function run() {
-  if (!remote || running) return;
+  if (!remote) return wake();
+  if (running) return;
   if (!ready()) return void ($("speed").textContent = "Nothing to look at yet.");
   running = true;
   calm();
   document.body.ariaBusy = "true";
+  $("speed").textContent = "Running …";
+  announce("Running …");
   try {
     const started = performance.now();
     await ask(remote);
+    ran();
     $("speed").textContent = `${duration(performance.now() - started)} from input to answer`;
   } catch (error) {
+    $("speed").textContent = "";
     fail(error);
   }
   running = false;
@@ -92,7 +97,7 @@ async function ask(remote) {
     const [scores] = await go([pixels(), ...batch(names.map((name) => tokens(library, name, null, own)), own)]); // prettier-ignore
     return bars(probabilities(scores.data, facts.many), (k) => names[k]);
   }
-  const pair = facts.task === "question-answering" ? context.value : null;
+  const pair = facts.task === "question-answering" ? passage.value : null;
   const one = tokens(library, text.value, pair, own);
   return read(await go(batch([one], own)), one.ids, library);
 }
@@ -110,8 +115,10 @@ function read(outputs, ids, library) {
   if (facts.task === "question-answering") {
     let from = library.encode(text.value, { add_special_tokens: true }).ids.length;
     if (ids[from] === ids[from - 1]) from++; // RoBERTa has two marks between texts
-    const found = answer(data, outputs[1].data, from, ids.length - 1);
-    return say(library.decode(ids.slice(found.start, found.end + 1)), `${(found.score * 100).toFixed(1)} %`);
+    const { start, end, score } = answer(data, outputs[1].data, from, ids.length - 1);
+    const places = located(passage.value, ids.slice(from, -1).map((id) => library.decode([id]))); // prettier-ignore
+    const words = passage.value.slice(places[start - from]?.[0], places[end - from]?.[1]);
+    return say(words.trim(), `${(score * 100).toFixed(1)} %`);
   }
   if (facts.task === "fill-mask") {
     const at = ids.indexOf(facts.text?.mask ?? -1);
@@ -190,12 +197,14 @@ function bars(parts, name) {
  */
 function tags(ids, row, library) {
   const body = make("tbody");
-  ids.forEach((id, k) => {
-    const word = library.decode([id], { skip_special_tokens: true });
+  const words = ids.map((id) => library.decode([id], { skip_special_tokens: true }));
+  const places = located(text.value, words.filter(Boolean));
+  words.forEach((word, k) => {
     if (!word) return;
+    const [start, end] = /** @type {[number, number]} */ (places.shift());
     const parts = softmax(row(k)),
       best = largest(parts);
-    const cells = [word, label(facts, best), `${(parts[best] * 100).toFixed(1)} %`];
+    const cells = [text.value.slice(start, end).trim() || word, label(facts, best), `${(parts[best] * 100).toFixed(1)} %`];
     body.append(make("tr", {}, ...cells.map((cell) => make("td", {}, cell))));
   });
   const head = make("tr", {}, ...["token", "label", "probability"].map((n) => make("th", { scope: "col" }, n)));
@@ -214,7 +223,7 @@ function numbers({ shape, data }) {
 // Files
 /** @param {File | null | undefined} chosen */
 async function take(chosen) {
-  if (!chosen) return;
+  if (!chosen || !facts || (!facts.image && !facts.audio)) return;
   try {
     if (facts.image) {
       picture = await createImageBitmap(chosen);
@@ -233,7 +242,8 @@ async function take(chosen) {
     }
     run();
   } catch {
-    fail({ name: "EncodingError", message: `${chosen.name} is nothing that this browser can read.` });
+    const [name, what] = facts.image ? ["EncodingError", "picture"] : ["NoSound", "sound"];
+    fail({ name, message: `${chosen.name} is no ${what} that this browser can read.` });
   }
 }
 $("choose").onclick = () => file.click();
@@ -244,15 +254,15 @@ document.addEventListener("drop", (event) => (event.preventDefault(), take(event
 $("inputs").onsubmit = (event) => (event.preventDefault(), run());
 
 open({
-  site(site) {
+  site(site, from) {
     if (!site.task) return;
     facts = site.task;
     method = site.method;
-    base = new URL(new URLSearchParams(location.search).get("site") ?? ".", location.href);
+    base = from;
     $("task").textContent = facts.task.replaceAll("-", " ");
     $("text-part").hidden = !facts.text;
     $("text-label").textContent = zeroShot() ? "Labels, one on each line" : facts.task === "question-answering" ? "Question" : "Text"; // prettier-ignore
-    $("context-part").hidden = facts.task !== "question-answering";
+    $("passage-part").hidden = facts.task !== "question-answering";
     $("file-part").hidden = !facts.image && !facts.audio;
     $("choose").textContent = facts.image ? "Choose a picture" : "Choose a sound";
     file.accept = facts.image ? "image/*" : "audio/*";

@@ -8,13 +8,16 @@ import * as client from "../src/client.js";
  * @typedef {{height: number, width: number, channels: number, shape: number[], scale: number, mean: number[],
  *   std: number[], labels: string[] | null, draw?: boolean, softmax?: boolean,
  *   shortest?: number | null, resize?: number[] | null}} Picture
- * @typedef {{keys: boolean, examples: Record<"chat" | "text", string[]>}} Served
+ * @typedef {Record<"chat" | "text", string[]> & {models?: Record<string, string[]>}} Examples by kind, or by model
+ * @typedef {{keys: boolean, examples: Examples}} Served
  * @typedef {{title: string, page: string, method: string, model: Model, language?: Language,
  *   image?: Picture, task?: import("./media.js").Facts, check?: Check, server?: Served}} Site where there is a server, its models are not in the site
  * @typedef {{file: string, method: string, inputs: any[]}} Check
  * @typedef {import("../src/client.js").Progress} Progress
- * @typedef {{site?: (site: Site) => void, ready: (remote: Remote, site: Site, base: URL) => void, lost?: () => void,
- *   attach?: (site: Site, base: URL, options: {signal: AbortSignal}) => Promise<any>}} Page `attach` opens a server
+ * @typedef {{site?: (site: Site, base: URL) => void, ready: (remote: Remote, site: Site, base: URL) => void,
+ *   lost?: (next: Promise<Remote | null>) => void, failed?: () => void,
+ *   attach?: (site: Site, base: URL, options: {signal: AbortSignal}) => Promise<any>}} Page `attach` opens a server; `next` is what
+ *   follows a model whose GPU was lost, if anything does
  */
 
 /**
@@ -121,6 +124,7 @@ const ERRORS = {
   NotAllowedError: ["The camera is not allowed here", "Allow it in the browser's address bar, then try again."],
   NotFoundError: ["There is no camera", "Plug one in, or use a picture instead."],
   EncodingError: ["This file cannot be shown", "Try a JPEG, PNG or WebP."],
+  NoSound: ["This file cannot be heard", "Try a WAV, MP3 or FLAC."],
   TypeError: ["The connection broke", KEPT],
   NoServer: ["The server cannot be reached", "Is it still running? What is on this page stays."],
   BadKey: ["This server asks for an API key", "Whoever runs it has one for you.", "Enter the key"],
@@ -130,11 +134,33 @@ const ERRORS = {
   NoModel: ["Nothing here writes text"],
 };
 
+const OWN = ["localhost", "127.0.0.1", "[::1]"]; // hosts whose visitor runs the site
+
+/** What to do about an error, besides what its message says. @param {string | number} code @param {string} host */
+export function advice(code, host) {
+  const [, text = ""] = ERRORS[code] ?? [];
+  if (code !== "BadShard" && code !== "BadBundle") return text;
+  return OWN.includes(host)
+    ? "Is every file there? Upload the whole folder again, or make the site again."
+    : `${text} If it does not help, tell whoever runs this page.`;
+}
+
 /** Loads the model again. @type {(() => void) | undefined} */
 let reload;
+/** Whether a lost GPU is worth another try: the model ran since the last one. */
+let worked = true;
+
+/** Notes that the model ran to its end. */
+export const ran = () => void (worked = true);
+
+/** Loads the model if nothing does: it was not asked for yet, was stopped, or failed. */
+export function wake() {
+  if (["idle", "stopped", "error"].includes(document.body.dataset.state ?? "")) reload?.();
+}
 
 /**
- * Shows an error: what happened, what to do. Returns whether it was shown (an abort is none).
+ * Shows an error: what happened, what to do. Returns whether it was shown: an abort is none, and of a lost GPU `open`
+ * hears by itself.
  * @param {unknown} thrown
  * @param {(() => void)} [again] what the button does; without it, it only closes the panel
  */
@@ -142,8 +168,10 @@ export function fail(thrown, again) {
   const error = /** @type {{code?: string | number, name?: string, message?: string}} */ (thrown);
   if (error.name === "AbortError") return false;
   const code = error.code ?? "";
-  if (code === "DeviceLost" || code === "BadKey") again = reload;
-  const [title, advice, label = AGAIN] = ERRORS[code] ?? ERRORS[error.name ?? ""] ?? ["Something went wrong"];
+  if (code === "DeviceLost" && again !== reload) return false;
+  if (code === "BadKey") again = reload;
+  const known = ERRORS[code] ? code : (error.name ?? "");
+  const [title, , label = AGAIN] = ERRORS[known] ?? ["Something went wrong"];
   const actions = make(
     "div",
     { className: "row" },
@@ -157,7 +185,7 @@ export function fail(thrown, again) {
   $("error").replaceChildren(
     make("h2", {}, title),
     make("p", {}, message),
-    make("p", { className: "soft" }, advice ?? ""),
+    make("p", { className: "soft" }, advice(known, location.hostname)),
     actions,
   );
   $("error").hidden = false;
@@ -176,15 +204,18 @@ const AUTOMATIC = 64e6; // bytes that are loaded without asking
 /** Opens the model of this page. @param {Page} page */
 export async function open(page) {
   theme();
-  const query = new URLSearchParams(location.search);
+  // Bundled, this is part of another file, and the page shows the site that it is part of. Only unbundled, for work on
+  // the pages, `?site` names another one and `?fake` a made-up model.
+  const unbuilt = import.meta.url.endsWith("/ui.js");
+  const query = new URLSearchParams(unbuilt ? location.search : "");
   const base = new URL(query.get("site") ?? ".", location.href);
-  // Bundled, this is part of another file; only unbundled, `?fake` answers with made-up models.
-  const fake = import.meta.url.endsWith("/ui.js") && query.has("fake");
   /** @type {Site} */
   let site;
   let { connect } = client;
   try {
-    if (fake) ({ connect, site } = await import(new URL("fake.js", import.meta.url).href));
+    if (base.origin !== location.origin)
+      throw Object.assign(new Error(`${base.href}: this page shows sites of its own host only`), { code: "BadBundle" });
+    if (query.has("fake")) ({ connect, site } = await import(new URL("fake.js", import.meta.url).href));
     else {
       const answer = await fetch(new URL("site.json", base));
       if (!answer.ok) throw Object.assign(new Error(`${answer.url}: status ${answer.status}`), { code: "BadBundle" });
@@ -202,17 +233,19 @@ export async function open(page) {
   if (served) connect = (_, options) => served(site, base, /** @type {{signal: AbortSignal}} */ (options));
   else {
     $("foot-model").textContent = `${site.model.file} · ${bytes(site.model.bytes)}`;
-    page.site?.(site);
+    page.site?.(site, base);
   }
 
   const act = /** @type {HTMLButtonElement} */ ($("load-button"));
   const known = served ? "" : `loaded-${site.model.file}-${site.model.bytes}`;
-  const load = (reload = async () => {
+  /** Resolves with the model, or with null if it did not come. @param {string} [why] it is loaded */
+  const load = async (why = served ? "Asking the server for its models" : "Getting ready") => {
     calm();
+    act.classList.remove("main");
     state("loading");
     const abort = new AbortController();
     const meter = new Meter();
-    $("load-stage").textContent = served ? "Asking the server for its models" : "Getting ready";
+    $("load-stage").textContent = why;
     $("load-detail").textContent = served ? "" : "The model loads into this page, and stays in it.";
     act.hidden = false;
     act.textContent = "Stop";
@@ -224,15 +257,22 @@ export async function open(page) {
         await remote.prepare({ signal: abort.signal, onProgress: (progress) => meter.show(progress) });
       if (known) kept(known, "1");
       ready(remote);
+      return remote;
     } catch (error) {
-      act.onclick = load;
+      act.onclick = again;
       act.textContent = "Resume";
-      if (fail(error, load)) return void state("error");
-      state("stopped");
-      $("load-stage").textContent = "Stopped";
-      $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
+      if (fail(error, again)) {
+        state("error");
+        page.failed?.();
+      } else {
+        state("stopped");
+        $("load-stage").textContent = "Stopped";
+        $("load-detail").textContent = meter.weights ? `At ${meter.weights}. Parts that are whole stay here.` : "";
+      }
+      return null;
     }
-  });
+  };
+  const again = (reload = () => void load());
   /** @param {Remote} remote */
   const ready = (remote) => {
     if (!served) $("foot-place").textContent = place(remote.info);
@@ -243,22 +283,25 @@ export async function open(page) {
     announce("The model is ready.");
     remote.lost.then((error) => {
       remote.dispose();
-      page.lost?.();
+      const tries = worked; // once, unless the model runs in between
+      worked = false;
+      page.lost?.(tries ? load("The GPU was taken away: loading again") : Promise.resolve(null));
+      if (tries) return;
       state("error");
-      fail(error, load);
+      fail(error, again);
     });
     page.ready(remote, site, base);
   };
 
   const connection = /** @type {{connection?: {saveData?: boolean}}} */ (navigator).connection;
-  if (served || kept(known) || (site.model.bytes <= AUTOMATIC && !connection?.saveData)) return load();
+  if (served || kept(known) || (site.model.bytes <= AUTOMATIC && !connection?.saveData)) return void load();
   state("idle");
   $("load-stage").textContent = "Load the model into this page?";
   $("load-detail").textContent = `${bytes(site.model.bytes)}, once; your browser keeps them.`;
   act.hidden = false;
   act.textContent = `Load ${bytes(site.model.bytes)}`;
   act.classList.add("main");
-  act.onclick = () => (act.classList.remove("main"), load());
+  act.onclick = again;
 }
 
 /** Where a model runs. @param {Remote["info"]} info */

@@ -136,10 +136,18 @@ export class Remote {
     /** What site.json says. */
     this.site = site;
     this.info = info;
-    /** Resolves when the GPU is lost or the worker failed, with why; not when it is disposed. @type {Promise<Error>} */
+    /**
+     * Resolves when the GPU is lost or the worker failed, with why; not when it is disposed. What still ran, and all
+     * that comes later, is rejected with the same.
+     * @type {Promise<Error>}
+     */
     this.lost = new Promise((resolve) =>
       line.call("lost", []).answer.then(
-        (error) => resolve(revive(error)),
+        (error) => {
+          const why = revive(error);
+          line.end(why);
+          resolve(why);
+        },
         (error) => this.#disposed || resolve(error),
       ),
     );
@@ -183,7 +191,9 @@ export class Remote {
    * @returns {RemoteStream}
    */
   stream(prompt, { signal, ...options } = {}) {
-    return new RemoteStream((onNews) => this.#line.call("stream", [prompt, options], { signal, onNews }), signal);
+    const begin = (/** @type {(news: any) => void} */ onNews) =>
+      this.#line.call("stream", [prompt, options], { signal, onNews });
+    return new RemoteStream(begin, signal, options.continues);
   }
 
   /** Ends the worker, which gives the GPU's memory back. */
@@ -210,8 +220,16 @@ export class RemoteStream {
   /** @type {((name: string) => void) | undefined} */
   #note;
 
-  /** @param {(onNews: (news: any) => void) => ReturnType<Line["call"]>} begin @param {AbortSignal} [signal] */
-  constructor(begin, signal) {
+  /**
+   * @param {(onNews: (news: any) => void) => ReturnType<Line["call"]>} begin
+   * @param {AbortSignal} [signal]
+   * @param {Generation} [continues]
+   */
+  constructor(begin, signal, continues) {
+    if (continues) {
+      const { text, tokens, logprobs } = continues;
+      Object.assign(this.generation, { text, tokens: [...tokens], logprobs: [...logprobs] });
+    }
     this.#pieces = this.#run(begin, signal);
   }
 

@@ -49,7 +49,7 @@ export async function load(url, options = {}) {
   if (!adapter) throw (await import("./why.js")).noAdapter(api);
   telling("plan")(0, 2);
   const head = await get("bundle.json");
-  if (head.version !== 2) throw new BadBundle(`${base}bundle.json is not for this runner: make the site again`);
+  if (head.version !== 2) throw new BadBundle(`${base}bundle.json is not for this runner: they are of different versions`);
   const chosen = await chooseVariant(adapter, head.variants, options);
   telling("plan")(1, 2);
   const [variant, site] = await Promise.all([

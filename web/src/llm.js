@@ -12,8 +12,9 @@ import { Detokenizer, StopStrings, Tokenizer } from "./text.js";
 /**
  * How to generate.
  * @typedef {import("./sampling.js").Settings & {
- *   maxTokens?: number, stop?: string | string[], stopTokens?: number[], signal?: AbortSignal,
- * }} Options `stop` are strings that end the text and are not part of it; `stopTokens` replace the model's own
+ *   maxTokens?: number, stop?: string | string[], stopTokens?: number[], signal?: AbortSignal, continues?: Generation,
+ * }} Options `stop` are strings that end the text and are not part of it; `stopTokens` replace the model's own;
+ *   `continues` is what the same prompt gave until the GPU was lost: its tokens are not made again, its seed is taken
  */
 
 /**
@@ -88,7 +89,7 @@ async function openTokenizer(base, { tokenizer, config, template }, { fetch: get
   const text = async () => {
     if (!template) return null;
     const response = await get(base + template, { signal });
-    if (!response.ok) throw new BadBundle(`${base}${template}: status ${response.status}. Is the whole folder there?`);
+    if (!response.ok) throw new BadBundle(`${base}${template}: status ${response.status}. A file of the site is missing.`);
     return response.text();
   };
   return Tokenizer.open(...(await Promise.all([json(tokenizer), config ? json(config) : {}, text()])));
@@ -181,14 +182,16 @@ export class LanguageModel {
    * @param {Prompt} prompt
    * @param {Options} [options]
    */
-  stream(prompt, { maxTokens = 256, stop = [], stopTokens = this.stopTokens, signal, ...settings } = {}) {
+  stream(prompt, { maxTokens = 256, stop = [], stopTokens = this.stopTokens, signal, continues, ...settings } = {}) {
     if (!(maxTokens >= 0)) throw new InvalidInput(`maxTokens must be at least 0, not ${maxTokens}`);
-    const tokens = this.encode(prompt), sampling = new Sampling(settings);
+    const tokens = this.encode(prompt), sampling = new Sampling({ ...settings, seed: continues?.seed ?? settings.seed });
     const detokenizer = this.tokenizer && new Detokenizer(this.tokenizer, tokens);
     const stops = new StopStrings([stop].flat());
-    return new Stream(tokens, sampling.seed, (stream) =>
-      this.#pieces(stream, sampling, maxTokens, new Set(stopTokens), detokenizer, stops, signal),
+    const stream = new Stream(tokens, sampling.seed, (stream) =>
+      this.#pieces(stream, sampling, maxTokens, new Set(stopTokens), detokenizer, stops, signal), continues,
     );
+    if (detokenizer) for (const t of stream.generation.tokens) stream.generation.text += stops.push(detokenizer.push(t));
+    return stream;
   }
 
   /** Empty the cache: everything as when the model was loaded. */
@@ -215,7 +218,7 @@ export class LanguageModel {
    * @param {AbortSignal | undefined} signal
    */
   async *#pieces(stream, sampling, maxTokens, ends, detokenizer, stops, signal) {
-    const made = stream.generation, tokens = [...made.promptTokens];
+    const made = stream.generation, tokens = [...made.promptTokens, ...made.tokens];
     const seen = new Int32Array(sampling.penalises ? Math.ceil(this.language.vocabulary / 32) : 1);
     const add = (/** @type {number} */ t) => sampling.penalises && (seen[t >> 5] |= 1 << (t & 31));
     tokens.forEach(add);
@@ -290,7 +293,8 @@ export class LanguageModel {
     }
     const [token, logprob] = await run.result();
     const elapsed = performance.now() - started;
-    if (step) Object.assign(timings, { decodeTokens: step, decodeMs: timings.decodeMs + elapsed });
+    const decoded = step - stream.begun;
+    if (decoded) Object.assign(timings, { decodeTokens: decoded, decodeMs: timings.decodeMs + elapsed });
     else Object.assign(timings, { reusedTokens: reused, prefillTokens: tokens.length - reused, prefillMs: elapsed });
     const chance = Number(logprob.data[0]);
     if (!Number.isFinite(chance))
@@ -384,13 +388,16 @@ export class Stream {
    * @param {number[]} promptTokens
    * @param {number} seed
    * @param {(stream: Stream) => AsyncGenerator<string, void>} pieces
+   * @param {Generation} [continues]
    */
-  constructor(promptTokens, seed, pieces) {
+  constructor(promptTokens, seed, pieces, { tokens, logprobs } = /** @type {any} */ ({ tokens: [], logprobs: [] })) {
     /** @type {Generation} */
     this.generation = {
-      promptTokens, seed, text: "", tokens: [], logprobs: [], finishReason: null,
+      promptTokens, seed, text: "", tokens: [...tokens], logprobs: [...logprobs], finishReason: null,
       timings: { reusedTokens: 0, prefillTokens: 0, prefillMs: 0, decodeTokens: 0, decodeMs: 0 },
     };
+    /** How many of the tokens were there before. */
+    this.begun = tokens.length;
     this.#pieces = pieces(this);
   }
 

@@ -35,7 +35,7 @@ async function download(url, Bad, sha256, cache, signal, fetch = globalThis.fetc
       const { status, ok, body } = await fetch(url, { signal, cache, headers });
       if (status !== 206) restart();
       if (status > 499 || status === 429) throw `status ${status}`; // it may pass
-      if (!ok) throw new Bad(`${url}: status ${status}. Is the whole folder there?`);
+      if (!ok) throw new Bad(`${url}: status ${status}. A file of the site is missing.`);
       const reader = /** @type {ReadableStream<Uint8Array>} */ (body).getReader();
       for (let part; (part = (await reader.read()).value);) {
         parts.push(part);
@@ -49,7 +49,7 @@ async function download(url, Bad, sha256, cache, signal, fetch = globalThis.fetc
         at += part.length;
       }
       if (!sha256 || (await hash(bytes)) === sha256) return bytes;
-      if (cache === "reload") throw new Bad(`${url}: not what bundle.json says. Upload the whole folder again.`);
+      if (cache === "reload") throw new Bad(`${url}: not what bundle.json says. The site is incomplete.`);
       cache = "reload";
       restart();
     } catch (error) {
@@ -84,7 +84,7 @@ export async function fetchJson(url, { signal, fetch } = {}, sha256) {
   try {
     return await new Response(bytes).json();
   } catch {
-    throw new BadBundle(`${url}: no JSON. Is the whole folder there?`);
+    throw new BadBundle(`${url}: no JSON. A file of the site is missing.`);
   }
 }
 

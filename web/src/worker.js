@@ -57,7 +57,7 @@ export function serve(port, opens = open) {
       const { promptTokens, seed } = stream.generation;
       call.tell({ text: "", generation: { promptTokens, seed } });
       let text = "";
-      let sent = 0; // tokens
+      let sent = stream.generation.tokens.length; // what it continues is known there
       let wanted = true;
       const news = () => {
         const { tokens, logprobs, finishReason, timings } = stream.generation;

@@ -387,6 +387,26 @@ test("what fails is told, and the cache is not trusted after it", async () => {
   assert.deepEqual((await fake.model.generate([1, 2, 3], { maxTokens: 2, ...SEED })).tokens, wanted([1, 2, 3], 2));
 });
 
+test("a generation that broke off goes on as if it had not, wherever that was", async () => {
+  const tokenizer = tales;
+  for (const options of [{ stop: [] }, { repeatPenalty: 1.2 }]) {
+    const given = { maxTokens: 10, stopTokens: [], seed: 7, ...options };
+    const open = () => Object.assign(new Fake({ vocabulary: 4096 }).model, { tokenizer });
+    const whole = await open().generate([5, 6], given);
+    for (let count = 0; count <= 10; count++) {
+      const broken = { ...whole, tokens: whole.tokens.slice(0, count), logprobs: whole.logprobs.slice(0, count) };
+      const stream = open().stream([5, 6], { ...given, seed: undefined, continues: broken });
+      const before = stream.generation.text;
+      let text = "";
+      for await (const piece of stream) text += piece;
+      const { timings, ...made } = stream.generation;
+      assert.deepEqual({ ...made, timings: null }, { ...whole, timings: null });
+      assert.equal(before + text, whole.text);
+      assert.deepEqual([timings.prefillTokens, timings.decodeTokens], count < 10 ? [2 + count, 9 - count] : [0, 0]);
+    }
+  }
+});
+
 test("prompts that are none", () => {
   const { model } = new Fake();
   refuses(() => model.encode([]), "the prompt is empty: give at least one token");

@@ -45,9 +45,7 @@ export async function check(page) {
   await page.waitForFunction(
     () => ["ready", "idle", "error"].includes(document.body.dataset.state ?? "") && document.body.ariaBusy !== "true",
     null,
-    {
-      timeout: 60_000,
-    },
+    { timeout: 240_000 },
   );
   found.push(...(await audit(page)), ...(await tabs(page)));
   page.off("console", heard).off("pageerror", thrown).off("request", asked);
@@ -229,6 +227,21 @@ function inspect(phone) {
   return found;
 }
 
+/** Of word pieces, as BERT has it. */
+const TOKENIZER = {
+  added_tokens: ["[PAD]", "[UNK]", "[CLS]", "[SEP]"].map((content, id) => ({ id, content, special: true })),
+  normalizer: { type: "BertNormalizer", clean_text: true, handle_chinese_chars: true, strip_accents: null, lowercase: true },
+  pre_tokenizer: { type: "BertPreTokenizer" },
+  post_processor: { type: "BertProcessing", sep: ["[SEP]", 3], cls: ["[CLS]", 2] },
+  decoder: { type: "WordPiece", prefix: "##", cleanup: true },
+  model: {
+    type: "WordPiece", unk_token: "[UNK]", continuing_subword_prefix: "##", max_input_chars_per_word: 100,
+    vocab: Object.fromEntries(
+      "[PAD] [UNK] [CLS] [SEP] who is she ? ange ##la merkel governs .".split(" ").map((token, id) => [token, id]),
+    ),
+  },
+};
+
 /**
  * Each page and state with made-up models, and how to come there.
  * @type {[name: string, address: string, state: string,
@@ -236,7 +249,7 @@ function inspect(phone) {
  */
 const STATES = [
   ["tale-loading", "chat.html?fake=tale&slow=20", "loading"],
-  ["tale-stopped", "chat.html?fake=tale&slow=3", "stopped", (page) => page.click("#load-button")],
+  ["tale-stopped", "chat.html?fake=tale&slow=100", "stopped", (page) => page.click("#load-button")],
   ["tale-ready", "chat.html?fake=tale", "ready"],
   [
     "tale-busy",
@@ -244,7 +257,7 @@ const STATES = [
     "ready",
     async (page) => {
       await page.click("#examples button");
-      await page.waitForFunction(() => (document.querySelector("#tale .text")?.textContent ?? "").length > 300);
+      await grown(page, 300);
     },
   ],
   [
@@ -254,16 +267,27 @@ const STATES = [
     async (page) => {
       await page.fill("#prompt", "The Wolf");
       await page.press("#prompt", "Enter");
-      await page.waitForTimeout(500);
+      await grown(page, 20);
       await page.keyboard.press("Escape");
+      await page.waitForSelector("#tale .row button");
       await page.fill("#prompt", "But the wolf had other plans.");
       await page.press("#prompt", "Enter");
-      await page.waitForTimeout(1500);
+      await grown(page, 200);
       await page.keyboard.press("Escape");
       await page.waitForSelector("#tale .row button");
     },
   ],
   ["tale-lost", "chat.html?fake=tale&lose=100", "error"],
+  [
+    "tale-sent-in-error",
+    "chat.html?fake=tale&fail=OutOfMemory",
+    "error",
+    async (page) => {
+      await page.fill("#prompt", "The Wolf");
+      await page.press("#prompt", "Enter");
+      await grown(page, 20);
+    },
+  ],
   ["chat-idle", "chat.html?fake=chat", "idle"],
   ["chat-settings", "chat.html?fake=chat", "idle", (page) => page.click("#settings-open")],
   [
@@ -285,7 +309,7 @@ const STATES = [
       await page.click("dialog .main");
       await page.waitForSelector("dialog:not([open])", { state: "attached" });
       await page.click("#examples button");
-      await page.waitForSelector(".turn .row button", { timeout: 20_000 });
+      await page.waitForSelector(".turn .row button");
     },
   ],
   ["digits-loading", "image.html?fake=digits&slow=20", "loading"],
@@ -301,6 +325,19 @@ const STATES = [
       await page.waitForSelector("#error:not([hidden])");
     },
   ],
+  [
+    "photo-no-picture",
+    "image.html?fake=photo",
+    "ready",
+    async (page) => {
+      await page.evaluate(() => {
+        const dataTransfer = new DataTransfer();
+        dataTransfer.items.add(new File(["words"], "notes.txt", { type: "text/plain" }));
+        document.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+      });
+      await page.waitForFunction(() => document.getElementById("error")?.textContent?.includes("notes.txt is no picture"));
+    },
+  ],
   ["task-loading", "task.html?fake=task&slow=20", "loading"],
   [
     "task-ready",
@@ -309,6 +346,25 @@ const STATES = [
     async (page) => {
       await page.click("#run");
       await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Nothing to look at yet.");
+    },
+  ],
+  [
+    "task-answered",
+    "task.html?fake=task",
+    "ready",
+    async (page) => {
+      /** @type {() => void} */
+      let send = () => {};
+      const sent = new Promise((done) => (send = () => done(undefined)));
+      await page.route("**/tokenizer.json", async (route) => (await sent, route.fulfill({ json: TOKENIZER })));
+      await page.fill("#text", "Who is she?");
+      await page.fill("#passage", "Angela Merkel governs.");
+      await page.click("#run");
+      await page.waitForFunction(() => document.getElementById("speed")?.textContent === "Running …");
+      send();
+      await page.waitForFunction(() => document.querySelector("#answer .said")?.textContent?.startsWith("la Merkel "));
+      for (const id of ["#text", "#passage"]) // both begin at the left
+        await page.waitForFunction((id) => getComputedStyle(/** @type {Element} */ (document.querySelector(id))).textAlign === "start", id); // prettier-ignore
     },
   ],
   ["any-loading", "any.html?fake=any&slow=20", "loading"],
@@ -336,6 +392,10 @@ const STATES = [
     (code) => /** @type {[string, string, string]} */ ([`error-${code}`, `any.html?fake=any&fail=${code}`, "error"]),
   ),
 ];
+
+/** Waits for a tale of more than so many characters. @param {import("playwright-core").Page} page @param {number} length */
+const grown = (page, length) =>
+  page.waitForFunction((n) => (document.querySelector("#tale .text")?.textContent ?? "").length > n, length);
 
 /** A seven. @param {import("playwright-core").Page} page */
 export async function draw(page) {
@@ -367,7 +427,7 @@ export async function states(browser, pages, { only = /./, shots } = {}) {
     if (!only.test(name)) continue;
     const context = await browser.newContext({ viewport: DESK });
     const page = await context.newPage();
-    page.setDefaultTimeout(15_000);
+    page.setDefaultTimeout(60_000);
     const found = /** @type {string[]} */ ([]);
     page
       .on("console", (m) => m.type() === "error" && found.push(`console: ${m.text()}`))

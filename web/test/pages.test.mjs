@@ -2,10 +2,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { blocks } from "../pages/markdown.js";
-import { answer, batch, fitted, planes, probabilities, spoken, tokens, wave } from "../pages/media.js";
+import { answer, batch, fitted, located, planes, probabilities, spoken, tokens, wave } from "../pages/media.js";
 import { array, count, read, write } from "../pages/npy.js";
 import { short, stats } from "../pages/plots.js";
-import { bytes, duration } from "../pages/ui.js";
+import { advice, bytes, duration } from "../pages/ui.js";
 
 test("a .npy file is what NumPy writes", async () => {
   const made = new Uint8Array(
@@ -124,4 +124,22 @@ test("outputs become words", () => {
   const found = answer([9, 0, 5, 0, 0], [0, 5, 0, 5, 9], 1, 4);
   assert.deepEqual([found.start, found.end], [2, 3]);
   assert.ok(found.score > 0.4);
+});
+
+test("tokens are found in the text that they were made of", () => {
+  const text = "Angela Merkel,  Éric\u2019s Ⅳ ☃ STRASSE";
+  const pieces = ["ange", "##la", "merkel", ",", "eric", "’", "s", "iv", "[UNK]", "stra", "##sse"];
+  const found = located(text, pieces).map(([start, end]) => text.slice(start, end).trim());
+  assert.deepEqual(found, ["Ange", "la", "Merkel", ",", "Éric", "’", "s", "Ⅳ", "☃", "STRA", "SSE"]);
+  assert.deepEqual(located("a b", ["Ġb", "x"].map((t) => t.replace("Ġ", " "))), [[2, 3], [3, 3]]); // prettier-ignore
+  assert.deepEqual(located("", ["a"]), [[0, 0]]);
+});
+
+test("only who runs a site is told to upload it again", () => {
+  for (const code of ["BadShard", "BadBundle"]) {
+    for (const host of ["localhost", "127.0.0.1", "[::1]"]) assert.match(advice(code, host), /upload the whole folder/i);
+    assert.doesNotMatch(advice(code, "example.org"), /upload|folder/i);
+    assert.match(advice(code, "example.org"), /tell whoever runs/);
+  }
+  assert.equal(advice("NoWebGPU", "example.org"), "");
 });

@@ -91,7 +91,7 @@ test("events are whole, wherever the bytes are cut", async () => {
   }
 });
 
-test("who stops frees the server, and keeps what came", { timeout: 10_000 }, async () => {
+test("who stops frees the server, and keeps what came", async () => {
   /** @type {() => void} */
   let left = () => {};
   const gone = new Promise((done) => (left = () => done(true)));

@@ -86,6 +86,7 @@ def serve(
     from ..serve import serve as run
     from ..serve.models import open_model
     from ..serve.workers import open_workers
+    from ..web.pages import TITLES
 
     models = [DEMO if path == Path("demo") and not path.exists() else path for path in models]
     names = [path.stem for path in models]
@@ -117,7 +118,8 @@ def serve(
             engines[name] = stack.enter_context(closing(opened))
             if opened.note:
                 note(f"{path.name} answers one request at a time: {opened.note}", style="yellow")
-        serving = Serving(engines, known, limits)
+        examples = {name: TITLES for name, path in zip(names, models) if path == DEMO}
+        serving = Serving(engines, known, limits, examples)
 
         def started() -> None:
             if json:

@@ -14,6 +14,7 @@ import ptegpu
 from ..errors import InvalidInput
 from ..files import read_text
 from ..web import VARIANTS, Server, Site, make_site
+from ..web.pages import TITLES
 from .console import bars, duration, print_json, say, show_table
 from .console import size as size_text
 from .families import parse_sizes
@@ -27,9 +28,7 @@ BUNDLED: dict[str, dict[str, Any]] = {  # what needs no file; options that are g
         "title": "The tale-teller",
         "description": "A small language model that continues a title with a tale in the style of the Brothers Grimm. "
         "It runs on your own GPU, in this page.",
-        "examples": [
-            f"{t}\n" for t in ("The King's Daughter in the Forest", "The Wolf and the Tailor", "The Old Mill")
-        ],
+        "examples": list(TITLES),
     },
     "digits": {
         "model": DEMO / "digits.pte",

@@ -47,9 +47,15 @@ EVENTS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "
 
 
 class Serving:
-    """Some models behind OpenAI's API; `app` is what an ASGI server runs."""
+    """Some models behind OpenAI's API; `app` is what an ASGI server runs. Its page offers `examples`, by model."""
 
-    def __init__(self, engines: Mapping[str, Engine], keys: Keys | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        keys: Keys | None = None,
+        limits: Limits | None = None,
+        examples: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.engines, self.keys, self.limits = engines, keys or Keys(), limits or Limits()
         self.metrics = Metrics()
         self.slots = {name: Slots(e.model.sequences, self.limits.queue) for name, e in engines.items()}
@@ -63,7 +69,7 @@ class Serving:
             "/v1/embeddings": self._embeddings,
         }
         routes = [
-            *page_routes(bool(self.keys)),
+            *page_routes(bool(self.keys), examples or {}),
             Route("/healthz", self._health),
             Route("/metrics", self._metrics),
             Route("/v1/models", self._models),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
 from starlette.requests import Request
@@ -19,10 +20,11 @@ ABOUT = "Write to the model on this server. Your words go there, and nowhere els
 TYPES = {"css": "text/css", "js": "text/javascript", "json": "application/json", "html": "text/html"}
 
 
-def page_routes(keys: bool) -> list[Route]:
-    """The page at / and its files; `keys` says whether it has to ask for one."""
+def page_routes(keys: bool, examples: Mapping[str, Sequence[str]]) -> list[Route]:
+    """The page at / and its files; `keys` says whether it has to ask for one, `examples` are prompts by model."""
     index = filled("chat", TITLE, ABOUT)
-    site = {"title": TITLE, "page": "chat", "server": {"keys": keys, "examples": {"chat": QUESTIONS, "text": EXAMPLES}}}
+    offers = {"chat": QUESTIONS, "text": EXAMPLES, "models": dict(examples)}
+    site = {"title": TITLE, "page": "chat", "server": {"keys": keys, "examples": offers}}
     files = {"": index, SITE: json.dumps(site).encode()}
     files |= {name: (FILES / name).read_bytes() for name in ("chat.js", "style.css")}
     headers = {

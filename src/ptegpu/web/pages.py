@@ -27,6 +27,7 @@ PAGES: tuple[Name, ...] = ("chat", "image", "task", "any")
 _ALWAYS = ("style.css", "LICENSES.txt", "ptegpu.js", "worker.js")
 _NAMED = re.compile(rb"""["'`]\./([a-z]+\.js)["'`]""")  # a module, in another one
 EXAMPLES = ("Once upon a time", "The most important thing about")
+TITLES = tuple(f"{t}\n" for t in ("The King's Daughter in the Forest", "The Wolf and the Tailor", "The Old Mill"))
 QUESTIONS = ("What can you help me with?", "Tell me a short story.", "Explain what a GPU does, in one sentence.")
 SMALLEST, WIDEST = 4, 8  # pixels of a picture's side; how much longer one side may be than the other
 

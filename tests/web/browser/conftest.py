@@ -46,7 +46,7 @@ class Job:
 @contextmanager
 def served() -> Iterator[str]:
     """The address of a server with a fake engine."""
-    command = [sys.executable, "-m", "tests.serve.serving", "0.02", "1", sites.SERVED["key"]]
+    command = [sys.executable, "-m", "tests.serve.serving", "0.1", "1", sites.SERVED["key"]]
     paths = {"PYTHONPATH": ":".join([str(ROOT / "src"), str(ROOT), *sys.path])}
     with subprocess.Popen(command, env=paths, cwd=ROOT, stdout=subprocess.PIPE, text=True) as made:
         assert made.stdout is not None
@@ -62,7 +62,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     programs, generations = sites.make(folder)
     command = ["node", ROOT / "web" / "test" / "browser" / "job.mjs", folder, ROOT / "build" / "web-screens"]
     with served() as url:
-        done = subprocess.run([*command, url], text=True, timeout=540, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        done = subprocess.run([*command, url], text=True, timeout=960, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     LOG[:] = done.stdout.splitlines()
     path = folder / "results.json"
     results = json.loads(path.read_text()) if path.exists() else {}

@@ -26,6 +26,7 @@ SIZES = ((1, 2), (1, 5), (1, 12), (2, 3), (2, 8), (3, 9), (3, 12), (4, 2), (4, 7
 PROMPTS = (1, 2, 9, 65, 200)  # tokens
 SERVED: dict[str, Any] = {  # what the page of a server is made to ask
     "key": "a key of a server",
+    "endless": {"maxTokens": 900, "seed": 0},  # 90 s, and no token that ends the text
     "prompt": "The fox",
     "settings": {"maxTokens": 5, "seed": 3},
 }
@@ -126,6 +127,7 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
     with patch("ptegpu.plan.save.SHARD", 4096):
         site(DEMO / "digits.pte", sites / "sharded")
     shards = sorted((sites / "sharded").glob("shard-*.bin"))
+    assert len(shards) > 6
     save_web(ptegpu.compile(DEMO / "digits.pte", targets=[Target(f16=True, name="halves")]), sites / "halves")
     save_web(ptegpu.compile(DATA / "counting.pte"), sites / "hosted")
     for name in ("changed", "corrupt", "html"):
@@ -144,11 +146,18 @@ def make(folder: Path) -> tuple[list[Program], list[Any]]:
         "programs": [{"name": p.name, "site": p.name, "calls": [told(c) for c in p.calls]} for p in made],
         "calls": calls | {"sharded": calls["digits"]},
         "language": {"requests": [request.told() for request in asked]},
-        "shards": {"held": "sharded/" + shards[3].name, "before": 3},
+        "shards": _held(shards),
         "served": SERVED,
     }
     (folder / "job.json").write_text(json.dumps(job))
     return made, generations
+
+
+def _held(shards: Sequence[Path]) -> dict[str, Any]:
+    """Say which shard is held at its half, how many others arrive meanwhile, and how many bytes that are in all."""
+    window = shards[:6]  # three are fetched at once, so behind the one with index 3 come two
+    sizes = [path.stat().st_size for path in window]
+    return {"held": f"sharded/{shards[3].name}", "others": len(window) - 1, "cutAt": sum(sizes) - (sizes[3] + 1) // 2}
 
 
 def site(data: bytes | Path, folder: Path, **options: Any) -> None:

@@ -10,6 +10,8 @@ from tests.serve.fake import encode, words
 from tests.web.browser.conftest import Job
 from tests.web.browser.sites import SERVED, SIZES
 
+from ptegpu.web.pages import QUESTIONS
+
 PROGRAMS = ("digits", "cond", "encoder", "state", "ints", "methods", "mobilenet")
 ERRORS = (
     "NoWebGPU", "NoAdapter", "MissingFeature", "OutOfMemory", "DeviceLost", "BadShard", "BadBundle", "InvalidInput",
@@ -83,7 +85,7 @@ def test_a_second_visit_fetches_no_weights(job: Job) -> None:
     assert {"requests": 0, "bytes": 0, "ranges": 0} == second["weights"] == third["weights"]
     assert spoiled["spoiled"] >= first["weights"]["requests"] and spoiled["weights"] == first["weights"]
     assert first["last"]["done"] == first["last"]["total"] == whole == second["last"]["done"]
-    assert ["plan", "weights", "kernels"] == first["order"]
+    assert "plan" == first["order"][0] and {"weights", "kernels"} == set(first["order"][1:])  # side by side
     for visit in (first, second, spoiled, third):
         hold(visit["outputs"][0], job.programs["digits"].expected[0][0], visit["name"])
 
@@ -137,8 +139,8 @@ def test_a_worker_does_the_same_and_leaves_the_page_alone(job: Job) -> None:
     assert list(job.generations[0].tokens) == value["tokens"] == value["again"]
     assert (2, "BadBundle", "InvalidInput") == (value["heard"], value["failed"]["code"], value["refused"]["code"])
     assert {"plan", "weights", "kernels"} >= set(value["stages"]) >= {"weights"}
-    for part in ("loading", "generating"):  # frames: what they were is in the log; here, that the page never hung
-        assert value[part]["fps"] > 5 and value[part]["longest"] < 2000, value[part]
+    for part in ("loading", "generating"):  # how smooth it was is in the log; a page that hangs draws one or two
+        assert value[part]["count"] > 10, value[part]
 
 
 @pytest.mark.parametrize(
@@ -155,16 +157,36 @@ def test_the_page_of_a_server_asks_it(job: Job) -> None:
     assert [] == value["problems"]
     assert ["Failed to load resource: the server responded with a status of 401 (Unauthorized)"] == value["heard"]
     said, note = value["stopped"]
-    assert said.startswith(" w") and " · stopped by you" in note
+    endless = SERVED["endless"]
+    whole = words(encode(f"<user> {QUESTIONS[0]}"), endless["seed"], endless["maxTokens"])
+    assert " w7 " not in whole and whole.startswith(said) and len(said) > 20  # 7 would end it
+    assert " · stopped by you" in note
+    assert ["The owl"] == value["offers"]
     tale, note, context, title = value["tale"]
     assert prompt + words(encode(prompt), 3, 5) == tale
     assert ("5 tokens · seed 3", "7 of 64", "tales") == (note, context, title)
     assert "tales" == value["again"]
+    assert ["ptegpu-key HERE"] == value["stored"]  # by the address of the page
+
+
+def test_a_lost_gpu_is_taken_again_and_the_tale_goes_on(job: Job) -> None:
+    value = job["lost GPU"]
+    assert ["loading", "ready"] == value["states"] and not value["errors"]
+    assert value["whole"] == value["continued"] and "40 tokens · seed 5" == value["whole"][1]
+
+
+def test_a_page_shows_its_own_site_and_reaches_no_other(job: Job) -> None:
+    value = job["another site"]
+    tales, encoder, unbuilt = value["titles"]
+    assert ("tales", "encoder") == (tales, encoder)
+    assert "other.test" in unbuilt and "of its own host" in unbuilt
+    assert [False] * 3 == value["fetched"]  # by their Content-Security-Policy
+    assert [] == value["asked"]
 
 
 def test_other_states_of_pages(job: Job) -> None:
     value = job["pages with made-up models"]
-    assert 5 == len(value)
+    assert 9 == len(value)
     assert {name: [] for name in value} == value
 
 

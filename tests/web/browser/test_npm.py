@@ -24,7 +24,7 @@ WEB = ROOT / "web"
 
 
 def sh(*command: Any, **how: Any) -> str:
-    done = subprocess.run([str(c) for c in command], text=True, capture_output=True, timeout=120, **how)
+    done = subprocess.run([str(c) for c in command], text=True, capture_output=True, timeout=300, **how)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 

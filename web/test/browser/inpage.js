@@ -35,11 +35,15 @@ export async function runs(site, calls, options = {}) {
   }
 }
 
-/** Loads while stages are noted, and runs once. */
-export async function visit(site, call, options = {}) {
+/** Loads while stages are noted, and runs once. Once `cutAt` bytes of weights are here, the server breaks the rest off. */
+export async function visit(site, call, { cutAt } = {}) {
   const { load, Tensor } = await core(site);
   const stages = [];
-  const program = await load(site, { ...options, onProgress: (p) => stages.push(p) });
+  const onProgress = (progress) => {
+    stages.push(progress);
+    if (progress.stage === "weights" && progress.done === cutAt) fetch("/cut");
+  };
+  const program = await load(site, { onProgress });
   await program.prepare();
   const outputs = (await program.run(call.inputs.map((v) => taken(Tensor, v)), { method: call.method })).map(plain);
   program.dispose();
@@ -200,7 +204,7 @@ export async function rounds(site, call, count) {
   return { left: left.at(-1), most: Math.max(...left.map(({ bytes }) => bytes)) };
 }
 
-/** Frames of the page while something goes on: how many a second, and the longest gap in ms. */
+/** Frames of the page while something goes on: how many, how many a second, and the longest gap in ms. */
 async function frames(work) {
   let going = true;
   const times = [];
@@ -214,7 +218,7 @@ async function frames(work) {
   const seconds = (performance.now() - begun) / 1000;
   going = false;
   const gaps = times.slice(1).map((t, k) => t - times[k]);
-  return { result, seconds, fps: times.length / seconds, longest: Math.max(0, ...gaps) };
+  return { result, count: times.length, fps: times.length / seconds, longest: Math.max(0, ...gaps) };
 }
 
 /** The worker: frames while it loads and generates, the same tokens, errors by class, cancelling. */
@@ -238,9 +242,8 @@ export async function worker(client, site, request, wrong) {
   const failed = await thrown(() => connect(wrong, { worker: url }));
   const refused = await thrown(() => remote.run([], { method: "backward" }));
   await remote.dispose();
-  const { seconds, fps, longest } = loading;
   return {
-    loading: { seconds, fps, longest }, stages: [...stages], generating: { ...generating, result: undefined },
+    loading: { ...loading, result: undefined }, stages: [...stages], generating: { ...generating, result: undefined },
     ...generating.result, heard, again: [...again.generation.tokens], failed, refused, info: Object.keys(remote.info),
   };
 }

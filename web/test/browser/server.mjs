@@ -20,14 +20,14 @@ async function named(bytes, web, prefix) {
 }
 
 /**
- * Serves folders under prefixes, on this machine only. `/blank` is an empty page.
+ * Serves folders under prefixes, on this machine only. `/blank` is an empty page, `/cut` breaks what is held.
  * Nothing is kept by the browser's own cache, so that `log` has all that a page asked for.
  * @param {Record<string, string>} folders
  */
 export async function serve(folders) {
   /** @type {{path: string, range: boolean, sent: number}[]} */
   const log = [];
-  /** What goes wrong with paths that end so: `corrupt`, `cut` or `hold` at this share of the bytes, `status`. */
+  /** What goes wrong with paths that end so: `corrupt`, `hold` at this share of the bytes, `status`. */
   const faults = new Map();
   const held = new Set();
 
@@ -35,6 +35,10 @@ export async function serve(folders) {
     const pathname = decodeURIComponent(new URL(request.url, "http://host").pathname);
     if (pathname === "/blank")
       return void response.writeHead(200, { "content-type": TYPES[".html"] }).end("<!doctype html>");
+    if (pathname === "/cut") {
+      for (const response of held) response.destroy();
+      return void response.end();
+    }
     const prefix = Object.keys(folders).find((p) => pathname.startsWith(p));
     const path = pathname.endsWith("/") ? pathname + "index.html" : pathname;
     const file = prefix && join(folders[prefix], normalize(path.slice(prefix.length)));
@@ -50,13 +54,11 @@ export async function serve(folders) {
     const entry = { path, range: Boolean(range), sent: 0 };
     log.push(entry);
     response.writeHead(range ? 206 : 200, { ...headers, "accept-ranges": "bytes", "content-length": bytes.length });
-    const share = fault.cut ?? fault.hold;
-    const part = share === undefined || range ? bytes : bytes.subarray(0, Math.floor(share * bytes.length));
+    const part = !fault.hold || range ? bytes : bytes.subarray(0, Math.floor(fault.hold * bytes.length));
     entry.sent = part.length;
     if (part === bytes) return void response.end(bytes);
     response.write(part);
-    if (fault.hold !== undefined) held.add(response);
-    else setTimeout(() => response.destroy(), 20);
+    held.add(response);
   }
 
   const server = createServer((request, response) => {
