@@ -16,14 +16,16 @@ from tools.bombs import STRICT, call
 import ptegpu
 from ptegpu import limits as module
 from ptegpu.compiler.build import build
-from ptegpu.compiler.program import cut_method
+from ptegpu.compiler.program import cut_method, plan_methods
 from ptegpu.dtypes import DType
-from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded
+from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded, OutOfMemory
 from ptegpu.format import pte, source
 from ptegpu.format.source import open_source, steady
 from ptegpu.graph.linear import Call, Var
 from ptegpu.limits import Budget, Limits
+from ptegpu.plan.target import Target
 from ptegpu.runtime import copies
+from ptegpu.runtime.method import Method
 from tests.methods import method_of
 
 DATA = Path(__file__).parent / "data"
@@ -124,6 +126,13 @@ def test_states_are_counted_before_they_are_made() -> None:
     made = program([f64(1 << 40), f64(1 << 40), 1], [1], pte.KernelCall("aten::add.out", (0, 0, 2, 1, 1)))
     needs = f"{8 << 40:,} bytes of temporaries and states, {1 << 38:,} are allowed"
     assert f"method forward needs {needs}" == refused(made, memory=1 << 38)
+
+
+def test_states_beyond_the_memory_of_the_machine_are_refused() -> None:
+    made = program([f64(1 << 44), f64(1 << 44), 1], [1], pte.KernelCall("aten::add.out", (0, 0, 2, 1, 1)))
+    outers, _ = plan_methods({"forward": cut_method(made, {}, None)}, Target())
+    with pytest.raises(OutOfMemory, match="method forward has states of 140,737,488,355,328 bytes"):
+        Method(outers["forward"], Budget(Limits(memory=1 << 50))).reset()
 
 
 @pytest.mark.parametrize("count", [3, 4])

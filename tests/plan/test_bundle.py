@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -536,6 +537,10 @@ def shorten(folder: Path) -> None:
         ),
         (lambda folder: rewrite(folder, lambda d: d["shards"].pop()), "it refers to bytes that it does not have"),
         (lambda folder: rewrite(folder, lambda d: d.pop("shards")), "shards is no list"),
+        (
+            lambda folder: rewrite(folder, lambda d: d["shards"].append(d["shards"][0])),
+            "shard-000.bin is listed twice",
+        ),
         (lambda folder: (folder / MANIFEST).write_bytes(b"[" * 9999), "no JSON"),
         (lambda folder: (folder / MANIFEST).write_bytes(b"\xff"), "no JSON"),
         (
@@ -632,6 +637,66 @@ def test_rows_that_are_wrong(rows: list[list[Any]], message: str) -> None:
     with pytest.raises(InvalidProgram) as e:
         load(whole(document, data))
     assert message.replace("N", str(last)) in str(e.value)
+
+
+def in_families(plan: dict[str, Any]) -> None:
+    """Put families before the only one whose guard, a row that is 0, never holds."""
+    plan["rows"].append(["const", 0, 0])
+    never = plan["families"][0] | {"guards": [len(plan["rows"]) - 1]}
+    plan["families"] = [never] * 3000 + plan["families"]
+
+
+def in_choices(plan: dict[str, Any]) -> None:
+    """The same with choices of a step."""
+    plan["rows"].append(["const", 0, 0])
+    step = plan["families"][0]["steps"][0]
+    step[:0] = [[[len(plan["rows"]) - 1], *step[0][1:]]] * 3000
+
+
+@pytest.mark.parametrize("grow", [in_families, in_choices])
+def test_thousands_of_families_and_choices_run(grow: Callable[[dict[str, Any]], None]) -> None:
+    document, data = parts(content("mlp"))
+    grow(document["variants"][0]["methods"][0]["plans"][0])
+    (inputs,) = INPUTS["mlp"]
+    with (
+        ptegpu.load(whole(document, data), device=device()) as many,
+        ptegpu.load(content("mlp"), device=device()) as one,
+    ):
+        np.testing.assert_array_equal(one(*inputs), many(*inputs))
+
+
+def test_memory_is_checked_before_it_is_spent() -> None:
+    document, data = parts(content("mlp"))
+    blobs, start = document["blobs"], len(data)
+    plan = document["variants"][0]["methods"][0]["plans"][0]
+    plan["params"] += range(len(blobs), len(blobs) + 200)
+    plan["buffers"] += [{"name": f"more {k}", "nbytes": 1 << 20, "role": "params"} for k in range(200)]
+    blobs += [[start + 16 * k, 1 << 20] for k in range(200)]
+    bomb = whole(document, data + bytes((1 << 20) + 3200))
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceeded, match="bytes of temporaries and states, 1,048,576 are allowed"):
+            ptegpu.load(bomb, device=device(), limits=ptegpu.Limits(memory=1 << 20))
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_weights_of_a_folder_count_as_those_of_a_file(web: Path) -> None:
+    """Constants over one blob, beyond four times the bytes of the files."""
+    document = json.loads((web / MANIFEST).read_bytes())
+    told = document["variants"][0]["file"]
+    content = json.loads((web / told[0]).read_bytes())
+    plan = next(p for m in content["methods"] for p in m["plans"])
+    plan["buffers"] += [{"name": f"c{k}", "nbytes": 1 << 30, "role": "constant", "blob": 0} for k in range(4)]
+    text = json.dumps(content).encode()
+    (web / told[0]).write_bytes(text)
+    document["variants"][0]["file"] = [told[0], len(text), hashlib.sha256(text).hexdigest()]
+    document["variants"][0]["bytes"]["buffers"] += 4 << 30
+    document["variants"][0]["bytes"]["largest"] = 1 << 30
+    (web / MANIFEST).write_text(json.dumps(document))
+    with pytest.raises(LimitExceeded, match="the weights needs 4,"):
+        ptegpu.load(web, device=device(), limits=ptegpu.Limits(memory=1 << 30))
 
 
 def test_a_constant_that_two_plans_do_not_agree_on() -> None:

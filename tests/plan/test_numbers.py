@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptegpu.compiler.planner import Point
-from ptegpu.plan.numbers import Many, needed, program
+from ptegpu.plan.numbers import Many, chooser, needed, program
 from ptegpu.plan.plan import OPERATORS, Row
 from ptegpu.sizes import Table
 
@@ -70,3 +70,12 @@ def test_only_what_is_needed_is_evaluated() -> None:
     assert [0, 1, 2, 4] == needed(rows, [4])
     assert (8, 3) == program(rows, [4, 0])([(3,)], unread)
     assert () == program(rows, [])([], unread)
+
+
+def test_the_first_alternative_that_holds_is_chosen() -> None:
+    choose = chooser([((0, 1), (2,), ()), ((3,), (0,)), ((),), ()])
+    assert (0, 1, 0, -1) == choose([1, 1, 0, 0])
+    assert (1, 0, 0, -1) == choose([0, 1, 5, 2])
+    assert (2, -1, 0, -1) == choose([0, 1, 0, 0])
+    many = chooser([tuple((k,) for k in range(5000)), (tuple(range(5000)),)])
+    assert (4321, -1) == many([int(k >= 4321) for k in range(5000)])

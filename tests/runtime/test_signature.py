@@ -96,6 +96,12 @@ def deep(levels: int) -> str:
     return f"[1, {start * levels}{leaf}{']}' * levels}]"
 
 
+def of_keys(keys: str, count: int, name: str = "builtins.dict") -> str:
+    """A tree of so many leaves, with keys that say something else."""
+    leaf = {"type": None, "context": None, "children_spec": []}
+    return json.dumps([1, {"type": name, "context": keys, "children_spec": [leaf] * count}])
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -107,6 +113,9 @@ def deep(levels: int) -> str:
         '[1, {"type": "builtins.dict", "context": "[]", "children_spec": [{"type": null, "context": null}]}]',
         '[1, {"type": "some.Class", "context": "5", "children_spec": []}]',
         '[1, {"type": "builtins.dict", "context": "[{}]", "children_spec": [{"type": null, "context": null}]}]',
+        of_keys('["a", "a"]', 2),
+        of_keys('["a", "a"]', 1),
+        of_keys('[["a"], ["a"]]', 1, "some.Class"),
         deep(MAX_DEPTH + 1),
         deep(100_000),
     ],
@@ -207,7 +216,10 @@ def test_names_where_the_file_has_none() -> None:
         assert str(error.value) == f"forward has no input called 'x': {said}"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[2, {}]", dumped(0), called(0, 1, 2), called(a=0, b=1, c=2)])
+ALIKE = called(a=0, b=1).replace(r"[\"a\", \"b\"]", r"[\"1\", 1]")  # keys that make one name
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[2, {}]", dumped(0), called(0, 1, 2), called(a=0, b=1, c=2), ALIKE])
 def test_without_a_tree_that_fits_everything_is_flat(text: str) -> None:
     values = (np.float32([1]), np.float32([2]))
     assert isinstance(identity([f32(1)] * 2, text, "")(*values), tuple)

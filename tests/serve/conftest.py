@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +56,18 @@ def wait_until(true: Callable[[], object]) -> None:
 def start() -> Iterator[Start]:
     started: list[Running] = []
 
-    def run(keys: Keys | None = None, limits: Limits | None = None, encoder: bool = True, **options: Any) -> Running:
+    def run(
+        keys: Keys | None = None,
+        limits: Limits | None = None,
+        encoder: bool = True,
+        hosts: Sequence[str] = (),
+        **options: Any,
+    ) -> Running:
         engine = FakeEngine(**options)
         rows = {"rows": FakeEncoder()} if encoder else {}
         serving = Serving({"fake": engine, **rows}, keys, limits)
         bound = bind(port=0)
-        url, server = url_of(bound), Server(configured(serving), serving)
+        url, server = url_of(bound), Server(configured(serving, hosts), serving)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         wait_until(lambda: server.started)

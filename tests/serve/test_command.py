@@ -34,7 +34,7 @@ TITLES = ("The Wolf and the Tailor", "The Old Mill", "The King's Daughter", "The
 def server() -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
     command = [sys.executable, "-m", "ptegpu", "serve", "demo", "--port", "0", "--precision", "exact", "--json"]
     paths = {"PYTHONPATH": ":".join([str(ROOT / "src"), *sys.path]), "PTEGPU_ENGINE": "wgpu", "PTEGPU_CACHE": "off"}
-    more = ["--sequences", "4", "--max-tokens", "64"]
+    more = ["--sequences", "4", "--max-tokens", "64", "--allow-host", "tales.example"]
     with subprocess.Popen(
         [*command, *more], env=paths, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as made:
@@ -50,6 +50,8 @@ def server() -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
             assert ["tales"] == said["models"] and 200 == httpx2.get(said["page"]).status_code
             offers = httpx2.get(f"{said['page']}site.json").json()["server"]["examples"]["models"]
             assert {"tales": list(OFFERS)} == offers and all(title.endswith("\n") for title in OFFERS)
+            for host, status in (("tales.example", 200), ("evil.example", 403)):
+                assert status == httpx2.get(said["page"], headers={"Host": host}).status_code
             yield made, openai.OpenAI(base_url=said["url"], api_key="any", max_retries=0, timeout=300)
         finally:
             made.kill()

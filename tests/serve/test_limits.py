@@ -127,7 +127,8 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
 def test_a_client_that_goes_away_frees_its_place(start: Start, stream: bool) -> None:
     server = start(sequences=1, delay=0.02)
     body = json.dumps({"model": "fake", "prompt": [PROMPT], "max_tokens": 60, "n": 2, "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}"
     address = server.url.removeprefix("http://").split(":")
     with socket.create_connection((address[0], int(address[1]))) as client:
         client.sendall(head.encode() + b"\r\n\r\n" + body)

@@ -610,7 +610,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (folder / "inner").mkdir()
     (folder / "inner" / "x.txt").write_text("hidden")
     (tmp_path / "secret.txt").write_text("secret")
-    with Server(folder, 0) as made:
+    (folder / "outside.txt").symlink_to("../secret.txt")
+    (folder / "copy.html").symlink_to("index.html")
+    with Server(folder, 0, ["site.example"]) as made:
         thread = threading.Thread(target=made.run)
         thread.start()
         yield made
@@ -677,11 +679,37 @@ def test_parts_of_files(server: Server, asked: str, status: int, start: int, end
 
 
 @pytest.mark.parametrize(
-    "path", ["/no.txt", "/../secret.txt", "/%2e%2e/secret.txt", "/inner/x.txt", "/inner", "/..", "/.", "/a%00b"]
+    "path",
+    [
+        "/no.txt",
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/inner/x.txt",
+        "/inner",
+        "/..",
+        "/.",
+        "/a%00b",
+        "/outside.txt",
+    ],
 )
 def test_nothing_else_is_served(server: Server, path: str) -> None:
     status, _, body = ask(server, path)
     assert (status, body) == (404, b"There is no such file.\n")
+
+
+def test_a_link_inside_the_folder_is_served(server: Server) -> None:
+    assert (200, b"<p>hello") == ask(server, "/copy.html")[::2]
+
+
+@pytest.mark.parametrize("how", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:80", 200), ("127.0.0.1", 200), ("site.example", 200), ("evil.example", 403), ("192.0.2.7", 403)],
+)
+def test_the_server_answers_to_its_own_names_only(server: Server, how: str, host: str, status: int) -> None:
+    found, _, body = ask(server, "/", how, Host=host)
+    assert status == found
+    assert b"hello" not in body or 200 == status
 
 
 def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:

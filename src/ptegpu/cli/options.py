@@ -42,4 +42,13 @@ LimitNames = Annotated[
         help="What the program may take at most, such as memory=2G or seconds=10; repeat for more: docs/limits.md.",
     ),
 ]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-host",
+        metavar="NAME",
+        help="A name that clients may ask for, such as that of a proxy before this server; repeat for more. * is any.",
+        show_default="localhost and the address that it listens on",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -17,7 +17,7 @@ from ..errors import InvalidInput
 from ..folders import program_of
 from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
-from .options import AsJson, CacheType, LimitNames, Precision
+from .options import AllowHost, AsJson, CacheType, LimitNames, Precision
 from .options import Engine as EngineName
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def serve(
     port: Annotated[
         int, typer.Option(help="The port to listen on; 0 takes any that is free.", min=0, max=65535)
     ] = 8000,
+    allow_host: AllowHost = None,
     keys: Annotated[
         Path | None,
         typer.Option(
@@ -131,7 +132,7 @@ def serve(
                     say("In a browser: ", (page, "bold"))
             sys.stdout.flush()  # whoever waits for this may be a program
 
-        run(serving, bound, started)
+        run(serving, bound, started, [host, *(allow_host or [])])
 
 
 def _kind(engine: Engine) -> str:

@@ -19,7 +19,7 @@ from .console import bars, duration, print_json, say, show_table
 from .console import size as size_text
 from .families import parse_sizes
 from .generate import TokenizerPath
-from .options import AsJson, Data
+from .options import AllowHost, AsJson, Data
 
 DEMO = Path(ptegpu.__file__).parent / "demo"
 BUNDLED: dict[str, dict[str, Any]] = {  # what needs no file; options that are given win
@@ -103,6 +103,7 @@ def web(
     port: Annotated[
         int | None, typer.Option(help="Where to serve it.", min=0, max=65535, show_default="8000 if free")
     ] = None,
+    allow_host: AllowHost = None,
     json: AsJson = False,
 ) -> None:
     """Make a web page of a program: a folder for any static host. Needs no GPU."""
@@ -124,7 +125,7 @@ def web(
     }
     given |= {name: value for name, value in bundled.items() if name != "model" and given[name] is None}
     folder = output or Path(f"{model if bundled else source.stem}-site")
-    with Server(folder, port) if serve else nullcontext() as server:  # before all that takes its time
+    with Server(folder, port, allow_host or []) if serve else nullcontext() as server:  # before all that takes its time
         started = time.perf_counter()
         with bars("Planning", "Reference", "Writing") as report:
             site = make_site(source, folder, progress=report, **given)

@@ -86,11 +86,16 @@ Chooser: TypeAlias = Callable[[Sequence[Any]], tuple[int, ...]]
 
 def chooser(switches: Sequence[tuple[tuple[int, ...], ...]]) -> Chooser:
     """From numbers to the alternative that each switch takes: the first whose places are all not 0, or -1."""
-    texts = []
-    for alternatives in switches:
-        conditions = [" and ".join(f"n[{g}]" for g in guards) or "True" for guards in alternatives]
-        texts.append(" ".join(f"{k} if {condition} else" for k, condition in enumerate(conditions)) + " -1")
-    return eval(f"lambda n: ({''.join(f'{text}, ' for text in texts)})")  # type: ignore[no-any-return]  # numbers only
+    lines = ["def f(n):"]
+    for s, alternatives in enumerate(switches):
+        lines.append(f"  s{s} = -1")
+        for k in reversed(range(len(alternatives))):  # one after the other: nested, thousands would exceed the stack
+            condition = " and ".join(f"n[{g}]" for g in alternatives[k]) or "True"
+            lines.append(f"  if {condition}: s{s} = {k}")
+    lines.append(f"  return ({''.join(f's{s}, ' for s in range(len(switches)))})")
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)  # numbers only
+    return names["f"]  # type: ignore[no-any-return]
 
 
 _ARRAYS: dict[str, Callable[[Any, Any], Any]] = {

@@ -20,6 +20,7 @@ from ..format import Program as File
 from ..format.pte import Tensor as FileTensor
 from ..format.source import open_source
 from ..graph.linear import Call, Jump, Move, Var
+from ..limits import copying, has_read
 from .bundle import Bundle, Host, Item, Outer, Run
 from .fields import literal, read_field
 from .plan import Buffer, Kernel, Plan
@@ -75,8 +76,14 @@ def load(source: Any) -> Bundle:
 
 def _load_web(folder: Path) -> Bundle:
     document = _parse(read(folder / MANIFEST, InvalidProgram), WEB_VERSION)
-    parts = [_part(folder, listed) for listed in _list(document.get("shards"), "shards")]
-    reader = _Bundle(document, memoryview(b"".join(parts)))
+    shards: dict[str, bytes] = {}
+    for listed in _list(document.get("shards"), "shards"):
+        part = _part(folder, listed)
+        if listed[0] in shards:
+            damaged(f"{listed[0]} is listed twice")
+        shards[listed[0]] = part
+    has_read(sum(map(len, shards.values())))
+    reader = _Bundle(document, memoryview(b"".join(shards.values())))
     for k, variant in enumerate(_list(document.get("variants"), "variants")):
         found = _object(variant, f"variants[{k}]")
         content = _object(_json(_part(folder, found.get("file"))), f"variants[{k}]")
@@ -333,6 +340,7 @@ class _Reader:
         hints = get_type_hints(Plan)
         read = {n: read_field(hints[n], found.get(n), f"{where}.{n}") for n in ("name", "inputs", "families", "copies")}
         params = [self.blob(k) for k in _list(found.get("params"), f"{where}.params")]
+        copying(sum(map(len, params)))
         images = tuple(bytes(image) for image in params)
         plan = Plan(buffers=buffers, kernels=tuple(kernels), rows=tuple(rows), params=images, blobs=self.blobs, **read)
         prove(plan)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..graph.linear import Call, Jump, Operand, Var, variables
+from ..limits import copying
 from ..plan.bundle import Host, Outer
 from ..plan.plan import Plan
 
@@ -34,7 +35,10 @@ def copy_what_is_read(outer: Outer, planners: Iterable[Planner]) -> None:
 
 
 def _copied(array: np.ndarray | None) -> np.ndarray | None:
-    return array if array is None or array.flags.owndata else array.copy()
+    if array is None or array.flags.owndata:
+        return array
+    copying(array.nbytes)
+    return array.copy()
 
 
 def _slots(outer: Outer) -> set[Var]:
@@ -57,4 +61,5 @@ def _copy_blobs(plan: Plan) -> None:
     if isinstance(blobs, list):
         for k, blob in enumerate(blobs):
             if not isinstance(blob, bytes) and (k in indices or memoryview(blob).nbytes <= SMALL):
+                copying(memoryview(blob).nbytes)
                 blobs[k] = bytes(blob)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import ExecutionError, InvalidInput
+from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
 from ..gpu.pipelines import Progress, silent
 from ..gpu.session import Points
@@ -78,7 +78,11 @@ class Method:
             engine.reset()
         nbytes = sum(math.prod(v.sizes) * v.dtype.size for v in self.outer.states if v.dtype)
         self.budget.hold((self, "states"), nbytes, f"method {self.name}")
-        self.env = {v: _initial(v) for v in self.outer.states}
+        try:
+            self.env = {v: _initial(v) for v in self.outer.states}
+        except MemoryError:
+            message = f"method {self.name} has states of {nbytes:,} bytes, more than this machine's memory has room for"
+            raise OutOfMemory(f"{message}: free memory, or export with smaller states") from None
 
     def close(self) -> None:
         for engine in self.engines.values():

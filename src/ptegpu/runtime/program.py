@@ -164,7 +164,8 @@ class Program:
         self._closed = False
         if budget.read:  # by whoever made the bundle, else
             buffers = (b for outer in outers.values() for plan in outer.plans for b in plan.buffers)
-            budget.hold_constants(sum({b.name: b.nbytes for b in buffers if b.role == "constant"}.values()))
+            budget.copied = sum({b.name: b.nbytes for b in buffers if b.role == "constant"}.values())
+            budget.hold_constants(budget.copied)
         try:
             for method in methods.values():
                 count = len(method.outer.plans)

@@ -117,6 +117,6 @@ def _node(spec: Any, depth: int) -> Tree:
     if name not in _DICTS and len(keys) == 2 and all(isinstance(part, list) for part in keys):
         keys, absent = keys  # a dataclass: the fields that hold something, and those that are None
     keys = tuple([tuple(key) if isinstance(key, list) else key for key in keys])
-    if len(set(keys)) != len(children):
-        raise ValueError(f"{name} has {len(children)} items")
-    return Tree("dict", children, keys, tuple(dict.fromkeys(absent)))
+    if len(keys) != len(children) or len({*keys, *absent}) != len(keys) + len(absent):
+        raise ValueError(f"{name} has {len(children)} items and the keys {keys}")
+    return Tree("dict", children, keys, tuple(absent))

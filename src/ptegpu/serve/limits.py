@@ -25,6 +25,9 @@ class Limits:
     seconds: float = 600.0  # from the first byte of the body to the last of the answer
     queue: int = 64  # choices that wait, beyond those that run
     drain: float = 30.0  # seconds that running requests have when the server stops
+    head: int = 32 << 10  # bytes before the body
+    headers: int = 100
+    head_seconds: float = 10.0  # in which the head arrives
 
 
 class Slots:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import uvicorn
 
 from ..errors import InvalidInput
+from ..web.hosts import Hosts
 from .app import Serving
+from .door import Door, protocol
 
 
 def bind(host: str = "127.0.0.1", port: int = 8000) -> socket.socket:
@@ -37,20 +39,32 @@ def url_of(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def serve(serving: Serving, bound: socket.socket, started: Callable[[], object] = lambda: None) -> None:
-    """Answers until SIGTERM or SIGINT, and returns when all requests have ended; a second SIGINT ends them at once."""
-    Server(configured(serving), serving, started).run([bound])
+def serve(
+    serving: Serving,
+    bound: socket.socket,
+    started: Callable[[], object] = lambda: None,
+    hosts: Iterable[str] = (),
+) -> None:
+    """Answers until SIGTERM or SIGINT, and returns when all requests have ended; a second SIGINT ends them at once.
+
+    `hosts` are the names that clients may ask for, beyond loopback names and the address that is bound.
+    """
+    Server(configured(serving, [bound.getsockname()[0], *hosts]), serving, started).run([bound])
 
 
-def configured(serving: Serving) -> uvicorn.Config:
+def configured(serving: Serving, hosts: Iterable[str] = ()) -> uvicorn.Config:
+    limits = serving.limits
     return uvicorn.Config(
-        serving.app,
+        Door(serving.app, Hosts(hosts), limits),
+        http=protocol(limits),
+        h11_max_incomplete_event_size=limits.head,
+        ws="none",
         log_level="warning",
         access_log=False,
         lifespan="off",
         server_header=False,
         timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(serving.limits.drain) + 5,  # for what does not heed its deadline
+        timeout_graceful_shutdown=int(limits.drain) + 5,  # for what does not heed its deadline
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Iterable
 from email.utils import formatdate
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..errors import InvalidInput
+from .hosts import Hosts
 
 ADDRESS, PORT = "127.0.0.1", 8000
 TYPES = {
@@ -28,9 +30,10 @@ OTHER = "application/octet-stream"
 class Server:
     """Serves the files of a folder; none of its subfolders. `port` None takes the usual one, or any that is free."""
 
-    def __init__(self, folder: Path, port: int | None = None) -> None:
+    def __init__(self, folder: Path, port: int | None = None, hosts: Iterable[str] = ()) -> None:
+        """`hosts` are the names that browsers may ask for, beyond loopback names."""
         self.folder = folder
-        handler = type("Handler", (_Handler,), {"folder": folder})
+        handler = type("Handler", (_Handler,), {"folder": folder, "hosts": Hosts(hosts)})
         try:
             self._server = ThreadingHTTPServer((ADDRESS, PORT if port is None else port), handler)
         except OSError as e:
@@ -64,6 +67,8 @@ class Server:
 
 class _Handler(BaseHTTPRequestHandler):
     folder: Path
+    hosts: Hosts
+    timeout = 30.0  # seconds without a byte
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "ptegpu", ""
 
@@ -74,9 +79,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
+        if not self.hosts.accepts(self.headers.get("Host")):
+            text = b"This server does not answer to that host: allow it with --allow-host.\n"
+            self._send(HTTPStatus.FORBIDDEN, text, body, {"Content-Type": TYPES[".txt"]})
+            return
         name = unquote(self.path.partition("?")[0].partition("#")[0])[1:] or "index.html"
         path = self.folder / name
-        if re.search(r"[/\\\0]", name) or name in (".", "..") or not path.is_file():
+        if re.search(r"[/\\\0]", name) or name in (".", "..") or not self._is_here(path):
             self._send(HTTPStatus.NOT_FOUND, b"There is no such file.\n", body, {"Content-Type": TYPES[".txt"]})
             return
         data = path.read_bytes()
@@ -95,6 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
             head |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
             data = gzip.compress(data, 6)
         self._send(HTTPStatus.OK, data, body, head)
+
+    def _is_here(self, path: Path) -> bool:
+        """Return whether this is a file, and, if it is a link, one to a file of this folder."""
+        return path.is_file() and path.resolve().parent == self.folder.resolve()
 
     def _send(self, status: HTTPStatus, data: bytes, body: bool, head: dict[str, str]) -> None:
         self.send_response(status)
