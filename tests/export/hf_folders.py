@@ -84,6 +84,12 @@ MODELS: dict[str, Any] = {
         ),
         None,
     ),
+    "regression": lambda: (
+        t.BertForSequenceClassification(
+            t.BertConfig(**TEXT, num_labels=1, problem_type="regression", initializer_range=0.5)
+        ),
+        None,
+    ),
     "tokens": lambda: (t.BertForTokenClassification(t.BertConfig(**TEXT, **NAMED)), None),
     "questions": lambda: (t.BertForQuestionAnswering(t.BertConfig(**TEXT)), None),
     "masks": lambda: (t.BertForMaskedLM(t.BertConfig(**TEXT)), None),

@@ -7,6 +7,7 @@ import os
 import re
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,10 @@ from tests.export.checkpoints import config, tensors, write
 
 from ptegpu.errors import ExportError
 from ptegpu.export import Options, export_llm, load_decoder
-from ptegpu.export.checkpoint import Source, Store
+from ptegpu.export.checkpoint import Source, Store, _rows
+from ptegpu.export.config import Layer, read_config
+from ptegpu.export.decoder import RotaryTable
+from ptegpu.export.families import FAMILIES
 from ptegpu.export.layers import ByteLinear, GroupedEmbedding, GroupedLinear
 
 
@@ -34,6 +38,39 @@ def test_other_floats(dtype: torch.dtype, tmp_path: Path) -> None:
     weight = tensors("qwen3")["lm_head.weight"].to(dtype)
     decoder, _, _ = load_decoder(replaced(tmp_path, {"lm_head.weight": weight}))
     assert torch.equal(weight.float(), decoder.lm_head.weight)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+@pytest.mark.parametrize("fused", [False, True])
+def test_interleaved_rows_become_halves_where_they_are_turned(
+    share: float, fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turned in halves, what was loaded gives the scores that the checkpoint gives, turned by neighbours."""
+    (tmp_path / "config.json").write_text(json.dumps(llm_families.config("cohere")))
+    whole = read_config(tmp_path)
+    rope = replace(whole.layers[0].rope, dim=int(whole.head_dim * share))  # type: ignore[type-var]
+    config = replace(whole, layers=(Layer(rope),))
+    if fused:
+        names = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv")
+        monkeypatch.setitem(FAMILIES, "cohere", replace(FAMILIES["cohere"], names=names))
+    heads, shared, dim = config.heads, config.kv_heads, config.head_dim
+    x = {"q": torch.randn(5, heads * dim), "k": torch.randn(5, shared * dim)}
+    stored = {"q": x["q"], "k": x["k"]} if not fused else dict.fromkeys("qk", torch.cat((x["q"], x["k"], x["k"]), 1))
+    table = RotaryTable(rope, 5)
+    found, expected = {}, {}
+    for each, count in (("q", heads), ("k", shared)):
+        total, rows = _rows(config, f"self_attn.{each}_proj")
+        assert rows is not None and total == stored[each].shape[1]
+        found[each] = stored[each][:, rows()].view(1, 5, count, dim)
+        pairs = x[each].view(5, count, dim)[..., : rope.dim].unflatten(-1, (-1, 2))
+        first, second = pairs.unbind(-1)
+        cos, sin = (t[:, None, : rope.dim // 2] for t in (table.cos, table.sin))
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
+        expected[each] = torch.cat((turned, x[each].view(5, count, dim)[..., rope.dim :]), -1)
+    q, k = (y[0] for y in table(found["q"], found["k"], 0))
+    for h in range(heads):
+        s = h * shared // heads
+        torch.testing.assert_close(expected["q"][:, h] @ expected["k"][:, s].T, q[:, h] @ k[:, s].T)
 
 
 def test_what_is_computed_anyway_is_ignored(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import wave
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ import ptegpu
 from ptegpu.errors import ExportError
 from ptegpu.export import Bounds, export_hf, wrapped
 from ptegpu.export.hf import load_model
+from ptegpu.export.hf_facts import read_processing
 from ptegpu.export.hf_sentences import finish_of
+from ptegpu.tasks.pipeline import Pipeline
 from ptegpu.web import VARIANTS, make_site
 
 TEXTS = ["the cat sat on a red mat.", "who runs"]
@@ -161,6 +164,16 @@ def test_labels_of_texts(tmp_path: Path, delegate: bool) -> None:
 
 
 @pytest.mark.heavy
+def test_a_regression_gives_its_outputs_themselves(tmp_path: Path, invoke: Invoke) -> None:  # noqa: F811
+    folder, path, made = exported(tmp_path, "regression")
+    assert (True, False) == (made.facts.regression, made.facts.many)
+    value = text_outputs(folder, "AutoModelForSequenceClassification", TEXTS[:1])[0].logits.item()
+    found = invoke("run", path, "--text", TEXTS[0], "--json").json()["results"][0]["labels"]
+    assert [("LABEL_0", pytest.approx(value, abs=CLOSE))] == [(r["label"], r["score"]) for r in found]
+    assert not 0 <= value <= 1 and "%" not in invoke("run", path, "--text", TEXTS[0]).out
+
+
+@pytest.mark.heavy
 def test_labels_of_tokens(tmp_path: Path) -> None:
     folder, path, _ = exported(tmp_path, "tokens")
     logits = text_outputs(folder, "AutoModelForTokenClassification", TEXTS)[0].logits
@@ -285,6 +298,11 @@ def changed(folder: Path, **settings: Any) -> Path:
         ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers is 1,000,000,000, but there are 23 tensors"),
         ({"vocab_size": 10**10}, "config.json asks for 320,000,011,776 parameters"),
         ({"intermediate_size": 1 << 50}, "config.json: intermediate_size is 1,125,899,906,842,624"),
+        ({"num_labels": 10**8}, "config.json: num_labels is 100,000,000, but no tensor has more than 64 rows"),
+        ({"text_config": {"num_labels": 10**8}}, "config.json: num_labels is 100,000,000"),
+        ({"attn_implementation": "x/kernel"}, "config.json: attn_implementation is 'x/kernel', which may come from a"),
+        ({"_attn_implementation": "flash_attention_2"}, "config.json: _attn_implementation is 'flash_attention_2'"),
+        ({"attn_implementation": {"": "x/kernel"}}, "config.json: attn_implementation is 'x/kernel'"),
         ({"quantization_config": {"quant_method": "awq"}}, "BertModel is quantized"),
         ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration is for no task"),
         ({"architectures": ["os.system"]}, "os.system is for no task that can be exported"),
@@ -298,6 +316,24 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
     with pytest.raises(ExportError) as refused:
         load_model(folder)
     assert message in str(refused.value) and 1 == len(str(refused.value).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("regression", {}, 2.681),
+        ("regression", {"problem_type": None}, 0.936),
+        ("regression", {"problem_type": "multi_label_classification"}, 0.936),
+        ("vit", {"problem_type": "regression"}, 2.681),
+        ("vit", {}, 1.0),
+    ],
+)
+def test_scores_are_what_the_config_says(tmp_path: Path, name: str, settings: dict[str, Any], expected: float) -> None:
+    folder = changed(write(tmp_path / "folder", name), **settings)
+    model, task, _ = load_model(folder)
+    facts = read_processing(folder, folder, model, task, Bounds()).facts
+    program: Any = SimpleNamespace(method=lambda name: None)
+    assert expected == pytest.approx(Pipeline(program, facts, None)._labels(np.float32([2.681]), 1)[0].score, abs=1e-3)
 
 
 def test_weights_are_safetensors_inside_the_folder(tmp_path: Path) -> None:

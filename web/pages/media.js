@@ -7,7 +7,7 @@
  *   shortest?: number | null, resize?: number[] | null}} ImageFacts
  * @typedef {{rate: number, most: number, least: number, step?: number, normalize?: boolean}} AudioFacts
  * @typedef {{task: string, text?: TextFacts, image?: ImageFacts, audio?: AudioFacts, labels?: string[],
- *   many?: boolean, blank?: number}} Facts
+ *   many?: boolean, regression?: boolean, blank?: number}} Facts
  * @typedef {{ids: number[], token_type_ids?: number[]}} Encoding
  * @typedef {{encode(text: string, options: object): Encoding}} Encoder
  */
@@ -99,9 +99,14 @@ export function softmax(values) {
   return powers.map((p) => p / sum);
 }
 
-/** Of classes that exclude each other, or not. @param {ArrayLike<number>} logits @param {boolean} [many] */
-export const probabilities = (logits, many) =>
-  many ? Array.from(logits, (v) => 1 / (1 + Math.exp(-v))) : softmax(logits);
+/**
+ * The scores of classes: probabilities, or the outputs themselves for a regression.
+ * @param {ArrayLike<number>} logits @param {{many?: boolean, regression?: boolean}} facts
+ */
+export function scores(logits, { many, regression }) {
+  if (regression) return Array.from(logits);
+  return many ? Array.from(logits, (v) => 1 / (1 + Math.exp(-v))) : softmax(logits);
+}
 
 /**
  * The name of a class.

@@ -1,5 +1,5 @@
 // The page of a model that says what it is for: a text, a picture or a sound in, what the model says of it out.
-import { answer, batch, fitted, label, largest, located, planes, probabilities, softmax, spoken, tokens, wave } from "./media.js";
+import { answer, batch, fitted, label, largest, located, planes, scores, softmax, spoken, tokens, wave } from "./media.js";
 import { heatmap, short, stats } from "./plots.js";
 import { $, announce, calm, duration, fail, make, open, ran, wake } from "./ui.js";
 
@@ -94,8 +94,8 @@ async function ask(remote) {
   const own = /** @type {import("./media.js").TextFacts} */ (facts.text);
   if (zeroShot()) {
     const names = text.value.split("\n").map((line) => line.trim()).filter(Boolean).slice(0, own.batch); // prettier-ignore
-    const [scores] = await go([pixels(), ...batch(names.map((name) => tokens(library, name, null, own)), own)]); // prettier-ignore
-    return bars(probabilities(scores.data, facts.many), (k) => names[k]);
+    const [found] = await go([pixels(), ...batch(names.map((name) => tokens(library, name, null, own)), own)]); // prettier-ignore
+    return bars(scores(found.data, facts), (k) => names[k]);
   }
   const pair = facts.task === "question-answering" ? passage.value : null;
   const one = tokens(library, text.value, pair, own);
@@ -110,7 +110,7 @@ function read(outputs, ids, library) {
   const [{ shape, data }] = outputs;
   const rows = shape.at(-1) ?? 1;
   const row = (/** @type {number} */ k) => Array.from(data.slice(k * rows, (k + 1) * rows), Number);
-  if (facts.task === "text-classification") return bars(probabilities(data, facts.many), (k) => label(facts, k));
+  if (facts.task === "text-classification") return classes(data);
   if (facts.task === "token-classification") return tags(ids, row, library);
   if (facts.task === "question-answering") {
     let from = library.encode(text.value, { add_special_tokens: true }).ids.length;
@@ -129,9 +129,18 @@ function read(outputs, ids, library) {
   numbers(outputs[0]);
 }
 
+/** The classes of a text or a sound, or the values of a regression. @param {ArrayLike<number>} data */
+function classes(data) {
+  const parts = scores(data, facts);
+  if (!facts.regression) return bars(parts, (k) => label(facts, k));
+  const rows = parts.map((value, k) => `${label(facts, k)}: ${short(value)}`);
+  show(...rows.map((row) => make("p", { className: "said number" }, row)));
+  announce(rows.join(", "));
+}
+
 /** What a model says of a sound. @param {Output} output */
 function hear({ shape, data }) {
-  if (facts.task === "audio-classification") return bars(probabilities(data, facts.many), (k) => label(facts, k));
+  if (facts.task === "audio-classification") return classes(data);
   if (facts.task === "speech-recognition") return say(spoken(data, shape[2], facts) || "Nothing was said.", "");
   numbers({ shape, data });
 }
@@ -139,6 +148,7 @@ function hear({ shape, data }) {
 /** What a model says of a picture. @param {Output} output */
 function see({ shape, data }) {
   const [height, width] = shape.slice(-2);
+  if (facts.task === "image-classification") return classes(data);
   if (facts.task === "image-segmentation") return segments(data, shape[1], height, width);
   if (facts.task !== "depth-estimation") return numbers({ shape, data });
   const canvas = make("canvas", { className: "plot", ariaLabel: "Depth" });
@@ -147,15 +157,15 @@ function see({ shape, data }) {
   heatmap(canvas, Array.from(data, Number), height, width);
 }
 
-/** The likeliest class of each pixel in a colour of its own. @param {any} data @param {number} classes @param {number} height @param {number} width */
-function segments(data, classes, height, width) {
+/** The likeliest class of each pixel in a colour of its own. @param {any} data @param {number} count @param {number} height @param {number} width */
+function segments(data, count, height, width) {
   const canvas = make("canvas", { className: "plot", width, height, ariaLabel: "Classes of pixels" });
   canvas.setAttribute("role", "img");
   const to = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   /** @type {number[]} */
-  const counts = Array(classes).fill(0);
+  const counts = Array(count).fill(0);
   for (let p = 0; p < height * width; p++) {
-    const best = largest(Array.from({ length: classes }, (_, c) => data[c * height * width + p]));
+    const best = largest(Array.from({ length: count }, (_, c) => data[c * height * width + p]));
     counts[best]++;
     to.fillStyle = `hsl(${(best * 222.5) % 360} 65% 55%)`; // the golden angle apart
     to.fillRect(p % width, Math.floor(p / width), 1, 1);

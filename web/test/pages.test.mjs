@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { blocks } from "../pages/markdown.js";
-import { answer, batch, fitted, located, planes, probabilities, spoken, tokens, wave } from "../pages/media.js";
+import { answer, batch, fitted, located, planes, scores, spoken, tokens, wave } from "../pages/media.js";
 import { array, count, read, write } from "../pages/npy.js";
 import { short, stats } from "../pages/plots.js";
 import { advice, bytes, duration } from "../pages/ui.js";
@@ -116,8 +116,9 @@ test("texts are cut, and filled to one length", () => {
 });
 
 test("outputs become words", () => {
-  assert.deepEqual(probabilities([0, 0]), [0.5, 0.5]);
-  assert.deepEqual(probabilities([0, 0], true), [0.5, 0.5]);
+  assert.deepEqual(scores([0, 0], {}), [0.5, 0.5]);
+  assert.deepEqual(scores([0, 0], { many: true }), [0.5, 0.5]);
+  assert.deepEqual(scores([2.681], { many: true, regression: true }), [2.681]);
   const facts = { task: "speech-recognition", labels: ["<pad>", "|", "A", "B"], blank: 0 };
   const frames = [2, 2, 0, 2, 1, 1, 3, 0].flatMap((best) => [0, 1, 2, 3].map((k) => Number(k === best)));
   assert.equal(spoken(frames, 4, facts), "AA B");

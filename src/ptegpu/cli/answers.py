@@ -142,6 +142,8 @@ def _show(name: str, result: Any, pipe: Pipeline) -> None:
     elif isinstance(result, list) and result and isinstance(result[0], Span):
         rows = [[s.text, s.label, _percent(s.score), f"{s.start}–{s.end}"] for s in result]
         show_table("", ["token", "label", "", "characters"], rows, right=(2,))
+    elif isinstance(result, list) and pipe.facts.regression:
+        show_table("", ["output", ""], [[r.label, number(r.score)] for r in result], right=(1,))
     elif isinstance(result, list):
         show_table("", ["label", "", ""], [[r.label, _percent(r.score), _bar(r.score)] for r in result], right=(1,))
     elif pipe.facts.task == "image-segmentation":

@@ -240,6 +240,7 @@ def _rows(config: Config, module: str) -> tuple[int, Callable[[], Tensor] | None
     family, dim = FAMILIES[config.family], config.head_dim
     heads, shared = config.heads, config.kv_heads
     part, fused = module.rpartition(".")[2], module in family.fused_modules
+    halves = config.interleaved and part in ("q_proj", "k_proj", "q_norm", "k_norm")
     if part in ("gate_proj", "up_proj") and fused:
         first = 0 if part == "gate_proj" else config.hidden
         return 2 * config.hidden, lambda: torch.arange(first, first + config.hidden)
@@ -247,13 +248,27 @@ def _rows(config: Config, module: str) -> tuple[int, Callable[[], Tensor] | None
         total, which = (heads + 2 * shared) * dim, "qkv".index(part[0])
         if family.fused == "rows":
             ends = [0, heads * dim, (heads + shared) * dim, total]
-            return total, lambda: torch.arange(ends[which], ends[which + 1])
-        places = slice(0, -2), slice(-2, -1), slice(-1, None)
-        return total, lambda: torch.arange(total).view(shared, -1, dim)[:, places[which]].flatten()
-    if config.interleaved and part in ("q_proj", "k_proj", "q_norm", "k_norm"):
-        total = (heads if part[0] == "q" else shared) * dim
-        return total, lambda: torch.arange(total).view(-1, dim // 2, 2).transpose(1, 2).flatten()
+            rows = lambda: torch.arange(ends[which], ends[which + 1])
+        else:
+            places = slice(0, -2), slice(-2, -1), slice(-1, None)
+            rows = lambda: torch.arange(total).view(shared, -1, dim)[:, places[which]].flatten()
+        return total, (lambda: _in_halves(config, rows())) if halves else rows
+    if halves:
+        one = part.endswith("_norm") and config.qk_norm == "head"  # a norm that all heads share
+        total = dim if one else (heads if part[0] == "q" else shared) * dim
+        return total, lambda: _in_halves(config, torch.arange(total))
     return 0, None
+
+
+def _in_halves(config: Config, rows: Tensor) -> Tensor:
+    """Reorder the rows of heads, (heads · D): of the R that are turned, pairs of neighbours become two halves."""
+    turned = {layer.rope.dim for layer in config.layers if layer.rope}
+    if len(turned) > 1:
+        raise ExportError(f"{config.family}: layers that turn {sorted(turned)} interleaved elements are not supported")
+    size = turned.pop() if turned else 0
+    by_head = rows.view(-1, config.head_dim)
+    halves = by_head[:, :size].reshape(-1, size // 2, 2).transpose(1, 2).flatten(1)  # (heads, R)
+    return torch.cat((halves, by_head[:, size:]), dim=1).flatten()
 
 
 def _open(path: Path) -> Any:

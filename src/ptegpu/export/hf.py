@@ -31,6 +31,7 @@ READ = (".json", ".txt", ".model", ".safetensors")  # endings of files that anyt
 EXTRA = 1 << 26  # elements that a model may have beyond those of its weights: tables that are computed
 DECODERS = ("ForCausalLM", "LMHeadModel")
 LAYERS = ("layer", "depth", "block", "stage")  # in the names of settings that count parts
+LOCAL_KERNELS = ("eager", "sdpa", "grouped_mm", "batched_mm")  # implementations that transformers has itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ def load_model(folder: str | os.PathLike[str], task: Task | None = None) -> tupl
     settings = read_object(inner / "config.json", ExportError)
     name = _architecture(settings) or settings.get("model_type", "?")
     stored = Store(inner).files
-    _check_settings(settings, len(stored), name)
+    _check_settings(settings, stored, name)
     with silent(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(inner, **LOCAL)
@@ -242,24 +243,36 @@ def _task(folder: Path, wanted: Task | None) -> Task:
     return found
 
 
-def _check_settings(settings: dict[str, Any], tensors: int, name: str) -> None:
-    """That a model can be sketched: it has no more layers than tensors, and is not quantized."""
+def _check_settings(settings: dict[str, Any], stored: dict[str, tuple[Path, str, list[int]]], name: str) -> None:
+    """Raise ExportError for a model that is quantized, or that takes much memory or the network to be sketched."""
     if "quantization_config" in settings:
         raise ExportError(f"{name} is quantized: export a folder with weights in float32, float16 or bfloat16")
 
-    def counts(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, int]]:
+    tensors = len(stored)
+    largest = max((size for _, _, shape in stored.values() for size in shape), default=0)
+
+    def values(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
         if depth > 8:
             raise ExportError("config.json is nested too deeply")
         if isinstance(value, dict):
             for k, v in value.items():
-                yield from counts(v, str(k), depth + 1)
+                yield from values(v, key if "implementation" in key else str(k), depth + 1)
         elif isinstance(value, list):
             for v in value:
-                yield from counts(v, key, depth + 1)
-        elif isinstance(value, int) and not isinstance(value, bool):
+                yield from values(v, key, depth + 1)
+        elif isinstance(value, (int, str)) and not isinstance(value, bool):
             yield key, value
 
-    for key, value in counts(settings):
+    for key, value in values(settings):
+        if "implementation" in key and value not in LOCAL_KERNELS:
+            raise ExportError(
+                f"config.json: {key} is {value!r}, which may come from a hub; remove it, or choose from "
+                f"{', '.join(LOCAL_KERNELS)}"
+            )
+        if isinstance(value, str):
+            continue
+        if key == "num_labels" and value > largest:
+            raise ExportError(f"config.json: {key} is {value:,}, but no tensor has more than {largest:,} rows")
         if any(word in key for word in LAYERS) and value > max(tensors, 4096):
             raise ExportError(f"config.json: {key} is {value:,}, but there are {tensors:,} tensors")
         if abs(value) >= 1 << 40 and "length" not in key:

@@ -53,8 +53,10 @@ def read_processing(folder: Path, inner: Path, model: Any, task: Task, bounds: B
         found["audio"] = _audio(inner, model, bounds, made)
     if task in (*LABELLED, "audio-classification"):
         found["labels"] = labels_of(config)
-        alone = task == "text-classification" and len(found["labels"]) == 1
-        found["many"] = alone or getattr(config, "problem_type", None) == "multi_label_classification"
+        problem = getattr(config, "problem_type", None)
+        alone = task in ("text-classification", "image-classification") and len(found["labels"]) == 1
+        found["regression"] = problem == "regression"
+        found["many"] = not found["regression"] and (alone or problem == "multi_label_classification")
     if task == "zero-shot-image-classification":
         found["many"] = config.model_type.startswith("siglip")
     if task == "speech-recognition":

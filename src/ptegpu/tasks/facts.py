@@ -95,6 +95,7 @@ class Facts:
     audio: Audio | None = None
     labels: tuple[str, ...] = ()
     many: bool = False  # labels do not exclude each other
+    regression: bool = False  # scores are the outputs themselves, not probabilities
     blank: int = 0  # speech-recognition: the token between two equal ones
 
     @property

@@ -28,7 +28,7 @@ SPACE = "|"  # between words, in speech
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A class, or a word to fill in, with its probability."""
+    """A class, or a word to fill in, with its probability; of a regression, an output with its value."""
 
     label: str
     score: float
@@ -194,9 +194,14 @@ class Pipeline:
         return [y.astype(np.float32) if y.dtype == np.float16 else y for y in found]
 
     def _labels(self, logits: np.ndarray, top: int, names: Sequence[str] | None = None) -> list[Label]:
-        parts = 1 / (1 + np.exp(-logits.astype(np.float64))) if self.facts.many else softmax(logits)
+        parts = self._scores(logits)
         order = np.argsort(-parts, kind="stable")[:top]
         return [Label(names[k] if names else self._label(int(k)), float(parts[k])) for k in order]
+
+    def _scores(self, logits: np.ndarray) -> np.ndarray:
+        if self.facts.regression:
+            return logits
+        return 1 / (1 + np.exp(-logits.astype(np.float64))) if self.facts.many else softmax(logits)
 
     def _label(self, k: int) -> str:
         return self.facts.labels[k] if k < len(self.facts.labels) else f"class {k}"

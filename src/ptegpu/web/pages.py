@@ -68,7 +68,8 @@ def choose(program: Program, wanted: Name | None, generates: bool = True) -> Pag
     if wanted == "chat":
         raise UnsupportedProgram(f"the page chat is not for this program: {refusal}")
     facts = read_facts(program)
-    if facts is not None and facts.task != "image-classification" and wanted in (None, "task"):
+    exclusive = facts is not None and not facts.many and not facts.regression
+    if facts is not None and wanted in (None, "task") and not (facts.task == "image-classification" and exclusive):
         refusal = "spectrograms are not made there" if facts.audio and facts.audio.features != "wave" else ""
         if not refusal:
             return Page("task", f"it is for {facts.task}", facts=facts)
