@@ -87,7 +87,8 @@ GENERAL = """\
 - **Complex** tensors work only in the two FFTs; float8 and quantized dtypes do not work at all.
 - **Operators of ExecuTorch** (`et_vk`, `llama`, `quantized_decomposed`, `torchao`) take the dtypes and ranks that the
   exporter gives them, not everything that their Python references accept.
-- **Randomness.** No operator of a program draws random numbers, and attention refuses dropout."""
+- **Randomness.** `aten.rand.default`, `aten.randn.default` and `aten.native_dropout.default` draw random numbers, on
+  the host: other ones in every call, and not those of PyTorch's generator. Attention refuses dropout."""
 
 
 def kernels() -> dict[object, set[str]]:
