@@ -34,6 +34,7 @@ class Call:
     wanted: Sequence[Any]  # arrays, ints and None
     method: str = "forward"
     reset: bool = False  # all state is, before the call
+    result: Any = None  # the structure of what the method returns, with positions in `wanted` as leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +48,12 @@ class Program:
     graphs: int = 1  # that the GPU runs, of all methods together
     host: Sequence[str] = ()  # what the host runs, in order
     operators: Mapping[str, int] = field(default_factory=dict)  # how often the GPU runs some of them
+    features: Sequence[str] = ()  # what it is an example of
 
     def check(self, gpu: Any, precision: Precision = "auto") -> None:
         """Load it on a device, and hold every output of every call to PyTorch's, and who runs what to what is known."""
         with ptegpu.load(self.data, device=gpu, precision=precision) as program:
-            for k, call in enumerate(self.calls):
-                if call.reset:
-                    program.reset()
-                self.compare(k, program.method(call.method).execute(list(call.inputs)))
+            self.replay(program)
             methods = [program.method(name) for name in program.methods]
             waiting = [i.instruction for m in methods for i in m._method.items if isinstance(i, Host)]
             host = [i.op if isinstance(i, KernelCall) else type(i).__name__ for i in waiting]
@@ -65,6 +64,18 @@ class Program:
             ran = Counter(name for g in graphs for n in g.nodes for name in _operators(n.op.name))
             found = {op: ran[_operators(op)[0]] for op in self.operators}
             assert found == dict(self.operators), f"on the GPU: {dict(ran)}"
+
+    def replay(self, program: ptegpu.Program) -> None:
+        """Make all calls of a loaded program, and hold their outputs to PyTorch's."""
+        for k, call in enumerate(self.calls):
+            if call.reset:
+                program.reset()
+            method = program.method(call.method)
+            if call.result is None:
+                outputs = method.execute(list(call.inputs))
+            else:
+                outputs = leaves(call.result, method(*call.inputs), f"call {k}")
+            self.compare(k, outputs)
 
     def compare(self, k: int, got: Sequence[Any]) -> None:
         """Hold the outputs of call `k` to PyTorch's."""
@@ -81,6 +92,17 @@ class Program:
                 compare(g, w, self.tolerance, what)
             else:
                 np.testing.assert_array_equal(g, w, err_msg=what)
+
+
+def leaves(structure: Any, got: Any, what: str) -> list[Any]:
+    """Return the leaves of a result that must have this structure of lists, tuples and dicts."""
+    if isinstance(structure, list | tuple | dict):
+        assert type(got) is type(structure), f"{what}: {type(got).__name__}, PyTorch {type(structure).__name__}"
+        keys = list(structure) if isinstance(structure, dict) else range(len(structure))
+        found = list(got) if isinstance(got, dict) else range(len(got))
+        assert list(keys) == list(found), f"{what}: {list(found)}, PyTorch {list(keys)}"
+        return [leaf for key in keys for leaf in leaves(structure[key], got[key], f"{what}[{key!r}]")]
+    return [got]
 
 
 def _operators(name: str) -> list[str]:
@@ -128,6 +150,10 @@ class _Writer:
         }
 
     def value(self, a: Any) -> Any:
+        if isinstance(a, list | tuple):
+            return {type(a).__name__: [self.value(x) for x in a]}
+        if isinstance(a, dict):
+            return {"dict": [[key, self.value(x)] for key, x in a.items()]}
         return self.array(a) if isinstance(a, np.ndarray) else a
 
     def program(self, p: Program) -> dict[str, Any]:
@@ -137,10 +163,12 @@ class _Writer:
                 "wanted": [self.value(w) for w in c.wanted],
                 "method": c.method,
                 "reset": c.reset,
+                "result": self.value(c.result),
             }
             for c in p.calls
         ]
         known = {"graphs": p.graphs, "host": list(p.host), "operators": dict(p.operators)}
+        known["features"] = list(p.features)
         return {"name": p.name, "file": self.blob(p.data), "calls": calls, "tolerance": p.tolerance, **known}
 
 
@@ -195,15 +223,22 @@ class _Reader:
         return Problem(case, arrays, eager, [self.array(g) for g in entry["golden"]])
 
     def value(self, entry: Any) -> Any:
-        return self.array(entry) if isinstance(entry, dict) else entry
+        if not isinstance(entry, dict):
+            return entry
+        if "dtype" in entry:
+            return self.array(entry)
+        ((kind, items),) = entry.items()
+        if kind == "dict":
+            return {key: self.value(x) for key, x in items}
+        return {"list": list, "tuple": tuple}[kind](self.value(x) for x in items)
 
     def call(self, entry: dict[str, Any]) -> Call:
         inputs, wanted = ([self.value(a) for a in entry[key]] for key in ("inputs", "wanted"))
-        return Call(inputs, wanted, entry["method"], entry["reset"])
+        return Call(inputs, wanted, entry["method"], entry["reset"], self.value(entry.get("result")))
 
     def program(self, entry: dict[str, Any]) -> Program:
         calls = [self.call(c) for c in entry["calls"]]
-        known = {key: entry[key] for key in ("tolerance", "graphs", "host", "operators")}
+        known = {key: entry[key] for key in ("tolerance", "graphs", "host", "operators", "features") if key in entry}
         return Program(entry["name"], self.blob(entry["file"]), calls, **known)
 
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import typer
 from tools import operators
 
+import ptegpu.portable  # noqa: F401  (fills its registry)
 from ptegpu import errors
+from ptegpu.cli.export import export as export_commands
 from ptegpu.compiler.program import compile, cut_methods, read_source
+from ptegpu.export.families import FAMILIES
+from ptegpu.export.hf_models import ENDINGS, POOLINGS
+from ptegpu.export.llm import Options, metadata
+from ptegpu.ops import elementwise
 from ptegpu.plan.save import to_bytes
+from ptegpu.portable.registry import PORTABLE
+from ptegpu.tasks.facts import TASKS
 from tests.exporting import export
+from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -61,6 +73,73 @@ def test_the_page_of_operators_is_current() -> None:
 
 def test_the_exporter_has_153_operators_in_delegates() -> None:
     assert 153 == len(operators.DELEGATE) == len(set(operators.DELEGATE))
+
+
+def table(page: str, first: str) -> list[list[str]]:
+    """Return the rows of the only table of a page in docs/ whose head begins with these cells."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    (body,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[-:| ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines()]
+
+
+def code(cell: str) -> list[str]:
+    """Return what a cell has in backticks."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_families_of_the_exporter_are_in_its_page() -> None:
+    rows = table("export.md", "`model_type` | models")
+    assert {name: family.title for name, family in FAMILIES.items()} == {code(r[0])[0]: r[1] for r in rows}
+
+
+def command(name: str) -> Any:
+    (found,) = (c for c in typer.main.get_group(export_commands).commands.values() if c.name == name)
+    return found
+
+
+def option_tables() -> list[list[list[str]]]:
+    """The tables of options in docs/export.md, in their order: of `llm`, then of `hf`."""
+    text = (ROOT / "docs" / "export.md").read_text("utf-8")
+    bodies = re.findall(r"^\| option \| default \| meaning \|\n\|[-:| ]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return [[[c.strip() for c in line.strip().strip("|").split("|")] for line in body.splitlines()] for body in bodies]
+
+
+@pytest.mark.parametrize(("name", "place"), [("llm", 0), ("hf", 1)])
+def test_the_options_of_the_exporter_are_in_its_page(name: str, place: int) -> None:
+    rows = option_tables()[place]
+    in_text = {"--output", "--task"}  # the page shows them in commands and sentences
+    options = {
+        p.secondary_opts[0] if p.secondary_opts else p.opts[-1]: p for p in command(name).params if p.opts[0][0] == "-"
+    }
+    assert set(options) - in_text == {option for row in rows for option in code(row[0])}
+    for names, default, _ in rows:
+        for option in code(names):
+            shown = options[option]
+            if default and not isinstance(shown.default, bool):
+                found = shown.show_default if isinstance(shown.show_default, str) else shown.default
+                assert default in str(getattr(found, "value", found)) or option == "--embedding", option
+
+
+def test_the_tasks_of_the_exporter_are_in_its_page() -> None:
+    rows = {row[0]: row for row in table("export.md", "task | architectures")}
+    assert set(TASKS) == set(rows)
+    assert all(pooling in rows["sentence-embedding"][1] for pooling in POOLINGS)
+    shown = {(task, ending.removeprefix("…")) for task, row in rows.items() for ending in code(row[1]) if "…" in ending}
+    known = {(task, ending) for ending, tasks in ENDINGS for task in tasks.values()}
+    assert shown <= known
+    assert known - shown == {
+        ("image-classification", "ForImageClassificationWithTeacher"),  # another spelling of what is listed
+        ("feature-extraction", "ForPreTraining"),
+        ("audio-feature-extraction", "ForPreTraining"),
+        ("image-feature-extraction", "ForMaskedImageModeling"),
+    }
+
+
+def test_the_methods_of_a_language_model_are_in_the_page() -> None:
+    text = (ROOT / "docs" / "export.md").read_text("utf-8")
+    (body,) = re.findall(r"^\| method \| \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    config: Any = SimpleNamespace(vocab=9, layers=[0], bos=1, eos=[2])
+    assert set(metadata(config, Options())) == {name for line in body.splitlines() for name in code(line.split("|")[1])}
 
 
 def test_every_error_is_explained() -> None:
@@ -124,3 +203,60 @@ def test_the_operators_shown_in_full_are_those_of_the_source() -> None:
     shown = [b for b in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if b.startswith("@op(")]
     source = "".join(path.read_text("utf-8") for path in sorted((ROOT / "src" / "ptegpu" / "ops").glob("*.py")))
     assert len(shown) >= 3 and [] == [block for block in shown if block not in source]
+
+
+def packages() -> set[str]:
+    """What is directly under src/ptegpu, by name: packages and modules that others import."""
+    found = {p.stem for p in (ROOT / "src" / "ptegpu").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    return found - {"__init__", "__main__"}
+
+
+def test_every_package_is_in_the_tree_of_the_readme() -> None:
+    (tree,) = re.findall(r"^src/ptegpu/\n(.*?)^\w", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    shown = set(re.findall(r"^[├└]── (\w+)(?:/|\.py)", tree, re.MULTILINE))
+    assert packages() == shown - {"__init__", "demo"}
+
+
+def test_the_rows_of_the_architecture_are_those_that_are_checked() -> None:
+    rows = [set(code(row[1])) for row in table("architecture.md", "row | package")]
+    beside = {"__init__": "ptegpu"}  # as the page calls it
+    assert [{beside.get(name, name) for name in names if name != "__main__"} for names in LAYERS] == rows
+    assert packages() | {"ptegpu"} == set().union(*rows)
+
+
+def test_the_helpers_for_elementwise_operators_exist() -> None:
+    named = [n for row in table("adding-an-operator.md", "helper | for") for n in code(row[0]) if n.isidentifier()]
+    assert len(named) >= 6 and [] == [name for name in named if not hasattr(elementwise, name)]
+
+
+def test_families_that_errors_shows_as_unsupported_are() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    shown = re.findall(r"model_type '(\w+)' is not supported", page)
+    assert shown and [] == [name for name in shown if name in FAMILIES]
+
+
+def test_operators_that_draw_random_numbers_are_named() -> None:
+    page = (ROOT / "docs" / "operators.md").read_text("utf-8")
+    (said,) = re.findall(r"^- \*\*Randomness\.\*\* (.*?)(?=^- |^$)", page, re.MULTILINE | re.DOTALL)
+    assert {name for name, kernel in PORTABLE.items() if kernel.random} <= set(code(said))
+
+
+def test_the_readme_says_how_to_install_without_a_clone() -> None:
+    (section,) = re.findall(
+        r"^## Install\n(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert all(way in section for way in ("pip install .", "git+", "pip wheel", "PyPI"))
+    rows = re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert set(extras) - {"quick", "test", "dev"} == set(rows)  # those are for who works on ptegpu
+
+
+def test_extras_that_pages_name_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = {
+        (p.name, e)
+        for p in PAGES
+        for names in re.findall(r"ptegpu\[([\w,]+)\]", p.read_text("utf-8"))
+        for e in names.split(",")
+    }
+    assert named and [] == [(page, extra) for page, extra in named if extra not in extras]

@@ -75,10 +75,12 @@ GENERAL = """\
 - **Halves** are computed in float32 and rounded once. PyTorch also rounds some intermediate results: its last bit may
   differ, a value next to a tie may become a different int or pixel, and an int above 65,504 becomes inf when it is
   converted to a half, not only in the result.
-- **Floats.** Sums are added up in a different order. `exp`, `log` and `pow` are WGSL's, with relative errors of up
-  to some 1e-5. A GPU may flush subnormal numbers to zero. The bits of a NaN and the sign of a zero are not kept. A
-  float beyond int32 becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves this
-  undefined. If an intermediate float overflows, as the statistics of a norm may, one may give inf and the other NaN.
+- **Floats.** Sums are added up in a different order. `exp`, `log` and `pow` are WGSL's, with relative errors of up to
+  some 1e-5. A GPU may flush subnormal numbers to zero, so that `log` of one is -inf and `pow` gives 0. The bits of a
+  NaN are not kept. The sign of a zero is kept where that is free (`relu`, `tanh`, `expm1`, …), but not by `sin` and
+  some others. A float beyond int32 becomes the nearest int32 and then, if the result is narrower, wraps; PyTorch leaves
+  this undefined. If an intermediate float overflows, as the statistics of a norm may, one may give inf and the other
+  NaN.
 - **Sizes.** A tensor has at most 2³¹ elements and must fit one binding of the device, for which 128 MiB are guaranteed;
   larger ones are refused when the program is loaded. Larger constants are cut into parts if the operator can take
   parts. Convolutions, `mm`, `bmm` and `addmm` cannot, as every part would contribute to every sum. These can:
@@ -87,7 +89,8 @@ GENERAL = """\
 - **Complex** tensors work only in the two FFTs; float8 and quantized dtypes do not work at all.
 - **Operators of ExecuTorch** (`et_vk`, `llama`, `quantized_decomposed`, `torchao`) take the dtypes and ranks that the
   exporter gives them, not everything that their Python references accept.
-- **Randomness.** No operator of a program draws random numbers, and attention refuses dropout."""
+- **Randomness.** `aten.rand.default`, `aten.randn.default` and `aten.native_dropout.default` draw random numbers, on
+  the host: other ones in every call, and not those of PyTorch's generator. Attention refuses dropout."""
 
 
 def kernels() -> dict[object, set[str]]:

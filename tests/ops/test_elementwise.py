@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.oracle import Case, T, check, device, graph_of, plan_of
+from tests.cases import run_plan
+from tests.oracle import Case, T, check, device, graph_of, plan_of, problem
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
@@ -349,3 +350,26 @@ def test_scalar_out_of_range() -> None:
     with pytest.raises(ValueError) as error:
         plan_of(graph, device().target)
     assert str(error.value) == "aten.add.Scalar: the scalar 1099511627776 does not fit int32"
+
+
+KEEPS_ZERO = ("relu", "relu6", "tanh", "expm1", "sinh", "log1p", "neg", "abs", "sqrt", "floor", "ceil", "trunc", "silu")
+
+
+@pytest.mark.parametrize("name", KEEPS_ZERO)
+def test_the_sign_of_zero_is_kept(name: str) -> None:
+    (wanted,), (got,) = both(aten(f"{name}.default", edge(-0.0, 0.0, 1.0)))
+    np.testing.assert_array_equal(np.signbit(wanted), np.signbit(got))
+
+
+def test_a_power_of_one_is_the_number_itself() -> None:
+    largest = float(np.finfo(np.float32).max)
+    (wanted,), (got,) = both(aten("pow.Tensor_Tensor", edge(largest, -largest, 1.5, -0.0), edge(1.0, 1.0, 1.0, 1.0)))
+    np.testing.assert_array_equal(wanted, got)
+    np.testing.assert_array_equal(np.signbit(wanted), np.signbit(got))
+
+
+def both(case: Case) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return what PyTorch gives for a case in float32, and what the adapter does."""
+    found = problem(case)
+    graph, arrays = graph_of(case, found.arrays, found.eager)
+    return list(found.eager), run_plan(plan_of(graph, device().target, arrays), arrays, device())

@@ -14,9 +14,10 @@ fn bfloat16(x: f32) -> f32 {
 
 fn is_inf(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) == 0x7f800000u; }
 
-fn lesser(a: f32, b: f32) -> f32 { return select(b, a, is_nan(a) || a < b); }
+// of zeros with different signs, the first
+fn lesser(a: f32, b: f32) -> f32 { return select(b, a, is_nan(a) || a <= b); }
 
-fn greater(a: f32, b: f32) -> f32 { return select(b, a, is_nan(a) || a > b); }
+fn greater(a: f32, b: f32) -> f32 { return select(b, a, is_nan(a) || a >= b); }
 
 fn within(x: f32, low: f32, high: f32) -> f32 { return lesser(greater(x, low), high); }
 
@@ -148,7 +149,7 @@ fn expm1(x: f32) -> f32 {
   if (!(abs(x) <= 0.5)) { return exp(x) - 1.0; }
   var p = fma(fma(0.000199794988, x, 0.00139821961), x, 0.00833312795);
   p = fma(fma(fma(p, x, 0.0416657925), x, 0.166666672), x, 0.5);
-  return fma(x * x, p, x);
+  return x * fma(x, p, 1.0);  // a product: -0 stays -0
 }
 
 // log(1 + x) = 2 atanh(x / (2 + x)); the polynomial: atanh for |s| ≤ 1/3
@@ -184,7 +185,7 @@ fn hyperbolic_tangent(x: f32) -> f32 {
     let t = x * x;
     var p = fma(fma(-0.00628366508, t, 0.0211214535), t, -0.053876318);
     p = fma(fma(p, t, 0.133329332), t, -0.333333313);
-    return fma(x * t, p, x);
+    return x * fma(t, p, 1.0);  // a product: -0 stays -0
   }
   let r = 1.0 - 2.0 / (exp(2.0 * lesser(m, 15.0)) + 1.0);
   return select(r, -r, x < 0.0);
@@ -232,6 +233,7 @@ fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
 fn power(x: f32, y: f32) -> f32 {
   if (y == 0.0 || x == 1.0 || (abs(x) == 1.0 && is_inf(y))) { return 1.0; }
   if (is_nan(x) || is_nan(y)) { return nan(); }
+  if (y == 1.0) { return x; }
   var r = select(0.0, 1.0 / abs(x), y < 0.0);
   if (x != 0.0) { r = pow(abs(x), y); }
   if ((bitcast<u32>(x) >> 31u) == 0u) { return r; }
