@@ -89,4 +89,4 @@ class DeviceLost(DeviceError):
 
 
 class OutOfMemory(DeviceError, MemoryError):
-    """The device, or for its states the host, cannot hold the program: needed and available bytes are in the message."""
+    """The device, or the host for its states, cannot hold the program: the message has the bytes that are needed."""
