@@ -13,6 +13,7 @@ from tests.families import hold, points
 from tests.graphs import Sketch
 
 from ptegpu.compiler import planner as module
+from ptegpu.compiler import sample as sampling
 from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded, PtegpuError, ShapeError
@@ -233,7 +234,7 @@ def test_sizes_that_nobody_planned_for_are_traced_when_they_are_asked_for() -> N
 
 
 def test_more_sizes_than_are_looked_at_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_POINTS", 64)
+    monkeypatch.setattr(sampling, "MAX_POINTS", 64)
     s = Sketch()
     x, y = s.input(50), s.input(60)
     planner = dynamic(s.returns(s.tensor("aten.abs.default", x), s.tensor("aten.exp.default", y))).cover()
@@ -257,9 +258,9 @@ def test_more_sizes_than_are_looked_at_are_sampled(monkeypatch: pytest.MonkeyPat
     ids=["linear", "two", "three", "seven", "unequal", "named"],
 )
 def test_a_sample_has_small_sizes_and_the_largest_of_every_axis(axes: list[Sequence[int]]) -> None:
-    sample = module._sampled(axes)
+    sample = sampling.sample(axes)
     points = set(map(tuple, sample.tolist()))
-    assert len(points) == len(sample) <= 2 * module.MAX_POINTS
+    assert len(points) == len(sample) <= 2 * sampling.MAX_POINTS
     assert {tuple(axis[0] for axis in axes), tuple(axis[-1] for axis in axes)} <= points
     for k, axis in enumerate(axes):
         assert set(axis[:16]) | {axis[-1]} <= set(sample[:, k].tolist()) <= set(axis)
@@ -304,6 +305,12 @@ def test_a_declared_shape_that_is_wrong_is_told_in_numbers() -> None:
     assert "aten.slice_copy.Tensor #1 gives [up to 8, 4], the program says [8, 5]" == str(wrong.value)
 
 
+def unbounded() -> Graph:
+    """|xᵀ|; 16,384 is what the Vulkan lowering writes for a dimension without an upper bound."""
+    s = Sketch()
+    return s.returns(s.tensor("aten.abs.default", s.tensor("aten.permute_copy.default", s.input(16384, 16384), (1, 0))))
+
+
 @pytest.mark.parametrize(
     "named",
     [
@@ -313,16 +320,8 @@ def test_a_declared_shape_that_is_wrong_is_told_in_numbers() -> None:
     ids=lambda named: next(iter(named)),
 )
 def test_memory_is_for_the_sizes_that_are_named_where_that_for_all_does_not_fit(named: dict[str, Any]) -> None:
-    """16,384 is what the Vulkan lowering writes for a dimension without an upper bound."""
-
-    def unbounded() -> Graph:
-        s = Sketch()
-        return s.returns(
-            s.tensor("aten.abs.default", s.tensor("aten.permute_copy.default", s.input(16384, 16384), (1, 0)))
-        )
-
     with pytest.raises(LimitExceeded, match=r"takes 1,073,741,824 bytes.*sizes="):
-        dynamic(unbounded())
+        dynamic(unbounded(), ahead=True)
     with pytest.raises(LimitExceeded):
         dynamic(unbounded(), sizes={"x1[0]": [16384]})
     planner = dynamic(unbounded(), **named).cover()
@@ -332,6 +331,36 @@ def test_memory_is_for_the_sizes_that_are_named_where_that_for_all_does_not_fit(
     for n in ((64, 33), (2, 33), (64, 7)):
         planner.extend([n], unread)
         assert [n[::-1]] == shapes_of(planner.plan(), n)
+
+
+def test_memory_that_does_not_fit_for_all_sizes_starts_small_and_grows() -> None:
+    planner = dynamic(unbounded()).cover()
+    assert planner.plan().device_bytes <= 1 << 25
+    for shape, room in (
+        ((5, 3000), (1024, 4096)),  # to a power of two
+        ((16384, 900), (16384, 1024)),  # (16384, 4096) would not fit
+        ((3, 5), (16384, 1024)),
+        ((5000, 6000), (5000, 6000)),  # nor would (8192, 8192)
+    ):
+        planner.extend([shape], unread)
+        plan = planner.plan()
+        assert room == plan.inputs[0].shape
+        assert [shape[::-1]] == shapes_of(plan, shape)
+    with pytest.raises(LimitExceeded, match=r"float32\[16384, 9000\], takes 589,824,000 bytes"):
+        planner.extend([(16384, 9000)], unread)
+    planner.extend([(4, 6000)], unread)
+    assert (plan.inputs, [(6000, 4)]) == (planner.plan().inputs, shapes_of(planner.plan(), (4, 6000)))
+
+
+def test_sizes_that_must_be_equal_shrink_together_and_those_that_are_fixed_stay() -> None:
+    """x (65536, 64) @ w (64, 999) + y (65536, 1): the first size of x and y starts small, the others are fixed."""
+    s = Sketch()
+    x, y = s.input(1 << 16, 64), s.input(1 << 16, 1)
+    total = s.tensor("aten.add.Tensor", s.tensor("aten.mm.default", x, s.constant(np.ones((64, 999), np.float32))), y)
+    planner = dynamic(s.returns(total)).cover()
+    assert [(1024, 64), (1024, 1)] == [i.shape for i in planner.plan().inputs]
+    planner.extend([(5000, 64), (5000, 1)], unread)
+    assert [(5000, 999)] == shapes_of(planner.plan(), (5000, 64), (5000, 1))
 
 
 def test_what_a_kernel_refuses_at_some_sizes_runs_at_others() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
+from executorch.exir import to_edge_transform_and_lower
 from tests.cases import close
 from tests.exporting import export
 from tests.models import Encoder
@@ -115,6 +117,36 @@ def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size() -> None:
         for b, t in ((1, 1), (8, 8), (64, 64), (1, 512), (512, 1), (3, 37)):
             x = torch.randn(b, t, 16)
             close(program(x), module(x).detach(), 1e-4)
+
+
+class Counting(nn.Module):
+    """Scores of all rows with all rows, and a state that counts calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T) → (B, B)
+        self.calls.add_(1)
+        return torch.softmax(x @ x.t(), -1) + self.calls[0]
+
+
+def test_dimensions_without_an_upper_bound_start_small_and_grow() -> None:
+    """Vulkan's lowering writes 16,384 for each: a gibibyte for x, and as much for the scores."""
+    dynamic = {0: Dim.AUTO, 1: Dim.AUTO}
+    exported = torch.export.export(Counting(), (torch.randn(10, 10),), dynamic_shapes=(dynamic,))
+    data = to_edge_transform_and_lower(exported, partitioner=[VulkanPartitioner()]).to_executorch().buffer
+    module = Counting()
+    with ptegpu.load(data) as program:
+        buffers = [b for plan in program.method("forward").plans for b in plan.buffers]
+        assert sum(b.nbytes for b in buffers) < 1 << 26
+        for size in [(10, 10), (3, 7), (0, 5), (1, 1), (500, 30), (30, 900), (600, 2), (2, 16384), (4, 4)]:
+            x = torch.randn(size) / size[1] if size[1] else torch.randn(size)
+            close(program(x), module(x), 1e-4)
+        with pytest.raises(ptegpu.LimitExceeded, match="16384"):
+            program(torch.zeros(16384, 16384))
+        x = torch.randn(5, 5)
+        close(program(x), module(x), 1e-4)
 
 
 def test_calls_leave_a_plan_as_it_was() -> None:

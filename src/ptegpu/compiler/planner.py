@@ -8,7 +8,6 @@ all, where there are not too many, else a sample. A size that was missed is trac
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +16,12 @@ from typing import TypeAlias
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import InvalidProgram, LimitExceeded, PtegpuError
+from ..errors import InvalidProgram, PtegpuError
 from ..graph.graph import Graph, Sym, Tensor, Value
 from ..graph.live import evaluate
 from ..limits import tick
 from ..passes.caches import halve_caches
-from ..passes.memory import ConstantKey, plan_memory
+from ..passes.memory import ConstantKey, Memory
 from ..passes.split import split_constants
 from ..plan.numbers import SCALAR, Item, Many, needed
 from ..plan.plan import (
@@ -38,13 +37,12 @@ from ..plan.plan import (
 )
 from ..plan.target import Target
 from ..sizes import BIG, Range, Size, Table, Trace, plain_value, result_range
-from .bounds import lower_bounds
+from . import sample
 from .indices import Indices
 from .node import Lowering, Tables, number
+from .room import Room
 
-MAX_POINTS = 16384  # sizes that are looked at
-PICKED = 64  # values of one size, where not all are looked at
-MAX_INTS = 1024  # the same of an int that is no size
+MAX_INTS = 1024  # values of an int that is no size
 MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
 INT_RANGE = (-(2**31), 2**31 - 1)
 
@@ -119,13 +117,13 @@ class Planner:
         self.graph, self.target, self.ahead = graph, target, ahead
         self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
         self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
-        try:
-            self.memory = plan_memory(graph, target, names)
-        except LimitExceeded:
-            if not (named := self.sizes or _named(points)):
-                raise
-            lower_bounds(graph, self.dynamic, named)
-            self.memory = plan_memory(graph, target, names)
+        self.room = Room(graph, self.dynamic, target, names)
+        self._begin(self.room.first(self.sizes or _named(points), grow=not ahead))
+
+    def _begin(self, memory: Memory) -> None:
+        """Forget what was traced, if anything was; from now on, buffers are those of `memory`."""
+        graph, target = self.graph, self.target
+        self.memory = memory
         self.table = Table()
         self.tables = Tables(graph, self.memory, target, self._room)
         self.indices = Indices(graph, self.memory)
@@ -185,7 +183,13 @@ class Planner:
         return {row for row in needed(self.table.rows, guards) if self.table.rows[row][0] in ("int", "item")}
 
     def extend(self, given: Sequence[tuple[int, ...] | int], item: Item) -> None:
-        """Trace for inputs of these shapes (ints: these values), and with these elements; what cannot run raises."""
+        """Trace for inputs of these shapes (ints: these values), and with these elements; what cannot run raises.
+
+        If their buffers are too small for that, they grow, and all is traced anew.
+        """
+        if not self.room.holds(given):
+            self._begin(self.room.grow(given))
+            self.cover()
         point = Point(self.table, {row: self._given(row, given) for row in self.base}, item)
         self.tables.renew()
         family = next((f for f in self.families if f.refusal is None and self._holds(f.guards, point)), None)
@@ -267,17 +271,14 @@ class Planner:
             else:
                 axes.append([high] if key in pinned else range(high + 1))
         total = math.prod(map(len, axes))
-        if total > MAX_POINTS:
-            complete = False
-            points = _sampled(axes)
-        else:
-            points = np.array(list(itertools.product(*axes)), np.int64).reshape(total, len(axes))
+        complete = complete and total <= sample.MAX_POINTS
+        points = sample.every(axes, total) if total <= sample.MAX_POINTS else sample.sample(axes)
         return {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}, complete
 
     def _values_of_ints(self) -> list[int]:
         """Return what an int may be that sizes are made of, or a sample: up to the largest dimension, and below 0."""
         most = max((n for t in self.graph.tensors() for n in t.max_shape), default=0)
-        values = _picked(range(most + 1), MAX_INTS)
+        values = sample.pick(range(most + 1), MAX_INTS)
         return sorted({v for n in values for v in (-n, n)}, key=lambda v: (abs(v), v))
 
     def _mask(self, guards: Iterable[int]) -> np.ndarray:
@@ -506,37 +507,6 @@ def _guards(trace: Trace, refusal: PtegpuError | None) -> tuple[int, ...]:
     while refusal is not None and guards and guards[-1][1] == "text":
         guards.pop()
     return tuple(row for row, _ in guards)
-
-
-def _sampled(axes: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return at most 2 × MAX_POINTS points, in order: a coarse grid, if there is room for one, and random points.
-
-    The smallest values and the largest of every axis are among them, also all together.
-    """
-    rng = np.random.default_rng(0)
-    picked = [_picked(axis, PICKED) for axis in axes]
-    count = max(map(len, picked))
-    along = [[p[min(k, len(p) - 1)] for p in picked] for k in range(count)]
-    back = [[p[max(len(p) - 1 - k, 0)] for p in picked] for k in range(count)]
-    dense = [rng.choice(p, MAX_POINTS // 8) for p in picked]  # where values are small, as the bounds of kernels are
-    even = [np.array(axis)[rng.integers(len(axis), size=MAX_POINTS // 8)] for axis in axes]
-    parts = [np.array(along), np.array(back), np.stack(dense, 1), np.stack(even, 1)]
-    each = int(MAX_POINTS ** (1 / sum(len(axis) > 1 for axis in axes)))
-    if each >= 4:
-        parts.append(np.array(list(itertools.product(*(_picked(axis, each) for axis in axes)))))
-    return np.unique(np.concatenate(parts).astype(np.int64), axis=0)
-
-
-def _picked(axis: Sequence[int], count: int) -> list[int]:
-    """Return `count` values of an axis: the largest, the smallest, powers of two and their neighbours, others."""
-    if len(axis) <= count:
-        return list(axis)
-    known = axis if isinstance(axis, range) else set(axis)
-    powers = [1 << k for k in range(axis[-1].bit_length())]
-    around = [n for power in powers for n in (power - 1, power + 1)]
-    between = [axis[round(k * (len(axis) - 1) / count)] for k in range(count)]
-    ordered = [axis[-1], *axis[: count // 4], *powers, *around, *between, *axis]
-    return sorted(itertools.islice(dict.fromkeys(n for n in ordered if n in known), count))
 
 
 def _named(points: Points) -> dict[str, list[int]]:

@@ -245,11 +245,19 @@ class Session:
             return prepared
 
     def extend(self, prepared: Prepared, plan: Plan) -> None:
-        """The same plan with more families and choices: nothing of what it had has changed."""
+        """Take the same plan with more families and choices: nothing of what it had has changed.
+
+        Or, where its inputs became larger, a new plan of the same graph: constants and states keep their buffers.
+        """
         with self._lock, self.device.lock:
             self._check_open()
             self.flush()
             check(plan, self.device.target)
+            if [i.shape for i in plan.inputs] != [i.shape for i in prepared.plan.inputs]:
+                prepared.drop()
+                self._store.drop([b.name for b in prepared.plan.buffers if b.role not in ("constant", "state")])
+                self.generation += 1
+                self._syms, self._holds = None, {}
             missing = self._store.missing(plan)
             self._store.check_memory(plan, missing)
             self._store.add(plan, missing)
@@ -399,6 +407,8 @@ class Session:
 
     def _at(self, prepared: Prepared, key: tuple[Any, ...], shapes: Shapes, item: Item) -> Ready:
         plan = prepared.plan
+        if any(_outgrows(shape, declared) for shape, declared in zip(shapes, plan.inputs)):
+            raise Unplanned(f"plan {plan.name} has no room for {list(shapes)}")
         at = prepared.resolver.at(shapes, item)
         if at is None:
             raise Unplanned(f"plan {plan.name} does not hold for {list(shapes)}")
@@ -612,6 +622,11 @@ def given_sizes(inputs: Sequence[Given]) -> tuple[Shapes, Item]:
         return int(held.reshape(-1)[element]) if 0 <= element < held.size else 0  # guards say what holds without it
 
     return [x if isinstance(x, int) else x.shape for x in inputs], item
+
+
+def _outgrows(shape: tuple[int, ...] | int, declared: Input) -> bool:
+    """Return whether an input of this shape is too large for its buffer."""
+    return not isinstance(shape, int) and declared.dynamic and any(map(int.__gt__, shape, declared.shape))
 
 
 def _refused(plan: Plan, shapes: Shapes, refusal: str) -> Unplanned:

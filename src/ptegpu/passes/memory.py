@@ -77,23 +77,36 @@ def _written(graph: Graph, state: Tensor) -> bool:
     return any(s is state for s, _ in graph.writebacks)
 
 
-def plan_memory(graph: Graph, target: Target, constants: dict[ConstantKey, str] | None = None) -> Memory:
+def plan_memory(
+    graph: Graph,
+    target: Target,
+    constants: dict[ConstantKey, str] | None = None,
+    before: Memory | None = None,
+) -> Memory:
     """Assign buffers; LimitExceeded, naming the tensor, if one cannot be bound.
 
-    `constants` names constants by their bytes across the graphs of a program, which may then share them.
+    `constants` names constants by their bytes across the graphs of a program, which may then share them. `before` is
+    the graph's memory for other sizes: constants and states keep the buffers that they have there.
     """
     names = {} if constants is None else constants
     root = aliases(graph)
-    memory = Memory()
+    memory = Memory(blobs=before.blobs) if before else Memory()
     intervals = _intervals(graph, root)
     fixed: dict[ConstantKey, Buffer] = {}
     temps: list[Tensor] = []
     made: list[Buffer] = []
+    kept: set[str] = set()
     for t in graph.tensors():
         if t in root:
             continue
         if t.kind == "temp":
             temps.append(t)
+        elif before and t.kind in ("constant", "state"):
+            for part in [part for _, part in t.parts] or [t]:
+                buffer = memory.buffer_of[part] = before.buffer_of[part]
+                if buffer.name not in kept:
+                    memory.buffers.append(buffer)
+                    kept.add(buffer.name)
         elif t.parts:
             for _, part in t.parts:
                 _fixed(memory, part, fixed, names)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from ..errors import InvalidInput
-from ..gpu import Device, Pending, Session, SharedConstants, Unplanned
+from ..gpu import Device, DeviceTensor, Pending, Session, SharedConstants, Unplanned
 from ..gpu.pipelines import Progress, silent
 from ..gpu.session import Given, Look, Points, Ready, given_sizes
 from ..limits import hold
@@ -47,7 +47,11 @@ class Engine:
 
     def start(self, inputs: Sequence[Given], read: Sequence[int] | None = None, hold: bool = False) -> Pending:
         """A run that is not waited for; with `hold`, it is submitted together with the next one."""
-        look = self._look(inputs)
+        try:
+            look = self.session.look(self.prepared, inputs)
+        except Unplanned as e:
+            inputs = self._extend_to(inputs, e)
+            look = self.session.look(self.prepared, inputs)
         if self.plan.families[look.ready.at.family].bounds:
             self._check(look, inputs)
         return self.session.start(self.prepared, inputs, read=read, look=look, hold=hold)
@@ -75,18 +79,18 @@ class Engine:
         nbytes = sum(b.nbytes for b in self.plan.buffers if b.role != "constant")
         hold(self, nbytes, f"plan {self.plan.name}")
 
-    def _look(self, inputs: Sequence[Given]) -> Look:
-        try:
-            return self.session.look(self.prepared, inputs)
-        except Unplanned as e:
-            if self._extend is None:
-                raise InvalidInput(f"{e}; compile the program again with these sizes") from None
+    def _extend_to(self, inputs: Sequence[Given], reason: Unplanned) -> list[Given]:
+        """Extend the plan to these inputs. Buffers may be replaced for that: those that are outputs of the last run are
+        read."""
+        if self._extend is None:
+            raise InvalidInput(f"{reason}; compile the program again with these sizes") from None
+        inputs = [x.numpy() if isinstance(x, DeviceTensor) and x.session is self.session else x for x in inputs]
         self.extended += 1
         self.plan = self._extend(*given_sizes(inputs))
         self._distinct = [distinct(family.bounds) for family in self.plan.families]
         self._hold()
         self.session.extend(self.prepared, self.plan)
-        return self.session.look(self.prepared, inputs)
+        return inputs
 
     def _check(self, look: Look, inputs: Sequence[Given]) -> None:
         ready, ints, shapes, item = look

@@ -1,0 +1,200 @@
+"""Room in a graph's buffers: for the largest sizes that the program allows, or for fewer where those do not fit.
+
+Exporters write a large number where a dimension has no upper bound: 16,384 in Vulkan's lowering. Buffers are then made
+for the sizes that the caller names. Without names they start small, and grow with the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from ..errors import LimitExceeded, PtegpuError
+from ..graph.graph import Graph, Shape, Sym, Tensor, Value
+from ..graph.live import evaluate
+from ..passes.memory import ConstantKey, Memory, plan_memory
+from ..plan.target import Target
+
+SMALL = 1 << 24  # bytes of inputs and temporaries that a plan starts with if it grows later
+
+Named: TypeAlias = Mapping[str, Sequence[int]]  # values of sizes and ints, by name
+Given: TypeAlias = Sequence[Shape | int]  # shapes of inputs; ints themselves
+
+
+class Room:
+    """The memory of a graph and the sizes it has room for. `dynamic` tells for each input whether its sizes change."""
+
+    def __init__(
+        self, graph: Graph, dynamic: Sequence[bool], target: Target, names: dict[ConstantKey, str] | None
+    ) -> None:
+        self.graph, self.dynamic, self.target, self.names = graph, dynamic, target, names
+        self._declared = {t: t.max_shape for t in graph.tensors()}
+        self._memory: Memory | None = None  # whose constants and states are kept
+
+    def first(self, named: Named, grow: bool) -> Memory:
+        """Return memory for all sizes, or for those named, or else, if it may `grow`, for small ones."""
+        try:
+            self._memory = self._planned()
+            return self._memory
+        except LimitExceeded as e:
+            refusal = e
+        if named:
+            self._memory = self._lowered(named)
+        elif grow:
+            self._memory = self._small(refusal)
+        else:
+            raise refusal
+        return self._memory
+
+    def holds(self, given: Given) -> bool:
+        """Return whether inputs of these shapes fit their buffers."""
+        return all(
+            isinstance(v, Sym) or all(map(int.__le__, shape, v.max_shape))  # type: ignore[arg-type]
+            for v, shape in zip(self.graph.inputs, given, strict=True)
+        )
+
+    def grow(self, given: Given) -> Memory:
+        """Return memory for inputs of these shapes, too; LimitExceeded if they do not fit at all.
+
+        Sizes grow to powers of two, so that a text that gets longer word by word rarely needs new buffers.
+        """
+        before = {t: t.max_shape for t in self.graph.tensors()}
+        rounded = [s if isinstance(s, int) else tuple(1 << max(n - 1, 0).bit_length() for n in s) for s in given]
+        both = [
+            s if isinstance(s, int) else tuple(map(max, s, before[v]))  # type: ignore[index]
+            for v, s in zip(self.graph.inputs, rounded, strict=True)
+        ]
+        for sizes in (both, rounded, given):
+            try:
+                self._memory = self._lowered(self._named(sizes))
+                return self._memory
+            except LimitExceeded as e:
+                refusal = e
+        for tensor, shape in before.items():
+            tensor.max_shape = tensor.shape = shape
+        raise refusal
+
+    def _planned(self) -> Memory:
+        return plan_memory(self.graph, self.target, self.names, self._memory)
+
+    def _lowered(self, named: Named) -> Memory:
+        for tensor, shape in self._declared.items():
+            tensor.max_shape = shape
+        lower_bounds(self.graph, self.dynamic, named)
+        return self._planned()
+
+    def _axes(self) -> Iterator[tuple[Tensor, int, str]]:
+        """Yield the dimensions that may change, with their names."""
+        for v, varies in zip(self.graph.inputs, self.dynamic, strict=True):
+            if varies and isinstance(v, Tensor):
+                yield from ((v, d, f"{v.name}[{d}]") for d in range(len(v.max_shape)))
+
+    def _named(self, given: Given) -> dict[str, tuple[int]]:
+        shapes = dict(zip(self.graph.inputs, given, strict=True))
+        return {name: (shapes[v][d],) for v, d, name in self._axes()}  # type: ignore[index]
+
+    def _small(self, refusal: LimitExceeded) -> Memory:
+        """Halve the largest sizes until their memory is small.
+
+        Sizes that are equal are halved together, since they may have to be equal, or else one by one. A size that
+        cannot be halved stays: a graph works with no other.
+        """
+        sizes = {name: v.max_shape[d] for v, d, name in self._axes()}
+        fixed: set[str] = set()
+        smallest: Memory | None = None
+        while free := [name for name in sizes if name not in fixed and sizes[name] > 1]:
+            most = max(sizes[name] for name in free)
+            largest = [name for name in free if sizes[name] == most]
+            less = most // 2 if most <= 1 << 14 else 1 << 14
+            together = dict.fromkeys(largest, less)
+            if not self._works(sizes | together):
+                together = {name: less for name in largest if self._works(sizes | {name: less})}
+                fixed.update(set(largest) - together.keys())
+                if not together or not self._works(sizes | together):
+                    fixed.update(largest)
+                    continue
+            sizes |= together
+            try:
+                memory = self._lowered({name: (n,) for name, n in sizes.items()})
+            except LimitExceeded as e:
+                refusal = e
+                continue
+            smallest = memory
+            if sum(b.nbytes for b in memory.buffers if b.role in ("input", "temp")) <= SMALL:
+                return memory
+        if smallest is None:
+            raise refusal
+        return smallest
+
+    def _works(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether the shape rules accept these sizes, as far as they can be asked."""
+        for tensor, shape in self._declared.items():
+            tensor.max_shape = shape
+        try:
+            _shapes(self.graph, self.dynamic, {name: (n,) for name, n in sizes.items()}, max, strict=True)
+        except PtegpuError:
+            return False
+        return True
+
+
+class _Unknown(Exception):
+    """An int that nobody has named, or data."""
+
+
+def lower_bounds(graph: Graph, dynamic: Sequence[bool], named: Named) -> None:
+    """Lower the maximum shapes of inputs to the largest sizes named, and those of results to what follows.
+
+    The shape rules run at the largest and at the smallest sizes named. What depends on data, or on an int that is not
+    named, keeps its maximum. A call that needs more than these is refused by the same rules.
+    """
+    shapes = [_shapes(graph, dynamic, named, pick) for pick in (max, min)]
+    for tensor in shapes[0].keys() & shapes[1].keys():
+        tensor.max_shape = tuple(map(max, shapes[0][tensor], shapes[1][tensor]))
+    for tensor in graph.tensors():
+        tensor.shape = tensor.max_shape
+
+
+def _shapes(
+    graph: Graph,
+    dynamic: Sequence[bool],
+    named: Named,
+    pick: Callable[[Sequence[int]], int],
+    *,
+    strict: bool = False,
+) -> dict[Tensor, Shape]:
+    """Return the shapes of dynamic inputs, and of results, as far as they follow from what is named.
+
+    If `strict`, what the shape rules refuse raises; else its results are unknown.
+    """
+    shapes: dict[Tensor, Shape] = {}
+    unknown: set[Value] = set()
+    for v, varies in zip(graph.inputs, dynamic, strict=True):
+        if isinstance(v, Sym):
+            if v.name in named:
+                v.value = pick(named[v.name])
+            else:
+                unknown.add(v)
+        elif varies:
+            sizes = [named.get(f"{v.name}[{d}]") or (n,) for d, n in enumerate(v.max_shape)]
+            v.shape = shapes[v] = tuple(min(n, pick(s)) for n, s in zip(v.max_shape, sizes, strict=True))
+    for node in graph.nodes:
+        try:
+            results = [] if unknown & set(node.values()) else evaluate(node, _no_data)
+        except _Unknown:
+            results = []
+        except PtegpuError:
+            if strict:
+                raise
+            results = []
+        if not results:
+            unknown.update(node.outs)
+        for out, result in zip(node.outs, results):
+            if isinstance(out, Sym):
+                out.value = result  # type: ignore[assignment]
+            else:
+                out.shape = shapes[out] = result  # type: ignore[assignment]
+    return shapes
+
+
+def _no_data(tensor: Tensor, element: int) -> int:
+    raise _Unknown
