@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -317,3 +319,44 @@ def test_functions_that_are_not_found(name: str, message: str, folder: Path) -> 
         find_source(name)
     found = re.sub(r"\n +[~^]+$", "", str(raised.value), flags=re.MULTILINE)
     assert message == found.replace(str(folder), "FOLDER")
+
+
+class Trades(torch.nn.Module):
+    """Two states, each of which gets its new value from the other alone."""
+
+    def __init__(self, factor: float | None, *sizes: int) -> None:
+        super().__init__()
+        self.factor = factor
+        self.register_buffer("a", torch.zeros(sizes))
+        self.register_buffer("b", torch.ones(sizes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = self.a + x
+        self.a.copy_(self.b if self.factor is None else self.b * self.factor)
+        self.b.copy_(a)
+        return self.a - self.b
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+@pytest.mark.parametrize("module", [Trades(None, 4), Trades(None), Trades(2, 4)], ids=["swap", "scalars", "product"])
+def test_states_that_trade_places(module: torch.nn.Module, delegate: bool) -> None:
+    """ExecuTorch leaves out the write of one buffer's value to another, and blobs do not say whose value is new."""
+    x, eager = torch.full_like(module.get_buffer("a"), 3.0), copy.deepcopy(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        program = ptegpu.load(export(module, (x,), delegate=delegate))
+    for _ in range(4):
+        np.testing.assert_allclose(program(x), eager(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize("factors", [{"beta": 0.5}, {"alpha": 2}, {"beta": 0.5, "alpha": 2}], ids=str)
+def test_factors_of_addmm_are_kept(factors: dict[str, float]) -> None:
+    """ExecuTorch makes a linear layer of it, which has none, so that it stays outside of partitions."""
+
+    class Product(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.addmm(x[:, :3], x.relu(), x.t(), **factors)
+
+    x = torch.randn(3, 4)
+    exported = export(Product(), (x,))
+    np.testing.assert_allclose(ptegpu.load(exported)(x), Product()(x), rtol=1e-4, atol=1e-5)

@@ -6,13 +6,13 @@ import operator
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from .backend import EdgeOpOverload, ExportedProgramPassBase, ExportedProgramPassResult, torch
+from .backend import EdgeOpOverload, ExportedProgramPassBase, ExportedProgramPassResult, ops, torch
 
 KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 NAMESPACES = ("aten", "dim_order_ops")  # quantization, and what becomes operators of the GPU, stays as it is
@@ -143,6 +143,27 @@ def _keep_first_values(program: ExportedProgram) -> None:
             places[name].meta["et_init_buffer"] = True
 
 
+def _copy_traded(program: ExportedProgram) -> None:
+    """Give each buffer whose new value is the value of another one a copy of it, in place.
+
+    ExecuTorch takes such a value for one that was written already, and leaves the write out.
+    """
+    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    output = program.graph.output_node()
+    values = list(output.args[0])
+    for k, spec in enumerate(program.graph_signature.output_specs):
+        place = places.get(spec.arg.name)
+        if place is None or spec.kind not in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            continue
+        with program.graph.inserting_before(output):  # no pass of ExecuTorch's takes a repeat away
+            ones = [1] * place.meta["val"].dim()
+            values[k] = program.graph.call_function(ops.edge.aten.repeat.default, (place, ones))
+        values[k].meta["val"] = place.meta["val"].clone()
+        spec.arg = TensorArgument(values[k].name)
+    output.args = (tuple(values),)
+    program.graph_module.recompile()
+
+
 class PrepareConstants(ExportedProgramPassBase):
     """Computes what depends on no input and no size that may change, unless the file would grow by much."""
 
@@ -153,6 +174,7 @@ class PrepareConstants(ExportedProgramPassBase):
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
         self.kept |= set(exported_program.graph_signature.buffers_to_mutate.values())
         _keep_first_values(exported_program)
+        _copy_traded(exported_program)
         folded = _Folder(exported_program).fold()
         if folded:
             drop_unread(exported_program, KINDS)

@@ -36,6 +36,7 @@ NO_LIMITS = (2**31 - 1,) * 3
 TO_THE_END = 2**63 - 1  # the end of a slice that has none
 BEYOND = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
 UNREAD = "it writes an input without reading it"
+FACTORS = "it has alpha or beta, which ExecuTorch loses in partitions"
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
 
@@ -209,9 +210,10 @@ class Partitioner(VulkanPartitioner):
 
 
 def _check_buffers(program: ExportedProgram) -> None:
-    """Raise ExportError if a partition writes a buffer that something outside it reads.
+    """Raise ExportError if a partition writes a buffer that something outside it reads, or without using its old value.
 
-    ExecuTorch gives each of the two a buffer of its own, so that a write never reaches the reader.
+    ExecuTorch gives each of the two a buffer of its own, so that a write never reaches the reader. And a blob does not
+    say which buffer an output is the new value of: the importer looks for the one that it was computed from.
     """
     signature = program.graph_signature
     nodes = {node.name: node for node in program.graph.nodes}
@@ -221,6 +223,18 @@ def _check_buffers(program: ExportedProgram) -> None:
         readers = [n for n in buffers[target].users if n.op != "output" and n.meta.get("delegation_tag") != partition]
         if partition is not None and readers:
             raise ExportError(f"a partition writes the buffer {target}, and {readers[0].name} outside it reads it")
+        if partition is not None and not _depends(nodes[name], buffers[target]):
+            raise ExportError(f"a partition writes the buffer {target} without using what was in it")
+
+
+def _depends(node: torch.fx.Node, source: torch.fx.Node) -> bool:
+    """Return whether a node is computed from another."""
+    left, seen = [node], {node}
+    while left:
+        new = set(left.pop().all_input_nodes) - seen
+        left += new
+        seen |= new
+    return source in seen
 
 
 @contextmanager
@@ -232,6 +246,8 @@ def _refusing(program: ExportedProgram) -> Iterator[None]:
     def reason(node: torch.fx.Node) -> str:
         if wide.intersection(node.all_input_nodes) or _has_wide_int(node):
             return BEYOND
+        if node.target is ops.edge.aten.addmm.default and _has_factors(node):
+            return FACTORS
         written = node.target is ops.edge.aten.copy.default and node.args[0]
         return UNREAD if isinstance(written, torch.fx.Node) and written.name in inputs else ""
 
@@ -246,6 +262,10 @@ def _refusing(program: ExportedProgram) -> Iterator[None]:
         yield
     finally:
         VulkanSupportedOperators.is_node_supported = original
+
+
+def _has_factors(node: torch.fx.Node) -> bool:
+    return any(factor != 1 for factor in (*node.args[3:], *node.kwargs.values()))
 
 
 def _has_wide_int(node: torch.fx.Node) -> bool:
