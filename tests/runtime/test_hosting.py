@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.cases import device
 from tests.exporting import export
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
 
 import ptegpu
+from ptegpu.plan.save import to_bytes
 from ptegpu.portable import PORTABLE
 
 BIG = 2**40
@@ -178,6 +180,57 @@ def test_an_index_beyond_int32_is_out_of_range() -> None:
         with pytest.raises(ptegpu.IndexOutOfRange, match=message):
             program(torch.full((1, 5), 3), torch.tensor([2**40]))
         check(program, module, *given)
+
+
+class Applied(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, a: torch.Tensor) -> Any:
+        return self.function(a)
+
+
+MOVES: dict[str, Any] = {
+    "clamp": lambda a: a.clamp(-5, 2**34),
+    "clamp within 32 bits": lambda a: a.clamp(-5, 9),
+    "sort": lambda a: tuple(a.sort()),
+    "topk": lambda a: tuple(a.topk(2)),
+    "max": lambda a: (a.max(), *a.max(0)),
+    "min": lambda a: (a.min(), a.amin(0), torch.minimum(a, a.flip(0))),
+    "argmax": lambda a: (a.argmax(), a.argmin()),
+    "cat": lambda a: torch.cat([a, a.flip(0)]),
+    "stack": lambda a: torch.stack([a, a]),
+    "comparisons": lambda a: (a > 3, a == a.flip(0), a <= -(2**31)),
+    "float": lambda a: a.float() / 2,
+    "where": lambda a: torch.where(a > 3, a, a.flip(0)),
+    "gather": lambda a: a.gather(0, torch.tensor([3, 0, 1])),
+    "index_select": lambda a: a.index_select(0, torch.tensor([3, 0])),
+    "slices and views": lambda a: (a[1:3], a.view(2, 2).t(), a[None].expand(3, 4), a.roll(1)),
+    "into host arithmetic and back": lambda a: (a.flip(0) // 3).sort()[0].float(),
+}
+EDGES = [2**31 - 1, -(2**31)], [2**31, -(2**31) - 1], [2**40, -(2**40)], [2**63 - 1, -(2**63)]
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_int64_inputs_beyond_32_bits_are_exact_outside_a_delegate(name: str) -> None:
+    module = Applied(MOVES[name])
+    data = export(module, (torch.tensor([1, 2, 3, 4]),), delegate=False)
+    bundle = to_bytes(ptegpu.compile(data, targets=device().target))
+    for source in (data, bundle):
+        with ptegpu.load(source, device=device()) as program:
+            for first, last in EDGES:
+                a = torch.tensor([first, 7, last, -5])
+                got, want = program(a), module(a)
+                pairs = zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+                assert all(g.dtype == w.dtype and torch.equal(g, w) for g, w in pairs), (name, first, last)
+
+
+def test_int64_beyond_32_bits_is_refused_where_large_weights_follow() -> None:
+    module = nn.Sequential(Applied(torch.Tensor.float), nn.Linear(4, 2**17))
+    with ptegpu.load(export(module, (torch.tensor([1, 2, 3, 4]),), delegate=False), device=device()) as program:
+        with pytest.raises(ptegpu.InvalidInput, match="the int64 value 1099511627776 does not fit int32"):
+            program(torch.tensor([1, BIG, 3, 4]))
 
 
 def test_bfloat16_is_computed_on_the_gpu_and_rounded_as_pytorch_does() -> None:

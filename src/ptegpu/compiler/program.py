@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
+from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
 from ..format import Method as FileMethod
 from ..format import Program as File
@@ -21,16 +22,21 @@ from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle, Host, Item, Outer, Run
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from ..portable.host import on_host
 from ..printing import shown
 from .append import Append, append_calls
+from .build import Joined
 from .data import Data, Source, named_data
 from .join import Join, join, read_by, written_by
+from .order import writes
 from .partition import Item as Part
 from .partition import Stretch, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
 from .truths import ask_factors
 from .widen import widen
+
+MOST_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to run
 
 Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
 
@@ -214,10 +220,14 @@ def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
     starts = [part.start for part in parts]
     items: list[Item] = []
     numbers = {k: n for n, k in enumerate(planners)}
+    plans = {k: planner.plan() for k, planner in planners.items()}
     for k, part in enumerate(parts):
         if isinstance(part, Stretch):
             joined = cut.joined.graphs[k]
-            items.append(Run(numbers[k], tuple(joined.inputs), tuple(joined.outputs), tuple(cut.joined.read[k])))
+            ends = tuple(joined.inputs), tuple(joined.outputs), tuple(cut.joined.read[k])
+            checked = any(v.dtype is DType.I64 and not i.index for v, i in zip(joined.inputs, plans[k].inputs))
+            exact = _exact(part, joined, cut.joined.states[k]) if checked else ()
+            items.append(Run(numbers[k], *ends, exact))
             continue
         instruction = part.instruction
         by_shape = isinstance(instruction, Call) and _by_shape(instruction)
@@ -242,11 +252,27 @@ def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
         linear.input_tree,
         linear.output_tree,
         tuple(items),
-        tuple(p.plan() for p in planners.values()),
+        tuple(plans.values()),
         states,
         kept,
         given,
     )
+
+
+def _exact(stretch: Stretch, joined: Joined, states: set[Var]) -> tuple[Host, ...]:
+    """Return a stretch's calls for the host, for int64 inputs beyond 32 bits; empty where it cannot or should not run.
+
+    It cannot run what has no NumPy kernel, nor what keeps a state on the GPU, nor delegates, whose ints have 32 bits.
+    It should not where the bundle would have to hold weights for it.
+    """
+    used = {v for c in stretch.calls for v in variables(c.args)}
+    nbytes = sum(v.data.nbytes for v in used if v.kind == "constant" and v.data is not None)
+    served = all(on_host(c) and len(writes(c)) == len(c.outs) for c in stretch.calls)
+    known = {v for c in stretch.calls for v in c.outs}.issuperset(joined.outputs)
+    delegated = any(v.narrowed for v in (*used, *(v for c in stretch.calls for v in c.outs)))
+    if states or delegated or not served or not known or nbytes > MOST_EXACT_BYTES:
+        return ()
+    return tuple(Host(c, by_shape=_by_shape(c)) for c in stretch.calls)
 
 
 def _by_shape(call: Call) -> bool:

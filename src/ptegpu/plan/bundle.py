@@ -19,12 +19,16 @@ from .target import Target
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Run:
-    """A plan, with the slots that it takes and gives; the host looks at the outputs in `read`."""
+    """A plan, with the slots that it takes and gives; the host looks at the outputs in `read`.
+
+    `exact` computes the same outputs on the host, for int64 inputs beyond 32 bits; empty: such inputs are refused.
+    """
 
     plan: int  # index into Outer.plans
     inputs: tuple[Var, ...]
     outputs: tuple[Var, ...]
     read: tuple[int, ...]
+    exact: tuple[Host, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, slots=True)

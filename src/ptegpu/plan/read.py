@@ -286,6 +286,7 @@ class _Reader:
                 self.vars(found.get("inputs")),
                 self.vars(found.get("outputs")),
                 read_field(tuple[int, ...], found.get("read"), "an item's outputs"),
+                tuple(self.exact(h) for h in _list(found.get("exact", []), "an item's exact calls")),
             )
             self.fits(run, plans[plan])
             return run
@@ -304,6 +305,14 @@ class _Reader:
             damaged(f"{self.where} has an item that does nothing")
         return Host(Jump(self.operand(found["jump"]), target))
 
+    def exact(self, h: Any) -> Host:
+        """Return a call that stands in for a plan."""
+        if "call" not in _object(h, f"{self.where}.items"):
+            damaged(f"{self.where} has an exact item that is no call")
+        call = self.item(h, (), 0)
+        assert isinstance(call, Host)
+        return call
+
     def fits(self, run: Run, plan: Plan) -> None:
         """The slots of a run are what its plan takes and gives."""
         sound = len(run.inputs) == len(plan.inputs)
@@ -318,6 +327,8 @@ class _Reader:
                 dtype = getattr(o, "dtype", None)
                 sound &= (v.dtype is None) == (dtype is None) and (v.dtype is None or v.dtype.device is dtype)
         sound &= all(0 <= k < len(run.outputs) for k in run.read)
+        exact = [v for h in run.exact if isinstance(h.instruction, Call) for v in h.instruction.outs]
+        sound &= not run.exact or set(exact).issuperset(run.outputs)
         if not sound:
             damaged(f"{self.where} runs plan {plan.name} with slots that it does not take")
 

@@ -68,7 +68,7 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     names: dict[bytes, str] = {}  # targets for which everything is the same share a file
     for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
-        made = [_outer(o, kernels, blobs) for o in methods.values()]
+        made = [_outer(o, kernels, blobs, exact=False) for o in methods.values()]  # a browser has no NumPy
         buffers = Buffers(blobs.places)
         for outer, told in zip(methods.values(), made, strict=True):
             told |= method_needs(outer)
@@ -161,7 +161,7 @@ def _value(value: Any) -> Any:
     return _plain(value)
 
 
-def _outer(outer: Outer, kernels: dict[Kernel, int], blobs: _Blobs) -> dict[str, Any]:
+def _outer(outer: Outer, kernels: dict[Kernel, int], blobs: _Blobs, *, exact: bool = True) -> dict[str, Any]:
     slots: dict[Var, int] = {}
 
     def operand(o: Any) -> Any:
@@ -171,7 +171,8 @@ def _outer(outer: Outer, kernels: dict[Kernel, int], blobs: _Blobs) -> dict[str,
 
     def item(i: Item) -> dict[str, Any]:
         if isinstance(i, Run):
-            return {"run": i.plan, "inputs": operand(i.inputs), "outputs": operand(i.outputs), "read": list(i.read)}
+            run = {"run": i.plan, "inputs": operand(i.inputs), "outputs": operand(i.outputs), "read": list(i.read)}
+            return run | ({"exact": [item(h) for h in i.exact]} if i.exact and exact else {})
         how = {"by_size": i.by_size, "by_shape": i.by_shape}
         match i.instruction:
             case Call(op, args, outs, where):

@@ -46,6 +46,7 @@ def _slots(outer: Outer) -> set[Var]:
     for item in outer.items:
         if not isinstance(item, Host):
             found += item.inputs
+            found += (a for h in item.exact if isinstance(h.instruction, Call) for a in h.instruction.args)
         elif isinstance(item.instruction, Call):
             found += item.instruction.args
         else:
