@@ -300,7 +300,10 @@ def changed(folder: Path, **settings: Any) -> Path:
         ({"intermediate_size": 1 << 50}, "config.json: intermediate_size is 1,125,899,906,842,624"),
         ({"num_labels": 10**8}, "config.json: num_labels is 100,000,000, but no tensor has more than 64 rows"),
         ({"text_config": {"num_labels": 10**8}}, "config.json: num_labels is 100,000,000"),
-        ({"id2label": dict.fromkeys(map(str, range(70_000)), "a")}, "config.json: the length of id2label is 70,000, but"),
+        (
+            {"id2label": dict.fromkeys(map(str, range(70_000)), "a")},
+            "config.json: the length of id2label is 70,000, but",
+        ),
         ({"attn_implementation": "x/kernel"}, "config.json: attn_implementation is 'x/kernel', which may come from a"),
         ({"_attn_implementation": "flash_attention_2"}, "config.json: _attn_implementation is 'flash_attention_2'"),
         ({"attn_implementation": {"": "x/kernel"}}, "config.json: attn_implementation is 'x/kernel'"),
