@@ -300,6 +300,10 @@ def changed(folder: Path, **settings: Any) -> Path:
         ({"intermediate_size": 1 << 50}, "config.json: intermediate_size is 1,125,899,906,842,624"),
         ({"num_labels": 10**8}, "config.json: num_labels is 100,000,000, but no tensor has more than 64 rows"),
         ({"text_config": {"num_labels": 10**8}}, "config.json: num_labels is 100,000,000"),
+        (
+            {"id2label": dict.fromkeys(map(str, range(70_000)), "a")},
+            "config.json: the length of id2label is 70,000, but",
+        ),
         ({"attn_implementation": "x/kernel"}, "config.json: attn_implementation is 'x/kernel', which may come from a"),
         ({"_attn_implementation": "flash_attention_2"}, "config.json: _attn_implementation is 'flash_attention_2'"),
         ({"attn_implementation": {"": "x/kernel"}}, "config.json: attn_implementation is 'x/kernel'"),
@@ -316,6 +320,11 @@ def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str)
     with pytest.raises(ExportError) as refused:
         load_model(folder)
     assert message in str(refused.value) and 1 == len(str(refused.value).splitlines())
+
+
+def test_a_model_without_a_head_may_name_labels(tmp_path: Path) -> None:
+    settings = {"id2label": {str(k): f"label {k}" for k in range(1000)}, "attn_implementation": "sdpa"}
+    assert 12576 == load_model(changed(write(tmp_path / "folder", "bert"), **settings))[2]
 
 
 @pytest.mark.parametrize(

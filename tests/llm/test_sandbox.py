@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -103,7 +106,7 @@ BOMBS = {
     "{{ '\t'.expandtabs(10**9) }}": "expandtabs is not allowed",
     "{{ [1]|batch(10**9, 0)|list }}": SPENT,
     "{{ ([[1]] * 1000)|sum(start=[]) }}": "sum is of numbers",
-    "{{ 1.5|round(10**8, 'ceil') }}": SPENT,
+    "{{ 1.5|round(10**8, 'ceil') }}": "round to 308 digits at most",
     "{{ '%1000000000d' % 1 }}": FORMAT,
     "{{ '%*d' % (10**9, 1) }}": FORMAT,
     "{{ '%.999999999f'|format(1) }}": FORMAT,
@@ -153,6 +156,87 @@ def test_a_template_that_cannot_be_made(source: str, reason: str) -> None:
     with pytest.raises(InvalidInput) as error:
         ChatTemplate(source, {})
     assert str(error.value).startswith(f"the chat template is invalid: {reason}")
+
+
+COLLIDING = "range(0, (2**61 - 1) * 99999, 2**61 - 1)"  # all have the hash 0
+SLOW = [  # takes minutes, or gigabytes, unless its cost is counted before it is done
+    "{{ ('a' * 1000000).rfind('ab' + 'a' * 500000) }}",
+    "{{ ('a' * 1000000).rindex('ab' + 'a' * 500000) }}",
+    "{{ ('a' * 1000000).rsplit('ab' + 'a' * 500000)|length }}",
+    "{{ ('a' * 1000000).rpartition('ab' + 'a' * 500000)|length }}",
+    "{{ ('a' * 1000000).find('a' * 500000 + 'b') }}",
+    "{{ ('a' * 1000000).count('a' * 500000 + 'b') }}",
+    "{{ ('a' * 1000000).split('a' * 500000 + 'b')|length }}",
+    "{{ ('a' * 1000000).replace('a' * 500000 + 'b', '')|length }}",
+    "{{ ('a' * 500000 + 'b') in ('a' * 1000000) }}",
+    "{{ ('a' * 1000000).strip('b' * 1000000 + 'a')|length }}",
+    "{{ ('a' * 1000000)|trim('b' * 1000000 + 'a')|length }}",
+    "{{ (5)|round(-15000000) }}",
+    "{{ 1.5|round(15000000, 'floor') }}",
+    "{{ 10 ** (10 ** 8) }}",
+    "{{ 'a' * 10 ** 9 }}",
+    "{{ range(10 ** 12)|list }}",
+    "{{ '%0999999999d' % 1 }}",
+    "{{ '%(a(b)c)999999999d' % {'a(b)c': 1} }}",
+    "{{ (('%(a)999d' * 400000) % {'a': 1})|length }}",
+    "{{ ('{0:999}' * 400000).format(1)|length }}",
+    "{{ (('<!---->' * 500000)|safe).striptags() }}",
+    "{{ ('\xfc' * 500000).encode('punycode')|length }}",
+    "{{ ('\xfc' * 500000).encode('idna')|length }}",
+    f"{{{{ {COLLIDING}|unique|list|length }}}}",
+    f"{{{{ {COLLIDING}|map('int')|unique|list|length }}}}",
+    f"{{{{ dict({COLLIDING}|batch(2))|length }}}}",
+    f"{{{{ {{}}.fromkeys({COLLIDING})|length }}}}",
+    f"{{{{ {COLLIDING}|groupby('real')|length }}}}",
+    "{{ (('x' * 1000000)" + "|map(attribute='0')" * 100 + ")|list|length }}",
+    "{{ ('x' * 500000)|map(attribute='" + "0." * 50000 + "0')|list|length }}",
+    "{{ ('x' * 500000)|sort(attribute='" + "0." * 50000 + "0')|length }}",
+    "{{ ('x' * 500000)|groupby('" + "0." * 50000 + "0')|length }}",
+    "{{ [1]|slice(15000000)|list|length }}",
+    "{{ ('x' * 1000000)|batch(1)|list|length }}",
+    "{% set s = [1] * 1000000 %}{% for i in range(99999) %}{{ s.count(2) }}{% endfor %}",
+    "{% for i in range(99999) %}" + "{% set a = i %}" * 4000 + "{% endfor %}",
+    "{% macro m() %}" + "{% set a = 1 %}" * 4000 + "{% endmacro %}{% for i in range(99999) %}{{ m() }}{% endfor %}",
+    "{% set s = 'x' * 900000 %}{% for i in range(99999) %}{% if loop.changed(s ~ '') %}{% endif %}{% endfor %}",
+    "{{ ('9' * 1000000)|int }}{{ ('9' * 1000000)|float }}{{ ('f' * 1000000)|int(0, 16) }}",
+    "{{ ('x y ' * 200000)|wordcount }}{{ ('x y ' * 200000)|title|length }}",
+    "{{ ('x ' * 1000000)|truncate(1999990)|length }}",
+    "{{ ('\xfc' * 1000000)|urlencode|length }}",
+    "{{ ('<' * 1000000)|forceescape|length }}",
+    "{{ strftime_now('%999999999Y' * 18) }}",
+    "{{ ('x\n' * 500000)|indent(30)|length }}",
+    "{{ ([[[[[1]]]]] * 100000)|tojson(indent=16)|length }}",
+    "{{ dict(x=1)|dictsort }}{{ (['ab'] * 200000)|sort|length }}{{ (['ab'] * 200000)|unique|list|length }}",
+    "{{ " + "not " * 20000 + "1 }}",
+    "{{ x" + ".a" * 20000 + " }}",
+    "{{ 1" + "|abs" * 20000 + " }}",
+    "{{ " + "9" * 200000 + " }}",
+    "{{ 0x" + "f" * 200000 + " * 2 }}",
+    "{% if 0 %}" + "{% elif 0 %}" * 4000 + "{% endif %}",
+]
+RUN_ALL = """
+import json, resource, sys, time
+from ptegpu.errors import InvalidInput
+from ptegpu.llm.template import ChatTemplate
+
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))  # bytes
+for bomb in json.load(sys.stdin):
+    print(repr(bomb[:100]), flush=True)
+    try:
+        rendered = ChatTemplate(bomb, {}).render([{"role": "user", "content": "hi"}])
+    except InvalidInput as e:
+        rendered = str(e)
+    print(f"  {time.process_time():.1f} s: {rendered[:100]}", flush=True)
+"""
+
+
+def test_no_operation_takes_long() -> None:
+    """All end in a child of bounded memory; the limit is many times what they take."""
+    process = subprocess.run(
+        [sys.executable, "-c", RUN_ALL], input=json.dumps(SLOW), capture_output=True, text=True, timeout=240
+    )
+    assert 0 == process.returncode, process.stdout[-500:] + process.stderr[-500:]
+    assert 2 * len(SLOW) == len(process.stdout.splitlines())
 
 
 def test_threads_have_budgets_of_their_own() -> None:

@@ -220,6 +220,18 @@ def test_a_tokenizer_that_panics(
     assert ("", "") == capfd.readouterr()
 
 
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+@pytest.mark.parametrize("pattern", [{"String": "l"}, {"Regex": "l"}])
+def test_chained_replacements_are_bounded(tmp_path: Path, part: str, pattern: dict[str, str]) -> None:
+    made = json.loads(make_tokenizer().to_str())
+    step = {"type": "Replace", "pattern": pattern, "content": "llll"}
+    made[part] = {"type": "Sequence", f"{part}s": [step, {"type": "Sequence", f"{part}s": [step] * 4}]}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(made))
+    with pytest.raises(InvalidInput, match=f"its {part} may make a text more than 256 times as long"):
+        Tokenizer(path)
+
+
 def test_nothing_is_padded_or_cut(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     padding = PAD | {"strategy": {"Fixed": 10**9}}

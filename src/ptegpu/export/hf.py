@@ -31,6 +31,7 @@ READ = (".json", ".txt", ".model", ".safetensors")  # endings of files that anyt
 EXTRA = 1 << 26  # elements that a model may have beyond those of its weights: tables that are computed
 DECODERS = ("ForCausalLM", "LMHeadModel")
 LAYERS = ("layer", "depth", "block", "stage")  # in the names of settings that count parts
+LABELS = 1 << 16  # that a model without a head for them may still name
 LOCAL_KERNELS = ("eager", "sdpa", "grouped_mm", "batched_mm")  # implementations that transformers has itself
 
 
@@ -251,10 +252,16 @@ def _check_settings(settings: dict[str, Any], stored: dict[str, tuple[Path, str,
     tensors = len(stored)
     largest = max((size for _, _, shape in stored.values() for size in shape), default=0)
 
+    def check_labels(key: str, count: int) -> None:
+        if count > max(largest, LABELS):
+            raise ExportError(f"config.json: {key} is {count:,}, but no tensor has more than {largest:,} rows")
+
     def values(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
         if depth > 8:
             raise ExportError("config.json is nested too deeply")
         if isinstance(value, dict):
+            if key in ("id2label", "label2id"):
+                check_labels(f"the length of {key}", len(value))
             for k, v in value.items():
                 yield from values(v, key if "implementation" in key else str(k), depth + 1)
         elif isinstance(value, list):
@@ -271,8 +278,8 @@ def _check_settings(settings: dict[str, Any], stored: dict[str, tuple[Path, str,
             )
         if isinstance(value, str):
             continue
-        if key == "num_labels" and value > largest:
-            raise ExportError(f"config.json: {key} is {value:,}, but no tensor has more than {largest:,} rows")
+        if key == "num_labels":
+            check_labels(key, value)
         if any(word in key for word in LAYERS) and value > max(tensors, 4096):
             raise ExportError(f"config.json: {key} is {value:,}, but there are {tensors:,} tensors")
         if abs(value) >= 1 << 40 and "length" not in key:

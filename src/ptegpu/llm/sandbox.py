@@ -2,26 +2,35 @@
 
 All that may take long spends from the budget before it is done: a round of a loop, a call, a filter, an operator, a
 comparison, a list that is made, a character that is written. Tree nodes are added where Jinja2 has no hook of its own.
+An operation of more than linear time costs the product of its operands' sizes, so that no single one is long. CPU time
+is bounded, too, in proportion to the budget.
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from string import Formatter
+from types import GeneratorType
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.runtime import str_join
+from jinja2.runtime import LoopContext, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 STEP, ITEM = 64, 8  # what a call or a round of a loop costs, and an item of a list; a character costs 1
+NODE = 2  # what a node of a loop's or a macro's body costs in each round
+RATE = 1 << 20  # of the budget, a second of CPU time
 BITS = 4096  # of an int
+HASHED = 61  # bits from which ints may have the same hash
+WIDEST = 1000  # characters, of a field with a width
+DIGITS = 308  # after the point, of a float
 DEEP = 8  # levels of lists in lists that are indented
 _SIZED = (str, bytes, list, tuple, dict, set, frozenset, range)
 _VIEWS: Any = type({}.keys()) | type({}.values()) | type({}.items())
@@ -30,7 +39,12 @@ _LAZY = ("map", "select", "selectattr", "reject", "rejectattr", "items")  # whos
 _LOOKING = {"in", "==", "eq", "equalto", "!=", "ne", "lower", "upper"}  # tests that look at all of a value
 _LOOKING |= {">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"}
 _UNBOUNDED = ("wordwrap", "urlize", "striptags", "pprint", "random", "xmlattr")  # filters that no chat needs
-_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\*|\d{4}|\d*\.(?:\*|\d{4}))")  # a width that is large or given
+_PERCENT = re.compile(  # a width that is large or given, and a key that hides one
+    r"%(?:\([^()]*\(|(?:\([^)]*\))?[-+ #0]*(?:\*|\d{4}|\d*\.(?:\*|\d{4})))"
+)
+_BACKWARDS = ("rfind", "rindex", "rsplit", "rpartition")  # methods that try each place, unlike those that go forward
+_STRIPPING = ("strip", "lstrip", "rstrip")  # that look for each character in their argument
+_REFUSED = ("expandtabs", "translate", "striptags", "unescape")  # methods of texts that no chat needs
 _WIDTH = re.compile(r"[{]|\d{4}")
 
 
@@ -65,17 +79,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "format": lambda text, *args, **more: self._spend_on_percent(text, more or args),
             "tojson": self._spend_on_json,
             "sum": self._spend_on_sum,
+            "round": self._spend_on_round,
         }
-        self.filters[name] = self._bounded(function, own.get(name, self._spend_on_filter))
+        self.filters[name] = self._bounded(function, own.get(name, self._spend_on_filter), name in _LAZY)
 
     @contextmanager
     def within(self, budget: int) -> Iterator[None]:
         self._budget.left = budget
+        self._budget.until = time.thread_time() + budget / RATE
         yield
 
     def spend(self, amount: int) -> None:
         self._budget.left -= amount
-        if self._budget.left < 0:
+        if self._budget.left < 0 or time.thread_time() > self._budget.until:
             raise TooMuch("it takes too long or writes too much")
 
     # What the nodes that are added call. None of it can be named in a template.
@@ -113,8 +129,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if owner is __self:
             return __obj(*args)
         __self.spend(STEP + ITEM * (len(args) + len(kwargs)))
+        args = tuple(map(_whole, args))
+        if isinstance(owner, type):
+            raise TypeError(f"{__obj.__name__} is not allowed")
         if isinstance(owner, str | bytes):
             args = __self._method(owner, __obj.__name__, args, kwargs)
+        elif isinstance(owner, list | tuple | range | LoopContext) or __obj is dict or __obj is Namespace:
+            __self._look(owner, *args, **kwargs)
         elif isinstance(owner, int | float):
             __self.spend_on(*args, *kwargs.values())
         return __self.made(super().call(__context, __obj, *args, **kwargs))
@@ -139,6 +160,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def size(self, value: Any) -> int:
         """Items and characters of a value, with all that is in it, however often it is in it."""
         total, stack, left = 0, [value], self._budget.left
+        wide = 0  # ints; a table of them may compare each with each
         while stack:
             v = stack.pop()
             kind = type(v)
@@ -147,6 +169,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 total += len(v)
             elif issubclass(kind, int):
                 self._check_bits(v.bit_length())
+                wide += v.bit_length() >= HASHED
+                total += wide if v.bit_length() >= HASHED else 0
             elif issubclass(kind, dict):
                 stack += [*v, *v.values()]
             elif issubclass(kind, list | tuple | set | frozenset | _VIEWS):
@@ -154,7 +178,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             elif kind is Namespace:
                 stack += object.__getattribute__(v, "_Namespace__attrs").values()
             elif kind is range:
-                total += ITEM * len(v)
+                wide += len(v) if max(abs(v.start), abs(v.stop)).bit_length() >= HASHED else 0
+                total += ITEM * len(v) + wide * wide // 2
             if total + ITEM * len(stack) > left:
                 self.spend(total + ITEM * len(stack))
         return total
@@ -167,17 +192,30 @@ class Sandbox(ImmutableSandboxedEnvironment):
         given = (*values, *more.values())
         self.spend(sum(abs(v) if isinstance(v, int) else self.size(v) for v in given))
 
-    def _bounded(self, function: Callable[..., Any], cost: Callable[..., None]) -> Callable[..., Any]:
-        """A filter or a test that is paid for."""
+    def _bounded(
+        self, function: Callable[..., Any], cost: Callable[..., None], lazy: bool = False
+    ) -> Callable[..., Any]:
+        """Return a filter or a test that is paid for. A lazy one takes a generator as it is."""
         first = getattr(function, "jinja_pass_arg", None) is not None  # of its arguments is Jinja2's own
 
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.spend(STEP)
+            if not lazy:
+                args = tuple(map(_whole, args))
             cost(*args[first:], **kwargs)
-            return self.made(function(*args, **kwargs))
+            found = function(*args, **kwargs)
+            if isinstance(found, Iterator) and not isinstance(found, LoopContext):
+                return self._each(found, STEP + _characters(args[first + 1 :], kwargs))
+            return self.made(found)
 
         return bounded
+
+    def _each(self, items: Iterable[Any], price: int) -> Iterator[Any]:
+        """Yield the items; each has its price."""
+        for item in items:
+            self.spend(price)
+            yield item
 
     def _look(self, *values: Any, **more: Any) -> None:
         self.spend(self.size((values, more)))
@@ -186,7 +224,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.spend(self.length(value))
 
     def _spend_on_filter(self, value: Any, *args: Any, **more: Any) -> None:
-        self.spend(self.size(value))
+        self.spend(self.size(value) + self.length(value) * _characters(args, more))  # each is looked for in each
         self.spend_on(*args, **more)
 
     def _spend_on_replace(self, text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
@@ -211,34 +249,51 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if not isinstance(start, int | float):
             raise TypeError("sum is of numbers")
 
+    def _spend_on_round(self, value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
+        self.spend(self.size(value))
+        if isinstance(precision, int) and abs(precision) > DIGITS:
+            raise ValueError(f"round to {DIGITS} digits at most")
+
     def _spend_on_percent(self, text: Any, given: Any) -> None:
         form = text if isinstance(text, str) else bytes(text).decode("latin-1") if isinstance(text, bytes) else ""
         if _PERCENT.search(form):
             raise ValueError("a format with such a width is not allowed")
-        self.spend(self.size(text) + form.count("%") * self.size(given))
+        self.spend(self.size(text) + form.count("%") * (WIDEST + self.size(given)))
 
     def _method(self, owner: Any, name: str, args: tuple[Any, ...], more: Mapping[str, Any]) -> tuple[Any, ...]:
         """Pays for a method of a text; its arguments."""
         self.spend(len(owner))
-        if name in ("expandtabs", "translate"):
+        if name in _REFUSED or (name in ("encode", "decode") and (args or more)):  # some codecs take quadratic time
             raise TypeError(f"{name} is not allowed")
         if name in ("format", "format_map"):
             fields = [spec for _, field, spec, _ in Formatter().parse(owner) if field is not None]
             if any(_WIDTH.search(spec or "") for spec in fields):
                 raise ValueError("a format with such a width is not allowed")
-            self.spend(len(fields) * self.size((args, dict(more))))
+            self.spend(len(fields) * (WIDEST + self.size((args, dict(more)))))
         elif name == "replace" and len(args) > 1:
             self._spend_on_replace(owner, *args)
         elif name == "join" and args:
             args = (list(args[0]), *args[1:])
             self._spend_on_join(args[0], owner)
         else:
+            if name in _BACKWARDS or name in _STRIPPING:
+                self.spend(len(owner) * _characters(args, more))
             self.spend_on(*args, **more)
         return args
 
     def _check_bits(self, bits: int) -> None:
         if bits > BITS:
             raise TooMuch("a number is too large")
+
+
+def _whole(value: Any) -> Any:
+    """Return a generator's items as a list, anything else as it is."""
+    return list(value) if isinstance(value, GeneratorType) else value
+
+
+def _characters(values: Iterable[Any], more: Mapping[str, Any]) -> int:
+    """Return how many characters those arguments have that are texts."""
+    return sum(len(v) for v in (*values, *more.values()) if isinstance(v, str | bytes))
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -258,7 +313,7 @@ class _Bounding(NodeTransformer):
     def _step(self, node: Any) -> Any:
         """Each time its body begins, the body's own text is paid for."""
         self.generic_visit(node)
-        text = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
+        text = sum(len(n.data) if isinstance(n, nodes.TemplateData) else NODE for n in node.find_all(nodes.Node))
         paid = self._call(node, "step", nodes.Const(text, lineno=node.lineno))
         node.body.insert(0, nodes.ExprStmt(paid, lineno=node.lineno))
         return node

@@ -6,6 +6,7 @@ still turn out to be the beginning of a stop string.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = 8  # tokens of the prompt that decide how the first new ones are written: with a space before, say
+GROWTH = 256  # times that a normalizer or a decoder may make a text longer
 INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
 FROM_BUFFER = "Cannot instantiate Tokenizer from buffer: "  # what errors of the library begin with
 PROBE = "Hello, a1 \u00e9\n"  # any text, to see whether a tokenizer works
@@ -39,6 +41,7 @@ class Tokenizer:
 
         self.path = path
         content = read(path, InvalidInput)
+        _check_growth(path, content)
         with _silent():  # where the library panics, it does so here, mostly
             self._tokenizer = self._call("is not a tokenizer", lambda: tokenizers.Tokenizer.from_buffer(content))
             self._tokenizer.no_padding()
@@ -144,6 +147,32 @@ def _template(chat: object, special: dict[str, str]) -> ChatTemplate:
     from .template import ChatTemplate
 
     return ChatTemplate(chat, special)
+
+
+def _check_growth(path: Path, content: bytes) -> None:
+    """Raise InvalidInput if chained replacements may make a text more than `GROWTH` times as long."""
+    try:
+        parts = json.loads(content)
+    except (ValueError, RecursionError):
+        return  # the library says what is wrong
+    for name in ("normalizer", "decoder"):
+        stack, growth = [parts.get(name) if isinstance(parts, dict) else None], 1.0
+        written: set[str] = set()  # characters of what replaces others so far
+        while stack:
+            part = stack.pop()
+            if isinstance(part, list):
+                stack += reversed(part)
+            elif isinstance(part, dict):
+                stack += [v for v in part.values() if isinstance(v, list)]
+                pattern, new = part.get("pattern"), part.get("content")
+                if part.get("type") == "Replace" and isinstance(pattern, dict) and isinstance(new, str):
+                    old = pattern.get("String")
+                    factor = len(new) / max(1, len(old)) if isinstance(old, str) else len(new)
+                    again = not isinstance(old, str) or not written.isdisjoint(old)  # replaces what was replaced
+                    growth = growth * max(1, factor) if again else max(growth, factor)
+                    written |= set(new)
+            if growth > GROWTH:
+                raise InvalidInput(f"{path} is refused: its {name} may make a text more than {GROWTH} times as long")
 
 
 _redirecting = threading.Lock()
