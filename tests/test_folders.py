@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Pat
 
         def export(folder: Path, target: Path, name: str = name, **_: Any) -> None:
             found.append((name, target))
-            target.write_bytes(b"")
-            target.with_suffix(".tokenizer.json").write_bytes(b"")
+            target.write_bytes(b"program")
+            target.with_suffix(".tokenizer.json").write_bytes(b"tokenizer")
 
         monkeypatch.setattr(ptegpu.export, name, export)
     monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "a" / "cache"))
@@ -54,7 +56,7 @@ def test_it_is_exported_once_until_it_changes(made: list[tuple[str, Path]], tmp_
     second = program_of(one)
     assert [first, kept, second] == [target for _, target in made] and 3 == len({first, kept, second})
     left = sorted(p.name for p in second.parent.iterdir())
-    assert sorted(f"{p.stem}{end}" for p in (kept, second) for end in (".pte", ".tokenizer.json")) == left
+    assert sorted(f"{p.stem}{end}" for p in (kept, second) for end in (".pte", ".sums.json", ".tokenizer.json")) == left
 
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
@@ -73,3 +75,47 @@ def test_where_nothing_can_be_kept(made: list[tuple[str, Path]], tmp_path: Path,
     monkeypatch.setenv("PTEGPU_CACHE", "off")
     with pytest.raises(InvalidInput, match="one is a folder, and PTEGPU_CACHE=off: export it to a file first"):
         program_of(folder)
+
+
+def swap(path: Path) -> None:
+    path.write_bytes(b"another")
+
+
+def link_away(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("end", [".pte", ".tokenizer.json", ".sums.json"])
+@pytest.mark.parametrize("harm", [swap, Path.unlink, link_away, make_pipe])
+def test_an_entry_that_is_not_as_it_was_written_is_made_again(
+    made: list[tuple[str, Path]], tmp_path: Path, harm: Callable[[Path], object], end: str
+) -> None:
+    folder = write(tmp_path / "one", LLAMA)
+    target = program_of(folder)
+    harm(target.with_suffix(end))
+    assert target == program_of(folder) == program_of(folder)
+    assert 2 == len(made)
+    assert (b"program", b"tokenizer") == (target.read_bytes(), target.with_suffix(".tokenizer.json").read_bytes())
+    assert not any(p.is_symlink() for p in target.parent.iterdir())
+    assert not (tmp_path / "a" / "elsewhere").exists()
+
+
+def test_an_entry_that_was_copied_is_kept(made: list[tuple[str, Path]], tmp_path: Path) -> None:
+    target = program_of(write(tmp_path / "one", LLAMA))
+    os.utime(target, ns=(1, 1))
+    assert target == program_of(tmp_path / "one")
+    assert 1 == len(made)
+
+
+def test_a_link_to_an_equal_program_is_not_an_entry(made: list[tuple[str, Path]], tmp_path: Path) -> None:
+    target = program_of(write(tmp_path / "one", LLAMA))
+    target.rename(tmp_path / "moved")
+    target.symlink_to(tmp_path / "moved")
+    program_of(tmp_path / "one")
+    assert 2 == len(made) and not target.is_symlink()

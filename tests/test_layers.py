@@ -287,7 +287,7 @@ def test_the_direction_rule(module: str, target: str, expected: bool) -> None:
 
 
 def committed_files() -> Iterator[Path]:
-    yield from (path for path in ROOT.iterdir() if path.is_file())
+    yield from (path for path in ROOT.iterdir() if path.is_file() and path.name != ".git")  # a file in worktrees
     for folder in COMMITTED_FOLDERS:
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and not CACHE.search(path.as_posix()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -31,6 +32,18 @@ def read(path: str | os.PathLike[str], error: Errors, most: int = LARGEST) -> by
     if len(data) > most:
         raise error(f"{os.fspath(path)} has more than {most:,} bytes")
     return data
+
+
+def read_kept(path: Path, error: Errors, most: int = LARGEST) -> bytes:
+    """Return all bytes of a file of the cache. Links are not followed, and pipes not waited for."""
+    check_kept(path, error)
+    return read(path, error, most)
+
+
+def check_kept(path: Path, error: Errors) -> None:
+    """Raise unless this is a regular file and no link to one."""
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise error(f"{path} is not a regular file")
 
 
 def read_text(path: str | os.PathLike[str], error: Errors) -> str:
@@ -81,13 +94,27 @@ def write(path: str | os.PathLike[str], data: bytes) -> None:
     target = Path(path).resolve()
     if _is_special(target):
         target.write_bytes(data)
-        return
+    else:
+        keep(target, data)
+
+
+def keep(target: Path, data: bytes) -> None:
+    """Write a file at once, in place of whatever has its name: a link or a pipe, too."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
     try:
         part.write_bytes(data)
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete whatever has this name; a link, not what it leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_special(target: Path) -> bool:

@@ -1,10 +1,13 @@
-"""Checkpoint folders where a program is wanted: each is exported once, and kept in the cache until it changes."""
+"""Checkpoint folders where a program is wanted: each is exported once, and kept in the cache until it changes.
+
+Next to the files of a program is one with their sums. Whatever does not agree with it is made again.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from .errors import ExportError, InvalidInput
 from .gpu.pipelines import Progress, silent
 
 FILES = ("*.json", "*.jinja", "*.model", "*.safetensors", "*/config.json")
+SUMS = ".sums.json"
 SPEECH = "whisper"
 
 
@@ -33,15 +37,44 @@ def program_of(path: Any, progress: Progress = silent) -> Any:
     folder = Path(path).resolve()
     own = f"{folder.name}-{_digest(str(folder))}"
     target = cache / f"{own}-{_digest(ptegpu.__version__, *_facts(folder))}.pte"
-    if not target.is_file():
+    if not _is_intact(target):
         try:
             cache.mkdir(parents=True, exist_ok=True)
+            for path in _entry(target):
+                files.remove(path)
         except OSError as e:
             raise ExportError(f"{cache} cannot be written ({e.strerror}): set PTEGPU_CACHE to another folder") from e
         _export(folder, target, progress)
-        for old in (p for p in cache.glob(f"{own}-*") if not p.name.startswith(target.stem)):
-            old.unlink(missing_ok=True)
+        sums = {path.name: _sum(path) for path in _entry(target)}
+        files.keep(target.with_suffix(SUMS), json.dumps(sums, indent=2).encode())
+        for old in [p for p in cache.iterdir() if p.name.startswith(f"{own}-") and not _belongs(p, target)]:
+            files.remove(old)
     return target
+
+
+def _belongs(path: Path, target: Path) -> bool:
+    return path.name.startswith(f"{target.stem}.")
+
+
+def _entry(target: Path) -> list[Path]:
+    """Return the files of a program: its own, those of its tokenizer, the sums."""
+    return [path for path in target.parent.iterdir() if _belongs(path, target)]
+
+
+def _is_intact(target: Path) -> bool:
+    """Return whether all files of a program are there and as they were written, and no others."""
+    try:
+        sums = json.loads(files.read_kept(target.with_suffix(SUMS), ExportError))
+        paths = [path for path in _entry(target) if path != target.with_suffix(SUMS)]
+        return target.name in sums and sums == {path.name: _sum(path) for path in paths}
+    except (ExportError, OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _sum(path: Path) -> str:
+    files.check_kept(path, ExportError)
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _export(folder: Path, target: Path, progress: Progress) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +159,30 @@ def test_an_input_without_bounds_needs_a_shape() -> None:
         make_inputs([unbounded], [], {})
     assert str(raised.value) == "input 0 has no bounds: give its shape with --shape 0=…"
     assert make_inputs([unbounded], [], {0: (5,)})[0].shape == (5,)
+
+
+def test_arrays_that_are_larger_than_the_method_takes_are_not_read(tmp_path: Path) -> None:
+    """64 MiB of zeros in a file of 64 KiB, for an input of 24 bytes."""
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, np.zeros(1 << 23))
+    assert path.stat().st_size < 1 << 17
+    tracemalloc.start()
+    try:
+        for wanted in ([X], [X, X]):
+            with pytest.raises(InvalidInput, match=r"bomb\.npz|holds 1 arrays"):
+                make_inputs(wanted, [str(path)], {})
+        with pytest.raises(InvalidInput) as raised:
+            read_arrays(path, "output", 1, most=1000)
+        assert f"{path} holds arrays of 67,108,864 bytes, more than the 1,000 expected here" == str(raised.value)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:  # a head that says less than there is
+        file.writestr("arr_0.npy", npy(np.zeros(4)) + bytes(1 << 26))
+    assert 1 == len(read_arrays(path, "output", 1, most=1000))
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()

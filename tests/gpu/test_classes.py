@@ -105,6 +105,21 @@ def test_what_is_no_file_is_ignored(cache: Path) -> None:
     assert CLASSES["discrete"] == classes.class_of(GPU)
 
 
+def test_a_pipe_is_not_waited_for_and_a_link_not_followed(cache: Path, tmp_path: Path) -> None:
+    place = classes.place(GPU)
+    assert place is not None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(place)
+    assert CLASSES["discrete"] == classes.class_of(GPU)
+    classes.keep(GPU, FOUND)
+    assert FOUND == classes.class_of(GPU)
+    place.unlink()
+    place.symlink_to(tmp_path / "elsewhere")
+    classes.keep(GPU, FOUND)
+    assert FOUND == classes.class_of(GPU)
+    assert not place.is_symlink() and not (tmp_path / "elsewhere").exists()
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "file"))

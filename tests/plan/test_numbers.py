@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,3 +80,15 @@ def test_the_first_alternative_that_holds_is_chosen() -> None:
     assert (2, -1, 0, -1) == choose([0, 1, 0, 0])
     many = chooser([tuple((k,) for k in range(5000)), (tuple(range(5000)),)])
     assert (4321, -1) == many([int(k >= 4321) for k in range(5000)])
+
+
+def test_alternatives_after_the_first_that_holds_are_not_looked_at() -> None:
+    places: list[int] = []
+
+    class Numbers(list[int]):
+        def __getitem__(self, k: Any) -> Any:
+            places.append(k)
+            return super().__getitem__(k)
+
+    assert (1, 0) == chooser([((0,), (1, 2), (3,)), ((2,), (3,))])(Numbers([0, 1, 1, 1]))
+    assert [0, 1, 2, 2] == places

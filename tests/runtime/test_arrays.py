@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ptegpu.dtypes import DType
+from ptegpu.errors import InvalidInput
 from ptegpu.graph.linear import Var
 from ptegpu.runtime.arrays import Kind, as_array
+
+MASKED = np.ma.masked_array(np.float32([1, 2]), [True, False])
 
 
 class Named:
@@ -42,3 +46,59 @@ def test_results_are_of_the_dtype_that_came_in() -> None:
     assert Kind(False, np.dtype("V2")).result(bits, DType.BF16).dtype == np.dtype("V2")
     assert Kind(False, np.dtype("V2")).result(bits, DType.U16) is bits
     assert Kind(False, None).result(bits, DType.BF16) is bits
+
+
+class Raises:
+    """An object that offers what it does not give."""
+
+    def __init__(self, error: BaseException, name: str) -> None:
+        self.error, self.name = error, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.name:
+            raise self.error
+        raise AttributeError(name)
+
+
+class BadPack:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise self.error
+
+
+class BadArray:
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise KeyError("no data")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (BadPack(ValueError("gone")), "input 0 cannot be read from a BadPack: gone"),
+        (BadPack(KeyError("gone")), "input 0 cannot be read from a BadPack: 'gone'"),
+        (BadPack(OSError("gone")), "input 0 cannot be read from a BadPack: gone"),
+        (BadArray(), "input 0 cannot be read from a BadArray: 'no data'"),
+        ([BadArray()], "input 0 must be a tensor of float32: 'no data'"),
+        (Raises(ValueError("odd"), "__dlpack__"), "input 0 cannot be read from a Raises: odd"),
+        (MASKED, "input 0 is a masked array: fill its gaps first, as with .filled(0)"),
+        (MASKED.astype(np.float64), "input 0 is a masked array: fill its gaps first, as with .filled(0)"),
+    ],
+)
+def test_what_cannot_be_read_is_told(given: Any, message: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        as_array(given, Var("x", DType.F32, (2,)), "input 0")
+    assert message == str(error.value)
+
+
+def test_a_subclass_of_an_array_is_its_numbers() -> None:
+    class Sub(np.ndarray):
+        def __array_finalize__(self, other: Any) -> None:
+            pass
+
+    found = as_array(np.float32([1, 2]).view(Sub), Var("x", DType.F32, (2,)), "input 0")
+    assert type(found) is np.ndarray and [1, 2] == found.tolist()

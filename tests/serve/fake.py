@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ptegpu.errors import InvalidInput, QueueFull
+from ptegpu.llm.prompts import PromptTooLong
 from ptegpu.llm.text import StopStrings
 from ptegpu.serve import Event, Facts, Finished, Piece, Stats
 
@@ -52,7 +53,11 @@ class FakeEngine:
         self._room = asyncio.Semaphore(sequences)
 
     def encode(self, prompt: str) -> list[int]:
-        return encode(prompt)
+        """As engines do, it checks the length itself."""
+        tokens = encode(prompt)
+        if len(tokens) > self.model.context:
+            raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the model's context holds {self.model.context}")
+        return tokens
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         if messages[-1]["role"] == "assistant":
@@ -116,7 +121,11 @@ class FakeEncoder:
     model = Facts("fake", 64, VOCABULARY, False)
 
     def encode(self, prompt: str) -> list[int]:
-        return encode(prompt)
+        """As engines do, it checks the length itself."""
+        tokens = encode(prompt)
+        if len(tokens) > self.model.context:
+            raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the model's context holds {self.model.context}")
+        return tokens
 
     def embed(self, prompts: Sequence[Sequence[int]]) -> np.ndarray:
         return np.array([[len(p), p[0] / 8, -0.5] for p in prompts], np.float32)

@@ -23,6 +23,11 @@ from ptegpu.serve.limits import parse
 from ptegpu.serve.openai import read_chat, read_completion, read_embeddings
 
 PROMPT = "the fox and the owl"
+LONE = (
+    '{"model": "fake", "prompt": "\ud800"}',
+    '{"model": "fake", "prompt": "\\ud800"}',
+)  # half of a pair of surrogates
+FORMS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-le")  # that JSON's reader knows
 KEY, OTHER = "k" * 24, "o" * 24
 
 
@@ -191,6 +196,8 @@ def test_paths_and_methods_that_are_not_there(server: Running) -> None:
         (b"null", "the body must be a JSON object"),
         (b'{"model": "fake", "prompt": "\xff"}', "the body is not valid JSON"),
         (b'{"model": "fake", "prompt": "\\ud800"}', "the body is not valid JSON"),
+        (b'{"model": "fake", "prompt": "\xed\xa0\x80"}', "the body is not valid JSON"),
+        *((text.encode(form, "surrogatepass"), "the body is not valid JSON") for text in LONE for form in FORMS),
         (b'{"model": "fake", "prompt": "x", "temperature": NaN}', "NaN is no number"),
         (b'{"model": "fake", "prompt": "x", "temperature": 1e999}', "temperature must be a number from 0 to 2"),
         (b'{"model": "fake", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),

@@ -6,6 +6,7 @@ import base64
 import struct
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from tests.serve.conftest import Running, Start
@@ -240,3 +241,15 @@ def test_an_engine_that_fails(start: Start) -> None:
     with pytest.raises(openai.InternalServerError, match="the model failed: see the server's log"):
         client.completions.create(model="fake", prompt=PROMPT)
     assert 0 == server.engine.running == server.serving.slots["fake"].taken
+
+
+@pytest.mark.parametrize("prompt", ["w " * 65, [1] * 65])
+def test_a_prompt_that_is_too_long_has_a_code(server: Running, prompt: Any) -> None:
+    error = server.post("/v1/completions", {"model": "fake", "prompt": prompt}).json()["error"]
+    assert ("prompt", "context_length_exceeded") == (error["param"], error["code"])
+    assert "has 65 tokens" in error["message"]
+
+
+def test_no_model_promises_more_tokens_than_its_context_holds(server: Running) -> None:
+    model = httpx2.get(f"{server.url}/v1/models/fake").json()
+    assert (64, 64) == (model["context"], model["max_tokens"])

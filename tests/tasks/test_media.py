@@ -68,6 +68,10 @@ def test_what_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("ptegpu.tasks.media.PIXELS", 80_000)
     with pytest.raises(InvalidInput, match=r"large\.png has 300 × 300 pixels, more than 80,000"):
         open_image(tmp_path / "large.png")
+    monkeypatch.undo()
+    pillow.new("RGB", (12_000, 12_000)).save(tmp_path / "bomb.png")  # 0.4 MB
+    with pytest.raises(InvalidInput, match=r"bomb\.png has 12,000 × 12,000 pixels, more than 67,108,864: make"):
+        open_image(tmp_path / "bomb.png")
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InvalidInput, match=r"pictures need Pillow, .* Run: pip install 'ptegpu\[media\]'"):
         open_image(tmp_path / "p.png")

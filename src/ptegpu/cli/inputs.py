@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,10 @@ from .console import counted
 from .values import writable
 
 GRAMMAR = "random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, FILE.npy or FILE.npz"
+
+UNBOUNDED = 1 << 30  # bytes of arrays where the method sets no bounds
+WIDEST = 16  # bytes of an element
+HEAD = 1 << 16  # bytes of an array's file that its dtype and shape are in
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANDOM = re.compile(rf"random(?::(\d+))?(?::({_NUMBER})\.\.({_NUMBER}))?")
@@ -98,7 +104,7 @@ def make_inputs(wanted: Sequence[Value], texts: Sequence[str], shapes: Mapping[i
     if len(sources) == 1 and len(wanted) != 1:
         (source,) = sources
         if isinstance(source, Path):
-            sources = list(read_arrays(source, "input", len(wanted)))  # type: ignore[arg-type]
+            sources = list(read_arrays(source, "input", len(wanted), largest(wanted)))  # type: ignore[arg-type]
         else:
             sources = [source] * len(wanted)
     if len(sources) != len(wanted):
@@ -115,7 +121,7 @@ def _is_int(value: Value) -> bool:
 
 def _input(position: int, value: Value, source: Source | np.ndarray, shape: tuple[int, ...] | None) -> Any:
     if isinstance(source, Path):
-        (source,) = read_arrays(source, "input", 1)
+        (source,) = read_arrays(source, "input", 1, largest([value]))
     if isinstance(source, np.ndarray):
         return writable(source, value) if isinstance(value, Tensor) else source.item()
     if not isinstance(value, Tensor):
@@ -127,19 +133,63 @@ def _input(position: int, value: Value, source: Source | np.ndarray, shape: tupl
     return writable(source.array(position, value.dtype, value.sizes if shape is None else shape), value)
 
 
-def read_arrays(path: Path, prefix: str, count: int) -> list[np.ndarray]:
-    """`count` arrays of a NumPy file: by the names `prefix0`, `prefix1`, … or `arr_0`, …, else in the file's order."""
+def largest(values: Sequence[Value]) -> int:
+    """Return the most bytes that arrays for these may have, of any dtype."""
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if not all(v.bounded for v in tensors):
+        return UNBOUNDED
+    return WIDEST * sum(math.prod(v.sizes) if isinstance(v, Tensor) else 1 for v in values)
+
+
+def read_arrays(path: Path, prefix: str, count: int, most: int = UNBOUNDED) -> list[np.ndarray]:
+    """`count` arrays of a NumPy file: by the names `prefix0`, `prefix1`, … or `arr_0`, …, else in the file's order.
+
+    Raise InvalidInput before any is read if they have more than `most` bytes: a small file can hold large arrays of
+    zeros. What takes no more than the file itself is always read.
+    """
     check_regular(path, InvalidInput)
+    try:
+        sizes = _declared_sizes(path)
+    except OSError:
+        raise
+    except Exception as e:  # NumPy and zipfile raise many kinds
+        raise InvalidInput(f"{path} is not a NumPy file of plain arrays: {e}") from None
+    if len(sizes) != count:
+        raise InvalidInput(f"{path} holds {len(sizes)} arrays, the method has {count} {prefix}s")
+    if sum(sizes) > max(most, path.stat().st_size):
+        raise InvalidInput(f"{path} holds arrays of {sum(sizes):,} bytes, more than the {most:,} expected here")
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {f"{prefix}0": loaded}
     except OSError:
         raise
-    except Exception as e:  # NumPy and zipfile raise many kinds
+    except Exception as e:
         raise InvalidInput(f"{path} is not a NumPy file of plain arrays: {e}") from None
-    if len(arrays) != count:
-        raise InvalidInput(f"{path} holds {len(arrays)} arrays, the method has {count} {prefix}s")
     for names in ([f"{prefix}{k}" for k in range(count)], [f"arr_{k}" for k in range(count)]):
         if set(names) == set(arrays):
             return [arrays[name] for name in names]
     return list(arrays.values())
+
+
+def _declared_sizes(path: Path) -> list[int]:
+    """Return the bytes of each array of a file, as their heads declare them."""
+    with open(path, "rb") as file:
+        head = file.read(HEAD)
+    if not head.startswith(b"PK"):
+        return [_declared_size(head)]
+    with zipfile.ZipFile(path) as archive:
+        sizes = []
+        for entry in archive.infolist():
+            with archive.open(entry) as part:
+                sizes.append(_declared_size(part.read(HEAD)))
+        return sizes
+
+
+def _declared_size(head: bytes) -> int:
+    if not head.startswith(b"\x93NUMPY"):
+        raise ValueError("it does not begin as one")
+    file = io.BytesIO(head)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return math.prod(shape) * dtype.itemsize

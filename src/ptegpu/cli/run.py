@@ -19,7 +19,7 @@ from .answers import Asked, answer
 from .compare import SCALE, Difference, compare
 from .console import bars, dims, duration, number, print_json, progress, say, show_table
 from .generate import TokenizerPath
-from .inputs import make_inputs, parse_shapes, read_arrays
+from .inputs import largest, make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source, readable, summary, values_text
 
@@ -69,7 +69,7 @@ def run(
     takes, gives = declared(chosen)
     signature = Signature(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
-    expected = read_arrays(expect, "output", len(gives)) if expect else None
+    expected = read_arrays(expect, "output", len(gives), largest(gives)) if expect else None
     if save and save.suffix not in (".npz", ".npy"):
         raise typer.BadParameter(f"{save} must end in .npz or .npy", param_hint="--save")
     check_folder(save, "--save")

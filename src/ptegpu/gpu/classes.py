@@ -17,6 +17,7 @@ from ..errors import DeviceError
 from ..plan.target import CLASSES, DeviceClass
 from .adapters import AdapterInfo
 
+LARGEST = 1 << 16  # bytes of an entry
 VERSION = 1  # of the measurement: what another one kept does not count
 
 
@@ -24,8 +25,8 @@ def class_of(info: AdapterInfo) -> DeviceClass:
     """What was measured on an adapter or, failing that, what is assumed of its kind."""
     path = place(info)
     try:
-        return _read(json.loads(path.read_bytes()), info) if path else CLASSES[info.type]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return _read(json.loads(files.read_kept(path, DeviceError, LARGEST)), info) if path else CLASSES[info.type]
+    except (DeviceError, OSError, ValueError, LookupError, TypeError, RecursionError):
         return CLASSES[info.type]
 
 
@@ -36,7 +37,7 @@ def keep(info: AdapterInfo, found: DeviceClass) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, json.dumps({"adapter": _key(info), **asdict(found)}, indent=2).encode())
+        files.keep(path, json.dumps({"adapter": _key(info), **asdict(found)}, indent=2).encode())
     except OSError as e:
         raise DeviceError(f"{path} cannot be written ({e.strerror}): set PTEGPU_CACHE to another folder") from e
 

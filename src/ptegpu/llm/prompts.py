@@ -20,6 +20,10 @@ MAX_TOKENS = 256
 Prompt = str | Sequence[int]
 
 
+class PromptTooLong(InvalidInput):
+    """A prompt with more tokens than the model's context holds."""
+
+
 class Options(TypedDict, total=False):
     """How to generate; see `Sampling` for the settings that choose tokens."""
 
@@ -80,7 +84,7 @@ class Prompts:
         if unknown is not None:
             raise InvalidInput(f"token {unknown} is not in the model's vocabulary of {vocabulary}")
         if len(tokens) > context:
-            raise InvalidInput(f"the prompt has {len(tokens)} tokens, the model's context holds {context}")
+            raise PromptTooLong(f"the prompt has {len(tokens)} tokens, the model's context holds {context}")
         return tokens
 
     def _known(self) -> int:

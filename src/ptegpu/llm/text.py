@@ -39,7 +39,7 @@ class Tokenizer:
         """`prefix` is what the names of the files beside `path` begin with."""
         import tokenizers
 
-        self.path = path
+        self.path, self._name = path, str(path)
         content = read(path, InvalidInput)
         _check_growth(path, content)
         with _silent():  # where the library panics, it does so here, mostly
@@ -56,6 +56,7 @@ class Tokenizer:
         self._adds_bos = bool(config.get("add_bos_token"))
         self.bos = self.id_of(special.get("bos_token"))
         self.eos = self.id_of(special.get("eos_token"))
+        self._name = path.name  # what errors call it from now on: a server's clients need not know its folders
 
     @property
     def chat(self) -> ChatTemplate:
@@ -113,7 +114,7 @@ class Tokenizer:
         except BaseException as e:
             if not isinstance(e, Exception) and type(e).__name__ != "PanicException":
                 raise
-            raise InvalidInput(f"{self.path} {what}: {e}".replace(FROM_BUFFER, "")) from None
+            raise InvalidInput(f"{self._name} {what}: {e}".replace(FROM_BUFFER, "")) from None
 
 
 def find_tokenizer(model: Path | None, given: str | os.PathLike[str] | None) -> Tokenizer:

@@ -88,10 +88,11 @@ def chooser(switches: Sequence[tuple[tuple[int, ...], ...]]) -> Chooser:
     """From numbers to the alternative that each switch takes: the first whose places are all not 0, or -1."""
     lines = ["def f(n):"]
     for s, alternatives in enumerate(switches):
-        lines.append(f"  s{s} = -1")
-        for k in reversed(range(len(alternatives))):  # one after the other: nested, thousands would exceed the stack
-            condition = " and ".join(f"n[{g}]" for g in alternatives[k]) or "True"
-            lines.append(f"  if {condition}: s{s} = {k}")
+        lines.append("  while True:")  # once, and left by break: nested, thousands of alternatives exceed the stack
+        for k, places in enumerate(alternatives):
+            condition = " and ".join(f"n[{g}]" for g in places) or "True"
+            lines.append(f"    if {condition}: s{s} = {k}; break")
+        lines.append(f"    s{s} = -1; break")
     lines.append(f"  return ({''.join(f's{s}, ' for s in range(len(switches)))})")
     names: dict[str, Any] = {}
     exec("\n".join(lines), names)  # numbers only

@@ -26,7 +26,7 @@ def as_array(value: Any, var: Var, what: str) -> np.ndarray:
     not contiguous, or channels_last, are read in their logical order. bfloat16 is carried as uint16 bits.
     """
     assert var.dtype is not None
-    plain = isinstance(value, np.ndarray) and value.dtype == var.dtype.numpy
+    plain = type(value) is np.ndarray and value.dtype == var.dtype.numpy
     array = value if plain else _converted(value, var, what)
     _check_shape(array, var, what)
     return array
@@ -74,23 +74,29 @@ def _from_numbers(value: Any, dtype: DType, what: str) -> np.ndarray:
         if dtype is DType.BF16:
             return from_device(np.asarray(value, np.float32), dtype)
         return np.asarray(value, dtype.numpy)
-    except (ValueError, TypeError, OverflowError) as e:
+    except Exception as e:  # the code of what a list holds may raise anything
         raise InvalidInput(f"{what} must be a tensor of {dtype.value}: {e}") from None
 
 
 def _from_arrays(value: Any, dtype: DType, what: str) -> tuple[np.ndarray, str]:
     """An array of NumPy or of another library, and what to call its dtype."""
-    if not any(hasattr(value, name) for name in ("__dlpack__", "__array__", "__array_interface__")):
-        raise InvalidInput(f"{what} must be a tensor of {dtype.value}, not {type(value).__name__}: {KINDS}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidInput(f"{what} is a masked array: fill its gaps first, as with .filled(0)")
     try:
         if isinstance(value, np.ndarray):
             array = value
+        elif hasattr(value, "__dlpack__"):
+            array = np.from_dlpack(value)
+        elif hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
+            array = np.asarray(value)
         else:
-            array = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
-    except (BufferError, RuntimeError, TypeError) as e:
+            raise InvalidInput(f"{what} must be a tensor of {dtype.value}, not {type(value).__name__}: {KINDS}")
+    except InvalidInput:
+        raise
+    except Exception as e:  # the object's own code may raise anything
         raise InvalidInput(f"{what} cannot be read from a {type(value).__name__}: {e}") from None
     name = array.dtype.name if array.dtype.isnative else str(array.dtype)
-    return (array.view(np.uint16) if name == "bfloat16" else array), name
+    return (array.view(np.uint16) if name == "bfloat16" else array.view(np.ndarray)), name
 
 
 def _from_torch(tensor: Any, what: str) -> tuple[np.ndarray, str]:

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import InvalidInput, PtegpuError, QueueFull
+from ..llm.prompts import PromptTooLong
 from ..printing import shown
 from .engine import Embeds, Engine, Event, Finished, Writes
 from .errors import ApiError, invalid
@@ -140,7 +141,9 @@ class Serving:
     def _described(self, name: str) -> dict[str, Any]:
         model, writes = self.engines[name].model, isinstance(self.engines[name], Writes)
         kind = "embeddings" if not writes else "chat" if model.has_chat else "text"
-        return model_object(name, self._created, kind, model.context, self.limits.tokens if writes else 0)
+        return model_object(
+            name, self._created, kind, model.context, min(self.limits.tokens, model.context) if writes else 0
+        )
 
     def _generation(self, read: Callable[[Mapping[str, Any]], Asked]) -> Answer:
         async def answer(body: Mapping[str, Any], owner: str, out: Out) -> None:
@@ -350,12 +353,19 @@ async def _encoded(engine: Writes, asked: Asked) -> list[list[int]]:
         return [await _checked(engine, prompt, "prompt") for prompt in asked.prompts]
     if not engine.model.has_chat:
         raise invalid(f"{engine.model.name} has no chat template: ask /v1/completions", "model", "wrong_model")
-    return [_fitting(engine, await asyncio.to_thread(engine.encode_chat, asked.messages), "messages")]
+    return [_fitting(engine, await _tokens(engine.encode_chat, asked.messages, "messages"), "messages")]
 
 
 async def _checked(engine: Engine, prompt: Prompt, param: str) -> list[int]:
-    tokens = await asyncio.to_thread(engine.encode, prompt) if isinstance(prompt, str) else prompt
+    tokens = await _tokens(engine.encode, prompt, param) if isinstance(prompt, str) else prompt
     return _fitting(engine, tokens, param)
+
+
+async def _tokens(encode: Callable[[Any], list[int]], text: Any, param: str) -> list[int]:
+    try:
+        return await asyncio.to_thread(encode, text)
+    except PromptTooLong as e:
+        raise invalid(f"{e}: send less", param, "context_length_exceeded") from None
 
 
 def _fitting(engine: Engine, tokens: list[int], param: str) -> list[int]:

@@ -78,8 +78,9 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
 def parse(raw: bytes) -> dict[str, Any]:
     """A JSON object of finite numbers and valid text."""
     try:
-        body = json.loads(raw, parse_constant=_refuse)
-        if b"\\u" in raw:
+        text = raw.decode(json.detect_encoding(raw))  # json.loads would let surrogates pass
+        body = json.loads(text, parse_constant=_refuse)
+        if "\\u" in text:
             json.dumps(body, ensure_ascii=False).encode()  # half of a pair of surrogates has no bytes
     except (ValueError, RecursionError) as e:
         why = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)

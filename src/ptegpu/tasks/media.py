@@ -15,7 +15,7 @@ from ..files import check_regular
 from .facts import RESAMPLES, Audio, Image
 from .wave import read_wave, resample
 
-PIXELS = 1 << 28  # of a picture, at most
+PIXELS = 1 << 26  # of a picture, at most: 256 MiB as Pillow keeps them
 
 
 def open_image(source: Any, channels: int = 3) -> Any:
@@ -37,8 +37,11 @@ def open_image(source: Any, channels: int = 3) -> Any:
         with pillow.open(source) as found:
             width, height = found.size
             if width * height > PIXELS:
-                raise InvalidInput(f"{source} has {width:,} × {height:,} pixels, more than {PIXELS:,}")
-            return ImageOps.exif_transpose(found).convert(mode)
+                raise InvalidInput(
+                    f"{source} has {width:,} × {height:,} pixels, more than {PIXELS:,}: make it smaller first"
+                )
+            ImageOps.exif_transpose(found, in_place=True)
+            return found.convert(mode)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError, EOFError) as e:
         if isinstance(e, InvalidInput):
             raise
