@@ -67,10 +67,10 @@ SHORT = {"float32": "f32", "float16": "f16", "int32": "i32", "int8": "i8", "uint
 
 GENERAL = """\
 - **64 bits.** On the GPU, int64 is int32 and float64 is float32. In a delegate this is the exporter's choice, and
-  results wrap or round as int32 and float32 do. Outside a delegate, the GPU moves and compares int64, computes what
-  provably fits 32 bits; an input that does not fit int32 goes to the host with all calls that the GPU would run at once, or
-  is refused where large weights or a state follow. Other int64 arithmetic runs on the host, and so
-  does everything in float64, int16, uint16, uint32 and uint64.
+  results wrap or round as int32 and float32 do. Outside a delegate, the GPU moves and compares int64,
+  and computes what provably fits 32 bits. An input that does not fit int32 goes to the host, with all calls that the
+  GPU would run at once, or is refused where large weights or a state follow. Other int64 arithmetic runs on the host,
+  and so does everything in float64, int16, uint16, uint32 and uint64.
 - **Scalars.** Arithmetic of an int32 tensor with an int beyond int32 is refused. PyTorch wraps the int, but the tensor
   may have been int64, for which that is wrong.
 - **Halves** are computed in float32 and rounded once. PyTorch also rounds some intermediate results: its last bit may

@@ -29,6 +29,7 @@ LAYOUTS = {  # cost nothing on a constant, and are part of patterns such as line
     "unsqueeze_copy",
     "view_copy",
 }
+WIDE = "ptegpu_beyond_int32"  # the key of a placeholder's meta
 SMALL = 1 << 16  # bytes that a result may always have
 GROWTH = 4  # times the bytes it is computed from
 WIDENED = 1 << 12  # bytes, if its elements are wider than those: these are weights in few bits
@@ -108,16 +109,13 @@ def _base(node: Node) -> Node:
     return node
 
 
-def beyond_int32(program: ExportedProgram) -> set[Node]:
-    """Return the int64 parameters, buffers and constants with a value that does not fit int32."""
+def _mark_wide(program: ExportedProgram) -> None:
+    """Mark int64 constants with a value that does not fit int32: the partitioner sees no values."""
     places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    wide = set()
     for spec in program.graph_signature.input_specs:
         tensor = program.state_dict.get(spec.target, program.constants.get(spec.target)) if spec.kind in KINDS else None
         if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.int64 and tensor.numel():
-            if tensor.min() < -(2**31) or tensor.max() >= 2**31:
-                wide.add(places[spec.arg.name])
-    return wide
+            places[spec.arg.name].meta[WIDE] = bool(tensor.min() < -(2**31) or tensor.max() >= 2**31)
 
 
 def drop_unread(program: ExportedProgram, kinds: tuple[InputKind, ...]) -> None:
@@ -178,6 +176,7 @@ class PrepareConstants(ExportedProgramPassBase):
         folded = _Folder(exported_program).fold()
         if folded:
             drop_unread(exported_program, KINDS)
+        _mark_wide(exported_program)
         return ExportedProgramPassResult(exported_program, folded)
 
 

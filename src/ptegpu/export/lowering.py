@@ -30,7 +30,7 @@ from .backend import (
     torch,
 )
 from .causes import explained, root_cause
-from .constants import PrepareConstants, beyond_int32, drop_unread, keep_written_parameters, own_constants
+from .constants import WIDE, PrepareConstants, drop_unread, keep_written_parameters, own_constants
 
 NO_LIMITS = (2**31 - 1,) * 3
 TO_THE_END = 2**63 - 1  # the end of a slice that has none
@@ -154,7 +154,7 @@ def lower(
         keep_written_parameters(traced)
         own_constants(traced)
         _settle_attention(traced)
-    with quiet(), _skipped() as reasons:
+    with torch.no_grad(), quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
                 program if isinstance(program, ExportedProgram) else dict(program),
@@ -188,63 +188,83 @@ def _settle_attention(program: ExportedProgram) -> None:
 
 
 class Partitioner(VulkanPartitioner):
-    """Without partitions that take no tensor or give none, such as those of sizes alone: ExecuTorch fails on them.
-    Without operators that take int64 constants beyond 32 bits: it would store their lower half."""
+    """ExecuTorch's partitioner, less what its partitions get wrong.
+
+    It fails on partitions that take no tensor or give none, such as those of sizes alone; it stores the lower half of
+    int64 constants beyond 32 bits; and it loses track of some buffers that partitions write.
+    """
 
     def partition(self, exported_program: ExportedProgram) -> Any:
         with _refusing(exported_program):
             result = super().partition(exported_program)
-        _check_buffers(exported_program)
         partitions: dict[str, set[torch.fx.Node]] = {}
         for node in exported_program.graph.nodes:
             if node.op != "placeholder" and (tag := node.meta.get("delegation_tag")):
                 partitions.setdefault(tag, set()).add(node)
+        named = self.options.get("alias_buffer_mutations", False)
         for tag, nodes in partitions.items():
-            taken = {a for n in nodes for a in n.all_input_nodes} - nodes
-            given = {n for n in nodes if not nodes.issuperset(n.users)}
-            if not all(any(isinstance(n.meta.get("val"), torch.Tensor) for n in side) for side in (taken, given)):
+            if not _has_tensors(nodes) or loses_buffers(exported_program, nodes, named):
                 del result.partition_tags[tag]
                 for node in nodes:
                     del node.meta["delegation_tag"]
         return result
 
 
-def _check_buffers(program: ExportedProgram) -> None:
-    """Raise ExportError if a partition writes a buffer that something outside it reads, or without using its old value.
+def _has_tensors(nodes: set[torch.fx.Node]) -> bool:
+    """Return whether a partition takes a tensor and gives one."""
+    taken = {a for n in nodes for a in n.all_input_nodes} - nodes
+    given = {n for n in nodes if not nodes.issuperset(n.users)}
+    return all(any(isinstance(n.meta.get("val"), torch.Tensor) for n in side) for side in (taken, given))
 
-    ExecuTorch gives each of the two a buffer of its own, so that a write never reaches the reader. And a blob does not
-    say which buffer an output is the new value of: the importer looks for the one that it was computed from.
+
+def loses_buffers(program: ExportedProgram, nodes: set[torch.fx.Node], named: bool) -> bool:
+    """Return whether a partition writes a buffer that something outside it reads, or that looks like another constant.
+
+    ExecuTorch gives a reader outside a copy of its own, which no write reaches. Unless written buffers are `named`
+    (with alias_buffer_mutations), a blob does not say which of them an output is the new value of: the importer takes
+    the one constant of that shape which it was computed from, and which is not the new value's of an earlier output.
     """
     signature = program.graph_signature
-    nodes = {node.name: node for node in program.graph.nodes}
-    buffers = {target: nodes[name] for name, target in signature.inputs_to_buffers.items()}
+    places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    buffers = {target: places[name] for name, target in signature.inputs_to_buffers.items()}
+    inputs = set(signature.user_inputs)
+    claimed: set[torch.fx.Node] = set()
     for name, target in signature.buffers_to_mutate.items():
-        partition = nodes[name].meta.get("delegation_tag")
-        readers = [n for n in buffers[target].users if n.op != "output" and n.meta.get("delegation_tag") != partition]
-        if partition is not None and readers:
-            raise ExportError(f"a partition writes the buffer {target}, and {readers[0].name} outside it reads it")
-        if partition is not None and not _depends(nodes[name], buffers[target]):
-            raise ExportError(f"a partition writes the buffer {target} without using what was in it")
+        value = next((n for n in nodes if n.name == name), None)
+        if value is None:
+            continue
+        buffer = buffers[target]
+        if any(n.op != "output" and n not in nodes for n in buffer.users):
+            return True
+        alike = {c for c in _sources(value, nodes) if c.name not in inputs and _type(c) == _type(value)} - claimed
+        if not named and alike != {buffer}:
+            return True
+        claimed.add(buffer)
+    return False
 
 
-def _depends(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    """Return whether a node is computed from another."""
+def _sources(node: torch.fx.Node, nodes: set[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Return the placeholders that a node is computed from without leaving its partition."""
     left, seen = [node], {node}
     while left:
-        new = set(left.pop().all_input_nodes) - seen
+        new = {a for a in left.pop().all_input_nodes if a in nodes or a.op == "placeholder"} - seen
         left += new
         seen |= new
-    return source in seen
+    return {n for n in seen if n.op == "placeholder"}
+
+
+def _type(node: torch.fx.Node) -> tuple[torch.dtype, torch.Size]:
+    return node.meta["val"].dtype, node.meta["val"].shape
 
 
 @contextmanager
 def _refusing(program: ExportedProgram) -> Iterator[None]:
     """Keep out of partitions what they do not hold: wide constants, and inputs of which they would read nothing."""
     original = VulkanSupportedOperators.is_node_supported
-    wide, inputs = beyond_int32(program), set(program.graph_signature.user_inputs)
+    inputs = set(program.graph_signature.user_inputs)
 
     def reason(node: torch.fx.Node) -> str:
-        if wide.intersection(node.all_input_nodes) or _has_wide_int(node):
+        if any(n.meta.get(WIDE) for n in node.all_input_nodes) or _has_wide_int(node):
             return BEYOND
         if node.target is ops.edge.aten.addmm.default and _has_factors(node):
             return FACTORS
