@@ -10,7 +10,6 @@ from tests.exporting import export
 import ptegpu
 from ptegpu.compiler.truths import ask_factors
 from ptegpu.dtypes import DType
-from ptegpu.errors import PtegpuError
 from ptegpu.graph.linear import Call, Instruction, Linear, Operand, Var
 from ptegpu.plan.bundle import Host
 
@@ -69,5 +68,4 @@ def test_products_beyond_32_bits_are_not_0() -> None:
         assert not any(isinstance(i, Host) for i in program.method("forward")._method.items)
         mask = np.array([0, 1, 1 << 16, -(1 << 30), 3 << 20])
         np.testing.assert_array_equal((mask[:, None] * mask != 0) + np.float32(1), program(mask))
-        with pytest.raises(PtegpuError, match="int32"):
-            program(mask << 20)
+        np.testing.assert_array_equal((mask[:, None] * mask != 0) + np.float32(1), program(mask << 20))

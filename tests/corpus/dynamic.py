@@ -213,7 +213,7 @@ DYNAMIC: dict[str, Entry] = {
 }
 UNBOUNDED: dict[str, Entry] = {
     f"{name}, without an upper bound": function(
-        f, *((r(*s),) for s in ((10, 10), (3, 7), (1, 10), (10, 2))), dynamic=AUTO
+        f, *((r(*s),) for s in ((10, 10), (3, 7), (1, 10), (10, 2))), dynamic=AUTO, bounded=False
     )
     for name, f in {
         "abs": lambda x: x.abs(),

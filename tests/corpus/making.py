@@ -71,6 +71,7 @@ class Entry:
     tolerance: float = 1e-4
     wide: bool = True  # PyTorch answers in float64; else as it is
     delegate: bool = True  # False: the exporter's partitions are wrong, and left out
+    bounded: bool = True  # False: sizes have no upper bound, which `export` refuses
     reset: bool = False  # the first call comes once more, after a reset
     methods: Mapping[str, Callable[[nn.Module], nn.Module]] = field(default_factory=dict)  # beside `forward`
     others: Mapping[str, Sequence[tuple[Any, ...]]] = field(default_factory=dict)  # calls of these methods
@@ -117,6 +118,8 @@ def programs(name: str, entry: Entry, feature: str) -> list[Program]:
         if entry.methods:
             traced = {m: trace(copy.deepcopy(part), given[m][0]) for m, part in parts.items()}
             data = lower(traced, delegate=delegate, options=dict(entry.options)).data
+        elif not entry.bounded:
+            data = lower(trace(copy.deepcopy(model), given["forward"][0], shapes), delegate=delegate).data
         else:
             options = dict(entry.options) if delegate else None
             example = given["forward"][0]

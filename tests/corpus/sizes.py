@@ -172,10 +172,10 @@ SIZES: dict[str, Entry] = {
     "slice by an int": sized(lambda x, n: x[:n] * 2, 5, 0, 1, 8),
     "narrow by an int": sized(lambda x, n: x.narrow(0, n, 3) + 1, 2, 0, 5),
     "select by an int": sized(lambda x, n: x[n] * 2, 3, 0, 7),
-    "arange of an int": sized(lambda x, n: torch.arange(n) + x[0, 0], 5, 2, 7),
+    "arange of an int": sized(lambda x, n: torch.arange(n) + x[0, 0], 7, 2, 5),
     "arithmetic of an int": sized(lambda x, n: x * n + n // 2 - n % 3, 5, 2, 7),
     "an int and its double as outputs": sized(lambda x, n: (x[:n], n, 2 * n), 5, 2, 7),
-    "expand by an int": sized(lambda x, n: x[0].expand(n, 3) * 2, 5, 2, 9),
+    "expand by an int": sized(lambda x, n: x[0].expand(n, 3) * 2, 9, 2, 5),
     "two ints": function(
         lambda x, n, m: x[:n, :m].sum(0),
         *((r(6, 6), n, m) for n, m in ((4, 3), (2, 6), (6, 2))),

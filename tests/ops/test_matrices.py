@@ -512,7 +512,8 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     else:
         y = s.tensor(op, x, s.constant(np.zeros((n, k) if op == LINEAR else (k, n), np.float16)))
     s.returns(y)
-    traced = Planner(s.graph, TARGET, [True]).cover()
+    sizes = {f"{x.name}[0]": range(401), f"{x.name}[1]": [k]}
+    traced = Planner(s.graph, TARGET, [True], sizes=sizes).cover()
     assert hold(traced, Planner(s.graph, TARGET, [True], plain=True), points(traced, 25)) == 25
     plan = traced.plan()
     names = [[plan.kernels[d.kernel].name for d in choice.dispatches] for f in plan.families for choice in f.steps[0]]

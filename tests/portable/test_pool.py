@@ -5,6 +5,7 @@ import torch
 from tests.portable.harness import INF, NAN, Case, case, check, distinct, f, t
 
 IMAGE = distinct(2, 3, 7, 8)
+VOLUME = distinct(2, 3, 4, 5, 6).double()
 
 CASES: list[Case] = [
     *(
@@ -34,6 +35,27 @@ CASES: list[Case] = [
     ),
     case("max_pool2d_with_indices.default", t([[[1.0, NAN, 2.0, 3.0]]]), [1, 2], [1, 2]),
     case("max_pool2d_with_indices.default", torch.full((1, 3, 3), -INF), [2, 2], [2, 2], [1, 1]),
+    *(
+        case("avg_pool3d.default", x, *a)
+        for x in (VOLUME, VOLUME[0])
+        for a in (
+            ([2, 3, 2],),
+            ([2],),
+            ([3, 2, 2], [2, 2, 1], [1, 1, 0], True),
+            ([3, 2, 3], [2, 3, 2], [1, 1, 1], True, False),
+            ([3, 3, 3], [], [0, 0, 0], True, True, 5),
+        )
+    ),
+    *(
+        case("max_pool3d_with_indices.default", x, *a)
+        for x in (VOLUME, VOLUME[0], VOLUME.long())
+        for a in (
+            ([2, 3, 2],),
+            ([2],),
+            ([3, 2, 3], [2, 1, 2], [1, 0, 1], [1, 1, 1], True),
+            ([2, 2, 2], [1, 2, 1], [0, 1, 1], [2, 3, 1]),
+        )
+    ),
     case(
         "max_pool2d_with_indices_backward.default",
         f(2, 3, 4, 4),

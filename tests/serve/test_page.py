@@ -43,5 +43,5 @@ def test_models_say_what_they_are_for(start: Start) -> None:
         listed = running.openai().models.list().data
         return {m.id: (m.kind, m.context, m.max_tokens) for m in listed}  # type: ignore[attr-defined]
 
-    assert {"fake": ("chat", 64, 4096), "rows": ("embeddings", 64, 0)} == facts(start())
-    assert {"fake": ("text", 64, 4096)} == facts(start(has_chat=False, encoder=False))
+    assert {"fake": ("chat", 64, 64), "rows": ("embeddings", 64, 0)} == facts(start())
+    assert {"fake": ("text", 64, 64)} == facts(start(has_chat=False, encoder=False))

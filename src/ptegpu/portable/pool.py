@@ -1,4 +1,4 @@
-"""Pooling over the last two dimensions, batched or not."""
+"""Pooling over the last two or three dimensions, batched or not."""
 
 from __future__ import annotations
 
@@ -45,69 +45,80 @@ def _pool_windows(
     ceil_mode: bool,
     fill: float,
 ) -> Array:
-    """Windows over the last two dimensions: (…, H', W', kernel)."""
-    counts = _counts(x.shape[-2:], kernel, stride, padding, dilation, ceil_mode)
+    """Windows over the last dimensions: (…, *positions, kernel)."""
+    rank = len(kernel)
+    sizes = x.shape[-rank:]
+    counts = _counts(sizes, kernel, stride, padding, dilation, ceil_mode)
     after = [
         max((c - 1) * s + d * (k - 1) + 1 - n - p, 0)
-        for c, n, k, s, p, d in zip(counts, x.shape[-2:], kernel, stride, padding, dilation)
+        for c, n, k, s, p, d in zip(counts, sizes, kernel, stride, padding, dilation)
     ]
-    widths = [(0, 0)] * (x.ndim - 2) + list(zip(padding, after))
-    afford(math.prod([*x.shape[:-2], *counts, *kernel]) * x.itemsize)
+    widths = [(0, 0)] * (x.ndim - rank) + list(zip(padding, after))
+    afford(math.prod([*x.shape[:-rank], *counts, *kernel]) * x.itemsize)
     found = windows(np.pad(x, widths, constant_values=fill), kernel, stride, dilation)
-    found = found[..., : counts[0], : counts[1], :, :]
-    return found.reshape(*found.shape[:-2], -1)
+    found = found[(..., *map(slice, counts), *[slice(None)] * rank)]
+    return found.reshape(*found.shape[:-rank], -1)
 
 
-@portable("aten.avg_pool2d.default")
-def avg_pool2d(
-    x: Array,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Array:
-    kernel, padding = per_dimension(kernel_size, 2), per_dimension(padding, 2)
-    step = per_dimension(stride, 2) or kernel
-    once = (1, 1)
-    total = _pool_windows(x, kernel, step, padding, once, ceil_mode, 0).sum(-1, dtype=accumulator(x.dtype))
-    if divisor_override is not None:
-        return total / divisor_override
-    if count_include_pad:
-        counted = np.ones([n + 2 * p for n, p in zip(x.shape[-2:], padding)])
-        extra = [k * s for k, s in zip(kernel, step)]  # more than a window can hang over in ceil mode
-        covered = windows(np.pad(counted, [(0, e) for e in extra]), kernel, step, once)
-        count = covered.sum((-2, -1))[: total.shape[-2], : total.shape[-1]]
-    else:
-        count = _pool_windows(np.ones(x.shape[-2:]), kernel, step, padding, once, ceil_mode, 0).sum(-1)
-    return total / count
+def _define(rank: int) -> None:
+    """Register the operators that pool `rank` dimensions."""
+
+    @portable(f"aten.avg_pool{rank}d.default")
+    def avg_pool(
+        x: Array,
+        kernel_size: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = (0,) * rank,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Array:
+        kernel, padding = per_dimension(kernel_size, rank), per_dimension(padding, rank)
+        step = per_dimension(stride, rank) or kernel
+        once = (1,) * rank
+        total = _pool_windows(x, kernel, step, padding, once, ceil_mode, 0).sum(-1, dtype=accumulator(x.dtype))
+        if divisor_override is not None:
+            return total / divisor_override
+        if count_include_pad:
+            counted = np.ones([n + 2 * p for n, p in zip(x.shape[-rank:], padding)])
+            extra = [k * s for k, s in zip(kernel, step)]  # more than a window can hang over in ceil mode
+            covered = windows(np.pad(counted, [(0, e) for e in extra]), kernel, step, once)
+            count = covered.sum(tuple(range(-rank, 0)))[tuple(map(slice, total.shape[-rank:]))]
+        else:
+            count = _pool_windows(np.ones(x.shape[-rank:]), kernel, step, padding, once, ceil_mode, 0).sum(-1)
+        return total / count
+
+    @portable(f"aten.max_pool{rank}d_with_indices.default")
+    def max_pool_with_indices(
+        x: Array,
+        kernel_size: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = (0,) * rank,
+        dilation: Sizes = (1,) * rank,
+        ceil_mode: bool = False,
+    ) -> tuple[Array, Array]:
+        """Return maxima, and their flat positions in each plane or volume."""
+        kernel, padding, dilation = (per_dimension(v, rank) for v in (kernel_size, padding, dilation))
+        step = per_dimension(stride, rank) or kernel
+        sizes = x.shape[-rank:]
+        lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+        shared = (kernel, step, padding, dilation, ceil_mode)
+        found = _pool_windows(x, *shared, lowest)
+        inside = _pool_windows(np.ones(sizes, bool), *shared, False)
+        best = found.argmax(-1)
+        is_inside = np.take_along_axis(np.broadcast_to(inside, found.shape), best[..., None], -1)[..., 0]
+        best = np.where(is_inside, best, inside.argmax(-1))  # never a padded position, even where all are the lowest
+        starts = np.meshgrid(
+            *(np.arange(n) * s - p for n, s, p in zip(best.shape[-rank:], step, padding)), indexing="ij", sparse=True
+        )
+        places: Array = np.zeros_like(best)
+        for size, start, offset, d in zip(sizes, starts, np.unravel_index(best, kernel), dilation):
+            places = places * size + start + offset * d
+        return np.take_along_axis(found, best[..., None], -1)[..., 0], places
 
 
-@portable("aten.max_pool2d_with_indices.default")
-def max_pool2d_with_indices(
-    x: Array,
-    kernel_size: Sizes,
-    stride: Sizes = (),
-    padding: Sizes = (0, 0),
-    dilation: Sizes = (1, 1),
-    ceil_mode: bool = False,
-) -> tuple[Array, Array]:
-    """Maxima, and their flat positions in each plane."""
-    kernel, padding, dilation = (per_dimension(v, 2) for v in (kernel_size, padding, dilation))
-    step = per_dimension(stride, 2) or kernel
-    lowest = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    shared = (kernel, step, padding, dilation, ceil_mode)
-    found = _pool_windows(x, *shared, lowest)
-    inside = _pool_windows(np.ones(x.shape[-2:], bool), *shared, False)
-    best = found.argmax(-1)
-    is_inside = np.take_along_axis(np.broadcast_to(inside, found.shape), best[..., None], -1)[..., 0]
-    best = np.where(is_inside, best, inside.argmax(-1))  # never a padded position, even where all are the lowest
-    row, column = np.divmod(best, kernel[1])
-    top = np.arange(best.shape[-2])[:, None] * step[0] - padding[0]
-    left = np.arange(best.shape[-1]) * step[1] - padding[1]
-    values = np.take_along_axis(found, best[..., None], -1)[..., 0]
-    return values, (top + row * dilation[0]) * x.shape[-1] + left + column * dilation[1]
+for _rank in (2, 3):
+    _define(_rank)
 
 
 @portable("aten.max_pool2d_with_indices_backward.default")
