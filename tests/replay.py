@@ -23,7 +23,9 @@ def run_file(program: Program, gpu: Any) -> None:
 
 def run_bundle(program: Program, gpu: Any) -> None:
     """Compile the program, save the bundle, load it and make all calls."""
-    with ptegpu.load(to_bytes(ptegpu.compile(program.data, targets=gpu.target)), device=gpu) as loaded:
+    unbounded = "sizes without a bound" in program.features
+    sizes = {f"input 0[{d}]": range(11) for d in (0, 1)} if unbounded else None
+    with ptegpu.load(to_bytes(ptegpu.compile(program.data, targets=gpu.target, sizes=sizes)), device=gpu) as loaded:
         program.replay(loaded)
 
 

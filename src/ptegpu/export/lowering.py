@@ -220,9 +220,10 @@ def _has_tensors(nodes: set[torch.fx.Node]) -> bool:
 def loses_buffers(program: ExportedProgram, nodes: set[torch.fx.Node], named: bool) -> bool:
     """Return whether a partition writes a buffer that something outside it reads, or that looks like another constant.
 
-    ExecuTorch gives a reader outside a copy of its own, which no write reaches. Unless written buffers are `named`
-    (with alias_buffer_mutations), a blob does not say which of them an output is the new value of: the importer takes
-    the one constant of that shape which it was computed from, and which is not the new value's of an earlier output.
+    ExecuTorch gives a reader outside a copy of its own, which no write reaches. If written buffers are `named` (with
+    alias_buffer_mutations), an operator writes them in place, and later ones read the new value. Else a blob does not
+    say which of them an output is the new value of: the importer takes the one constant of that shape which it was
+    computed from, and which is not an earlier output's.
     """
     signature = program.graph_signature
     places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -234,7 +235,7 @@ def loses_buffers(program: ExportedProgram, nodes: set[torch.fx.Node], named: bo
         if value is None:
             continue
         buffer = buffers[target]
-        if any(n.op != "output" and n not in nodes for n in buffer.users):
+        if any(n.op != "output" and (n not in nodes or (named and n > value)) for n in buffer.users):
             return True
         alike = {c for c in _sources(value, nodes) if c.name not in inputs and _type(c) == _type(value)} - claimed
         if not named and alike != {buffer}:

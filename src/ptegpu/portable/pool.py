@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import ShapeError
-from .convolution import Sizes, per_dimension, windows
+from .convolution import Sizes, Subscript, per_dimension, windows
 from .promotion import FLOAT64, accumulator
 from .registry import Array, afford, portable
 
@@ -56,7 +56,8 @@ def _pool_windows(
     widths = [(0, 0)] * (x.ndim - rank) + list(zip(padding, after))
     afford(math.prod([*x.shape[:-rank], *counts, *kernel]) * x.itemsize)
     found = windows(np.pad(x, widths, constant_values=fill), kernel, stride, dilation)
-    found = found[(..., *map(slice, counts), *[slice(None)] * rank)]
+    taken: Subscript = (..., *map(slice, counts), *[slice(None)] * rank)
+    found = found[taken]
     return found.reshape(*found.shape[:-rank], -1)
 
 
