@@ -31,7 +31,7 @@ web-demo: .venv/.base ## make a web page of the bundled language model, and serv
 
 # What is in few.zip is in the tables of tests/ops, too: it runs on Dawn, and where there is no PyTorch.
 test: .venv/.test .venv/.vulkan ## run the tests; installs PyTorch and ExecuTorch
-	$(PYTEST) -n $(WORKERS) --dist worksteal --ignore tests/test_few.py $(ARGS) tests
+	$(PYTEST) -n $(WORKERS) --dist worksteal --ignore tests/test_few.py -m "not heavy or chosen" $(ARGS) tests
 	@mkdir -p build; tools/node.sh 2>/dev/null && export PTEGPU_CHROMIUM=$$(tools/chromium.sh); \
 	$(MAKE) --no-print-directory test-web >build/test-web.log 2>&1 & web=$$!; \
 	$(MAKE) --no-print-directory test-dawn; dawn=$$?; wait $$web; web=$$?; cat build/test-web.log; exit $$((dawn + web))

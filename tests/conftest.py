@@ -1,5 +1,6 @@
 """Every kernel that any test compiles under naga is compiled under Tint too, when the run ends.
 
+`PTEGPU_HEAVY=3/33` lets `make test` run the third slice, counted from 0, of 33 of the heavy tests, too.
 `PTEGPU_TESTS_WITHOUT_TINT=1` leaves that out, for GPU hosts where Dawn's Python package cannot be installed. With
 `PTEGPU_ENGINE=dawn` Tint compiles them anyway.
 """
@@ -18,6 +19,14 @@ from ptegpu.plan.plan import Kernel
 
 os.environ["PTEGPU_CACHE"] = "off"  # no test depends on what was once measured on this machine
 os.environ.setdefault("PTEGPU_ENGINE", "wgpu")  # or on what else is installed
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    k, _, count = os.environ.get("PTEGPU_HEAVY", "0/0").partition("/")
+    heavy = [item for item in items if item.get_closest_marker("heavy")]
+    for item in heavy[int(k) :: int(count)] if int(count) else ():
+        item.add_marker("chosen")
 
 
 @pytest.fixture(scope="session", autouse=True)

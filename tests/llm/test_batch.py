@@ -85,7 +85,7 @@ def test_random_requests_get_what_they_get_alone(engine: BatchEngine, model: Lan
 def test_many_random_requests_in_exact_mode() -> None:
     how: dict[str, Any] = {"precision": "exact"}
     with LanguageModel(DEMO, **how) as model, BatchEngine(DEMO, sequences=12, queue=64, **how) as engine:
-        hold(engine, model, 64, 2)
+        hold(engine, model, 24, 2)
         assert 0 == engine.stats().pages_used
 
 

@@ -24,7 +24,7 @@ from ptegpu.serve import bind
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOKENS = 150  # so many that requests still run when a replica is killed
 PATHS = [str(ROOT / name) for name in ("examples", "src", ".")]
