@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 
 from .errors import ExportError, PtegpuError
 
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+MODEL_OR_SENTENCE = ("config.json", "modules.json")  # the latter lists the parts of a sentence-transformers model
 LARGEST = 1 << 28  # bytes of a text, or of JSON
 
 Errors = type[PtegpuError]
@@ -32,6 +35,25 @@ def read(path: str | os.PathLike[str], error: Errors, most: int = LARGEST) -> by
     if len(data) > most:
         raise error(f"{os.fspath(path)} has more than {most:,} bytes")
     return data
+
+
+def check_checkpoint(folder: Path, error: Errors, names: tuple[str, ...] = ("config.json",)) -> None:
+    """Raise unless the folder exists and holds one of the named files, as checkpoints of the Hugging Face Hub do."""
+    if folder.is_dir():
+        if not any((folder / name).is_file() for name in names):
+            raise error(f"{folder} has no config.json: give the folder of a Hugging Face checkpoint")
+        return
+    name = folder.as_posix()
+    if folder.exists():
+        raise error(f"{name} is a file: give the folder of a Hugging Face checkpoint")
+    if not HUB_ID.fullmatch(name):
+        raise error(f"there is no folder {name}")
+    local = name.rpartition("/")[2]
+    raise error(
+        f"there is no folder {name}. If this is a model of the Hugging Face Hub, download it and give the folder "
+        f"{local} instead:",
+        f"  hf download {name} --local-dir {local}",
+    )
 
 
 def read_kept(path: Path, error: Errors, most: int = LARGEST) -> bytes:

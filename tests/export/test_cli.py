@@ -63,7 +63,7 @@ def test_a_module(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_errors_are_one_line(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
     ended = invoke("export", "llm", tmp_path, "-o", tmp_path / "m.pte")
-    expected = f"error: {tmp_path}/config.json is missing: this is no folder of a Hugging Face checkpoint\n"
+    expected = f"error: {tmp_path} has no config.json: give the folder of a Hugging Face checkpoint\n"
     assert (1, "", expected) == (ended.code, ended.out, ended.err)
     assert 2 == invoke("export", "llm", tmp_path).code
     assert 2 == invoke("export", "llm", tmp_path, "-o", "m.pte", "--quantize", "3bit").code
@@ -87,6 +87,22 @@ def test_where_nothing_can_be_written(what: tuple[str, str], tmp_path: Path) -> 
     done = run_blocked(f"from ptegpu.cli import main; main(['export', *{what}, '-o', {str(output)!r}])")
     message = f"error: {output} cannot be written: there is no folder {tmp_path}/none\n"
     assert (1, "", message) == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("kind", ["llm", "hf", "speech"])
+def test_folders_that_are_none(kind: str, tmp_path: Path) -> None:
+    """They are refused with one message, before PyTorch, which is blocked here, is imported."""
+    empty, file = tmp_path / "empty", tmp_path / "file"
+    empty.mkdir()
+    file.touch()
+    for folder, message in (
+        (empty, f"{empty} has no config.json: give the folder of a Hugging Face checkpoint"),
+        (file, f"{file} is a file: give the folder of a Hugging Face checkpoint"),
+        (tmp_path / "none", f"there is no folder {tmp_path}/none"),
+    ):
+        command = ["export", kind, str(folder), "-o", str(tmp_path / "m.pte")]
+        done = run_blocked(f"from ptegpu.cli import main; main({command!r})")
+        assert (1, "", f"error: {message}\n") == (done.returncode, done.stdout, done.stderr)
 
 
 def test_failures_in_the_users_code(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

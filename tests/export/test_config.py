@@ -165,7 +165,7 @@ def test_a_deep_config(tmp_path: Path) -> None:
 
 
 def test_no_config(tmp_path: Path) -> None:
-    expected = f"{tmp_path}/config.json is missing: this is no folder of a Hugging Face checkpoint"
+    expected = f"{tmp_path} has no config.json: give the folder of a Hugging Face checkpoint"
     with pytest.raises(ExportError, match=f"^{re.escape(expected)}$"):
         read_config(tmp_path)
 

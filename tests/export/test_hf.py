@@ -356,7 +356,7 @@ def test_weights_are_safetensors_inside_the_folder(tmp_path: Path) -> None:
     (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
     with pytest.raises(ExportError, match="leads out of its folder"):
         load_model(folder)
-    with pytest.raises(ExportError, match=r"has no config.json: give a folder as `save_pretrained` writes it"):
+    with pytest.raises(ExportError, match=r"has no config.json: give the folder of a Hugging Face checkpoint"):
         load_model(tmp_path)
 
 

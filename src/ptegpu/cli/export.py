@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..files import check_writable
+from ..errors import ExportError
+from ..files import MODEL_OR_SENTENCE, check_checkpoint, check_writable
 from ..tasks.facts import TASKS
 from .answers import takes_text, try_it
 from .console import bars, counted, duration, number, print_json, progress, say, show_table, size
@@ -63,6 +64,7 @@ def llm(
 ) -> None:
     """Export a language model (Llama, Mistral, Qwen, Gemma, Phi, Falcon, GPT-2, …), with its tokenizer beside it."""
     check_writable(output)
+    check_checkpoint(folder, ExportError)
     with progress("Starting PyTorch"):
         from ..export import Options, export_llm
     chosen = embedding.value if embedding else None
@@ -94,6 +96,7 @@ def hf(
 ) -> None:
     """Export a model for texts, pictures or sounds, with what `ptegpu run` needs to use it."""
     check_writable(output)
+    check_checkpoint(folder, ExportError, MODEL_OR_SENTENCE)
     with progress("Starting PyTorch"):
         from ..export import Bounds, export_hf, is_decoder
     if task is None and is_decoder(folder):
@@ -127,6 +130,7 @@ def speech(
 ) -> None:
     """Export a Whisper model for `ptegpu transcribe`, with its tokenizer beside it."""
     check_writable(output)
+    check_checkpoint(folder, ExportError)
     with progress("Starting PyTorch"):
         from ..export import export_speech
     with bars() as report:

@@ -6,7 +6,6 @@ What a family has where the file is silent is in `families`.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from ..errors import ExportError, PtegpuError
-from ..files import read_object
+from ..files import check_checkpoint, read_object
 from .families import FAMILIES, LLAMA, SLIDING, Family
 from .keys import Keys
 
@@ -23,7 +22,7 @@ SEEING = ("smolvlm", "idefics3")  # see vision.py
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new")
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 ORIGINAL = "original_max_position_embeddings"
-HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+")
+DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that generate text
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +137,20 @@ class Config:
 
 def read_config(folder: Path) -> Config:
     """The folder's `config.json` and, for the special tokens, `generation_config.json`."""
-    if not folder.is_dir():
-        raise _no_folder(folder.as_posix())
+    check_checkpoint(folder, ExportError)
     path = folder / "config.json"
     try:
-        return _config(folder, Keys(path, text_config(_read_json(path))))
+        return _config(folder, Keys(path, text_config(read_object(path, ExportError))))
     except PtegpuError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
         raise ExportError(f"{path} cannot be understood: {e}") from None
+
+
+def architecture(settings: Mapping[str, Any]) -> str:
+    """Return the name of the class that `config.json` names, or nothing."""
+    names = settings.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def text_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -160,7 +164,10 @@ def text_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _config(folder: Path, keys: Keys) -> Config:
     name = keys.get("model_type")
     if name not in FAMILIES:
-        raise keys.error(f"model_type {name!r} is not supported; supported are {', '.join((*FAMILIES, *SEEING))}")
+        supported = f"supported are {', '.join((*FAMILIES, *SEEING))}"
+        other = (a := architecture(keys.given)) and not a.endswith(DECODERS)
+        hint = ". `ptegpu export hf` exports models that generate no text" if other else ""
+        raise keys.error(f"model_type {name!r} is not supported; {supported}{hint}")
     if keys.get("use_bidirectional_attention"):
         raise keys.error("use_bidirectional_attention is not supported: text is made from left to right")
     if keys.get("quantization_config"):
@@ -188,24 +195,6 @@ def _config(folder: Path, keys: Keys) -> Config:
         fields["context"] = max(fields["context"], int(rope.factor * rope.original))
     bos, eos = _special_tokens(folder, keys.given)
     return Config(layers=layers, trained=trained, bos=bos, eos=eos, **fields)
-
-
-def _no_folder(name: str) -> ExportError:
-    if not HUB_ID.fullmatch(name):
-        return ExportError(f"there is no folder {name}")
-    local = name.rpartition("/")[2]
-    return ExportError(
-        f"there is no folder {name}. If this is a model of the Hugging Face Hub, download it and give the folder "
-        f"{local} instead:",
-        f"  hf download {name} --local-dir {local}",
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path, ExportError)
-    except FileNotFoundError:
-        raise ExportError(f"{path} is missing: this is no folder of a Hugging Face checkpoint") from None
 
 
 def _layers(keys: Keys, family: Family, count: int) -> tuple[Layer, ...]:
@@ -288,7 +277,7 @@ def _factors(keys: Keys, found: Mapping[str, Any], key: str, kind: str, dim: int
 def _special_tokens(folder: Path, given: Mapping[str, Any]) -> tuple[int, tuple[int, ...]]:
     """bos, or -1, and all that end a text: what `generation_config.json` says goes before `config.json`."""
     path = folder / "generation_config.json"
-    generation = _read_json(path) if path.is_file() else {}
+    generation = read_object(path, ExportError) if path.is_file() else {}
     bos = generation.get("bos_token_id", given.get("bos_token_id"))
     eos = generation.get("eos_token_id", given.get("eos_token_id"))
     ends = eos if isinstance(eos, list) else [eos]

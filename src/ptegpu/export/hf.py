@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ExportError
-from ..files import LARGEST, check_inside, check_writable, read_object, write
+from ..files import LARGEST, MODEL_OR_SENTENCE, check_checkpoint, check_inside, check_writable, read_object, write
 from ..tasks.facts import METHOD, TASKS, Facts, Task, inputs_of
 from .backend import quiet, torch
 from .causes import root_cause
 from .checkpoint import Progress, Store
-from .config import SEEING
+from .config import DECODERS, SEEING, architecture
 from .hf_facts import LOCAL, Processing, read_processing
 from .hf_models import AUTO, RATE, Bounds, kind_of, task_of, wrapped
 from .hf_sentences import finish_of, is_sentence_model, transformer_folder
@@ -29,7 +29,6 @@ from .module import Exported, Source, export_with_account
 
 READ = (".json", ".txt", ".model", ".safetensors")  # endings of files that anything here reads
 EXTRA = 1 << 26  # elements that a model may have beyond those of its weights: tables that are computed
-DECODERS = ("ForCausalLM", "LMHeadModel")
 LAYERS = ("layer", "depth", "block", "stage")  # in the names of settings that count parts
 LABELS = 1 << 16  # that a model without a head for them may still name
 LOCAL_KERNELS = ("eager", "sdpa", "grouped_mm", "batched_mm")  # implementations that transformers has itself
@@ -47,8 +46,11 @@ class ExportedTask:
 
 def is_decoder(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a language model, which `export_llm` is for."""
+    check_checkpoint(Path(folder), ExportError, MODEL_OR_SENTENCE)
+    if is_sentence_model(Path(folder)):
+        return False
     settings = read_object(Path(folder) / "config.json", ExportError)
-    return _architecture(settings).endswith(DECODERS) or settings.get("model_type") in SEEING
+    return architecture(settings).endswith(DECODERS) or settings.get("model_type") in SEEING
 
 
 def export_hf(
@@ -155,7 +157,7 @@ def load_model(folder: str | os.PathLike[str], task: Task | None = None) -> tupl
     inner = transformer_folder(source)
     transformers = _transformers()
     settings = read_object(inner / "config.json", ExportError)
-    name = _architecture(settings) or settings.get("model_type", "?")
+    name = architecture(settings) or settings.get("model_type", "?")
     stored = Store(inner).files
     _check_settings(settings, stored, name)
     with silent(transformers):
@@ -202,8 +204,7 @@ def _transformers() -> Any:
 
 def _check_files(folder: Path) -> None:
     """That nothing that will be read leads elsewhere, or is too large."""
-    if not (folder / "config.json").is_file() and not is_sentence_model(folder):
-        raise ExportError(f"{folder} has no config.json: give a folder as `save_pretrained` writes it")
+    check_checkpoint(folder, ExportError, MODEL_OR_SENTENCE)
     for path in (p for place in {folder, transformer_folder(folder)} for p in place.iterdir()):
         if path.suffix in READ and path.is_file():
             check_inside(path, folder, ExportError)
@@ -211,11 +212,6 @@ def _check_files(folder: Path) -> None:
                 raise ExportError(f"{path} has more than {LARGEST:,} bytes")
     if (transformer_folder(folder) / "adapter_config.json").exists():
         raise ExportError(f"{folder} is an adapter of another model: merge it into that one first")
-
-
-def _architecture(settings: dict[str, Any]) -> str:
-    found = settings.get("architectures")
-    return found[0] if isinstance(found, list) and found and isinstance(found[0], str) else ""
 
 
 def _task(folder: Path, wanted: Task | None) -> Task:
@@ -226,7 +222,7 @@ def _task(folder: Path, wanted: Task | None) -> Task:
         return "sentence-embedding"
     transformers = _transformers()
     settings = read_object(folder / "config.json", ExportError)
-    name, kind = _architecture(settings), settings.get("model_type")
+    name, kind = architecture(settings), settings.get("model_type")
     made = getattr(transformers, name, None) if name else None
     known = isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)
     found: Task | None = None

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ExportError, PtegpuError
+from ..files import check_checkpoint, read_object
 from ..speech.facts import MOST, Facts
-from .config import ACTIVATIONS, _no_folder, _read_json
+from .config import ACTIVATIONS
 from .families import MOST_LAYERS
 from .keys import Keys
 
@@ -38,11 +39,10 @@ class Config:
 
 def read_sound_config(folder: Path) -> tuple[Config, Facts]:
     """From `config.json`, `generation_config.json` and `preprocessor_config.json`."""
-    if not folder.is_dir():
-        raise _no_folder(folder.as_posix())
+    check_checkpoint(folder, ExportError)
     path = folder / "config.json"
     try:
-        given = _read_json(path)
+        given = read_object(path, ExportError)
         if given.get("model_type") != MODEL_TYPE:
             raise ExportError(f"{path}: model_type {given.get('model_type')!r} is not {MODEL_TYPE}")
         config = _config(path, given, _optional(folder / "preprocessor_config.json"))
@@ -54,7 +54,7 @@ def read_sound_config(folder: Path) -> tuple[Config, Facts]:
 
 
 def _optional(path: Path) -> dict[str, Any]:
-    return _read_json(path) if path.is_file() else {}
+    return read_object(path, ExportError) if path.is_file() else {}
 
 
 def _config(path: Path, given: Mapping[str, Any], sound: Mapping[str, Any]) -> Config:

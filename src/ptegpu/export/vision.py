@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ExportError, PtegpuError
+from ..files import read_object
 from ..llm.pictures import LARGEST, Facts
 from .config import ACTIVATIONS as SUPPORTED
-from .config import SEEING, _read_json, text_config
+from .config import SEEING, text_config
 from .decoder import ACTIVATIONS
 from .families import MOST_LAYERS
 from .keys import Keys
@@ -52,12 +53,12 @@ class VisionConfig:
 def read_vision(folder: Path) -> tuple[VisionConfig, Facts] | None:
     """What a checkpoint sees with; None if it does not."""
     path = folder / "config.json"
-    given = _read_json(path)
+    given = read_object(path, ExportError)
     if given.get("model_type") not in SEEING:
         return None
     try:
         preprocessor = folder / "preprocessor_config.json"
-        return _read(path, given, _read_json(preprocessor) if preprocessor.is_file() else {})
+        return _read(path, given, read_object(preprocessor, ExportError) if preprocessor.is_file() else {})
     except PtegpuError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
