@@ -279,6 +279,22 @@ def test_a_graph_of_fixed_shapes_that_is_wrong_raises_at_once() -> None:
     assert "aten.relu.default #0 gives [4, 3], the program says [5, 3]" == str(wrong.value)
 
 
+@pytest.mark.parametrize("rows", [(5, 7), (3, 5, 7)])
+def test_a_dynamic_graph_that_is_wrong_at_every_size_raises_at_once(rows: tuple[int, ...]) -> None:
+    """Whether one comparison tells, or all sizes have to be tried."""
+    s = Sketch()
+    x = s.input(8, 4)
+    y = s.tensor("aten.relu.default", x)
+    for n in rows:
+        y = s.tensor("aten.add.Tensor", y, s.constant(np.ones((8, 4), np.float32)), 1)
+        constant = s.graph.nodes[-1].args[1]
+        assert isinstance(constant, Tensor)
+        constant.data, constant.max_shape, constant.shape = np.ones((n, 4), np.float32), (n, 4), (n, 4)
+    with pytest.raises(ShapeError) as error:
+        dynamic(s.returns(y)).cover()
+    assert f"aten.add.Tensor #1: shapes [8, 4], [{rows[0]}, 4] do not broadcast" == str(error.value)
+
+
 def sliced_by_data(width: int = 4) -> Graph:
     """x[:at[0]] of a static x (8, 4), declared as (8, width)."""
     s = Sketch()

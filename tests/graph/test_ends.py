@@ -107,3 +107,13 @@ def test_fewer_values_than_inputs_are_refused() -> None:
     with pytest.raises(InvalidProgram) as error:
         found(blob([inner(4), N], []), [B], [])
     assert "m.pte: delegate 3 takes 2 inputs, the call gives 1 values" == str(error.value)
+
+
+def test_a_result_is_not_taken_for_an_input() -> None:
+    """The blob has one input more than the call gives, of the type of the result."""
+    with pytest.raises(InvalidProgram) as error:
+        found(blob([inner(4), inner(5)], [inner(5)]), [B], [OUT])
+    expected = (
+        "m.pte: delegate 3 takes 2 inputs and has 1 results, the call gives 2 values for both; export the program again"
+    )
+    assert expected == str(error.value)

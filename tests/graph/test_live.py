@@ -86,6 +86,15 @@ def test_the_number_of_results_must_be_the_declared_one() -> None:
     assert "aten.alias_copy.default #0 has 1 results, the program says 2" == str(error.value)
 
 
+def test_more_results_than_an_operator_has_are_counted() -> None:
+    x, y, mean, rstd, extra = (Tensor(name, DType.F32, (2, 3)) for name in ("x", "y", "mean", "rstd", "extra"))
+    mean.max_shape = rstd.max_shape = (2, 1)
+    op = REGISTRY["aten.native_layer_norm.default"]
+    with pytest.raises(ShapeError) as error:
+        evaluate(Node(op, (x, (3,), None, None, 1e-5), (y, mean, rstd, extra), "norm #7"), nothing)
+    assert "norm #7: aten.native_layer_norm.default gives 3 results, the program takes 4" == str(error.value)
+
+
 def test_data_that_the_host_cannot_have_is_named() -> None:
     s = Sketch()
     x = s.tensor("aten.abs.default", s.input(2, dtype=DType.I32))

@@ -420,6 +420,7 @@ REFUSED = [
         (q, T((1, 3, 1, 8)), k, c, c, 0, 1),
         "[1, 3, 1, 8] does not fit a cache of [1, 9, 2, 8]; both are [B, S, H, D]",
     ),
+    (sdpa, (q, k, k, c, c, 0, 2), "seq_len is 2, the query [1, 3, 4, 8] has 3 positions"),
     (
         update_cache,
         (T((1, 10, 2, 8)), c, 0),

@@ -14,15 +14,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ..dtypes import INTS, DType
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value, flatten
 from ..ops import REGISTRY
+from ..ops.registry import normalise_dim
 from ..passes.memory import Memory
 from ..plan.plan import VALUES, Bound, Moved
 from ..portable import PORTABLE
-from ..sizes import plain_value
+from ..sizes import Size
 from .node import number
 
 # Rules that only move values, with a name under which NumPy's kernel is found: a rule may have others too.
@@ -131,6 +130,18 @@ def _plain(a: Arg) -> object:
     return number(a.value) if isinstance(a, Sym) else a
 
 
+def _place(node: Node, source: Tensor) -> list[int]:
+    """Return which element of its source a node reads; in a dimension that changes, the last one is -1."""
+    _, *where = node.op.bind(node.args)
+    place = [0] * source.rank
+    if where and place:
+        dim, index = where
+        k = normalise_dim(dim, source.rank)
+        size = source.shape[k]
+        place[k] = index if isinstance(size, Size) else index % size
+    return place
+
+
 def _origin(graph: Graph, sym: Sym) -> str:
     """A symbolic int with what it was made from; {} is where its value goes."""
     made = {out: node for node in graph.nodes for out in node.outs}
@@ -139,10 +150,7 @@ def _origin(graph: Graph, sym: Sym) -> str:
         return f"{sym.name}: the position {{}}"
     first = node.args[0]
     if isinstance(first, Tensor) and node.op.reads:
-        assert node.op.sym is not None
-        element = plain_value(node.op.sym(*node.op.bind(node.args)))
-        place = np.unravel_index(element, [plain_value(n) for n in first.shape])
-        return f"{first.name}: the position {{}} at {[int(k) for k in place]}"
+        return f"{first.name}: the position {{}} at {_place(node, first)}"
     queue, sources = [sym], dict[str, None]()
     while queue:
         value = queue.pop()

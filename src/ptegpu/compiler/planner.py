@@ -155,14 +155,17 @@ class Planner:
             row: int(self.table.ranges[row][1]) if self._is_size(row) else self._ints(row)[0] for row in self.base
         }
         first = self._trace_shapes(Point(self.table, largest))
+        if first.refusal is not None and not first.guards:  # whatever the sizes and the data
+            raise first.refusal
         if not self.base:
-            if first.refusal is not None and not first.guards:  # whatever the data
-                raise first.refusal
             self._check_declared(first)
         self._cover(first)
         while self.ahead and not self.points and (more := self._decided_by() - self.deciding):
             self.deciding |= more
             self._cover(first)
+        if first.refusal is not None and self.complete and len(self.families) < MAX_FAMILIES:
+            if all(f.refusal is not None for f in self.families):  # at every size
+                raise first.refusal
         self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
         if not self.base and not first.guards:
             refused = next((c.refusal for cs in first.choices for c in cs if c.refusal and not c.guards), None)

@@ -27,6 +27,7 @@ from ..printing import shown
 from .append import Append, append_calls
 from .build import Joined
 from .data import Data, Source, named_data
+from .dims import check_dims
 from .join import Join, join, read_by, written_by
 from .order import writes
 from .partition import Item as Part
@@ -150,6 +151,7 @@ def cut_method(
 ) -> Cut:
     """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
     linear = import_method(method, named, mutates, path)
+    check_dims(linear, path)
     widen(linear)
     ask_factors(linear)
     if append is not None:

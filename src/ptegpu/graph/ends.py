@@ -24,7 +24,11 @@ def ends(
     count = len(blob.inputs)
     if len(ids) < count:
         raise InvalidProgram(f"{where} takes {count} inputs, the call gives {len(ids)} values", path=path)
-    outs = max(len(blob.outputs) - _buffers(blob), len(list(takewhile(fresh, reversed(ids)))))
+    results = len(blob.outputs) - _buffers(blob)
+    if len(ids) < count + results:
+        text = f"{where} takes {count} inputs and has {results} results, the call gives {len(ids)} values for both"
+        raise InvalidProgram(f"{text}; export the program again", path=path)
+    outs = max(results, len(list(takewhile(fresh, reversed(ids)))))
     given = ids[: len(ids) - min(outs, len(blob.outputs))]
     if len(given) <= count:
         return ids[:count], ids[count:]

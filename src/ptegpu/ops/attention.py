@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidProgram, ShapeError
-from ..graph.graph import Tensor
+from ..graph.graph import Sym, Tensor
 from .attending import Attention, sizes
 from .cache import check_cache, fitting
-from .registry import Bounded, Out, Steps, SymInt, op
+from .registry import Bounded, Out, Steps, SymInt, is_one, op
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, *, heads_first: bool) -> None:
@@ -101,12 +101,16 @@ def sdpa_with_kv_cache(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Steps:
-    """Keys and values [B, S, H', D] go into their caches first; S is the query's, whatever `seq_len` says.
+    """Keys and values [B, S, H', D] go into their caches first; `seq_len` is S.
 
-    Unlike ExecuTorch, it refuses a dropout above 0: a run is never a training step.
+    The exporter writes a `seq_len` of 1 for any S. Unlike ExecuTorch, it refuses a dropout above 0: a run is never a
+    training step.
     """
     check(query, key_cache, value_cache, attn_mask, drpout_p, heads_first=False)
     check_cache(key, key_cache)
+    length = seq_len.value if isinstance(seq_len, Sym) else seq_len
+    if not is_one(length) and length != query.shape[1]:
+        raise ShapeError(f"seq_len is {length}, the query {list(query.shape)} has {query.shape[1]} positions")
     if key.shape != value.shape or key_cache.shape != value_cache.shape or key.shape[1] != query.shape[1]:
         shapes = f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)}"
         raise ShapeError(f"{shapes} must have the same length, and keys and values the same shape")

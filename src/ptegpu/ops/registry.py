@@ -202,7 +202,8 @@ class OpDef(Traits, Schema):
         step = next(steps)
         while True:
             if not isinstance(step, Out) or len(shapes) == len(outs):
-                raise TypeError(f"{self.name}: the rule must yield {len(outs)} Outs before anything else")
+                gives = f"{len(shapes)} results" if len(shapes) < len(outs) else "results"
+                raise InvalidProgram(f"{self.name} gives {gives}, the program takes {len(outs)}")
             out = outs[len(shapes)]
             if step.dtype is None and self.fits is not None and not any_dtype:
                 self.fits.check_result(len(shapes), out, named)

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import ExecutionError
+from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..sizes import Size, largest, smallest
 from .pointwise import contiguous
@@ -29,7 +29,7 @@ def select_as_symint(x: Tensor, dim: int, index: int) -> int:
     k = normalise_dim(dim, x.rank)
     size = x.shape[k]
     if not -size <= index < size:
-        raise ExecutionError(f"index {index} is out of range for dimension {dim} of {x!r}")
+        raise ShapeError(f"index {index} is out of range for dimension {dim} of {x!r}")
     element = (index % size) * contiguous(x.shape)[k]
     return element
 
@@ -38,7 +38,7 @@ def select_as_symint(x: Tensor, dim: int, index: int) -> int:
 def local_scalar_dense(x: Tensor) -> int:
     """The only element of an int tensor: number 0."""
     if x.numel != 1:
-        raise ExecutionError(f"{x!r} has {x.numel} elements, one is needed")
+        raise ShapeError(f"{x!r} has {x.numel} elements, one is needed")
     return 0
 
 
