@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -129,10 +128,9 @@ def test_a_missing_tokenizer_is_reported_before_anything_is_planned(
 def test_chat_offers_pictures_where_the_model_sees(
     pictures: object, help: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = SimpleNamespace(device=SimpleNamespace(info=SimpleNamespace(name="GPU")))
-    model = SimpleNamespace(pictures=pictures, program=adapter, chat=lambda *_, **__: None)
+    model = MagicMock(pictures=pictures, **{"program.device.info.name": "GPU"})
     noted: list[str] = []
-    monkeypatch.setattr("ptegpu.cli.chat.open_model", lambda *_: (nullcontext(model), 0.0))
+    monkeypatch.setattr("ptegpu.cli.chat.open_model", lambda *_: (model, 0.0))
     monkeypatch.setattr("ptegpu.cli.chat._note", noted.append)
     assert (0, "", "") == run("chat", "m.pte", stdin="/help\n")
     assert [f"m.pte on GPU · {help}", help] == noted
