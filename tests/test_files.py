@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ptegpu.errors import ExportError, InvalidInput
-from ptegpu.files import check_inside, check_writable, read, read_object, read_text, write
+from ptegpu.files import check_inside, check_writable, naming, read, read_object, read_text, write
 
 
 def test_whole(tmp_path: Path) -> None:
@@ -34,6 +35,24 @@ def test_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="no space left"):
         write(path, b"second")
     assert (b"first", [path]) == (path.read_bytes(), list(tmp_path.iterdir()))
+
+
+def test_errors_name_the_file_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.pte"
+
+    def full(part: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", *([str(part)] if data else []))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for data in (b"", b"data"):  # the system names no file, or the temporary one
+        with pytest.raises(OSError) as raised:
+            write(path, data)
+        named = (raised.value.errno, raised.value.strerror, raised.value.filename)
+        assert (errno.ENOSPC, "No space left on device", str(path)) == named
+    monkeypatch.undo()
+    with pytest.raises(FileNotFoundError) as missing, naming(path):
+        os.stat(tmp_path / "none")
+    assert str(path) == missing.value.filename
 
 
 def test_through_links_and_into_devices(tmp_path: Path) -> None:

@@ -21,6 +21,11 @@ class PtegpuError(RuntimeError):
         return "\n".join(map(str, self.args))
 
 
+def quoted(before: str, error: BaseException) -> list[str]:
+    """Return the lines of a message that quotes another's, all of its lines."""
+    return f"{before}{error}".split("\n")
+
+
 class InvalidProgram(PtegpuError, ValueError):
     """A file is not what it claims to be. The only error a bad `.pte`, `.ptd` or delegate blob can cause."""
 

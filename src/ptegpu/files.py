@@ -8,6 +8,8 @@ import re
 import shutil
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,21 +116,34 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 def write(path: str | os.PathLike[str], data: bytes) -> None:
     """Replaces the file at once, so that no reader and no failure ever sees a part of it."""
     target = Path(path).resolve()
-    if _is_special(target):
-        target.write_bytes(data)
-    else:
-        keep(target, data)
+    with naming(path):
+        if _is_special(target):
+            target.write_bytes(data)
+        else:
+            keep(target, data)
 
 
 def keep(target: Path, data: bytes) -> None:
     """Write a file at once, in place of whatever has its name: a link or a pipe, too."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
-    try:
-        part.write_bytes(data)
-        part.replace(target)
-    finally:
+    with naming(target):
         part.unlink(missing_ok=True)
+        try:
+            part.write_bytes(data)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(target: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of the system name this file: some name none, such as that of a full disk, others a temporary one."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno is None:
+            raise
+        raise OSError(e.errno, e.strerror, os.fspath(target)) from e
 
 
 def remove(path: Path) -> None:

@@ -20,6 +20,7 @@ from .gpu.pipelines import Progress, silent
 FILES = ("*.json", "*.jinja", "*.model", "*.safetensors", "*/config.json")
 SUMS = ".sums.json"
 SPEECH = "whisper"
+STARTING = "Starting PyTorch"  # the first phase of an export
 
 
 def is_checkpoint(path: Any) -> bool:
@@ -78,10 +79,10 @@ def _sum(path: Path) -> str:
 
 
 def _export(folder: Path, target: Path, progress: Progress) -> None:
-    progress("Starting PyTorch", 0, 1)
+    progress(STARTING, 0, 1)
     from .export import export_hf, export_llm, export_speech, is_decoder
 
-    progress("Starting PyTorch", 1, 1)
+    progress(STARTING, 1, 1)
     if files.read_object(folder / "config.json", ExportError).get("model_type") == SPEECH:
         export_speech(folder, target, progress=progress)
     elif is_decoder(folder):

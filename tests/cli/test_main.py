@@ -32,6 +32,7 @@ from ptegpu.cli.console import (
     size,
 )
 from ptegpu.errors import InvalidProgram
+from ptegpu.folders import STARTING
 
 Capture = pytest.CaptureFixture[str]
 
@@ -219,6 +220,15 @@ def test_progress_is_silent_in_pipes(capsys: Capture, monkeypatch: pytest.Monkey
     with progress("Loading"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_pipe_is_told_of_an_export(capsys: Capture) -> None:
+    with bars("Loading") as report:
+        for phase in (STARTING, "Tracing"):
+            report(phase, 0, 1)
+            report(phase, 1, 1)
+    lines = ["note: the folder is exported, which takes a while; the program is kept in the cache"]
+    assert ("", "\n".join([*lines, "Starting PyTorch …", "Tracing …", ""])) == capsys.readouterr()
 
 
 def test_bars_are_for_people_who_waited_a_second(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

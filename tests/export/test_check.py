@@ -292,3 +292,12 @@ class Mixed(nn.Module):
 def test_results_that_are_no_tensors() -> None:
     made = export_with_account(Source(Mixed(), (X,)))
     assert ([], 0.0) == (made.notes, made.difference)
+
+
+def test_all_lines_of_what_cannot_be_run_are_shown() -> None:
+    def refuse(inputs: list[Any]) -> Any:
+        raise UnsupportedProgram("the program needs:", "  aten.some.default")
+
+    with pytest.raises(ExportError) as raised:
+        Check(Scaled(), (X,)).difference(refuse)
+    assert "ptegpu cannot run the program: the program needs:\n  aten.some.default" == str(raised.value)

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from ptegpu.cli import main
+from ptegpu.cli.chat import HELP
 from ptegpu.cli.generate import interruptible
 from ptegpu.llm import LanguageModel
 from ptegpu.llm.generation import Stream
@@ -96,6 +98,42 @@ def test_errors_are_one_line(run: Run, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((folder / "tiny.tokenizer.json").read_bytes())
     code, out, err = run("chat", bare, stdin="Hi\n")
     assert (1, "") == (code, out) and err.startswith("error: this model cannot chat: there is no chat_template in ")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "serve"])
+def test_a_missing_tokenizer_is_reported_before_anything_is_planned(
+    command: str, run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before a folder is exported; of what is no language model, that is the error."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it is loaded")
+
+    for name in ("ptegpu.load", "ptegpu.folders._export", "ptegpu.serve.models.BatchEngine"):
+        monkeypatch.setattr(name, never)
+    bare, checkpoint = tmp_path / "bare.pte", tmp_path / "checkpoint"
+    bare.write_bytes((folder / "tiny.pte").read_bytes())
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    prompt = [PROMPT] if command == "generate" else []
+    looked = f"{tmp_path / 'bare.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
+    for path, where in ((bare, looked), (checkpoint, checkpoint / "tokenizer.json")):
+        expected = f"error: no tokenizer: looked for {where}; pass one (--tokenizer, tokenizer=)\n"
+        assert (1, "", expected) == run(command, path, *prompt)
+    code, out, err = run(command, ROOT / "tests" / "data" / "mlp.pte", *prompt)
+    assert (1, "") == (code, out) and "is not a language model: its forward takes 1 inputs" in err
+
+
+@pytest.mark.parametrize(("pictures", "help"), [(None, HELP), (object(), f"/image FILE shows a picture, {HELP}")])
+def test_chat_offers_pictures_where_the_model_sees(
+    pictures: object, help: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MagicMock(pictures=pictures, **{"program.device.info.name": "GPU"})
+    noted: list[str] = []
+    monkeypatch.setattr("ptegpu.cli.chat.open_model", lambda *_: (model, 0.0))
+    monkeypatch.setattr("ptegpu.cli.chat._note", noted.append)
+    assert (0, "", "") == run("chat", "m.pte", stdin="/help\n")
+    assert [f"m.pte on GPU · {help}", help] == noted
 
 
 def test_chat_answers_line_by_line(run: Run, folder: Path, model: LanguageModel) -> None:

@@ -270,3 +270,19 @@ def test_what_others_write_on_stderr_still_comes(capfd: pytest.CaptureFixture[st
     with _silent():
         os.write(2, b"told by another thread")
     assert ("", "told by another thread") == capfd.readouterr()
+
+
+@pytest.mark.parametrize("made", [BYTE_LEVEL, byte_fallback()], ids=["byte-level", "byte-fallback"])
+@pytest.mark.parametrize("text", [*TEXT, "Hello wörld 🦊🏽 e\u0301"])
+def test_the_bytes_of_tokens_are_those_of_the_text(made: tokenizers.Tokenizer, text: str, tmp_path: Path) -> None:
+    tokenizer = saved(tmp_path, made)
+    tokens = tokenizer.encode(text)
+    detokenizer = Detokenizer(tokenizer)
+    texts = [detokenizer.push(token) for token in tokens]
+    found = [tokenizer.bytes_of(token) for token in tokens]
+    assert text.encode() == b"".join(t.encode() if raw is None else raw for t, raw in zip(texts, found))
+
+
+def test_the_bytes_of_special_tokens_are_their_text(tmp_path: Path) -> None:
+    tokenizer = saved(tmp_path, BYTE_LEVEL)
+    assert [None, b" the"] == [tokenizer.bytes_of(tokenizer.id_of(name)) for name in ("</s>", "Ġthe")]  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def words(prompt: Sequence[int], seed: int, count: int) -> str:
 
 
 class FakeEngine:
-    """`delay` is the seconds of a step; `fail` is raised at step `fail_at`."""
+    """`delay` is the seconds of a step; `fail` is raised at step `fail_at`; `raw` are the bytes of every token."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class FakeEngine:
         sequences: int = 4,
         context: int = 64,
         has_chat: bool = True,
+        raw: bytes | None = None,
     ) -> None:
         self.model = Facts("fake", context, VOCABULARY, has_chat, sequences)
-        self.delay, self.fail, self.fail_at = delay, fail, fail_at
+        self.delay, self.fail, self.fail_at, self.raw = delay, fail, fail_at, raw
         self.busy = False
         self.waiting = self.running = self.steps = 0
         self.ended: list[str] = []  # how requests did
@@ -97,7 +98,7 @@ class FakeEngine:
                 reason = "stop"
                 break
             made += 1
-            yield Piece(stops.push(f" w{token}"), token, -token / 100)
+            yield Piece(stops.push(f" w{token}"), token, -token / 100, self.raw)
             if stops.stopped:
                 reason = "stop"
             elif made == options["max_tokens"]:

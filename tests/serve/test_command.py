@@ -103,10 +103,12 @@ def test_what_cannot_be_served(invoke: Invoke, arguments: list[str], message: st
     assert (1, "", f"error: {message}\n") == (ended.code, ended.out, ended.err)
 
 
-def test_a_program_that_is_neither_kind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_tokenizer", [True, False])
+def test_a_program_that_is_neither_kind(tmp_path: Path, with_tokenizer: bool) -> None:
     program = tmp_path / "mlp.pte"
     program.write_bytes((ROOT / "tests" / "data" / "mlp.pte").read_bytes())
-    (tmp_path / "tokenizer.json").write_bytes(MODEL.with_name("tales.tokenizer.json").read_bytes())
+    if with_tokenizer:
+        (tmp_path / "tokenizer.json").write_bytes(MODEL.with_name("tales.tokenizer.json").read_bytes())
     neither = (
         f"^{re.escape(str(program))} cannot be served: .*; this is no encoder: its first input is no tensor of tokens"
     )

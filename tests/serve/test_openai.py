@@ -253,3 +253,10 @@ def test_a_prompt_that_is_too_long_has_a_code(server: Running, prompt: Any) -> N
 def test_no_model_promises_more_tokens_than_its_context_holds(server: Running) -> None:
     model = httpx2.get(f"{server.url}/v1/models/fake").json()
     assert (64, 64) == (model["context"], model["max_tokens"])
+
+
+def test_the_bytes_of_a_token_may_be_a_part_of_a_character(start: Start) -> None:
+    client = start(raw=b"\xf0\x9f").openai()
+    made = client.chat.completions.create(model="fake", messages=CHAT, logprobs=True, max_tokens=2, temperature=0)
+    assert made.choices[0].logprobs is not None and made.choices[0].logprobs.content is not None
+    assert [[0xF0, 0x9F]] * 2 == [e.bytes for e in made.choices[0].logprobs.content]

@@ -14,6 +14,7 @@ import numpy as np
 import ptegpu
 
 from ..errors import InvalidInput
+from ..files import naming
 from ..tasks import Answer, Facts, Label, Pipeline, Span
 from ..tasks.wave import read_wave
 from .console import bars, dims, duration, note, number, print_json, progress, say, show_table
@@ -200,7 +201,8 @@ def _save(path: Path, results: list[Any], facts: Facts) -> None:
     else:
         low, high = float(made.min()), float(made.max())
         picture = np.round((made - low) * (255 / ((high - low) or 1))).astype(np.uint8)
-    Image.fromarray(picture).save(path)
+    with naming(path):
+        Image.fromarray(picture).save(path)
 
 
 def _colour(k: int) -> list[int]:

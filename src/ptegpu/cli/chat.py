@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from ..llm import Conversation
     from ..llm.pictures import Picture
 
-HELP = "/image FILE shows a picture, /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
+SEEING = f"/image FILE shows a picture, {HELP}"
 
 
 def chat(
@@ -70,8 +71,9 @@ def chat(
     with loaded:
         conversation = loaded.chat(system, **options)
         pictures = [loaded.see(path) for path in image or ()]  # for the next message
-        _note(f"{model.name} on {loaded.program.device.info.name} · {HELP}")
-        while (line := _ask()) is not None:
+        help = HELP if loaded.pictures is None else SEEING
+        _note(f"{model.name} on {loaded.program.device.info.name} · {help}")
+        while (line := _ask(help)) is not None:
             if line in ("/exit", "/quit"):
                 return
             if line == "/reset":
@@ -81,7 +83,7 @@ def chat(
             elif line.startswith("/image "):
                 pictures += _seen(conversation, line.removeprefix("/image ").strip())
             elif line.startswith("/"):
-                _note(HELP)
+                _note(help)
             elif line:
                 pictures = _turn(conversation, line, pictures, stats)
 
@@ -114,7 +116,7 @@ def _turn(conversation: Conversation, line: str, pictures: list[Picture], stats:
     return []
 
 
-def _ask() -> str | None:
+def _ask(help: str) -> str | None:
     """The next line; None at the end."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
@@ -128,7 +130,7 @@ def _ask() -> str | None:
         return None
     except KeyboardInterrupt:
         write("\n")
-        _note(HELP)
+        _note(help)
         return ""
 
 

@@ -26,6 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from ..folders import STARTING
 from ..printing import json_shown, shown, shown_lines
 
 PIPE_WIDTH = 160  # columns where there is no terminal to ask
@@ -143,15 +144,23 @@ def progress(what: str) -> Iterator[None]:
 @contextmanager
 def bars(*phases: str) -> Iterator[Callable[[str, int, int], None]]:
     """A bar for each phase on stderr, if the block takes more than a second and a person is watching. It is given what
-    to tell: a phase, how much of it is done, of how much. The phases named here are shown before they are told of."""
+    to tell: a phase, how much of it is done, of how much. The phases named here are shown before they are told of.
+    Without a terminal, an export of a folder, which takes minutes, is told of in lines."""
     terminal = console(stderr=True)
+    aloud = False
     columns = (TextColumn("{task.description:<16}", markup=False), BarColumn(30), TimeElapsedColumn())
     drawn = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
     tasks: dict[str, TaskID] = {phase: drawn.add_task(shown(phase, LABEL), total=None) for phase in phases}
 
     def report(phase: str, done: int, of: int) -> None:
+        nonlocal aloud
         if phase not in tasks:
             tasks[phase] = drawn.add_task(shown(phase, LABEL), total=None)
+            if phase == STARTING and not terminal.is_terminal:
+                aloud = True
+                note("the folder is exported, which takes a while; the program is kept in the cache", "note: ")
+            if aloud:
+                note(f"{phase} …")
         if of > 1 or done == of:
             drawn.update(tasks[phase], completed=done, total=of)
 

@@ -85,6 +85,9 @@ def hf(
         str | None, typer.Option(help=f"One of {', '.join(TASKS)}.", show_default="what config.json says")
     ] = None,
     dtype: Annotated[DType, typer.Option(help="Of weights and activations.")] = DType.float32,
+    quantize: Annotated[
+        Quantize, typer.Option(help="Linear layers: weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
+    ] = Quantize.none,
     max_batch: Annotated[int, typer.Option(help="Texts or pictures in one call.", min=1)] = 8,
     max_length: Annotated[
         int | None, typer.Option(help="Tokens of a text.", show_default="what the model allows, up to 512", min=2)
@@ -100,7 +103,7 @@ def hf(
     with progress("Starting PyTorch"):
         from ..export import Bounds, export_hf, is_decoder
     if task is None and is_decoder(folder):
-        return llm(folder, output, dtype, check=check, json=json)
+        return llm(folder, output, dtype, quantize, check=check, json=json)
     bounds = Bounds(max_batch, max_length or 512, max_seconds)
     with bars() as report:
         made = export_hf(
@@ -109,6 +112,7 @@ def hf(
             task=task,  # type: ignore[arg-type]  # it looks
             bounds=bounds,
             dtype=dtype.value,
+            quantize=quantize.value,
             delegate=delegate,
             check=check,
             progress=report,
@@ -156,6 +160,9 @@ def torch(
         list[str] | None,
         typer.Option(help="INPUT:DIMENSION=LOW..HIGH, as 0:1=1..64; repeat for more.", show_default=False),
     ] = None,
+    quantize: Annotated[
+        Quantize, typer.Option(help="Linear layers: weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
+    ] = Quantize.none,
     delegate: Annotated[bool, typer.Option(help="Use the Vulkan/WebGPU partitioner.")] = True,
     check: Annotated[bool, typer.Option(help="Compare with eager PyTorch on the example inputs.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -166,7 +173,8 @@ def torch(
         from ..export import export_with_account, find_source
     started = time.perf_counter()
     with progress(f"Exporting {function}"):
-        made = export_with_account(find_source(function), output, dynamic or (), delegate=delegate, check=check)
+        how: dict[str, Any] = {"quantize": quantize.value, "delegate": delegate, "check": check}
+        made = export_with_account(find_source(function), output, dynamic or (), **how)
     seconds, nbytes = time.perf_counter() - started, len(made.lowered.data)
     if json:
         account = _lowered_json(made.lowered) | {"notes": made.notes, "difference": made.difference}

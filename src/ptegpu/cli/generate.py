@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from ..folders import is_checkpoint
 from ..limits import Limits
 from ..printing import streamed
 from .console import bars, console, counted, duration, note, print_json
@@ -114,9 +115,14 @@ def open_model(
 ) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
     from ..llm import LanguageModel
+    from ..llm.signature import signature_of
+    from ..llm.text import check_tokenizer
 
     with bars(f"Loading {path.name}") as told:
         started = time.perf_counter()
+        if not is_checkpoint(path):
+            signature_of(path)  # of what is no language model, that is the error
+        check_tokenizer(path, tokenizer)
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
         loaded = LanguageModel(path, device, tokenizer, limits=Limits.parse(limit or []), **how)
         try:

@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from ..errors import InvalidInput
+from ..files import naming
 from ..format import Program
 from ..plan.bundle import Bundle, Host, Outer
 from ..plan.target import Target
@@ -295,7 +296,8 @@ def _write_picture(found: Analysis | None, path: Path | None, model: Path) -> li
         return []
     chosen = _one(found, "--graph")
     picture = draw(chosen, f"{model.name} · {chosen.method.name}")
-    path.write_text(html_page(picture) if path.suffix == ".html" else picture.svg, "utf-8")
+    with naming(path):
+        path.write_text(html_page(picture) if path.suffix == ".html" else picture.svg, "utf-8")
     return [path]
 
 

@@ -11,6 +11,7 @@ import typer
 
 import ptegpu
 
+from ..files import naming
 from .console import bars, counted, duration, explain, number, print_json, progress, say, show_table, size
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
@@ -64,7 +65,8 @@ def profile(
     with program, progress(f"Profiling {chosen.name}"):
         found = program.method(chosen.name).profile(*arguments, repeats=repeat)
     if trace:
-        trace.write_text(json_text.dumps(found.trace()), "utf-8")
+        with naming(trace):
+            trace.write_text(json_text.dumps(found.trace()), "utf-8")
     if json:
         print_json({"model": str(model), **report(found, by), "trace": str(trace) if trace else None})
     else:

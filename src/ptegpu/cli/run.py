@@ -14,6 +14,7 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
+from ..files import naming
 from ..runtime.signature import Signature, Spec
 from .answers import Asked, answer
 from .compare import SCALE, Difference, compare
@@ -132,12 +133,13 @@ def save_outputs(path: Path, outputs: list[Any]) -> None:
     arrays = {
         f"output{k}": np.asarray(y) for k, y in enumerate(outputs) if isinstance(y, np.ndarray | bool | int | float)
     }
-    if path.suffix == ".npz":
-        np.savez(path, **arrays)  # type: ignore[arg-type]
-    elif len(arrays) == 1:
-        np.save(path, next(iter(arrays.values())))
-    else:
+    if path.suffix != ".npz" and len(arrays) != 1:
         raise InvalidInput(f"{path} can hold one array, the method has {len(arrays)} outputs: save them as .npz")
+    with naming(path):
+        if path.suffix == ".npz":
+            np.savez(path, **arrays)  # type: ignore[arg-type]
+        else:
+            np.save(path, next(iter(arrays.values())))
 
 
 def _show_arrays(values: list[tuple[Spec, Any]]) -> None:

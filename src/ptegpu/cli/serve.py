@@ -14,7 +14,7 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
-from ..folders import program_of
+from ..folders import is_checkpoint, program_of
 from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
 from .options import AllowHost, AsJson, CacheType, LimitNames, Precision
@@ -83,6 +83,7 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
+    from ..llm.text import check_tokenizer
     from ..serve import Limits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
     from ..serve.models import open_model
@@ -100,6 +101,8 @@ def serve(
         raise InvalidInput(f"{host} can be reached by others: give API keys with --keys, or say --open")
     for path in models:
         os.stat(path)  # before anything is loaded
+        if is_checkpoint(path):
+            check_tokenizer(path, tokenizer)
     with bars() as told:
         models = [program_of(path, told) for path in models]
     limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)

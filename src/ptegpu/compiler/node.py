@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import InvalidProgram, LimitExceeded, PtegpuError, UnsupportedProgram
+from ..errors import InvalidProgram, LimitExceeded, PtegpuError, UnsupportedProgram, quoted
 from ..graph.graph import Graph, Node, Sym, Tensor
 from ..kernels.wgsl import SYM_VECTORS, KernelSpec
 from ..ops.pointwise import cast
@@ -175,7 +175,7 @@ class Lowering:
         except StopIteration:
             pass
         except PtegpuError as e:
-            e.args = (f"{node.name}: {e}",)
+            e.args = tuple(quoted(f"{node.name}: ", e))
             raise
 
     def _take(self, step: Scratch) -> Tensor:

@@ -458,7 +458,8 @@ class Planner:
                 ):
                     told = [f"up to {m}" if isinstance(n, Expr) else str(n) for n, m in zip(gives, out.max_shape)]
                     says = list(out.max_shape)
-                    raise InvalidProgram(f"{node.name} gives [{', '.join(told)}], the program says {says}")
+                    gives_and_says = f"{node.name} gives [{', '.join(told)}], the program says {says}"
+                    raise InvalidProgram(f"{gives_and_says}: it contradicts itself, so export it again")
 
     # The record
 

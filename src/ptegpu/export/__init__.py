@@ -10,9 +10,11 @@ from .hf_models import Bounds, wrapped
 from .llm import Check, ExportedModel, Options, export_llm, load_decoder
 from .lowering import Lowered, Outside, lower, trace
 from .module import Exported, Source, export, export_with_account, find_source
+from .quantize import QUANTIZATIONS
 from .speech import ExportedSpeech, export_speech
 
 __all__ = [
+    "QUANTIZATIONS",
     "Bounds",
     "Check",
     "CompiledModule",

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import ptegpu
 
-from ..errors import DeviceLost, ExportError, LimitExceeded, NoAdapter, OutOfMemory
+from ..errors import DeviceLost, ExportError, LimitExceeded, NoAdapter, OutOfMemory, quoted
 from .backend import quiet, torch
 from .causes import explained
 
@@ -51,9 +51,13 @@ class Check:
     """Compares programs made of one module. Eager PyTorch runs once, and again only where results differ."""
 
     def __init__(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        method: str = "forward",
     ) -> None:
-        self.module, self.args, self.kwargs = module, args, dict(kwargs)
+        self.module, self.args, self.kwargs, self.method = module, args, dict(kwargs), method
         self.expected: list[torch.Tensor] | None = None
 
     def difference(self, program: bytes | Runs, *, rounded: bool = False) -> float:
@@ -86,14 +90,14 @@ class Check:
         inputs = tree_leaves(copy.deepcopy((self.args, self.kwargs)))
         try:
             if isinstance(program, bytes):
-                with ptegpu.load(program, methods=["forward"]) as loaded:
-                    found = _tensors(loaded.method("forward").execute(inputs))
+                with ptegpu.load(program, methods=[self.method]) as loaded:
+                    found = _tensors(loaded.method(self.method).execute(inputs))
             else:
                 found = _tensors(program(inputs))
         except THIS_MACHINE as e:
             raise NotChecked(str(e)) from e
         except Exception as e:
-            raise CannotRun(f"ptegpu cannot run the program: {e}") from e
+            raise CannotRun(*quoted("ptegpu cannot run the program: ", e)) from e
         if len(found) < count:
             raise CannotRun(f"the program gives {len(found)} results, and eager PyTorch {count}")
         return found[len(found) - count :]

@@ -26,6 +26,7 @@ from .hf_models import AUTO, RATE, Bounds, kind_of, task_of, wrapped
 from .hf_sentences import finish_of, is_sentence_model, transformer_folder
 from .lowering import CannotTrace
 from .module import Exported, Source, export_with_account
+from .quantize import NONE, check_quantization
 
 READ = (".json", ".txt", ".model", ".safetensors")  # endings of files that anything here reads
 EXTRA = 1 << 26  # elements that a model may have beyond those of its weights: tables that are computed
@@ -60,6 +61,7 @@ def export_hf(
     task: Task | None = None,
     bounds: Bounds | None = None,
     dtype: str = "float32",
+    quantize: str = NONE,
     delegate: bool = True,
     check: bool = True,
     progress: Progress = lambda phase, done, of: None,
@@ -67,7 +69,7 @@ def export_hf(
     """Writes the program to `path`, and the tokenizer of a text model beside it.
 
     Without a `task`, `config.json` decides. With `check`, the program is compared with eager PyTorch first: if results
-    differ by more than rounding, that is an error, and nothing is written.
+    differ by more than rounding, that is an error, and nothing is written. `quantize` is one of `QUANTIZATIONS`.
     """
     seconds: dict[str, float] = {}
 
@@ -85,13 +87,14 @@ def export_hf(
         raise ExportError(f"task is {task!r}; choose from {', '.join(TASKS)}")
     if dtype not in ("float32", "float16"):
         raise ExportError(f"dtype is {dtype!r}; choose from float32, float16")
+    check_quantization(quantize, delegate)
     with phase("Reading weights"):
         model, task, parameters = load_model(source, task)
         finish = finish_of(source) if task == "sentence-embedding" else None
         given = bounds or Bounds()
         processing = read_processing(source, transformer_folder(source), model, task, given)
     with phase("Exporting"):
-        exported = _exported(model, processing, given, finish, dtype, delegate, check)
+        exported = _exported(model, processing, given, finish, dtype, quantize, delegate, check)
     with phase("Writing"):
         write(target, exported.lowered.data)
         beside = {target.with_suffix(ending): data for ending, data in processing.tokenizer.items()}
@@ -102,7 +105,14 @@ def export_hf(
 
 
 def _exported(
-    model: Any, processing: Processing, bounds: Bounds, finish: Any, dtype: str, delegate: bool, check: bool
+    model: Any,
+    processing: Processing,
+    bounds: Bounds,
+    finish: Any,
+    dtype: str,
+    quantize: str,
+    delegate: bool,
+    check: bool,
 ) -> Exported:
     """The program, with sizes that may change where the model allows it; the facts say what it takes."""
     facts, text, audio = processing.facts, processing.facts.text, processing.facts.audio
@@ -115,7 +125,8 @@ def _exported(
     def made(source: Source, delegate: bool) -> Exported:
         constants = {METHOD: processing.facts.json()}
         options = {"force_fp16": True} if dtype == "float16" else {}
-        return export_with_account(source, delegate=delegate, options=options, constants=constants, check=check)
+        how: dict[str, Any] = {"quantize": quantize, "delegate": delegate, "options": options}
+        return export_with_account(source, **how, constants=constants, check=check)
 
     wanted = [_largest(x, dims) for x, dims in zip(args, shapes)]
     refusal = ""

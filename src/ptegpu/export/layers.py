@@ -186,8 +186,12 @@ class ByteLinear(nn.Module):
         self.register_buffer("zeros", torch.zeros(scales.shape, dtype=torch.int64))
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight = torch.ops.quantized_decomposed.dequantize_per_channel(
+    @property
+    def weight(self) -> Tensor:
+        """Return the weight in floats, as modules read it that compute with it themselves."""
+        return torch.ops.quantized_decomposed.dequantize_per_channel(  # type: ignore[no-any-return]
             self.values, self.scales, self.zeros, 0, -128, 127, torch.int8
         )
-        return F.linear(x, weight, self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)

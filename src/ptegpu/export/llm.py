@@ -161,7 +161,7 @@ def export_llm(
         write(target, lowered.data)
         beside = {target.with_suffix(ending): data for ending, data in tokenizer.items()}
         for file, data in beside.items():
-            file.write_bytes(data)
+            write(file, data)
         if not tokenizer:
             notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
     files = [target, *beside]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -37,7 +37,15 @@ TO_THE_END = 2**63 - 1  # the end of a slice that has none
 BEYOND = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
 UNREAD = "it writes an input without reading it"
 FACTORS = "it has alpha or beta, which ExecuTorch loses in partitions"
+FORWARD = "forward"  # the method that every program has
+SCALES = "choose_qparams"  # in the names of operators that choose how activations are rounded in a call
+FLOATS = (
+    "{} of {} activations that the module rounds to 8 bits stay floats: for them, partitions have operators with "
+    "weights in 8 bits alone. Without partitions (--no-delegate, delegate=False), all are rounded"
+)
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
+
+Programs: TypeAlias = ExportedProgram | Mapping[str, ExportedProgram]  # one, or several that become methods
 
 
 class CannotTrace(ExportError):
@@ -123,10 +131,12 @@ def _range(size: int | torch.SymInt, program: ExportedProgram) -> tuple[int, int
     return int(found.lower), int(found.upper) if found.upper.is_Integer else sys.maxsize
 
 
-def lower_untightened(program: ExportedProgram, again: Callable[[], ExportedProgram], **how: Any) -> Lowered:
+def lower_untightened(program: Programs, again: Callable[[], Programs], **how: Any) -> Lowered:
     """`lower`, so that inputs keep their bounds: checking the sizes of textures, which ptegpu does not use, the
     partitioner may tighten them silently. `again` traces anew, since lowering uses a program up."""
-    wanted = ranges(program)
+    if isinstance(program, Mapping) and len(program) > 1:
+        return lower(program, **how | {"options": {**how.get("options", {}), "texture_limits": NO_LIMITS}})
+    wanted = ranges(program[FORWARD] if isinstance(program, Mapping) else program)
     lowered = lower(program, **how)
     if all(high <= found for dims, shape in zip(wanted, lowered.bounds) for (_, high), found in zip(dims, shape)):
         return lowered
@@ -134,7 +144,7 @@ def lower_untightened(program: ExportedProgram, again: Callable[[], ExportedProg
 
 
 def lower(
-    program: ExportedProgram | Mapping[str, ExportedProgram],
+    program: Programs,
     *,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
@@ -150,7 +160,9 @@ def lower(
     prepare = PrepareConstants()
     partitioner = [Partitioner(dict(options or {}))] if delegate else []
     config = EdgeCompileConfig(_check_ir_validity=False)
+    wanted = 0
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
+        wanted += sum(SCALES in str(n.target) for n in traced.graph.nodes)
         keep_written_parameters(traced)
         own_constants(traced)
         _settle_attention(traced)
@@ -169,10 +181,13 @@ def lower(
             data = bytes(edge.to_executorch().buffer)
         except Exception as e:
             raise CannotLower(f"ExecuTorch cannot lower this program: {root_cause(e)}") from e
-    notes = tuple([f"{name} is outside of partitions: {why}" for name, why in reasons.items() if why == BEYOND])
-    return replace(
-        _account(data, reasons if delegate else {}), written=written, kept=tuple(sorted(prepare.kept)), notes=notes
-    )
+    notes = [f"{name} is outside of partitions: {why}" for name, why in reasons.items() if why == BEYOND]
+    lowered = _account(data, reasons if delegate else {})
+    operators = lowered.delegated + Counter({o.operator: o.count for o in lowered.outside})
+    rounded = sum(count for name, count in operators.items() if SCALES in name)
+    if delegate and rounded < wanted:
+        notes.append(FLOATS.format(wanted - rounded, wanted))
+    return replace(lowered, written=written, kept=tuple(sorted(prepare.kept)), notes=tuple(notes))
 
 
 def _settle_attention(program: ExportedProgram) -> None:

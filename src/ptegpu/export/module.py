@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch.utils._pytree import tree_leaves
@@ -18,7 +18,8 @@ from ..files import check_writable, write
 from .backend import torch
 from .causes import explained
 from .check import CannotRun, Check, NotChecked
-from .lowering import CannotLower, Lowered, lower, lower_untightened, ranges, trace
+from .lowering import FORWARD, CannotLower, Lowered, Programs, lower, lower_untightened, ranges, trace
+from .quantize import NONE, check_quantization, has_linear, quantized
 from .shapes import Shapes
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
@@ -51,6 +52,8 @@ def export(
     *,
     dynamic_shapes: Any = None,
     kwargs: Mapping[str, Any] | None = None,
+    methods: Mapping[str, Source] | None = None,
+    quantize: str = NONE,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
     check: bool = True,
@@ -58,13 +61,15 @@ def export(
     """A `.pte` for `module`, also written to `path` if given. Notes on it are warnings.
 
     `args` are the inputs to trace it with: a tuple, a dict of inputs by name, or a single one; `kwargs` are those by
-    name beside a tuple. `dynamic_shapes` are what `torch.export` takes. `options` are those of the
+    name beside a tuple. `dynamic_shapes` are what `torch.export` takes. The module becomes the method `forward`;
+    `methods` are others by name. `quantize` is one of `QUANTIZATIONS`. `options` are those of the
     Vulkan/WebGPU partitioner, which is left out if not `delegate`: ptegpu runs such programs on the GPU as well. With
     `check`, the program is run on them and compared with eager PyTorch; see `export_with_account`.
     """
     positional, named = arguments(args, kwargs)
     source = Source(module, positional, dynamic_shapes, named)
-    made = export_with_account(source, path, delegate=delegate, options=options, check=check)
+    how: dict[str, Any] = {"methods": methods, "quantize": quantize, "delegate": delegate}
+    made = export_with_account(source, path, **how, options=options, check=check)
     for note in made.notes:
         warnings.warn(note, stacklevel=2)
     return made.lowered.data
@@ -79,9 +84,11 @@ def export_with_account(
     options: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
     check: bool = True,
+    methods: Mapping[str, Source] | None = None,
+    quantize: str = NONE,
 ) -> Exported:
     """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own. `constants`
-    become methods that return them.
+    become methods that return them, `methods` those that they name, beside `forward`, which is the source.
 
     Where partitioning fails, or ptegpu cannot run what came of it, the program has no partitions, which ptegpu runs on
     the GPU as well. A program that cannot be run even so, or gives other results than eager PyTorch, is an error, and
@@ -89,31 +96,62 @@ def export_with_account(
     """
     if path is not None:
         check_writable(path)
+    check_quantization(quantize, delegate)
     wanted = parse_dynamic(dynamic, source.args)
+    if wanted:
+        source = replace(source, dynamic_shapes=_shapes(wanted, source.args))
+    sources, stays = _quantized(_named(source, methods or {}), quantize)
 
-    def traced() -> torch.export.ExportedProgram:
-        shapes = _shapes(wanted, source.args) if wanted else source.dynamic_shapes
-        program = trace(source.module, source.args, shapes, source.kwargs)
-        Shapes.of(program).check_bounds()
-        _check_dynamic(program, wanted, source.args)
-        return program
+    def traced() -> dict[str, torch.export.ExportedProgram]:
+        programs = {}
+        for name, s in sources.items():
+            programs[name] = trace(s.module, s.args, s.dynamic_shapes, s.kwargs)
+            Shapes.of(programs[name]).check_bounds()
+        _check_dynamic(programs[FORWARD], wanted, source.args)
+        return programs
 
     def compared(lowered: Lowered, notes: list[str]) -> Exported:
+        notes = [*stays, *notes]
         if not check:
             return Exported(lowered, notes, None)
         try:
-            return Exported(lowered, notes, comparison.difference(lowered.data, rounded=rounded))
+            found = [c.difference(lowered.data, rounded=rounded) for c in comparisons]
+            return Exported(lowered, notes, max(found))
         except NotChecked as e:
             return Exported(lowered, [*notes, f"not checked: {e}"], None)
 
     options = dict(options or {})
-    comparison = Check(source.module, source.args, source.kwargs)
-    program = traced()
-    rounded = bool(options.get("force_fp16")) or rounds(program)
-    made = lower_either_way(program, traced, compared, delegate=delegate, options=options, constants=constants)
+    comparisons = [Check(s.module, s.args, s.kwargs, name) for name, s in sources.items()]
+    programs = traced()
+    rounded = bool(options.get("force_fp16")) or any(map(rounds, programs.values()))
+    made = lower_either_way(programs, traced, compared, delegate=delegate, options=options, constants=constants)
     if path is not None:
         write(path, made.lowered.data)
     return made
+
+
+def _named(source: Source, methods: Mapping[str, Source]) -> dict[str, Source]:
+    """Return all methods by name, `forward` first."""
+    for name, other in methods.items():
+        if name == FORWARD or not name.isidentifier():
+            raise ExportError(
+                f"methods has {name!r}: give a name that Python takes, other than {FORWARD!r}, the module"
+            )
+        if not isinstance(other, Source):
+            raise ExportError(f"methods[{name!r}] is a {type(other).__name__}: give a ptegpu.export.Source")
+    return {FORWARD: source, **methods}
+
+
+def _quantized(sources: Mapping[str, Source], how: str) -> tuple[dict[str, Source], list[str]]:
+    """Return the sources with their modules quantized, those without linear layers beside others as they are."""
+    made = {id(s.module): s.module for s in sources.values()}
+    notes: list[str] = []
+    if how != NONE:
+        able = {k: m for k, m in made.items() if has_linear(m)} or made
+        for key, module in able.items():
+            made[key], more = quantized(module, how)
+            notes += more
+    return {name: replace(s, module=made[id(s.module)]) for name, s in sources.items()}, notes
 
 
 def arguments(example: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -124,8 +162,8 @@ def arguments(example: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any
 
 
 def lower_either_way(
-    program: torch.export.ExportedProgram,
-    again: Callable[[], torch.export.ExportedProgram],
+    program: Programs,
+    again: Callable[[], Programs],
     use: Callable[[Lowered, list[str]], T],
     *,
     delegate: bool = True,

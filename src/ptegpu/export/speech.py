@@ -92,7 +92,7 @@ def export_speech(
         write(target, lowered.data)
         beside = {target.with_suffix(ending): data for ending, data in tokenizer.items()}
         for file, data in beside.items():
-            file.write_bytes(data)
+            write(file, data)
         if not tokenizer:
             notes.append(f"{source} has no tokenizer.json: the model can be run, but gives no text")
     parameters = sum(p.numel() for p in dict.fromkeys(model.parameters()))

@@ -22,6 +22,7 @@ class Piece(NamedTuple):
     text: str
     token: int | None = None
     logprob: float = 0.0
+    raw: bytes | None = None  # the token's own, which may be a part of a character; None: not known
 
 
 class Finished(NamedTuple):
@@ -94,7 +95,7 @@ class Handle(Iterator[Piece]):
             reused = timings.reused_tokens = self.request.reused
             timings.prefill_tokens, timings.prefill_s = len(self.request.prompt) - reused, now - self._since
             self._since = now
-        self.tell(Piece(self._writer.push(token, logprob), token, logprob))
+        self.tell(Piece(self._writer.push(token, logprob), token, logprob, self._writer.bytes_of(token)))
         return self._writer.stopped
 
     def finish(self, reason: FinishReason) -> None:

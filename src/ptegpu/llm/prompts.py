@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -107,8 +107,11 @@ class Prompts:
 
     def writer(self, made: Generation, stop: str | Iterable[str] = ()) -> Writer:
         """What makes text of a generation's tokens."""
-        detokenizer = Detokenizer(self.tokenizer, self._said(made.prompt_tokens)) if self.has_tokenizer else None
-        return Writer(made, detokenizer, StopStrings([stop] if isinstance(stop, str) else stop))
+        stops = StopStrings([stop] if isinstance(stop, str) else stop)
+        if not self.has_tokenizer:
+            return Writer(made, None, stops)
+        detokenizer = Detokenizer(self.tokenizer, self._said(made.prompt_tokens))
+        return Writer(made, detokenizer, stops, self.tokenizer.bytes_of)
 
     def _said(self, tokens: Sequence[int]) -> list[int]:
         """Tokens without those that stand for pictures."""
@@ -122,8 +125,14 @@ class Prompts:
 class Writer:
     """Fills a generation, token by token. Without a tokenizer there is no text."""
 
-    def __init__(self, made: Generation, detokenizer: Detokenizer | None, stops: StopStrings) -> None:
-        self._made, self._detokenizer, self._stops = made, detokenizer, stops
+    def __init__(
+        self,
+        made: Generation,
+        detokenizer: Detokenizer | None,
+        stops: StopStrings,
+        bytes_of: Callable[[int], bytes | None] = lambda token: None,
+    ) -> None:
+        self._made, self._detokenizer, self._stops, self.bytes_of = made, detokenizer, stops, bytes_of
 
     @property
     def stopped(self) -> bool:

@@ -8,12 +8,15 @@ KV cache inside. One that sees pictures has a method `vision` beside it, and tak
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import NoReturn, TypeGuard
 
 from ..dtypes import DType
 from ..errors import UnsupportedProgram
-from ..format import Method, Program, Tensor
+from ..format import Method, Program, Tensor, read_program
+from ..plan.bundle import Bundle
+from ..plan.read import is_bundle
 from .pictures import METHOD as PICTURES
 from .pictures import VISION, Facts
 
@@ -31,6 +34,11 @@ class Signature:
     position: DType
     eos: tuple[int, ...]
     pictures: Facts | None = None  # None: it does not see
+
+
+def signature_of(path: str | os.PathLike[str]) -> Signature:
+    """Return the signature of the language model in a file, a program or a bundle."""
+    return read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
 
 
 def read_signature(program: Program) -> Signature:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
 from ..files import check_regular, read, read_object, read_text
+from ..folders import is_checkpoint
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
@@ -29,7 +31,18 @@ CONTEXT = 8  # tokens of the prompt that decide how the first new ones are writt
 GROWTH = 256  # times that a normalizer or a decoder may make a text longer
 INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
 FROM_BUFFER = "Cannot instantiate Tokenizer from buffer: "  # what errors of the library begin with
+BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token that is one byte
 PROBE = "Hello, a1 \u00e9\n"  # any text, to see whether a tokenizer works
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """Return the byte of each character in the names of byte-level tokens: those that print are themselves."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [b for b in range(256) if b not in plain]
+    return {chr(b): b for b in plain} | {chr(256 + k): b for k, b in enumerate(others)}
+
+
+BYTES = _bytes_of_characters()
 
 
 class Tokenizer:
@@ -47,6 +60,8 @@ class Tokenizer:
             self._tokenizer.no_padding()
             self._tokenizer.no_truncation()
             self.decode(self._encode(PROBE))
+        self._is_byte_level = "ByteLevel" in str(self._tokenizer.decoder)
+        self._added = self._tokenizer.get_added_tokens_decoder()
         self.config_path = path.with_name(prefix + CONFIG)
         config = read_object(self.config_path, InvalidInput) if self.config_path.exists() else {}
         template = path.with_name(prefix + TEMPLATE)
@@ -104,6 +119,15 @@ class Tokenizer:
         """The text of one token, special or not."""
         return self._call("fails", lambda: self._tokenizer.id_to_token(token)) or ""
 
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the bytes that a token stands for, which may be a part of a character; None where its text says it."""
+        name = self.decode_token(token)
+        if found := BYTE.fullmatch(name):
+            return bytes([int(found[1], 16)])
+        if not self._is_byte_level or token in self._added or not all(c in BYTES for c in name):
+            return None
+        return bytes(BYTES[c] for c in name)
+
     def _encode(self, text: str, **how: bool) -> list[int]:
         return self._call("fails", lambda: self._tokenizer.encode(text, **how).ids)
 
@@ -141,6 +165,14 @@ def find_files(model: Path | None, given: str | os.PathLike[str] | None) -> tupl
             return path, start
     looked = " and ".join(str(path) for path, _ in candidates)
     raise InvalidInput(f"no tokenizer: looked for {looked}; pass one (--tokenizer, tokenizer=)")
+
+
+def check_tokenizer(model: Path, given: str | os.PathLike[str] | None) -> None:
+    """Raise InvalidInput unless a program or a checkpoint folder has a tokenizer: what loads long asks first."""
+    if given is not None or not is_checkpoint(model):
+        find_files(model, given)
+    elif not (model / FILE).is_file():
+        raise InvalidInput(f"no tokenizer: looked for {model / FILE}; pass one (--tokenizer, tokenizer=)")
 
 
 def _template(chat: object, special: dict[str, str]) -> ChatTemplate:

@@ -6,14 +6,18 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 import ptegpu
 
 from ..errors import DeviceLost, UnsupportedProgram
+from ..format import read_program
 from ..llm.text import find_tokenizer
+from ..plan.bundle import Bundle
+from ..plan.read import is_bundle
+from ..runtime.signature import Signature
 from .engine import Facts, Stats
 
 FORWARD = "forward"
@@ -27,6 +31,7 @@ class Encoder:
 
     def __init__(self, path: Path, name: str, tokenizer: Path | None = None, **how: Any) -> None:
         """`how` is what `ptegpu.load` takes."""
+        self._batch, context = _read_inputs(path)
         self._tokenizer = find_tokenizer(path, tokenizer)
         self._program = ptegpu.load(path, methods=[FORWARD], **how)
         self._lock = threading.Lock()
@@ -34,34 +39,10 @@ class Encoder:
         self._error = ""  # after which nothing runs
         try:
             self._forward = self._program.method(FORWARD)
-            self._batch, context = self._read_inputs()
             self.model = Facts(name, context, 1 << 31, False)  # the program says which tokens it knows
         except BaseException:
             self._program.close()
             raise
-
-    def _read_inputs(self) -> tuple[int, int]:
-        inputs, outputs = self._forward.inputs, self._forward.outputs
-        shape = inputs[0].shape if inputs else None
-        if not inputs or not inputs[0].dtype.startswith("int") or shape is None or len(shape) != 2:
-            self._refuse(f"its first input is no tensor of tokens but {inputs[0] if inputs else 'missing'}")
-        if len(inputs) > 3 or any(i.shape != shape for i in inputs):
-            self._refuse(f"its inputs are {', '.join(map(str, inputs))}, not tokens, mask and types of one shape")
-        if len(inputs) == 1 and not inputs[0].dynamic:
-            self._refuse("it takes tokens of one length only, and no mask")
-        given = outputs[-1] if outputs else None
-        if (
-            given is None
-            or not given.dtype.startswith("float")
-            or given.shape is None
-            or len(given.shape) not in (2, 3)
-        ):
-            self._refuse(f"its output is {given}, not a vector for each text or token")
-        assert shape is not None
-        return shape[0] if len(inputs) > 1 else 1, shape[1]
-
-    def _refuse(self, why: str) -> None:
-        raise UnsupportedProgram(f"this is no encoder: {why}")
 
     @cached_property
     def _kinds(self) -> list[str]:
@@ -114,3 +95,26 @@ class Encoder:
     def close(self) -> None:
         with self._lock:
             self._program.close()
+
+
+def _read_inputs(path: Path) -> tuple[int, int]:
+    """Return the texts and tokens that one call takes; UnsupportedProgram if the file is no encoder."""
+    program = Bundle.load(path).file if is_bundle(path) else read_program(path)
+    found = next((Signature(m) for m in program.methods if m.name == FORWARD), None)
+    if found is None:
+        _refuse(f"it has no method {FORWARD!r}")
+    inputs, given = found.inputs, found.outputs[-1] if found.outputs else None
+    shape = inputs[0].shape if inputs else None
+    if not inputs or not inputs[0].dtype.startswith("int") or shape is None or len(shape) != 2:
+        _refuse(f"its first input is no tensor of tokens but {inputs[0] if inputs else 'missing'}")
+    if len(inputs) > 3 or any(i.shape != shape for i in inputs):
+        _refuse(f"its inputs are {', '.join(map(str, inputs))}, not tokens, mask and types of one shape")
+    if len(inputs) == 1 and not inputs[0].dynamic:
+        _refuse("it takes tokens of one length only, and no mask")
+    if given is None or not given.dtype.startswith("float") or given.shape is None or len(given.shape) not in (2, 3):
+        _refuse(f"its output is {given}, not a vector for each text or token")
+    return shape[0] if len(inputs) > 1 else 1, shape[1]
+
+
+def _refuse(why: str) -> NoReturn:
+    raise UnsupportedProgram(f"this is no encoder: {why}")

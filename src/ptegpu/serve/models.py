@@ -6,12 +6,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UnsupportedProgram
-from ..format import read_program
+from ..errors import UnsupportedProgram, quoted
 from ..llm.batch import BatchEngine
-from ..llm.signature import read_signature
-from ..plan.bundle import Bundle
-from ..plan.read import is_bundle
+from ..llm.signature import signature_of
+from ..llm.text import check_tokenizer
 from .encoder import Encoder
 
 if TYPE_CHECKING:
@@ -33,12 +31,13 @@ def open_model(
     With `prepare`, whatever a request may need is compiled first: none waits for that later.
     """
     try:
-        read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
+        signature_of(path)
     except UnsupportedProgram as reason:
         try:
             return Encoder(path, name, tokenizer, progress=progress, **how)
         except UnsupportedProgram as other:
-            raise UnsupportedProgram(f"{path} cannot be served: {reason}; {other}") from None
+            raise UnsupportedProgram(*quoted(f"{path} cannot be served: {reason}; ", other)) from None
+    check_tokenizer(path, tokenizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `alone` says it, too
         opened = BatchEngine(path, tokenizer=tokenizer, queue=None, progress=progress, **many, **how)

@@ -308,7 +308,7 @@ class Form:
         """Of the tokens that were chosen; the GPU tells of no others, so "top" lists have that one alone."""
         top = self.asked.top_logprobs
         if self.asked.chat:
-            each = [{"token": p.text, "logprob": _finite(p), "bytes": list(p.text.encode())} for p in tokens]
+            each = [{"token": p.text, "logprob": _finite(p), "bytes": _bytes(p)} for p in tokens]
             return {"content": [e | {"top_logprobs": [dict(e)] if top else []} for e in each], "refusal": None}
         return {
             "tokens": [p.text for p in tokens],
@@ -328,6 +328,10 @@ class Form:
             "total_tokens": prompt + made,
             "prompt_tokens_details": {"cached_tokens": sum(e.cached_tokens for e in firsts)},
         }
+
+
+def _bytes(piece: Piece) -> list[int]:
+    return list(piece.text.encode() if piece.raw is None else piece.raw)
 
 
 def _finite(piece: Piece) -> float:

@@ -21,7 +21,7 @@ import ptegpu
 
 from ..compiler.program import read_source
 from ..errors import ExportError, InvalidInput, UnsupportedProgram
-from ..files import read
+from ..files import naming, read
 from ..llm.compiling import GENERATE
 from ..llm.compiling import compile as compile_language_model
 from ..plan.bundle import Bundle, Outer
@@ -249,9 +249,10 @@ def _write(bundle: Bundle, content: Mapping[str, bytes], folder: Path, tell: Pro
     old = part.with_suffix(".old")
     tell("Writing", 0, 1)
     try:
-        save_web(bundle, part)
-        for name, data in content.items():
-            (part / name).write_bytes(data)
+        with naming(folder):
+            save_web(bundle, part)
+            for name, data in content.items():
+                (part / name).write_bytes(data)
         check_output(folder)  # again: what took long may have seen changes
         if folder.is_dir():
             folder.rename(old)

@@ -1,0 +1,181 @@
+"""Modules whose linear layers are quantized on the way, and what is said of roundings that partitions leave out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.quantizer import xnnpack_quantizer
+from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
+from torch import Tensor, nn
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+import ptegpu
+from ptegpu.errors import ExportError
+from ptegpu.export import Source, export, export_with_account, quiet
+
+X = torch.randn((4, 64), generator=torch.Generator().manual_seed(0))
+SOURCE = """
+from tests.export.test_quantize import X, layers
+def pair(): return layers(), X
+"""
+
+
+def layers(inner: int = 32) -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(64, inner), nn.ReLU(), nn.Linear(inner, 16)).eval()
+
+
+@pytest.mark.parametrize(
+    ("how", "operator", "bits"),
+    [
+        ("8bit", "aten._weight_int8pack_mm.default", 8),
+        ("8bit", "", 8),
+        ("4bit", "et_vk.linear_q4gsw.default", 4),
+        ("8da4w", "et_vk.linear_dq8ca_q4gsw.default", 4),
+    ],
+)
+def test_linear_layers_are_quantized(how: str, operator: str, bits: int) -> None:
+    module = layers()
+    weight = module[0].weight  # type: ignore[index]
+    made = export_with_account(Source(module, (X,)), quantize=how, delegate=bool(operator))
+    assert [] == made.notes and made.difference is not None
+    if operator:
+        assert 2 == made.lowered.delegated[operator]
+    assert (weight is module[0].weight, nn.Parameter) == (True, type(weight))  # type: ignore[index]
+    with ptegpu.load(made.lowered.data) as program:
+        found = torch.as_tensor(program(X))
+    error = (found - module(X)).abs().max() / module(X).abs().max()
+    assert 2.0 ** -(bits + 3) < error < 2.0 ** -(bits - 3)  # it is rounded, and no more than that
+
+
+def test_layers_that_do_not_divide_into_groups_stay_in_floats() -> None:
+    made = export_with_account(Source(layers(inner=40), (X,)), quantize="4bit")
+    note = "linear layers that stay in floats, as their columns do not divide into groups of 32: 2"
+    assert ([note], 1) == (made.notes, made.lowered.delegated["aten.linear.default"])
+    assert [] == export_with_account(Source(layers(inner=40), (X,)), quantize="8bit", check=False).notes
+
+
+@pytest.mark.parametrize(
+    ("module", "how", "message"),
+    [
+        (nn.ReLU(), "8bit", "quantize is '8bit', but the module has no linear layers (torch.nn.Linear): leave it out"),
+        (layers(), "int8", "quantize is 'int8'; choose from none, 8bit, 4bit, 8da4w"),
+    ],
+)
+def test_what_cannot_be_quantized(module: nn.Module, how: str, message: str) -> None:
+    with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
+        export(module, X, quantize=how)
+
+
+@pytest.mark.parametrize("how", ["4bit", "8da4w"])
+def test_four_bits_need_partitions(how: str) -> None:
+    message = (
+        f"quantize is {how!r}, whose operators partitions alone have: choose 8bit, or leave out --no-delegate "
+        "(delegate=False)"
+    )
+    with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
+        export(layers(), X, quantize=how, delegate=False)
+
+
+def test_layers_whose_weights_the_module_reads_itself() -> None:
+    """As encoders of PyTorch do, and attention, which is no linear layer for torchao."""
+    torch.manual_seed(2)
+    module = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True).eval()
+    made = export_with_account(Source(module, (X[None],)), quantize="8bit")
+    assert [] == made.notes and made.difference is not None
+    assert 2 == made.lowered.delegated["aten._weight_int8pack_mm.default"]
+
+
+def test_from_the_command_line(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    (tmp_path / "quantized_models.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ("export", "torch", "quantized_models:pair", "-o", tmp_path / "m.pte", "--json", "--no-check")
+    found = invoke(*command, "--quantize", "8bit").json()
+    assert 2 == found["delegated"]["aten._weight_int8pack_mm.default"]
+
+
+class Shifted(nn.Module):
+    def forward(self, x: Tensor, by: Tensor) -> Tensor:
+        return x + by
+
+
+def test_several_methods_in_one_file() -> None:
+    n = torch.export.Dim("n", max=32)
+    others = {
+        "encode": Source(nn.Linear(64, 8), (X,), {"input": {0: n}}),
+        "shift": Source(Shifted(), (), None, {"x": X, "by": X[:1]}),
+    }
+    data = export(layers(), X, methods=others, quantize="8bit")
+    with ptegpu.load(data) as program:
+        assert ["forward", "encode", "shift"] == sorted(program.methods, key=["forward", "encode", "shift"].index)
+        for rows in (1, 4, 32):
+            x = torch.ones(rows, 64)
+            expected = others["encode"].module(x)
+            torch.testing.assert_close(torch.as_tensor(program.method("encode")(x)), expected, atol=0.02, rtol=0)
+        torch.testing.assert_close(torch.as_tensor(program.method("shift")(x=X, by=X[:1])), X + X[:1])
+        assert (4, 16) == tuple(program(X).shape)
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.missing  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"forward": Source(nn.ReLU(), (X,))}, "methods has 'forward': give a name that Python takes, other than "),
+        ({"a b": Source(nn.ReLU(), (X,))}, "methods has 'a b': give a name that Python takes, other than 'forward', "),
+        ({"other": nn.ReLU()}, "methods['other'] is a ReLU: give a ptegpu.export.Source"),
+        ({"other": Source(Broken(), (X,))}, "PyTorch cannot trace this module: AttributeError: 'Broken' object has no"),
+        (
+            {"other": Source(nn.ReLU(), (X,), {"input": {0: torch.export.Dim("n")}})},
+            'input: dimension 0 has no largest size: give one, as in torch.export.Dim("n", max=64)',
+        ),
+    ],
+)
+def test_methods_that_cannot_be(methods: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExportError, match=f"^{re.escape(message)}"):
+        export(layers(), X, methods=methods)
+
+
+def test_the_results_of_every_method_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+
+    def difference(self: Any, data: bytes, *, rounded: bool) -> float:
+        checked.append(self.method)
+        return float(len(checked))
+
+    monkeypatch.setattr("ptegpu.export.check.Check.difference", difference)
+    made = export_with_account(Source(nn.ReLU(), (X,)), methods={"other": Source(nn.Tanh(), (X,))})
+    assert (["forward", "other"], 2.0) == (checked, made.difference)
+
+
+def dynamic_int8(module: nn.Module) -> nn.Module:
+    """A module through PT2E, whose activations are rounded to 8 bits by scales of each call."""
+    config = xnnpack_quantizer.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
+    with quiet():
+        observed = prepare_pt2e(
+            torch.export.export(module, (X,)).module(), xnnpack_quantizer.XNNPACKQuantizer().set_global(config)
+        )
+        observed(X)
+        found: nn.Module = convert_pt2e(observed)
+    return found
+
+
+@pytest.mark.parametrize("make", [lambda: layers(), lambda: layers()[0]], ids=["two", "one"])  # type: ignore[index]
+def test_a_note_says_that_activations_stay_floats(make: Callable[[], nn.Module]) -> None:
+    module = dynamic_int8(make())
+    count = sum(isinstance(m, nn.Linear) for m in make().modules())
+    note = (
+        f"{count} of {count} activations that the module rounds to 8 bits stay floats: for them, partitions have "
+        "operators with weights in 8 bits alone. Without partitions (--no-delegate, delegate=False), all are rounded"
+    )
+    assert [note] == export_with_account(Source(module, (X,))).notes
+    made = export_with_account(Source(module, (X,)), delegate=False)
+    assert [] == made.notes and made.difference is not None and made.difference < 1e-5
