@@ -182,6 +182,23 @@ def test_arrays_that_are_larger_than_the_method_takes_are_not_read(tmp_path: Pat
     assert 1 == len(read_arrays(path, "output", 1, most=1000))
 
 
+@pytest.mark.parametrize("how", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_an_archive_that_numpy_would_not_write_is_not_unpacked(tmp_path: Path, how: int) -> None:
+    """16 MiB in some KB: these ways unpack it all for the first bytes."""
+    path = tmp_path / "x.npz"
+    with zipfile.ZipFile(path, "w", how) as file:
+        file.writestr("arr_0.npy", npy(np.zeros(1 << 21)))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput) as error:
+            read_arrays(path, "output", 1, most=1000)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    why = "arr_0.npy is compressed in another way than NumPy does"
+    assert f"{path} is not a NumPy file of plain arrays: {why}" == str(error.value)
+
+
 def npy(array: np.ndarray) -> bytes:
     file = io.BytesIO()
     np.save(file, array)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from tests.llm.words import tokenizer as make_tokenizer
 
 from ptegpu.errors import InvalidInput
 from ptegpu.llm.template import ChatTemplate
-from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer, _silent
+from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer, _longest, _silent
 
 BYTE_LEVEL = make_tokenizer()
 
@@ -228,8 +229,77 @@ def test_chained_replacements_are_bounded(tmp_path: Path, part: str, pattern: di
     made[part] = {"type": "Sequence", f"{part}s": [step, {"type": "Sequence", f"{part}s": [step] * 4}]}
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(made))
-    with pytest.raises(InvalidInput, match=f"its {part} may make a text more than 256 times as long"):
+    with pytest.raises(InvalidInput, match=f"its {part} may make a text more than 64 times as long"):
         Tokenizer(path)
+
+
+def replace_all(old: str, new: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def charsmap(longest: int) -> dict[str, Any]:
+    """A table that writes so many characters for one: the size of a trie, the trie, texts."""
+    table = (4).to_bytes(4, "little") + bytes(4) + b"x\0" + "é".encode() * longest + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
+def template(pieces: list[dict[str, Any]], ids: int = 1) -> dict[str, Any]:
+    token = {"id": "<s>", "ids": [0] * ids, "tokens": ["<s>"] * ids}
+    pair = [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}]
+    return {"type": "TemplateProcessing", "single": pieces, "pair": pair, "special_tokens": {"<s>": token}}
+
+
+SPECIAL_PIECE, TEXT_PIECE = (
+    {kind: {"id": x, "type_id": 0}} for kind, x in [("SpecialToken", "<s>"), ("Sequence", "A")]
+)
+LONGER = "its normalizer may make a text more than 64 times as long"
+
+
+@pytest.mark.parametrize(
+    ("part", "steps", "reason"),
+    [
+        ("normalizer", [replace_all("l", "É" * 30), {"type": "NFD"}, replace_all("E", "E" * 30)], LONGER),
+        ("normalizer", [replace_all("l", "\ufdfa" * 30), {"type": "NFKC"}, replace_all("ص", "\ufdfa" * 30)], LONGER),
+        ("normalizer", [replace_all("l", "L" * 30), {"type": "Lowercase"}, replace_all("l", "L" * 30)], LONGER),
+        ("normalizer", [replace_all("l", "é" * 30), {"type": "ByteLevel"}, replace_all("Ã", "é" * 30)], LONGER),
+        ("normalizer", [charsmap(18), charsmap(18)], LONGER),
+        ("normalizer", [charsmap(65)], LONGER),
+        (
+            "normalizer",
+            [{"type": "Prepend", "prepend": "x" * 4000}, {"type": "Prepend", "prepend": "x" * 97}],
+            "its normalizer adds 4,097 characters, more than 4,096",
+        ),
+        ("processor", [template([SPECIAL_PIECE] * 5000)], "its post_processor adds 5,000 tokens, more than 4,096"),
+        ("processor", [template([SPECIAL_PIECE] * 5, 1000)], "its post_processor adds 5,000 tokens, more than 4,096"),
+        ("processor", [template([TEXT_PIECE] * 2)], "its post_processor repeats a text"),
+    ],
+)
+def test_other_ways_to_lengthen_a_text_are_bounded(
+    tmp_path: Path, part: str, steps: list[dict[str, Any]], reason: str
+) -> None:
+    made = json.loads(make_tokenizer().to_str())
+    made["post_processor" if part == "processor" else part] = {"type": "Sequence", f"{part}s": steps}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(made))
+    with pytest.raises(InvalidInput) as error:
+        Tokenizer(path)
+    assert f"{path} is refused: {reason}" == str(error.value)
+
+
+def test_what_tokenizers_in_use_do_is_taken(tmp_path: Path) -> None:
+    made = json.loads(make_tokenizer().to_str())
+    quotes = [replace_all("``", '"'), replace_all("''", '"')]
+    made["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [*quotes, {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
+        + [{"type": "Prepend", "prepend": "▁"}, replace_all(" ", "▁"), replace_all("\n", "<0x0A>")],
+    }
+    made["post_processor"] = template([SPECIAL_PIECE, TEXT_PIECE, SPECIAL_PIECE])
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(made))
+    ids = Tokenizer(path).encode("A fox")
+    assert [0, 0] == [ids[0], ids[-1]]
+    assert 18 == _longest(charsmap(18)["precompiled_charsmap"])
 
 
 def test_nothing_is_padded_or_cut(tmp_path: Path) -> None:

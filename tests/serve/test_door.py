@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
 import httpx2
 import pytest
 from tests.serve.conftest import Running, Start, wait_until
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ptegpu.serve import Keys, Limits
+from ptegpu.serve.door import PART
 from ptegpu.web.hosts import Hosts
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
@@ -84,6 +87,42 @@ def test_a_request_that_never_ends_is_closed(start: Start, begin: bytes, status:
             assert drip
         else:
             assert status == answered[:13] or (drip and not begin and b"HTTP/1.1 408 " == answered[:13])
+
+
+def test_a_connection_reads_little_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body in chunks of one byte takes long to parse: others have their turn after each part of it."""
+    turn, seen = [0], list[tuple[int, int]]()
+
+    def count_turns(loop: asyncio.AbstractEventLoop) -> None:
+        turn[0] += 1
+        loop.call_soon(count_turns, loop)
+
+    def receive(self: H11Protocol, data: bytes) -> None:
+        if not seen:
+            count_turns(self.loop)
+        seen.append((turn[0], len(data)))
+        received(self, data)
+
+    received = H11Protocol.data_received
+    monkeypatch.setattr(H11Protocol, "data_received", receive)
+    server = start()
+    with connect(server) as client:
+        client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert b"HTTP/1.1 200 " == client.recv(13)
+        client.sendall(b"1\r\na\r\n" * 20_000 + b"0\r\n\r\n")
+        wait_until(lambda: sum(size for _, size in seen) > 6 * 20_000)
+    assert len(seen) == len({turn for turn, _ in seen})
+    assert max(size for _, size in seen) <= PART
+
+
+def test_an_answer_to_a_request_that_was_refused_is_dropped(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    server = start()
+    with connect(server) as client:
+        client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\nno size of a chunk\r\n")
+        answered = answer(client)
+    assert b"HTTP/1.1 400 " == answered[:13] and 1 == answered.count(b"HTTP/1.1")
+    server.stop()
+    assert "WARNING:  Invalid HTTP request received.\n" == capfd.readouterr().err
 
 
 def test_a_connection_that_waits_between_requests_stays_open(start: Start) -> None:

@@ -690,6 +690,7 @@ def test_parts_of_files(server: Server, asked: str, status: int, start: int, end
         "/.",
         "/a%00b",
         "/outside.txt",
+        f"/{'a' * 5000}",
     ],
 )
 def test_nothing_else_is_served(server: Server, path: str) -> None:

@@ -180,6 +180,8 @@ def _declared_sizes(path: Path) -> list[int]:
     with zipfile.ZipFile(path) as archive:
         sizes = []
         for entry in archive.infolist():
+            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack all at once
+                raise ValueError(f"{entry.filename} is compressed in another way than NumPy does")
             with archive.open(entry) as part:
                 sizes.append(_declared_size(part.read(HEAD)))
         return sizes

@@ -6,12 +6,14 @@ still turn out to be the beginning of a stop string.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = 8  # tokens of the prompt that decide how the first new ones are written: with a space before, say
-GROWTH = 256  # times that a normalizer or a decoder may make a text longer
+GROWTH = 64  # times that a normalizer or a decoder may make a text longer
+ADDED = 4096  # characters that may be put before a text, and tokens around it
 INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
 FROM_BUFFER = "Cannot instantiate Tokenizer from buffer: "  # what errors of the library begin with
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token that is one byte
@@ -183,29 +186,89 @@ def _template(chat: object, special: dict[str, str]) -> ChatTemplate:
 
 
 def _check_growth(path: Path, content: bytes) -> None:
-    """Raise InvalidInput if chained replacements may make a text more than `GROWTH` times as long."""
+    """Raise InvalidInput if chained replacements may make a text more than `GROWTH` times as long, or if a template
+    repeats it or adds more than `ADDED` tokens."""
     try:
         parts = json.loads(content)
     except (ValueError, RecursionError):
         return  # the library says what is wrong
+    if not isinstance(parts, dict):
+        return
     for name in ("normalizer", "decoder"):
-        stack, growth = [parts.get(name) if isinstance(parts, dict) else None], 1.0
-        written: set[str] = set()  # characters of what replaces others so far
-        while stack:
-            part = stack.pop()
-            if isinstance(part, list):
-                stack += reversed(part)
-            elif isinstance(part, dict):
-                stack += [v for v in part.values() if isinstance(v, list)]
-                pattern, new = part.get("pattern"), part.get("content")
-                if part.get("type") == "Replace" and isinstance(pattern, dict) and isinstance(new, str):
-                    old = pattern.get("String")
-                    factor = len(new) / max(1, len(old)) if isinstance(old, str) else len(new)
-                    again = not isinstance(old, str) or not written.isdisjoint(old)  # replaces what was replaced
-                    growth = growth * max(1, factor) if again else max(growth, factor)
-                    written |= set(new)
-            if growth > GROWTH:
-                raise InvalidInput(f"{path} is refused: its {name} may make a text more than {GROWTH} times as long")
+        if _growth(parts.get(name)) > GROWTH:
+            raise InvalidInput(f"{path} is refused: its {name} may make a text more than {GROWTH} times as long")
+    before = sum(len(text) for part in _steps(parts.get("normalizer")) if isinstance(text := part.get("prepend"), str))
+    if before > ADDED:
+        raise InvalidInput(f"{path} is refused: its normalizer adds {before:,} characters, more than {ADDED:,}")
+    repeats, added = _template_cost(parts.get("post_processor"))
+    if repeats:
+        raise InvalidInput(f"{path} is refused: its post_processor repeats a text")
+    if added > ADDED:
+        raise InvalidInput(f"{path} is refused: its post_processor adds {added:,} tokens, more than {ADDED:,}")
+
+
+def _steps(root: object) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a normalizer, a decoder or a post-processor in order, with those inside of sequences."""
+    stack = [root]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, list):
+            stack += reversed(part)
+        elif isinstance(part, dict):
+            yield part
+            stack += [part[key] for key in ("normalizers", "decoders", "processors") if key in part]
+
+
+def _growth(root: object) -> float:
+    """Return how many times as long chained replacements may make a text, at most.
+
+    A replacement of characters that none before it wrote does not multiply what those wrote, unless a step in between
+    makes other characters of them.
+    """
+    growth, changed = 1.0, False
+    written: set[str] = set()  # characters of what replaces others so far
+    for part in _steps(root):
+        kind, pattern, new = part.get("type"), part.get("pattern"), part.get("content")
+        if kind == "Replace" and isinstance(pattern, dict) and isinstance(new, str):
+            old = pattern.get("String")
+            factor = max(1, len(new) / max(1, len(old)) if isinstance(old, str) else len(new))
+            again = changed or not isinstance(old, str) or not written.isdisjoint(old)
+            growth = growth * factor if again else max(growth, factor)
+            written |= set(new)
+        elif kind == "Precompiled":
+            growth *= _longest(part.get("precompiled_charsmap"))
+            changed = True
+        elif kind not in ("Sequence", "Prepend", "Strip", "Fuse", "ByteFallback"):
+            changed = changed or bool(written)
+        if growth > GROWTH:
+            break
+    return growth
+
+
+def _longest(charsmap: object) -> int:
+    """Return the length of the longest text that a table of SentencePiece writes for a character."""
+    try:
+        data = base64.b64decode(charsmap)  # type: ignore[arg-type]  # anything may be there
+    except (ValueError, TypeError):
+        return 1  # the library says what is wrong
+    start = 4 + int.from_bytes(data[:4], "little")  # behind a trie: texts, each with a zero at its end
+    return max(1, *(len(text.decode(errors="replace")) for text in data[start:].split(b"\0")))
+
+
+def _template_cost(root: object) -> tuple[bool, int]:
+    """Return whether a template has a text more than once, and how many tokens templates add."""
+    repeats, added = False, 0
+    for part in _steps(root):
+        special = part.get("special_tokens")
+        for pieces in (part.get("single"), part.get("pair")):
+            names: Counter[tuple[str, str]] = Counter()
+            for piece in (p for p in pieces if isinstance(p, dict)) if isinstance(pieces, list) else ():
+                names.update((kind, str(v.get("id"))) for kind, v in piece.items() if isinstance(v, dict))
+            repeats |= any(kind == "Sequence" and n > 1 for (kind, _), n in names.items())
+            for (kind, name), n in names.items():
+                token = special.get(name) if kind == "SpecialToken" and isinstance(special, dict) else None
+                added += n * len(token.get("ids", ())) if isinstance(token, dict) else 0
+    return repeats, added
 
 
 _redirecting = threading.Lock()

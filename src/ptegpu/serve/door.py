@@ -15,7 +15,7 @@ from .errors import ApiError
 from .limits import Limits
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-PART = 4096  # bytes that the parser gets at once: the check of the head's size comes after each
+PART = 4096  # bytes that are read and parsed at once: the head's size is checked after each, and others have their turn
 
 
 class Door:
@@ -48,15 +48,17 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol for one connection, within these limits.
 
     Its parser, h11, refuses heads above `h11_max_incomplete_event_size`, but uvicorn lets a request take any time to
-    arrive, and an answer any time to be read. Both end here.
+    arrive, and an answer any time to be read. Both end here. A body in chunks of one byte takes seconds for each MiB to
+    be parsed, so an event loop must not read much of it at once: the buffer is ours, and small.
     """
 
-    class Bounded(H11Protocol):  # type: ignore[misc]
+    class Bounded(H11Protocol, asyncio.BufferedProtocol):  # type: ignore[misc]
         _arrives: asyncio.TimerHandle | None = None  # until a request has to be there
         _read: asyncio.TimerHandle | None = None  # until the client has to read on
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self._buffer = bytearray(PART)
             self._await_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -65,12 +67,13 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
                 if timer is not None:
                     timer.cancel()
 
-        def data_received(self, data: bytes) -> None:
-            for start in range(0, len(data), PART):
-                if self.transport.is_closing():
-                    return
-                super().data_received(data[start : start + PART])
-            self._await_request()
+        def get_buffer(self, sizehint: int) -> bytearray:
+            return self._buffer
+
+        def buffer_updated(self, nbytes: int) -> None:
+            if not self.transport.is_closing():
+                self.data_received(bytes(memoryview(self._buffer)[:nbytes]))
+                self._await_request()
 
         def _await_request(self) -> None:
             """Set the deadline of a request that is arriving; bytes that arrive do not extend it."""
@@ -107,6 +110,8 @@ def protocol(limits: Limits) -> type[asyncio.Protocol]:
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event))
+            if self.cycle is not None:
+                self.cycle.disconnected = True  # an app that still answers the request is not heard
             self.transport.close()
 
         def pause_writing(self) -> None:

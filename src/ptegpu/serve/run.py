@@ -57,6 +57,7 @@ def configured(serving: Serving, hosts: Iterable[str] = ()) -> uvicorn.Config:
     return uvicorn.Config(
         Door(serving.app, Hosts(hosts), limits),
         http=protocol(limits),
+        loop="asyncio",  # uvloop reads MiBs from one connection before others have their turn
         h11_max_incomplete_event_size=limits.head,
         ws="none",
         log_level="warning",

@@ -107,7 +107,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_here(self, path: Path) -> bool:
         """Return whether this is a file, and, if it is a link, one to a file of this folder."""
-        return path.is_file() and path.resolve().parent == self.folder.resolve()
+        try:
+            return path.is_file() and path.resolve().parent == self.folder.resolve()
+        except OSError:  # the name is too long
+            return False
 
     def _send(self, status: HTTPStatus, data: bytes, body: bool, head: dict[str, str]) -> None:
         self.send_response(status)
