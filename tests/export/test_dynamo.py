@@ -17,6 +17,7 @@ from tests import zoo
 from tests.export.test_compiled import equal
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional as F
 
 from ptegpu import UnsupportedProgram
 from ptegpu.export import EagerFallback, torch_backend
@@ -202,6 +203,16 @@ class Far(nn.Module):
 def test_int64_constants_beyond_32_bits() -> None:
     a = torch.tensor([1, 2, 3])
     equal(torch.compile(Far(), backend=NAME)(a), Far()(a))
+
+
+def test_int64_beyond_32_bits_that_a_function_computes_or_pads_with() -> None:
+    a = torch.arange(1, 9)
+    equal(torch.compile(lambda a: a + 3000000000, backend=NAME)(a), a + 3000000000)
+    equal(
+        torch.compile(lambda a: F.pad(a, (1, 1), value=3000000000), backend=NAME)(a), F.pad(a, (1, 1), value=3000000000)
+    )
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        equal(torch.compile(lambda a: a + a[1].item() * 3000000000, backend=NAME)(a), a + 6000000000)
 
 
 def test_options_and_names() -> None:

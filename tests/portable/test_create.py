@@ -6,6 +6,7 @@ import torch
 from tests.portable.harness import BIG, INF, Case, b, case, check, f, i, t
 
 from ptegpu.dtypes import DType
+from ptegpu.errors import ExecutionError
 from ptegpu.portable import OutSpec, call
 
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
@@ -63,3 +64,12 @@ def test_dropout() -> None:
     np.testing.assert_allclose(found, kept / 0.75, rtol=1e-6)
     found, kept = call("aten.native_dropout.default", [x, 0.25, False], outs)
     assert (found == x).all() and kept.all()
+
+
+def test_an_int_beyond_the_int32_that_a_program_stores_it_in_is_refused() -> None:
+    message = (
+        r"the int 3000000000 does not fit the int32 that the program stores it in: export the module with ptegpu, "
+        r"which stores such ints in 64 bits"
+    )
+    with pytest.raises(ExecutionError, match=message):
+        call("aten.scalar_tensor.default", [3000000000], [OutSpec(DType.I32, (), ())])

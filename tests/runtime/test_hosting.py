@@ -226,6 +226,38 @@ def test_int64_inputs_beyond_32_bits_are_exact_outside_a_delegate(name: str) -> 
                 assert all(g.dtype == w.dtype and torch.equal(g, w) for g, w in pairs), (name, first, last)
 
 
+@pytest.mark.parametrize("value", [3000000000, -3000000000, 2**31, -(2**31) - 1, 2**40])
+@pytest.mark.parametrize("delegate", [True, False])
+def test_int64_is_padded_with_numbers_beyond_32_bits(value: int, delegate: bool) -> None:
+    module = Applied(lambda a: F.pad(a, (1, 2), value=value))
+    data = export(module, (torch.tensor([1, 2, 3, 4]),), delegate=delegate)
+    with ptegpu.load(data, device=device()) as program:
+        for a in (torch.tensor([1, 2, 3, 4]), torch.tensor([BIG, -7, 3, -BIG])):
+            assert torch.equal(program(a), module(a))
+
+
+SYMBOLS: dict[str, Any] = {
+    "mul": lambda a: a + a[0].item() * 3000000000,
+    "add": lambda a: a * (a[0].item() + 3000000000),
+    "sub": lambda a: a - (a[1].item() - 6000000000),
+    "floordiv": lambda a: a + (a[0].item() * 2**40) // 3,
+    "neg": lambda a: a + -(a[0].item() * 3000000000),
+    "two symbols": lambda a: a + a[0].item() * 100000 * (a[1].item() * 10000),
+    "float64": lambda a: a.double() * (a[0].item() * 3000000000),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLS)
+@pytest.mark.parametrize("delegate", [True, False])
+def test_symbolic_ints_beyond_32_bits_are_exact(name: str, delegate: bool) -> None:
+    module = Applied(SYMBOLS[name])
+    data = export(module, (torch.tensor([1, 2, 3, 4]),), delegate=delegate)
+    with ptegpu.load(data, device=device()) as program:
+        for a in (torch.tensor([1, 2, 3, 4]), torch.tensor([-5, 9, 3, 4]), torch.tensor([7, BIG // 2**12, 3, BIG])):
+            got, want = program(a), module(a)
+            assert got.dtype == want.dtype and torch.equal(got, want), (name, a)
+
+
 def test_int64_beyond_32_bits_is_refused_where_large_weights_follow() -> None:
     module = nn.Sequential(Applied(torch.Tensor.float), nn.Linear(4, 2**17))
     with ptegpu.load(export(module, (torch.tensor([1, 2, 3, 4]),), delegate=False), device=device()) as program:

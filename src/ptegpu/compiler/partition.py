@@ -228,7 +228,9 @@ def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
         return call.op in RULES and all(fits(facts.span(v)) for v in (*involved, *call.outs))
     source = _dtype(call.args[0]) if call.args else None
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
-    too_wide = any(map(_beyond_int32, (*definition.numbers(call.args), *variables(call.args))))
+    whole = not any(t.is_float for v in (*variables(call.args), *call.outs) if (t := v.dtype) is not None)
+    numbers = [n for n in definition.numbers(call.args) if whole or not isinstance(n, float)]
+    too_wide = any(map(_beyond_int32, (*numbers, *variables(call.args))))
     return not too_wide and not (from_float and definition.view is not None)
 
 
@@ -237,7 +239,7 @@ def _beyond_int32(operand: Operand) -> bool:
     known = operand.data if isinstance(operand, Var) and operand.dtype is DType.I64 else operand
     if isinstance(known, np.ndarray):
         return bool(known.size) and not (known.min() >= -(2**31) and known.max() < 2**31)
-    return isinstance(known, int) and not -(2**31) <= known < 2**31
+    return isinstance(known, int | float) and not -(2**31) <= known < 2**31
 
 
 def _dtype(operand: Operand) -> DType | None:

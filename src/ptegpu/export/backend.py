@@ -45,7 +45,8 @@ try:
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
         from executorch.exir.dialects._ops import ops
         from executorch.exir.dialects.edge._ops import EdgeOpOverload
-        from executorch.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
+        from executorch.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult, ProxyValue, map_args
+        from executorch.exir.passes.sym_to_tensor_pass import SymToTensorPass
         from executorch.extension.llm.custom_ops import custom_ops
         from safetensors import SafetensorError, safe_open
         from torchao.quantization.quant_primitives import (
@@ -80,6 +81,7 @@ __all__ = [
     "torch",
     "utils",
     "vulkan_supported_ops",
+    "widen_symbols",
 ]
 
 
@@ -111,3 +113,34 @@ def admit_packed_weights() -> None:
     floats to it and it leaves them out."""
     for op in (ops.edge.et_vk.linear_q4gsw.default, ops.edge.et_vk.linear_dq8ca_q4gsw.default):
         vulkan_supported_ops[op].inputs_dtypes = utils.DtypeSetList(utils.ALL_T)
+
+
+@functools.lru_cache(maxsize=1)
+def widen_symbols() -> None:
+    """Keep all bits of symbolic ints that operators take as tensors: the exporter makes int32 of each. It still does
+    of those that fit, and beside tensors of other types than int64 and float64, whose result is the same."""
+    original = SymToTensorPass.call_operator
+
+    def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        given = [a.data.dtype for a in args if isinstance(a, ProxyValue) and a.is_tensor()]
+        wide = next((d for d in (torch.float64, torch.int64) if d in given), None)
+
+        def widened(value: Any, parameter: Any) -> Any:
+            if not isinstance(parameter.type, torch.TensorType) or not _may_exceed_int32(value):
+                return value
+            return original(self, torch.ops.aten.scalar_tensor.default, (value,), {"dtype": wide}, meta)
+
+        if wide is not None:
+            args, kwargs = map_args(op, widened, args, kwargs)
+        return original(self, op, args, kwargs, meta)
+
+    SymToTensorPass.call_operator = call_operator
+
+
+def _may_exceed_int32(value: Any) -> bool:
+    """Return whether it is a symbolic int with no bounds within 32 bits."""
+    if not isinstance(value, ProxyValue) or not isinstance(value.data, torch.SymInt):
+        return False
+    node = value.data.node
+    found = node.shape_env.bound_sympy(node.expr)
+    return bool(found.lower < -(2**31) or found.upper >= 2**31)

@@ -28,6 +28,7 @@ from .backend import (
     quiet,
     to_edge_transform_and_lower,
     torch,
+    widen_symbols,
 )
 from .causes import explained, root_cause
 from .constants import WIDE, PrepareConstants, drop_unread, keep_written_parameters, own_constants
@@ -157,6 +158,7 @@ def lower(
     """
     cache_patterns()
     admit_packed_weights()
+    widen_symbols()
     prepare = PrepareConstants()
     partitioner = [Partitioner(dict(options or {}))] if delegate else []
     config = EdgeCompileConfig(_check_ir_validity=False)
@@ -282,6 +284,8 @@ def _refusing(program: ExportedProgram) -> Iterator[None]:
     def reason(node: torch.fx.Node) -> str:
         if any(n.meta.get(WIDE) for n in node.all_input_nodes) or _has_wide_int(node):
             return BEYOND
+        if node.target is ops.edge.aten.constant_pad_nd.default and _pads_with_wide_int(node):
+            return BEYOND
         if node.target is ops.edge.aten.addmm.default and _has_factors(node):
             return FACTORS
         written = node.target is ops.edge.aten.copy.default and node.args[0]
@@ -307,6 +311,12 @@ def _has_factors(node: torch.fx.Node) -> bool:
 def _has_wide_int(node: torch.fx.Node) -> bool:
     numbers = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, int) and a != TO_THE_END]
     return not all(-(2**31) <= n < 2**31 for n in numbers)
+
+
+def _pads_with_wide_int(node: torch.fx.Node) -> bool:
+    """Return whether it pads int64 with a number beyond 32 bits, which the program says as a float."""
+    value = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)
+    return node.meta["val"].dtype is torch.int64 and isinstance(value, float) and not -(2**31) <= value < 2**31
 
 
 @contextmanager

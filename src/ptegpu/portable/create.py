@@ -44,6 +44,12 @@ def ones(size: Sequence[int], options: Options = None, *, outs: Sequence[OutSpec
 
 @portable("aten.scalar_tensor.default")
 def scalar_tensor(value: Number, options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
+    """ExecuTorch's exporter makes int32 of every symbolic int that meets a tensor: one that does not fit is refused."""
+    if outs[0].dtype is DType.I32 and isinstance(value, int) and not -(2**31) <= value < 2**31:
+        raise ExecutionError(
+            f"the int {value} does not fit the int32 that the program stores it in: export the module with ptegpu, "
+            "which stores such ints in 64 bits"
+        )
     return cast(value, outs[0].numpy)
 
 
