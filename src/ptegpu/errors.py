@@ -22,8 +22,9 @@ class PtegpuError(RuntimeError):
 
 
 def quoted(before: str, error: BaseException) -> list[str]:
-    """Return the lines of a message that quotes another's, all of its lines."""
-    return f"{before}{error}".split("\n")
+    """Return the lines of a message that quotes another one, all of its lines."""
+    first, *rest = str(error).split("\n")
+    return [before + first, *rest]
 
 
 class InvalidProgram(PtegpuError, ValueError):

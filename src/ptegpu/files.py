@@ -42,7 +42,7 @@ def read(path: str | os.PathLike[str], error: Errors, most: int = LARGEST) -> by
 def check_checkpoint(folder: Path, error: Errors, names: tuple[str, ...] = ("config.json",)) -> None:
     """Raise unless the folder exists and holds one of the named files, as checkpoints of the Hugging Face Hub do."""
     if folder.is_dir():
-        if not any((folder / name).is_file() for name in names):
+        if not any((folder / name).exists() for name in names):
             raise error(f"{folder} has no config.json: give the folder of a Hugging Face checkpoint")
         return
     name = folder.as_posix()

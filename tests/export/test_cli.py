@@ -147,8 +147,10 @@ def test_the_same_as_json(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
     } == found
 
 
-def test_without_pytorch() -> None:
-    done = run_blocked("from ptegpu.cli import main; main(['export', 'llm', 'x', '-o', 'y.pte'])")
+def test_without_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    command = ["export", "llm", str(tmp_path), "-o", str(tmp_path / "y.pte")]
+    done = run_blocked(f"from ptegpu.cli import main; main({command!r})")
     message = (
         "error: torch is blocked: this layer must import without it. To export, run: pip install 'ptegpu[export]'\n"
     )

@@ -213,12 +213,6 @@ def test_planned_memory_that_is_read_before_it_is_written_is_a_state() -> None:
     assert ("state", None) == (found["v1"].kind, found["v1"].data)
 
 
-def test_planned_memory_that_nothing_writes_is_refused() -> None:
-    values = [tensor(4), tensor(4, place=(1, 0)), 1, tensor(4)]
-    expected = "model.pte: method forward: aten::add.out #0 reads v1:float32[4], which nothing writes"
-    assert expected == refused(method(values, [0], [3], kernel("aten::add.out", 0, 1, 2, 3, 3)))
-
-
 def test_constants_that_are_written_are_states() -> None:
     one = memoryview(np.ones(4, np.float32).tobytes())
     values = [tensor(4), tensor(4, data=one), tensor(4, data=one), 1, tensor(4)]

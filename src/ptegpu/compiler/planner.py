@@ -164,7 +164,7 @@ class Planner:
             self.deciding |= more
             self._cover(first)
         if first.refusal is not None and self.complete and len(self.families) < MAX_FAMILIES:
-            if all(f.refusal is not None for f in self.families):  # at every size
+            if all(f.refusal and all(map(self._known, f.guards)) for f in self.families):  # at every size
                 raise first.refusal
         self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
         if not self.base and not first.guards:

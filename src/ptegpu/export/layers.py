@@ -138,16 +138,18 @@ class GroupedLinear(nn.Module):
         self.register_buffer("bias", bias)
         self.register_buffer("sums", weight.sums() if dynamic else None)
 
-    def forward(self, x: Tensor, rounding: Rounding | None = None) -> Tensor:
+    def forward(self, input: Tensor, rounding: Rounding | None = None) -> Tensor:
         w, bias = self.weight, self.bias
         if not self.dynamic:
             if torch.compiler.is_exporting():
-                return torch.ops.et_vk.linear_q4gsw(x, w.packed, w.scales, w.size, bias)
-            return F.linear(x, w.dequantized(), bias)
-        r = rounding or Rounding.of(x)
+                return torch.ops.et_vk.linear_q4gsw(input, w.packed, w.scales, w.size, bias)
+            return F.linear(input, w.dequantized(), bias)
+        r = rounding or Rounding.of(input)
         if torch.compiler.is_exporting():
-            return torch.ops.et_vk.linear_dq8ca_q4gsw(x, r.scale, r.zero, w.packed, self.sums, w.scales, w.size, bias)
-        return F.linear(r.applied(x), w.dequantized(), bias)
+            return torch.ops.et_vk.linear_dq8ca_q4gsw(
+                input, r.scale, r.zero, w.packed, self.sums, w.scales, w.size, bias
+            )
+        return F.linear(r.applied(input), w.dequantized(), bias)
 
 
 def apply_all(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
@@ -162,11 +164,11 @@ class GroupedEmbedding(nn.Module):
         super().__init__()
         self.weight = weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         w = self.weight
         if torch.compiler.is_exporting():
-            return torch.ops.et_vk.embedding_q4gsw(w.packed, w.scales.t(), w.size, tokens, True)
-        return F.embedding(tokens, w.dequantized())
+            return torch.ops.et_vk.embedding_q4gsw(w.packed, w.scales.t(), w.size, input, True)
+        return F.embedding(input, w.dequantized())
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,5 +195,5 @@ class ByteLinear(nn.Module):
             self.values, self.scales, self.zeros, 0, -128, 127, torch.int8
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias)

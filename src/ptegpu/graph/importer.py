@@ -297,7 +297,6 @@ class _Importer:
         And what is computed from a value of changing size may change its own.
         """
         seen: set[Var] = {v for v in linear.inputs if isinstance(v, Var)}
-        readers: dict[Var, str] = {}  # of planned tensors that nothing has written so far
         for instruction in linear.code:
             if isinstance(instruction, Jump):
                 continue
@@ -307,7 +306,6 @@ class _Importer:
             for v in variables(instruction.args):
                 if v not in seen and v.kind == "temp" and v.dtype is not None:
                     v.kind = "state"
-                    readers[v] = instruction.where
             mutated = [
                 v
                 for k in self.mutates(instruction.op)
@@ -321,9 +319,6 @@ class _Importer:
             if any(v.dynamic for v in variables(instruction.args)):
                 for v in instruction.outs:
                     v.dynamic = True
-        for v, where in readers.items():
-            if v not in seen:
-                raise InvalidProgram(f"method {linear.name}: {where} reads {v!r}, which nothing writes", path=self.path)
 
 
 def _check_buffers(linear: Linear) -> None:
