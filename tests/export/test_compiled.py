@@ -154,15 +154,15 @@ def test_writes_of_parameters_and_inputs(route: str, delegate: bool, tmp_path: P
     module, reference = Grows().eval(), Grows()
     a, b = torch.zeros(2), torch.zeros(2)
     call: Any
+    if route == "torch.compile":
+        call = torch.compile(module, backend=torch_backend, options={"delegate": delegate, "fallback": False})
+    elif route == "compile_module":
+        call = ptegpu.compile_module(module, a.clone(), delegate=delegate)
+        assert [] == call.notes
+    else:
+        ptegpu.compile(export(module, (a.clone(),), delegate=delegate)).save(tmp_path / "grows.bundle")
+        call = ptegpu.load(tmp_path / "grows.bundle")
     with torch.no_grad():
-        if route == "torch.compile":
-            call = torch.compile(module, backend=torch_backend, options={"delegate": delegate, "fallback": False})
-        elif route == "compile_module":
-            call = ptegpu.compile_module(module, a.clone(), delegate=delegate)
-            assert [] == call.notes
-        else:
-            ptegpu.compile(export(module, (a.clone(),), delegate=delegate)).save(tmp_path / "grows.bundle")
-            call = ptegpu.load(tmp_path / "grows.bundle")
         for _ in range(3):
             equal(call(a), reference(b))
             equal(a, b)

@@ -76,16 +76,27 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
 def keep_written_parameters(program: ExportedProgram) -> None:
     """Turn parameters that operators write into buffers, in place: of parameters, ExecuTorch loses what is written."""
     specs = {s.arg.name: k for k, s in enumerate(program.graph_signature.input_specs) if s.kind == InputKind.PARAMETER}
-    written: set[Node] = set()
-    for node in program.graph.nodes:
-        op = _operator(node)
-        if op is not None and op._schema.is_mutable:
-            written |= {_base(value) for name, value in _arguments(node, op) if _is_written(op, name)}
-    for place in written:
+    for place in _written_places(program.graph_module):
         if (k := specs.get(place.name)) is not None:
             spec = program.graph_signature.input_specs[k]
             program.graph_signature.input_specs[k] = InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=True)
             program.state_dict[spec.target] = program.state_dict[spec.target].detach()
+
+
+def _written_places(module: torch.fx.GraphModule) -> set[Node]:
+    """Return the placeholders that operators write, those of graphs within too, as `with torch.no_grad()` makes one."""
+    written: set[Node] = set()
+    for node in module.graph.nodes:
+        op = _operator(node)
+        if op is not None and op._schema.is_mutable:
+            written |= {_base(value) for name, value in _arguments(node, op) if _is_written(op, name)}
+        attributes = [operator.attrgetter(a.target)(module) for a in node.all_input_nodes if a.op == "get_attr"]
+        for inner in [a for a in attributes if isinstance(a, torch.fx.GraphModule)]:
+            places = inner.graph.find_nodes(op="placeholder")
+            operands = tree_leaves(node.args)[-len(places) :]  # they come last, one for each placeholder
+            found = _written_places(inner)
+            written |= {_base(o) for place, o in zip(places, operands) if place in found and isinstance(o, Node)}
+    return written
 
 
 def _arguments(node: Node, op: torch._ops.OpOverload) -> list[tuple[str, Node]]:
