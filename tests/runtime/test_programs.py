@@ -147,6 +147,27 @@ def test_a_buffer_that_is_read_from_another_copy_is_refused(
     )
 
 
+class ThroughView(nn.Module):
+    """Writes a buffer through a view, which ExecuTorch leaves out: its values lie at one place."""
+
+    def __init__(self, first: float) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.full((2, 2), first))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.h.view(4).add_(1)
+        return x * self.h
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_a_buffer_that_is_written_through_a_view_keeps_its_value(first: float, delegate: bool) -> None:
+    x, eager = torch.full((2, 2), 3.0), ThroughView(first)
+    with ptegpu.load(ptegpu.export.export(ThroughView(first), x, delegate=delegate)) as program:
+        for _ in range(3):
+            close(program(x), eager(x))
+
+
 class ManyOutputs(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         z = x + y

@@ -39,7 +39,9 @@ class _Importer:
         self.known: set[int] = set()  # values that have been written
         self._check_supported()
         self.chains = self._effects()
-        self.written = {v for chain in self.chains for _, _, writes in chain for v in writes}
+        written = [v for chain in self.chains for _, _, writes in chain for v in writes]
+        self.written = set(written)
+        self.last = {v.place: k for k in written if isinstance(v := method.values[k], pte.Tensor)}
 
     def run(self) -> Linear:
         method = self.method
@@ -154,7 +156,10 @@ class _Importer:
                 self.owners[value.place] = value_id
 
     def _find_views(self, ids: Iterable[int | None], code: list[Instruction]) -> None:
-        """A tensor that nobody wrote, at a place that somebody wrote, is a view that the exporter left out."""
+        """Make the views that the exporter left out: tensors that nobody writes, at a place that somebody wrote.
+
+        Before anybody did in this call, it is a buffer's place, which holds what the last call wrote.
+        """
         for value_id in ids:
             value = None if value_id is None else self.method.values[value_id]
             if isinstance(value, pte.TensorList):
@@ -162,14 +167,22 @@ class _Importer:
             if value_id is None or not isinstance(value, pte.Tensor) or value_id in self.known or value.place is None:
                 continue
             owner = self.owners.get(value.place)
+            later = owner is None and value_id not in self.written
+            owner = self.last.get(value.place) if later else owner
             source = None if owner is None else self.method.values[owner]
-            if owner is None or value.initial is not None or not isinstance(source, pte.Tensor):
+            if owner is None or not isinstance(source, pte.Tensor):
+                continue
+            if value.initial is not None and (source.initial is None or not later):
                 continue
             if (source.dtype, source.numel) != (value.dtype, value.numel) or source.dynamic or value.dynamic:
+                if later:
+                    continue
                 raise InvalidProgram(
                     f"value {value_id} lies where value {owner} does, but is no view of it", path=self.path
                 )
-            code.append(Call(VIEW, (self.operand(owner), value.sizes), (self.slot(value_id),), f"view of v{owner}"))
+            view = self.slot(value_id)
+            view.kind, view.data = "temp", None
+            code.append(Call(VIEW, (self.operand(owner), value.sizes), (view,), f"view of v{owner}"))
             self.known.add(value_id)
 
     @cached_property
