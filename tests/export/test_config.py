@@ -89,6 +89,11 @@ NAMES = ", ".join((*FAMILIES, *SEEING))
     ("changes", "message"),
     [
         ({"model_type": "bloom"}, f"model_type 'bloom' is not supported; supported are {NAMES}"),
+        (
+            {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
+            f"model_type 'vit' is not supported; supported are {NAMES}. "
+            "`ptegpu export hf` exports models that generate no text",
+        ),
         ({"hidden_size": ...}, "hidden_size is missing"),
         ({"vocab_size": 0}, "vocab_size is 0, not a positive number up to 2,147,483,647"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),

@@ -145,10 +145,20 @@ def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
 
 def test_a_directory_and_a_pipe_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path, what in ((tmp_path, "a directory"), (tmp_path / "pipe", "not a regular file")):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "config.json").touch()
+    for path, what in ((tmp_path / "checkpoint", "a directory"), (tmp_path / "pipe", "not a regular file")):
         with pytest.raises(InvalidProgram) as caught:
             read_program(path)
         assert str(caught.value) == f"{path}: not an ExecuTorch program (.pte): it is {what}"
+
+
+def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
+    """As `ptegpu export` says it."""
+    with pytest.raises(InvalidProgram) as caught:
+        read_program(tmp_path)
+    expected = f"{tmp_path} has no config.json: give a program (.pte) or the folder of a Hugging Face checkpoint"
+    assert expected == str(caught.value)
 
 
 FOREIGN = {

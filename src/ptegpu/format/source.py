@@ -74,6 +74,9 @@ def fail_foreign(data: memoryview, path: str | None, wanted: str) -> NoReturn:
 def _map(path: str, label: str, wanted: str) -> memoryview:
     kind = os.stat(path).st_mode
     if not stat.S_ISREG(kind):
+        if wanted == PROGRAM and stat.S_ISDIR(kind) and not os.path.exists(os.path.join(path, "config.json")):
+            reason = "has no config.json: give a program (.pte) or the folder of a Hugging Face checkpoint"
+            raise InvalidProgram(f"{label} {reason}")
         what = "a directory" if stat.S_ISDIR(kind) else "not a regular file"
         raise InvalidProgram(f"not {wanted}: it is {what}", path=label)
     file = open(path, "rb", buffering=0)  # noqa: SIM115  (closed with the mapping)
