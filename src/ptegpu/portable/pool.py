@@ -169,7 +169,8 @@ def _stretches(size: int, count: int) -> Array:
 def _stretched(x: Array, places: Sequence[Array]) -> Array:
     """Return the elements at the places of each of the last dimensions: (…, *counts, elements of a stretch)."""
     rank, outer = len(places), x.shape[: x.ndim - len(places)]
-    taken = x[(..., *np.ix_(*(p.ravel() for p in places)))].reshape(*outer, *(n for p in places for n in p.shape))
+    at: Subscript = (..., *np.ix_(*(p.ravel() for p in places)))
+    taken = x[at].reshape(*outer, *(n for p in places for n in p.shape))
     return np.moveaxis(taken, range(1 - 2 * rank, 0, 2), range(-rank, 0)).reshape(
         *outer, *(len(p) for p in places), math.prod(p.shape[1] for p in places)
     )
