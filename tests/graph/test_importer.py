@@ -13,7 +13,7 @@ from ptegpu.compiler.data import named_data
 from ptegpu.compiler.partition import mutates
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
-from ptegpu.format import BlobGraph, BlobTensor, Constant, pte, read_program
+from ptegpu.format import BlobGraph, BlobTensor, Constant, SymInt, pte, read_program
 from ptegpu.format.delegate import Call as BlobCall
 from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer
@@ -379,6 +379,21 @@ def test_an_upload_happens_wherever_it_stands() -> None:
     for graph in (blob(UPLOAD, ADD), blob(ADD, UPLOAD)):
         add = calls(by_hand(with_blob(graph)))[0]
         assert ("aten.add.Tensor", "constant") == (add.op, add.args[1].kind)  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("blobs_by_hand")
+def test_checks_of_sizes_in_a_delegate_compute_nothing() -> None:
+    values = (*VALUES, SymInt(5), "u0 >= 1", None, None)  # 6 to 9: a size, a message, an absent result, and no bound
+    checks = (
+        BlobCall(2, "aten._assert_scalar.default", (6, 7, 8)),
+        BlobCall(3, "aten.sym_constrain_range_for_size.default", (6, 5, 9, 8)),
+    )
+    graph = replace(blob(UPLOAD, *checks, ADD), values=values, inputs=(0, 6))
+    found = method([tensor(4), 3, tensor(4)], [0], [2], pte.DelegateCall(0, (0, 1, 2)))
+    linear = by_hand(replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),)))  # type: ignore[arg-type]
+    assert ["aten.add.Tensor", "aten.alias_copy.default"] == [c.op for c in calls(linear)]
+    expected = f"aten._assert_scalar.default #2 reads d0.v6, {NO_VALUE}"
+    assert f"model.pte: delegate 0: {expected}" == refused(with_blob(replace(graph, inputs=(0,))))
 
 
 F16, F32_IN_F16 = (BlobTensor(DType.F16, (4,), staging=s) for s in (DType.F16, DType.F32))

@@ -69,6 +69,13 @@ CASES: list[Case] = [
     ),
     *(case("_adaptive_avg_pool2d.default", f(2, 3, 7, 8), o) for o in ([1, 1], [3, 4], [7, 8], [9, 5])),
     case("_adaptive_avg_pool2d.default", f(3, 4, 4), [2, 3]),
+    *(
+        case(name, x, o)
+        for name in ("_adaptive_avg_pool3d.default", "adaptive_max_pool3d.default")
+        for x in (VOLUME, VOLUME[0])
+        for o in ([1, 1, 1], [2, 3, 4], [4, 5, 6], [7, 2, 3])
+    ),
+    *(case("adaptive_max_pool2d.default", IMAGE.double(), o) for o in ([1, 1], [3, 4], [9, 5])),
 ]
 
 

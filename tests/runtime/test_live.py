@@ -101,21 +101,21 @@ def test_sizes_never_seen_make_nothing_once_a_program_is_prepared(name: str) -> 
         assert [0] == [engine.extended for engine in program._methods["forward"].engines.values()]
 
 
+@pytest.mark.slow
 def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size() -> None:
-    module, rng = nn.Linear(16, 8).eval(), random.Random(0)
+    module, rng = nn.Linear(2, 2).eval(), random.Random(0)
     dims = {0: Dim("b", max=512), 1: Dim("t", max=512)}
-    data = to_bytes(ptegpu.compile(export(module, (torch.ones(2, 3, 16),), dynamic_shapes=(dims,))))
+    data = to_bytes(ptegpu.compile(export(module, (torch.ones(2, 3, 2),), dynamic_shapes=(dims,))))
     sizes = [(rng.randint(1, 512), rng.randint(1, 512)) for _ in range(2000)]
     sizes += [(b, t) for b in range(1, 9) for t in (*range(1, 9), 512)]
     with ptegpu.load(data) as program:
         (plan,) = program.method("forward").plans
         resolver = Resolver(plan)
         for b, t in sizes:
-            at = resolver.at([(b, t, 16)], lambda _input, _element: 0)
+            at = resolver.at([(b, t, 2)], lambda _input, _element: 0)
             assert at is not None and not plan.families[at.family].refusal, (b, t)
             assert not [c.refusal for c in chosen(plan, at) if c.refusal], (b, t)
-        for b, t in ((1, 1), (8, 8), (64, 64), (1, 512), (512, 1), (3, 37)):
-            x = torch.randn(b, t, 16)
+            x = torch.randn(b, t, 2)
             close(program(x), module(x).detach(), 1e-4)
 
 

@@ -15,7 +15,7 @@ from ..format.delegate import Call as BlobCall
 from ..format.pte import BoolList, FloatList
 from ..limits import spend
 from .linear import Call, Instruction, Operand, Var, variables
-from .names import ADD, COPY, PREPACK
+from .names import ADD, CHECKS, COPY, PREPACK
 
 
 def inline(
@@ -60,6 +60,8 @@ class _Inliner:
             if call.operator == PREPACK:
                 continue
             args = tuple(self._read(i, f"{name} reads") for i in call.args[:-1])
+            if call.operator in CHECKS:  # of sizes, which shape rules refuse where they do not fit; backends drop it
+                continue
             results = tuple(self._results(call.args[-1]))
             self.known.update(results)
             self._note(args, results)

@@ -13,6 +13,7 @@ COPY = "aten.alias_copy.default"  # for what enters or leaves a delegate; costs 
 ADD = "add"  # 0 to a scalar that leaves a delegate
 # And these are called in ways of their own:
 PREPACK = "et_vk.prepack.default"  # of a constant: is the constant
+CHECKS = ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default")  # in a delegate: compute nothing
 COPY_INDEX = "executorch_prim::et_copy_index.tensor"  # writes its first argument, and has no other result
 # These have one result, a scalar, as their last argument:
 GIVING_SCALARS = ("executorch_prim::", "aten::sym_size", "aten::sym_numel", "aten::_local_scalar_dense")

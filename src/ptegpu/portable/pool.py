@@ -117,6 +117,26 @@ def _define(rank: int) -> None:
             places = places * size + start + offset * d
         return np.take_along_axis(found, best[..., None], -1)[..., 0], places
 
+    @portable(f"aten._adaptive_avg_pool{rank}d.default")
+    def adaptive_avg_pool(x: Array, output_size: Sequence[int]) -> Array:
+        found = x.astype(FLOAT64)
+        for axis, count in enumerate(output_size, -rank):
+            found = np.moveaxis(np.moveaxis(found, axis, -1) @ _averages(x.shape[axis], count).T, -1, axis)
+        return found
+
+    @portable(f"aten.adaptive_max_pool{rank}d.default")
+    def adaptive_max_pool(x: Array, output_size: Sequence[int]) -> tuple[Array, Array]:
+        """Return maxima of even stretches, and their flat positions in each plane or volume."""
+        sizes = x.shape[-rank:]
+        if 0 in sizes:
+            raise ShapeError(f"it has no largest element of {list(x.shape)}")
+        places = [_stretches(n, o) for n, o in zip(sizes, output_size)]
+        afford(math.prod([*x.shape[:-rank], *(p.size for p in places)]) * (x.itemsize + 8))
+        found = _stretched(x, places)
+        best = found.argmax(-1)[..., None]
+        flat = np.broadcast_to(_stretched(np.arange(math.prod(sizes)).reshape(sizes), places), found.shape)
+        return np.take_along_axis(found, best, -1)[..., 0], np.take_along_axis(flat, best, -1)[..., 0]
+
 
 for _rank in (2, 3):
     _define(_rank)
@@ -139,10 +159,21 @@ def max_pool2d_with_indices_backward(
     return found.reshape(x.shape)
 
 
-@portable("aten._adaptive_avg_pool2d.default")
-def adaptive_avg_pool2d(x: Array, output_size: Sequence[int]) -> Array:
-    rows, cols = (_averages(n, o) for n, o in zip(x.shape[-2:], output_size))
-    return rows @ x.astype(FLOAT64) @ cols.T
+def _stretches(size: int, count: int) -> Array:
+    """Return the places of `count` even stretches, (count, longest); shorter ones repeat their last place."""
+    k = np.arange(count)
+    start, end = k * size // count, -(-(k + 1) * size // count)
+    return np.minimum(start[:, None] + np.arange(np.max(end - start, initial=0)), end[:, None] - 1)
+
+
+def _stretched(x: Array, places: Sequence[Array]) -> Array:
+    """Return the elements at the places of each of the last dimensions: (…, *counts, elements of a stretch)."""
+    rank, outer = len(places), x.shape[: x.ndim - len(places)]
+    at: Subscript = (..., *np.ix_(*(p.ravel() for p in places)))
+    taken = x[at].reshape(*outer, *(n for p in places for n in p.shape))
+    return np.moveaxis(taken, range(1 - 2 * rank, 0, 2), range(-rank, 0)).reshape(
+        *outer, *(len(p) for p in places), math.prod(p.shape[1] for p in places)
+    )
 
 
 def _averages(size: int, count: int) -> Array:
