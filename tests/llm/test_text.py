@@ -18,7 +18,7 @@ from tests.llm.words import tokenizer as make_tokenizer
 
 from ptegpu.errors import InvalidInput
 from ptegpu.llm.template import ChatTemplate
-from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer, _longest, _silent
+from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer, _growth, _longest, _silent
 
 BYTE_LEVEL = make_tokenizer()
 
@@ -233,14 +233,17 @@ def test_chained_replacements_are_bounded(tmp_path: Path, part: str, pattern: di
         Tokenizer(path)
 
 
-def replace_all(old: str, new: str) -> dict[str, Any]:
-    return {"type": "Replace", "pattern": {"String": old}, "content": new}
+def replace_all(old: str, new: str, kind: str = "String") -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {kind: old}, "content": new}
 
 
 def charsmap(longest: int) -> dict[str, Any]:
     """A table that writes so many characters for one: the size of a trie, the trie, texts."""
     table = (4).to_bytes(4, "little") + bytes(4) + b"x\0" + "é".encode() * longest + b"\0"
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
+PATTERNS = [replace_all(pattern, " ", "Regex") for pattern in (r"\n", " {2,}", r"\s+", r"[^a]\|+", ".")]
 
 
 def template(pieces: list[dict[str, Any]], ids: int = 1) -> dict[str, Any]:
@@ -253,6 +256,10 @@ SPECIAL_PIECE, TEXT_PIECE = (
     {kind: {"id": x, "type_id": 0}} for kind, x in [("SpecialToken", "<s>"), ("Sequence", "A")]
 )
 LONGER = "its normalizer may make a text more than 64 times as long"
+LONGER_TEXT = LONGER.replace("normalizer", "decoder")
+LONGER_WORDS = LONGER.replace("normalizer", "pre_tokenizer")
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+DELIMITED = {"type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "", "cleanup": True}
 
 
 @pytest.mark.parametrize(
@@ -269,6 +276,15 @@ LONGER = "its normalizer may make a text more than 64 times as long"
             [{"type": "Prepend", "prepend": "x" * 4000}, {"type": "Prepend", "prepend": "x" * 97}],
             "its normalizer adds 4,097 characters, more than 4,096",
         ),
+        ("normalizer", [replace_all("", "l")] * 7, LONGER),  # between all characters
+        ("normalizer", [replace_all("(?=l)", "l", "Regex")] * 7, LONGER),
+        ("normalizer", [replace_all("l*", "l", "Regex")] * 7, LONGER),
+        ("normalizer", [{"type": "ByteLevel"}] * 4, LONGER),
+        ("pre_tokenizer", [BYTES] * 4, LONGER_WORDS),
+        ("decoder", [replace_all("", "l")] * 7, LONGER_TEXT),
+        ("decoder", [{"type": "BPEDecoder", "suffix": ""}] * 7, LONGER_TEXT),
+        ("decoder", [DELIMITED] * 7, LONGER_TEXT),
+        ("normalizer", [{"type": "NFC"}] * 256, "its normalizer has 257 steps, more than 256"),  # and the sequence
         ("processor", [template([SPECIAL_PIECE] * 5000)], "its post_processor adds 5,000 tokens, more than 4,096"),
         ("processor", [template([SPECIAL_PIECE] * 5, 1000)], "its post_processor adds 5,000 tokens, more than 4,096"),
         ("processor", [template([TEXT_PIECE] * 2)], "its post_processor repeats a text"),
@@ -278,7 +294,7 @@ def test_other_ways_to_lengthen_a_text_are_bounded(
     tmp_path: Path, part: str, steps: list[dict[str, Any]], reason: str
 ) -> None:
     made = json.loads(make_tokenizer().to_str())
-    made["post_processor" if part == "processor" else part] = {"type": "Sequence", f"{part}s": steps}
+    made["post_processor" if part == "processor" else part] = {"type": "Sequence", f"{part.replace('_', '')}s": steps}
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(made))
     with pytest.raises(InvalidInput) as error:
@@ -292,14 +308,15 @@ def test_what_tokenizers_in_use_do_is_taken(tmp_path: Path) -> None:
     made["normalizer"] = {
         "type": "Sequence",
         "normalizers": [*quotes, {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}]
-        + [{"type": "Prepend", "prepend": "▁"}, replace_all(" ", "▁"), replace_all("\n", "<0x0A>")],
+        + [{"type": "Prepend", "prepend": "▁"}, replace_all(" ", "▁"), replace_all("\n", "<0x0A>")]
+        + PATTERNS,
     }
     made["post_processor"] = template([SPECIAL_PIECE, TEXT_PIECE, SPECIAL_PIECE])
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(made))
     ids = Tokenizer(path).encode("A fox")
     assert [0, 0] == [ids[0], ids[-1]]
-    assert 18 == _longest(charsmap(18)["precompiled_charsmap"])
+    assert 18 == _longest(charsmap(18)["precompiled_charsmap"]) == _growth([charsmap(18), *PATTERNS])
 
 
 def test_nothing_is_padded_or_cut(tmp_path: Path) -> None:

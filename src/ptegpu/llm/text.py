@@ -32,9 +32,14 @@ FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_templa
 CONTEXT = 8  # tokens of the prompt that decide how the first new ones are written: with a space before, say
 GROWTH = 64  # times that a normalizer or a decoder may make a text longer
 ADDED = 4096  # characters that may be put before a text, and tokens around it
+STEPS = 256  # of a normalizer, a pre-tokenizer or a decoder: each takes its time for all of a text
+CHARACTER = 4  # bytes of a character at most: what byte-level steps write for it
 INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
 FROM_BUFFER = "Cannot instantiate Tokenizer from buffer: "  # what errors of the library begin with
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token that is one byte
+NEVER_EMPTY = re.compile(  # a pattern of characters and sets of them, none of which may be left out
+    r"(?:(?:[^\\()\[\]{}*+?|^$]|\\[nrtsSdDwW\W]|\[[^\\\[\]]+\])(?:\+|\{[1-9]\d*,?\d*\})?)+"
+)
 PROBE = "Hello, a1 \u00e9\n"  # any text, to see whether a tokenizer works
 
 
@@ -186,15 +191,18 @@ def _template(chat: object, special: dict[str, str]) -> ChatTemplate:
 
 
 def _check_growth(path: Path, content: bytes) -> None:
-    """Raise InvalidInput if chained replacements may make a text more than `GROWTH` times as long, or if a template
-    repeats it or adds more than `ADDED` tokens."""
+    """Raise InvalidInput if the steps of a part are more than `STEPS` or may make a text more than `GROWTH` times as
+    long, or if a template repeats it or adds more than `ADDED` tokens."""
     try:
         parts = json.loads(content)
     except (ValueError, RecursionError):
         return  # the library says what is wrong
     if not isinstance(parts, dict):
         return
-    for name in ("normalizer", "decoder"):
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        steps = sum(1 for _ in _steps(parts.get(name)))
+        if steps > STEPS:
+            raise InvalidInput(f"{path} is refused: its {name} has {steps:,} steps, more than {STEPS}")
         if _growth(parts.get(name)) > GROWTH:
             raise InvalidInput(f"{path} is refused: its {name} may make a text more than {GROWTH} times as long")
     before = sum(len(text) for part in _steps(parts.get("normalizer")) if isinstance(text := part.get("prepend"), str))
@@ -208,7 +216,7 @@ def _check_growth(path: Path, content: bytes) -> None:
 
 
 def _steps(root: object) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer, a decoder or a post-processor in order, with those inside of sequences."""
+    """Yield the steps of a part in order: a normalizer's, say, with those inside of sequences."""
     stack = [root]
     while stack:
         part = stack.pop()
@@ -216,7 +224,7 @@ def _steps(root: object) -> Iterator[dict[str, Any]]:
             stack += reversed(part)
         elif isinstance(part, dict):
             yield part
-            stack += [part[key] for key in ("normalizers", "decoders", "processors") if key in part]
+            stack += [part[key] for key in ("normalizers", "pretokenizers", "decoders", "processors") if key in part]
 
 
 def _growth(root: object) -> float:
@@ -228,21 +236,41 @@ def _growth(root: object) -> float:
     growth, changed = 1.0, False
     written: set[str] = set()  # characters of what replaces others so far
     for part in _steps(root):
-        kind, pattern, new = part.get("type"), part.get("pattern"), part.get("content")
-        if kind == "Replace" and isinstance(pattern, dict) and isinstance(new, str):
-            old = pattern.get("String")
-            factor = max(1, len(new) / max(1, len(old)) if isinstance(old, str) else len(new))
-            again = changed or not isinstance(old, str) or not written.isdisjoint(old)
+        kind, replaced = part.get("type"), _replaced(part)
+        if replaced is not None:
+            old, new, factor = replaced
+            again = changed or not old or not written.isdisjoint(old)
             growth = growth * factor if again else max(growth, factor)
             written |= set(new)
         elif kind == "Precompiled":
             growth *= _longest(part.get("precompiled_charsmap"))
+            changed = True
+        elif kind == "ByteLevel":
+            growth *= CHARACTER
             changed = True
         elif kind not in ("Sequence", "Prepend", "Strip", "Fuse", "ByteFallback"):
             changed = changed or bool(written)
         if growth > GROWTH:
             break
     return growth
+
+
+def _replaced(part: dict[str, Any]) -> tuple[str | None, str, float] | None:
+    """Return what a step replaces, None for a pattern, with what, and how many times as long that may make a text.
+
+    None for a step that replaces nothing. What may be empty matches between all characters.
+    """
+    kind, pattern, new = part.get("type"), part.get("pattern"), part.get("content")
+    if kind in ("BPEDecoder", "CTC"):
+        old, new = part.get("suffix" if kind == "BPEDecoder" else "word_delimiter_token"), " "
+    elif kind == "Replace" and isinstance(pattern, dict) and isinstance(new, str):
+        old = pattern.get("String")
+        if old is None:
+            is_never_empty = NEVER_EMPTY.fullmatch(str(pattern.get("Regex")))
+            return None, new, max(1, len(new)) if is_never_empty else 1 + len(new)
+    else:
+        return None
+    return (old, new, max(1, len(new) / len(old)) if old else 1 + len(new)) if isinstance(old, str) else None
 
 
 def _longest(charsmap: object) -> int:
