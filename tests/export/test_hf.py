@@ -307,6 +307,8 @@ def changed(folder: Path, **settings: Any) -> Path:
         ({"attn_implementation": "x/kernel"}, "config.json: attn_implementation is 'x/kernel', which may come from a"),
         ({"_attn_implementation": "flash_attention_2"}, "config.json: _attn_implementation is 'flash_attention_2'"),
         ({"attn_implementation": {"": "x/kernel"}}, "config.json: attn_implementation is 'x/kernel'"),
+        ({"backbone": "x/y"}, "config.json: backbone is 'x/y', which is not in the folder; give backbone_config"),
+        ({"vision_config": {"backbone": "x/y", "backbone_config": None}}, "config.json: backbone is 'x/y'"),
         ({"quantization_config": {"quant_method": "awq"}}, "BertModel is quantized"),
         ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration is for no task"),
         ({"architectures": ["os.system"]}, "os.system is for no task that can be exported"),

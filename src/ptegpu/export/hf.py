@@ -269,6 +269,11 @@ def _check_settings(settings: dict[str, Any], stored: dict[str, tuple[Path, str,
         if isinstance(value, dict):
             if key in ("id2label", "label2id"):
                 check_labels(f"the length of {key}", len(value))
+            backbone = value.get("backbone")
+            if isinstance(backbone, str) and not value.get("backbone_config"):  # transformers asks the hub what it is
+                raise ExportError(
+                    f"config.json: backbone is {backbone!r}, which is not in the folder; give backbone_config"
+                )
             for k, v in value.items():
                 yield from values(v, key if "implementation" in key else str(k), depth + 1)
         elif isinstance(value, list):
