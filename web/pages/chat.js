@@ -201,7 +201,8 @@ class Conversation {
       // nothing came: the words go back to where they can be changed
       turn.remove();
       this.list.lastElementChild?.remove();
-      prompt.value ||= this.messages.pop()?.content ?? "";
+      const words = this.messages.pop()?.content ?? "";
+      prompt.value ||= words;
       return;
     }
     this.messages.push({ role: "assistant", content: text });
@@ -345,7 +346,8 @@ class Tale {
   /** Nothing came: the words go back to where they can be changed. */
   take() {
     this.parts.pop();
-    if (this.parts.at(-1)?.you) prompt.value ||= this.parts.pop()?.text.trim() ?? "";
+    const words = this.parts.at(-1)?.you ? (this.parts.pop()?.text.trim() ?? "") : "";
+    prompt.value ||= words;
     if (!this.parts.length) {
       prompt.value ||= this.title;
       this.title = "";
