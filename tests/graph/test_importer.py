@@ -414,6 +414,10 @@ NOT_OF_AN_EXPORTER = {
         blob(BlobCall(7, PREPACK, (2, 0)), ADD),
         "et_vk.prepack.default #7 writes input 0:float32[4], which has a value already",
     ),
+    "an upload as another shape": (
+        blob(UPLOAD, ADD, v3=BlobTensor(DType.F32, (2, 2))),
+        "et_vk.prepack.default #0 makes float32[2, 2] of the constant d0.v2:float32[4]",
+    ),
     "no upload": (blob(ADD), f"aten.add.Tensor #1 reads d0.v3:float32[4], {NO_VALUE}"),
     "an operator that reads its result": (
         blob(UPLOAD, replace(ADD, args=(1, 3, 5, 1))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from tests.exporting import export
 from tests.models import Encoder
 from torch import nn
 from torch.export import Dim
+from torch.nn import functional as F
 
 import ptegpu
 from ptegpu.plan.resolve import Resolver, chosen
@@ -117,6 +119,56 @@ def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size() -> None:
             assert not [c.refusal for c in chosen(plan, at) if c.refusal], (b, t)
             x = torch.randn(b, t, 2)
             close(program(x), module(x).detach(), 1e-4)
+
+
+class Attending(nn.Module):
+    """Attention of two heads, whose views tell only that products of sizes are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (B, T, 8), (B, S, 8)
+        b, t, s = *x.shape[:2], y.shape[1]
+        q, k = self.q(x).view(b, t, 2, 4).transpose(1, 2), self.k(y).view(b, s, 2, 4).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, k).transpose(1, 2).reshape(b, t, 8)
+
+
+class Products(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (B, T, 8), (B, S, 8)
+        return torch.softmax(x @ y.transpose(1, 2), -1) @ y
+
+
+class Joined(nn.Module):
+    """Has kernels for some eighty kinds of sizes."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # (B, T, 8), (B, S, 8)
+        return torch.cat([x, y], 1).softmax(1).mean(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "most"),
+    [(Attending(), (64, 64, 64)), (Products(), (200, 200, 300)), (Joined(), (100, 333, 500))],
+    ids=["attention", "products", "joined"],
+)
+def test_a_bundle_with_three_dimensions_runs_at_every_size(module: nn.Module, most: tuple[int, int, int]) -> None:
+    rng = random.Random(0)
+    b, t, s = (Dim(name, max=n) for name, n in zip("bts", most, strict=True))
+    inputs = (torch.ones(3, 4, 8), torch.ones(3, 5, 8))
+    data = to_bytes(ptegpu.compile(export(module.eval(), inputs, dynamic_shapes=({0: b, 1: t}, {0: b, 1: s}))))
+    with ptegpu.load(data) as program:
+        (plan,) = program.method("forward").plans
+        resolver = Resolver(plan)
+        small = list(itertools.product(range(1, 9), repeat=3))
+        for sizes in (*small, *(tuple(rng.choice((1, 2, n - 1, n, rng.randint(1, n))) for n in most) for _ in small)):
+            x, y = ((sizes[0], n, 8) for n in sizes[1:])
+            at = resolver.at([x, y], lambda _input, _element: 0)
+            assert at is not None and not plan.families[at.family].refusal, sizes
+            assert not [c.refusal for c in chosen(plan, at) if c.refusal], sizes
+        for sizes in ((1, 1, 1), (8, 8, 1), (1, 8, 3), (2, 5, 2), (1, 1, 6), most[:1] + (3, 2)):
+            given = (torch.randn(sizes[0], sizes[1], 8), torch.randn(sizes[0], sizes[2], 8))
+            close(program(*given), module(*given).detach(), 1e-4)
 
 
 class Counting(nn.Module):

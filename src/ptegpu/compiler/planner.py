@@ -38,12 +38,14 @@ from ..plan.plan import (
 from ..plan.target import Target
 from ..sizes import BIG, Range, Size, Table, Trace, plain_value, result_range
 from . import sample
+from .classes import Classes
 from .indices import Indices
 from .node import Lowering, Tables, number
 from .room import Room
 
 MAX_INTS = 1024  # values of an int that is no size
 MAX_FAMILIES = 64  # and choices of a node: what is beyond is traced when it is asked for
+MAX_AHEAD = 512  # of each where nothing can be traced later
 INT_RANGE = (-(2**31), 2**31 - 1)
 
 Sizes: TypeAlias = Mapping[str, Iterable[int]]  # values to look at, by name, each with each
@@ -115,6 +117,7 @@ class Planner:
         if target.precision == "auto" and not _rounded(graph):
             target = replace(target, precision="exact")
         self.graph, self.target, self.ahead = graph, target, ahead
+        self.most = MAX_AHEAD if ahead else MAX_FAMILIES
         self.dynamic = tuple(dynamic) if dynamic is not None else (False,) * len(graph.inputs)
         self.points, self.sizes = points, {name: sorted(set(v)) for name, v in (sizes or {}).items()}
         self.room = Room(graph, self.dynamic, target, names)
@@ -163,7 +166,7 @@ class Planner:
         while self.ahead and not self.points and (more := self._decided_by() - self.deciding):
             self.deciding |= more
             self._cover(first)
-        if first.refusal is not None and self.complete and len(self.families) < MAX_FAMILIES:
+        if first.refusal is not None and self.complete and len(self.families) < self.most:
             if all(f.refusal and all(map(self._known, f.guards)) for f in self.families):  # at every size
                 raise first.refusal
         self.many = Many(self.table.rows, self.grid)  # without the arrays that were needed on the way
@@ -224,30 +227,25 @@ class Planner:
         return all(bool(point[g]) for g in guards)
 
     def _make_grid(self, first: _Family) -> None:
-        """Arrays of sizes: those that must be equal vary together, those that must have a value have it."""
+        """Arrays of sizes: those that must be equal vary together, those that must have a value have it.
+
+        Sizes that seem to belong together, as products of them are equal, come once more together, and first.
+        """
         sources = {*self.base, *self.deciding}
-        parent = {row: row for row in sorted(sources)}
-
-        def root(row: int) -> int:
-            while parent[row] != row:
-                row = parent[row]
-            return row
-
-        pinned: set[int] = set()
+        classes = Classes(sources)
         for g in first.guards:
             op, a, b = self.table.rows[g]
             if op == "eq" and a in sources and b in sources:
-                parent[root(int(a))] = root(int(b))
+                classes.join(int(a), int(b))
                 self.anchors.add(g)
             elif op == "eq" and "const" in (self.table.rows[int(a)][0], self.table.rows[int(b)][0]):
                 fixed = {int(x) for x in (a, b) if x in self.base}
-                pinned |= fixed
+                classes.pinned |= fixed
                 self.anchors |= {g} if fixed else set()
-        pinned = {root(row) for row in pinned}
-        classes: dict[int, list[int]] = {}
-        for row in parent:
-            classes.setdefault(root(row), []).append(row)
-        self.grid, self.complete = self._listed() if self.points else self._product(classes, pinned)
+        self.grid, self.complete = self._listed() if self.points else self._product(classes)
+        if not self.points and classes.join_products(self.table, first.guards):
+            more, _ = self._product(classes)
+            self.grid = {row: np.concatenate([values, more[row]]) for row, values in self.grid.items()}
         self.many = Many(self.table.rows, self.grid)
 
     def _listed(self) -> tuple[dict[int, np.ndarray], bool]:
@@ -258,11 +256,12 @@ class Planner:
         }
         return {row: np.array(column, np.int64) for row, column in columns.items()}, False
 
-    def _product(self, classes: dict[int, list[int]], pinned: set[int]) -> tuple[dict[int, np.ndarray], bool]:
+    def _product(self, classes: Classes) -> tuple[dict[int, np.ndarray], bool]:
         """Each with each, and whether these are all that there are."""
         axes: list[Sequence[int]] = []
         complete = True
-        for key, rows in classes.items():
+        members, pinned = classes.members(), classes.fixed()
+        for key, rows in members.items():
             given = [v for row in rows for v in self.sizes.get(self.base.get(row, ""), ())]
             high = min((int(self.table.ranges[row][1]) for row in rows if self._is_size(row)), default=None)
             if high is None:
@@ -276,7 +275,7 @@ class Planner:
         total = math.prod(map(len, axes))
         complete = complete and total <= sample.MAX_POINTS
         points = sample.every(axes, total) if total <= sample.MAX_POINTS else sample.sample(axes)
-        return {row: points[:, k] for k, rows in enumerate(classes.values()) for row in rows}, complete
+        return {row: points[:, k] for k, rows in enumerate(members.values()) for row in rows}, complete
 
     def _values_of_ints(self) -> list[int]:
         """Return what an int may be that sizes are made of, or a sample: up to the largest dimension, and below 0."""
@@ -302,7 +301,7 @@ class Planner:
 
     def _cover_shapes(self) -> None:
         left = ~np.logical_or.reduce([self._mask(f.guards) for f in self.families])
-        while left.any() and len(self.families) < MAX_FAMILIES:
+        while left.any() and len(self.families) < self.most:
             family = self._trace_shapes(self._point(int(np.flatnonzero(left)[-1])))
             mask = self._mask(family.guards)
             left &= ~mask
@@ -315,7 +314,7 @@ class Planner:
             return
         for k in range(len(self.steps)):
             left = inside & ~np.logical_or.reduce([self._mask(c.guards) for c in family.choices[k]], initial=False)
-            while left.any() and len(family.choices[k]) < MAX_FAMILIES:
+            while left.any() and len(family.choices[k]) < self.most:
                 choice = self._trace_step(family, k, self._point(int(np.flatnonzero(left)[-1])))
                 left &= ~self._mask(choice.guards)
                 if self.complete and self.anchors <= set(family.guards):

@@ -43,5 +43,5 @@ def pick(axis: Sequence[int], count: int) -> list[int]:
     powers = [1 << k for k in range(axis[-1].bit_length())]
     around = [n for power in powers for n in (power - 1, power + 1)]
     between = [axis[round(k * (len(axis) - 1) / count)] for k in range(count)]
-    ordered = [axis[-1], *axis[: count // 4], *powers, *around, *between, *axis]
+    ordered = [*axis[:-4:-1], *axis[: count // 4], *powers, *around, *between, *axis]
     return sorted(itertools.islice(dict.fromkeys(n for n in ordered if n in known), count))

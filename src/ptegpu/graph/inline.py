@@ -161,7 +161,8 @@ class _Inliner:
         if target in self.slots:
             self._fail(f"{name} writes {self.slots[target]!r}, which has a value already")
         if not isinstance(value, BlobTensor) or (value.dtype, value.dims) != (constant.dtype, constant.sizes):
-            self._fail(f"prepack makes {value!r} out of the constant {constant!r}")
+            made = f"{value.dtype.value}{list(value.dims)}" if isinstance(value, BlobTensor) else "no tensor"
+            self._fail(f"{name} makes {made} of the constant {constant!r}")
         self.slots[target] = constant
 
     def _constant(self, value: BlobTensor) -> np.ndarray:
