@@ -349,6 +349,44 @@ def test_states_that_trade_places(module: torch.nn.Module, delegate: bool) -> No
         np.testing.assert_allclose(program(x), eager(x), rtol=1e-6)
 
 
+class Shares(torch.nn.Module):
+    """Two states and perhaps an input get one new value, which may be a result too."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.register_buffer("a", torch.zeros(2))
+        self.register_buffer("b", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.way == "input":  # the value of an input
+            self.a.copy_(x)
+            self.b.copy_(x)
+            return (self.a * 3,)
+        if self.way == "chain":
+            self.a.add_(self.b)
+            self.b.copy_(self.a)
+            return self.a + x, self.b
+        with torch.set_grad_enabled(self.way != "no_grad"):  # no_grad: in a graph of its own
+            y = self.a + x
+            self.a.copy_(y)
+            (x if self.way == "state and input" else self.b).copy_(y)
+        return y, y * 3
+
+
+@pytest.mark.parametrize("delegate", [True, False])
+@pytest.mark.parametrize("way", ["result", "input", "chain", "no_grad", "state and input"])
+def test_states_that_get_the_same_value(way: str, delegate: bool) -> None:
+    """PyTorch and ExecuTorch tell outputs apart by their names, and took the two writes for one."""
+    eager, x, same = Shares(way), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        program = ptegpu.load(export(Shares(way), (x.clone(),), delegate=delegate, check=False))
+    for _ in range(3):
+        torch.testing.assert_close(program(x), eager(same))
+        torch.testing.assert_close(x, same)
+
+
 @pytest.mark.parametrize("factors", [{"beta": 0.5}, {"alpha": 2}, {"beta": 0.5, "alpha": 2}], ids=str)
 def test_factors_of_addmm_are_kept(factors: dict[str, float]) -> None:
     """ExecuTorch makes a linear layer of it, which has none, so that it stays outside of partitions."""

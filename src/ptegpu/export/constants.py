@@ -83,6 +83,34 @@ def keep_written_parameters(program: ExportedProgram) -> None:
             program.state_dict[spec.target] = program.state_dict[spec.target].detach()
 
 
+def copy_shared_values(program: ExportedProgram) -> None:
+    """Give each buffer or input that takes the new value of another one a copy of it, in place.
+
+    PyTorch and ExecuTorch tell outputs apart by their names, and would take the two for one.
+    """
+    for module in program.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        taken = _written_places(module)
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+            source = node.args[1]
+            if not isinstance(source, Node):
+                continue
+            if (base := _base(source)) in taken:
+                with module.graph.inserting_before(node):  # no pass of ExecuTorch's takes a repeat away
+                    copy = module.graph.call_function(torch.ops.aten.repeat.default, (source, [1] * _rank(source)))
+                copy.meta = dict(source.meta)
+                for used in node.all_input_nodes:  # PyTorch forgets some where it inlines a graph
+                    used.users.setdefault(node)
+                node.replace_input_with(source, copy)
+            taken.add(base)
+
+
+def _rank(node: Node) -> int:
+    rank: int = node.meta["val"].dim()
+    return rank
+
+
 def _written_places(module: torch.fx.GraphModule) -> set[Node]:
     """Return the placeholders that operators write, those of graphs within too, as `with torch.no_grad()` makes one."""
     written: set[Node] = set()

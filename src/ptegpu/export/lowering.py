@@ -31,7 +31,14 @@ from .backend import (
     widen_symbols,
 )
 from .causes import explained, root_cause
-from .constants import WIDE, PrepareConstants, drop_unread, keep_written_parameters, own_constants
+from .constants import (
+    WIDE,
+    PrepareConstants,
+    copy_shared_values,
+    drop_unread,
+    keep_written_parameters,
+    own_constants,
+)
 
 NO_LIMITS = (2**31 - 1,) * 3
 TO_THE_END = 2**63 - 1  # the end of a slice that has none
@@ -166,6 +173,7 @@ def lower(
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
         wanted += sum(SCALES in str(n.target) for n in traced.graph.nodes)
         keep_written_parameters(traced)
+        copy_shared_values(traced)
         own_constants(traced)
         _settle_attention(traced)
     with torch.no_grad(), quiet(), _skipped() as reasons:

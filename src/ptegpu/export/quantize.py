@@ -21,6 +21,7 @@ NONE = "none"
 QUANTIZATIONS = (NONE, "8bit", "4bit", "8da4w")
 GROUPED = ("4bit", "8da4w")
 GROUP = 32  # weights that share a scale
+ROWS = 4  # of which ExecuTorch packs weights in groups
 
 
 def check_quantization(how: str, delegate: bool) -> None:
@@ -37,19 +38,23 @@ def check_quantization(how: str, delegate: bool) -> None:
 def quantized(module: nn.Module, how: str) -> tuple[nn.Module, list[str]]:
     """Return the module with its linear layers quantized, and notes; the one that is given stays as it is."""
     linears = {name: m for name, m in module.named_modules() if type(m) is nn.Linear}
-    odd = [name or "the module" for name, m in linears.items() if how != "8bit" and m.in_features % GROUP]
+    odd = [name or "the module" for name, m in linears.items() if how != "8bit" and not _has_groups(m)]
     if not has_linear(module):
         raise ExportError(f"quantize is {how!r}, but the module has no linear layers (torch.nn.Linear): leave it out")
     shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
     made = copy.deepcopy(module, shared)  # a copy of the structure alone
     made = _in_bytes(made) if how == "8bit" else _in_groups(made, how)
-    columns = f"their columns do not divide into groups of {GROUP}"
-    return made, [f"linear layers that stay in floats, as {columns}: {', '.join(odd)}"] if odd else []
+    why = f"their columns do not divide into groups of {GROUP}, or their rows by {ROWS}"
+    return made, [f"linear layers that stay in floats, as {why}: {', '.join(odd)}"] if odd else []
 
 
 def has_linear(module: nn.Module) -> bool:
     """Return whether there is something to quantize."""
     return any(type(m) is nn.Linear for m in module.modules())
+
+
+def _has_groups(layer: nn.Linear) -> bool:
+    return layer.in_features % GROUP == 0 and layer.out_features % ROWS == 0
 
 
 def _in_bytes(module: nn.Module) -> nn.Module:
@@ -78,7 +83,7 @@ def _in_groups(module: nn.Module, how: str) -> nn.Module:
     }
 
     def fits(layer: nn.Module, name: str) -> bool:
-        return type(layer) is nn.Linear and layer.in_features % GROUP == 0
+        return type(layer) is nn.Linear and _has_groups(layer)
 
     with quiet():
         quantize_(module, configs[how](), filter_fn=fits)
