@@ -48,7 +48,7 @@ def test_errors_are_one_line(invoke: Invoke, exported: Any, sound: Path, tmp_pat
         (("transcribe", sound, *model, "--language", "xx"), 1, "language 'xx' is unknown; the model knows de, en"),
         (("transcribe", sound, *model, "--srt", "--json"), 2, "give one of --srt, --vtt and --json"),
         (("transcribe", sound, "--model", mlp), 1, "is no program for speech: it has no method 'ptegpu_speech'"),
-        (("transcribe", sound, "--model", tmp_path), 1, "directory"),
+        (("transcribe", sound, "--model", tmp_path), 1, "has no config.json: give a program (.pte) or the folder"),
         (("transcribe", sound), 2, "Missing option '--model'"),
     ):
         ended = invoke(*command)
