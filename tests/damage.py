@@ -113,6 +113,18 @@ def own_output(g: BlobGraph) -> Blobs:
                 yield _with_call(g, k, _put(call.args, place, call.args[-1]))
 
 
+def written_input(g: BlobGraph) -> Blobs:
+    """The result of an operator is one more input, or one that there is."""
+    for _, call, tensor in _operators(g):
+        result = call.args[-1]
+        yield replace(g, inputs=(*g.inputs, result))
+        for value_id in g.inputs:
+            if _alike(g, tensor, value_id):
+                calls = [replace(c, args=tuple(value_id if i == result else i for i in c.args)) for c in g.calls]
+                outputs = tuple(value_id if i == result else i for i in g.outputs)
+                yield replace(g, calls=tuple(calls), outputs=outputs)
+
+
 def cycle(g: BlobGraph) -> Blobs:
     """An operator reads what a later one makes."""
     found = _operators(g)
@@ -189,6 +201,7 @@ DAMAGES: dict[str, Callable[[BlobGraph], Blobs]] = {
         missing_call,
         late_call,
         own_output,
+        written_input,
         cycle,
         one_output_more,
         one_output_less,

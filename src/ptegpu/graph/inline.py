@@ -39,6 +39,7 @@ class _Inliner:
     ) -> None:
         self.blob, self.named_data, self.where, self.path = blob, named_data, where, path
         self.prefix = f"d{where.rsplit(' ', 1)[-1]}.v"  # of the names of its values
+        self.inputs = frozenset(blob.inputs)
         self.slots: dict[int, Operand] = {}
         self.known: set[Var] = set()  # inputs, and what a call has written so far
         self.code: list[Instruction] = []
@@ -63,6 +64,8 @@ class _Inliner:
             if call.operator in CHECKS:  # of sizes, which shape rules refuse where they do not fit; backends drop it
                 continue
             results = tuple(self._results(call.args[-1]))
+            if taken := [i for i in self._result_ids(call) if i in self.inputs]:
+                self._fail(f"{name} writes {self.operand(taken[0])!r}, which has a value already")
             self.known.update(results)
             self._note(args, results)
             self.code.append(Call(call.operator, args, results, f"{name} of {self.where}"))
@@ -156,7 +159,7 @@ class _Inliner:
             self._fail(f"{name} has {len(call.args)} values: it takes a constant and has one result")
         source, target = call.args
         constant, value = self.operand(source), self.blob.values[target]
-        if not isinstance(constant, Var) or constant.kind != "constant" or source in self.blob.inputs:
+        if not isinstance(constant, Var) or constant.kind != "constant" or source in self.inputs:
             self._fail(f"{name} uploads {constant!r}, which is no constant")
         if target in self.slots:
             self._fail(f"{name} writes {self.slots[target]!r}, which has a value already")
