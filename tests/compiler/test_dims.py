@@ -15,6 +15,7 @@ from ptegpu.plan.target import Target
 SIZE, SELECT = "sym_size.int", "et_vk.select_as_symint.default"
 P = Var("input 0", DType.I32, (6, 2), dynamic=True, kind="input")
 N = Var("input 1", None, kind="input")
+SCALAR = Var("d0.v1", DType.F32)
 
 
 def checked(op: str, *args: Operand) -> None:
@@ -28,6 +29,8 @@ def checked(op: str, *args: Operand) -> None:
         (SIZE, (P, 2), "dimension 2 is out of range for rank 2"),
         (SIZE, (P, -3), "dimension -3 is out of range for rank 2"),
         ("aten.sym_size.int", (P, 10**12), "dimension 1000000000000 is out of range for rank 2"),
+        (SIZE, (SCALAR, 0), "dimension 0 is out of range for rank 0"),
+        (SELECT, (SCALAR, -1, 0), "dimension -1 is out of range for rank 0"),
         (SELECT, (P, 3, 0), "dimension 3 is out of range for rank 2"),
         (SELECT, (P, 0, 6), "index 6 is out of range for dimension 0 of input 0:int32[6, 2]"),
         (SELECT, (P, 1, -3), "index -3 is out of range for dimension 1 of input 0:int32[6, 2]"),

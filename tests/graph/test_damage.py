@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +15,9 @@ from tests.damage import DAMAGES, blobs, outcome, run
 from tests.exporting import export
 from tests.runtime.test_programs import Counters
 from torch import nn
+
+import ptegpu
+from ptegpu.graph import importer
 
 DATA = Path(__file__).parent.parent / "data"
 Made = tuple[bytes, list[tuple[Any, ...]]]  # a program, and what to call it with
@@ -83,3 +88,12 @@ def test_a_damaged_delegate_ends_in_an_error_or_in_the_right_results(damage: str
 def test_every_damage_is_done_to_some_program() -> None:
     graphs = [blob for name in PROGRAMS for blob in blobs(program(name)[0])]
     assert set(DAMAGES) == {name for name, damage in DAMAGES.items() if any(True for g in graphs for _ in damage(g))}
+
+
+def test_an_int_that_fits_at_no_size_is_refused_at_load() -> None:
+    content = program("positions")[0]
+    (blob,) = blobs(content)
+    wide = replace(blob, values=tuple(2**31 if v == 2 else v for v in blob.values))
+    with patch.object(importer, "read_delegate", lambda *_, **__: wide), pytest.raises(ptegpu.InvalidProgram) as error:
+        ptegpu.load(content)
+    assert str(error.value).endswith("of delegate 0: the symbolic int 12884901888 does not fit int32")

@@ -423,6 +423,10 @@ NOT_OF_AN_EXPORTER = {
         blob(UPLOAD, replace(ADD, args=(1, 3, 5, 1))),
         f"aten.add.Tensor #1 reads d0.v1:float32[4], {NO_VALUE}",
     ),
+    "an operator that writes an int": (
+        blob(UPLOAD, replace(ADD, args=(0, 3, 5, 5))),
+        "value 5 cannot be a result of aten.add.Tensor #1",
+    ),
     "an operator that writes an input": (
         blob(UPLOAD, replace(ADD, args=(0, 3, 5, 0)), outputs=(0,)),
         "aten.add.Tensor #1 writes input 0:float32[4], which has a value already",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from ..dtypes import DType
-from ..errors import InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
+from ..errors import ExecutionError, InvalidInput, InvalidProgram, ShapeError, UnsupportedProgram
 from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format import read_program
@@ -192,7 +192,7 @@ def plan_methods(
             planner = Planner(joined.graph, target, dynamic, names, sizes, (points or {}).get(name, ()), ahead=ahead)
             try:
                 mine[k] = planner.cover()
-            except ShapeError as e:  # of a graph whose sizes never change
+            except (ShapeError, ExecutionError) as e:  # at every size
                 raise InvalidProgram(str(e)) from e
             planners[name, len(mine) - 1] = planner
             done += 1

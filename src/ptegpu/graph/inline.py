@@ -63,7 +63,7 @@ class _Inliner:
             args = tuple(self._read(i, f"{name} reads") for i in call.args[:-1])
             if call.operator in CHECKS:  # of sizes, which shape rules refuse where they do not fit; backends drop it
                 continue
-            results = tuple(self._results(call.args[-1]))
+            results = tuple(self._results(call.args[-1], name))
             if taken := [i for i in self._result_ids(call) if i in self.inputs]:
                 self._fail(f"{name} writes {self.operand(taken[0])!r}, which has a value already")
             self.known.update(results)
@@ -144,12 +144,12 @@ class _Inliner:
         self.slots[value_id] = operand
         return operand
 
-    def _results(self, value_id: int) -> list[Var]:
+    def _results(self, value_id: int, name: str) -> list[Var]:
         results = self.operand(value_id)
         listed = results if isinstance(results, tuple) else (results,)
         for r in listed:
             if not isinstance(r, Var):
-                self._fail(f"value {value_id} cannot be a result")
+                self._fail(f"value {value_id} cannot be a result of {name}")
         return [r for r in listed if isinstance(r, Var)]
 
     def _prepack(self, call: BlobCall) -> None:

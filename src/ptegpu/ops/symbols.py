@@ -13,9 +13,16 @@ from .pointwise import contiguous
 from .registry import Number, define, normalise_dim, sym
 
 
+def _dim(x: Tensor, dim: int) -> int:
+    """Return a dimension of a tensor, counted from the front. Unlike most operators, these take none of a scalar."""
+    if not x.rank:
+        raise ShapeError(f"dimension {dim} is out of range for rank 0")
+    return normalise_dim(dim, x.rank)
+
+
 @sym("sym_size.int", "aten.sym_size.int", whole=True)
 def sym_size(x: Tensor, dim: int) -> int:
-    return x.shape[normalise_dim(dim, x.rank)]
+    return x.shape[_dim(x, dim)]
 
 
 @sym("aten.sym_numel.default", "aten.sym_numel", whole=True)
@@ -26,7 +33,7 @@ def sym_numel(x: Tensor) -> int:
 @sym("et_vk.select_as_symint.default", whole=True, reads=True)
 def select_as_symint(x: Tensor, dim: int, index: int) -> int:
     """Element `index` along `dim` (first in the others) of an input: which of all elements that is."""
-    k = normalise_dim(dim, x.rank)
+    k = _dim(x, dim)
     size = x.shape[k]
     if not -size <= index < size:
         raise ShapeError(f"index {index} is out of range for dimension {dim} of {x!r}")
