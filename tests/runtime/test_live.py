@@ -104,21 +104,23 @@ def test_sizes_never_seen_make_nothing_once_a_program_is_prepared(name: str) -> 
 
 
 @pytest.mark.slow
-def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size() -> None:
-    module, rng = nn.Linear(2, 2).eval(), random.Random(0)
+@pytest.mark.parametrize(("columns", "most"), [(2, 1 << 18), (64, 64)])  # of 64, few rows have kernels of their own
+def test_a_bundle_with_two_dimensions_of_512_runs_at_every_size(columns: int, most: int) -> None:
+    module, rng = nn.Linear(columns, 2).eval(), random.Random(0)
     dims = {0: Dim("b", max=512), 1: Dim("t", max=512)}
-    data = to_bytes(ptegpu.compile(export(module, (torch.ones(2, 3, 2),), dynamic_shapes=(dims,))))
+    data = to_bytes(ptegpu.compile(export(module, (torch.ones(2, 3, columns),), dynamic_shapes=(dims,))))
     sizes = [(rng.randint(1, 512), rng.randint(1, 512)) for _ in range(2000)]
     sizes += [(b, t) for b in range(1, 9) for t in (*range(1, 9), 512)]
     with ptegpu.load(data) as program:
         (plan,) = program.method("forward").plans
         resolver = Resolver(plan)
         for b, t in sizes:
-            at = resolver.at([(b, t, 2)], lambda _input, _element: 0)
+            at = resolver.at([(b, t, columns)], lambda _input, _element: 0)
             assert at is not None and not plan.families[at.family].refusal, (b, t)
             assert not [c.refusal for c in chosen(plan, at) if c.refusal], (b, t)
-            x = torch.randn(b, t, 2)
-            close(program(x), module(x).detach(), 1e-4)
+            if b * t <= most:
+                x = torch.randn(b, t, columns)
+                close(program(x), module(x).detach(), 1e-4)
 
 
 class Attending(nn.Module):
