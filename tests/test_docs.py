@@ -16,20 +16,25 @@ from tools import operators
 
 import ptegpu.portable  # noqa: F401  (fills its registry)
 from ptegpu import errors
+from ptegpu.cli.export import DType, Embedding, Quantize
 from ptegpu.cli.export import export as export_commands
 from ptegpu.compiler.program import compile, cut_methods, read_source
+from ptegpu.export import wrapped
 from ptegpu.export.families import FAMILIES
 from ptegpu.export.hf_models import ENDINGS, POOLINGS
-from ptegpu.export.llm import Options, metadata
+from ptegpu.export.keys import Keys
+from ptegpu.export.llm import GROUPS, Options, metadata
 from ptegpu.ops import elementwise
 from ptegpu.plan.save import to_bytes
 from ptegpu.portable.registry import PORTABLE
-from ptegpu.tasks.facts import TASKS
+from ptegpu.tasks.facts import TASKS, inputs_of
+from tests.export.hf_folders import MODELS
 from tests.exporting import export
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+CHOICES: dict[str, Any] = {"--dtype": DType, "--quantize": Quantize, "--embedding": Embedding, "--group": GROUPS}
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -90,6 +95,10 @@ def code(cell: str) -> list[str]:
 def test_the_families_of_the_exporter_are_in_its_page() -> None:
     rows = table("export.md", "`model_type` | models")
     assert {name: family.title for name, family in FAMILIES.items()} == {code(r[0])[0]: r[1] for r in rows}
+    for name, _, particular in rows:
+        for key in code(particular):
+            assert "is refused" in particular
+            assert key == FAMILIES[code(name)[0]].refused(Keys(Path("config.json"), {key: True}))
 
 
 def command(name: str) -> Any:
@@ -112,18 +121,33 @@ def test_the_options_of_the_exporter_are_in_its_page(name: str, place: int) -> N
         p.secondary_opts[0] if p.secondary_opts else p.opts[-1]: p for p in command(name).params if p.opts[0][0] == "-"
     }
     assert set(options) - in_text == {option for row in rows for option in code(row[0])}
-    for names, default, _ in rows:
+    for names, default, meaning in rows:
         for option in code(names):
-            shown = options[option]
-            if default and not isinstance(shown.default, bool):
-                found = shown.show_default if isinstance(shown.show_default, str) else shown.default
-                assert default in str(getattr(found, "value", found)) or option == "--embedding", option
+            assert default in defaults(options[option]), option
+            if option in CHOICES and "as below" not in meaning:
+                choices = {str(choice) for choice in CHOICES[option]}
+                assert choices <= set(re.findall(r"\w+", f"{default} {meaning}")), option
+                assert choices >= set(code(meaning)), option
+
+
+def defaults(option: Any) -> list[str]:
+    """Return the ways in which the page may show the default of an option."""
+    if isinstance(option.default, bool):
+        return ["", "no"]
+    if option.opts == ["--embedding"]:
+        return ["as `--quantize`"]
+    shown = option.show_default if isinstance(option.show_default, str) else option.default
+    return str(shown).split(", ") if isinstance(shown, str) else [f"{shown:g}"]
 
 
 def test_the_tasks_of_the_exporter_are_in_its_page() -> None:
     rows = {row[0]: row for row in table("export.md", "task | architectures")}
     assert set(TASKS) == set(rows)
     assert all(pooling in rows["sentence-embedding"][1] for pooling in POOLINGS)
+    for task in TASKS:
+        beside = {"--context"} if task == "question-answering" else set()
+        takes = {option.split()[0] for option in code(rows[task][2])} - {"--out"}
+        assert takes == {f"--{kind}" for kind in inputs_of(task)} | beside
     shown = {(task, ending.removeprefix("…")) for task, row in rows.items() for ending in code(row[1]) if "…" in ending}
     known = {(task, ending) for ending, tasks in ENDINGS for task in tasks.values()}
     assert shown <= known
@@ -133,6 +157,22 @@ def test_the_tasks_of_the_exporter_are_in_its_page() -> None:
         ("audio-feature-extraction", "ForPreTraining"),
         ("image-feature-extraction", "ForMaskedImageModeling"),
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "task"),
+    [
+        ("text", "bert", "feature-extraction"),
+        ("image", "vit", "image-classification"),
+        ("audio", "wav2vec2", "speech-recognition"),
+    ],
+)
+def test_the_inputs_of_each_kind_are_in_the_page(kind: str, name: str, task: Any) -> None:
+    text = (ROOT / "docs" / "export.md").read_text("utf-8")
+    (row,) = re.findall(rf"^\| {kind} \| (.*) \|$", text, re.MULTILINE)
+    shapes = [shape.split(", ") for shape in code(row)]
+    _, inputs, _ = wrapped(MODELS[name]()[0], task)
+    assert all(str(x.dtype).removeprefix("torch.") in row and x.dim() in map(len, shapes) for x in inputs)
 
 
 def test_the_methods_of_a_language_model_are_in_the_page() -> None:

@@ -63,6 +63,30 @@ def test_layers_that_do_not_divide_into_groups_stay_in_floats(sizes: dict[str, i
     assert ([note], 1) == (made.notes, made.lowered.delegated["aten.linear.default"])
 
 
+class Split(nn.Module):
+    """Two linear layers with an operator in between that no partition takes, as encoders of transformers have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.second(torch.where((y > 0).any(-1, keepdim=True), y, 0))
+
+
+@pytest.mark.parametrize("how", ["4bit", "8da4w"])
+def test_sizes_that_a_partition_takes_and_a_quantized_layer_does_not_need(how: str) -> None:
+    """The second layer's partition is given batch × length, for a view that becomes a part of the layer."""
+    shapes = {"x": {0: torch.export.Dim("b", max=4), 1: torch.export.Dim("t", max=8)}}
+    module, x = Split().eval(), X.repeat(3, 1, 1)
+    made = export_with_account(Source(module, (x,), shapes), quantize=how)
+    assert ([], 2) == (made.notes, made.lowered.partitions)
+    with ptegpu.load(made.lowered.data) as program:
+        assert (2, 7, 64) == tuple(program(torch.ones(2, 7, 64)).shape)
+
+
 def test_rows_of_bytes_need_no_groups() -> None:
     assert [] == export_with_account(Source(layers(inner=40), (X,)), quantize="8bit", check=False).notes
 
@@ -72,6 +96,11 @@ def test_rows_of_bytes_need_no_groups() -> None:
     [
         (nn.ReLU(), "8bit", "quantize is '8bit', but the module has no linear layers (torch.nn.Linear): leave it out"),
         (layers(), "int8", "quantize is 'int8'; choose from none, 8bit, 4bit, 8da4w"),
+        (
+            layers().half(),
+            "8bit",
+            "quantize is '8bit', but 0 has weights of torch.float16: call module.float() first",
+        ),
     ],
 )
 def test_what_cannot_be_quantized(module: nn.Module, how: str, message: str) -> None:

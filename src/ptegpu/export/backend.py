@@ -42,6 +42,7 @@ try:
             VulkanSupportedOperators,
         )
         from executorch.backends.vulkan.patterns import pattern_registry
+        from executorch.backends.vulkan.serialization.vulkan_graph_builder import VkGraphBuilder
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
         from executorch.exir.dialects._ops import ops
         from executorch.exir.dialects.edge._ops import EdgeOpOverload
@@ -73,6 +74,7 @@ __all__ = [
     "choose_qparams_affine",
     "custom_ops",
     "dequantize_affine",
+    "keep_unread_inputs",
     "ops",
     "quantize_affine",
     "quiet",
@@ -113,6 +115,21 @@ def admit_packed_weights() -> None:
     floats to it and it leaves them out."""
     for op in (ops.edge.et_vk.linear_q4gsw.default, ops.edge.et_vk.linear_dq8ca_q4gsw.default):
         vulkan_supported_ops[op].inputs_dtypes = utils.DtypeSetList(utils.ALL_T)
+
+
+@functools.lru_cache(maxsize=1)
+def keep_unread_inputs() -> None:
+    """Keep the inputs of a partition that nothing reads once its operators are joined, as sizes for the views around
+    a quantized layer. The exporter leaves them out, and its file does not say which: calls give them all the same."""
+    original = VkGraphBuilder.process_placeholder_node
+
+    def process_placeholder_node(self: Any, node: torch.fx.Node) -> None:
+        if node.users or utils.is_param_node(self.program, node):
+            original(self, node)
+        else:
+            self.input_ids.append(self.create_node_value(node))
+
+    VkGraphBuilder.process_placeholder_node = process_placeholder_node
 
 
 @functools.lru_cache(maxsize=1)

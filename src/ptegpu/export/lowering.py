@@ -24,6 +24,7 @@ from .backend import (
     VulkanSupportedOperators,
     admit_packed_weights,
     cache_patterns,
+    keep_unread_inputs,
     ops,
     quiet,
     to_edge_transform_and_lower,
@@ -165,6 +166,7 @@ def lower(
     """
     cache_patterns()
     admit_packed_weights()
+    keep_unread_inputs()
     widen_symbols()
     prepare = PrepareConstants()
     partitioner = [Partitioner(dict(options or {}))] if delegate else []

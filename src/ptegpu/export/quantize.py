@@ -41,6 +41,12 @@ def quantized(module: nn.Module, how: str) -> tuple[nn.Module, list[str]]:
     odd = [name or "the module" for name, m in linears.items() if how != "8bit" and not _has_groups(m)]
     if not has_linear(module):
         raise ExportError(f"quantize is {how!r}, but the module has no linear layers (torch.nn.Linear): leave it out")
+    for name, layer in linears.items():
+        if layer.weight.dtype is not torch.float32:
+            raise ExportError(
+                f"quantize is {how!r}, but {name or 'the module'} has weights of {layer.weight.dtype}: call "
+                "module.float() first"
+            )
     shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
     made = copy.deepcopy(module, shared)  # a copy of the structure alone
     made = _in_bytes(made) if how == "8bit" else _in_groups(made, how)
