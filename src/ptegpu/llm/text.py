@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 import threading
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,9 +32,10 @@ if TYPE_CHECKING:
 FILE, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 CONTEXT = 8  # tokens of the prompt that decide how the first new ones are written: with a space before, say
 GROWTH = 64  # times that a normalizer or a decoder may make a text longer
-ADDED = 4096  # characters that may be put before a text, and tokens around it
+ADDED = 4096  # tokens that may be put around a text
 STEPS = 256  # of a normalizer, a pre-tokenizer or a decoder: each takes its time for all of a text
 CHARACTER = 4  # bytes of a character at most: what byte-level steps write for it
+SPACED = 3  # what a normalizer of BERT's writes for a Chinese character: itself, with spaces around it
 INCOMPLETE = "\ufffd"  # what an incomplete character is decoded to
 FROM_BUFFER = "Cannot instantiate Tokenizer from buffer: "  # what errors of the library begin with
 BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token that is one byte
@@ -194,25 +196,35 @@ def _check_growth(path: Path, content: bytes) -> None:
     """Raise InvalidInput if the steps of a part are more than `STEPS` or may make a text more than `GROWTH` times as
     long, or if a template repeats it or adds more than `ADDED` tokens."""
     try:
-        parts = json.loads(content)
+        parts = json.loads(content, object_pairs_hook=_object)
+    except InvalidInput as e:
+        raise InvalidInput(f"{path} is refused: {e}") from None
     except (ValueError, RecursionError):
         return  # the library says what is wrong
     if not isinstance(parts, dict):
         return
     for name in ("normalizer", "pre_tokenizer", "decoder"):
-        steps = sum(1 for _ in _steps(parts.get(name)))
-        if steps > STEPS:
-            raise InvalidInput(f"{path} is refused: its {name} has {steps:,} steps, more than {STEPS}")
+        steps = list(_steps(parts.get(name)))
+        if not all(isinstance(step.get("type"), str) for step in steps):  # the library guesses what they do
+            raise InvalidInput(f"{path} is refused: a step of its {name} has no type")
+        if len(steps) > STEPS:
+            raise InvalidInput(f"{path} is refused: its {name} has {len(steps):,} steps, more than {STEPS}")
         if _growth(parts.get(name)) > GROWTH:
             raise InvalidInput(f"{path} is refused: its {name} may make a text more than {GROWTH} times as long")
-    before = sum(len(text) for part in _steps(parts.get("normalizer")) if isinstance(text := part.get("prepend"), str))
-    if before > ADDED:
-        raise InvalidInput(f"{path} is refused: its normalizer adds {before:,} characters, more than {ADDED:,}")
     repeats, added = _template_cost(parts.get("post_processor"))
     if repeats:
         raise InvalidInput(f"{path} is refused: its post_processor repeats a text")
     if added > ADDED:
         raise InvalidInput(f"{path} is refused: its post_processor adds {added:,} tokens, more than {ADDED:,}")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; InvalidInput if it has a key twice, of which the library may take the other value."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+        raise InvalidInput(f"it has the key {twice!r} twice in one object")
+    return members
 
 
 def _steps(root: object) -> Iterator[dict[str, Any]]:
@@ -231,28 +243,50 @@ def _growth(root: object) -> float:
     """Return how many times as long chained replacements may make a text, at most.
 
     A replacement of characters that none before it wrote does not multiply what those wrote, unless a step in between
-    makes other characters of them.
+    makes other characters of them. What is put before a text is put before each part of it, which may be a character.
     """
     growth, changed = 1.0, False
     written: set[str] = set()  # characters of what replaces others so far
     for part in _steps(root):
-        kind, replaced = part.get("type"), _replaced(part)
+        kind, replaced, prepended = part.get("type"), _replaced(part), part.get("prepend")
         if replaced is not None:
             old, new, factor = replaced
             again = changed or not old or not written.isdisjoint(old)
             growth = growth * factor if again else max(growth, factor)
             written |= set(new)
+        elif kind == "Prepend" and isinstance(prepended, str):
+            growth += len(prepended)
+            written |= set(prepended)
+        elif kind == "Metaspace":
+            growth *= 2
+            changed = True
         elif kind == "Precompiled":
-            growth *= _longest(part.get("precompiled_charsmap"))
+            texts = _texts(part.get("precompiled_charsmap"))
+            growth *= max([1, *map(len, texts)])
+            written |= set("".join(texts))
             changed = True
         elif kind == "ByteLevel":
             growth *= CHARACTER
             changed = True
-        elif kind not in ("Sequence", "Prepend", "Strip", "Fuse", "ByteFallback"):
-            changed = changed or bool(written)
+        elif kind not in ("Sequence", "Strip", "Fuse", "ByteFallback"):
+            spread = [_spread(kind, c) for c in written]
+            growth *= max([SPACED if kind == "BertNormalizer" else 1, *map(len, spread)])
+            written |= set("".join(spread))
+            changed = changed or bool(written) or kind == "BertNormalizer"
         if growth > GROWTH:
             break
     return growth
+
+
+def _spread(kind: object, character: str) -> str:
+    """Return what a step that works on single characters writes for one, or what is at least as long."""
+    if kind == "Lowercase":
+        return character.lower()
+    if kind == "BertNormalizer":
+        return unicodedata.normalize("NFD", character).lower()
+    if kind in ("NFC", "NFD"):
+        return unicodedata.normalize("NFD", character)
+    return unicodedata.normalize("NFKD", character) if kind in ("NFKC", "NFKD") else character
 
 
 def _replaced(part: dict[str, Any]) -> tuple[str | None, str, float] | None:
@@ -273,14 +307,14 @@ def _replaced(part: dict[str, Any]) -> tuple[str | None, str, float] | None:
     return (old, new, max(1, len(new) / len(old)) if old else 1 + len(new)) if isinstance(old, str) else None
 
 
-def _longest(charsmap: object) -> int:
-    """Return the length of the longest text that a table of SentencePiece writes for a character."""
+def _texts(charsmap: object) -> list[str]:
+    """Return what a table of SentencePiece writes for characters."""
     try:
         data = base64.b64decode(charsmap)  # type: ignore[arg-type]  # anything may be there
     except (ValueError, TypeError):
-        return 1  # the library says what is wrong
+        return []  # the library says what is wrong
     start = 4 + int.from_bytes(data[:4], "little")  # behind a trie: texts, each with a zero at its end
-    return max(1, *(len(text.decode(errors="replace")) for text in data[start:].split(b"\0")))
+    return [text.decode(errors="replace") for text in data[start:].split(b"\0")]
 
 
 def _template_cost(root: object) -> tuple[bool, int]:
