@@ -123,6 +123,7 @@ def keep_unread_inputs() -> None:
     a quantized layer. The exporter leaves them out, and its file does not say which: calls give them all the same."""
     original = VkGraphBuilder.process_placeholder_node
 
+    @functools.wraps(original)
     def process_placeholder_node(self: Any, node: torch.fx.Node) -> None:
         if node.users or utils.is_param_node(self.program, node):
             original(self, node)
