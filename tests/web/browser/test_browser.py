@@ -139,8 +139,8 @@ def test_a_worker_does_the_same_and_leaves_the_page_alone(job: Job) -> None:
     assert list(job.generations[0].tokens) == value["tokens"] == value["again"]
     assert (2, "BadBundle", "InvalidInput") == (value["heard"], value["failed"]["code"], value["refused"]["code"])
     assert {"plan", "weights", "kernels"} >= set(value["stages"]) >= {"weights"}
-    for part in ("loading", "generating"):  # how smooth it was is in the log; a page that hangs draws one or two
-        assert value[part]["count"] > 10, value[part]
+    for part in ("loading", "generating"):  # how smooth it was is in the log; a page that hangs draws nothing meanwhile
+        assert value[part]["longest"] < max(100, 0.8 * value[part]["milliseconds"]), value[part]
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ export async function rounds(site, call, count) {
   return { left: left.at(-1), most: Math.max(...left.map(({ bytes }) => bytes)) };
 }
 
-/** Frames of the page while something goes on: how many, how many a second, and the longest gap in ms. */
+/** Frames of the page while something goes on: how long that takes, how many a second, and the longest gap in ms. */
 async function frames(work) {
   let going = true;
   const times = [];
@@ -217,8 +217,9 @@ async function frames(work) {
   const result = await work();
   const seconds = (performance.now() - begun) / 1000;
   going = false;
-  const gaps = times.slice(1).map((t, k) => t - times[k]);
-  return { result, count: times.length, fps: times.length / seconds, longest: Math.max(0, ...gaps) };
+  const moments = [begun, ...times, begun + 1000 * seconds];
+  const gaps = moments.slice(1).map((t, k) => t - moments[k]);
+  return { result, milliseconds: 1000 * seconds, fps: times.length / seconds, longest: Math.max(...gaps) };
 }
 
 /** The worker: frames while it loads and generates, the same tokens, errors by class, cancelling. */
