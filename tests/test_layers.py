@@ -29,7 +29,7 @@ LAYERS = (
     {"compiler"},
     {"gpu"},
     {"runtime"},
-    {"__init__", "folders", "llm", "speech", "tasks", "export", "module", "web", "serve", "ray", "cli", "__main__"},
+    {"__init__", "models", "export", "module", "site", "serve", "cli", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE_DATA = {"ptegpu.plan.plan", "ptegpu.plan.target", "ptegpu.plan.dialect"}  # importable from every layer

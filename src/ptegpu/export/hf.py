@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ExportError
 from ..files import LARGEST, MODEL_OR_SENTENCE, check_checkpoint, check_inside, check_writable, read_object, write
-from ..tasks.facts import METHOD, TASKS, Facts, Task, inputs_of
+from ..models.facts import METHOD, TASKS, Facts, Task, inputs_of
 from .backend import quiet, torch
 from .causes import root_cause
 from .checkpoint import Progress, Store

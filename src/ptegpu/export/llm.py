@@ -20,8 +20,8 @@ import ptegpu
 
 from ..errors import ExportError
 from ..files import check_inside, check_writable, read, read_object, read_text, write
-from ..llm.pictures import METHOD as PICTURES
-from ..llm.pictures import VISION, Facts
+from ..models.text.pictures import METHOD as PICTURES
+from ..models.text.pictures import VISION, Facts
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
 from .checkpoint import Progress, Store, Weights, check, check_sources, load, plain_sources, read_into

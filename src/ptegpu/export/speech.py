@@ -22,7 +22,7 @@ import ptegpu
 
 from ..errors import ExportError
 from ..files import check_writable, write
-from ..speech.facts import METHOD, Facts
+from ..models.speech.facts import METHOD, Facts
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
 from .checkpoint import Progress, Store, check_sources, plain_sources, read_into

@@ -27,7 +27,7 @@ from .worker import Answer, Ask, Call, End, Failed, Leave, Line, Make, Progress,
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..llm.batch import BatchOptions
+    from ..models.text.batch import BatchOptions
 
 SPAWN = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
 FIRST, LONGEST = 1.0, 60.0  # seconds before a worker is started again
