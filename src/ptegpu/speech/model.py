@@ -21,13 +21,13 @@ from ..folders import program_of
 from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format import Tensor, read_program
-from ..gpu.pipelines import Progress, silent
 from ..gpu.threads import Lock
 from ..limits import Limits
 from ..llm.text import find_tokenizer
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..plan.target import Cache, Precision
+from ..progress import Progress, silent
 from ..tasks.wave import read_wave, resample
 from .facts import METHOD, Facts
 from .rules import Piece, Rules, cut, log_softmax

@@ -13,10 +13,10 @@ import numpy as np
 from ..errors import InvalidInput, UnsupportedProgram
 from ..folders import program_of
 from ..format import read_program
-from ..gpu.pipelines import silent
 from ..llm.text import Tokenizer, find_tokenizer
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
+from ..progress import silent
 from ..runtime.program import Program, load
 from .facts import METHOD, Facts, read_facts
 from .media import enlarged, largest_class, open_image, pixels, sound
