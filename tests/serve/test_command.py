@@ -19,8 +19,8 @@ from tests.serve.conftest import wait_until
 
 import ptegpu
 from ptegpu.errors import UnsupportedProgram
-from ptegpu.gpu.pipelines import silent
 from ptegpu.models.text import LanguageModel
+from ptegpu.progress import silent
 from ptegpu.serve.models import open_model
 from ptegpu.site.pages import TITLES as OFFERS
 

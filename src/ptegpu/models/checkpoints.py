@@ -15,7 +15,7 @@ import ptegpu
 
 from .. import files
 from ..errors import ExportError, InvalidInput
-from ..gpu.pipelines import Progress, silent
+from ..progress import Progress, silent
 
 FILES = ("*.json", "*.jinja", "*.model", "*.safetensors", "*/config.json")
 SUMS = ".sums.json"

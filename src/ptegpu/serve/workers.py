@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DeviceLost, ExecutionError
-from ..gpu.pipelines import Progress as Told
-from ..gpu.pipelines import silent
 from ..printing import shown
+from ..progress import Progress as Told
+from ..progress import silent
 from .engine import Event, Facts, Finished, Stats
 from .errors import ApiError
 from .worker import Answer, Ask, Call, End, Failed, Leave, Line, Make, Progress, Ready, work

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ..plan.save import MANIFEST, save_web
 from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
 from ..printing import shown
+from ..progress import Progress, silent
 from .check import Check, make_check
 from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files, task
 
@@ -46,8 +47,6 @@ _OURS = re.compile(
     r"|check\.bin|tokenizer\.json|tokenizer_config\.json|chat_template\.jinja)"
 )
 _SHRINKS = (".html", ".css", ".js", ".json", ".txt", ".jinja")  # what hosts compress
-
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def make_site(
     model is small, the folder has a reference for the page to compare with. A program that needs NumPy raises
     UnsupportedProgram.
     """
-    tell = progress or (lambda _what, _done, _of: None)
+    tell = progress or silent
     path, folder = Path(model), Path(os.path.abspath(output))
     check_output(folder)
     wanted = {name: list(values) for name, values in (sizes or {}).items()}

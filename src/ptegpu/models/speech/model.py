@@ -20,12 +20,12 @@ from ...errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ...format import Method as FileMethod
 from ...format import Program as File
 from ...format import Tensor, read_program
-from ...gpu.pipelines import Progress, silent
 from ...gpu.threads import Lock
 from ...limits import Limits
 from ...plan.bundle import Bundle
 from ...plan.read import is_bundle
 from ...plan.target import Cache, Precision
+from ...progress import Progress, silent
 from ..checkpoints import program_of
 from ..tokenizer import find_tokenizer
 from ..wave import read_wave, resample

@@ -12,9 +12,9 @@ import numpy as np
 
 from ...errors import InvalidInput, UnsupportedProgram
 from ...format import read_program
-from ...gpu.pipelines import silent
 from ...plan.bundle import Bundle
 from ...plan.read import is_bundle
+from ...progress import silent
 from ...runtime.program import Program, load
 from ..checkpoints import program_of
 from ..facts import METHOD, Facts, read_facts

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 from ...errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
 from ...format import read_program
 from ...gpu import threads
-from ...gpu.pipelines import Progress, silent
 from ...limits import Limits
 from ...plan.bundle import Bundle
 from ...plan.read import is_bundle
 from ...plan.target import Cache, Precision
+from ...progress import Progress, silent
 from .generation import Generation
 from .handle import Finished, Handle, Piece, Told
 from .prompts import MAX_TOKENS, Options, Prompt, Prompts, check_max_tokens

@@ -20,12 +20,12 @@ import ptegpu
 
 from ...errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ...format import read_program
-from ...gpu.pipelines import Progress, silent
 from ...gpu.threads import Lock
 from ...limits import Limits
 from ...plan.bundle import Bundle
 from ...plan.read import is_bundle
 from ...plan.target import Cache, Precision
+from ...progress import Progress, silent
 from ...sampling import GREEDY, SETTINGS
 from ..checkpoints import program_of
 from .compiling import GENERATE, SERVE, points_of, sampling_of

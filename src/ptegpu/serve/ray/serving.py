@@ -33,7 +33,7 @@ class Replica:
         keys: Keys | None,
         limits: Limits,
     ) -> None:
-        from ...gpu.pipelines import silent
+        from ...progress import silent
         from .. import Serving
         from ..models import open_model
 
