@@ -18,7 +18,7 @@ PACKAGE = SRC / "ptegpu"
 
 # Bottom to top: a module may import from its own row and from the rows above it here.
 LAYERS = (
-    {"errors", "dtypes", "files", "limits", "printing", "progress", "sampling", "sizes"},
+    {"errors", "dtypes", "files", "limits", "printing", "progress", "sampling", "sizes", "units"},
     {"format"},
     {"kernels"},
     {"graph"},
@@ -29,7 +29,9 @@ LAYERS = (
     {"compiler"},
     {"gpu"},
     {"runtime"},
-    {"__init__", "models", "export", "module", "site", "serve", "cli", "__main__"},
+    {"explain"},
+    {"__init__", "models", "export", "module", "site", "serve"},
+    {"cli", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE_DATA = {"ptegpu.plan.plan", "ptegpu.plan.target", "ptegpu.plan.dialect"}  # importable from every layer
