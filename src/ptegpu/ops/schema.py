@@ -84,6 +84,11 @@ class Schema:
         """The bound arguments by the names of their parameters."""
         return {p.name: value for p, value in zip(self.parameters, self.bind(args), strict=True)}
 
+    def operands(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Return the arguments as they are by the names of their parameters, with the defaults of those left out."""
+        placed = self.place(args)
+        return {p.name: placed[k] if k < len(placed) else p.default for k, p in enumerate(self.parameters)}
+
     def place(self, args: Sequence[Any]) -> Sequence[Any]:
         """One argument per parameter: `Options`, which are four arguments or none, become one None."""
         at = next((k for k, p in enumerate(self.parameters) if _Options in p.kinds), len(args))

@@ -66,7 +66,7 @@ def clone_order(x: Tensor, non_blocking: Any = False, order: Any = None) -> Shap
     return x.shape
 
 
-@view("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+@view("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default", casts=True)
 def to_copy(x: Tensor, options: Options = None, non_blocking: Any = False, order: Any = None) -> Shape:
     return x.shape
 
