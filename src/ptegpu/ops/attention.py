@@ -46,9 +46,11 @@ def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
     return fitting(a["query"], a["key"], a["start_pos"]) if by_position(a["attn_mask"], a["is_causal"]) else []
 
 
+OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
+
+
 @op(
-    "custom_sdpa.default",
-    "llama.custom_sdpa.default",
+    *OVER_CACHE,
     positions=["start_pos"],
     fits="query float, attn_mask any",
     indexes=seen_from,
@@ -79,9 +81,11 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     return mask is None or causal
 
 
+WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
+
+
 @op(
-    "sdpa_with_kv_cache.default",
-    "llama.sdpa_with_kv_cache.default",
+    *WITH_CACHE,
     mutates=["key_cache", "value_cache"],
     positions=["start_pos"],
     fits="query float, attn_mask any",

@@ -25,9 +25,11 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     return [Bounded(start, 0, cache.shape[1] - value.shape[1] + 1)] if both else []
 
 
+WRITE = ("update_cache.default", "llama.update_cache.default")
+
+
 @op(
-    "update_cache.default",
-    "llama.update_cache.default",
+    *WRITE,
     mutates=["cache"],
     hollow=True,
     positions=["start_pos"],

@@ -90,7 +90,7 @@ def unary(name: str, bodies: Bodies, **traits: Any) -> None:
     def rule(x: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
         yield from combine(name, bodies, [x], outs[0], target)
 
-    elementwise(name, rule, **traits)
+    elementwise(name, rule, by_row="elements", **traits)
 
 
 def binary(
@@ -236,9 +236,9 @@ predicate("aten.logical_not.default", {"f32": "a == 0.0", "i32": "a == 0", "bool
 scaled("aten.add", {**numbers("a + alpha * b"), "bool": "a || (alpha && b)"}, span=spans.scaled(1))
 scaled("aten.sub", numbers("a - alpha * b"), span=spans.scaled(-1))
 scaled("aten.rsub", numbers("b - alpha * a"))
-PRODUCT = spans.both(operator.mul)
-binary("aten.mul", {**numbers("a * b"), "bool": "a && b"}, scalar="Scalar", span=PRODUCT, multiplies=True)
-binary("aten.div", floats("a / b"), scalar="Scalar")
+MUL = {**numbers("a * b"), "bool": "a && b"}
+binary("aten.mul", MUL, scalar="Scalar", span=spans.both(operator.mul), multiplies=True, by_row="elements")
+binary("aten.div", floats("a / b"), scalar="Scalar", by_row="elements")
 binary("aten.atan2", floats("arctan2(a, b)"), tensor="default")
 binary("aten.hypot", floats(HYPOT), tensor="default")
 binary("aten.minimum", LESSER, tensor="default", wide=True, span=spans.both(min))
@@ -292,7 +292,7 @@ def pow_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target
         yield from combine("pow", POWER, [x, y], outs[0], target)
 
 
-@op("aten.pow.Scalar")
+@op("aten.pow.Scalar", prefix=along_sizes)
 def scalar_pow(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     yield from combine("pow", POWER, [x, y], outs[0], target)
 

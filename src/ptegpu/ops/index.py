@@ -22,6 +22,7 @@ from .elementwise import WHERE
 from .pointwise import Strided, broadcast_strides, cast, collapse, contiguous, pointwise, word
 from .registry import Bounded, Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
 
+TAKE = "aten.index_select.default"
 MOST = 6  # index tensors beside the tensor and the output, or the values and the output, in one dispatch
 
 
@@ -226,7 +227,7 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, tar
     yield from taken(x, aligned(x, dim, index), target)
 
 
-@op("aten.index_select.default", elements=("x",), indexes=one, fits="x any, index int")
+@op(TAKE, elements=("x",), indexes=one, fits="x any, index int")
 def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps:
     """The slices of `x` along `dim` that a vector names.
 

@@ -114,6 +114,7 @@ ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"
 Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
 Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
 Tests = Callable[[spans.Operands], bool]
+ByRow = Literal["", "product", "norm", "elements"]
 Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
 
@@ -150,6 +151,7 @@ class Traits:
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
     role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one another work of that kind
 
+    by_row: ByRow = ""  # each row of its result follows from the same row of its first argument: in this way
     by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
     rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
 

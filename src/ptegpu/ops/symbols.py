@@ -14,6 +14,8 @@ from . import spans
 from .pointwise import contiguous
 from .registry import Number, define, normalise_dim, sym
 
+SIZE = "sym_size.int"
+
 
 def _dim(x: Tensor, dim: int) -> int:
     """Return a dimension of a tensor, counted from the front. Unlike most operators, these take none of a scalar."""
@@ -22,7 +24,7 @@ def _dim(x: Tensor, dim: int) -> int:
     return normalise_dim(dim, x.rank)
 
 
-@sym("sym_size.int", "aten.sym_size.int", whole=True, span=spans.size)
+@sym(SIZE, "aten.sym_size.int", whole=True, span=spans.size)
 def sym_size(x: Tensor, dim: int) -> int:
     return x.shape[_dim(x, dim)]
 
@@ -51,14 +53,20 @@ def local_scalar_dense(x: Tensor) -> int:
     return 0
 
 
+def _names(name: str) -> tuple[str, str]:
+    """Return how a delegate and a program call the same arithmetic."""
+    return name, f"executorch_prim.{name}.Scalar"
+
+
 def _binary(name: str, function: Callable[[Any, Any], int], **traits: Any) -> None:
     def rule(a: Number, b: Number) -> int:
         value = function(a, b)
         return value if isinstance(value, Size) else int(value)
 
-    define([name, f"executorch_prim.{name}.Scalar"], rule, "sym", wide=True, **traits)
+    define(_names(name), rule, "sym", wide=True, **traits)
 
 
+SUM = _names(ADD)
 _binary(ADD, operator.add, span=spans.both(operator.add), neutral=0)
 _binary("sub", operator.sub, span=spans.both(operator.sub))
 _binary("mul", operator.mul, span=spans.both(operator.mul))
