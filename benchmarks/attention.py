@@ -2,8 +2,8 @@
 
 Layers with caches of their own run in one pass, each waiting for the one before: rotary embedding, cache write and
 attention, and then either the merge of parts, or a 4-bit product that merges them; the product is also timed alone. The
-ways are those of `ROWS_PART` and `OF_ROWS` in `ops/attending.py` and `KEYS_EACH` in `kernels/attention_rows.py`: what
-is found here belongs there.
+ways are those of `ROWS_PART` and `OF_ROWS` in `ops/attention_record.py` and `KEYS_EACH` in `kernels/attention_rows.py`:
+what is found here belongs there.
 """
 
 from __future__ import annotations

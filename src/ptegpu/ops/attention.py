@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Sym, Tensor
-from .attending import Attention, sizes
+from .attention_record import Attention, sizes
 from .cache import check_cache, fitting
 from .registry import Bounded, Out, Steps, SymInt, is_one, op
 

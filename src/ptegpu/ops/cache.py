@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from .attending import Written
+from .attention_record import Written
 from .registry import Bounded, Out, Steps, SymInt, op
 
 

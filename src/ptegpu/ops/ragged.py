@@ -20,7 +20,7 @@ from ..kernels.cache import write_pages
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from .attending import OF_ROWS, ROWS_PART, sizes
+from .attention_record import OF_ROWS, ROWS_PART, sizes
 from .registry import Dispatch, Out, Scratch, Steps, op
 
 ATTEND = "ptegpu.attend_pages.default"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
-from .attending import Rotary
+from .attention_record import Rotary
 from .registry import Bounded, Out, Steps, SymInt, op
 
 ROTARY = "et_vk.apply_rotary_emb_hf.default"

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
-from ..kernels import joins as kernels
+from ..kernels import concat as kernels
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from .moves import position, span
