@@ -51,7 +51,6 @@ OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
 
 @op(
     *OVER_CACHE,
-    positions=["start_pos"],
     fits="query float, attn_mask any",
     indexes=seen_from,
     role="attention",
@@ -87,7 +86,6 @@ WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
 @op(
     *WITH_CACHE,
     mutates=["key_cache", "value_cache"],
-    positions=["start_pos"],
     fits="query float, attn_mask any",
     indexes=lambda a: fitting(a["key"], a["key_cache"], a["start_pos"]),
     role="attention",

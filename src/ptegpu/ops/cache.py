@@ -32,7 +32,6 @@ WRITE = ("update_cache.default", "llama.update_cache.default")
     *WRITE,
     mutates=["cache"],
     hollow=True,
-    positions=["start_pos"],
     fits="value float",
     indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
     role="cache",
