@@ -184,7 +184,7 @@ def logical(name: str, body: str) -> None:
 
     def rule(x: Tensor, y: Tensor, *, target: Target) -> Steps:
         out = yield Out(broadcast(x.shape, y.shape), DType.BOOL)
-        yield pointwise(name, body, [x, y], out, target, compute=DType.BOOL)
+        yield pointwise(name.removesuffix(".default"), body, [x, y], out, target, compute=DType.BOOL)
 
     elementwise(name, rule, wide=True)
 
