@@ -16,6 +16,7 @@ from ptegpu.portable.host import facts_of, operands
 SHAPE = (3, 4)
 X, Y, LOW, HIGH = (Var(name, DType.I64, SHAPE) for name in ("x", "y", "low", "high"))
 INDEX = Var("index", DType.I64, SHAPE)  # of the first dimension, as it is shorter
+PART, ROW = Var("part", DType.I64, (3, 2)), Var("row", DType.I64, (4,))
 N, M = Var("n", None), Var("m", None)
 
 ARGUMENTS: dict[str, list[tuple[Operand, ...]]] = {
@@ -60,8 +61,8 @@ ARGUMENTS: dict[str, list[tuple[Operand, ...]]] = {
     "aten.max.default": [(X,)],
     "aten.min.default": [(X,)],
     "aten.embedding.default": [(X, INDEX)],
-    "aten.slice_scatter.default": [(X, Var("source", DType.I64, (3, 2)), 1, 0, 2)],
-    "aten.select_scatter.default": [(X, Var("source", DType.I64, (4,)), 0, 1)],
+    "aten.slice_scatter.default": [(X, PART, 1, 0, 2)],
+    "aten.select_scatter.default": [(X, ROW, 0, 1)],
     "aten.argmax.default": [(X, 1), (X,)],
     "aten.argmin.default": [(X, 0), (X,)],
     "aten.max.dim": [(X, 1)],
@@ -104,7 +105,7 @@ def test_no_result_is_outside(op: str) -> None:
 
 def check(op: str, args: tuple[Operand, ...], a: Span, b: Span, rng: np.random.Generator) -> bool:
     """Whether there is a span; random operands, and those at the ends of theirs, keep within it."""
-    known = {X: a, Y: b, LOW: (-4, -1), HIGH: (2, 6), N: (max(a[0], 0), max(a[1], 0) % 40), M: b}
+    known = {X: a, Y: b, PART: b, ROW: b, LOW: (-4, -1), HIGH: (2, 6), N: (max(a[0], 0), max(a[1], 0) % 40), M: b}
     known[N] = (min(known[N]), max(known[N]))
 
     def of(operand: Operand) -> Span | None:
