@@ -86,6 +86,13 @@ def test_places_are_of_parameters_and_dtypes_are_those_of_a_gpu() -> None:
     assert set(ON_GPU) == set(COMPUTE)
 
 
+def test_what_has_elements_of_others_is_wide_and_has_a_span() -> None:
+    assert [] == offenders(lambda d: not set(d.elements) <= {p.name for p in d.parameters})
+    assert [] == offenders(lambda d: bool(d.elements) and not (d.wide and d.span))
+    assert [] == offenders(lambda d: d.moves and d.elements != (d.parameters[0].name,))
+    assert [] == offenders(lambda d: d.sums and d.parameters[0].name != "x")
+
+
 def test_every_file_of_operators_is_imported() -> None:
     others = {"__init__", "registry", "schema", "custom", "spans", "fits"}
     files = {f.stem for f in Path(ops.__file__).parent.glob("*.py")} - others
