@@ -113,7 +113,7 @@ Serves = Callable[[Mapping[str, Any]], bool]
 ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
 Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
 Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
-Tests = Callable[[spans.Operands], bool]
+ZeroTest = Callable[[spans.Operands], bool]
 ByRow = Literal["", "product", "norm", "elements"]
 Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
@@ -139,7 +139,7 @@ class Traits:
     sums: bool = False  # adds or multiplies ints, in int64 unless its parameter `dtype` names another type
     casts: bool = False  # converts to the dtype of its result
     multiplies: bool = False  # its result is the product of its two arguments
-    tests_zero: Tests | None = None  # whether its result says which elements of the first argument are not 0
+    tests_zero: ZeroTest | None = None  # whether its result says which elements of the first argument are not 0
     neutral: int | None = None  # a second argument with which its result is the first one
     prefix: prefix_stable.Rule | None = None  # the sizes of its result, if smaller ones see the first elements of it
 
@@ -150,7 +150,7 @@ class Traits:
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
     role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one another work of that kind
 
-    by_row: ByRow = ""  # each row of its result follows from the same row of its first argument: in this way
+    by_row: ByRow = ""  # how each row of its result follows from the same row of its first argument, if it does
     by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
     rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
 

@@ -93,8 +93,8 @@ def elements(*names: str) -> Rule:
     """Return the rule of a result that has elements of these parameters, or of the tensors in their lists."""
 
     def rule(a: Operands, of: Of) -> Span | None:
-        given = [a[name] for name in names]
-        return _union(of(x) for v in given for x in (v if isinstance(v, tuple) else (v,)))
+        sources = [a[name] for name in names]
+        return _union(of(x) for s in sources for x in (s if isinstance(s, tuple) else (s,)))
 
     return rule
 
