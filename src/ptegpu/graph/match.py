@@ -50,7 +50,7 @@ class Op:
     """
 
     which: str | tuple[str, ...] | Callable[[Node], bool]
-    args: tuple[Pattern | None, ...] = ()
+    args: tuple[Pattern, ...] = ()
     name: str = ""
     swaps: bool = False
     when: Callable[..., bool] | None = None
@@ -69,14 +69,7 @@ class Either:
         self.patterns, self.name = patterns, name
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
-    """A pattern that is defined further down, perhaps one that contains this place."""
-
-    pattern: Callable[[], Pattern]
-
-
-Pattern: TypeAlias = Leaf | Number | Op | Either | Later
+Pattern: TypeAlias = "Leaf | Number | Op | Either | Callable[[], Pattern] | None"  # a function: of what comes later
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +77,7 @@ class Match:
     """What the names of a pattern stand for: each for one tensor, or for all numbers of that name."""
 
     uses: Uses
+    skips: Skips
     nodes: Mapping[Node, None] = field(default_factory=dict)  # matched and skipped ones, the last of the graph first
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     numbers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # in the order of the data
@@ -101,11 +95,64 @@ class Match:
         """Return True if nothing else uses what the inner nodes compute."""
         return all(self.uses.stays_within(o, self.nodes) for n in self.inner for o in n.outs)
 
+    def at(self, p: Op, node: Node) -> Match | None:
+        """Return the match with a node and its operands, in one order or the other."""
+        if not p.takes(node) or len(node.args) < len(p.args):
+            return None
+        begun = replace(self, nodes={**self.nodes, node: None})
+        orders = [node.args, (*node.args[1::-1], *node.args[2:])] if p.swaps else [node.args]
+        fitting = (args for args in orders if p.when is None or p.when(node, *args))
+        return next((m for args in fitting if (m := begun._all(p.args, args)) is not None), None)
+
+    def _all(self, patterns: Iterable[Pattern], args: tuple[Arg, ...]) -> Match | None:
+        m: Match | None = self
+        for p, a in zip(patterns, args):
+            m = m and m._operand(p, a)
+        return m
+
+    def _operand(self, p: Pattern, a: Arg) -> Match | None:
+        m: Match | None
+        match p:
+            case None:
+                return self
+            case Number():
+                x = number_of(a)
+                if x is None or not p.test(x):
+                    return None
+                return replace(self, numbers={**self.numbers, p.name: (*self.numbers.get(p.name, ()), p.of(x))})
+            case Leaf():
+                m, a = self._behind(a) if p.behind else (self, a)
+                m = m if isinstance(a, Tensor) and p.test(a) else None
+            case Either():
+                begun, a = self._behind(a)
+                m = next((m for q in p.patterns if (m := begun._operand(q, a)) is not None), None)
+            case Op():
+                begun, a = self._behind(a)
+                maker = self.uses.maker.get(a) if isinstance(a, Tensor) else None
+                m = maker and begun.at(p, maker)
+            case _:
+                return self._operand(p(), a)
+        return m and m._named(p.name, a)
+
+    def _behind(self, a: Arg) -> tuple[Match, Arg]:
+        """Return the match with nodes that are skipped, and what they begin with."""
+        nodes = dict(self.nodes)
+        while isinstance(a, Tensor) and (node := self.uses.maker.get(a)) is not None and self.skips(node):
+            nodes[node] = None
+            a = node.args[0]
+        return replace(self, nodes=nodes), a
+
+    def _named(self, name: str, a: Arg) -> Match | None:
+        """Return the match with a tensor of this name; None if another one has it."""
+        if not name:
+            return self
+        same = isinstance(a, Tensor) and self.tensors.get(name, a) is a
+        return replace(self, tensors={**self.tensors, name: a}) if same else None
+
 
 def find(node: Node, uses: Uses, patterns: Iterable[Op], skips: Skips = lambda node: False) -> Match | None:
     """Return how the first of the patterns that does so matches the node and those before it."""
-    matcher = _Matcher(uses, skips)
-    return next((m for p in patterns if (m := matcher.node(p, node, Match(uses))) is not None), None)
+    return next((m for p in patterns if (m := Match(uses, skips).at(p, node)) is not None), None)
 
 
 def rewrite(graph: Graph, patterns: Iterable[Op], build: Callable[[Match], Node | None]) -> None:
@@ -133,61 +180,3 @@ def number_of(a: Arg) -> float | None:
         one = a.kind == "constant" and a.data is not None and a.data.size == 1
         return float(np.asarray(a.data).reshape(-1)[0]) if one else None
     return float(a) if isinstance(a, int | float) else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Matcher:
-    uses: Uses
-    skips: Skips
-
-    def node(self, p: Op, node: Node, m: Match) -> Match | None:
-        """Return the match with a node and its operands, in one order or the other."""
-        if not p.takes(node) or len(node.args) < len(p.args):
-            return None
-        m = replace(m, nodes={**m.nodes, node: None})
-        orders = [node.args, (node.args[1], node.args[0], *node.args[2:])] if p.swaps else [node.args]
-        return next((n for args in orders if (n := self.operands(p, node, args, m)) is not None), None)
-
-    def operands(self, p: Op, node: Node, args: tuple[Arg, ...], m: Match) -> Match | None:
-        if p.when is not None and not p.when(node, *args):
-            return None
-        match: Match | None = m
-        for q, a in zip(p.args, args):
-            match = match and (match if q is None else self.operand(q, a, match))
-        return match
-
-    def operand(self, p: Pattern, a: Arg, m: Match) -> Match | None:
-        match p:
-            case Leaf():
-                a, m = self.behind(a, m) if p.behind else (a, m)
-                return _named(m, p.name, a) if isinstance(a, Tensor) and p.test(a) else None
-            case Number():
-                x = number_of(a)
-                if x is None or not p.test(x):
-                    return None
-                return replace(m, numbers={**m.numbers, p.name: (*m.numbers.get(p.name, ()), p.of(x))}) if p.name else m
-            case Later():
-                return self.operand(p.pattern(), a, m)
-            case Either():
-                first, m = self.behind(a, m)
-                any_of = next((n for q in p.patterns if (n := self.operand(q, a, m)) is not None), None)
-                return any_of and _named(any_of, p.name, first)
-        first, m = self.behind(a, m)
-        maker = self.uses.maker.get(first) if isinstance(first, Tensor) else None
-        inner = self.node(p, maker, m) if maker else None
-        return inner and _named(inner, p.name, first)
-
-    def behind(self, a: Arg, m: Match) -> tuple[Arg, Match]:
-        """Return what skipped nodes begin with, and the match with these."""
-        while isinstance(a, Tensor) and (node := self.uses.maker.get(a)) is not None and self.skips(node):
-            a, m = node.args[0], replace(m, nodes={**m.nodes, node: None})
-        return a, m
-
-
-def _named(m: Match, name: str, a: Arg) -> Match | None:
-    """Return the match with a tensor of this name; None if another one has it."""
-    if not name:
-        return m
-    if not isinstance(a, Tensor) or m.tensors.get(name, a) is not a:
-        return None
-    return replace(m, tensors={**m.tensors, name: a})

@@ -7,7 +7,7 @@ suffice at some sizes, they run one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -31,10 +31,9 @@ class Masking(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A node that a kernel reads through, to one of its results."""
+    """A node whose result a kernel reads through."""
 
     node: Node
-    out: Tensor
     source: Tensor | None = None  # of what leaves elements in place, and scales them or makes a mask of bools
     factor: float = 1.0
     masking: Masking = Masking()  # Masking(): floats
@@ -99,26 +98,29 @@ def _outer(x: Tensor) -> tuple[int, int]:
     return math.prod(lead), heads
 
 
-def walked(root: Tensor, steps: Sequence[Step]) -> Walk | None:
-    """Return the root as it is read through the steps, the last of which comes first."""
-    walk: Walk | None = start(root)
-    for step in reversed(steps):
-        if walk is None or (step.source and step.source.shape != step.out.shape):
-            return None
-        walk = walk if step.source else through(walk, step.node, step.out)
-    return walk
+Reads = Mapping[Tensor, Step]  # by the results that are read through
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+def walked(t: Tensor, reads: Reads) -> Walk | None:
+    """Return how a tensor is read from where the steps before it lead."""
+    step = reads.get(t)
+    if step is None:
+        return start(t)
+    walk = walked(step.read, reads)
+    if walk is None or step.source is None:
+        return walk and through(walk, step.node, t)
+    return walk if step.source.shape == t.shape else None
+
+
+@dataclass(frozen=True, eq=False)
 class Attended(Fused):
     """The rule of a node that stands for an attention and what moves its operands and its result."""
 
     core: Core
-    sources: Mapping[Tensor, Tensor]  # of what only scales, or makes a mask of bools: its result → what it reads
+    reads: Reads
     tail: tuple[Node, ...]  # from the product to the result
 
     role: ClassVar[Role] = ""
-    whole: ClassVar[int | None] = 0
 
     @property
     def name(self) -> str:
@@ -154,7 +156,7 @@ class Attended(Fused):
         if any(n.args[0].shape != result(n).shape for n in fixed):  # type: ignore[union-attr]
             return None
         operands = core.operands
-        walks = [w for w in map(self._walk, (core.q, core.k, core.v)) if w is not None]
+        walks = [w for w in (walked(t, self.reads) for t in (core.q, core.k, core.v)) if w is not None]
         y = backwards(self.tail) if self.tail else start(core.product)
         if len(walks) < 3 or y is None:
             return None
@@ -167,16 +169,8 @@ class Attended(Fused):
                 return walks, (q, k, v, out), mask
         return None
 
-    def _walk(self, t: Tensor) -> Walk | None:
-        makers = {o: n for n in self.members for o in n.outs}
-        steps: list[Step] = []
-        while t in makers:
-            steps.append(Step(makers[t], t, self.sources.get(t)))
-            t = steps[-1].read
-        return walked(t, steps)
-
     def _masked(self, mask: Tensor) -> Mask | None:
-        core, walk = self.core, self._walk(mask)
+        core, walk = self.core, walked(mask, self.reads)
         scores = core.scores.shape if core.scores else (*core.q.shape[:-1], core.k.shape[-2])
         if walk is None or len(scores) > 4 or len(walk.dims) > len(scores):
             return None

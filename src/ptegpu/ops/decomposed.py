@@ -12,14 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from ..dtypes import FLOATS, DType
 from ..graph.graph import Arg, Node, Tensor
-from ..graph.match import Either, Later, Leaf, Match, Number, Op, Pattern, find
+from ..graph.match import Either, Leaf, Match, Number, Op, Pattern, find
 from ..graph.uses import Uses
-from .attended import Attended, Core, Masking, Operand, Step, walked
+from .attended import Attended, Core, Masking, Operand, Reads, Step, walked
 from .nodes import copied, result
 from .walks import Walk, backwards, is_walk, order_of, strides_of
 
@@ -68,7 +69,6 @@ ZEROS = Either(
     ZERO,
 )
 FLOATING, BOOLS = Leaf("mask", lambda t: t.dtype in FLOATS), Leaf("mask", lambda t: t.dtype is DType.BOOL)
-OWN = ("q", "k", "v", "mask", "scores")  # the tensors of a core
 HIDDEN, SHOWN = Number("hidden"), Number("shown")  # the fill where the mask is true, and where it is not
 
 SCALE = _scaled(Leaf("x"))
@@ -76,7 +76,7 @@ BIAS = (  # a mask of floats, made of one of bools
     Op(WHERE, (BOOLS, ZERO, SHOWN), when=_whole(0)),
     Op(WHERE, (BOOLS, HIDDEN, ZERO), when=_whole(0)),
 )
-SCORES: Either = Either(*_scaled(Later(lambda: SCORES)), Op(PRODUCT, (Leaf("q"), Leaf("k"))))
+SCORES: Either = Either(*_scaled(lambda: SCORES), Op(PRODUCT, (Leaf("q"), Leaf("k"))))
 MASKED = Either(
     Op("aten.add.Tensor", (SCORES, FLOATING), swaps=True, when=_adds),
     Op(WHERE, (BOOLS, HIDDEN, SCORES), when=_whole(2)),
@@ -145,29 +145,34 @@ def _keeps_order(node: Node) -> bool:
 
 def _with_moves(core: Core, uses: Uses) -> tuple[Node, set[Node]] | None:
     """Return a node for the attention and as much of what moves its operands and result as strides can stand for."""
-    steps = _read(core, uses)
-    tail = _tail(core, uses)
-    if steps is None or (core.scores is None and not any(n.op.walks for n in (*tail, *(step.node for step in steps)))):
+    reads, tail = _reads(core, uses), _tail(core, uses)
+    steps = [step for each in reads or () for step in each.values()]
+    around = {*tail, *(step.node for step in steps)}
+    if reads is None or (core.scores is None and not any(n.op.walks for n in around)):
         return None  # without anything that moves, an operator's own rule does the same
-    nodes = sorted({*core.nodes, *tail, *(step.node for step in steps)}, key=uses.place.__getitem__)
+    nodes = sorted({*core.nodes, *around}, key=uses.place.__getitem__)
     if uses.mutated & {v for n in nodes for v in n.values()}:
         return None
     copies, known = copied(nodes, result(tail[-1]) if tail else core.product)
-    own = {name: known.get(t, t) for name in OWN if (t := getattr(core, name)) is not None}
+    tensors = {name: known.get(t, t) for name in ("q", "k", "v", "mask", "scores") if (t := getattr(core, name))}
     inner = replace(
         core,
         nodes=tuple(copies[n] for n in core.nodes),
         masking=next((step.masking for step in steps if step.masking != Masking()), core.masking),
-        scale=None if core.scale is None else core.scale * math.prod(s.factor for s in steps),
-        **own,
+        scale=None if core.scale is None else core.scale * math.prod(step.factor for step in steps),
+        **tensors,
     )
-    sources = {known[s.out]: known.get(s.source, s.source) for s in steps if s.source}
-    return Attended(tuple(copies.values()), inner, sources, tuple(copies[n] for n in tail)).node(), {*core.nodes, *tail}
+    own = {
+        known[t]: step._replace(node=copies[step.node], source=step.source and known.get(step.source, step.source))
+        for each in reads
+        for t, step in each.items()
+    }
+    return Attended(tuple(copies.values()), inner, own, tuple(copies[n] for n in tail)).node(), {*core.nodes, *tail}
 
 
-def _read(core: Core, uses: Uses) -> list[Step] | None:
+def _reads(core: Core, uses: Uses) -> list[Reads] | None:
     """Return what queries, keys, values and the mask are read through; None if they cannot be."""
-    wanted: list[tuple[Tensor, list[Step], Callable[[Walk], object]]] = []
+    wanted: list[tuple[Tensor, Reads, Callable[[Walk], object]]] = []
     for o in core.operands:
         scales = core.scores is not None and o.tensor is not core.v
         wanted.append((o.tensor, _before(o.tensor, uses, scales=scales), o.place))
@@ -175,40 +180,36 @@ def _read(core: Core, uses: Uses) -> list[Step] | None:
         rank = core.scores.rank if core.scores else 4
         fits: Callable[[Walk], object] = lambda w: strides_of(w.dims) if len(w.dims) <= rank <= 4 else None
         wanted.append((core.mask, _before(core.mask, uses, bools=core.masking == Masking()), fits))
-    read: list[list[Step]] = []
-    for each in wanted:
-        if (steps := _longest(*each)) is None:
-            return None
-        read.append(steps)
-    scaled = {step.out for steps in read for step in steps if step.factor != 1.0}
-    if scaled & {core.v, *(step.read for step in read[2])}:
-        return None  # values that are scaled, not only scores
-    return [step for steps in read for step in steps]
+    reads = [steps for each in wanted if (steps := _longest(*each)) is not None]
+    scaled = {t for steps in reads for t, step in steps.items() if step.factor != 1.0}
+    if len(reads) < len(wanted) or scaled & {core.v, *(step.read for step in reads[2].values())}:
+        return None  # the latter are values that are scaled, not only scores
+    return reads
 
 
-def _before(t: Tensor, uses: Uses, *, scales: bool = False, bools: bool = False) -> list[Step]:
+def _before(t: Tensor, uses: Uses, *, scales: bool = False, bools: bool = False) -> Reads:
     """Return what `t` may be read through, the last one first."""
-    steps: list[Step] = []
+    steps: dict[Tensor, Step] = {}
     while (node := uses.maker.get(t)) is not None:
         if scales and (m := find(node, uses, SCALE)) is not None:
-            step = Step(node, t, m.tensors["x"], factor=m.numbers["factor"][0])
+            steps[t] = Step(node, m.tensors["x"], m.numbers["factor"][0])
         elif bools and (m := find(node, uses, BIAS)) is not None:
-            step, bools = Step(node, t, m.tensors["mask"], masking=_masking(m, instead=False)), False
+            steps[t], bools = Step(node, m.tensors["mask"], masking=_masking(m, instead=False)), False
         elif is_walk(node):
-            step = Step(node, t)
+            steps[t] = Step(node)
         else:
             break
-        steps.append(step)
-        t = step.read
+        t = steps[t].read
     return steps
 
 
-def _longest(t: Tensor, steps: list[Step], fits: Callable[[Walk], object]) -> list[Step] | None:
+def _longest(t: Tensor, steps: Reads, fits: Callable[[Walk], object]) -> Reads | None:
     """Return as many of the steps as a kernel can read through; None if it cannot even read what they lead to."""
     for count in range(len(steps), -1, -1):
-        walk = walked(steps[count - 1].read if count else t, steps[:count])
+        part = dict(islice(steps.items(), count))
+        walk = walked(t, part)
         if walk is not None and fits(walk) is not None:
-            return steps[:count]
+            return part
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from ..dtypes import DType
 from ..graph.graph import Arg, Node, Shape, Tensor
@@ -26,20 +26,13 @@ from .walks import Walk, start, strides_of, through
 Scalars = dict[str, int | float]
 
 
-class Argument(NamedTuple):
-    value: Arg
-    parameter: Parameter
-    splits: bool = False  # may be a constant in parts
-
-
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class Fused:
     """The rule of a node that computes what its members do. Each kind of fusion is a subclass."""
 
     members: tuple[Node, ...]
 
     role: ClassVar[Role] = "product"
-    whole: ClassVar[int | None] = None  # the first members, all of whose arguments are the node's; None: all members
 
     @property
     def name(self) -> str:
@@ -56,33 +49,20 @@ class Fused:
         viewed = {n.args[0] for n in self.members if n.op.view is not None}
         return tuple(o for n in self.members for o in tensors(n) if o not in viewed)
 
-    @property
-    def arguments(self) -> list[Argument]:
-        made = {o for n in self.members for o in n.outs}
-        whole = self.members[: self.whole]
-        arguments = [
-            Argument(a, parameter, k in n.op.splits)
-            for n in whole
-            for k, (a, parameter) in enumerate(zip(n.args, n.op.parameters, strict=False))
-            if not (isinstance(a, Tensor) and a in made)
-        ]
-        others = dict.fromkeys(v for n in self.members[len(whole) :] for v in n.values() if v not in made)
-        return arguments + [Argument(v, Parameter(f"x{k}")) for k, v in enumerate(others)]
-
     def node(self) -> Node:
         """Return the node of this rule."""
-        arguments = self.arguments
+        made = {o for n in self.members for o in n.outs}
+        values = dict.fromkeys(v for n in self.members for v in n.values() if v not in made)
         op = OpDef(
             self.name,
-            tuple(a.parameter for a in arguments),
+            tuple(Parameter(f"x{k}") for k in range(len(values))),
             wants=frozenset({"target", "outs"}),
             steps=self,
-            splits=tuple(k for k, a in enumerate(arguments) if a.splits),
             indexes=lambda _: [b for n in self.members for b in n.op.bounds(n.args)],
             role=self.role,
         )
         mutates = tuple(t for n in self.members for t in n.mutates)
-        return Node(op, tuple(a.value for a in arguments), self.results, self.label, mutates)
+        return Node(op, tuple(values), self.results, self.label, mutates)
 
     def __call__(self, *_: Arg, target: Target, outs: tuple[Tensor, ...]) -> Steps:
         place = dict(zip(self.results, outs, strict=True))
@@ -120,8 +100,6 @@ def _short(node: Node) -> str:
 class _Only(Fused):
     """A rule whose only result is that of the last member; what the others hand on is nobody else's."""
 
-    __slots__ = ()
-
     @property
     def label(self) -> str:
         return f"{self.members[-1].name} and {len(self.members) - 1} before it"
@@ -134,9 +112,7 @@ class _Only(Fused):
 class Chain(_Only):
     """A chain of elementwise operators: one kernel computes their formulas one after the other, in f32."""
 
-    __slots__ = ()
     role = ""
-    whole = 0
 
     def computed(self, own: list[list[Tensor]], target: Target) -> Steps:
         yield _Text.of(self.members, leaves(self.members), target).alone(own[-1][0], target)
@@ -144,9 +120,6 @@ class Chain(_Only):
 
 class FinishedProduct(_Only):
     """A product with a chain behind it, maybe of a view of its result: it computes the chain before it stores."""
-
-    __slots__ = ()
-    whole = 1
 
     @property
     def label(self) -> str:
@@ -176,8 +149,6 @@ class FinishedProduct(_Only):
 class UnmovedProduct(_Only):
     """A product whose matrix the other members only move: it reads the matrix where it was before."""
 
-    __slots__ = ()
-
     def computed(self, own: list[list[Tensor]], target: Target) -> Steps:
         (*moves, node), out = self.members, own[-1][0]
         match (yield from launched(node, [out], target)):
@@ -189,8 +160,6 @@ class UnmovedProduct(_Only):
 
 class SiblingProducts(Fused):
     """Products of the same rows: those that are all of their member are computed together, the others after them."""
-
-    __slots__ = ()
 
     def together(self, launches: list[Launches]) -> Steps:
         products, others = [], []
@@ -208,8 +177,6 @@ class SiblingProducts(Fused):
 class NormedProduct(Fused):
     """A norm, perhaps of rows taken out of a larger tensor, and the product that alone reads it and takes it in."""
 
-    __slots__ = ()
-
     def together(self, launches: list[Launches]) -> Steps:
         match launches:
             case [[Row() as row], *rest] if row.first is None:
@@ -226,7 +193,6 @@ class NormedProduct(Fused):
 class DecodedAttention(Fused):
     """Attention and the rotary embedding and cache writes before it, which it takes in."""
 
-    __slots__ = ()
     role = "attention"
 
     def together(self, launches: list[Launches]) -> Steps:
@@ -242,7 +208,6 @@ class DecodedAttention(Fused):
 class AttentionProduct(Fused):
     """Attention and the product that alone reads its result, perhaps through views: the product takes it in."""
 
-    __slots__ = ()
     role = ""
 
     def together(self, launches: list[Launches]) -> Steps:

@@ -59,9 +59,9 @@ def product(node: Node) -> Product | None:
     return only if isinstance(only, Product) else None
 
 
-def collected(steps: Steps) -> Generator[Step, Any, Launches]:
-    """Return what the steps launch; hand on requests for scratch."""
-    launches: Launches = []
+def launched(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[Step, Any, Launches]:
+    """Return what the node launches for its results in `outs`; hand on requests for scratch."""
+    steps, launches = node.op.steps_into(node.args, outs, target, whole=True), Launches()
     reply: Tensor | None = None
     try:
         while True:
@@ -73,11 +73,6 @@ def collected(steps: Steps) -> Generator[Step, Any, Launches]:
                 reply = yield step
     except StopIteration:
         return launches
-
-
-def launched(node: Node, outs: Sequence[Tensor], target: Target) -> Generator[Step, Any, Launches]:
-    """Return what the node launches for its results in `outs`."""
-    return (yield from collected(node.op.steps_into(node.args, outs, target, whole=True)))
 
 
 def apart(members: Sequence[Node], last: Tensor, out: Tensor, target: Target) -> Steps:

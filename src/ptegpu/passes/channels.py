@@ -22,8 +22,10 @@ def fold_channels(graph: Graph) -> None:
 
 def _folded(match: Match) -> Node | None:
     norm, product = match.nodes
-    used = match.uses.kept.union(match.uses.readers)
-    factors = norm.op.by_channel(norm.op.named(norm.args)) if used.isdisjoint(norm.outs[1:]) else None  # type: ignore[misc]
-    args = factors and product.op.rescaled(product.op.named(product.args), *factors)  # type: ignore[misc]
+    assert norm.op.by_channel is not None and product.op.rescaled is not None
+    if not all(match.uses.stays_within(o, ()) for o in norm.outs[1:]):
+        return None
+    factors = norm.op.by_channel(norm.op.named(norm.args))
+    args = factors and product.op.rescaled(product.op.named(product.args), *factors)
     name = f"{product.name} and {norm.name}"
     return None if args is None else replace(product, args=args, outs=norm.outs[:1], name=name)

@@ -31,6 +31,8 @@ def split_constants(graph: Graph, target: Target) -> None:
 
 def _takes_parts(node: Node, t: Tensor) -> bool:
     """Return True if every place where the node has `t` takes parts."""
+    if node.members:
+        return all(_takes_parts(member, t) for member in node.members)
     return all(k in node.op.splits and a is t for k, a in enumerate(node.args) if t in flatten((a,)))
 
 
