@@ -37,5 +37,6 @@ class Uses:
 
 
 def replace_nodes(graph: Graph, new: Mapping[Node, Node], gone: Collection[Node] = ()) -> None:
-    """Put new nodes in place of others, each once, and leave out the rest of those that are gone."""
-    graph.nodes = list(dict.fromkeys(new.get(n, n) for n in graph.nodes if n in new or n not in gone))
+    """Put new nodes in place of others, each once. Other members of new nodes leave, and so do those that are gone."""
+    leaving = {*gone, *(member for node in new.values() for member in node.members)}
+    graph.nodes = list(dict.fromkeys(new.get(n, n) for n in graph.nodes if n in new or n not in leaving))

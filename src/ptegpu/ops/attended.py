@@ -23,7 +23,7 @@ Places = tuple[Sizes, Sizes, Sizes, Sizes]  # of q, k, v and the result
 
 
 class Masking(NamedTuple):
-    """What a mask of bools does to hidden scores: it adds the fill, or puts it instead."""
+    """What a mask of bools does to hidden scores: it adds the fill, or replaces them. `Masking()` is of floats."""
 
     fill: float = 0.0
     instead: bool = False
@@ -36,7 +36,7 @@ class Step(NamedTuple):
     node: Node
     source: Tensor | None = None  # of what leaves elements in place, and scales them or makes a mask of bools
     factor: float = 1.0
-    masking: Masking = Masking()  # Masking(): floats
+    masking: Masking = Masking()
 
     @property
     def read(self) -> Tensor:
@@ -150,19 +150,16 @@ class Attended(Fused):
     def placed(self) -> tuple[list[Walk], Places, Mask | None] | None:
         """Return what is read through strides, and where it and the result are; None where strides do not suffice."""
         core = self.core
-        fixed = [
-            n for n in core.nodes if n.op.walks and order_of(n) is None
-        ]  # expands scores to the shape that they have
-        if any(n.args[0].shape != result(n).shape for n in fixed):  # type: ignore[union-attr]
+        still = [n for n in core.nodes if n.op.walks and order_of(n) is None]  # expand scores to their own shape
+        if any(n.args[0].shape != result(n).shape for n in still):  # type: ignore[union-attr]
             return None
         operands = core.operands
         walks = [w for w in (walked(t, self.reads) for t in (core.q, core.k, core.v)) if w is not None]
         y = backwards(self.tail) if self.tail else start(core.product)
         if len(walks) < 3 or y is None:
             return None
-        at = [
-            o.place(w) for o, w in zip((*operands, Operand(core.product, operands[0].outer)), (*walks, y), strict=True)
-        ]
+        placing = zip((*operands, Operand(core.product, operands[0].outer)), (*walks, y), strict=True)
+        at = [operand.place(walk) for operand, walk in placing]
         mask = self._masked(core.mask) if core.mask is not None else None
         match at:
             case [Sizes() as q, Sizes() as k, Sizes() as v, Sizes() as out] if q.dim and (mask or not core.mask):

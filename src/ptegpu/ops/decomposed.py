@@ -42,14 +42,16 @@ def _adds(node: Node, scores: Arg, mask: Arg, alpha: Arg = 1, *_: Arg) -> bool:
     return alpha == 1 and _whole(0)(node, scores)
 
 
-def _of_last(node: Node, x: Tensor, dims: Arg, keeps: Arg = False, *_: Arg) -> bool:
+def _of_last(node: Node, x: Arg, dims: Arg, keeps: Arg = False, *_: Arg) -> bool:
     """Return True if the node reduces the last dimension and keeps it."""
+    if not isinstance(x, Tensor):
+        return False
     return dims in (-1, x.rank - 1, (-1,), (x.rank - 1,)) and bool(keeps) and result(node).max_shape[-1] == 1
 
 
-def _of_scores(node: Node, x: Tensor, dim: Arg, *_: Arg) -> bool:
+def _of_scores(node: Node, x: Arg, dim: Arg, *_: Arg) -> bool:
     """Return True if the node is a softmax over keys."""
-    return result(node).dtype is x.dtype and x.rank >= 3 and dim in (-1, x.rank - 1)
+    return isinstance(x, Tensor) and x.rank >= 3 and dim in (-1, x.rank - 1) and result(node).dtype is x.dtype
 
 
 def _is_scaled(node: Node, x: Arg, *_: Arg) -> bool:

@@ -22,20 +22,12 @@ MERGING = Op("product", (Op("attention", name="y"),))
 
 def fuse_attention(graph: Graph) -> None:
     """Replace attention and its neighbours by fused nodes, in place."""
-    uses, new, gone = Uses(graph), dict[Node, Node](), set[Node]()
-    for node in graph.nodes:
-        before = _before(node, graph, uses) if node.op.role == "attention" else []
-        if before:
-            new[node] = DecodedAttention((*before, node)).node()
-            gone |= {node, *before}
-    replace_nodes(graph, new, gone)
-    uses, new, gone = Uses(graph), {}, set()
-    for node in graph.nodes:
-        members = _merged(node, uses)
-        if members:
-            new[members[0]] = AttentionProduct(tuple(members)).node()
-            gone |= set(members)
-    replace_nodes(graph, new, gone)
+    uses, attentions = Uses(graph), [n for n in graph.nodes if n.op.role == "attention"]
+    groups = [(*before, n) for n in attentions if (before := _before(n, graph, uses))]
+    replace_nodes(graph, {members[-1]: DecodedAttention(members).node() for members in groups})
+    uses = Uses(graph)
+    groups = [members for n in graph.nodes if (members := _merged(n, uses))]
+    replace_nodes(graph, {members[0]: AttentionProduct(members).node() for members in groups})
 
 
 def _before(node: Node, graph: Graph, uses: Uses) -> list[Node]:
@@ -70,20 +62,20 @@ def _writer(cache: Tensor, node: Node, graph: Graph, uses: Uses) -> Node | None:
     return last if last and last.op.role == "cache" and uses.steady(last) else None
 
 
-def _merged(node: Node, uses: Uses) -> list[Node]:
+def _merged(node: Node, uses: Uses) -> tuple[Node, ...]:
     """Return attention, views of its result and the product `node`, if nothing else reads these."""
     match = find(node, uses, [MERGING], lambda n: n.op.view is not None)
     if match is None:
-        return []
+        return ()
     attention, *views, _ = members = sorted(match.nodes, key=uses.place.__getitem__)
     y, a, p = match.tensors["y"], work(attention), product(node)
     path = [y, *map(result, views)]
     if not isinstance(a, Attention) or a.heads_first or a.y is not y or y is not attention.outs[-1]:
-        return []
+        return ()
     if p is None or p.a is not node.args[0] or p.siblings or p.norm or not p.packed:
-        return []
+        return ()
     if any(t.dtype is not y.dtype or not uses.only_reader(t) for t in path):
-        return []
+        return ()
     others = {v for n in members[1:] for v in n.values()}.difference(path)
     early = all(uses.place[uses.maker[v]] < uses.place[attention] for v in others if v in uses.maker)
-    return members if early and not others & uses.mutated else []
+    return tuple(members) if early and not others & uses.mutated else ()

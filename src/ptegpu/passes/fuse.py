@@ -25,15 +25,13 @@ MAX_NODES = 12
 
 def fuse_elementwise(graph: Graph) -> None:
     """Replace chains by fused nodes, in place."""
-    uses = Uses(graph)
-    new, gone = dict[Node, Node](), set[Node]()
+    uses, new = Uses(graph), dict[Node, Node]()
     products = _products(graph, uses)
     for chain in _chains(graph, uses):
         product = _product_before(chain, products, uses)
         if product or len(chain) > 1:
             new[chain[-1]] = (FinishedProduct((*product, *chain)) if product else Chain(tuple(chain))).node()
-            gone.update(product, chain)
-    replace_nodes(graph, new, gone)
+    replace_nodes(graph, new)
 
 
 def _chains(graph: Graph, uses: Uses) -> list[list[Node]]:

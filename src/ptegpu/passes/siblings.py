@@ -23,14 +23,14 @@ MAX_DISTANCE = 16  # nodes from the first sibling on
 def fuse_siblings(graph: Graph) -> None:
     """Replace products of the same x by fused nodes, in place."""
     uses = Uses(graph)
-    products = {n: p for n in graph.nodes if n.op.role == "product" and (p := product(n)) and _is_fixed(p)}
-    products = {n: p for n, p in products.items() if uses.steady(n)}
+    steady = [n for n in graph.nodes if n.op.role == "product" and uses.steady(n)]
+    products = {n: p for n in steady if (p := product(n)) and _is_fixed(p)}
     plain = {n: p for n, p in products.items() if not n.members and all(map(is_constant, flatten(n.args[1:])))}
     pairs = _pairs(uses, plain, {n: p for n, p in products.items() if n.members})
-    _fuse(graph, {second: [first, second] for second, first in pairs.items()})
-    paired = {n for pair in pairs.items() for n in pair}
+    replace_nodes(graph, {pair[-1]: SiblingProducts(pair).node() for pair in pairs})
+    paired = {n for pair in pairs for n in pair}
     groups = _groups(Uses(graph), {n: p for n, p in plain.items() if n not in paired})
-    _fuse(graph, {g[0]: g for g in groups if len(g) > 1})
+    replace_nodes(graph, {g[0]: SiblingProducts(tuple(g)).node() for g in groups if len(g) > 1})
 
 
 def is_constant(a: Arg) -> bool:
@@ -42,14 +42,12 @@ def _is_fixed(p: Product) -> bool:
     return p.packed is not None and all(map(is_constant, p.matrix))
 
 
-def _pairs(uses: Uses, plain: dict[Node, Product], finished: dict[Node, Product]) -> dict[Node, Node]:
-    """Return the plain product, if any, that each finished one alone reads."""
-    pairs = {}
+def _pairs(uses: Uses, plain: dict[Node, Product], finished: dict[Node, Product]) -> list[tuple[Node, Node]]:
+    """Return each finished product behind the plain one, if any, that it alone reads."""
+    pairs = []
     for second, p in finished.items():
         makers = (uses.maker[v] for v in second.values() if v in uses.maker and uses.only_reader(v) is second)
-        first = next((n for n in makers if n in plain and plain[n].alike(p)), None)
-        if first is not None:
-            pairs[second] = first
+        pairs += [(n, second) for n in makers if n in plain and plain[n].alike(p)][:1]
     return pairs
 
 
@@ -65,9 +63,3 @@ def _groups(uses: Uses, plain: dict[Node, Product]) -> list[list[Node]]:
         else:
             groups.append([node])
     return groups
-
-
-def _fuse(graph: Graph, groups: dict[Node, list[Node]]) -> None:
-    """Put a fused node of each group in the place that it is listed for."""
-    new = {place: SiblingProducts(tuple(group)).node() for place, group in groups.items()}
-    replace_nodes(graph, new, {n for group in groups.values() for n in group})
