@@ -21,7 +21,7 @@ from ptegpu.graph.graph import Graph, Node, Sym, Tensor, Value
 from ptegpu.kernels import attention_rows
 from ptegpu.ops import attention_record
 from ptegpu.ops.registry import REGISTRY
-from ptegpu.passes.attention import join_attention
+from ptegpu.passes.attention import fuse_attention
 
 from .harness import Bench, Row, Way
 
@@ -111,7 +111,7 @@ class Layers:
                 flat = self.node(LINEAR, flat, weight, scales, GROUP, None, shapes=[(1, 1, width)])[0]
                 x = self.node(VIEW, flat, (1, 1, heads, dim), shapes=[(1, 1, heads, dim)])[0]
         self.graph.outputs = [x]
-        join_attention(self.graph)
+        fuse_attention(self.graph)
 
     def input(self, name: str, *shape: int) -> Tensor:
         self.graph.inputs.append(Tensor(name, DType.F32, shape, "input"))

@@ -15,14 +15,14 @@ from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
 from ptegpu.kernels.linear_q4 import Gemv
 from ptegpu.ops import REGISTRY, packed_gemv
-from ptegpu.passes.norms import join_norms
-from ptegpu.passes.siblings import join_siblings
+from ptegpu.passes.norms import fuse_norms
+from ptegpu.passes.siblings import fuse_siblings
 from ptegpu.plan.target import Target
 
 F32, F16 = DType.F32, DType.F16
 NORM, SOFTMAX = "et_vk.rms_norm.default", "aten._softmax.default"
 EPS = 1e-5
-PASSES = (join_siblings, join_norms)
+PASSES = (fuse_siblings, fuse_norms)
 join, same = partial(products.join, passes=PASSES), partial(products.same, passes=PASSES)
 
 
@@ -339,5 +339,5 @@ def test_what_stays_apart(change):
     b = single(1, 64, (8,), 32)
     change(b)
     before = list(b.graph.nodes)
-    join_norms(b.graph)
+    fuse_norms(b.graph)
     assert b.graph.nodes == before

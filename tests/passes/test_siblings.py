@@ -15,13 +15,13 @@ from ptegpu.graph.graph import Node, Tensor
 from ptegpu.kernels.linear_q4 import Gemv
 from ptegpu.ops import REGISTRY, packed_gemv
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, join_siblings
+from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, fuse_siblings
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import Target
 
 F32, F16, U8, I8 = DType.F32, DType.F16, DType.U8, DType.I8
-PASSES = (join_siblings,)
+PASSES = (fuse_siblings,)
 join, same = partial(products.join, passes=PASSES), partial(products.same, passes=PASSES)
 
 
@@ -315,7 +315,7 @@ def test_what_differs_stays_apart(add):
     b.graph.outputs = [n.outs[0] for n in (b.graph.nodes[0], b.graph.nodes[-1])]
     fuse_elementwise(b.graph)
     before = list(b.graph.nodes)
-    join_siblings(b.graph)
+    fuse_siblings(b.graph)
     assert b.graph.nodes == before
 
 

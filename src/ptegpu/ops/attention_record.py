@@ -1,6 +1,6 @@
 """Attention as a record, with what belongs to it: rotary embeddings of queries and keys, and writes into caches.
 
-Rules yield `Attention`, `Rotary` and `Written`. A joined node (`joined.py`) gives an attention the other two, and a
+Rules yield `Attention`, `Rotary` and `Written`. A fused node (`fused.py`) gives an attention the other two, and a
 product the attention whose result it reads: for few rows, what belongs to an attention is done on its way.
 """
 

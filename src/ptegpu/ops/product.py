@@ -2,7 +2,7 @@
 
 A `Product` says where its rows come from (as they are, an RMS norm of them, int8, windows of an image), what its matrix
 is (floats, ints of 4 or 8 bits with scales, in parts), what is done to each result (bias, a formula, bounds), and which
-other products of the same rows are computed along with it. Rules yield it; a joined node adds to it (`joined.py`); and
+other products of the same rows are computed along with it. Rules yield it; a fused node adds to it (`fused.py`); and
 `VARIANTS` says which kernel does it best. Floats are summed in f32, ints in i32.
 """
 

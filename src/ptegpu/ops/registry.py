@@ -94,7 +94,7 @@ class Bounded(NamedTuple):
 
 
 class Work:
-    """What is to be computed, as data: a record that a joined node can add to before it becomes dispatches."""
+    """What is to be computed, as data: a record that a fused node can add to before it becomes dispatches."""
 
     __slots__ = ()
     label: str
@@ -148,7 +148,7 @@ class Traits:
 
     # Joining: what passes may make of it.
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
-    role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one another work of that kind
+    role: Role = ""  # in fused nodes: its last step is a `Product`, or its only one another work of that kind
 
     by_row: ByRow = ""  # how each row of its result follows from the same row of its first argument, if it does
     by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
