@@ -23,6 +23,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.compiling import compile
+from ptegpu.models.text.prompts import PromptTooLong
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import chosen
 
@@ -360,7 +361,7 @@ def test_prompts_that_cannot_be(model: LanguageModel) -> None:
     assert expected == refused(InvalidInput, model.generate, [5, VOCABULARY])
     assert f"token -1 is not in the model's vocabulary of {VOCABULARY}" == refused(InvalidInput, model.stream, [-1])
     expected = f"the prompt has {CONTEXT + 1} tokens, the model's context holds {CONTEXT}"
-    assert expected == refused(InvalidInput, model.generate, [5] * (CONTEXT + 1))
+    assert expected == refused(PromptTooLong, model.generate, [5] * (CONTEXT + 1))
     assert "first must be from 1 to 2, not 3" == refused(InvalidInput, model.score, [5, 6], 3)
 
 
