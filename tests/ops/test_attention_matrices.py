@@ -20,7 +20,7 @@ from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
 from ptegpu.kernels import attention_matrices as kernels
 from ptegpu.kernels.attention_matrices import HEADROOM
-from ptegpu.kernels.matrices import NEEDS
+from ptegpu.kernels.tensor_core_blocks import NEEDS
 from ptegpu.ops import attention_matrices
 from ptegpu.plan.dialect import source
 from ptegpu.plan.plan import Plan

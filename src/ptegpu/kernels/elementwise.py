@@ -24,7 +24,7 @@ from ..dtypes import INTS, DType
 from ..plan.target import Target
 from ..sizes import cached
 from .functions import functions
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 Mode = Literal["quad", "one", "strided", "row", "splat", "number"]
 BY_STRIDES = ("strided", "row", "splat")
@@ -56,7 +56,7 @@ def elementwise(
     target: Target,
     helpers: str = "",  # functions that the body calls
 ) -> KernelSpec:
-    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
+    params = sizes(rank)
     reads: dict[str, Storage] = {}
     lines = ["  let q = group * WG + lid;", "  if (q * 4u >= P.n) { return; }"]
     if rows:
@@ -95,7 +95,6 @@ def elementwise(
         reads=reads,
         writes={"y": Storage(out, 4)},
         params=params,
-        workgroup=target.workgroup(256),
         helpers="\n".join(h for h in library if h),
     )
 
@@ -142,6 +141,16 @@ def decode(prefix: str, number: str, rank: int, *, inner: int = 1) -> list[str]:
         lines.append(f"  {prefix}r = {prefix}r / P.d{k};")
     lines.append(f"  let {prefix}0 = i32({prefix}r){_times(0, rank, inner)};")
     return lines
+
+
+def sizes(rank: int) -> list[tuple[str, str]]:
+    """Return the parameters of a walk that `decode` splits: its number of elements, and its sizes."""
+    return u32s("n", *(f"d{k}" for k in range(rank)))
+
+
+def place(name: str, rank: int, prefix: str = "c") -> str:
+    """Return Σ coordinate · stride of an operand."""
+    return " + ".join(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank)) or "0"
 
 
 def _times(k: int, rank: int, inner: int) -> str:

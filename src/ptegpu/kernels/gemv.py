@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ..plan.target import Target
 from ..sizes import cached
+from .lane_sets import halved
 from .matmul import Form, b_source, module
-from .wgsl import KernelSpec, Storage
+from .wgsl import KernelSpec, Storage, u32s
 
 MIN_SUBGROUP = 4  # the smallest size WebGPU allows
 
@@ -44,8 +45,7 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
         target,
         reads={"a": Storage(form.a, 4 if quads else 1), "b": Storage(form.b, 4 if quads else 1)},
         workgroup=workgroup,
-        helpers=[],
-        params=[("blocks", "u32")],
+        params=u32s("blocks"),
         shared={"partial": ("f32", size)},
         subgroups=target.subgroups,
     )
@@ -62,7 +62,7 @@ def reduced(values: list[str], workgroup: int, target: Target) -> tuple[list[str
 
 
 def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int]:
-    """Sums over the workgroup, of value i into `total` of invocation i: by subgroup, then over the subgroups."""
+    """Return sums over the workgroup, of value i into `total` of invocation i: by subgroup, then over the subgroups."""
     count = len(values)
     lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]
     lines += [
@@ -79,18 +79,9 @@ def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int
 
 
 def _reduce_tree(values: list[str], workgroup: int) -> tuple[list[str], int]:
-    """The same by halves in workgroup memory."""
+    """Return the same by halves in workgroup memory."""
     count = len(values)
-    lines = [f"partial[{i * workgroup}u + lid] = {v};" for i, v in enumerate(values)]
-    stride = workgroup // 2
-    while stride:
-        lines += [
-            "workgroupBarrier();",
-            f"if (lid < {stride}u) {{",
-            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(count)),
-            "}",
-        ]
-        stride //= 2
+    lines = halved(values, workgroup, workgroup)
     lines += ["workgroupBarrier();", f"let total = partial[min(lid, {count - 1}u) * {workgroup}u];"]
     return lines, workgroup * count
 
@@ -100,7 +91,7 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
     """At most `rows` rows of a [M, K] against b [K, N]: a lane has four columns, a slice every so manieth k."""
     workgroup = target.workgroup(256)
     slices, unroll = workgroup // lanes, 4
-    storage, b_helpers, place = b_source(form)
+    b, place = b_source(form)
     steps = [f"k + {j * slices}u" for j in range(unroll)]
     puts = [f"put4(zs, {i}u, column, partial[{i * workgroup}u + lid]);" for i in range(rows)]
 
@@ -125,17 +116,8 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         f"for (; k < end; k += {slices}u) {{",
         *step(0, "k"),
         "}",
-        *(f"partial[{i * workgroup}u + lid] = sum{i};" for i in range(rows)),
+        *halved([f"sum{i}" for i in range(rows)], workgroup, workgroup, last=lanes),
     ]
-    stride = workgroup // 2
-    while stride >= lanes:
-        body += [
-            "workgroupBarrier();",
-            f"if (lid < {stride}u) {{",
-            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(rows)),
-            "}",
-        ]
-        stride //= 2
     body += [
         f"if (lid < {lanes}u) {{",
         *(f"  if ({i}u < P.m) {{ {put} }}" if i else f"  {put}" for i, put in enumerate(puts)),
@@ -146,9 +128,9 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         body,
         form,
         target,
-        reads={"a": Storage(form.a), "b": storage},
+        reads={"a": Storage(form.a), **dict(b.reads)},
         workgroup=workgroup,
-        helpers=[b_helpers],
-        params=[("blocks", "u32"), ("k_part", "u32"), *(form.gather.params if form.gather else ())],
+        helpers=[b.quad],
+        params=[*u32s("blocks", "k_part"), *b.params],
         shared={"partial": ("vec4<f32>", workgroup * rows)},
     )
