@@ -15,7 +15,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.gpu import Prepared, Session, SharedConstants
 from ptegpu.gpu.loads import warm
 from ptegpu.gpu.timer import Timer
-from ptegpu.kernels.lane_sets import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import few
 from ptegpu.ops.few import Choice
 from ptegpu.passes.memory import ConstantKey

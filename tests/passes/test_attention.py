@@ -15,7 +15,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.gpu import SharedConstants
 from ptegpu.graph.graph import Graph, Tensor
-from ptegpu.kernels.lane_sets import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import few
 from ptegpu.passes.attention import join_attention
 from ptegpu.passes.fuse import fuse_elementwise

@@ -13,7 +13,7 @@ from tests.passes.test_siblings import LINEAR, SIZES, WAYS, labels, launched
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
-from ptegpu.kernels.lane_sets import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import REGISTRY, few
 from ptegpu.passes.norms import join_norms
 from ptegpu.passes.siblings import join_siblings

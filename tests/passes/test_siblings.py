@@ -12,7 +12,7 @@ from tests.passes.products import MANY, TOLERANCE, Builder, run
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
-from ptegpu.kernels.lane_sets import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import REGISTRY, few
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, join_siblings

@@ -23,7 +23,7 @@ from ..plan.numbers import Item, needed
 from ..plan.plan import Plan
 from ..plan.target import Target
 from ..sizes import Table
-from .plan_writer import PlanWriter, TracedChoice, TracedFamily
+from .plan_writer import PlanWriter, TracedFamily
 from .room import Given, Room
 from .size_grid import Point, SizeGrid
 from .tracer import INT_RANGE, Tracer
@@ -125,7 +125,8 @@ class Planner:
         for k, choices in enumerate(family.choices):
             left = inside & ~np.logical_or.reduce([self.grid.mask(c.guards) for c in choices], initial=False)
             while left.any() and len(choices) < self.most:
-                choice = self._trace_step(family, k, self._last(left))
+                choice = self.tracer.step(family, k, self._last(left))
+                choices.append(choice)
                 left &= ~self.grid.mask(choice.guards)
                 if self.grid.complete and self.grid.anchors <= set(family.guards):
                     if choice.guards not in shorter:
@@ -139,11 +140,6 @@ class Planner:
         family = self.tracer.shapes(point)
         self.families.append(family)
         return family
-
-    def _trace_step(self, family: TracedFamily, k: int, point: Point) -> TracedChoice:
-        choice = self.tracer.step(family, k, point)
-        family.choices[k].append(choice)
-        return choice
 
     def _decided_by(self) -> set[int]:
         """Return the rows that are ints or data and that guards depend on."""

@@ -38,11 +38,6 @@ class Operand(NamedTuple):
     mode: Mode
     symbolic: bool = False  # its offset grows by a symbolic int
 
-    @property
-    def param(self) -> str:
-        """The type a number has among the parameters, which know no bool."""
-        return {"bool": "u32"}.get(COMPUTE[self.dtype], COMPUTE[self.dtype])
-
 
 @cached(4096)
 def elementwise(
@@ -63,7 +58,7 @@ def elementwise(
         lines += decode("c", "q", rank, inner=4)
     for o in operands:
         if o.mode == "number":
-            params.append((o.name, o.param))
+            params.append((o.name, param_type(o.dtype)))
             continue
         reads[o.name] = Storage(o.dtype, 4 if o.mode in ("quad", "row") else 1)
         if o.mode in BY_STRIDES:
@@ -151,6 +146,11 @@ def sizes(rank: int) -> list[tuple[str, str]]:
 def place(name: str, rank: int, prefix: str = "c") -> str:
     """Return Σ coordinate · stride of an operand."""
     return " + ".join(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank)) or "0"
+
+
+def param_type(dtype: DType) -> str:
+    """Return the type of a number among the parameters, which know no bool."""
+    return {"bool": "u32"}.get(COMPUTE[dtype], COMPUTE[dtype])
 
 
 def _times(k: int, rank: int, inner: int) -> str:

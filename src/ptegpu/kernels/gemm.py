@@ -50,10 +50,8 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
     row_quads, column_quads = tile.rows // 4, tile.columns // 4
     blocks = quads * DEPTH // 4  # 4 × 4 blocks in each of the two tiles; the first half of the invocations stages a
     assert tile.team == 2 * blocks and min(across, down) >= 8
-    room, step = (
-        2 * DEPTH * quads,
-        DEPTH * tile.slices,
-    )  # quads of workgroup memory of a slice; of K, what all slices take
+    room = 2 * DEPTH * quads  # quads of workgroup memory of a slice
+    step = DEPTH * tile.slices  # elements of K that all slices take
     own, base = ("lid", "") if tile.slices == 1 else ("own", f"slice * {room}u + ")
     sums = [(i, j) for i in range(tile.rows) for j in range(column_quads)]
     along_k = f"(block % {DEPTH // 4}u) * 4u", f"block / {DEPTH // 4}u"  # (k, quad) of a block of four rows along K

@@ -11,7 +11,7 @@ from typing import Literal
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .elementwise import WRAPPED, convert, decode, sizes
+from .elementwise import WRAPPED, convert, decode, param_type, sizes
 from .wgsl import COMPUTE, ZERO, KernelSpec, Storage, build, u32s
 
 NAMES = "abcdefgh"
@@ -68,7 +68,7 @@ def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     """`a` at coordinates that each axis k of the output changes: "pad" subtracts `P.low{k}` and, outside of
     `P.size{k}`, gives the number `P.fill`; "roll" adds `P.low{k}` and wraps around."""
     rank = len(axes)
-    params = [*sizes(rank), ("fill", _word_type(dtype))]
+    params = [*sizes(rank), ("fill", param_type(dtype))]
     lines = decode("c", "i", rank)
     inside, terms = ["true"], []
     for k, axis in enumerate(axes):
@@ -138,7 +138,3 @@ def chosen(
         params=params,
         helpers="\n".join([helpers, *function] if helpers else function),
     )
-
-
-def _word_type(dtype: DType) -> str:
-    return {"bool": "u32"}.get(COMPUTE[dtype], COMPUTE[dtype])

@@ -18,7 +18,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .attention_merge import Merge
-from .lane_sets import Gemv, by_subgroups, reduce_lanes
+from .gemv import Gemv, by_subgroups, reduce_lanes
 from .linear_q4_rows import DIGITS, STAGED_HEAD, Rows, along_k, merged
 from .matmul import Form, module
 from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
@@ -34,6 +34,10 @@ class _Row:
     number: int
     weight: str
     column: int  # from `first` on
+
+    @property
+    def at(self) -> str:
+        return f"column{self.column}"
 
 
 @cached(256)
@@ -156,12 +160,6 @@ def _walk(
         *(f"var sum{m}_{r} = {'vec4<f32>()' if by_quads else '0.0'};" for m, r in sums),
     ]
 
-    def load(row: _Row, t: str) -> str:
-        column = f"column{row.column}"
-        if how.words == 1:
-            return f"b_word{row.weight}({column}, {t})"
-        return f"b{row.weight}[{column} * {_stride(how)} + {t}]"
-
     def words(row: _Row, loaded: str) -> list[str]:
         each = [f"{loaded}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [loaded]
         return [f"let w{row.number}_{i} = {w if how.digits else unsigned(w, packing)};" for i, w in enumerate(each)]
@@ -173,7 +171,7 @@ def _walk(
         fetch = []
         for c in rounds:
             lines = [f"let t{c} = min(begin + lane + {c * lanes}u, end - 1u);"]
-            lines += [f"let loaded{row.number}_{c} = {load(row, f't{c}')};" for row in rows]
+            lines += [f"let loaded{row.number}_{c} = {how.load(row.at, f't{c}', row.weight)};" for row in rows]
             if packing.run != WHOLE:
                 lines += _scales(f"min(t{c} * {elements}u, P.k - 1u)", c, rows, scale_quads)
             fetch.append(lines)
@@ -186,7 +184,7 @@ def _walk(
             body.append("}")
     else:
         body += [*staged, f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
-        body += [f"  let loaded{row.number} = {load(row, 't')};" for row in rows]
+        body += [f"  let loaded{row.number} = {how.load(row.at, 't', row.weight)};" for row in rows]
         body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}")]
         for q in range(quads):
             if a.normed and not how.staged:
@@ -218,11 +216,6 @@ def _walk(
             live = f" && {m}u < P.m" if m and a.masked else ""
             body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
-
-
-def _stride(how: Gemv) -> str:
-    """Loads from one row of a weight to the next."""
-    return f"(P.row_bytes / {4 * how.words}u)"
 
 
 def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int, c: int) -> list[str]:
@@ -269,7 +262,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
             r = row.number
             for q in range(quads):
                 ks = (f"min(k + {4 * q + j}u, P.k - 1u)" for j in range(4))
-                scale = f"vec4<f32>({', '.join(scale_at(k, f'column{row.column}', row.weight) for k in ks)})"
+                scale = f"vec4<f32>({', '.join(scale_at(k, row.at, row.weight) for k in ks)})"
                 lines.append(f"let d{r}_{q} = ({fractions(r, q)} - vec4<f32>(1.5)) * {scale};")
                 lines += [add(f"sum{m}_{r}", f"d{r}_{q}", f"x{m}_{q}") for m in range(count)]
         return lines
@@ -294,7 +287,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
 def _scales(k: str, c: int, rows: Sequence[_Row], scale_quads: bool) -> list[str]:
     """Declares `scale<c>_<r>`, the scale of element k in each row."""
     if not scale_quads:
-        return [f"let scale{c}_{row.number} = {scale_at(k, f'column{row.column}', row.weight)};" for row in rows]
+        return [f"let scale{c}_{row.number} = {scale_at(k, row.at, row.weight)};" for row in rows]
     lines = []
     for row in rows[::4]:
         r, stride = row.number, f"P.scale_stride{row.weight}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .attention_merge import Merge
-from .lane_sets import Gemv
+from .gemv import Gemv
 from .packing import Packing
 from .wgsl import ELEMENT_BYTES
 

@@ -19,7 +19,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .gemm import Tile
-from .lane_sets import Gemv, by_subgroups, reduce_lanes
+from .gemv import Gemv, by_subgroups, reduce_lanes
 from .packing import RAW, WHOLE, word_loader
 from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
@@ -199,9 +199,7 @@ def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
         *(f"var sum{m}_{r} = {'0' if whole else '0.0'};" for m, r in sums),
         f"for (var t = lane; t < P.row_blocks; t += {lanes}u) {{",
     ]
-    for r in rows:
-        load = f"b_word(column{r}, t)" if how.words == 1 else f"b[column{r} * (P.row_bytes / {4 * how.words}u) + t]"
-        body.append(f"  let loaded{r} = {load};")
+    body += [f"  let loaded{r} = {how.load(f'column{r}', 't')};" for r in rows]
     for m in range(count):
         for j in range(per_block // width):
             at = f"({_row(m)} * P.x_words + t * {per_block}u) / {width}u + {j}u"

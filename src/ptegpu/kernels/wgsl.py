@@ -182,18 +182,16 @@ def _accessors(n: str, s: Storage, target: Target, *, write: bool) -> tuple[str,
     if s.raw:
         return s.raw, []
     d, four = s.dtype, s.lanes == 4
-    c = COMPUTE[d]
-    i = "q: u32" if four else "i: u32"
+    c, index = COMPUTE[d], "q" if four else "i"
+    i = f"{index}: u32"
     result = f"vec4<{c}>" if four else c
     at = f"fn {n}_at{'4' if four else ''}({i}) -> {result}"
     put = f"fn {n}_put{'4' if four else ''}({i}, v: {result})"
     if d in (DType.F32, DType.I32):
         element = f"vec4<{c}>" if four else c
-        index = "q" if four else "i"
         load, store = f"return {n}[{index}];", f"{n}[{index}] = v;"
     elif d is DType.F16 and target.f16:
         element = "vec4<f16>" if four else "f16"
-        index = "q" if four else "i"
         load, store = f"return {result}({n}[{index}]);", f"{n}[{index}] = {element}(v);"
     elif d is DType.F16:
         element = "vec2<u32>" if four else "u32"

@@ -14,7 +14,7 @@ from ..graph.graph import Tensor
 from ..kernels import linear_q8 as kernels
 from ..kernels import q8ta_conv
 from ..kernels.gemm import Tile
-from ..kernels.lane_sets import Gemv
+from ..kernels.gemv import Gemv
 from ..kernels.linear_q8 import Form
 from ..kernels.packing import WHOLE
 from ..kernels.wgsl import KernelSpec, store_type

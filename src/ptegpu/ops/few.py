@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..graph.graph import Sym, Tensor
 from ..kernels import linear_q4 as kernels
-from ..kernels.lane_sets import Gemv, by_subgroups
+from ..kernels.gemv import Gemv, by_subgroups
 from ..kernels.linear_q4_rows import Rows
 from ..kernels.packing import WHOLE
 from ..kernels.wgsl import writable
