@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from ptegpu.errors import PtegpuError
-from ptegpu.llm.batch import BatchEngine
-from ptegpu.llm.handle import Finished, Piece
+from ptegpu.models.text.batch import BatchEngine
+from ptegpu.models.text.handle import Finished, Piece
 
 PERCENTILES = (50, 95, 99)
 

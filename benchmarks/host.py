@@ -20,8 +20,8 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import Counters, Session, SharedConstants
 from ptegpu.gpu.combined import Combined
 from ptegpu.graph.linear import Var
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.batch import BatchEngine
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.batch import BatchEngine
 from ptegpu.plan.bundle import Outer, Run
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, Port, fixed
 from ptegpu.runtime.method import Method

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ptegpu.format import BlobGraph, BlobTensor, read_delegate, read_program
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.sampling import Sampling
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.sampling import Sampling
 
 from . import programs
 from .harness import COMPILED, Bench, Row, Way

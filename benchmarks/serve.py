@@ -27,9 +27,9 @@ from rich.table import Table
 
 import ptegpu
 from ptegpu.format import read_program
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.batch import BatchEngine
-from ptegpu.llm.signature import read_signature
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.batch import BatchEngine
+from ptegpu.models.text.signature import read_signature
 
 from .clients import (
     Answer,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ptegpu.llm.compiling import compile as compile_llm
+from ptegpu.models.text.compiling import compile as compile_llm
 
 from . import programs
 from .harness import EAGER, Bench, Row, Way, difference
@@ -58,7 +58,7 @@ print(imported - began, loaded - start, done - loaded)
 LANGUAGE_MODEL = """
 import json, sys, time
 began = time.perf_counter()
-from ptegpu.llm import LanguageModel
+from ptegpu.models.text import LanguageModel
 imported = time.perf_counter()
 model = LanguageModel(sys.argv[1], **json.loads(sys.argv[2]))
 loaded = time.perf_counter()

@@ -19,7 +19,7 @@ import ray
 from ray.data.checkpoint import CheckpointConfig
 
 import ptegpu
-import ptegpu.ray
+import ptegpu.serve.ray
 
 DEMO = Path(ptegpu.__file__).parent / "demo"
 NOISE = 0.1
@@ -38,7 +38,7 @@ def digits(batch: Batch) -> Batch:
     return {"id": batch["id"], "label": batch["label"], "digit": batch["scores"].argmax(-1)}
 
 
-def read(given: argparse.Namespace, predictor: Any = ptegpu.ray.Predictor) -> tuple[int, int]:
+def read(given: argparse.Namespace, predictor: Any = ptegpu.serve.ray.Predictor) -> tuple[int, int]:
     """How many images there are in the output, and how many of them were read right."""
     context = ray.data.DataContext.get_current()
     context.checkpoint_config = CheckpointConfig("id", str(given.output.resolve() / "checkpoint"))

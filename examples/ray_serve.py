@@ -18,7 +18,7 @@ from typing import Any
 from ray import serve
 
 import ptegpu
-import ptegpu.ray
+import ptegpu.serve.ray
 
 TALES = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 
@@ -39,7 +39,7 @@ def start(given: argparse.Namespace, **more: Any) -> None:
     """Returns when the first replicas are ready."""
     serve.start(http_options={"port": given.port})
     fewest, most = given.replicas
-    app = ptegpu.ray.deployment(
+    app = ptegpu.serve.ray.deployment(
         given.model.resolve(), replicas=(fewest, most), gpus=given.gpus, sequences=given.sequences, **more
     )
     serve.run(app)

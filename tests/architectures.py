@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_leaves
 import ptegpu
 from ptegpu.export import quiet
 from ptegpu.export.hf_models import KINDS, Bounds, task_of, wrapped
+from ptegpu.models.facts import Task
 from ptegpu.plan.bundle import Host, Run
-from ptegpu.tasks.facts import Task
 from tests.exporting import export
 
 FIGURES = Path(__file__).parent / "data" / "models.json"

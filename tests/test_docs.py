@@ -24,10 +24,10 @@ from ptegpu.export.families import FAMILIES
 from ptegpu.export.hf_models import ENDINGS, POOLINGS
 from ptegpu.export.keys import Keys
 from ptegpu.export.llm import GROUPS, Options, metadata
+from ptegpu.models.facts import TASKS, inputs_of
 from ptegpu.ops import elementwise
 from ptegpu.plan.save import to_bytes
 from ptegpu.portable.registry import PORTABLE
-from ptegpu.tasks.facts import TASKS, inputs_of
 from tests.export.hf_folders import MODELS
 from tests.exporting import export
 from tests.test_layers import LAYERS

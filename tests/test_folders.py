@@ -12,7 +12,7 @@ import pytest
 
 import ptegpu.export
 from ptegpu.errors import ExportError, InvalidInput
-from ptegpu.folders import program_of
+from ptegpu.models.checkpoints import program_of
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 SMOLVLM = {"model_type": "smolvlm", "architectures": ["SmolVLMForConditionalGeneration"]}

@@ -18,7 +18,7 @@ PACKAGE = SRC / "ptegpu"
 
 # Bottom to top: a module may import from its own row and from the rows above it here.
 LAYERS = (
-    {"errors", "dtypes", "files", "limits", "printing", "sampling", "sizes"},
+    {"errors", "dtypes", "files", "limits", "printing", "progress", "sampling", "sizes"},
     {"format"},
     {"kernels"},
     {"graph"},
@@ -29,13 +29,14 @@ LAYERS = (
     {"compiler"},
     {"gpu"},
     {"runtime"},
-    {"__init__", "folders", "llm", "speech", "tasks", "export", "module", "web", "serve", "ray", "cli", "__main__"},
+    {"__init__", "models", "export", "module", "site", "serve", "cli", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE_DATA = {"ptegpu.plan.plan", "ptegpu.plan.target", "ptegpu.plan.dialect"}  # importable from every layer
 
 IMPORTABLE_ALONE = ("format", "graph", "ops", "kernels", "plan", "compiler", "sizes")
-RUNNER_SEES = {"errors", "dtypes", "files", "limits", "printing", "format", "plan", "gpu", "__init__"}  # no operators
+# What runs plans may import; no operators.
+RUNNER_SEES = {"errors", "dtypes", "files", "limits", "printing", "progress", "format", "plan", "gpu", "__init__"}
 RUNNER_SEES_ALSO = {"ptegpu.graph.linear", "ptegpu.graph.narrow"}
 BLOCKER = """
 import sys

@@ -33,7 +33,7 @@ from tests.gpu import plans
 
 import ptegpu
 from ptegpu.gpu import Device, Session, open_device
-from ptegpu.llm.model import LanguageModel
+from ptegpu.models.text.model import LanguageModel
 from ptegpu.plan.plan import Kernel
 
 ROOT = Path(__file__).resolve().parents[1]

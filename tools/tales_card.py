@@ -12,7 +12,7 @@ import argparse
 import textwrap
 
 from ptegpu.cli.demo import MIN_P, MODEL, SEED, TEMPERATURE, TITLE, TOKENS
-from ptegpu.llm import Evaluation, LanguageModel, evaluate
+from ptegpu.models.text import Evaluation, LanguageModel, evaluate
 
 CARD = MODEL.with_name("README.md")
 HELDOUT = MODEL.with_name("tales.heldout.txt")

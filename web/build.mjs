@@ -1,4 +1,4 @@
-// Writes what a site is made of into src/ptegpu/web/files: bundled and minified modules, pages, licences.
+// Writes what a site is made of into src/ptegpu/site/files: bundled and minified modules, pages, licences.
 // `node web/build.mjs` writes, `node web/build.mjs --check` only compares. Equal sources give equal bytes.
 import { build } from "esbuild";
 import { createHash } from "node:crypto";
@@ -8,7 +8,7 @@ import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
 const web = dirname(fileURLToPath(import.meta.url));
-const folder = resolve(web, "../src/ptegpu/web/files");
+const folder = resolve(web, "../src/ptegpu/site/files");
 const VENDORED = ["tokenizers", "jinja"];
 const LIMITS = { "ptegpu.js": [12_000, 5_000] }; // bytes minified, gzipped
 
@@ -94,7 +94,7 @@ if (process.argv.includes("--check")) {
     there.includes(name) && files.get(name)?.equals(readFileSync(join(folder, name)));
   const wrong = [...new Set([...files.keys(), ...there])].filter((name) => !current(name));
   if (wrong.length) {
-    console.error(`Not what web/ gives: ${wrong.join(", ")} in src/ptegpu/web/files. Run: node web/build.mjs`);
+    console.error(`Not what web/ gives: ${wrong.join(", ")} in src/ptegpu/site/files. Run: node web/build.mjs`);
     process.exit(1);
   }
 } else {

@@ -9,8 +9,8 @@
     ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
     gpu = ptegpu.compile_module(module, (x,))         # an nn.Module without a file; or torch.compile
 
-`ptegpu.export` makes such files (extra `export`), `ptegpu.llm` runs language models (extra `llm`), and the command
-`ptegpu --help` does both from a shell.
+`ptegpu.export` makes such files (extra `export`), `ptegpu.models.text` runs language models (extra `llm`), and the
+command `ptegpu --help` does both from a shell.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .limits import Limits
 
 if TYPE_CHECKING:
     from .compiler.program import compile
+    from .models.tasks.pipeline import Pipeline, pipeline
     from .module import compile_module
     from .plan.bundle import Bundle
     from .runtime.executorch import Runtime, Verification
     from .runtime.metadata import MethodMeta, TensorInfo
     from .runtime.program import Method, Program, load
     from .runtime.signature import Spec
-    from .tasks.pipeline import Pipeline, pipeline
 
 __version__ = "0.1.0"
 
@@ -57,8 +57,8 @@ _LAZY = {
     "load": ".runtime.program",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
-    "Pipeline": ".tasks.pipeline",
-    "pipeline": ".tasks.pipeline",
+    "Pipeline": ".models.tasks.pipeline",
+    "pipeline": ".models.tasks.pipeline",
     "Program": ".runtime.program",
     "Runtime": ".runtime.executorch",
     "Spec": ".runtime.signature",

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from .export.compiled import CompiledModule
     from .gpu import Device, Engine
-    from .gpu.pipelines import Progress
     from .limits import Limits
     from .plan.target import Precision
+    from .progress import Progress
 
 
 def compile_module(

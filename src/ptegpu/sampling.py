@@ -1,4 +1,4 @@
-"""How the next token is chosen: what callers (`ptegpu.llm`), the operator and its kernels agree on."""
+"""How the next token is chosen: what callers (`ptegpu.models.text`), the operator and its kernels agree on."""
 
 from __future__ import annotations
 

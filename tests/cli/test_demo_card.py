@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tools.tales_card import BEGIN, CARD, END, PREFIX, greedy, measure, quote
 
-from ptegpu.llm import LanguageModel
+from ptegpu.models.text import LanguageModel
 
 
 @pytest.fixture(scope="module")

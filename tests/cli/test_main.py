@@ -32,7 +32,7 @@ from ptegpu.cli.console import (
     size,
 )
 from ptegpu.errors import InvalidProgram
-from ptegpu.folders import STARTING
+from ptegpu.models.checkpoints import STARTING
 
 Capture = pytest.CaptureFixture[str]
 

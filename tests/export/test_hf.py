@@ -23,8 +23,8 @@ from ptegpu.export import Bounds, export_hf, wrapped
 from ptegpu.export.hf import load_model
 from ptegpu.export.hf_facts import read_processing
 from ptegpu.export.hf_sentences import finish_of
-from ptegpu.tasks.pipeline import Pipeline
-from ptegpu.web import VARIANTS, make_site
+from ptegpu.models.tasks.pipeline import Pipeline
+from ptegpu.site import VARIANTS, make_site
 
 TEXTS = ["the cat sat on a red mat.", "who runs"]
 CONTEXT = "the cat sat on a red mat. a dog runs"

@@ -13,7 +13,7 @@ import ptegpu
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.export import ExportedModel, Options, export_llm, load_decoder
 from ptegpu.export.backend import torch
-from ptegpu.llm import BatchEngine, LanguageModel
+from ptegpu.models.text import BatchEngine, LanguageModel
 
 TOLERANCE = 1e-4  # of the largest logit
 CHUNKS = [PROMPT] + [1] * STEPS

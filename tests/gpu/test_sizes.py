@@ -14,19 +14,7 @@ import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.errors import DeviceError, InvalidInput, LimitExceeded
 from ptegpu.gpu import Counters, Device, DeviceTensor, Session, Unplanned
-from ptegpu.plan.plan import (
-    Binding,
-    Buffer,
-    Choice,
-    Dispatch,
-    Expr,
-    Family,
-    Input,
-    Kernel,
-    Patch,
-    Plan,
-    Port,
-)
+from ptegpu.plan.plan import Binding, Buffer, Choice, Dispatch, Expr, Family, Input, Kernel, Patch, Plan, Port
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 MOST = 200

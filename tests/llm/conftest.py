@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from tests.llm.words import write_tokenizer
 
-from ptegpu.llm import LanguageModel
+from ptegpu.models.text import LanguageModel
 
 if TYPE_CHECKING:
     from tests.llm.tiny import TinyLM

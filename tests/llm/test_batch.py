@@ -18,11 +18,11 @@ import pytest
 import ptegpu
 from ptegpu.errors import Closed, DeviceLost, ExecutionError, InvalidInput, QueueFull, UnsupportedProgram
 from ptegpu.gpu import open_device
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.batch import BatchEngine
-from ptegpu.llm.compiling import GENERATE, Many, compile
-from ptegpu.llm.generation import Generation
-from ptegpu.llm.handle import Finished, Handle, Piece
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.batch import BatchEngine
+from ptegpu.models.text.compiling import GENERATE, Many, compile
+from ptegpu.models.text.generation import Generation
+from ptegpu.models.text.handle import Finished, Handle, Piece
 from ptegpu.plan.bundle import Bundle
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
@@ -302,7 +302,7 @@ def test_what_cannot_be_turned_is_served_one_by_one(model: LanguageModel, monkey
     def refused(*args: Any) -> Any:
         raise UnsupportedProgram("it cannot")
 
-    monkeypatch.setattr("ptegpu.llm.ragged.serving", refused)
+    monkeypatch.setattr("ptegpu.models.text.ragged.serving", refused)
     with pytest.raises(UnsupportedProgram, match="it cannot"):
         BatchEngine(DEMO, one_by_one=False)
     with pytest.warns(UserWarning, match="it cannot; requests are served one at a time"):

@@ -6,7 +6,7 @@ import pytest
 from tests.llm.tiny import CONTEXT
 
 from ptegpu.errors import InvalidInput
-from ptegpu.llm import LanguageModel
+from ptegpu.models.text import LanguageModel
 
 OPTIONS = {"max_tokens": 8, "stop_tokens": ()}
 TURNS = ("Hi fox", "And the wood?", "Good")

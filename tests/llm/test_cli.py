@@ -17,8 +17,8 @@ import pytest
 from ptegpu.cli import main
 from ptegpu.cli.chat import HELP
 from ptegpu.cli.generate import interruptible
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.generation import Stream
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.generation import Stream
 
 pytestmark = pytest.mark.torch
 Run = Callable[..., tuple[object, str, str]]
@@ -109,7 +109,7 @@ def test_a_missing_tokenizer_is_reported_before_anything_is_planned(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it is loaded")
 
-    for name in ("ptegpu.load", "ptegpu.folders._export", "ptegpu.serve.models.BatchEngine"):
+    for name in ("ptegpu.load", "ptegpu.models.checkpoints._export", "ptegpu.serve.models.BatchEngine"):
         monkeypatch.setattr(name, never)
     bare, checkpoint = tmp_path / "bare.pte", tmp_path / "checkpoint"
     bare.write_bytes((folder / "tiny.pte").read_bytes())
@@ -234,7 +234,7 @@ def test_evaluate_compares_with_a_checkpoint(
         def score(self, prompt: list[int], first: int = 1) -> np.ndarray:
             return model.score(prompt, first) - np.log(2)
 
-    monkeypatch.setattr("ptegpu.llm.reference.Reference", Halved)
+    monkeypatch.setattr("ptegpu.models.text.reference.Reference", Halved)
     text = tmp_path / "text.txt"
     text.write_text("The fox said: the wood was quiet, and the fox was happy.", "utf-8")
     arguments = ("evaluate", folder / "every.pte", text, "--window", 16, "--checkpoint", tmp_path, "--quantize", "4bit")

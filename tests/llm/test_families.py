@@ -14,7 +14,7 @@ from tests.programs import DECODERS, program
 from tools import train_tales
 
 from ptegpu.export import Options, export_llm
-from ptegpu.llm import LanguageModel
+from ptegpu.models.text import LanguageModel
 
 PROMPT = [5, 17, 3, 88, 41]
 COUNT = 200

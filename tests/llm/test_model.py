@@ -21,8 +21,8 @@ from tests.llm.words import TEXT, VOCABULARY
 import ptegpu
 from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.compiling import compile
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.compiling import compile
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import chosen
 
@@ -413,7 +413,7 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path) -> None:
 def test_signatures_that_are_refused(folder: Path) -> None:
     from ptegpu.dtypes import DType
     from ptegpu.format import Tensor, read_program
-    from ptegpu.llm.signature import SHAPE, read_signature
+    from ptegpu.models.text.signature import SHAPE, read_signature
 
     file = read_program(folder / "tiny.pte")
     forward = next(m for m in file.methods if m.name == "forward")
@@ -443,8 +443,8 @@ def test_signatures_that_are_refused(folder: Path) -> None:
 
 INTERRUPTED = """
 import random, signal, sys
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.compiling import compile
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.compiling import compile
 
 def generate(number):
     made = model.generate(prompts[number], max_tokens=16, temperature=float(number % 2), seed=1, stop_tokens=())

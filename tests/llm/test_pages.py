@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptegpu.llm.pages import Pages
+from ptegpu.models.text.pages import Pages
 
 SIZE = 2
 

@@ -18,8 +18,8 @@ from tests.llm import seeing
 
 from ptegpu.errors import InvalidInput, InvalidProgram
 from ptegpu.export import ExportedModel, Options, export_llm
-from ptegpu.llm import BatchEngine, LanguageModel
-from ptegpu.llm.pictures import Facts, pixels
+from ptegpu.models.text import BatchEngine, LanguageModel
+from ptegpu.models.text.pictures import Facts, pixels
 
 PICTURES = [seeing.picture(40, 60), seeing.picture(50, 20, 1), seeing.picture(64, 64, 2), seeing.picture(7, 300, 3)]
 PROMPT = "w1 w2 <image> w3 w4"
@@ -223,7 +223,7 @@ def test_others(tmp_path: Path, kind: str, tied: bool, split: bool, options: Opt
 
 @pytest.mark.heavy
 def test_quantized_and_in_a_bundle(reference: Any, tmp_path: Path) -> None:
-    from ptegpu.llm.compiling import compile
+    from ptegpu.models.text.compiling import compile
 
     folder = seeing.save(reference, tmp_path)
     export_llm(folder, tmp_path / "model.pte", Options(quantize="4bit", max_seq=16))

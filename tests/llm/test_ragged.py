@@ -11,10 +11,10 @@ import ptegpu
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.format import read_program
 from ptegpu.kernels.attention import PAGE
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.ragged import serving
-from ptegpu.llm.sampling import Sampling
-from ptegpu.llm.signature import read_signature
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.ragged import serving
+from ptegpu.models.text.sampling import Sampling
+from ptegpu.models.text.signature import read_signature
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 SEQUENCES, PAGES = 4, 40

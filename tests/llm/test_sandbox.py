@@ -14,8 +14,8 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ptegpu.errors import InvalidInput
-from ptegpu.llm import template
-from ptegpu.llm.template import ChatTemplate
+from ptegpu.models import template
+from ptegpu.models.template import ChatTemplate
 
 TEMPLATES = Path(__file__).resolve().parent.parent.parent / "web" / "test" / "templates"
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -217,7 +217,7 @@ SLOW = [  # takes minutes, or gigabytes, unless its cost is counted before it is
 RUN_ALL = """
 import json, resource, sys, time
 from ptegpu.errors import InvalidInput
-from ptegpu.llm.template import ChatTemplate
+from ptegpu.models.template import ChatTemplate
 
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))  # bytes
 for bomb in json.load(sys.stdin):

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptegpu.errors import InvalidInput, QueueFull
-from ptegpu.llm.pages import Pages
-from ptegpu.llm.schedule import LATEST, Event, Request, Scheduler, Work
+from ptegpu.models.text.pages import Pages
+from ptegpu.models.text.schedule import LATEST, Event, Request, Scheduler, Work
 
 SIZE = 4
 VOCABULARY = 7

@@ -17,8 +17,8 @@ from tests.llm.words import TEMPLATE, TEXT
 from tests.llm.words import tokenizer as make_tokenizer
 
 from ptegpu.errors import InvalidInput
-from ptegpu.llm.template import ChatTemplate
-from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer, _growth, _silent, _texts
+from ptegpu.models.template import ChatTemplate
+from ptegpu.models.tokenizer import Detokenizer, StopStrings, Tokenizer, _growth, _silent, _texts
 
 BYTE_LEVEL = make_tokenizer()
 

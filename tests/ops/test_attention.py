@@ -18,7 +18,7 @@ from torch import nn
 import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, ShapeError
-from ptegpu.plan.target import CLASSES, Target
+from ptegpu.plan.target import Target
 
 F16, F32, BOOL = DType.F16, DType.F32, DType.BOOL
 CACHE = 40
@@ -264,26 +264,8 @@ BENCHMARKS = [  # at real sizes
     replace(plain((1, 16, 1024, 64), 1024, heads=16), reference=peer, peer=peer),
     replace(plain((1, 16, 1500, 64), 1500, heads=16, dtype=F16), reference=peer, peer=peer),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize(
-    "case", [*POSITIONS[5::20], *CACHED[::2], *HALVES[::2], *CUSTOM[::2], *WRITES[::4], *PLAIN[::3]], ids=str
-)
-def test_as_on_a_cpu(case):
-    check(case, device_class=CLASSES["software"])
-
-
+SOFTWARE = [*POSITIONS[5::20], *CACHED[::2], *HALVES[::2], *CUSTOM[::2], *WRITES[::4], *PLAIN[::3]]
 BROWSER = [*POSITIONS[10::30], *CACHED[2:4], CACHED[6], CACHED[9], *HALVES[1:], *WRITES[6::2], *PLAIN[4::6]]
-
-
-@pytest.mark.parametrize("case", BROWSER, ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
 
 
 @pytest.mark.parametrize(

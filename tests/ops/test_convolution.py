@@ -16,7 +16,7 @@ from ptegpu.errors import ShapeError
 from ptegpu.graph.graph import Tensor
 from ptegpu.ops import product
 from ptegpu.ops.windows import window_of
-from ptegpu.plan.target import CLASSES, Target
+from ptegpu.plan.target import Target
 
 F16 = DType.F16
 RELU = sys.float_info.max  # the upper bound of a relu as it is exported
@@ -179,19 +179,9 @@ BENCHMARKS = [  # at real sizes
     transposed((1, 128, 64, 64), (128, 64, 2, 2), [2, 2]),
     conv((8, 64, 56, 56), (64, 64, 3, 3), padding=[1, 1], dtype=F16),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
 HALVES = [c for c in CASES if c.args[0].dtype is F16]
-
-
-@pytest.mark.parametrize("case", [*WHOLE[3:], *POINTWISE[5::8], *DIRECT[2::8], *WINDOWS[1::9], *HALVES[::2]], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [*WHOLE[3:], *POINTWISE[5::8], *DIRECT[2::8], *WINDOWS[1::9], *HALVES[::2]]
+SOFTWARE = [*WHOLE[::3], *POINTWISE[::3], *WINDOWS[::3]]
 
 
 @pytest.mark.parametrize("case", [DIRECT[0], WINDOWS[0], TRANSPOSED[1], PHASES[1]], ids=str)
@@ -201,11 +191,6 @@ def test_workgroups_of_128(case):
 
 def test_larger_tiles():
     check(conv((1, 5, 9, 9), (70, 5, 3, 3), padding=[1, 1]), device_class=ONE_UNIT)
-
-
-@pytest.mark.parametrize("case", [*WHOLE[::3], *POINTWISE[::3], *WINDOWS[::3]], ids=str)
-def test_as_on_a_cpu(case):
-    check(case, device_class=CLASSES["software"])
 
 
 LIVE = [

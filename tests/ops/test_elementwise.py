@@ -289,17 +289,7 @@ BENCHMARKS = [  # at real sizes
     aten("where.self", T((4096, 4096), BOOL), T((4096, 4096)), T((4096, 4096))),
     aten("clamp.default", T((4096, 4096)), -1.0, 1.0),
 ]
-PLAIN = [c for c in CASES if any(isinstance(a, T) and a.dtype in (F16, I8, U8, BOOL) for a in c.args)][::3]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_without_features(case: Case) -> None:
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [c for c in CASES if any(isinstance(a, T) and a.dtype in (F16, I8, U8, BOOL) for a in c.args)][::3]
 
 
 def test_many_groups() -> None:

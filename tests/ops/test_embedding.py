@@ -43,16 +43,7 @@ CASES = [
 ]  # fmt: skip
 
 BENCHMARKS = [embedding((table(32000, 2048), indices(1, 4096, below=32000)))]  # at a real size
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize("case", CASES[1::3], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = CASES[1::3]
 
 
 def test_indices_outside_the_table_are_clamped():

@@ -82,16 +82,7 @@ CASES = [
     bits(11, 10, 5, of(2, 3, below=11), zeros=DType.I8),
     bits(11, 12, 0, of(4, below=11), zeros=I32, scales=F16),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize("case", [*CASES[1::3], CASES[9]], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [*CASES[1::3], CASES[9]]
 
 
 def test_scales_shared_with_a_linear_layer():

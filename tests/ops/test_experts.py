@@ -83,16 +83,7 @@ CASES = [
         note=" below its maximum",
     ),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize("case", CASES[1::3], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = CASES[1::3]
 
 
 FAR = T((3, 2), I32, values=(-1, -(2**31), 50, 3, 2**31 - 1, 0))

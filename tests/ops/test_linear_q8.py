@@ -155,16 +155,7 @@ INT8 = [
 CASES = [*DYNAMIC, *STATIC, *INT8]
 
 BENCHMARKS = [dq((m,), 1024, 2048, 32) for m in (1, 64, 512)] + [to8((m,), 1024, 2048) for m in (1, 512)]  # real sizes
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize("case", [*DYNAMIC[::3], DYNAMIC[-2], *STATIC[::4], INT8[0], INT8[4]], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [*DYNAMIC[::3], DYNAMIC[-2], *STATIC[::4], INT8[0], INT8[4]]
 
 
 @pytest.mark.parametrize("case", [DYNAMIC[3], INT8[-2]], ids=str)

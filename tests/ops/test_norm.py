@@ -104,17 +104,7 @@ BENCHMARKS = [  # at real sizes
     group((16, 320, 64, 64), 32),
     batch((32, 256, 56, 56)),
 ]
-PLAIN = [c for c in CASES if c.args[0].dtype is F16 or c.args[0].shape[-1] > 64]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_without_features(case: Case) -> None:
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [c for c in CASES if c.args[0].dtype is F16 or c.args[0].shape[-1] > 64]
 
 
 @pytest.mark.parametrize("case", CASES[:60:4], ids=str)

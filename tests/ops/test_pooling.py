@@ -86,16 +86,7 @@ BENCHMARKS = [  # at real sizes
     mean((T((16, 256, 56, 56)), [2, 2])),
     even_mean((T((64, 512, 7, 7)), [1, 1])),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.args[0].dtype is F16] + CASES[1::9], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [c for c in CASES if c.args[0].dtype is F16] + CASES[1::9]
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 7, 9), (2, 3, 4, 12), (0, 3, 8, 12)])

@@ -133,16 +133,7 @@ BENCHMARKS = [  # at real sizes
     case("_pw", (8, 256, 56, 56), 128, (1, 1)),
     case("_dw", (8, 144, 56, 56), 144, (3, 3), padding=(1, 1), groups=144),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize("case", [PLAIN[1], PLAIN[4], DEPTHWISE[1], TRANSPOSED[2]], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [PLAIN[1], PLAIN[4], DEPTHWISE[1], TRANSPOSED[2]]
 
 
 def test_larger_tiles():

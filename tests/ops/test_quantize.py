@@ -234,18 +234,7 @@ BENCHMARKS = [  # at real sizes
     back(ints(4096, 4096), 0.03125, 3),
     tokens(4096, 2048),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize(
-    "case", [*PER_TENSOR[::4], *PER_CHANNEL[::3], *AFFINE[::3], *CHOICES[::3], *FUSED[::5]], ids=str
-)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [*PER_TENSOR[::4], *PER_CHANNEL[::3], *AFFINE[::3], *CHOICES[::3], *FUSED[::5]]
 
 
 @pytest.mark.parametrize("s", [0, 1, 3])

@@ -71,11 +71,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("each", CASES, ids=str)
-def test_case(each: Case) -> None:
-    check(each)
-
-
 @pytest.mark.parametrize("each", [CASES[1], CASES[4], CASES[11]], ids=str)
 def test_on_other_adapters(each: Case) -> None:
     check(each, device_class=CLASSES["software"])

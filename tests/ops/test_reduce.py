@@ -173,17 +173,7 @@ BENCHMARKS = [  # at real sizes
     Case("aten.argmax.default", (T((1, 128256)), 1, False)),
     Case("aten.cumsum.default", (T((4096, 4096)), 1)),
 ]
-PLAIN = [c for c in CASES if F16 in {a.dtype for a in c.args if isinstance(a, T)}] + LENGTHS + SCANS[3:]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_without_features(case: Case) -> None:
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [c for c in CASES if F16 in {a.dtype for a in c.args if isinstance(a, T)}] + LENGTHS + SCANS[3:]
 
 
 @pytest.mark.parametrize("case", LENGTHS[::2], ids=str)

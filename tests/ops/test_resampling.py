@@ -93,16 +93,7 @@ BENCHMARKS = [  # at real sizes
     bilinear((T((4, 64, 128, 128)), None, False, [2.0, 2.0])),
     sample((T((4, 64, 128, 128)), T((4, 256, 256, 2), low=-1.0, high=1.0), 0, 0, False)),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if c.args[0].dtype is F16] + CASES[::9], ids=str)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [c for c in CASES if c.args[0].dtype is F16] + CASES[::9]
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 7, 9), (2, 3, 4, 12), (0, 3, 8, 12)])

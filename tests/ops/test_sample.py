@@ -14,7 +14,7 @@ from tests.oracle import device, plan_of, run_plan
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Graph, Node, Tensor
-from ptegpu.llm.sampling import Sampling
+from ptegpu.models.text.sampling import Sampling
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.plan.target import CLASSES
 

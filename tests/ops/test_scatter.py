@@ -106,16 +106,7 @@ BENCHMARKS = [  # the messages of a graph of 1,000 nodes and 10,000 edges, 64 fe
     aten("scatter_add.default", T((1000, 64)), 0, at(1000, 10000, 64), T((10000, 64))),
     aten("scatter_reduce.two", T((1000, 64)), 0, at(1000, 10000, 64), T((10000, 64)), "amax"),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.parametrize("case", CASES[1::3], ids=str)
-def test_without_features(case: Case) -> None:
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = CASES[1::3]
 
 
 @pytest.mark.parametrize("case", CASES[::9], ids=str)

@@ -110,16 +110,7 @@ BENCHMARKS = [  # at real sizes
     Case("aten.topk.default", (T((4096, 64)), 2)),
     Case("aten.topk.default", (T((1, 128256)), 50)),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.parametrize("case", CASES[1::4], ids=str)
-def test_without_features(case: Case) -> None:
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = CASES[1::4]
 
 
 @pytest.mark.parametrize(

@@ -168,20 +168,7 @@ STEPS = [
 CASES = [*WEIGHT_GRADIENTS, *INPUT_GRADIENTS, *REQUANTS, *CROSS_ENTROPIES, *STEPS]
 
 BENCHMARKS = [dw((2048,), 2048, 2048), dx((2048,), 2048, 2048, 32), ce(512, 32000), step((4096, 4096))]  # at real sizes
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case):
-    check(case)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4], *REQUANTS[::4], *CROSS_ENTROPIES[::4], *STEPS[::3]],
-    ids=str,
-)
-def test_in_a_browser_without_features(case):
-    check(case, f16=False, subgroups=False, limits="browser")
+BROWSER = [*WEIGHT_GRADIENTS[3::4], *INPUT_GRADIENTS[3::4], *REQUANTS[::4], *CROSS_ENTROPIES[::4], *STEPS[::3]]
 
 
 @pytest.mark.parametrize("case", [INPUT_GRADIENTS[2], CROSS_ENTROPIES[5], REQUANTS[1]], ids=str)

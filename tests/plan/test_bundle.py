@@ -24,8 +24,8 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import IndexOutOfRange, InvalidInput, InvalidProgram, LimitExceeded, PtegpuError
 from ptegpu.format import source as sources
 from ptegpu.gpu import Device, open_device
-from ptegpu.llm import LanguageModel
-from ptegpu.llm.compiling import compile as compile_llm
+from ptegpu.models.text import LanguageModel
+from ptegpu.models.text.compiling import compile as compile_llm
 from ptegpu.plan import save
 from ptegpu.plan.bundle import Bundle
 from ptegpu.plan.read import load
@@ -257,7 +257,7 @@ def test_a_language_model_runs_without_a_rule(tmp_path: Path) -> None:
     path = tmp_path / "tales.bundle"
     path.write_bytes(tales())
     done = blocked(
-        "from ptegpu.llm import LanguageModel\n"
+        "from ptegpu.models.text import LanguageModel\n"
         f"with LanguageModel({str(path)!r}) as model:\n"
         "    print(list(model.generate([5, 9, 2], max_tokens=6).tokens))\n"
     )

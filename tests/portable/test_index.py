@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import pytest
 import torch
-from tests.portable.harness import BIG, INF, NAN, Case, b, case, check, f, i, t
+from tests.portable.harness import BIG, INF, NAN, Case, b, case, f, i, t
 
 X = f(3, 4, 5)
 ROWS, COLUMNS = t([2, 0, 2]), t([1, 3, -1])
@@ -92,8 +91,3 @@ CASES: list[Case] = [
     *(case("repeat_interleave.Tensor", x) for x in (t([2, 0, 3]), i(0), t([1, 1], torch.int32))),
     *(case("repeat_interleave.self_int", X, *a) for a in ((2,), (3, 1), (1, -2), (0, 0))),
 ]
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_case(case: Case) -> None:
-    check(case)

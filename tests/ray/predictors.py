@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import ptegpu.ray
+import ptegpu.serve.ray
 
 RECORDS = "PTEGPU_TEST_RECORDS"
 
@@ -18,7 +18,7 @@ def records() -> Path:
     return Path(os.environ[RECORDS])
 
 
-class Failing(ptegpu.ray.Predictor):
+class Failing(ptegpu.serve.ray.Predictor):
     """Fails as soon as some rows are through."""
 
     def __call__(self, batch: Any) -> dict[str, np.ndarray]:
@@ -31,7 +31,7 @@ class Failing(ptegpu.ray.Predictor):
         return super().__call__(batch)
 
 
-class Losing(ptegpu.ray.Predictor):
+class Losing(ptegpu.serve.ray.Predictor):
     """Loses its GPU once, and counts the rows that it is through with."""
 
     def __call__(self, batch: Any) -> dict[str, np.ndarray]:

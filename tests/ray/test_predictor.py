@@ -14,8 +14,8 @@ from ptegpu.errors import DeviceLost, InvalidInput, NoAdapter
 
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
 
-from ptegpu.ray import Predictor  # noqa: E402
-from ptegpu.ray.gpus import assigned  # noqa: E402
+from ptegpu.serve.ray import Predictor  # noqa: E402
+from ptegpu.serve.ray.gpus import assigned  # noqa: E402
 
 DATA = Path(__file__).resolve().parent.parent / "data"
 MLP = DATA / "mlp.pte"  # float32[2, 8] to float32[2, 4]
@@ -144,7 +144,7 @@ def test_a_lost_gpu_is_an_error_outside_of_an_actor(monkeypatch: pytest.MonkeyPa
 def test_the_gpu_is_the_one_that_ray_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ["integrated", "discrete", "software", "discrete"]
     known = [type("Adapter", (), {"index": k, "type": kind}) for k, kind in enumerate(kinds)]
-    monkeypatch.setattr("ptegpu.ray.gpus.adapters", lambda engine: known)
+    monkeypatch.setattr("ptegpu.serve.ray.gpus.adapters", lambda engine: known)
     assert "auto" == assigned()
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     for given, expected in (([], "auto"), ([0], 1), (["1"], 3)):

@@ -12,8 +12,8 @@ from ptegpu.errors import DeviceLost, ExecutionError, InvalidInput
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
 
-from ptegpu.ray import deployment, serving
 from ptegpu.serve import Limits
+from ptegpu.serve.ray import deployment, serving
 
 
 def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:

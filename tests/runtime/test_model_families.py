@@ -15,8 +15,8 @@ from torch.export import Dim
 import ptegpu
 from ptegpu.compiler.planner import Planner
 from ptegpu.compiler.program import cut_methods, read_source
-from ptegpu.llm.compiling import points_of, sampling_of
-from ptegpu.llm.signature import METHOD, read_signature
+from ptegpu.models.text.compiling import points_of, sampling_of
+from ptegpu.models.text.signature import METHOD, read_signature
 from ptegpu.plan.target import CLASSES, Target
 
 TALES = Path(ptegpu.__file__).parent / "demo" / "tales.pte"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from ptegpu.errors import InvalidInput, QueueFull
-from ptegpu.llm.prompts import PromptTooLong
-from ptegpu.llm.text import StopStrings
+from ptegpu.models.text.prompts import PromptTooLong
+from ptegpu.models.tokenizer import StopStrings
 from ptegpu.serve import Event, Facts, Finished, Piece, Stats
 
 VOCABULARY = 1000

@@ -19,10 +19,10 @@ from tests.serve.conftest import wait_until
 
 import ptegpu
 from ptegpu.errors import UnsupportedProgram
-from ptegpu.gpu.pipelines import silent
-from ptegpu.llm import LanguageModel
+from ptegpu.models.text import LanguageModel
+from ptegpu.progress import silent
 from ptegpu.serve.models import open_model
-from ptegpu.web.pages import TITLES as OFFERS
+from ptegpu.site.pages import TITLES as OFFERS
 
 __all__ = ["invoke"]
 MODEL = Path(ptegpu.__file__).parent / "demo" / "tales.pte"

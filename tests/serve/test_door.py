@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ptegpu.serve import Keys, Limits
 from ptegpu.serve.door import PART
-from ptegpu.web.hosts import Hosts
+from ptegpu.site.hosts import Hosts
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
 LIMITS = Limits(head=8192, headers=20, head_seconds=0.3)

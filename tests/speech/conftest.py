@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ptegpu.speech import SpeechModel
+from ptegpu.models.speech import SpeechModel
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from tests.speech import tiny
 from tests.tasks.test_wave import wav
 
 import ptegpu.export
-from ptegpu.speech import SpeechModel, srt, transcribe, vtt
+from ptegpu.models.speech import SpeechModel, srt, transcribe, vtt
 
 
 @pytest.fixture

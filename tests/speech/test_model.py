@@ -15,9 +15,9 @@ from tests.speech import tiny
 from ptegpu.errors import InvalidInput, UnsupportedProgram
 from ptegpu.export import export_speech
 from ptegpu.format import read_program
-from ptegpu.speech import SpeechModel, Transcript
-from ptegpu.speech.facts import Facts
-from ptegpu.speech.model import read_facts
+from ptegpu.models.speech import SpeechModel, Transcript
+from ptegpu.models.speech.facts import Facts
+from ptegpu.models.speech.model import read_facts
 
 LONG = {"truncation": False, "padding": "longest"}
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ptegpu.errors import InvalidProgram
-from ptegpu.speech.facts import Facts
-from ptegpu.speech.rules import Piece, Rules, cut
-from ptegpu.speech.transcript import Segment, srt, vtt
+from ptegpu.models.speech.facts import Facts
+from ptegpu.models.speech.rules import Piece, Rules, cut
+from ptegpu.models.speech.transcript import Segment, srt, vtt
 
 FACTS = Facts(
     rate=16000, hop=160, window=400, frames=100, mels=80, context=40, vocab=60, start=31, end=30, no_timestamps=35,

@@ -10,7 +10,7 @@ import pytest
 
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import Method, Program
-from ptegpu.tasks import Audio, Facts, Image, Text, pipeline, points_of, read_facts
+from ptegpu.models.tasks import Audio, Facts, Image, Text, pipeline, points_of, read_facts
 
 IMAGE = Image(32, 24, 3, 8, (0.5,) * 3, (0.25,) * 3, resample="bicubic", shortest=40)
 PICTURES = Facts("image-classification", "ViT", image=IMAGE, labels=("cat", "grün"))

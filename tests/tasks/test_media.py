@@ -15,8 +15,8 @@ from PIL import Image as pillow
 
 from ptegpu.errors import InvalidInput
 from ptegpu.export.hf_facts import image_facts
-from ptegpu.tasks.facts import Audio, Image
-from ptegpu.tasks.media import enlarged, largest_class, open_image, pixels, read_wave, resample, sound
+from ptegpu.models.facts import Audio, Image
+from ptegpu.models.media import enlarged, largest_class, open_image, pixels, read_wave, resample, sound
 
 SIDE = {"height": 32, "width": 32}
 PROCESSORS: dict[str, Any] = {
@@ -65,7 +65,7 @@ def test_what_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InvalidInput, match="a picture of 40,000 × 1 is too narrow"):
         pixels(np.zeros((1, 40_000, 3), np.uint8), facts)
     pillow.new("L", (300, 300)).save(tmp_path / "large.png")
-    monkeypatch.setattr("ptegpu.tasks.media.PIXELS", 80_000)
+    monkeypatch.setattr("ptegpu.models.media.PIXELS", 80_000)
     with pytest.raises(InvalidInput, match=r"large\.png has 300 × 300 pixels, more than 80,000"):
         open_image(tmp_path / "large.png")
     monkeypatch.undo()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ptegpu.errors import InvalidInput
-from ptegpu.tasks.wave import read_wave, resample
+from ptegpu.models.wave import read_wave, resample
 
 WAVE = np.sin(np.arange(400) / 7) * 0.9
 

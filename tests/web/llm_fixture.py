@@ -14,9 +14,9 @@ from tests.llm.test_text import byte_fallback
 from tests.llm.words import tokenizer as byte_level
 
 from ptegpu.errors import InvalidInput
-from ptegpu.llm.sampling import Sampling
-from ptegpu.llm.template import ChatTemplate
-from ptegpu.llm.text import Detokenizer, StopStrings, Tokenizer
+from ptegpu.models.template import ChatTemplate
+from ptegpu.models.text.sampling import Sampling
+from ptegpu.models.tokenizer import Detokenizer, StopStrings, Tokenizer
 
 ROOT = Path(__file__).parents[2]
 DEMO, TEMPLATES, FILE = ROOT / "src/ptegpu/demo", ROOT / "web/test/templates", ROOT / "web/test/llm.json"

@@ -25,10 +25,10 @@ import ptegpu
 from ptegpu.errors import ExportError, InvalidInput, PtegpuError, UnsupportedProgram
 from ptegpu.format import Method, Program, Tensor, read_program
 from ptegpu.format.pte import DType
-from ptegpu.llm.text import CONFIG, FILE, TEMPLATE
-from ptegpu.tasks import Audio, Facts, Image, Text
-from ptegpu.web import PAGES, VARIANTS, Server, make_site, site
-from ptegpu.web.pages import Picture, choose, find_picture, image, task
+from ptegpu.models.tasks import Audio, Facts, Image, Text
+from ptegpu.models.tokenizer import CONFIG, FILE, TEMPLATE
+from ptegpu.site import PAGES, VARIANTS, Server, make_site, site
+from ptegpu.site.pages import Picture, choose, find_picture, image, task
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -142,7 +142,7 @@ def test_software_adapters_have_fewer_kernels_to_compile(tales: Path) -> None:
 
 @pytest.mark.slow
 def test_python_runs_a_site(tales: Path) -> None:
-    from ptegpu.llm import LanguageModel
+    from ptegpu.models.text import LanguageModel
 
     with LanguageModel(tales) as one, LanguageModel(TALES) as other:
         prompt = "The Wolf\n"
@@ -501,7 +501,7 @@ def test_sizes_are_kept_by_the_reference(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_reference_of_a_language_model(tmp_path: Path) -> None:
     """What it says of tokens is what Python's model does."""
-    from ptegpu.llm import LanguageModel
+    from ptegpu.models.text import LanguageModel
 
     made = make_site(TALES, tmp_path / "site", targets=[VARIANTS["software"]])
     check = told(made.folder)["check"]
@@ -516,7 +516,7 @@ def test_the_reference_of_a_language_model(tmp_path: Path) -> None:
 def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
     """And neither wgpu nor torch is needed."""
     code = (
-        f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.web import site\n"
+        f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.site import site\n"
         f"site.FILES = Path({str(tmp_path / 'files')!r})\n"
         f"made = site.make_site({str(DIGITS)!r}, {str(tmp_path / 'site')!r})\nprint(made.check, made.note)"
     )
@@ -527,12 +527,12 @@ def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
 
 
 def test_what_takes_long_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptegpu.web.check.SECONDS", 0.0)
+    monkeypatch.setattr("ptegpu.site.check.SECONDS", 0.0)
     made = make_site(DIGITS, tmp_path / "site", targets=GENERIC)
     assert not made.check
     assert made.note.endswith(" takes too long")
-    monkeypatch.setattr("ptegpu.web.check.SECONDS", 1.0)
-    monkeypatch.setattr("ptegpu.web.check.MOST_BYTES", 100)
+    monkeypatch.setattr("ptegpu.site.check.SECONDS", 1.0)
+    monkeypatch.setattr("ptegpu.site.check.MOST_BYTES", 100)
     assert make_site(DIGITS, tmp_path / "site", targets=GENERIC).note == "its inputs and outputs have 296 bytes"
 
 
@@ -729,7 +729,7 @@ def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Se
 def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever started us may ignore it
-        f"import sys; sys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.web import site\n"
+        f"import sys; sys.path.insert(0, {str(SRC)!r})\nfrom pathlib import Path\nfrom ptegpu.site import site\n"
         f"site.FILES = Path({str(files)!r})\nfrom ptegpu.cli import main\n"
         f"main(['web', 'digits', '-o', {str(tmp_path / 'site')!r}, '--no-check', '--serve', '--port', '0'])"
     )

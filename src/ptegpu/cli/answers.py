@@ -15,8 +15,8 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..files import naming
-from ..tasks import Answer, Facts, Label, Pipeline, Span
-from ..tasks.wave import read_wave
+from ..models.tasks import Answer, Facts, Label, Pipeline, Span
+from ..models.wave import read_wave
 from .console import bars, dims, duration, note, number, print_json, progress, say, show_table
 from .values import check_folder, summary, values_text
 

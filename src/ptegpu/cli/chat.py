@@ -31,8 +31,8 @@ from .generate import (
 from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:
-    from ..llm import Conversation
-    from ..llm.pictures import Picture
+    from ..models.text import Conversation
+    from ..models.text.pictures import Picture
 
 HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
 SEEING = f"/image FILE shows a picture, {HELP}"

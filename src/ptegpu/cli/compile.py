@@ -14,11 +14,11 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..format import Program
-from ..llm import compiling
-from ..llm.compiling import Many
+from ..models.facts import points_of, read_facts
+from ..models.text import compiling
+from ..models.text.compiling import Many
 from ..plan.bundle import Bundle
 from ..plan.target import Target
-from ..tasks.facts import points_of, read_facts
 from .analysis import memory
 from .console import bar, counted, duration, explain, print_json, say, show_table
 from .console import size as size_text

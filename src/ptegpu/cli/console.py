@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from ..folders import STARTING
+from ..models.checkpoints import STARTING
 from ..printing import json_shown, shown, shown_lines
 
 PIPE_WIDTH = 160  # columns where there is no terminal to ask

@@ -15,7 +15,7 @@ from .generate import Model, TokenizerPath, open_model
 from .options import CacheType, DeviceName, Engine, Precision
 
 if TYPE_CHECKING:
-    from ..llm import Evaluation
+    from ..models.text import Evaluation
 
 ONE_BY_ONE = (
     "this model gives logits for the last token only, so each token takes a run of its own; "
@@ -53,9 +53,9 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compute the perplexity of a text; --checkpoint compares it with PyTorch's."""
-    from ..llm import evaluate as perplexity
-    from ..llm.evaluate import WINDOW
-    from ..llm.reference import Reference
+    from ..models.text import evaluate as perplexity
+    from ..models.text.evaluate import WINDOW
+    from ..models.text.reference import Reference
 
     decoded = read_text(text, InvalidInput)
     loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)

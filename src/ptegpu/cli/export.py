@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ExportError
 from ..files import MODEL_OR_SENTENCE, check_checkpoint, check_writable
-from ..tasks.facts import TASKS
+from ..models.facts import TASKS
 from .answers import takes_text, try_it
 from .console import bars, counted, duration, number, print_json, progress, say, show_table, size
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from ..folders import is_checkpoint
 from ..limits import Limits
+from ..models.checkpoints import is_checkpoint
 from ..printing import streamed
 from .console import bars, console, counted, duration, note, print_json
 from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:
-    from ..llm import Generation, LanguageModel, Stream
+    from ..models.text import Generation, LanguageModel, Stream
 
 CANCELLED = 130  # the exit code, as shells have it for Ctrl-C
 
@@ -114,9 +114,9 @@ def open_model(
     limit: LimitNames = None,
 ) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
-    from ..llm import LanguageModel
-    from ..llm.signature import signature_of
-    from ..llm.text import check_tokenizer
+    from ..models.text import LanguageModel
+    from ..models.text.signature import signature_of
+    from ..models.tokenizer import check_tokenizer
 
     with bars(f"Loading {path.name}") as told:
         started = time.perf_counter()

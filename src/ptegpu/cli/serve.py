@@ -14,7 +14,7 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
-from ..folders import is_checkpoint, program_of
+from ..models.checkpoints import is_checkpoint, program_of
 from .console import bars, counted, note, print_json, say
 from .generate import TokenizerPath
 from .options import AllowHost, AsJson, CacheType, LimitNames, Precision
@@ -83,12 +83,12 @@ def serve(
     json: AsJson = False,
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
-    from ..llm.text import check_tokenizer
+    from ..models.tokenizer import check_tokenizer
     from ..serve import Limits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
     from ..serve.models import open_model
     from ..serve.workers import open_workers
-    from ..web.pages import TITLES
+    from ..site.pages import TITLES
 
     models = [DEMO if path == Path("demo") and not path.exists() else path for path in models]
     names = [path.stem for path in models]

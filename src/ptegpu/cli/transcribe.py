@@ -43,7 +43,7 @@ def transcribe(
     if srt + vtt + json > 1:
         raise typer.BadParameter("give one of --srt, --vtt and --json")
     with bars() as told:
-        from .. import speech
+        from ..models import speech
 
         how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
         loaded = speech.SpeechModel(model, device, tokenizer, limits=Limits.parse(limit or []), **how)

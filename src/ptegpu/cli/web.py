@@ -13,8 +13,8 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..files import read_text
-from ..web import VARIANTS, Server, Site, make_site
-from ..web.pages import TITLES
+from ..site import VARIANTS, Server, Site, make_site
+from ..site.pages import TITLES
 from .console import bars, duration, print_json, say, show_table
 from .console import size as size_text
 from .families import parse_sizes

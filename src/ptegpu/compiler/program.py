@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
@@ -24,6 +24,7 @@ from ..plan.bundle import Bundle, Host, Item, Outer, Run
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from ..portable.host import on_host
 from ..printing import shown
+from ..progress import Progress
 from .append import Append, append_calls
 from .build import Joined
 from .data import Data, Source, named_data
@@ -38,8 +39,6 @@ from .truths import ask_factors
 from .widen import widen
 
 MOST_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to run
-
-Progress = Callable[[str, int, int], None]  # what is planned, how many plans are done, and of how many
 
 
 @dataclass(frozen=True, eq=False, slots=True)

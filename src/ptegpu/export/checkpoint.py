@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..errors import ExportError
 from ..files import check_inside, check_regular, read_object
+from ..progress import Progress
 from .backend import SafetensorError, safe_open, torch
 from .config import Config
 from .decoder import Decoder, Norm, Positions, Router
@@ -28,8 +29,6 @@ SHOWN = 5  # names in a message
 OUTPUT = "lm_head"
 LOADED = nn.Linear | nn.Embedding | Norm | Positions | Experts  # modules with weights of their own
 STEP = 32  # elements that the GPU's kernels for 4-bit embeddings take at a time
-
-Progress = Callable[[str, int, int], object]  # (phase, done, of)
 
 
 @dataclass(slots=True)

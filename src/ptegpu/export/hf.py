@@ -16,10 +16,11 @@ from typing import Any
 
 from ..errors import ExportError
 from ..files import LARGEST, MODEL_OR_SENTENCE, check_checkpoint, check_inside, check_writable, read_object, write
-from ..tasks.facts import METHOD, TASKS, Facts, Task, inputs_of
+from ..models.facts import METHOD, TASKS, Facts, Task, inputs_of
+from ..progress import Progress, silent
 from .backend import quiet, torch
 from .causes import root_cause
-from .checkpoint import Progress, Store
+from .checkpoint import Store
 from .config import DECODERS, SEEING, architecture
 from .hf_facts import LOCAL, Processing, read_processing
 from .hf_models import AUTO, RATE, Bounds, kind_of, task_of, wrapped
@@ -64,7 +65,7 @@ def export_hf(
     quantize: str = NONE,
     delegate: bool = True,
     check: bool = True,
-    progress: Progress = lambda phase, done, of: None,
+    progress: Progress = silent,
 ) -> ExportedTask:
     """Writes the program to `path`, and the tokenizer of a text model beside it.
 
@@ -171,7 +172,7 @@ def load_model(folder: str | os.PathLike[str], task: Task | None = None) -> tupl
     name = architecture(settings) or settings.get("model_type", "?")
     stored = Store(inner).files
     _check_settings(settings, stored, name)
-    with silent(transformers):
+    with muted(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(inner, **LOCAL)
             auto = getattr(transformers, AUTO[found])
@@ -192,8 +193,8 @@ def load_model(folder: str | os.PathLike[str], task: Task | None = None) -> tupl
 
 
 @contextmanager
-def silent(transformers: Any) -> Iterator[None]:
-    """Without its log lines and bars."""
+def muted(transformers: Any) -> Iterator[None]:
+    """Silence the logs and progress bars of transformers."""
     shown = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()
     try:

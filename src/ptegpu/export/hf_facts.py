@@ -11,8 +11,8 @@ import numpy as np
 
 from ..errors import ExportError
 from ..files import read_object
-from ..tasks.facts import RATES, RESAMPLES, SIDE, Audio, Facts, Image, Task, Text, inputs_of
-from ..tasks.media import pixels, sound
+from ..models.facts import RATES, RESAMPLES, SIDE, Audio, Facts, Image, Task, Text, inputs_of
+from ..models.media import pixels, sound
 from .backend import quiet
 from .causes import root_cause
 from .hf_models import Bounds, has_types, least_samples, positions

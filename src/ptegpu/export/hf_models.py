@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ExportError
-from ..tasks.facts import TASKS, Task, inputs_of
+from ..models.facts import TASKS, Task, inputs_of
 from .backend import torch
 
 Activation = Callable[[Tensor], Tensor]

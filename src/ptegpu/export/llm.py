@@ -20,11 +20,12 @@ import ptegpu
 
 from ..errors import ExportError
 from ..files import check_inside, check_writable, read, read_object, read_text, write
-from ..llm.pictures import METHOD as PICTURES
-from ..llm.pictures import VISION, Facts
+from ..models.text.pictures import METHOD as PICTURES
+from ..models.text.pictures import VISION, Facts
+from ..progress import Progress, silent
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
-from .checkpoint import Progress, Store, Weights, check, check_sources, load, plain_sources, read_into
+from .checkpoint import Store, Weights, check, check_sources, load, plain_sources, read_into
 from .config import Config, read_config
 from .decoder import Decoder
 from .lowering import NO_LIMITS, Lowered, lower, trace
@@ -113,7 +114,7 @@ def export_llm(
     options: Options | None = None,
     *,
     check: bool = True,
-    progress: Progress = lambda phase, done, of: None,
+    progress: Progress = silent,
 ) -> ExportedModel:
     """Writes the program to `path` and the tokenizer beside it.
 
@@ -172,7 +173,7 @@ def export_llm(
 def load_decoder(
     folder: str | os.PathLike[str],
     options: Options | None = None,
-    progress: Progress = lambda phase, done, of: None,
+    progress: Progress = silent,
 ) -> tuple[Decoder, Weights, int]:
     """The model as eager PyTorch with the weights as they will be stored, and how many parameters it has."""
     source = Path(folder)
@@ -189,7 +190,7 @@ def load_decoder(
     return decoder, weights, parameters
 
 
-def load_vision(folder: Path, config: VisionConfig, progress: Progress = lambda phase, done, of: None) -> Vision:
+def load_vision(folder: Path, config: VisionConfig, progress: Progress = silent) -> Vision:
     """What the model sees with, as eager PyTorch in float32."""
     store = Store(folder)
     store.files = {n: f for n, f in store.files.items() if n.startswith((TOWER, CONNECTOR))}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ExportError, PtegpuError
 from ..files import check_checkpoint, read_object
-from ..speech.facts import MOST, Facts
+from ..models.speech.facts import MOST, Facts
 from .config import ACTIVATIONS
 from .families import MOST_LAYERS
 from .keys import Keys

@@ -22,10 +22,11 @@ import ptegpu
 
 from ..errors import ExportError
 from ..files import check_writable, write
-from ..speech.facts import METHOD, Facts
+from ..models.speech.facts import METHOD, Facts
+from ..progress import Progress, silent
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
-from .checkpoint import Progress, Store, check_sources, plain_sources, read_into
+from .checkpoint import Store, check_sources, plain_sources, read_into
 from .llm import read_tokenizer
 from .lowering import NO_LIMITS, Lowered, lower, trace
 from .sound import Config, read_sound_config
@@ -52,7 +53,7 @@ def export_speech(
     path: str | os.PathLike[str],
     *,
     check: bool = True,
-    progress: Progress = lambda phase, done, of: None,
+    progress: Progress = silent,
 ) -> ExportedSpeech:
     """Writes the program to `path` and the tokenizer beside it.
 
@@ -99,7 +100,7 @@ def export_speech(
     return ExportedSpeech(config, facts, lowered, parameters, notes, [target, *beside], difference, seconds)
 
 
-def load_whisper(folder: Path, config: Config, progress: Progress = lambda phase, done, of: None) -> Whisper:
+def load_whisper(folder: Path, config: Config, progress: Progress = silent) -> Whisper:
     """The model as eager PyTorch, in float32."""
     store = Store(folder)
     with torch.device("meta"):

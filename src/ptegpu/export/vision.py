@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..errors import ExportError, PtegpuError
 from ..files import read_object
-from ..llm.pictures import LARGEST, Facts
+from ..models.text.pictures import LARGEST, Facts
 from .config import ACTIVATIONS as SUPPORTED
 from .config import SEEING, text_config
 from .decoder import ACTIVATIONS

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..tasks.media import slaney_filters
+from ..models.media import slaney_filters
 from .decoder import ACTIVATIONS
 from .sound import Config
 

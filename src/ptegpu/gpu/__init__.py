@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from .adapters import PACKAGES, AdapterInfo, Engine, adapters, choose, find, installed, said
+from .adapters import PACKAGES, AdapterInfo, Engine, adapters, check_engine, choose, find, installed, said
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
 from .measurement import measure
-from .pipelines import Progress
 from .session import Pending, Prepared, Session, Unplanned
 from .store import SharedConstants
 from .tensor import DeviceTensor
@@ -20,12 +19,12 @@ __all__ = [
     "Engine",
     "Pending",
     "Prepared",
-    "Progress",
     "Session",
     "SharedConstants",
     "Unplanned",
     "adapters",
     "check",
+    "check_engine",
     "choose",
     "device_bytes",
     "find",

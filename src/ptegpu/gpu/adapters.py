@@ -63,6 +63,12 @@ class AdapterInfo:
         return {name: getattr(self, name) for name in ("index", "name", "type", "backend", "engine")}
 
 
+def check_engine(engine: str) -> None:
+    """Raise InvalidInput unless `engine` is the name of an engine, or "auto"."""
+    if engine not in ("auto", *PACKAGES):
+        raise InvalidInput(f'engine is "auto", "wgpu" or "dawn", not {engine!r}')
+
+
 def installed(engine: EngineName) -> bool:
     """Whether an engine's package is there; it is not imported."""
     return find_spec(PACKAGES[engine][0]) is not None
@@ -126,8 +132,7 @@ def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
     """
     if engine == "auto":
         engine = os.environ.get("PTEGPU_ENGINE") or "auto"  # type: ignore[assignment]
-    if engine not in ("auto", *PACKAGES):
-        raise InvalidInput(f'engine is "auto", "wgpu" or "dawn", not {engine!r}')
+    check_engine(engine)
     if engine == "dawn" and not adapters(engine):
         raise NoAdapter("Dawn finds no adapter that it accepts; `ptegpu doctor` shows what it says, and the others")
     if engine != "auto":

@@ -11,12 +11,13 @@ from typing import Literal
 from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory
 from ..plan.plan import Kernel
 from ..plan.target import DeviceClass, Target
+from ..progress import Progress, silent
 from . import memory, threads
 from .adapters import AdapterInfo, Engine, find, library, native_adapter
 from .buffers import BufferPool, GpuBuffer, Kind
 from .classes import class_of
 from .held import Handle, disown
-from .pipelines import Pipeline, PipelineCache, Progress, silent
+from .pipelines import Pipeline, PipelineCache
 from .probe import subgroup_size
 from .submit import Commands, submit
 from .uploads import Uploads

@@ -6,7 +6,7 @@ about a megabyte of the host's memory under a software adapter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,17 +15,10 @@ from weakref import ref
 from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
+from ..progress import Progress, silent
 from .held import Handle, Words
 from .threads import Lock
 from .webgpu import Source, WebGPU
-
-Progress: TypeAlias = Callable[[str, int, int], object]  # is told what is going on, how much is done, of how much
-COMPILING, UPLOADING = "Compiling kernels", "Uploading weights"  # what a load reports
-
-
-def silent(_what: str, _done: int, _of: int) -> None:
-    """Nobody wants to know."""
-
 
 _KEPT = 128
 
@@ -66,7 +59,7 @@ class PipelineCache:
         if len(new) > 1:
             with suppress(DeviceError):  # whose, is told one by one
                 sources = [self._source(kernel, key[0]) for key, kernel in new.items()]
-                made = self._api.pipelines(sources, lambda done: progress(COMPILING, done, len(new)))
+                made = self._api.pipelines(sources, lambda done: progress("Compiling kernels", done, len(new)))
         alive = [Pipeline(handle, self._layout(key[2])[0]) for key, handle in zip(new, made)]
         for key, pipeline in zip(new, alive):
             self._add(key, pipeline)

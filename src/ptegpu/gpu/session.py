@@ -22,12 +22,13 @@ from ..limits import current
 from ..plan.numbers import Item, Shapes
 from ..plan.plan import Binding, Choice, Expr, Input, Number, Plan, Port, plain
 from ..plan.resolve import At, Resolver, chosen, evaluated
+from ..progress import Progress, silent
 from .buffers import GpuBuffer
 from .combined import Combined, Launch, combine
 from .device import Device
 from .held import Handle
 from .limits import check, staging_bytes
-from .pipelines import Pipeline, Progress, silent
+from .pipelines import Pipeline
 from .recorder import Steps
 from .recording import Recording, Staging
 from .store import BufferStore, SharedConstants

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from ..errors import DeviceError, OutOfMemory
 from ..format.source import steady
 from ..plan.plan import Buffer, Plan
+from ..progress import Progress, silent
 from .buffers import GpuBuffer, Kind
 from .device import Device
 from .limits import first_bytes
-from .pipelines import UPLOADING, Progress, silent
 
 
 class SharedConstants:
@@ -89,7 +89,7 @@ class BufferStore:
                 self._fill(plan, buffer)
                 if buffer.role == "constant":
                     done += buffer.nbytes
-                    progress(UPLOADING, done, total)
+                    progress("Uploading weights", done, total)
         except BaseException:
             self.drop([buffer.name for buffer in missing])
             raise

@@ -1,6 +1,7 @@
 """The latest token of each sequence stays on the GPU: a run reads what the one before chose, and nobody waits for it.
 
-These operators are ptegpu's own: no exporter writes them; `ptegpu.llm` puts them around a decoder for many sequences.
+These operators are ptegpu's own: no exporter writes them; `ptegpu.models.text` puts them around a decoder for many
+sequences.
 """
 
 from __future__ import annotations

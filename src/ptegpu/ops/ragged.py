@@ -1,8 +1,9 @@
 """Attention of rows that belong to many sequences, each at its own position, over caches in pages.
 
-These operators are ptegpu's own: no exporter writes them; `ptegpu.llm` puts them in place of a decoder's attention, so
-that one run serves many sequences. A row is (sequence, position); a sequence of -1 is nobody's. A sequence has a row of
-`tables`: the pages that hold its positions, -1 where there is none yet. What a table says wrongly never leaves a cache.
+These operators are ptegpu's own: no exporter writes them; `ptegpu.models.text` puts them in place of a decoder's
+attention, so that one run serves many sequences. A row is (sequence, position); a sequence of -1 is nobody's. A
+sequence has a row of `tables`: the pages that hold its positions, -1 where there is none yet. Wrong tables never
+lead out of a cache.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .registry import Dispatch, Out, Scratch, Steps, op
 
 ATTEND = "ptegpu.attend_pages.default"
 
-# What a decoder for one sequence does with a position, and what takes its place (`ptegpu.llm.ragged`).
+# What a decoder for one sequence does with a position, and what takes its place (`ptegpu.models.text.ragged`).
 SELECT, TAKE, VIEW, SIZE = (
     "aten.select_copy.int",
     "aten.index_select.default",

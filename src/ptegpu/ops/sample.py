@@ -1,6 +1,6 @@
 """The next token, chosen on the GPU: the host reads a token and its log-probability, not the vocabulary.
 
-These operators are ptegpu's own: no exporter writes them, `ptegpu.llm` appends them to a model's `forward`.
+These operators are ptegpu's own: no exporter writes them, `ptegpu.models.text` appends them to a model's `forward`.
 """
 
 from __future__ import annotations

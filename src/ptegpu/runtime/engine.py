@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from ..errors import InvalidInput
 from ..gpu import Device, DeviceTensor, Pending, Session, SharedConstants, Unplanned
-from ..gpu.pipelines import Progress, silent
 from ..gpu.session import Given, Look, Points, Ready, given_sizes
 from ..limits import hold
 from ..plan.numbers import program
 from ..plan.plan import Expr, Number, Plan, plain
+from ..progress import Progress, silent
 from .bounds import Limits, distinct, fixed
 
 Extend: TypeAlias = Callable[

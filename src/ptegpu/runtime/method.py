@@ -12,12 +12,12 @@ import numpy as np
 
 from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
-from ..gpu.pipelines import Progress, silent
 from ..gpu.session import Points
 from ..graph.linear import Call, Jump, Move, Operand, Var
 from ..graph.narrow import clipped, from_device, seen, to_device
 from ..limits import Budget, exceeded, tick
 from ..plan.bundle import Host, Item, Outer, Run
+from ..progress import Progress, silent
 from .arrays import Kind, as_array, assign, check_writable, fits
 from .engine import Engine, Extend
 from .signature import Signature

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..errors import Closed, InvalidInput
 from ..format import Program as File
-from ..gpu import Device, Engine, SharedConstants, open_device
-from ..gpu.pipelines import Progress, silent
+from ..gpu import Device, Engine, SharedConstants
 from ..gpu.threads import Lock
 from ..limits import Budget, Limits
 from ..plan.bundle import Bundle, Outer
 from ..plan.plan import Plan
-from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from ..plan.target import Cache, Precision
 from ..printing import shown
+from ..progress import Progress, silent
 from .copies import copy_what_is_read
 from .engine import Extend
 from .metadata import MethodMeta
 from .method import Method as Compiled
 from .method import Running
+from .options import LoadOptions
 from .profile import Profile, profile_method
 from .signature import Spec
 
@@ -63,41 +64,56 @@ def load(
     file is not read again. `limits` are what the program may take: see docs/limits.md. `progress` is told what is going
     on, how much of it is done, and of how much; perhaps from another thread.
     """
-    if not isinstance(device, str | int | Device):
-        raise InvalidInput(f'device is "auto", an index or part of a name, not {type(device).__name__}')
-    if limits is not None and not isinstance(limits, Limits):
-        raise InvalidInput(f"limits are ptegpu.Limits(…), not {type(limits).__name__}")
-    budget = Budget(limits)
+    options = LoadOptions(device, engine, precision, cache, limits, progress)
+    return open_program(
+        path, options, data, methods=methods, append=append, sizes=sizes, points=points, first=first, beside=beside
+    )
+
+
+def open_program(
+    source: Source | BinaryIO | Bundle,
+    options: LoadOptions,
+    data: Data = None,
+    *,
+    methods: str | Iterable[str] | None = None,
+    append: Mapping[str, Append] | None = None,
+    sizes: Sizes | None = None,
+    points: Mapping[str, Points] | None = None,
+    first: Mapping[str, Points] | None = None,
+    beside: Program | None = None,
+) -> Program:
+    """Load a program; see `load` for the parameters."""
+    budget, first = Budget(options.limits), first or {}
     with budget.spending("loading it"):
-        bundle = path if isinstance(path, Bundle) else _saved(path)
+        bundle = source if isinstance(source, Bundle) else _saved(source)
         if bundle is not None:
             if beside is not None:
-                raise InvalidInput("a bundle is not loaded beside a program: it has all its methods already")
+                raise InvalidInput("`beside` cannot be combined with a bundle, which has all its methods already")
             if data is not None or append:
                 raise InvalidInput(
                     "a bundle has its data and its calls already: give `data` and `append` to ptegpu.compile"
                 )
-            if cache != "f32":
+            if options.cache != "f32":
                 raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
-            opened, target = _open(device, engine, precision, cache)
-            return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, budget, progress)
+            device, target = options.open()
+            return Program(bundle, _methods_of(bundle.outers(target), methods), device, first, budget, options.progress)
         from ..compiler.data import read_all
         from ..compiler.program import cut_methods, plan_methods, read_source
 
         if beside is None:
-            shared = _Shared(read_source(path), read_all(data))  # type: ignore[arg-type]
+            shared = _Shared(read_source(source), read_all(data))  # type: ignore[arg-type]
         else:
             beside._check_open()
-            shared, device = beside._shared, beside.device
+            shared, options = beside._shared, replace(options, device=beside.device)
         cuts = cut_methods(shared.file, shared.data, methods, append)
-        opened, target = _open(device, engine, precision, cache)
+        device, target = options.open()
 
         def planning(_plan: str, done: int, of: int) -> None:
-            progress("Planning", done, of)
+            options.progress("Planning", done, of)
 
         outers, planners = plan_methods(cuts, target, sizes, points, planning, shared.names)
         bundle = Bundle(shared.file, (target,), (outers,), planners)
-        return Program(bundle, outers, opened, first or {}, budget, progress, shared)
+        return Program(bundle, outers, device, first, budget, options.progress, shared)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,14 +125,6 @@ class _Shared:
     names: dict[Any, str] = field(default_factory=dict)  # of constants, by where they are in the host's memory
     constants: SharedConstants = field(default_factory=SharedConstants)
     kept: list[Bundle] = field(default_factory=list)  # so that nothing else comes to be there
-
-
-def _open(device: str | int | Device, engine: Engine, precision: Precision, cache: Cache) -> tuple[Device, Target]:
-    """The device, and what to plan for."""
-    check_precision(precision)
-    check_cache(cache)
-    opened = device if isinstance(device, Device) else open_device(device, engine=engine)
-    return opened, replace(opened.target, precision=precision, cache=cache)
 
 
 def _saved(path: Any) -> Bundle | None:

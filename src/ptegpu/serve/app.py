@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import InvalidInput, PtegpuError, QueueFull
-from ..llm.prompts import PromptTooLong
+from ..models.text.prompts import PromptTooLong
 from ..printing import shown
 from .engine import Embeds, Engine, Event, Finished, Writes
 from .errors import ApiError, invalid

@@ -10,7 +10,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..web.hosts import Hosts
+from ..site.hosts import Hosts
 from .errors import ApiError
 from .limits import Limits
 

@@ -14,7 +14,7 @@ import ptegpu
 
 from ..errors import DeviceLost, UnsupportedProgram
 from ..format import read_program
-from ..llm.text import find_tokenizer
+from ..models.tokenizer import find_tokenizer
 from ..plan.bundle import Bundle
 from ..plan.read import is_bundle
 from ..runtime.signature import Signature

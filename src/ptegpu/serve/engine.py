@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..llm.batch import Facts, Finished, Piece, Stats
+from ..models.text.batch import Facts, Finished, Piece, Stats
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..llm.batch import BatchOptions
+    from ..models.text.batch import BatchOptions
 
 Event = Piece | Finished
 

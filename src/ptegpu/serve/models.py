@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedProgram, quoted
-from ..llm.batch import BatchEngine
-from ..llm.signature import signature_of
-from ..llm.text import check_tokenizer
+from ..models.text.batch import BatchEngine
+from ..models.text.signature import signature_of
+from ..models.tokenizer import check_tokenizer
 from .encoder import Encoder
 
 if TYPE_CHECKING:

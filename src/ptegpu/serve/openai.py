@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..llm.batch import Finished, Piece
+from ..models.text.batch import Finished, Piece
 from .errors import ApiError, invalid
 
 if TYPE_CHECKING:
-    from ..llm.batch import BatchOptions
+    from ..models.text.batch import BatchOptions
 
 Body = Mapping[str, Any]
 Prompt = str | list[int]

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..web.pages import EXAMPLES, QUESTIONS
-from ..web.site import FILES, SITE, filled
+from ..site.pages import EXAMPLES, QUESTIONS
+from ..site.site import FILES, SITE, filled
 
 TITLE = "ptegpu"
 ABOUT = "Write to the model on this server. Your words go there, and nowhere else."

@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from ..errors import InvalidInput
-from ..web.hosts import Hosts
+from ..site.hosts import Hosts
 from .app import Serving
 from .door import Door, protocol
 

@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DeviceLost, ExecutionError
-from ..gpu.pipelines import Progress as Told
-from ..gpu.pipelines import silent
 from ..printing import shown
+from ..progress import Progress as Told
+from ..progress import silent
 from .engine import Event, Facts, Finished, Stats
 from .errors import ApiError
 from .worker import Answer, Ask, Call, End, Failed, Leave, Line, Make, Progress, Ready, work
@@ -27,7 +27,7 @@ from .worker import Answer, Ask, Call, End, Failed, Leave, Line, Make, Progress,
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..llm.batch import BatchOptions
+    from ..models.text.batch import BatchOptions
 
 SPAWN = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
 FIRST, LONGEST = 1.0, 60.0  # seconds before a worker is started again

@@ -15,10 +15,10 @@ from tests import saved
 from tests.saved import Call
 
 import ptegpu
-from ptegpu.llm import LanguageModel
+from ptegpu.models.text import LanguageModel
 from ptegpu.plan.save import save_web
 from ptegpu.plan.target import Target
-from ptegpu.web.site import make_site
+from ptegpu.site.site import make_site
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 DEMO = Path(ptegpu.__file__).parent / "demo"

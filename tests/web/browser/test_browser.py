@@ -10,7 +10,7 @@ from tests.serve.fake import encode, words
 from tests.web.browser.conftest import Job
 from tests.web.browser.sites import SERVED, SIZES
 
-from ptegpu.web.pages import QUESTIONS
+from ptegpu.site.pages import QUESTIONS
 
 PROGRAMS = ("digits", "cond", "encoder", "state", "ints", "methods", "mobilenet")
 ERRORS = (

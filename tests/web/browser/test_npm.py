@@ -17,8 +17,8 @@ from tests.web.browser.conftest import ROOT
 from tests.web.browser.sites import DEMO
 
 import ptegpu
-from ptegpu.web.serve import Server
-from ptegpu.web.site import make_site
+from ptegpu.site.serve import Server
+from ptegpu.site.site import make_site
 
 WEB = ROOT / "web"
 

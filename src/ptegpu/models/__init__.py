@@ -1,0 +1,1 @@
+"""Models: what a program is for, and the Python objects that use it so."""

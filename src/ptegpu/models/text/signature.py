@@ -1,0 +1,125 @@
+"""What a `.pte` says about the language model in it, read from the file alone: shapes, limits, special tokens.
+
+A language model is a method `forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]` that keeps its
+KV cache inside. One that sees pictures has a method `vision` beside it, and takes rows of it in place of tokens (see
+`pictures.py`). `executorch.examples.models.llama` and `ptegpu.export` write such methods, and constant methods
+(`get_max_context_len`, `get_eos_ids`, …) beside them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import NoReturn, TypeGuard
+
+from ...dtypes import DType
+from ...errors import UnsupportedProgram
+from ...format import Method, Program, Tensor, read_program
+from ...plan.bundle import Bundle
+from ...plan.read import is_bundle
+from .pictures import METHOD as PICTURES
+from .pictures import VISION, Facts
+
+METHOD = "forward"
+SHAPE = "forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]"
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    vocabulary: int
+    context: int  # tokens that the cache holds
+    chunk: int  # tokens that one call takes at most
+    every: bool  # logits of every position, not of the last alone
+    tokens: DType
+    position: DType
+    eos: tuple[int, ...]
+    pictures: Facts | None = None  # None: it does not see
+
+
+def signature_of(path: str | os.PathLike[str]) -> Signature:
+    """Return the signature of the language model in a file, a program or a bundle."""
+    return read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
+
+
+def read_signature(program: Program) -> Signature:
+    """UnsupportedProgram, with what is missing, if the program is no language model."""
+    name = program.path or "the program"
+    methods = {m.name: m for m in program.methods}
+    if METHOD not in methods:
+        _refuse(name, f"it has no method {METHOD!r}")
+    takes = [methods[METHOD].values[k] for k in methods[METHOD].inputs]
+    gives = [methods[METHOD].values[k] for k in methods[METHOD].outputs]
+    pictures = _pictures(methods, name)
+    if len(takes) != (4 if pictures else 2):
+        _refuse(name, f"its {METHOD} takes {len(takes)} inputs")
+    tokens, position = takes[:2]
+    if not _ints(tokens) or len(tokens.sizes) != 2 or tokens.sizes[0] != 1:
+        _refuse(name, f"input 0 of its {METHOD} is {_show(tokens)}")
+    if not tokens.dynamic and tokens.sizes[1] != 1:
+        _refuse(name, f"input 0 of its {METHOD} is always {_show(tokens)}; export it with a dynamic length")
+    if not _ints(position) or position.sizes != (1,):
+        _refuse(name, f"input 1 of its {METHOD} is {_show(position)}")
+    logits = gives[-1] if gives else None
+    if not isinstance(logits, Tensor) or not logits.dtype.is_float or len(logits.sizes) not in (2, 3):
+        _refuse(name, f"the output of its {METHOD} is {_show(logits)}")
+    if logits.sizes[0] != 1 or logits.sizes[1:-1] not in ((), (1,), tokens.sizes[1:]):
+        _refuse(name, f"the output of its {METHOD} is {_show(logits)}")
+    if _constant(methods, "use_kv_cache")[:1] == [0]:
+        _refuse(name, "it was exported without a KV cache")
+    chunk = tokens.sizes[1]
+    if pictures:
+        _check_pictures(methods, name, pictures, chunk, logits.sizes[-1])
+    lengths = _constant(methods, "get_max_context_len") or _constant(methods, "get_max_seq_len") or [chunk]
+    eos = _constant(methods, "get_eos_ids") or _constant(methods, "get_eos_id")
+    return Signature(
+        logits.sizes[-1],
+        lengths[0],
+        min(chunk, lengths[0]),
+        len(logits.sizes) == 3 and logits.sizes[1] == chunk,
+        tokens.dtype,
+        position.dtype,
+        tuple(eos),
+        pictures,
+    )
+
+
+def _pictures(methods: dict[str, Method], name: str) -> Facts | None:
+    method = methods.get(PICTURES)
+    if method is None:
+        return None
+    (text,) = [method.values[k] for k in method.outputs] or [None]
+    return Facts.from_json(text if isinstance(text, str) else "", name)
+
+
+def _check_pictures(methods: dict[str, Method], name: str, facts: Facts, chunk: int, vocabulary: int) -> None:
+    """That the methods are what the facts say."""
+    wanted = [(1, chunk, 1), (1, chunk, facts.dim), (1, 3, facts.size, facts.size), (facts.rows, facts.dim)]
+    vision, forward = methods.get(VISION), methods[METHOD]
+    if vision is None or len(vision.inputs) != 1 or len(vision.outputs) != 1:
+        _refuse(name, f"it has no method {VISION!r} that makes rows of a picture")
+    found = [forward.values[k] for k in forward.inputs[2:]] + [vision.values[k] for k in vision.inputs + vision.outputs]
+    for value, shape in zip(found, wanted, strict=True):
+        if not isinstance(value, Tensor) or value.dtype is not DType.F32 or value.sizes != shape:
+            _refuse(name, f"for pictures, it has {_show(value)} in place of float32{list(shape)}")
+    if facts.token >= vocabulary:
+        _refuse(name, f"token {facts.token} is beyond its vocabulary of {vocabulary}")
+
+
+def _constant(methods: dict[str, Method], name: str) -> list[int]:
+    """The ints that a constant method gives; none if there is no such method."""
+    method = methods.get(name)
+    if method is None:
+        return []
+    return [int(v) for k in method.outputs if isinstance(v := method.values[k], int)]
+
+
+def _ints(value: object) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dtype in (DType.I32, DType.I64)
+
+
+def _show(value: object) -> str:
+    return f"{value.dtype.value}{list(value.sizes)}" if isinstance(value, Tensor) else f"{value!r}"
+
+
+def _refuse(name: str, reason: str) -> NoReturn:
+    raise UnsupportedProgram(f"{name} is not a language model: {reason}; it needs a method {SHAPE}")

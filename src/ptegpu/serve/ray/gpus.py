@@ -1,0 +1,30 @@
+"""The GPU that Ray gave a process. It says so in CUDA_VISIBLE_DEVICES, which WebGPU does not heed."""
+
+from __future__ import annotations
+
+import os
+
+import ray
+
+from ...errors import NoAdapter
+from ...gpu import Engine
+from ...gpu.adapters import adapters
+
+
+def assigned(device: str | int = "auto", engine: Engine = "auto") -> str | int:
+    """What to give as `device`: Ray's choice where there is one, unless the caller made one.
+
+    Ray numbers the discrete GPUs of a machine, ptegpu all adapters; in the same order.
+    """
+    given = ray.get_gpu_ids() if ray.is_initialized() else []
+    if device != "auto" or not given:
+        return device
+    name = engine if engine != "auto" else os.environ.get("PTEGPU_ENGINE")
+    gpus = [a.index for a in adapters("dawn" if name == "dawn" else "wgpu") if a.type == "discrete"]
+    number = str(given[0])
+    if not number.isdecimal() or int(number) >= len(gpus):
+        raise NoAdapter(
+            f"Ray gave this process GPU {number}, and ptegpu sees {len(gpus)} discrete GPUs here: "
+            f"`ptegpu doctor` lists all adapters; name one with device=, or ask Ray for no GPU"
+        )
+    return gpus[int(number)]

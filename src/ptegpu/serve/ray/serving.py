@@ -1,0 +1,118 @@
+"""A deployment for Ray Serve: replicas of `ptegpu serve`, without its server. Ray routes, scales and replaces them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ExecutionError, InvalidInput
+from ...printing import shown
+from .gpus import assigned
+
+if TYPE_CHECKING:
+    from ...gpu import Engine
+    from ...plan.target import Cache, Precision
+    from .. import Keys, Limits
+
+Models = Mapping[str, str | os.PathLike[str]]
+
+
+class Replica:
+    """Some models on one GPU, behind OpenAI's API. Ray calls the methods."""
+
+    def __init__(
+        self,
+        models: Models,
+        tokenizer: Path | None,
+        many: dict[str, Any],
+        how: dict[str, Any],
+        keys: Keys | None,
+        limits: Limits,
+    ) -> None:
+        from ...progress import silent
+        from .. import Serving
+        from ..models import open_model
+
+        how = how | {"device": assigned(how["device"], how["engine"])}
+        with ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(closing(open_model(Path(path), name, tokenizer, many, how, silent)))
+                for name, path in models.items()
+            }
+            for name, engine in engines.items():
+                if reason := getattr(engine, "alone", ""):
+                    print(shown(f"{name} answers one request at a time: {reason}"), file=sys.stderr, flush=True)
+            self.serving = Serving(engines, keys, limits)
+            self._engines = stack.pop_all()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self.serving.app
+
+    def check_health(self) -> None:
+        """Raises where a model can run nothing more: Ray then puts another replica in the place of this one."""
+        for name, engine in self.serving.engines.items():
+            if error := engine.stats().error:
+                raise ExecutionError(f"{name} can run nothing more: {error}")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engines"):
+            self._engines.close()
+
+
+def deployment(
+    models: str | os.PathLike[str] | Models,
+    *,
+    replicas: int | tuple[int, int] = 1,
+    gpus: float = 1,
+    tokenizer: str | os.PathLike[str] | None = None,
+    sequences: int = 64,
+    memory: int | None = None,
+    device: str | int = "auto",
+    engine: Engine = "auto",
+    precision: Precision = "auto",
+    cache: Cache = "f32",
+    keys: Keys | None = None,
+    limits: Limits | None = None,
+    **options: Any,
+) -> Any:
+    """An application for `ray.serve.run`: one model, or several by name, behind OpenAI's API.
+
+    `replicas` is how many there are, or the fewest and the most: then Ray adds one while requests wait. Each has `gpus`
+    GPUs: 1, a fraction that several share, or 0, and then runs on what `device` says. A replica runs `sequences`
+    requests at once, with `memory` bytes of cache for each model. `limits.queue` more wait at each of Ray's proxies;
+    `limits.drain` seconds remain for what runs when a replica stops. Files must be where the replicas are. `options`
+    are those of `ray.serve.deployment`.
+    """
+    from ray import serve
+
+    from .. import Limits
+
+    if not 0 <= gpus <= 1:
+        raise InvalidInput(f"a replica runs on one GPU or on a part of it, not on {gpus}: ask for more replicas")
+    named = models if isinstance(models, Mapping) else {Path(models).stem: models}
+    if tokenizer and len(named) > 1:
+        raise InvalidInput("tokenizer is for one model: put those of several beside them, as NAME.tokenizer.json")
+    limits = limits or Limits()
+    at_once = sequences * len(named)
+    scaled: dict[str, Any] = {"num_replicas": replicas}
+    if isinstance(replicas, tuple):
+        fewest, most = replicas
+        # Ray counts what runs and what waits, and wants this for each replica: more means that some wait
+        wanted = {"min_replicas": fewest, "max_replicas": most, "target_ongoing_requests": at_once}
+        scaled = {"autoscaling_config": wanted | options.pop("autoscaling_config", {})}
+    defaults = scaled | {
+        "name": "ptegpu",
+        "max_ongoing_requests": at_once,
+        "max_queued_requests": limits.queue,
+        "backpressure_config": {"status_code": 429, "retry_after_s": 1},
+        "graceful_shutdown_timeout_s": limits.drain + 5,
+        "ray_actor_options": {"num_gpus": gpus} | options.pop("ray_actor_options", {}),
+    }
+    made = serve.deployment(serve.ingress()(Replica), **defaults | options)
+    how = {"device": device, "engine": engine, "precision": precision, "cache": cache}
+    many = {"sequences": sequences, "memory": memory}
+    return made.bind(named, Path(tokenizer) if tokenizer else None, many, how, keys, limits)

@@ -1,0 +1,275 @@
+"""A program as a folder for static hosts: a page, the runner, the bundle, and what the page is told in `site.json`.
+
+The folder is flat, and its files name each other without paths, so it can be served from anywhere. It is written whole
+or not at all, and equal programs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ptegpu
+
+from ..compiler.program import read_source
+from ..errors import ExportError, InvalidInput, UnsupportedProgram
+from ..files import naming, read
+from ..models.facts import points_of
+from ..models.text.compiling import GENERATE
+from ..models.text.compiling import compile as compile_language_model
+from ..plan.bundle import Bundle, Outer
+from ..plan.read import is_bundle
+from ..plan.save import MANIFEST, save_web
+from ..plan.target import CLASSES, Target
+from ..portable import PORTABLE, PRIMS
+from ..printing import shown
+from ..progress import Progress, silent
+from .check import Check, make_check
+from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files, task
+
+FILES = Path(__file__).parent / "files"  # what `node web/build.mjs` writes
+SITE = "site.json"
+VARIANTS: Mapping[str, Target] = {  # in the order of preference
+    "subgroups": Target("subgroups", subgroups=True, subgroup_size=32),  # as NVIDIA has them
+    "generic": Target(),
+    "software": Target("software", device_class=CLASSES["software"], few_rows=1),  # others take long to compile there
+}
+_OURS = re.compile(
+    r"(index\.html|style\.css|LICENSES\.txt|[a-z]+\.js|bundle\.json|variant-\d+\.json|shard-\d+\.bin|site\.json"
+    r"|check\.bin|tokenizer\.json|tokenizer_config\.json|chat_template\.jinja)"
+)
+_SHRINKS = (".html", ".css", ".js", ".json", ".txt", ".jinja")  # what hosts compress
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Of a site; `gzipped` is what is sent by a host that compresses."""
+
+    name: str
+    nbytes: int
+    gzipped: int
+
+    @property
+    def part(self) -> str:
+        """What it is for."""
+        if self.name.startswith("shard-"):
+            return "weights"
+        if self.name == MANIFEST or self.name.startswith("variant-"):
+            return "plans"
+        if self.name.startswith(("tokenizer", "chat_template")) or self.name in ("template.js", "jinja.js"):
+            return "tokenizer"
+        pages = {f"{page}.js" for page in PAGES}
+        return "runner" if self.name.endswith(".js") and self.name not in pages else "page"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A folder that was written."""
+
+    folder: Path
+    title: str
+    page: Page
+    files: tuple[File, ...]
+    variants: tuple[tuple[str, str], ...]  # a target's name, its file
+    check: bool  # whether there is a reference
+    note: str = ""  # why there is none
+
+
+def make_site(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    data: Any = None,
+    sizes: Mapping[str, Iterable[int]] | None = None,
+    targets: Sequence[Target] | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    page: Name | None = None,
+    labels: Sequence[str] | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    tokenizer: str | os.PathLike[str] | None = None,
+    examples: Sequence[str] | None = None,
+    check: bool = True,
+    progress: Progress | None = None,
+) -> Site:
+    """Write the folder `output` with a page that runs `model`, a `.pte` or a bundle. Needs no GPU.
+
+    `data`, `sizes` and `targets` are those of `ptegpu.compile`; the targets are `VARIANTS` unless given. `page` is
+    "chat", "image", "task" or "any"; without it, the program decides. Image models take `labels`, one for each class,
+    and `mean` and `std`, one for each channel, of pixels from 0 to 1. Models of texts take a `tokenizer`, if it is not
+    next to the model, and those that write `examples` of prompts. With `check`, and where there is an adapter and the
+    model is small, the folder has a reference for the page to compare with. A program that needs NumPy raises
+    UnsupportedProgram.
+    """
+    tell = progress or silent
+    path, folder = Path(model), Path(os.path.abspath(output))
+    check_output(folder)
+    wanted = {name: list(values) for name, values in (sizes or {}).items()}
+    saved = Bundle.load(path) if is_bundle(path) else None
+    if saved is not None and (data is not None or wanted or targets is not None):
+        raise InvalidInput(f"{path} is a bundle: its data, sizes and targets are given to `ptegpu compile`")
+    file = saved.file if saved is not None else read_source(path)
+    chosen = choose(file, page, generates=saved is None or GENERATE in saved.methods[0])
+    _fits(chosen, labels=labels, mean=mean, std=std, tokenizer=tokenizer, examples=examples)
+    told: dict[str, Any] = {"title": shown(title or path.stem), "page": chosen.name}
+    content: dict[str, bytes] = {}
+    about: dict[str, Any] = {}
+    if chosen.name == "chat":
+        about["language"], found = language(chosen, path, tokenizer, examples)
+        content |= {name: read(source, InvalidInput) for name, source in found.items()}
+    if chosen.name == "task":
+        about["task"], found = task(chosen, path, tokenizer)
+        content |= {name: read(source, InvalidInput) for name, source in found.items()}
+    made = saved or _compile(path, data, wanted, targets, chosen, tell)
+    bundle = _kept(made, chosen)
+    method = default_method(list(bundle.methods[0]))
+    if chosen.name == "image":
+        about["image"] = image(chosen, bundle.methods[0][method], labels, mean, std)
+    told |= {"method": method, "made": f"ptegpu {ptegpu.__version__}"}
+    told |= {"model": {"file": shown(path.name), "bytes": file.nbytes}} | about
+    tell("Reference", 0, 1)
+    reference: Check | str = "it was not asked for"
+    if check:
+        reference = make_check(bundle, method, chosen.signature, wanted, uniform=chosen.name == "image")
+    if isinstance(reference, Check):
+        told["check"] = reference.told
+        content[reference.told["file"]] = reference.content
+    tell("Reference", 1, 1)
+    for name in page_files(FILES, chosen.name, chats=about.get("language", {}).get("chat", False)):
+        content[name] = (FILES / name).read_bytes()
+    content["index.html"] = filled(chosen.name, told["title"], description or _description(chosen, told["title"]))
+    lines = (f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False, allow_nan=False)}" for k, v in told.items())
+    content[SITE] = ("{" + ",\n ".join(lines) + "}\n").encode()
+    variants = _write(bundle, content, folder, tell)
+    files = tuple(_file(f) for f in sorted(folder.iterdir()))
+    checked = isinstance(reference, Check)
+    return Site(folder, told["title"], chosen, files, variants, checked, "" if checked else str(reference))
+
+
+def check_output(folder: Path) -> None:
+    """That a site can be written there: it must not replace what is none."""
+    if folder.exists() and not folder.is_dir():
+        raise ExportError(f"{folder} is a file; name a folder for the site")
+    if not folder.parent.is_dir():
+        raise ExportError(f"{folder} cannot be written: there is no folder {folder.parent}; create it first")
+    if not os.access(folder.parent, os.W_OK | os.X_OK):
+        raise ExportError(f"{folder} cannot be written: permission denied")
+    if not folder.is_dir() or not (names := sorted(os.listdir(folder))):
+        return
+    if not _is_site(folder):
+        raise ExportError(f"{folder} is not empty, and no site of ptegpu: name another folder, or empty it")
+    if foreign := next((name for name in names if not _OURS.fullmatch(name)), None):
+        raise ExportError(f"{folder / foreign} is no part of a site: move it away, or name another folder")
+
+
+def _is_site(folder: Path) -> bool:
+    try:
+        told = json.loads((folder / SITE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and str(told.get("made")).startswith("ptegpu ")
+
+
+def _fits(page: Page, **given: Any) -> None:
+    """That options are for the page that there is."""
+    of = {"labels": "image", "mean": "image", "std": "image", "tokenizer": "chat", "examples": "chat"}
+    for name, value in given.items():
+        if value is not None and of[name] != page.name and (name, page.name) != ("tokenizer", "task"):
+            raise InvalidInput(f"{name} is for the page {of[name]}; this one is {page.name}: {page.why}")
+
+
+def _compile(
+    path: Path,
+    data: Any,
+    sizes: Mapping[str, Sequence[int]],
+    targets: Sequence[Target] | None,
+    page: Page,
+    tell: Progress,
+) -> Bundle:
+    wanted = list(VARIANTS.values()) if targets is None else list(targets)
+    finished = 0
+
+    def planning(_plan: str, done: int, of: int) -> None:
+        nonlocal finished
+        finished += done == 0
+        tell("Planning", (finished - 1) * of + done, of * len(wanted))
+
+    given: dict[str, Any] = {"sizes": sizes or None, "progress": planning}
+    if page.name == "chat":
+        return compile_language_model(path, data, wanted, methods=(), **given)
+    if page.facts is not None and not sizes:
+        alone = None if len(page.facts.takes) > 1 else [1]  # the page asks of one text or picture, or of several labels
+        given["points"] = {"forward": points_of(page.facts, alone)}
+    return ptegpu.compile(path, data, wanted, **given)
+
+
+def _kept(bundle: Bundle, page: Page) -> Bundle:
+    """The bundle with the methods that a page can run: no constants; of a language model, what generates."""
+
+    def kept(outers: Mapping[str, Outer]) -> dict[str, Outer]:
+        return {name: o for name, o in outers.items() if (name == GENERATE if page.name == "chat" else o.items)}
+
+    methods = tuple(kept(outers) for outers in bundle.methods)
+    name = bundle.file.path or "the program"
+    if not methods[0]:
+        raise UnsupportedProgram(f"{name} has no method that computes anything")
+    host = (op for o in methods[0].values() for op in o.on_host)
+    if numpy := list(dict.fromkeys(op for op in host if op in PORTABLE and op not in PRIMS)):
+        listed = ", ".join(numpy)
+        raise UnsupportedProgram(f"{name} cannot run in a browser, it needs NumPy for {listed}; `ptegpu run` has it")
+    return Bundle(bundle.file, bundle.targets, methods)
+
+
+def _description(page: Page, title: str) -> str:
+    kinds = {"chat": "a language model", "image": "an image classifier", "any": "a program"}
+    what = f"a model for {page.facts.task}" if page.name == "task" and page.facts else kinds[page.name]
+    return f"{title}: {what} that runs on your own GPU, in this page. Nothing that you enter leaves it."
+
+
+def filled(page: Name, title: str, description: str) -> bytes:
+    """The HTML of a page."""
+    text = (FILES / f"{page}.html").read_text("utf-8")
+    values = {"title": title, "description": description}
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: html.escape(values[found[1]]), text).encode()
+
+
+def _write(bundle: Bundle, content: Mapping[str, bytes], folder: Path, tell: Progress) -> tuple[tuple[str, str], ...]:
+    """Everything, beside the folder first; its variants and their files."""
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    old = part.with_suffix(".old")
+    tell("Writing", 0, 1)
+    try:
+        with naming(folder):
+            save_web(bundle, part)
+            for name, data in content.items():
+                (part / name).write_bytes(data)
+        check_output(folder)  # again: what took long may have seen changes
+        if folder.is_dir():
+            folder.rename(old)
+        try:
+            part.rename(folder)
+        except OSError:
+            if old.is_dir():
+                old.rename(folder)
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+    tell("Writing", 1, 1)
+    head = json.loads((folder / MANIFEST).read_bytes())
+    return tuple((t.name, v["file"][0]) for t, v in zip(bundle.targets, head["variants"], strict=True))
+
+
+def _file(path: Path) -> File:
+    data = path.read_bytes()
+    gzipped = len(gzip.compress(data, 9, mtime=0)) if path.suffix in _SHRINKS else len(data)
+    return File(path.name, len(data), gzipped)
