@@ -19,7 +19,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .attention_merge import Merge
 from .gemv import Gemv, by_subgroups, reduce_lanes
-from .linear_q4_rows import DIGITS, STAGED_HEAD, Rows, along_k, merged
+from .linear_q4_rows import DIGITS, STAGED_HEAD, InputRows, along_k, merged
 from .matmul import Form, module
 from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
 from .wgsl import KernelSpec, Storage, u32s
@@ -71,7 +71,7 @@ def gemv(
     paired = form.finish is not None and None in form.finish.operands
     together = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
     normed = norm is not None
-    a = Rows(how, packing, count, blocks, masked, normed)
+    a = InputRows(how, packing, count, blocks, masked, normed)
     walks = [_walk(w, further, a, scale_quads, target) for w in together]
     partial = walks[0][1]
     if how.walks and len(walks) == 1:
@@ -138,7 +138,7 @@ def _store(weight: str, bias: bool) -> str:
 def _walk(
     weights: Sequence[str],
     further: tuple[DType | None, ...],
-    a: Rows,
+    a: InputRows,
     scale_quads: bool,
     target: Target,
 ) -> tuple[list[str], int]:

@@ -17,11 +17,11 @@ from .wgsl import ELEMENT_BYTES
 DIGITS = 3  # of 7 bits
 LARGEST = 2**21 - 1  # that three digits write, of which only the first has a sign
 LOW = ("", " & 0x7f7f7f7fu", " & 0x7f7f7f7fu")
-STAGED_HEAD = 2  # lines of `Rows.lines` that say which elements there are
+STAGED_HEAD = 2  # lines of `InputRows.lines` that say which elements there are
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class InputRows:
     """`count` rows of `a`, or fewer if `masked`, for a workgroup whose part of K has `blocks`; a block is one load."""
 
     how: Gemv
