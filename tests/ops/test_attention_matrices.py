@@ -269,7 +269,7 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     """It does at each what one does that was made for that size alone, and has few choices."""
     s = sketch(op, DType.F32, 300, 1000, 64)
     target = replace(TARGET, precision="fast")
-    dynamic = [True, op == PLAIN, op == PLAIN, *([True] if op == CACHED else [])]
+    dynamic = [True] * len(s.graph.inputs)
     tensors = [v for v in s.graph.inputs if isinstance(v, Tensor)]
     dims = [(f"{v.name}[{d}]", n) for v in tensors for d, n in enumerate(v.max_shape)]
     sizes = {name: range(n + 1) if n in (300, 1000) else [n] for name, n in dims}  # lengths change
