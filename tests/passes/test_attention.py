@@ -16,7 +16,7 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import SharedConstants
 from ptegpu.graph.graph import Graph, Tensor
 from ptegpu.kernels.gemv import Gemv
-from ptegpu.ops import few
+from ptegpu.ops import packed_gemv
 from ptegpu.passes.attention import join_attention
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.plan.resolve import evaluated
@@ -144,7 +144,7 @@ def joined(layer: Layer) -> Graph:
 @pytest.fixture(autouse=True)
 def staged(monkeypatch):
     """Products of one row read it from workgroup memory."""
-    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
 
 
 def same(layer: Layer, calls: list[tuple[int, int]] = CALLS, **how: Any) -> Counter[str]:
@@ -210,11 +210,11 @@ def test_what_a_kernel_cannot_take_in():
 @pytest.mark.slow
 def test_who_merges(monkeypatch):
     """Attention itself, where rows are not staged, or where there are too many parts."""
-    monkeypatch.setattr(few, "MOST_PARTS", 2)
+    monkeypatch.setattr(packed_gemv, "MOST_PARTS", 2)
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
-    monkeypatch.setattr(few, "MOST_PARTS", 3)
+    monkeypatch.setattr(packed_gemv, "MOST_PARTS", 3)
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 0
-    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=32)),))
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
 
 

@@ -17,7 +17,8 @@ from ..errors import InvalidInput
 from ..files import naming
 from ..models.tasks import Answer, Facts, Label, Pipeline, Span
 from ..models.wave import read_wave
-from .console import bars, dims, duration, note, number, print_json, progress, say, show_table
+from ..units import dims, duration, number
+from .console import bars, note, print_json, progress, say, show_table
 from .values import check_folder, summary, values_text
 
 BAR = 20  # characters of a full bar

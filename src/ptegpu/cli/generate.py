@@ -18,7 +18,8 @@ from rich.text import Text
 from ..limits import Limits
 from ..models.checkpoints import is_checkpoint
 from ..printing import streamed
-from .console import bars, console, counted, duration, note, print_json
+from ..units import counted, duration
+from .console import bars, console, note, print_json
 from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:

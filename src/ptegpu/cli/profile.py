@@ -12,7 +12,8 @@ import typer
 import ptegpu
 
 from ..files import naming
-from .console import bars, counted, duration, explain, number, print_json, progress, say, show_table, size
+from ..units import counted, duration, number, size
+from .console import bars, explain, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, open_source

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .concat import chosen
 from .functions import functions
-from .joins import chosen
 from .matmul import Finish, Gather
 from .wgsl import KernelSpec, Storage, build, u32s
 

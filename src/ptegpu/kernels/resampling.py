@@ -7,8 +7,8 @@ from typing import Literal
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .concat import chosen
 from .elementwise import decode
-from .joins import chosen
 from .wgsl import KernelSpec, u32s
 
 Axis = Literal["plain", "nearest", "reflect", "replicate"]

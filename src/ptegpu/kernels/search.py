@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .concat import chosen
 from .elementwise import convert
-from .joins import chosen
 from .wgsl import COMPUTE, KernelSpec, u32s
 
 

@@ -16,7 +16,7 @@ from .matrices import has
 from .registry import Dispatch, Scratch, Step
 
 if TYPE_CHECKING:
-    from .attending import Attention, Sizes
+    from .attention_record import Attention, Sizes
 
 FEWEST = 48  # rows of a key-value head, below which tiles are too empty
 WORTH = 1 << 27  # multiply-adds below which four dispatches take longer than one (as fast at 2^29, H200)

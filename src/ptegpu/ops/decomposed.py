@@ -21,7 +21,7 @@ import numpy as np
 from ..dtypes import FLOATS, DType
 from ..graph.graph import Arg, Node, Tensor, Value
 from ..plan.target import Target
-from .attending import Attention, Mask, Sizes
+from .attention_record import Attention, Mask, Sizes
 from .joined import apart, copied
 from .registry import REGISTRY, Out, Parameter, Steps
 from .walks import Walk, backwards, is_walk, order_of, regrouped, size_of, start, strides_of, through

@@ -22,7 +22,7 @@ from ..errors import PtegpuError
 from ..graph.graph import Arg, Node, Shape, Tensor
 from ..kernels.matmul import Finish
 from ..plan.target import Target
-from .attending import Attention, Rotary, Written
+from .attention_record import Attention, Rotary, Written
 from .moves import Row
 from .norm import Norm
 from .pointwise import NAMES, cast, pointwise

@@ -20,26 +20,10 @@ from ..kernels.cache import write_pages
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from .attending import OF_ROWS, ROWS_PART, sizes
+from .attention_record import OF_ROWS, ROWS_PART, sizes
 from .registry import Dispatch, Out, Scratch, Steps, op
 
 ATTEND = "ptegpu.attend_pages.default"
-
-# What a decoder for one sequence does with a position, and what takes its place (`ptegpu.models.text.ragged`).
-SELECT, TAKE, VIEW, SIZE = (
-    "aten.select_copy.int",
-    "aten.index_select.default",
-    "aten.view_copy.default",
-    "sym_size.int",
-)
-ROTARY, SLICE = "et_vk.apply_rotary_emb_hf.default", ("aten.slice_copy.Tensor",)
-WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
-OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
-WRITE = ("update_cache.default", "llama.update_cache.default")
-LAST = ("aten.select_copy.int", "aten.slice_copy.Tensor")
-POSITION = ("et_vk.select_as_symint.default", "aten._local_scalar_dense.default", "aten.select_copy.int")
-SUM = ("add", "executorch_prim.add.Scalar")
-SAME = ("aten.alias_copy.default", "aten.clone.default", "aten.view_copy.default", "aten._to_copy.default")
 
 
 @op(ATTEND, mutates=["key_pages", "value_pages"], fits="query float, rows int32, tables int32")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ..graph.graph import Graph, Node, Tensor, Value, flatten
-from ..ops.attending import Attention, Rotary, Written
+from ..ops.attention_record import Attention, Rotary, Written
 from ..ops.joined import join, tensors, work
 from ..ops.product import Product
 from .siblings import put

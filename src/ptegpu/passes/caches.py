@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..graph.graph import Graph, Node, Tensor, flatten
-from ..ops.attending import Attention, Written
+from ..ops.attention_record import Attention, Written
 from ..ops.joined import work
 
 

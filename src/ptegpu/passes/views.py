@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value, flatten
-from ..graph.names import ADD
 
 
 def merge_views(graph: Graph) -> None:
@@ -18,7 +17,7 @@ def merge_views(graph: Graph) -> None:
     left = []
     for node in graph.nodes:
         node.args = tuple(_replaced(a, known) for a in node.args)
-        if node.op.name == ADD and node.args[1] == 0 and isinstance(node.args[0], Sym) and not kept & set(node.outs):
+        if node.op.copies(node.args) and isinstance(node.args[0], Sym) and not kept & set(node.outs):
             known[node.outs[0]] = node.args[0]
             continue
         if not node.op.moves or fixed & {*node.values(), *node.outs}:

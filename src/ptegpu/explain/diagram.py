@@ -21,8 +21,8 @@ from ..ops import REGISTRY
 from ..ops.registry import OpDef
 from ..ops.schema import Schema
 from ..portable.host import on_host, schema_of
+from ..units import dims, number
 from .analysis import Analysis, is_joint
-from .console import dims, number
 from .palette import group
 
 Kind = Literal["input", "output", "state", "operator", "host", "unsupported", "branch"]

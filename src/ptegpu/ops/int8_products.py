@@ -20,7 +20,7 @@ from ..kernels.packing import WHOLE
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import ceil
-from .few import fitted, kernel_rows
+from .packed_gemv import fitted, kernel_rows
 from .registry import Dispatch, Scratch, Step, Steps
 
 if TYPE_CHECKING:

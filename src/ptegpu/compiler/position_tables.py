@@ -16,9 +16,10 @@ from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..graph.narrow import seen
 from ..limits import may_fold
 from ..ops import REGISTRY
+from ..ops.moves import SLICE
+from ..ops.prefix_stable import Dims
 from ..ops.spans import fits
-from ..ops.steady import Dims, copied, first, steady
-from ..portable.host import run
+from ..portable.host import facts_of, operands, run
 from .order import Known, reads, replace
 
 LARGEST = 1 << 24  # bytes of a table: a larger one is computed for the sizes of a call
@@ -45,8 +46,19 @@ def _scalar(call: Call) -> bool:
     return call.op in REGISTRY and REGISTRY[call.op].by_shape
 
 
+def _prefix(table: Var, dims: Dims, out: Var, where: str) -> list[Call]:
+    """Return calls that leave the beginning of a table in `out`."""
+    live = [(k, d) for k, d in enumerate(dims) if isinstance(d, Var)]
+    calls = []
+    for n, (k, size) in enumerate(live, 1):
+        target = out if n == len(live) else Var(f"{out.name}.{n}", out.dtype, out.sizes, dynamic=True)
+        calls.append(Call(SLICE, (table, k, 0, size, 1), (target,), where))
+        table = target
+    return calls
+
+
 class _Tables:
-    """Values that are steady, and what they are at the largest sizes."""
+    """Prefix-stable values, and what they are at the largest sizes."""
 
     def __init__(self) -> None:
         self.dims: dict[Var, Dims] = {}
@@ -61,7 +73,7 @@ class _Tables:
         out = call.outs[0]
         self.makers[out], self.places[out] = call, len(self.places)
         if out.dtype is None:
-            if isinstance(same := self.same(copied(call)), Var):
+            if facts_of(call.op).copies(call.args) and isinstance(same := self.same(call.args[0]), Var):
                 self.scalars[out] = same
             elif _scalar(call):
                 self.scalars[out] = self.scalars.setdefault((call.op, *map(self._key, call.args)), out)
@@ -69,8 +81,9 @@ class _Tables:
         if known is Known.AT_LOAD:
             self.dims[out] = out.sizes
             return
-        dims = steady(call, self.of, self.same)
-        if dims is None or not any(isinstance(d, Var) for d in dims):
+        rule = facts_of(call.op).prefix
+        dims = rule(operands(call), out, self.of, self.same) if rule else None
+        if dims is None or len(dims) != len(out.sizes) or not any(isinstance(d, Var) for d in dims):
             return
         if all(n == (self.most.setdefault(d, n) if isinstance(d, Var) else d) for d, n in zip(dims, out.sizes)):
             self.dims[out] = dims
@@ -102,7 +115,7 @@ class _Tables:
         if value is None or (value.dtype == np.int64 and value.size and not fits((int(value.min()), int(value.max())))):
             return None
         table = Var(f"{out.name}.table", out.dtype, out.sizes, kind="constant", data=value, narrowed=out.narrowed)
-        return first(table, self.dims[out], out, call.where)
+        return _prefix(table, self.dims[out], out, call.where)
 
     def _value(self, out: Var) -> np.ndarray | None:
         """At the largest sizes; None if that is too much to compute."""

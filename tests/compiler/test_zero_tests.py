@@ -8,7 +8,7 @@ import torch
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.compiler.truths import ask_factors
+from ptegpu.compiler.zero_tests import ask_factors
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Instruction, Linear, Operand, Var
 from ptegpu.plan.bundle import Host

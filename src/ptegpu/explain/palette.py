@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "reduction": ("reduce", "pooling", "sample"),
     "lookup": ("embedding", "embedding_q4", "index"),
     "elementwise": ("elementwise", "pointwise", "quantize", "fill"),
-    "moves": ("views", "moves", "joins", "resampling"),
+    "moves": ("views", "moves", "concat", "resampling"),
     "size": ("symbols",),
 }
 OTHER = "other"

@@ -1,24 +1,17 @@
-"""Plans for readers: which sizes share a family or a choice, in words, and what a run at given sizes costs."""
+"""Guards in words: which sizes share a family of plans or a choice of kernels."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import typer
 
-from ..compiler.order import writes
-from ..errors import InvalidInput
-from ..graph.linear import Jump, Var
-from ..plan.bundle import Host, Outer
+from ..plan.bundle import Outer
 from ..plan.numbers import Many, needed
-from ..plan.plan import Family, Input, Plan, Port
-from ..plan.resolve import Resolver, chosen, evaluated
+from ..plan.plan import Family, Input, Plan
 from ..portable import PORTABLE
 
 MAX_POINTS = 1 << 16  # sizes at which guards are compared; where there are more, all guards are shown
@@ -32,7 +25,7 @@ _TURNED = {"lt": ">", "ge": "<=", "eq": "==", "ne": "!="}  # with the constant b
 _ATOM = 9  # binds closer than any operator
 
 
-class Text:
+class GuardText:
     """The rows of a plan as text: `input 0[1] < 9`, `ceil(input 0[1] / 4)`, `item 0 of input 1`."""
 
     def __init__(self, plan: Plan) -> None:
@@ -163,9 +156,9 @@ class Guards:
     What guards say is found out for each set of sizes that any of them is about, at all values that these can have.
     """
 
-    def __init__(self, plan: Plan, text: Text, family: Family) -> None:
+    def __init__(self, plan: Plan, text: GuardText, family: Family) -> None:
         self.plan, self.text, self.family = plan, text, family
-        self.same, self.values, self.direct = _equal(plan, family.guards)
+        self.same, self.values, self.direct = equal_sizes(plan, family.guards)
         self._about: dict[int, frozenset[int] | None] = {}
         self._spaces: dict[frozenset[int], Space] = {}
         self.of_family = self._record(family.guards, (), family.refusal)
@@ -222,7 +215,7 @@ def _is_within(about: frozenset[int] | None, sizes: frozenset[int]) -> bool:
     return about is not None and about <= sizes
 
 
-def _equal(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int, range], set[int]]:
+def equal_sizes(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int, range], set[int]]:
     """Each size with that which stands for all that equal it; the values of these; the guards that say so."""
     sizes = {k: plan.inputs[int(a)].shape[int(b)] for k, (op, a, b) in enumerate(plan.rows) if op == "size"}
     same = {row: row for row in sizes}
@@ -246,7 +239,7 @@ def _equal(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int,
 
 def plan_report(plan: Plan) -> dict[str, Any]:
     """What a plan is made of. Guards are those that do not follow from others; of a choice, also from its family's."""
-    text = Text(plan)
+    text = GuardText(plan)
     families = []
     for family in plan.families:
         guards = Guards(plan, text, family)
@@ -277,118 +270,3 @@ def sizes_of(i: Input) -> dict[str, int | None]:
 def numpy_calls(outer: Outer) -> Counter[str]:
     """The operators that need a NumPy kernel."""
     return Counter(op for op in outer.on_host if op in PORTABLE)
-
-
-def parse_sizes(texts: Sequence[str]) -> dict[str, list[int]]:
-    """`input 0[1]=1..512`, `input 0[1]=1,2,8..16`; repeated names add up."""
-    found: dict[str, list[int]] = {}
-    for text in texts:
-        match = re.fullmatch(r"\s*(.+?)\s*=\s*(-?\d+(?:\.\.-?\d+)?(?:,-?\d+(?:\.\.-?\d+)?)*)\s*", text)
-        if match is None:
-            raise typer.BadParameter(f"{text!r} is not of the form 'input 0[1]=1..512'", param_hint="--size")
-        for part in match[2].split(","):
-            low, _, high = part.partition("..")
-            values = range(int(low), int(high or low) + 1)
-            if not values:
-                raise typer.BadParameter(f"{text!r}: the range is empty", param_hint="--size")
-            found.setdefault(match[1], []).extend(values)
-    return found
-
-
-def one_size_each(texts: Sequence[str]) -> dict[str, int]:
-    """As `parse_sizes`, with one value for each name."""
-    found = parse_sizes(texts)
-    for name, values in found.items():
-        if len(values) != 1:
-            raise typer.BadParameter(f"{name} has {len(values)} values, it can be shown at one", param_hint="--size")
-    return {name: value for name, (value,) in found.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """A plan at one set of sizes."""
-
-    sizes: dict[str, int]
-    family: int | None  # counted from 1; None: not planned, a run would trace it
-    choices: dict[int, int]  # of the nodes that have several: how many take the first, the second, …
-    dispatches: int = 0
-    workgroups: int = 0
-    flops: int = 0
-    read_bytes: int = 0
-    write_bytes: int = 0
-    refusal: str = ""
-
-
-def check_sizes(outers: Iterable[Outer], given: Mapping[str, int]) -> None:
-    """That some plan has these sizes, and that they are within its bounds."""
-    known: dict[str, int | None] = {}
-    for i in (i for outer in outers for plan in outer.plans for i in plan.inputs):
-        known |= sizes_of(i)
-    for name, value in given.items():
-        if name not in known:
-            may = ", ".join(known) or "none"
-            raise InvalidInput(f"there is no size {name!r} that may change; those that may: {may}")
-        most = known[name]
-        if most is not None and not 0 <= value <= most:
-            raise InvalidInput(f"{name} is at most {most}, not {value}")
-
-
-def costs(outer: Outer, given: Mapping[str, int]) -> list[Cost]:
-    """What each plan costs, in the order of the plans.
-
-    Sizes that neither `given` nor a plan before says, and that need not equal one of these, are the largest; ints, and
-    the elements of inputs, are 0.
-    """
-    found: dict[int, Cost] = {}
-    known: dict[Var, Any] = {}
-    for item in outer.items:
-        if isinstance(item, Host):
-            if isinstance(item.instruction, Jump):
-                known.clear()  # values may come from one branch or another
-            for v in writes(item.instruction):
-                known.pop(v, None)
-            continue
-        plan = outer.plans[item.plan]
-        sizes: dict[str, int] = {}
-        for i, v in zip(plan.inputs, item.inputs, strict=True):
-            if v in known:
-                sizes |= zip(sizes_of(i), known[v] if i.dtype else (known[v],))
-        sizes |= given
-        sizes = _tied(plan, sizes) | sizes
-        shapes = [_sized(i, sizes) for i in plan.inputs]
-        found[item.plan], outputs = _cost(plan, shapes)
-        known |= dict(zip(item.outputs, outputs))
-    return [found[k] for k in sorted(found)]
-
-
-def _tied(plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes that the first family takes to be equal to these, with their values."""
-    same, _, _ = _equal(plan, plan.families[0].guards)
-    text = Text(plan)
-    values = {same[row]: sizes[text(row)] for row in same if text(row) in sizes}
-    return {text(row): values[key] for row, key in same.items() if key in values}
-
-
-def _sized(i: Input, sizes: Mapping[str, int]) -> Any:
-    if i.dtype is None:
-        return sizes.get(i.name, 0)
-    return tuple(sizes.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape)) if i.dynamic else i.shape
-
-
-def _cost(plan: Plan, shapes: Sequence[Any]) -> tuple[Cost, list[Any]]:
-    named = [zip(sizes_of(i), shape if i.dtype else (shape,)) for i, shape in zip(plan.inputs, shapes, strict=True)]
-    sizes = {name: int(n) for pairs in named for name, n in pairs}
-    at = Resolver(plan).at(shapes, lambda _, __: 0)
-    if at is None:
-        return Cost(sizes, None, {}), []
-    family = plan.families[at.family]
-    refusals = (family.refusal, *(c.refusal for c in chosen(plan, at)))
-    choices = dict(Counter(k + 1 for k, of in zip(at.choices, family.steps, strict=True) if len(of) > 1))
-    if refusal := next(filter(None, refusals), ""):
-        return Cost(sizes, at.family + 1, choices, refusal=refusal), []
-    here = evaluated(plan, shapes, lambda _, __: 0)
-    launched = [d for d in here.dispatches if 0 not in d.grid]
-    figures = [(d.grid[0] * d.grid[1], d.flops, d.read_bytes, d.write_bytes) for d in launched]  # type: ignore[operator]
-    groups, flops, read, written = (sum(int(n) for n in column) for column in zip((0,) * 4, *figures))
-    outputs = [o.shape if isinstance(o, Port) else o for o in here.families[0].outputs]
-    return Cost(sizes, at.family + 1, choices, len(launched), groups, flops, read, written), outputs

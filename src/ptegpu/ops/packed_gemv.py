@@ -24,7 +24,7 @@ from . import matrices
 from .registry import Dispatch, Steps
 
 if TYPE_CHECKING:
-    from .attending import Attention, Parts
+    from .attention_record import Attention, Parts
     from .norm import Norm
     from .product import Product
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
-from ..kernels import joins as kernels
+from ..kernels import concat as kernels
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from .moves import position, span
@@ -18,7 +18,7 @@ from .registry import Dispatch, Number, Out, Scratch, Steps, SymInt, normalise_d
 READS = 7  # of one dispatch, beside the write, on a device with the limits of a browser
 
 
-@op("aten.cat.default", wide=True)
+@op("aten.cat.default", elements=("tensors",))
 def cat(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
     """Empty vectors are left out, whatever the rank of the others, as PyTorch does."""
     parts = [x for x in tensors if x.shape != (0,)] or tensors[:1]
@@ -31,7 +31,7 @@ def cat(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
     yield from joined(parts, math.prod(first[:d]), out, target)
 
 
-@op("aten.stack.default", wide=True)
+@op("aten.stack.default", elements=("tensors",))
 def stack(tensors: list[Tensor], dim: int = 0, *, target: Target) -> Steps:
     first = tensors[0].shape
     d = normalise_dim(dim, len(first) + 1)
@@ -71,7 +71,7 @@ def _groups(out: Tensor, kernel: KernelSpec) -> int:
     return -(-out.numel // (4 * kernel.kernel.workgroup))
 
 
-@op("aten.slice_scatter.default", wide=True)
+@op("aten.slice_scatter.default", elements=("x", "source"))
 def slice_scatter(
     x: Tensor,
     source: Tensor,
@@ -92,7 +92,7 @@ def slice_scatter(
     yield _overlay(x, source, d, start if isinstance(start, Sym) else first, count, step, out, target)
 
 
-@op("aten.select_scatter.default", wide=True)
+@op("aten.select_scatter.default", elements=("x", "source"))
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: SymInt, *, target: Target) -> Steps:
     """`x` with what `select` gives replaced."""
     d = normalise_dim(dim, x.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import ptegpu.compiler.tables as tables
+import ptegpu.compiler.position_tables as position_tables
 from ptegpu.compiler.partition import Host, cut
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Instruction, Linear, Operand, Var
@@ -102,6 +102,6 @@ def test_what_does_not_fit_32_bits_or_is_too_large_is_no_table(monkeypatch: pyte
     wide = code.call("aten.mul.Scalar", code.buckets(code.arange(code.size(0))), 2**40, sizes=(MOST,))
     code.call("aten.index_select.default", code.x, 0, wide, dtype=F32, sizes=(MOST, MOST))
     assert "aten.log.default" in code.on_host()[0]
-    monkeypatch.setattr(tables, "LARGEST", 4 * MOST - 1)
+    monkeypatch.setattr(position_tables, "LARGEST", 4 * MOST - 1)
     code = Code()
     assert "aten.log.default" in code.on_host(code.buckets(code.arange(code.size(0))))[0]
