@@ -15,7 +15,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.gpu import Prepared, Session, SharedConstants
 from ptegpu.gpu.loads import warm
 from ptegpu.gpu.timer import Timer
-from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
 from ptegpu.ops.packed_gemv import Choice
 from ptegpu.passes.memory import ConstantKey

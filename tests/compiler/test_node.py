@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.graphs import Sketch, plan_of
 
-from ptegpu.compiler.node import Tables
+from ptegpu.compiler.plan_writer import PlanWriter
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, LimitExceeded
@@ -253,8 +253,8 @@ def test_a_symbolic_int_for_a_plain_parameter_is_refused() -> None:
     assert "n=4 is symbolic; the kernel's parameter is not" == str(error.value)
 
 
-def tables() -> Tables:
-    return Tables(Graph("g"), Memory(), Target(), lambda size, trace: 0)
+def tables() -> PlanWriter:
+    return PlanWriter(Graph("g"), Memory(), Target())
 
 
 def block(spec: KernelSpec, groups: int, values: dict[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
-from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
 from ptegpu.plan.target import Target
 

@@ -17,7 +17,8 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
-from ptegpu.kernels.matrices import LARGE, NEEDS, TILES
+from ptegpu.kernels.tensor_core_blocks import NEEDS
+from ptegpu.kernels.tensor_core_products import LARGE, TILES
 from ptegpu.ops import matrices
 from ptegpu.ops.product import Product
 from ptegpu.ops.registry import OpDef, Out, Steps

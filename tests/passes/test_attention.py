@@ -15,7 +15,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.gpu import SharedConstants
 from ptegpu.graph.graph import Graph, Tensor
-from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
 from ptegpu.passes.attention import fuse_attention
 from ptegpu.passes.fuse import fuse_elementwise

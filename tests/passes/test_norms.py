@@ -13,7 +13,7 @@ from tests.passes.test_siblings import LINEAR, SIZES, WAYS, labels, launched
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
-from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import REGISTRY, packed_gemv
 from ptegpu.passes.norms import fuse_norms
 from ptegpu.passes.siblings import fuse_siblings

@@ -12,7 +12,7 @@ from tests.passes.products import MANY, TOLERANCE, Builder, run
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Node, Tensor
-from ptegpu.kernels.linear_q4 import Gemv
+from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import REGISTRY, packed_gemv
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.siblings import MAX_DISTANCE, MAX_SIBLINGS, fuse_siblings

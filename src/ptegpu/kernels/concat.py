@@ -11,8 +11,8 @@ from typing import Literal
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .elementwise import WRAPPED, convert, decode
-from .wgsl import COMPUTE, ZERO, KernelSpec, Storage, build
+from .elementwise import WRAPPED, convert, decode, param_type, sizes
+from .wgsl import COMPUTE, ZERO, KernelSpec, Storage, build, u32s
 
 NAMES = "abcdefgh"
 Axis = Literal["plain", "pad", "roll"]
@@ -24,10 +24,10 @@ def join(sources: tuple[DType, ...], out: DType, quads: bool, target: Target) ->
 
     Each source x has rows of `P.x_width`, and ends at column `P.x_end` of the output's rows of `P.width`.
     """
-    params = [("n", "u32"), ("width", "u32")]
+    params = u32s("n", "width")
     lines, before = [], ""
     for k, (x, dtype) in enumerate(zip(NAMES, sources)):
-        params += [(f"{x}_width", "u32"), (f"{x}_end", "u32")]
+        params += u32s(f"{x}_width", f"{x}_end")
         value = _taken(x, f"row * P.{x}_width + column{before}", dtype, out, quads)
         last = k == len(sources) - 1
         lines.append(f"return {value};" if last else f"if (column < P.{x}_end) {{ return {value}; }}")
@@ -47,7 +47,7 @@ def join(sources: tuple[DType, ...], out: DType, quads: bool, target: Target) ->
 def overlay(x: DType, source: DType, symbolic: bool, quads: bool, target: Target) -> KernelSpec:
     """`a` of shape (outer, size, inner) with `b` of shape (outer, count, inner) in its place at every `step`-th
     position from `start` on, which is a parameter or a symbolic int."""
-    params = [("n", "u32"), ("size", "u32"), ("inner", "u32"), ("count", "u32"), ("step", "i32")]
+    params = [*u32s("n", "size", "inner", "count"), ("step", "i32")]
     params += [("start", "sym" if symbolic else "i32")]
     start = "wrapped(sym(P.start), i32(P.size))" if symbolic else "P.start"
     lines = [
@@ -68,7 +68,7 @@ def remap(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     """`a` at coordinates that each axis k of the output changes: "pad" subtracts `P.low{k}` and, outside of
     `P.size{k}`, gives the number `P.fill`; "roll" adds `P.low{k}` and wraps around."""
     rank = len(axes)
-    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank)), ("fill", _word_type(dtype))]
+    params = [*sizes(rank), ("fill", param_type(dtype))]
     lines = decode("c", "i", rank)
     inside, terms = ["true"], []
     for k, axis in enumerate(axes):
@@ -97,7 +97,7 @@ def triangle(dtype: DType, sign: Literal["<=", ">="], target: Target) -> KernelS
         f"if (column - row {sign} P.diagonal) {{ return a_at(i); }}",
         f"return {ZERO[COMPUTE[dtype]]};",
     ]
-    params = [("n", "u32"), ("width", "u32"), ("height", "u32"), ("diagonal", "i32")]
+    params = [*u32s("n", "width", "height"), ("diagonal", "i32")]
     return chosen("triangle", lines, {"a": dtype}, dtype, params, False, target)
 
 
@@ -136,10 +136,5 @@ def chosen(
         reads={x: Storage(d, 4 if quads else 1) for x, d in sources.items()},
         writes={"y": Storage(out, 4)},
         params=params,
-        workgroup=target.workgroup(256),
         helpers="\n".join([helpers, *function] if helpers else function),
     )
-
-
-def _word_type(dtype: DType) -> str:
-    return {"bool": "u32"}.get(COMPUTE[dtype], COMPUTE[dtype])

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Shape, Sym, Tensor
-from ..kernels import attention as kernels
 from ..kernels import attention_matrices as by_matrices
 from ..kernels import attention_rows as few
-from ..kernels.attention import Form, Merge, Turn
+from ..kernels import attention_tiles as by_tiles
+from ..kernels.attention import Form, Masked, Turn
+from ..kernels.attention_merge import Merge, merge
 from ..kernels.cache import write_cache
 from ..kernels.rope import rope
 from ..kernels.wgsl import store_type, writable
@@ -195,7 +196,7 @@ class Attention(Work):
         parts = yield from self.attended(target)
         if parts is not None:
             form = self._form(target)
-            kernel = kernels.merge(form, target)
+            kernel = merge(form, target)
             qs = self._places[0]
             groups = -(-qs.batch * qs.length * qs.heads * form.value_quads // kernel.kernel.workgroup)
             params = {**parts.params, **self._places[3].strides("y")}
@@ -258,7 +259,7 @@ class Attention(Work):
             reads, more = yield from attention_matrices.prepared(self, form, self._places, known, target)
             params |= more
         elif tiled:
-            kernel = kernels.tiles(form, target)
+            kernel = by_tiles.tiles(form, target)
         else:
             count = few.rows_of_block(few.most_rows(qs.dim), rows)
             kernel = few.rows(form, count, sharing if new else 1, target)
@@ -307,7 +308,7 @@ class Attention(Work):
 
     def _blocks(self, target: Target) -> int:
         """Of a key-value head's rows."""
-        most = kernels.TILE_ROWS if self._tiled(target) else few.most_rows(self._places[0].dim)
+        most = by_tiles.TILE_ROWS if self._tiled(target) else few.most_rows(self._places[0].dim)
         return -(-self._rows // most)
 
     @property
@@ -328,7 +329,7 @@ class Attention(Work):
             self.k.dtype,
             self.v.dtype,
             self.y.dtype if self.quads else store_type(self.y.dtype, target),
-            kernels.Masked(mask.tensor.dtype, mask.instead, mask.hides) if mask else None,
+            Masked(mask.tensor.dtype, mask.instead, mask.hides) if mask else None,
             qs.dim,
             vs.dim,
             self.quads,
@@ -350,11 +351,11 @@ def visible(queries: int, keys: int, causal: bool, start: int | None) -> tuple[i
 
 def takes_tiles(rows: int, value_dim: int, target: Target) -> bool:
     """Whether this many rows of a key-value head are computed in tiles."""
-    fits = value_dim <= kernels.TILE_DIM and target.workgroup(128) == kernels.TILE_THREADS
+    fits = value_dim <= by_tiles.TILE_DIM and target.workgroup(128) == by_tiles.TILE_THREADS
     return rows > FEW_ROWS and fits and not target.software
 
 
 def _leaves_idle(rows: int, keys: Sizes, target: Target) -> bool:
     """Whether tiles would be so few, also with keys split, that a workgroup for a few rows each is faster."""
-    tiles = keys.batch * keys.heads * -(-rows // kernels.TILE_ROWS) * -(-keys.length // TILES_PART)
+    tiles = keys.batch * keys.heads * -(-rows // by_tiles.TILE_ROWS) * -(-keys.length // TILES_PART)
     return 4 * tiles < target.device_class.units

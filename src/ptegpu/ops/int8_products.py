@@ -13,9 +13,9 @@ from ..dtypes import DType
 from ..graph.graph import Tensor
 from ..kernels import linear_q8 as kernels
 from ..kernels import q8ta_conv
-from ..kernels.linear_q4 import Gemv
+from ..kernels.gemm import Tile
+from ..kernels.gemv import Gemv
 from ..kernels.linear_q8 import Form
-from ..kernels.matmul import Tile
 from ..kernels.packing import WHOLE
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ..graph.graph import Sym, Tensor
 from ..kernels import linear_q4 as kernels
-from ..kernels.linear_q4 import Gemv, by_subgroups
+from ..kernels.gemv import Gemv, by_subgroups
+from ..kernels.linear_q4_rows import InputRows
 from ..kernels.packing import WHOLE
 from ..kernels.wgsl import writable
 from ..plan.target import Target
@@ -112,9 +113,9 @@ def _share(products: Sequence[Product], pair: bool, normed: bool, target: Target
     if how.digits and (rows > 1 or elements < 8 or not packing.shares(elements)):
         how = replace(how, digits=False)
     left = target.max_shared_bytes - _reduced_bytes(how, sums, squares, target) - 4 * squares * how.lanes * how.slots
-    if how.digits and kernels.staged_bytes(how, packing, rows, row_blocks) > left:
+    if how.digits and InputRows(how, packing, rows, row_blocks).staged_bytes() > left:
         how = replace(how, digits=False)
-    if how.staged and kernels.staged_bytes(how, packing, rows, row_blocks) > left:
+    if how.staged and InputRows(how, packing, rows, row_blocks).staged_bytes() > left:
         how = replace(how, staged=False)
     quads = packing.run not in (WHOLE, 1, 2) and how.rows % 4 == 0
     weights = [q.packed for q in products if q.packed]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Tensor
+from ..kernels.gemm import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Tile, blocks, gemm
 from ..kernels.gemv import gemv_columns, gemv_rows
-from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, blocks, gemm, outer
+from ..kernels.matmul import Finish, Form, add_parts, outer
 from ..kernels.packing import WHOLE, Packing, loader
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target

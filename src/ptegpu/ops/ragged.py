@@ -13,9 +13,9 @@ import math
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from ..kernels import attention as kernels
 from ..kernels import attention_rows as few
 from ..kernels.attention import PAGE, Form
+from ..kernels.attention_merge import merge
 from ..kernels.cache import write_pages
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
@@ -88,7 +88,7 @@ def attend_pages(
     reads = [query, key_pages, value_pages, rows, tables]
     yield Dispatch(kernel, reads, [result], count * shared * blocks * splits, params, flops=flops)
     if form.split:
-        kernel = kernels.merge(form, target)
+        kernel = merge(form, target)
         groups = -(-count * heads * form.value_quads // kernel.kernel.workgroup)
         yield Dispatch(kernel, [result, rows], [y], groups, {**shares, "apart": apart, **each["y"].strides("y")})
 
