@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from rich.progress import track
 
 from ptegpu.compiler.planner import Planner
-from ptegpu.gpu import Prepared, Session, SharedConstants
-from ptegpu.gpu.loads import warm
+from ptegpu.gpu import LoadedPlan, Session, SharedConstants
+from ptegpu.gpu.stress import warm
 from ptegpu.gpu.timer import Timer
 from ptegpu.kernels.gemv import Gemv
 from ptegpu.ops import packed_gemv
@@ -79,7 +79,7 @@ def swept(bench: Bench, way: Way, layers: Layers, found: list[tuple[float, str]]
     choices += [(name(c), c) for c in grid(layers.rows, target) if fits(c, layers.k, layers.rows, target)]
     if bench.quick:
         choices = choices[:3]
-    prepared: dict[str, tuple[Session, Prepared]] = {}
+    prepared: dict[str, tuple[Session, LoadedPlan]] = {}
     with ExitStack() as sessions:  # one for each way: they share the weights
         constants = SharedConstants()
         for label, choice in track(choices, "compiling", console=bench.console, transient=True):

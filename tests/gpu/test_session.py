@@ -482,7 +482,7 @@ def test_what_was_held_with_a_run_that_fails_never_begins(session, monkeypatch):
         patch.setattr(Recording, "compute", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             session.start(total, [X])
-    with pytest.raises(DeviceError, match="recorded together with one that failed"):
+    with pytest.raises(DeviceError, match="batched with one that failed"):
         held.result()
     for n in (9, 4):
         np.testing.assert_array_equal(np.arange(100) + n, session.run(fill, [n])[0])

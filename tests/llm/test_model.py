@@ -198,8 +198,8 @@ def test_logits_of_every_position_serve_generation(every: LanguageModel, eager: 
 def test_a_step_reads_a_token_and_its_probability_only(model: LanguageModel) -> None:
     model.generate([5, 6, 7], max_tokens=3, **FREE)
     method = model.program.method("forward")
-    (engine,) = method._method.engines.values()
-    ready = engine.prepared.ready
+    (engine,) = method._method.runners.values()
+    ready = engine.loaded.recorded
     assert ready is not None
     assert 8 == sum(port.nbytes for port in ready.outputs if isinstance(port, Port))
     before = model.program.device.counters.readbacks

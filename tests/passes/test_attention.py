@@ -21,7 +21,7 @@ from ptegpu.passes.attention import fuse_attention
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import CLASSES
-from ptegpu.runtime.engine import Engine
+from ptegpu.runtime.runner import PlanRunner
 
 F32, F16 = DType.F32, DType.F16
 SDPA, CUSTOM, UPDATE = "sdpa_with_kv_cache.default", "custom_sdpa.default", "update_cache.default"
@@ -107,7 +107,7 @@ class Run:
         ]
         points = [dict.fromkeys(grow, n) for n in sorted({n for n, _ in CALLS})]
         self.planner = Planner(graph, target, [True] * len(graph.inputs), points=points).cover()
-        self.engine = Engine(self.planner.plan(), gpu, SharedConstants(), None)  # type: ignore[arg-type]
+        self.engine = PlanRunner(self.planner.plan(), gpu, SharedConstants(), None)  # type: ignore[arg-type]
 
     def __enter__(self) -> Run:
         return self

@@ -100,7 +100,7 @@ def test_sizes_never_seen_make_nothing_once_a_program_is_prepared(name: str) -> 
             program(make(*(rng.randint(low, high) for low, high in ranges)))
         made = program.device.counters.since(before)
         assert (0, 0, 0) == (made.buffers_created, made.bind_groups_created, made.pipelines_created)
-        assert [0] == [engine.extended for engine in program._methods["forward"].engines.values()]
+        assert [0] == [engine.extended for engine in program._methods["forward"].runners.values()]
 
 
 @pytest.mark.slow

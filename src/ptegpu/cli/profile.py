@@ -19,7 +19,7 @@ from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, Metho
 from .values import check_folder, declared, find_method, open_source
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
-    from ..runtime.account import Step
+    from ..runtime.call_timeline import Step
     from ..runtime.profile import Profile, Row
 
 
@@ -113,7 +113,7 @@ def note(found: Profile) -> str:
 
 def _show_steps(found: Profile) -> None:
     """A call from its arguments to its results: what each step takes, and what of it is traffic, waiting, the host."""
-    from ..runtime.account import by_name, together
+    from ..runtime.call_timeline import by_name, together
 
     total = together(found.steps, "sum")
     columns = ["step of a call", "count", "time", "share", "upload", "wait", "read back", "host"]

@@ -32,7 +32,7 @@ SIZES: dict[Kind, Sizes] = {
 
 
 def warm(device: Device) -> None:
-    """Runs a load until the GPU's clocks are up."""
+    """Run a load until the GPU's clocks are up."""
     sizes = SIZES[device.target.device_class.name]
     if not sizes.seconds:
         return
@@ -45,7 +45,7 @@ def warm(device: Device) -> None:
 
 
 def copying(target: Target, nbytes: int) -> Plan:
-    """Copies `nbytes`, four floats per invocation; it reads as many as it writes."""
+    """Plan a copy of `nbytes`, four floats per invocation."""
     workgroup = target.workgroup(256)
     wgsl = f"""
 @group(0) @binding(0) var<storage, read> x: array<vec4f>;
@@ -69,7 +69,7 @@ fn main(
 
 
 def arithmetic(target: Target, groups: int, turns: int) -> Plan:
-    """f32 multiply-adds in registers; what each invocation has at the end is stored, so that none is left out."""
+    """Plan f32 multiply-adds in registers; each invocation stores its result, so that none is left out."""
     workgroup = target.workgroup(256)
     chains = [f"a{n}" for n in range(_CHAINS)]
     # The factor is 0.5 plus what is read, zeros, so that no compiler can know it.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 SMALL = 1 << 16  # bytes
 
 
-def copy_what_is_read(outer: Outer, planners: Iterable[Planner]) -> None:
-    """Of one method, in place."""
+def detach_from_file(outer: Outer, planners: Iterable[Planner]) -> None:
+    """Copy what one method still reads, in place."""
     for var in _slots(outer):
         var.data = _copied(var.data)
     for plan in outer.plans:

@@ -15,7 +15,7 @@ from ..gpu import Device
 from ..gpu.device import Traffic
 from ..plan.bundle import Item
 from ..plan.plan import Plan
-from .method import Mark, Method
+from .method import Mark, MethodRunner
 from .steps import kind_of, name_of
 
 
@@ -33,12 +33,12 @@ class Step:
 
     @property
     def host_seconds(self) -> float:
-        """What is neither waiting nor traffic: checks, shapes, recording, NumPy."""
+        """Return what is neither waiting nor traffic: checks, shapes, recording, NumPy."""
         spent = self.waited + self.traffic.upload_seconds + self.traffic.readback_seconds
         return max(self.seconds - spent, 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data; `share` is left to the caller, which knows the sum."""
+        """Return plain data; `share` is left to the caller, which knows the sum."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -56,7 +56,7 @@ class Step:
 
 
 class Watch:
-    """Writes down the steps of one call of a method."""
+    """A record of the steps of one call of a method."""
 
     def __init__(self, device: Device, plans: dict[int, str]) -> None:
         self.device, self.plans = device, plans  # names of plans by the ids of their items
@@ -83,9 +83,9 @@ class Watch:
         self._waited, self._before, self._last = 0.0, self.device.traffic.snapshot(), time.perf_counter()
 
 
-def steps_of(method: Method, device: Device, call: Callable[[], object], repeats: int) -> list[Step]:
-    """The steps of `call`, which runs the method once; times are medians over `repeats` of it."""
-    nodes = {id(method.items[k]): _steps(engine.plan) for k, engine in method.engines.items()}
+def steps_of(method: MethodRunner, device: Device, call: Callable[[], object], repeats: int) -> list[Step]:
+    """Time the steps of `call`, which runs the method once; times are medians over `repeats` of it."""
+    nodes = {id(method.items[k]): _steps(runner.plan) for k, runner in method.runners.items()}
     plans = {key: f"plan {n} ({count} node{'s' * (count != 1)})" for n, (key, count) in enumerate(nodes.items(), 1)}
     found = []
     for _ in range(repeats):
@@ -120,7 +120,7 @@ def _median(same: Sequence[Step], begin: float) -> Step:
 
 
 def together(steps: Sequence[Step], name: str = "") -> Step:
-    """Several steps as one."""
+    """Add several steps up to one."""
     fields = Traffic.__slots__
     return Step(
         steps[0].kind if steps else "",
@@ -134,7 +134,7 @@ def together(steps: Sequence[Step], name: str = "") -> Step:
 
 
 def by_name(steps: Sequence[Step]) -> list[Step]:
-    """Steps of one name as one, in the order in which they first ran."""
+    """Add up the steps of each name, in the order in which they first ran."""
     groups: dict[tuple[str, str], list[Step]] = {}
     for step in steps:
         groups.setdefault((step.kind, step.name), []).append(step)
