@@ -28,9 +28,9 @@ from ptegpu.ops import elementwise
 from ptegpu.plan.save import to_bytes
 from ptegpu.portable.registry import PORTABLE
 from ptegpu.tasks.facts import TASKS, inputs_of
-from tests.export.hf_folders import MODELS
 from tests.exporting import export
 from tests.test_layers import LAYERS
+from tests.zoo.tasks import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
