@@ -29,9 +29,9 @@ from ptegpu.models.facts import TASKS, inputs_of
 from ptegpu.ops import elementwise
 from ptegpu.plan.save import to_bytes
 from ptegpu.portable.registry import PORTABLE
-from tests.export.hf_folders import MODELS
 from tests.exporting import export
 from tests.test_layers import LAYERS
+from tests.zoo.tasks import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -15,8 +15,8 @@ import pytest
 import tokenizers
 import torch
 from tests.cases import close, compare
-from tests.llm.tiny import CONTEXT, TinyLM
-from tests.llm.words import TEXT, VOCABULARY
+from tests.zoo.language import CONTEXT, TinyLM
+from tests.zoo.words import TEXT, VOCABULARY
 
 import ptegpu
 from ptegpu.compiler.planner import Planner

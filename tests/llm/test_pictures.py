@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tests.cases import close
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
-from tests.llm import seeing
+from tests.zoo import seeing
 
 from ptegpu.errors import InvalidInput, InvalidProgram
 from ptegpu.export import ExportedModel, Options, export_llm

@@ -13,7 +13,7 @@ from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPart
 from executorch.exir import to_edge_transform_and_lower
 from tests.cases import close
 from tests.exporting import export
-from tests.models import Encoder
+from tests.zoo.modules import Encoder
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F

@@ -9,10 +9,13 @@ import executorch.extension.llm.custom_ops.custom_ops  # noqa: F401  (llama::upd
 import torch
 from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner
 from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
-from tests.exporting import cache_patterns, quiet
-from tests.llm.words import VOCABULARY
 from torch import nn
 from torch.nn import functional as F
+
+from tests.exporting import cache_patterns, quiet
+from tests.zoo.words import VOCABULARY
+
+from .specimen import Specimen
 
 CONTEXT = 96
 
@@ -74,3 +77,11 @@ def export(module: TinyLM, path: Path, chunk: int = CONTEXT - 1, **constants: An
             constant_methods=constants,
         )
         path.write_bytes(lowered.to_executorch().buffer)
+
+
+SPECIMENS = {
+    "logits of the last position": Specimen(TinyLM, lambda: (torch.tensor([[5, 9, 2]]), torch.tensor([0]))),
+    "logits of all positions": Specimen(
+        lambda: TinyLM(every=True), lambda: (torch.tensor([[5, 9, 2]]), torch.tensor([0]))
+    ),
+}

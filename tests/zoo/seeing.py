@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+from .specimen import Specimen
 
 SIZE, PATCH, PACK, ROWS = 32, 8, 2, 4
 WORDS = 60
@@ -83,3 +86,16 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
     random = np.random.default_rng(seed)
     coarse = random.integers(0, 256, (5, 7, 3), np.uint8)
     return np.kron(coarse, np.ones((-(-height // 5), -(-width // 7), 1), np.uint8))[:height, :width]
+
+
+def _asked() -> tuple[Any, ...]:
+    """Return tokens with places for a picture of one tile, a mask, and the picture."""
+    ids = torch.tensor([[1, 2, *[IMAGE] * (SIZE // PATCH // PACK) ** 2, 3]])
+    return ids, torch.ones_like(ids), None, None, None, torch.randn(1, 1, 3, SIZE, SIZE)
+
+
+def _write(kind: str, folder: Path) -> Path:
+    return save(model(kind), folder)
+
+
+SPECIMENS = {kind: Specimen(partial(model, kind), _asked, partial(_write, kind)) for kind in KINDS}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
+
+from .specimen import Specimen
 
 VOCAB, DIM, HIDDEN, LAYERS = 96, 64, 128, 2
 TOKENS = [5, 17, 3, 88, 41, 41, 2, 60, 9, 33, 71, 12]
@@ -150,9 +154,24 @@ def write(folder: Path, name: str, changes: dict[str, Any] | None = None, *, sha
 
 def by_transformers(folder: Path) -> np.ndarray:
     """Logits of every token of `TOKENS`, (S, V), in float32."""
+    with torch.no_grad():
+        return np.asarray(loaded(folder)(torch.tensor([TOKENS])).logits[0].numpy())
+
+
+def loaded(folder: Path) -> Any:
+    """Return the model that transformers make of a folder."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    with torch.no_grad():
-        return np.asarray(model(torch.tensor([TOKENS])).logits[0].numpy())
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+
+def build(name: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        return loaded(write(Path(folder), name))
+
+
+SPECIMENS = {
+    name: Specimen(partial(build, name), lambda: (torch.tensor([TOKENS]),), partial(write, name=name))
+    for name in CONFIGS
+}

@@ -1,12 +1,15 @@
-"""Whole models of several families, tiny and with random weights, for the tests that export and run them."""
+"""Modules of plain PyTorch: whole models of several families, tiny and with random weights."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .models import Block
+from .specimen import Specimen
 
 
 def lively(model: nn.Module) -> nn.Module:
@@ -22,6 +25,40 @@ def lively(model: nn.Module) -> nn.Module:
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.2)
     return model.requires_grad_(False).eval()
+
+
+class Block(nn.Module):
+    """Pre-norm attention and feed-forward, with PyTorch's own attention function."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, D)
+        b, t, d = x.shape
+        q, k, v = (s.view(b, t, self.heads, -1).transpose(1, 2) for s in self.qkv(self.norm1(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, t, d)
+        x = x + self.out(attended)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Encoder(nn.Module):
+    """A transformer encoder over token ids."""
+
+    def __init__(self, layers: int = 2, width: int = 16, heads: int = 2, vocabulary: int = 50) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # (B, T) → (B, T, D)
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
 
 
 class Residual(nn.Module):
@@ -318,3 +355,32 @@ class Whole(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return x * x + 1, x // 3, torch.cumsum(x, 0)
+
+
+def _noise(*shape: int) -> Callable[[], tuple[torch.Tensor]]:
+    return lambda: (torch.randn(shape),)
+
+
+def _text() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(0, 50, (3, 9)), (torch.arange(9) < torch.randint(1, 10, (3, 1))).long()
+
+
+SPECIMENS = {  # with the weights of a new module; see `lively`
+    "ResNet": Specimen(ResNet, _noise(2, 3, 32, 32)),
+    "MobileNet": Specimen(MobileNet, _noise(2, 3, 32, 32)),
+    "plain MobileNet": Specimen(PlainMobileNet, _noise(2, 3, 16, 16)),
+    "U-Net": Specimen(UNet, _noise(1, 3, 16, 16)),
+    "ViT": Specimen(ViT, _noise(2, 3, 16, 16)),
+    "encoder": Specimen(Encoder, lambda: (torch.randint(0, 50, (2, 7)),)),
+    "BERT": Specimen(Bert, _text),
+    "audio encoder": Specimen(AudioEncoder, _noise(1, 8, 24)),
+    "LSTM": Specimen(partial(Recurrent, nn.LSTM), _noise(2, 3, 6)),
+    "GRU": Specimen(partial(Recurrent, nn.GRU), _noise(2, 3, 6)),
+    "speech CNN": Specimen(SpeechCNN, _noise(1, 8, 20)),
+    "detector": Specimen(Detector, _noise(1, 3, 16, 16)),
+    "streaming": Specimen(Streaming, _noise(1, 4, 5)),
+    "autoencoder": Specimen(Autoencoder, _noise(3, 12)),
+    "branches": Specimen(Branches, _noise(3, 5)),
+    "every kind of output": Specimen(Everything, lambda: (torch.randn(8, 3), 5)),
+    "int64": Specimen(Whole, lambda: (torch.tensor([2**40, 5, -7, 2**31]),)),
+}

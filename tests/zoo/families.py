@@ -7,10 +7,13 @@ with random weights and saves it as a checkpoint folder.
 from __future__ import annotations
 
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .specimen import Specimen
 
 VOCAB = 96
 LLAMA = {
@@ -173,3 +176,9 @@ def write(folder: Path, name: str, changes: dict[str, Any] | None = None, **how:
     logging.disable_progress_bar()
     made.save_pretrained(folder, **how)
     return made
+
+
+SPECIMENS = {
+    name: Specimen(partial(model, name), lambda: (torch.arange(12)[None],), partial(write, name=name))
+    for name in FAMILIES
+}

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
 
+from .specimen import Specimen
+
 FRAMES = 100  # of a window, which is a second
 TEXT, END, START = 60, 60, 61  # ids below END are text
 LANGUAGES = {"<|en|>": 62, "<|de|>": 63}
@@ -95,3 +97,12 @@ def sound(seconds: float, seed: int = 0) -> np.ndarray:
         for f, s in zip(random.uniform(100, 4000, 4), random.uniform(0.3, 3, 4))
     )
     return (0.1 * tones + 0.01 * random.standard_normal(len(t))).astype(np.float32)
+
+
+SPECIMENS = {
+    "whisper": Specimen(
+        model,
+        lambda: (torch.randn(1, 80, FRAMES), None, torch.tensor([[START]])),  # a spectrogram, no mask, tokens
+        lambda folder: save(model(), folder),
+    ),
+}

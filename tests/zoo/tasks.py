@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers as t
-from torch import manual_seed
+from torch import nn
+
+from .specimen import Specimen
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] the a cat dog sat on mat is red blue where who runs good bad film . , ##s ##ing"
 TEXT: dict[str, Any] = {
@@ -46,7 +50,7 @@ POOLING = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "po
 
 def write(folder: Path, name: str) -> Path:
     """The model of that name in a folder."""
-    manual_seed(0)
+    torch.manual_seed(0)
     made, processor = MODELS[name]()
     t.utils.logging.disable_progress_bar()
     made.save_pretrained(folder)
@@ -170,4 +174,24 @@ MODELS: dict[str, Any] = {
         t.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=SIDE),
     ),
     "llama": lambda: (t.LlamaForCausalLM(t.LlamaConfig(**TEXT)), None),
+}
+
+
+def _build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return MODELS[name]()[0].eval()
+
+
+def _inputs(name: str) -> tuple[torch.Tensor, ...]:
+    ids = torch.arange(5, 13)[None]
+    if name in SIDES:
+        pixels = torch.randn(1, 3, SIDES[name], SIDES[name])
+        return (ids, pixels) if name == "clip" else (pixels,)
+    sounds = {"wav2vec2": (1, 1600), "hubert": (1, 1600), "ast": (1, 64, 32)}
+    return (torch.randn(sounds[name]),) if name in sounds else (ids,)
+
+
+SIDES = {"vit": 32, "deit": 32, "convnext": 64, "segformer": 64, "depth": 56, "clip": 32}  # pixels
+SPECIMENS = {
+    name: Specimen(partial(_build, name), partial(_inputs, name), partial(write, name=name)) for name in MODELS
 }
