@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from ptegpu.tasks.facts import Task
+from ptegpu.models.facts import Task
 from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
