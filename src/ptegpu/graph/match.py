@@ -129,7 +129,7 @@ class Match:
             case Op():
                 begun, a = self._behind(a)
                 maker = self.uses.maker.get(a) if isinstance(a, Tensor) else None
-                m = maker and begun.at(p, maker)
+                m = begun.at(p, maker) if maker else None
             case _:
                 return self._operand(p(), a)
         return m and m._named(p.name, a)
@@ -146,8 +146,9 @@ class Match:
         """Return the match with a tensor of this name; None if another one has it."""
         if not name:
             return self
-        same = isinstance(a, Tensor) and self.tensors.get(name, a) is a
-        return replace(self, tensors={**self.tensors, name: a}) if same else None
+        if not isinstance(a, Tensor) or self.tensors.get(name, a) is not a:
+            return None
+        return replace(self, tensors={**self.tensors, name: a})
 
 
 def find(node: Node, uses: Uses, patterns: Iterable[Op], skips: Skips = lambda node: False) -> Match | None:
