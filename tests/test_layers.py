@@ -212,7 +212,7 @@ def test_lower_layers_import_without_wgpu_and_torch() -> None:
 
 NAMING = {"ops", "portable", "export"}  # packages; and files that read the file format, and run examples
 NAMING_FILES = {PACKAGE / "graph" / "names.py", PACKAGE / "cli" / "selfcheck.py"}
-PATTERNS = {"decomposed"}  # modules of ops/ that match operators of other families
+PATTERNS = {"decomposed", "widened"}  # modules of ops/ that match operators of other families
 
 
 def operator_names() -> set[str]:
