@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -262,3 +263,17 @@ def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path, monkey
     with pytest.raises(InvalidProgram) as error:
         list(steady(view[1000:60000]))
     assert f"{file}: the file was cut while it was loaded" == str(error.value)
+
+
+def test_an_interrupt_right_after_a_budget_is_set_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, interrupts = module._current, iter([KeyboardInterrupt()])
+
+    def interrupted(value: Any) -> None:
+        variable.set(value)
+        for interrupt in interrupts:
+            raise interrupt
+
+    monkeypatch.setattr(module, "_current", SimpleNamespace(get=variable.get, set=interrupted))
+    with pytest.raises(KeyboardInterrupt), Budget().spending("a call"):
+        pass
+    assert module.current() is None
