@@ -53,11 +53,9 @@ class Fused:
         """Return the node of this rule."""
         made = {o for n in self.members for o in n.outs}
         values = dict.fromkeys(v for n in self.members for v in n.values() if v not in made)
-        split = {n.args[k] for n in self.members for k in n.op.splits}
         op = OpDef(
             self.name,
             tuple(Parameter(f"x{k}") for k in range(len(values))),
-            splits=tuple(k for k, v in enumerate(values) if v in split),
             wants=frozenset({"target", "outs"}),
             steps=self,
             indexes=lambda _: [b for n in self.members for b in n.op.bounds(n.args)],
