@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from ptegpu.models.facts import Task
 from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
 from ptegpu.export import quiet
 from ptegpu.export.hf_models import KINDS, Bounds, task_of, wrapped
+from ptegpu.models.facts import Task
 from tests.zoo.specimen import Specimen
 
 VOCABULARY = 99
