@@ -42,7 +42,7 @@ def f64(*sizes: int, **more: Any) -> pte.Tensor:
 
 
 def program(values: list[pte.Value], outputs: list[int], *chain: pte.Instruction) -> pte.Method:
-    return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "", ())
+    return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "")
 
 
 def refused(made: pte.Method, **given: Any) -> str:

@@ -199,13 +199,6 @@ def test_trailing_arguments_have_their_defaults() -> None:
     assert [T, T, 1] == REGISTRY["aten.add.Tensor"].bind([T, T])
 
 
-def test_symbolic_ints_that_a_rule_sees_by_value_only_are_known() -> None:
-    view, select = REGISTRY["aten.view_copy.default"], REGISTRY["aten.select_copy.int"]
-    assert [S] == view.baked((T, (2, S)))
-    assert [] == select.baked((T, 0, S))
-    assert [S] == select.baked((T, S, 0))
-
-
 def test_a_result_of_another_dtype_than_declared_is_refused() -> None:
     with pytest.raises(InvalidProgram) as error:
         REGISTRY["aten.gt.Scalar"].infer([T, 0], [Tensor("y", DType.F32, (2,))])

@@ -137,7 +137,7 @@ def identity(values: list[pte.Value], input_tree: str, output_tree: str, outputs
     """A method that gives its inputs."""
     ids = tuple(range(len(values)))
     gives = ids if outputs is None else tuple(outputs)
-    return method_of(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree, ()))
+    return method_of(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree))
 
 
 def test_inputs_by_name() -> None:

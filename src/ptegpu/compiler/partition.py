@@ -47,11 +47,6 @@ class Host:
 Item = Stretch | Host
 
 
-def branches(item: Item) -> bool:
-    """Whether it may skip what comes after it."""
-    return isinstance(item, Host) and isinstance(item.instruction, Jump)
-
-
 def mutates(op: str) -> tuple[int, ...]:
     """Positions of the arguments that an operator writes in place."""
     return REGISTRY[op].mutates if op in REGISTRY else ()

@@ -44,7 +44,6 @@ class Source(NamedTuple):
 
     name: str
     wgsl: str
-    entry: str
     layout: Handle
     translate: Callable[[Words], Exception]  # makes an error of the compiler's words
 
@@ -226,7 +225,7 @@ class WebGPU:
         """The description of a pipeline, and what must live as long."""
         module = self.module(source)
         descriptor = self.ffi.new("WGPUComputePipelineDescriptor *")
-        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, source.entry)
+        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, "main")
         descriptor.layout, descriptor.compute.module = source.layout, module
         return descriptor, (module, texts)
 

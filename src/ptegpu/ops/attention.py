@@ -49,7 +49,6 @@ def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
 @op(
     "custom_sdpa.default",
     "llama.custom_sdpa.default",
-    positions=["start_pos"],
     fits="query float, attn_mask any",
     indexes=seen_from,
     role="attention",
@@ -83,7 +82,6 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     "sdpa_with_kv_cache.default",
     "llama.sdpa_with_kv_cache.default",
     mutates=["key_cache", "value_cache"],
-    positions=["start_pos"],
     fits="query float, attn_mask any",
     indexes=lambda a: fitting(a["key"], a["key_cache"], a["start_pos"]),
     role="attention",

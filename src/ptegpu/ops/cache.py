@@ -30,7 +30,6 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     "llama.update_cache.default",
     mutates=["cache"],
     hollow=True,
-    positions=["start_pos"],
     fits="value float",
     indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
     role="cache",

@@ -122,7 +122,6 @@ class Traits:
     # Effects: what a call changes, and what changes a call.
     mutates: tuple[int, ...] = ()  # parameters written in place (states)
     hollow: bool = False  # its result holds nothing: no kernel writes it, and a program that looks finds zeros
-    positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on: a new value reruns no rule
 
     # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
     fits: Fits | None = None  # what its tensors must be; None: any that a GPU holds. Given as text: see `fits.py`
@@ -259,14 +258,6 @@ class OpDef(Traits, Schema):
         """The arguments that are scalars of the tensors' kind."""
         return [a for a, p in zip(self.place(args), self.parameters) if {int, float} == p.kinds - {type(None)}]
 
-    def baked(self, args: Sequence[Arg]) -> list[Sym]:
-        """Symbolic ints that the lowering sees by value only: a plan holds for these values alone."""
-        found: list[Sym] = []
-        for a, p in zip(self.place(args), self.parameters):
-            if not p.keeps:
-                found += [s for s in (a if isinstance(a, tuple) else (a,)) if isinstance(s, Sym)]
-        return found
-
 
 REGISTRY: dict[str, OpDef] = {}
 
@@ -322,7 +313,7 @@ def define(names: Iterable[str], rule: Callable[..., Any], kind: str, **traits: 
     """Put a rule into the registry under each name; `traits` are those of `Traits`, with names for parameters."""
     parameters = parameters_of(rule)
     places = {p.name: k for k, p in enumerate(parameters)}
-    for trait in ("mutates", "positions", "splits"):
+    for trait in ("mutates", "splits"):
         traits[trait] = tuple(places[name] for name in traits.get(trait, ()))
     tensors = [
         p.name for p in parameters if Tensor in p.kinds or any(Tensor in k for k in p.kinds if isinstance(k, frozenset))

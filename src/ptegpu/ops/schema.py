@@ -48,7 +48,6 @@ class Parameter(NamedTuple):
 
     name: str
     convert: Convert = lambda a: a
-    keeps: bool = False  # gets a Sym itself rather than its value
     default: Any = REQUIRED
     kinds: Kinds = frozenset({Any})  # what a value can be
 
@@ -113,7 +112,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
                 raise KeyError(p.name)
             kinds, convert = _meaning(p.annotation, function.__globals__)
             default = list(p.default) if isinstance(p.default, tuple) else p.default
-            found.append(Parameter(p.name, convert, Sym in kinds, default, kinds))
+            found.append(Parameter(p.name, convert, default, kinds))
         except KeyError:
             raise TypeError(
                 f"parameter '{p.name}' of {function.__name__} needs an annotation: Tensor, int, float, bool, str, "

@@ -183,7 +183,7 @@ def _read_ends(m: Any, where: str) -> FileMethod:
         places[name] = tuple(range(len(values), len(values) + len(given)))
         values += [_read_value(v, f"{where}.{name}") for v in given]
     texts = [read_field(str, found.get(name), f"{where}.{name}") for name in ("name", "input_tree", "output_tree")]
-    return FileMethod(texts[0], tuple(values), places["inputs"], places["outputs"], (), (), texts[1], texts[2], ())
+    return FileMethod(texts[0], tuple(values), places["inputs"], places["outputs"], (), (), texts[1], texts[2])
 
 
 def _read_value(value: Any, where: str) -> Any:

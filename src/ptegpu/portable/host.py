@@ -33,7 +33,7 @@ def run(c: Call, args: Sequence[Any]) -> list[Any]:
         if c.op in PRIMS:
             results = [PRIMS[c.op](*args)]
         else:
-            specs = [OutSpec(_dtype(o), o.sizes, tuple(range(len(o.sizes)))) for o in c.outs]
+            specs = [OutSpec(_dtype(o), o.sizes) for o in c.outs]
             results = call(c.op, args, specs)
     except PtegpuError as e:
         raise type(e)(f"{c.where}: {e}") from e

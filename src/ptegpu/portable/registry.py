@@ -46,7 +46,6 @@ class OutSpec:
 
     dtype: DType
     sizes: tuple[int, ...] | None = None
-    dim_order: tuple[int, ...] = ()
 
     @property
     def numpy(self) -> np.dtype:
