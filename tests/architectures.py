@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import ptegpu
 from ptegpu.export import quiet
 from ptegpu.export.hf_models import KINDS, Bounds, task_of, wrapped
-from ptegpu.plan.bundle import Host, Run
+from ptegpu.plan.method import Host, Run
 from ptegpu.tasks.facts import Task
 from tests.exporting import export
 

@@ -17,29 +17,30 @@ from ptegpu.format import BlobGraph, BlobTensor, Constant, SymInt, pte, read_pro
 from ptegpu.format.delegate import Call as BlobCall
 from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.importer import NamedData, array_of, import_method
 from ptegpu.graph.inline import PREPACK
-from ptegpu.graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
+from ptegpu.plan.method import Call, Jump, Move, Operand, Var, variables
 
 DATA = Path(__file__).parent.parent / "data"
 
 
-def imported(name: str, method: str = "forward", *data: str) -> Linear:
+def imported(name: str, method: str = "forward", *data: str) -> FlatMethod:
     file = read_program(DATA / f"{name}.pte")
     (found,) = [m for m in file.methods if m.name == method]
     return import_method(found, named_data(file, [DATA / d for d in data]), mutates)
 
 
-def calls(linear: Linear) -> list[Call]:
+def calls(linear: FlatMethod) -> list[Call]:
     return [i for i in linear.code if isinstance(i, Call)]
 
 
-def call(linear: Linear, op: str) -> Call:
+def call(linear: FlatMethod, op: str) -> Call:
     (found,) = [c for c in calls(linear) if c.op == op]
     return found
 
 
-def slots(linear: Linear) -> dict[str, Var]:
+def slots(linear: FlatMethod) -> dict[str, Var]:
     """Every slot by its name."""
     operands = [*linear.inputs, *linear.outputs, *(a for c in calls(linear) for a in (*c.args, *c.outs))]
     return {v.name: v for v in variables(tuple(operands))}
@@ -162,7 +163,7 @@ def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chai
     return pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
 
 
-def by_hand(found: pte.Method, data: NamedData | None = None) -> Linear:
+def by_hand(found: pte.Method, data: NamedData | None = None) -> FlatMethod:
     return import_method(found, data or {}, mutates, "model.pte")
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ptegpu.dtypes import DType
-from ptegpu.graph.linear import Call, Operand, Var
 from ptegpu.ops import REGISTRY
 from ptegpu.ops.spans import INT32, PLACES, RULES, Span, fits, of_dtype, spans
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.portable import PORTABLE, PRIMS, OutSpec, call
 
 SHAPE = (3, 4)

@@ -20,8 +20,9 @@ from ptegpu.compiler.join import join
 from ptegpu.compiler.partition import partition
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
-from ptegpu.graph.linear import Call, Linear, Operand, Var
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.ops import REGISTRY
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.runtime.method import Method
 
 
@@ -330,7 +331,7 @@ MISTAKEN = [
 
 @pytest.mark.parametrize(("mistake", "message"), MISTAKEN, ids=[m for _, m in MISTAKEN])
 def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message: str) -> None:
-    linear = Linear("forward", [X], [Y], [mistake])
+    linear = FlatMethod("forward", [X], [Y], [mistake])
     with pytest.raises(ptegpu.InvalidProgram) as error:
         join(linear, partition(linear))
     assert str(error.value) == message

@@ -14,8 +14,7 @@ import typer
 
 from ..compiler.order import writes
 from ..errors import InvalidInput
-from ..graph.linear import Jump, Var
-from ..plan.bundle import Host, Outer
+from ..plan.method import CompiledMethod, Host, Jump, Var
 from ..plan.numbers import Many, needed
 from ..plan.plan import Family, Input, Plan, Port
 from ..plan.resolve import Resolver, chosen, evaluated
@@ -274,7 +273,7 @@ def sizes_of(i: Input) -> dict[str, int | None]:
     return {f"{i.name}[{d}]": n for d, n in enumerate(i.shape)} if i.dynamic else {}
 
 
-def numpy_calls(outer: Outer) -> Counter[str]:
+def numpy_calls(outer: CompiledMethod) -> Counter[str]:
     """The operators that need a NumPy kernel."""
     return Counter(op for op in outer.on_host if op in PORTABLE)
 
@@ -319,7 +318,7 @@ class Cost:
     refusal: str = ""
 
 
-def check_sizes(outers: Iterable[Outer], given: Mapping[str, int]) -> None:
+def check_sizes(outers: Iterable[CompiledMethod], given: Mapping[str, int]) -> None:
     """That some plan has these sizes, and that they are within its bounds."""
     known: dict[str, int | None] = {}
     for i in (i for outer in outers for plan in outer.plans for i in plan.inputs):
@@ -333,7 +332,7 @@ def check_sizes(outers: Iterable[Outer], given: Mapping[str, int]) -> None:
             raise InvalidInput(f"{name} is at most {most}, not {value}")
 
 
-def costs(outer: Outer, given: Mapping[str, int]) -> list[Cost]:
+def costs(outer: CompiledMethod, given: Mapping[str, int]) -> list[Cost]:
     """What each plan costs, in the order of the plans.
 
     Sizes that neither `given` nor a plan before says, and that need not equal one of these, are the largest; ints, and

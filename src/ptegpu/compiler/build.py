@@ -10,8 +10,6 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
-from ..graph.linear import Call, Operand, Var, variables
-from ..graph.narrow import to_device
 from ..limits import copying, tick
 from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
@@ -26,6 +24,8 @@ from ..passes.norms import join_norms
 from ..passes.operands import join_operands
 from ..passes.siblings import join_siblings
 from ..passes.views import merge_views
+from ..plan.method import Call, Operand, Var, variables
+from ..plan.narrow import to_device
 
 
 class Joined:

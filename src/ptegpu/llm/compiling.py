@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..dtypes import DType
 from ..errors import UnsupportedProgram
-from ..graph.linear import Var
+from ..plan.method import Var
 from ..sampling import MODES, PENALTY, SETTINGS
 from .sampling import words_of
 from .signature import METHOD, Signature, read_signature
@@ -108,7 +108,7 @@ def _serving(
         return pages
 
     def limits(tail: Tail) -> None:
-        tail.linear.inputs, tail.linear.code, tail.linear.input_tree = [], [], ""
+        tail.flat.inputs, tail.flat.code, tail.flat.input_tree = [], [], ""
         tail.outputs = [pages, rows]  # known by now: methods are made in order
 
     also = {SERVE: (METHOD, serving(signature, count, sequences)), LIMITS: (METHOD, limits)}

@@ -18,8 +18,8 @@ from typing import NoReturn
 from ..compiler.append import Tail
 from ..dtypes import DType
 from ..errors import UnsupportedProgram
+from ..graph.flat import FlatMethod
 from ..graph.graph import Shape
-from ..graph.linear import Call, Linear, Operand, Var, variables
 from ..kernels.attention import PAGE
 from ..ops.latest import FILL, KEEP
 from ..ops.ragged import (
@@ -39,6 +39,7 @@ from ..ops.ragged import (
     WRITE,
 )
 from ..ops.sample import SAMPLE_ROWS
+from ..plan.method import Call, Operand, Var, variables
 from ..sampling import SETTINGS
 from .sampling import words_of
 from .signature import Signature
@@ -59,7 +60,7 @@ def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tai
     width = -(-signature.context // PAGE)
 
     def append(tail: Tail) -> None:
-        linear = tail.linear
+        linear = tail.flat
         rewrite = _Rewrite(linear, pages)
         rows = tail.input("rows", DType.I32, (signature.chunk, 2), dynamic=True)
         tables = tail.input("tables", DType.I32, (sequences, width))
@@ -81,8 +82,8 @@ def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tai
 class _Rewrite:
     """The calls of a method, one after the other."""
 
-    def __init__(self, linear: Linear, pages: Count) -> None:
-        self.linear, self.pages = linear, pages
+    def __init__(self, linear: FlatMethod, pages: Count) -> None:
+        self.flat, self.pages = linear, pages
         tokens, position = linear.inputs
         assert isinstance(tokens, Var) and isinstance(position, Var)
         self.length = tokens.sizes[1]
@@ -101,7 +102,7 @@ class _Rewrite:
         self.rows, self.tables = rows, tables
         self._fill(held)
         (self.places,) = self._new(SELECT, (rows, 1, 1), [(DType.I32, (self.length,))])
-        for instruction in self.linear.code:
+        for instruction in self.flat.code:
             if not isinstance(instruction, Call):
                 self._refuse("the program branches")
             self._call(instruction)
@@ -114,14 +115,14 @@ class _Rewrite:
             cache.sizes = (count, *cache.sizes[1:])
         if not isinstance(logits, Var):
             self._refuse("its logits are not computed")
-        self.linear.inputs = [x for x in self.linear.inputs if x is not self.position]
-        self.linear.code = [*self._only_wanted(wanted, logits)]
+        self.flat.inputs = [x for x in self.flat.inputs if x is not self.position]
+        self.flat.code = [*self._only_wanted(wanted, logits)]
         return logits
 
     def _fill(self, held: Var) -> None:
         """The tokens are those given, with the latest where they are -1."""
         given = replace(self.tokens)
-        self.linear.inputs = [given if x is self.tokens else x for x in self.linear.inputs]
+        self.flat.inputs = [given if x is self.tokens else x for x in self.flat.inputs]
         self.tokens.name, self.tokens.kind = f"{given.name} with the latest", "temp"
         self.code.append(Call(FILL, (given, self.rows, held), (self.tokens,), f"{FILL} of {given.name}"))
 
@@ -238,7 +239,7 @@ class _Rewrite:
         return replace(c, args=(c.args[0], tuple(-1 if n in self.lengths else n for n in c.args[1])))  # type: ignore[union-attr]
 
     def _refuse(self, why: str) -> NoReturn:
-        raise UnsupportedProgram(f"{self.linear.name} cannot serve several sequences at once: {why}")
+        raise UnsupportedProgram(f"{self.flat.name} cannot serve several sequences at once: {why}")
 
 
 def _last_row(head: Call, made: dict[Var, Call]) -> Call | None:

@@ -12,9 +12,9 @@ import ptegpu
 
 from ..errors import InvalidInput, UnsupportedProgram
 from ..gpu import open_device
-from ..graph.linear import Var
 from ..kernels.attention import PAGE
 from ..plan.bundle import Bundle
+from ..plan.method import Var
 from ..sampling import SETTINGS
 from .compiling import LIMITS, SERVE
 from .generation import Generation, Stream

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..dtypes import DType
-from ..graph.linear import Call, Operand, Var
+from ..plan.method import Call, Operand, Var
 from .registry import REGISTRY
 
 Span: TypeAlias = tuple[int, int]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import TypeAlias
 
-from ..graph.linear import Call, Operand, Var
+from ..plan.method import Call, Operand, Var
 
 Dims: TypeAlias = tuple["int | Var", ...]
 Of = Callable[[Operand], Dims | None]  # of a tensor or a literal: None if it is not steady

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..dtypes import DType
-from ..graph.linear import Call, Var
+from ..plan.method import Call, Var
 from .spans import CASTS
 
 

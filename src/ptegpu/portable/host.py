@@ -9,10 +9,10 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
-from ..graph.linear import Call, Var
-from ..graph.narrow import from_device
 from ..ops import REGISTRY
 from ..ops.schema import Schema
+from ..plan.method import Call, Var
+from ..plan.narrow import from_device
 from . import PORTABLE, PRIMS, OutSpec, call
 
 

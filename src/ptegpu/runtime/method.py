@@ -14,10 +14,9 @@ from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
 from ..gpu.pipelines import Progress, silent
 from ..gpu.session import Points
-from ..graph.linear import Call, Jump, Move, Operand, Var
-from ..graph.narrow import clipped, from_device, seen, to_device
 from ..limits import Budget, exceeded, tick
-from ..plan.bundle import Host, Item, Outer, Run
+from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Move, Operand, Run, Var
+from ..plan.narrow import clipped, from_device, seen, to_device
 from .arrays import Kind, as_array, assign, check_writable, fits
 from .engine import Engine, Extend
 from .signature import Signature
@@ -30,7 +29,7 @@ MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembe
 class Method:
     """A method ready to run. Make it through `Program.method`."""
 
-    def __init__(self, outer: Outer, budget: Budget | None = None) -> None:
+    def __init__(self, outer: CompiledMethod, budget: Budget | None = None) -> None:
         self.name, self.outer, self.items = outer.name, outer, outer.items
         self.budget = budget or Budget()
         self.signature = Signature(outer)

@@ -12,7 +12,8 @@ from ..gpu import Device, Engine, SharedConstants, open_device
 from ..gpu.pipelines import Progress, silent
 from ..gpu.threads import Lock
 from ..limits import Budget, Limits
-from ..plan.bundle import Bundle, Outer
+from ..plan.bundle import Bundle
+from ..plan.method import CompiledMethod
 from ..plan.plan import Plan
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from ..printing import shown
@@ -80,7 +81,9 @@ def load(
             if cache != "f32":
                 raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
             opened, target = _open(device, engine, precision, cache)
-            return Program(bundle, _methods_of(bundle.outers(target), methods), opened, first or {}, budget, progress)
+            return Program(
+                bundle, _methods_of(bundle.methods_for(target), methods), opened, first or {}, budget, progress
+            )
         from ..compiler.data import read_all
         from ..compiler.program import cut_methods, plan_methods, read_source
 
@@ -126,7 +129,9 @@ def _saved(path: Any) -> Bundle | None:
     return Bundle.load(path) if is_bundle(path) else None
 
 
-def _methods_of(outers: Mapping[str, Outer], methods: str | Iterable[str] | None) -> Mapping[str, Outer]:
+def _methods_of(
+    outers: Mapping[str, CompiledMethod], methods: str | Iterable[str] | None
+) -> Mapping[str, CompiledMethod]:
     wanted = list(outers) if methods is None else [methods] if isinstance(methods, str) else [*methods]
     for name in wanted:
         if name not in outers:
@@ -147,7 +152,7 @@ class Program:
     def __init__(
         self,
         bundle: Bundle,
-        outers: Mapping[str, Outer],
+        outers: Mapping[str, CompiledMethod],
         device: Device,
         first: Mapping[str, Points],
         budget: Budget,

@@ -24,7 +24,8 @@ from ..errors import ExportError, InvalidInput, UnsupportedProgram
 from ..files import naming, read
 from ..llm.compiling import GENERATE
 from ..llm.compiling import compile as compile_language_model
-from ..plan.bundle import Bundle, Outer
+from ..plan.bundle import Bundle
+from ..plan.method import CompiledMethod
 from ..plan.read import is_bundle
 from ..plan.save import MANIFEST, save_web
 from ..plan.target import CLASSES, Target
@@ -216,7 +217,7 @@ def _compile(
 def _kept(bundle: Bundle, page: Page) -> Bundle:
     """The bundle with the methods that a page can run: no constants; of a language model, what generates."""
 
-    def kept(outers: Mapping[str, Outer]) -> dict[str, Outer]:
+    def kept(outers: Mapping[str, CompiledMethod]) -> dict[str, CompiledMethod]:
         return {name: o for name, o in outers.items() if (name == GENERATE if page.name == "chat" else o.items)}
 
     methods = tuple(kept(outers) for outers in bundle.methods)
