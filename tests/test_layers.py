@@ -12,6 +12,13 @@ from typing import Literal, NamedTuple
 
 import pytest
 
+from ptegpu.compiler.program import cut_methods, plan_methods
+from ptegpu.dtypes import DType
+from ptegpu.format import pte
+from ptegpu.plan.bundle import Bundle
+from ptegpu.plan.target import Target
+from ptegpu.portable.families import FAMILIES
+
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
 PACKAGE = SRC / "ptegpu"
@@ -23,8 +30,8 @@ LAYERS = (
     {"plan"},
     {"kernels"},
     {"graph"},
-    {"ops"},
     {"portable"},
+    {"ops"},
     {"passes"},
     {"compiler"},
     {"gpu"},
@@ -155,6 +162,37 @@ def test_gpu_loads_nothing_that_makes_plans() -> None:
     assert "ptegpu.gpu.session" in loaded
     makers = ("compiler", "graph", "kernels", "ops", "passes", "portable", "sizes")
     assert [m for m in loaded if layer(m) in makers] == []
+
+
+def test_a_host_step_of_a_bundle_imports_one_family_of_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "median.bundle"
+    median().save(path)
+    code = (
+        f"import sys; sys.path.insert(0, {str(SRC)!r})\n"
+        f"import numpy, ptegpu\n"
+        f"program = ptegpu.load({str(path)!r})\n"
+        f"print(*sorted(sys.modules))\n"
+        f"program(numpy.ones(4))\n"
+        f"print(*sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    loaded, called = ({m for m in line.split() if m.partition(".")[0] == "ptegpu"} for line in done)
+    makers = {"compiler", "kernels", "ops", "passes"}
+    assert [m for m in loaded if layer(m) in makers | {"graph", "portable"}] == []
+    assert [m for m in called if layer(m) in makers] == []
+    assert [f for f in FAMILIES if f"ptegpu.portable.{f}" in called] == ["sort"]
+    assert len(called - loaded) <= 10
+    assert len([m for m in called if layer(m) != "gpu"]) < 45
+
+
+def median() -> Bundle:
+    """Return a program for float64, which no GPU computes with."""
+    x, y = pte.Tensor(DType.F64, (4,), (0,)), pte.Tensor(DType.F64, (), ())
+    call = pte.KernelCall("aten::median.out", (0, 1, 1))
+    method = pte.Method("forward", (x, y), (0,), (1,), ((call,),), (), "", "")
+    file = pte.Program(None, 0, 0, (method,), {})
+    methods, _ = plan_methods(cut_methods(file), Target())
+    return Bundle(file, (Target(),), (methods,))
 
 
 def test_compiler_imports_no_gpu() -> None:

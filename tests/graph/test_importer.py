@@ -13,7 +13,8 @@ from ptegpu.compiler.data import named_data
 from ptegpu.compiler.partition import mutates
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
-from ptegpu.format import BlobGraph, BlobTensor, Constant, SymInt, pte, read_program
+from ptegpu.format import pte, read_program
+from ptegpu.format.delegate import BlobGraph, BlobTensor, Constant, SymInt
 from ptegpu.format.delegate import Call as BlobCall
 from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer

@@ -28,8 +28,9 @@ from ptegpu.llm import LanguageModel
 from ptegpu.llm.compiling import compile as compile_llm
 from ptegpu.plan import save
 from ptegpu.plan.bundle import Bundle
+from ptegpu.plan.layout import HEAD, MANIFEST
 from ptegpu.plan.read import load
-from ptegpu.plan.save import HEAD, MANIFEST, save_web, to_bytes
+from ptegpu.plan.save import save_web, to_bytes
 from ptegpu.plan.target import CLASSES, Target
 from ptegpu.plan.web import variant_needs
 

@@ -11,18 +11,17 @@ import pytest
 
 from ptegpu import PtegpuError
 from ptegpu.compiler.join import join
-from ptegpu.compiler.partition import partition
+from ptegpu.compiler.partition import partition, schema_of
 from ptegpu.compiler.planner import Planner
 from ptegpu.compiler.program import compile
 from ptegpu.dtypes import DType
 from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.graph import Sym, Tensor
+from ptegpu.graph.schema import Kinds
 from ptegpu.ops import REGISTRY
-from ptegpu.ops.schema import Kinds
-from ptegpu.plan import Target
 from ptegpu.plan.method import Call, Operand, Var, variables
+from ptegpu.plan.target import Target
 from ptegpu.portable import PORTABLE, PRIMS
-from ptegpu.portable.host import schema_of
 
 DATA = Path(__file__).parents[1] / "data"
 MUTANTS = 300  # of each file

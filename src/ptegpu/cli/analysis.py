@@ -17,7 +17,8 @@ from ..compiler.partition import Facts, Stretch, joins
 from ..compiler.program import Cut, cut_method, plan_methods
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
-from ..format import BlobGraph, BlobTensor, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
+from ..format import DelegateCall, KernelCall, Method, Program, Tensor
+from ..format.delegate import BlobGraph, BlobTensor, read_delegate
 from ..graph.importer import BACKENDS, NamedData
 from ..graph.names import functional
 from ..ops import REGISTRY

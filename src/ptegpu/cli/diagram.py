@@ -10,17 +10,17 @@ from itertools import groupby
 from typing import Any, Literal
 
 from ..compiler.build import Joined
-from ..compiler.partition import Stretch
+from ..compiler.partition import Stretch, schema_of
 from ..compiler.program import Cut
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.graph import Graph, Sym, flatten
 from ..graph.graph import Tensor as GraphTensor
+from ..graph.schema import Schema
 from ..ops import REGISTRY
 from ..ops.registry import OpDef
-from ..ops.schema import Schema
 from ..plan.method import Call, Jump, Move, Var, variables
-from ..portable.host import on_host, schema_of
+from ..portable.host import on_host
 from .analysis import Analysis, is_joint
 from .console import dims, number
 from .palette import group

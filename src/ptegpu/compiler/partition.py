@@ -17,11 +17,13 @@ from ..dtypes import ON_GPU, DType
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..graph.flat import FlatMethod
 from ..graph.graph import Arg, Sym, Tensor
+from ..graph.schema import Schema
 from ..limits import tick
 from ..ops import REGISTRY, OpDef
 from ..ops.spans import RULES, Span, fits, of_dtype, spans
 from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
-from ..portable.host import on_host, schema_of
+from ..portable import PORTABLE, PRIMS
+from ..portable.host import on_host
 from .order import arrange, levels, writes
 from .tables import tabulate
 
@@ -51,6 +53,11 @@ Item = Stretch | Host
 def mutates(op: str) -> tuple[int, ...]:
     """Positions of the arguments that an operator writes in place."""
     return REGISTRY[op].mutates if op in REGISTRY else ()
+
+
+def schema_of(op: str) -> Schema | None:
+    """Return what an operator takes, wherever it runs; None if neither the GPU nor the host has it."""
+    return REGISTRY.get(op) or PORTABLE.get(op) or PRIMS.get(op)
 
 
 def partition(flat: FlatMethod) -> list[Item]:

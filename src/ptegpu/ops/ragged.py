@@ -24,7 +24,7 @@ from .registry import Dispatch, Out, Scratch, Steps, op
 
 ATTEND = "ptegpu.attend_pages.default"
 
-# What a decoder for one sequence does with a position, and what takes its place (`ptegpu.llm.ragged`).
+# What a decoder for one sequence does with a position, and what takes its place (`ptegpu.compiler.ragged`).
 SELECT, TAKE, VIEW, SIZE = (
     "aten.select_copy.int",
     "aten.index_select.default",
@@ -39,6 +39,8 @@ LAST = ("aten.select_copy.int", "aten.slice_copy.Tensor")
 POSITION = ("et_vk.select_as_symint.default", "aten._local_scalar_dense.default", "aten.select_copy.int")
 SUM = ("add", "executorch_prim.add.Scalar")
 SAME = ("aten.alias_copy.default", "aten.clone.default", "aten.view_copy.default", "aten._to_copy.default")
+HEADS = ("linear", "aten.mm.", "aten.addmm.", "aten._weight_int8pack_mm.")  # in names of what computes logits
+LIKE_ROWS = ("aten.mul.", "aten.div.", "aten.tanh.")  # names of what treats rows alike begin so
 
 
 @op(ATTEND, mutates=["key_pages", "value_pages"], fits="query float, rows int32, tables int32")

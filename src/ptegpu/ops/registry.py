@@ -23,10 +23,10 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
+from ..graph.schema import Number, Options, Parameter, Schema, SymInt, parameters_of  # noqa: F401  (for the families)
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from .fits import Fits, parsed
-from .schema import Number, Options, Parameter, Schema, SymInt, parameters_of  # noqa: F401  (for the families)
 
 NONSENSE = (ArithmeticError, LookupError, ValueError)  # what Python raises where a program's numbers make no sense
 

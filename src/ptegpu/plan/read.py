@@ -22,12 +22,11 @@ from ..format.source import open_source
 from ..limits import copying, has_read
 from .bundle import Bundle
 from .fields import literal, read_field
+from .layout import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
 from .method import Call, CompiledMethod, Host, Item, Jump, Move, Run, Var
 from .plan import Buffer, Kernel, Plan
 from .prove import damaged, prove
-from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
 from .target import Target
-from .web import needed
 
 
 def is_bundle(source: Any) -> bool:
@@ -75,6 +74,8 @@ def load(source: Any) -> Bundle:
 
 
 def _load_web(folder: Path) -> Bundle:
+    from .web import needed
+
     document = _parse(read(folder / MANIFEST, InvalidProgram), WEB_VERSION)
     shards: dict[str, bytes] = {}
     for listed in _list(document.get("shards"), "shards"):

@@ -24,22 +24,14 @@ import numpy as np
 from ..dtypes import DType
 from ..files import write
 from ..format import Method as FileMethod
-from ..format.pte import BoolList, FloatList, IntList, TensorList
 from ..format.pte import Tensor as FileTensor
 from .bundle import Bundle
+from .layout import ALIGN, ARRAYS, FORMAT, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
 from .method import Call, CompiledMethod, Item, Jump, Move, Run, Var
-from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
+from .plan import Buffer, Expr, Kernel, Moved, Plan
 from .web import Buffers, Layouts, method_needs, variant_needs
 
-MAGIC = b"ptegpu\x00B"
-FORMAT = "ptegpu-bundle"
-VERSION, WEB_VERSION = 1, 2  # of the file, and of the folder
-HEAD = len(MAGIC) + 8 + 32
-ALIGN = 64
 SHARD = 24 << 20  # bytes: what content delivery networks take
-MANIFEST = "bundle.json"
-ARRAYS = (Binding, Patch, Dispatch, Choice, Copy)  # of which there are many: lists of their fields
-LISTS: dict[str, Any] = {"ints": IntList, "floats": FloatList, "bools": BoolList, "tensors": TensorList}
 
 
 def save(bundle: Bundle, path: Any) -> None:

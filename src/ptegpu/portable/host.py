@@ -9,8 +9,6 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
-from ..ops import REGISTRY
-from ..ops.schema import Schema
 from ..plan.method import Call, Var
 from ..plan.narrow import from_device
 from . import PORTABLE, PRIMS, OutSpec, call
@@ -19,12 +17,6 @@ from . import PORTABLE, PRIMS, OutSpec, call
 def on_host(c: Call) -> bool:
     """Whether there is a NumPy kernel or a primitive for it."""
     return c.op in PRIMS or c.op in PORTABLE
-
-
-def schema_of(op: str) -> Schema | None:
-    """What an operator takes, wherever it runs; None if nobody has it."""
-    kernel = PORTABLE.get(op) or PRIMS.get(op)
-    return REGISTRY.get(op) or (kernel.schema if kernel else None)
 
 
 def run(c: Call, args: Sequence[Any]) -> list[Any]:

@@ -19,16 +19,16 @@ from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from ..printing import shown
 from .copies import copy_what_is_read
 from .engine import Extend
-from .metadata import MethodMeta
 from .method import Method as Compiled
 from .method import Running
-from .profile import Profile, profile_method
 from .signature import Spec
 
 if TYPE_CHECKING:
     from ..compiler.append import Append
     from ..compiler.data import Data, Source
     from ..compiler.planner import Points, Sizes
+    from .metadata import MethodMeta
+    from .profile import Profile
 
 DEFAULT = "forward"
 
@@ -210,6 +210,8 @@ class Program:
 
     def metadata(self, method_name: str) -> MethodMeta:
         """What ExecuTorch tells of a method."""
+        from .metadata import MethodMeta
+
         for method in self.file.methods:
             if method.name == method_name:
                 return MethodMeta(method)
@@ -295,6 +297,8 @@ class Method:
         The method's state is reset before every call and at the end. An adapter without timestamp queries raises
         LimitExceeded.
         """
+        from .profile import profile_method
+
         with self._program._lock:
             self._program._check_open()
             return profile_method(self._method, self._program.device, inputs, repeats)

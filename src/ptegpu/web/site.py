@@ -25,9 +25,10 @@ from ..files import naming, read
 from ..llm.compiling import GENERATE
 from ..llm.compiling import compile as compile_language_model
 from ..plan.bundle import Bundle
+from ..plan.layout import MANIFEST
 from ..plan.method import CompiledMethod
 from ..plan.read import is_bundle
-from ..plan.save import MANIFEST, save_web
+from ..plan.save import save_web
 from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
 from ..printing import shown

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..errors import InvalidProgram
-from ..graph.graph import Sym, Tensor
 from ..sizes import Size, real
+from .graph import Sym, Tensor
 
 Number: TypeAlias = int | float
 SymInt: TypeAlias = int | Sym
@@ -143,16 +143,6 @@ def kinds_of(hint: Any) -> Kinds:
     if typing.get_origin(hint) in (list, Sequence):
         return frozenset({kinds_of(typing.get_args(hint)[0])})
     return frozenset({Tensor if hint is np.ndarray else type(None) if hint is None else hint})
-
-
-def accepts(wider: Kinds, narrower: Kinds) -> bool:
-    """Whether a parameter of some kinds can take all values of others; NumPy kernels get a Sym by its value."""
-    if Any in wider:
-        return True
-    lists = [k for k in wider if isinstance(k, frozenset)]
-    return all(
-        any(accepts(own, k) for own in lists) if isinstance(k, frozenset) else k in wider for k in narrower - {Sym}
-    )
 
 
 def _converter(kinds: Kinds) -> Convert:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from math import prod
 from typing import NoReturn
 
-from ..compiler.append import Tail
 from ..dtypes import DType
 from ..errors import UnsupportedProgram
 from ..graph.flat import FlatMethod
@@ -24,7 +23,9 @@ from ..kernels.attention import PAGE
 from ..ops.latest import FILL, KEEP
 from ..ops.ragged import (
     ATTEND,
+    HEADS,
     LAST,
+    LIKE_ROWS,
     OVER_CACHE,
     POSITION,
     ROTARY,
@@ -40,36 +41,33 @@ from ..ops.ragged import (
 )
 from ..ops.sample import SAMPLE_ROWS
 from ..plan.method import Call, Operand, Var, variables
-from ..sampling import SETTINGS
-from .sampling import words_of
-from .signature import Signature
+from ..sampling import SETTINGS, words_of
+from .append import Append, Tail
 
 Count = int | Callable[[Sequence[int]], int]
-HEADS = ("linear", "aten.mm.", "aten.addmm.", "aten._weight_int8pack_mm.")
 
 
-def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tail], None]:
-    """What makes a method of many sequences, with that many pages of caches in all, of `forward`.
+def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: int) -> Append:
+    """Return what makes `forward`, of `chunk` tokens at most, a method of many sequences with `pages` of caches in all.
 
-    How many may depend on the bytes that a page of each cache takes, in its own type.
+    A function for `pages` gets the bytes that a page of each cache takes, in its own type.
 
     Its inputs are tokens [1, S] (-1: the latest that was chosen for the sequence), rows int32 [S, 2] (sequence,
     position), tables int32 [sequences, pages of each], wanted int32 [W] (rows), settings int32 [W, 9] and seen int32
     [W, words or 0]; its results tokens (W,) and their log-probabilities (W,).
     """
-    width = -(-signature.context // PAGE)
+    width = -(-context // PAGE)
 
     def append(tail: Tail) -> None:
-        linear = tail.flat
-        rewrite = _Rewrite(linear, pages)
-        rows = tail.input("rows", DType.I32, (signature.chunk, 2), dynamic=True)
+        rewrite = _Rewrite(tail.flat, pages)
+        rows = tail.input("rows", DType.I32, (chunk, 2), dynamic=True)
         tables = tail.input("tables", DType.I32, (sequences, width))
-        wanted = tail.input("wanted", DType.I32, (signature.chunk,), dynamic=True)
-        settings = tail.input("settings", DType.I32, (signature.chunk, len(SETTINGS) + 1), dynamic=True)
-        seen = tail.input("seen", DType.I32, (signature.chunk, words_of(signature.vocabulary)), dynamic=True)
+        wanted = tail.input("wanted", DType.I32, (chunk,), dynamic=True)
+        settings = tail.input("settings", DType.I32, (chunk, len(SETTINGS) + 1), dynamic=True)
+        seen = tail.input("seen", DType.I32, (chunk, words_of(vocabulary)), dynamic=True)
         held = Var("latest tokens", DType.I32, (sequences,), kind="state")
         logits = rewrite.run(rows, tables, wanted, held, tail.outputs[-1])
-        many = (DType.I32, (signature.chunk,)), (DType.F32, (signature.chunk,))
+        many = (DType.I32, (chunk,)), (DType.F32, (chunk,))
         if len(logits.sizes) == 2:
             every = (1, -1, logits.sizes[1])
             (logits,) = tail.call(VIEW, logits, every, gives=[(logits.dtype, (1, *logits.sizes))])  # type: ignore[list-item]
@@ -82,9 +80,9 @@ def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tai
 class _Rewrite:
     """The calls of a method, one after the other."""
 
-    def __init__(self, linear: FlatMethod, pages: Count) -> None:
-        self.flat, self.pages = linear, pages
-        tokens, position = linear.inputs
+    def __init__(self, flat: FlatMethod, pages: Count) -> None:
+        self.flat, self.pages = flat, pages
+        tokens, position = flat.inputs
         assert isinstance(tokens, Var) and isinstance(position, Var)
         self.length = tokens.sizes[1]
         self.starts: set[Var] = {position}  # what is the position
@@ -210,7 +208,7 @@ class _Rewrite:
                 found = at
             elif any(name in at.op for name in HEADS):
                 found = _last_row(at, made) or at
-            elif at.op in SAME or at.op.startswith(("aten.mul.", "aten.div.", "aten.tanh.")):
+            elif at.op in SAME or at.op.startswith(LIKE_ROWS):
                 at = made.get(_vars(at.args[:1])[0])
             else:
                 at = None
