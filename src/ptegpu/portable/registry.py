@@ -104,9 +104,9 @@ class Kernels(MutableMapping[str, Kernel]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def registered(self, name: str) -> bool:
-        """Return True if a module has registered the kernel already."""
-        return name in self._kernels
+    def taken(self, name: str, module: str) -> bool:
+        """Return True if `module` cannot register a kernel of this name; a family that loads asks for no other."""
+        return name in (self._kernels if module.startswith(f"{__package__}.") else self)
 
 
 PORTABLE = Kernels()
@@ -117,7 +117,7 @@ def portable(*names: str, random: bool = False, sizes: Sizes | None = None) -> C
 
     def register(function: Function) -> Function:
         for name in names:
-            if PORTABLE.registered(name):
+            if PORTABLE.taken(name, function.__module__):
                 raise ValueError(
                     f"kernel {name} is registered already: give yours another name, "
                     f"or delete ptegpu.portable.PORTABLE[{name!r}] first"
