@@ -210,7 +210,7 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
 
 @portable("aten.nonzero.default")
 def nonzero(x: Array) -> Array:
-    afford(8 * x.ndim * np.count_nonzero(x))
+    afford(8 * x.ndim * int(np.count_nonzero(x)))
     return np.argwhere(x)
 
 
