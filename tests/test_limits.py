@@ -22,8 +22,8 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded, OutOfMemory
 from ptegpu.format import pte, source
 from ptegpu.format.source import open_source, steady
-from ptegpu.graph.linear import Call, Var
 from ptegpu.limits import Budget, Limits
+from ptegpu.plan.method import Call, Var
 from ptegpu.plan.target import Target
 from ptegpu.runtime import detach
 from ptegpu.runtime.method import MethodRunner
@@ -43,7 +43,7 @@ def f64(*sizes: int, **more: Any) -> pte.Tensor:
 
 
 def program(values: list[pte.Value], outputs: list[int], *chain: pte.Instruction) -> pte.Method:
-    return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "", ())
+    return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "")
 
 
 def refused(made: pte.Method, **given: Any) -> str:
@@ -166,7 +166,7 @@ def test_folding_ends_where_its_bytes_do(folded: int, left: int) -> None:
     values: list[pte.Value] = [100, pte.IntList((0,)), 2.0, f64(100), f64(100)]
     fills = [pte.KernelCall("aten::full.out", (1, 2, 3 + k, 3 + k)) for k in range(2)]
     with Budget(Limits(folded=folded)).spending("loading it"):
-        assert left == len(cut_method(program(values, [3, 4], *fills), {}, None).linear.code)
+        assert left == len(cut_method(program(values, [3, 4], *fills), {}, None).flat.code)
 
 
 def test_ints_have_64_bits() -> None:

@@ -16,8 +16,9 @@ from tests.test_layers import BLOCKER, SRC
 from ptegpu.compiler.partition import Facts, joins
 from ptegpu.dtypes import DType
 from ptegpu.explain.analysis import why_on_host
-from ptegpu.graph.linear import Call, Linear, Operand, Var
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.ops import REGISTRY
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.plan.target import Target
 
 
@@ -110,7 +111,7 @@ F, S = Var("f", None), Var("s", None)  # scalars: a float, an int
 )
 def test_every_reason_has_a_text(operator: str, args: tuple[Operand, ...], out: Var, why: str) -> None:
     call = Call(operator, args, (out,), operator)
-    facts = Facts(Linear("forward", [S]))
+    facts = Facts(FlatMethod("forward", [S]))
     assert why_on_host(call, lambda c: joins(c, facts)) == why.format("which its GPU kernel does not take")
 
 
@@ -118,9 +119,8 @@ def test_arguments_that_the_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch) -
     relu = REGISTRY["aten.relu.default"]
     monkeypatch.setitem(REGISTRY, relu.name, replace(relu, serves=lambda _: False))
     call = Call(relu.name, (X,), (X,), relu.name)
-    assert (
-        why_on_host(call, lambda c: joins(c, Facts(Linear("forward")))) == "arguments that its GPU kernel does not take"
-    )
+    facts = Facts(FlatMethod("forward"))
+    assert why_on_host(call, lambda c: joins(c, facts)) == "arguments that its GPU kernel does not take"
 
 
 def test_what_the_gpu_could_run() -> None:

@@ -20,7 +20,7 @@ def program(value: Any) -> Program:
     """One that says so."""
 
     def method(name: str, *values: Any) -> Method:
-        return Method(name, values, (), tuple(range(len(values))), (), (), "", "", ())
+        return Method(name, values, (), tuple(range(len(values))), (), (), "", "")
 
     return Program(None, 0, 0, (method("forward"), method("ptegpu_facts", value)), {})
 

@@ -272,7 +272,7 @@ def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: P
 def method(takes: list[Any], gives: list[Any], name: str = "forward") -> Method:
     values = (*takes, *gives)
     count = len(takes)
-    return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "", ())
+    return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "")
 
 
 def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tensor:

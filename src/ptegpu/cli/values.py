@@ -11,8 +11,8 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..format import Method, Program, Tensor, Value, read_program
-from ..graph.narrow import from_device, to_device
 from ..plan.bundle import Bundle
+from ..plan.narrow import from_device, to_device
 from ..plan.read import is_bundle
 from ..units import number
 

@@ -10,9 +10,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import DType
+from .layout import ARRAYS
 from .plan import Expr
 from .prove import damaged
-from .save import ARRAYS
 
 
 def literal(value: Any, where: str) -> Any:

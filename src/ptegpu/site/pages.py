@@ -19,7 +19,7 @@ from ..models.facts import Facts, read_facts
 from ..models.text.compiling import GENERATE
 from ..models.text.signature import Signature, read_signature
 from ..models.tokenizer import CONFIG, FILE, TEMPLATE, find_files
-from ..plan.bundle import Outer
+from ..plan.method import CompiledMethod
 
 Name = Literal["chat", "image", "task", "any"]
 
@@ -179,7 +179,7 @@ def task(page: Page, model: Path, tokenizer: Any) -> tuple[dict[str, Any], dict[
 
 def image(
     page: Page,
-    outer: Outer,
+    outer: CompiledMethod,
     labels: Sequence[str] | None,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
@@ -219,7 +219,7 @@ def _each(values: Sequence[float] | None, channels: int, otherwise: float, name:
     return given * (channels // len(given))
 
 
-def _gives_probabilities(outer: Outer) -> bool:
+def _gives_probabilities(outer: CompiledMethod) -> bool:
     """Whether what is computed last makes probabilities of logits, as far as its name tells."""
     labels = [d.label for p in outer.plans for f in p.families for s in f.steps for c in s for d in c.dispatches]
     last = labels[-1] if labels else ""

@@ -25,9 +25,11 @@ from ..files import naming, read
 from ..models.facts import points_of
 from ..models.text.compiling import GENERATE
 from ..models.text.compiling import compile as compile_language_model
-from ..plan.bundle import Bundle, Outer
+from ..plan.bundle import Bundle
+from ..plan.layout import MANIFEST
+from ..plan.method import CompiledMethod
 from ..plan.read import is_bundle
-from ..plan.save import MANIFEST, save_web
+from ..plan.save import save_web
 from ..plan.target import CLASSES, Target
 from ..portable import PORTABLE, PRIMS
 from ..printing import shown
@@ -215,7 +217,7 @@ def _compile(
 def _kept(bundle: Bundle, page: Page) -> Bundle:
     """The bundle with the methods that a page can run: no constants; of a language model, what generates."""
 
-    def kept(outers: Mapping[str, Outer]) -> dict[str, Outer]:
+    def kept(outers: Mapping[str, CompiledMethod]) -> dict[str, CompiledMethod]:
         return {name: o for name, o in outers.items() if (name == GENERATE if page.name == "chat" else o.items)}
 
     methods = tuple(kept(outers) for outers in bundle.methods)

@@ -1,19 +1,17 @@
-"""What generation adds to a language model: the next token is chosen on the GPU, in the same plan as the model."""
+"""Bundles of language models, with what generation adds to their methods and the sizes that it runs at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...dtypes import DType
 from ...errors import UnsupportedProgram
-from ...graph.linear import Var
-from ...sampling import MODES, PENALTY, SETTINGS
-from .sampling import words_of
+from ...sampling import MODES, PENALTY, words_of
 from .signature import METHOD, Signature, read_signature
 
 if TYPE_CHECKING:
-    from ...compiler.append import Tail
+    from ...compiler.append import Append, Tail
+    from ...compiler.ragged import Count
     from ...plan.bundle import Bundle
 
 GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
@@ -21,27 +19,18 @@ SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
 LIMITS = "ptegpu.serve.limits"  # a constant method beside it: the pages of its caches, the most rows of a run
 
 
-def sampling_of(signature: Signature) -> Callable[[Tail], None]:
-    """The last logits become a token; the logits of given tokens become their log-probabilities."""
+def sampling_of(signature: Signature) -> Append:
+    """Return what appends the choice of the next token to the model."""
+    from ...compiler.sampling import sampling
 
-    from ...ops.sample import SAMPLE, SCORE
-    from ...ops.views import VIEW
+    return sampling(signature.vocabulary, signature.chunk if signature.every else 1)
 
-    def append(tail: Tail) -> None:
-        logits = tail.outputs[-1]
-        assert isinstance(logits, Var)
-        settings = tail.input("settings", DType.I32, (len(SETTINGS),))
-        seen = tail.input("seen", DType.I32, (words_of(signature.vocabulary),), dynamic=True)
-        how = tail.input("how")
-        sampled = [(DType.I32, (1,)), (DType.F32, (1,))]
-        token, logprob = tail.call(SAMPLE, logits, settings, seen, how, gives=sampled)
-        rows = (1, signature.chunk if signature.every else 1)
-        targets = tail.input("targets", DType.I32, rows, dynamic=True)
-        (scores,) = tail.call(SCORE, logits, targets, gives=[(DType.F32, rows)])
-        (following,) = tail.call(VIEW, token, (1, 1), gives=[(DType.I32, (1, 1))])
-        tail.outputs = [following, logprob, scores]
 
-    return append
+def serving_of(signature: Signature, pages: Count, sequences: int) -> Append:
+    """Return what makes `forward` a method of many sequences, with that many `pages` of caches in all."""
+    from ...compiler.ragged import serving
+
+    return serving(signature.vocabulary, signature.context, signature.chunk, pages, sequences)
 
 
 def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
@@ -91,9 +80,8 @@ def compile(path: Any, data: Any = None, targets: Any = None, *, many: Many | No
 
 def _serving(
     signature: Signature, many: Many, limit: int, half: bool
-) -> tuple[dict[str, tuple[str, Callable[[Tail], None]]], Sequence[Mapping[str, int]]]:
+) -> tuple[dict[str, tuple[str, Append]], Sequence[Mapping[str, int]]]:
     """`forward` for many sequences and its limits, as further methods; the sizes of the former."""
-    from .ragged import serving
     from .runners import check_chunk, pages_of
     from .runners import points_of as points_of_many
 
@@ -108,10 +96,10 @@ def _serving(
         return pages
 
     def limits(tail: Tail) -> None:
-        tail.linear.inputs, tail.linear.code, tail.linear.input_tree = [], [], ""
+        tail.flat.inputs, tail.flat.code, tail.flat.input_tree = [], [], ""
         tail.outputs = [pages, rows]  # known by now: methods are made in order
 
-    also = {SERVE: (METHOD, serving(signature, count, sequences)), LIMITS: (METHOD, limits)}
+    also = {SERVE: (METHOD, serving_of(signature, count, sequences)), LIMITS: (METHOD, limits)}
     return also, points_of_many(signature, rows, sequences)
 
 

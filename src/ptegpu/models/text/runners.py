@@ -12,14 +12,14 @@ import ptegpu
 
 from ...errors import InvalidInput, UnsupportedProgram
 from ...gpu import open_device
-from ...graph.linear import Var
 from ...kernels.attention import PAGE
 from ...plan.bundle import Bundle
-from ...sampling import SETTINGS
-from .compiling import LIMITS, SERVE
+from ...plan.method import Var
+from ...sampling import SETTINGS, words_of
+from .compiling import LIMITS, SERVE, serving_of
 from .generation import Generation, Stream
 from .pages import Pages
-from .sampling import Sampling, Seen, words_of
+from .sampling import Sampling, Seen
 from .schedule import Request, Scheduler, Work
 from .signature import METHOD, Signature
 
@@ -98,15 +98,13 @@ class ManyRunner:
                 pages = pages_of(signature, places, sizes, given, limit, how["cache"] == "f16")
                 return pages
 
-            from .ragged import serving
-
             points = points_of(signature, most, places)
             self.program = ptegpu.load(
                 path,
                 data,
                 opened,
                 methods=[METHOD],
-                append={METHOD: serving(signature, count, places)},
+                append={METHOD: serving_of(signature, count, places)},
                 points={METHOD: points},
                 first={METHOD: points[:1]},
                 beside=shares,
