@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 import ptegpu
 from ptegpu.export import quiet
-from ptegpu.export.hf_models import KINDS, Bounds, task_of, wrapped
-from ptegpu.models.facts import Task
+from ptegpu.export.hf_models import KINDS, Bounds, wrapped
+from ptegpu.models.tasks.specs import task_of
 from ptegpu.plan.bundle import Host, Run
 from tests.exporting import export
 
@@ -47,7 +47,7 @@ class Architecture:
     why: str = ""  # there is a host step, or more than two plans
 
     @property
-    def hf(self) -> Task | None:
+    def hf(self) -> str | None:
         """The task that `ptegpu export hf` exports it for."""
         return None if self.gives else task_of(self.model, KINDS[next(iter(self.takes))])
 

@@ -22,8 +22,7 @@ from ..graph.importer import BACKENDS, NamedData
 from ..graph.linear import Call, Operand, Var, variables
 from ..graph.names import functional
 from ..ops import REGISTRY
-from ..plan.bundle import Outer
-from ..plan.target import Target
+from ..plan import Outer, Target
 from ..portable import PORTABLE, PRIMS
 from ..portable.host import on_host
 

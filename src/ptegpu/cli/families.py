@@ -15,9 +15,8 @@ import typer
 from ..compiler.order import writes
 from ..errors import InvalidInput
 from ..graph.linear import Jump, Var
-from ..plan.bundle import Host, Outer
+from ..plan import Family, Host, Input, Outer, Plan, Port
 from ..plan.numbers import Many, needed
-from ..plan.plan import Family, Input, Plan, Port
 from ..plan.resolve import Resolver, chosen, evaluated
 from ..portable import PORTABLE
 

@@ -16,15 +16,17 @@ from rich.text import Text
 from ..errors import InvalidInput
 from ..files import naming
 from ..format import Program
-from ..plan.bundle import Bundle, Host, Outer
-from ..plan.target import Target
-from ..runtime.signature import Signature
+from ..models.card import Card, plain
+from ..models.door import Source
+from ..models.kinds import PROGRAM
+from ..plan import Bundle, Host, Outer, Target
+from ..runtime import Signature
 from ..runtime.steps import Kind, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory
 from .console import counted, explain, number, print_json, progress, say, show_table, size
 from .families import check_sizes, costs, numpy_calls, one_size_each, plan_report
 from .picture import draw, html_page
-from .values import check_folder, find_method, open_source, spec_json
+from .values import check_folder, find_method, methods_of, spec_json
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
@@ -39,6 +41,7 @@ _HOST: dict[str, Kind] = {
     "moves": "move",
 }
 MAX_GUARDS = 12  # lines about the nodes of a family
+MAX_VALUES = 6  # of a list in a card
 
 
 def inspect(
@@ -64,17 +67,18 @@ def inspect(
     check_folder(graph, "--graph")
     given = one_size_each(size or [])
     with progress(f"Reading {model.name}"):
-        program, source = open_source(model)
-        if isinstance(source, Bundle):
+        source = Source.of(model)
+        program = methods_of(source)
+        if source.bundle is not None:
             if graph or data:
                 raise InvalidInput(
                     f"{model} is a bundle, which takes no data and has no operators to draw: give its .pte"
                 )
             found: list[Analysis] = []
-            made = _compiled(source, method)
+            made = _compiled(source.bundle, method)
             check_sizes([outer for _, outer in made], given)
             signatures = [Signature(outer) for _, outer in made]
-            report = _bundle_report(source, model, made, given)
+            report = _bundle_report(source.bundle, model, made, given)
         else:
             methods = [find_method(program, method)] if method else program.methods
             found = [analyse(program, m, data or []) for m in methods]
@@ -84,9 +88,10 @@ def inspect(
         drawn = found[0] if len(found) == 1 else next((a for a in found if a.method.name == "forward"), None)
         written = _write_picture(drawn, graph, model)
     if json:
+        report |= {"card": {"kind": source.card.kind} | plain(source.card)}
         print_json(report | {"written": [str(path) for path in written]})
         return
-    _show(report, model.name, signatures)
+    _show(report, model.name, source.card, signatures)
     for path in written:
         say(f"wrote {path}")
 
@@ -182,11 +187,33 @@ def _order(item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str, str]:
     return list(_WHERE).index(where), -count, name, why
 
 
-def _show(report: Mapping[str, Any], model: str, signatures: Sequence[Signature]) -> None:
+def _show(report: Mapping[str, Any], model: str, card: Card, signatures: Sequence[Signature]) -> None:
     named = report.get("named_data", {"nbytes": 0})["nbytes"]
     say((model, "bold"), f" · {size(report['nbytes'])}", f" · named data {size(named)}" if named else "")
+    _show_card(card)
     for method, signature in zip(report["methods"], signatures, strict=True):
         _show_method(method, signature)
+
+
+def _show_card(card: Card) -> None:
+    """What a program is for; nothing where it does not say so."""
+    if card.kind == PROGRAM:
+        return
+    say()
+    say(("card", "bold cyan"))
+    _line("kind", f"{card.kind}, {card.task}" if card.task else card.kind)
+    for name, value in plain(card).items():
+        if name not in ("kind", "task", "version"):
+            _line(name.replace("_", " "), _card_text(value))
+
+
+def _card_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_card_text(v)}" for name, v in value.items())
+    if isinstance(value, list):
+        shown = " ".join(map(_card_text, value[:MAX_VALUES]))
+        return f"{shown} … {len(value):,} in all" if len(value) > MAX_VALUES else shown
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def _show_method(report: Mapping[str, Any], signature: Signature) -> None:

@@ -16,10 +16,7 @@ from ..graph.linear import Var
 from ..graph.narrow import from_device, to_device
 from ..models.text.compiling import GENERATE
 from ..models.text.signature import Signature
-from ..plan.bundle import Bundle, Outer, Run
-from ..plan.plan import plain
-from ..plan.resolve import evaluated
-from ..plan.target import DeviceClass
+from ..plan import Bundle, DeviceClass, Outer, Run, evaluated, plain
 from ..plan.web import needed
 from ..sampling import SETTINGS
 
