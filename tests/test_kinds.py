@@ -21,6 +21,7 @@ from ptegpu.models.text import LanguageModel
 from ptegpu.runtime import LoadOptions
 from ptegpu.serve.models import open_model
 from ptegpu.site.pages import PAGES, choose
+from tests.test_layers import run_blocked
 
 torch = pytest.importorskip("torch")
 
@@ -180,3 +181,17 @@ def test_a_folder_of_another_kind_is_refused_at_once(made: Made, tmp_path: Path)
         with pytest.raises(UnsupportedProgram, match=r"checkpoint is a checkpoint of \w+, which becomes a .*, not a "):
             opener(made.folder)
         assert time.perf_counter() - started < 1
+
+
+def test_that_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    done = run_blocked(
+        "from ptegpu.errors import UnsupportedProgram\n"
+        "from ptegpu.models.text import LanguageModel\n"
+        "try:\n"
+        f"    LanguageModel({str(tmp_path)!r})\n"
+        "except UnsupportedProgram as e:\n"
+        "    print(e)\n"
+    )
+    refusal = f"{tmp_path} is a checkpoint of BertModel, which becomes a program for a task, not a language model"
+    assert done.stdout.startswith(refusal) and "" == done.stderr

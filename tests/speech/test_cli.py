@@ -50,7 +50,7 @@ def test_errors_are_one_line(invoke: Invoke, exported: Any, sound: Path, tmp_pat
         (
             ("transcribe", sound, "--model", mlp),
             1,
-            "does not say what it is for, not a program for speech; make one with",
+            "does not say what it is for, not a program for speech",
         ),
         (("transcribe", sound, "--model", tmp_path), 1, "has no config.json: give a program (.pte) or the folder"),
         (("transcribe", sound), 2, "Missing option '--model'"),

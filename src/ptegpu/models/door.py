@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from ..compiler import read_source
 from ..errors import UnsupportedProgram
 from ..format import Program as File
 from ..gpu import Device
@@ -29,6 +28,12 @@ def loading(options: Loading, more: Mapping[str, Any]) -> LoadOptions:
     if isinstance(options, LoadOptions):
         return replace(options, **more)
     return LoadOptions(**more) if options is None else LoadOptions(options, **more)
+
+
+def split_options(options: Loading, more: dict[str, Any]) -> LoadOptions:
+    """Return options for loading, with those of `more` that are among them; the others stay there."""
+    names = [name for name in more if name in LoadOptions.__dataclass_fields__]
+    return loading(options, {name: more.pop(name) for name in names})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,7 +71,7 @@ class Source:
             bundle = source if isinstance(source, Bundle) else None
             if bundle is None and is_bundle(source):
                 bundle = Bundle.load(source)
-            file = bundle.file if bundle else read_source(source)  # type: ignore[arg-type]
+            file = bundle.file if bundle else _read(source)
             return Source(file, read_card(file), bundle, path)
 
     def check_kind(self, *kinds: str) -> None:
@@ -86,10 +91,16 @@ def open(
     fields by name, or arguments of the model. The tokenizer is looked for beside the program, unless it is given.
     Close the model, or use it as a context manager.
     """
-    named = {name: more.pop(name) for name in [*more] if name in LoadOptions.__dataclass_fields__}
-    chosen = loading(options, named)
+    chosen = split_options(options, more)
     found = Source.of(source, chosen)
     return resolve(KINDS[found.card.kind].opener)(found, chosen, tokenizer=tokenizer, **more)
+
+
+def _read(source: Any) -> File:
+    """Return the program in a file or in bytes. The compiler, which a bundle does without, is imported now."""
+    from ..compiler import read_source
+
+    return read_source(source)
 
 
 def open_plain(source: Source, options: LoadOptions, tokenizer: object = None, **more: Any) -> Program:

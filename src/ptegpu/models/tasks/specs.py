@@ -55,12 +55,7 @@ TASKS: Mapping[str, TaskSpec] = {
         types=True,
     ),
     "token-classification": TaskSpec(
-        ("text",),
-        "AutoModelForTokenClassification",
-        "spans",
-        results.spans,
-        ("ForTokenClassification",),
-        named=True,
+        ("text",), "AutoModelForTokenClassification", "spans", results.spans, ("ForTokenClassification",), named=True
     ),
     "question-answering": TaskSpec(
         ("text",),
