@@ -2,8 +2,8 @@
 
 Layers with caches of their own run in one pass, each waiting for the one before: rotary embedding, cache write and
 attention, and then either the merge of parts, or a 4-bit product that merges them; the product is also timed alone. The
-ways are those of `ROWS_PART` and `OF_ROWS` in `ops/attending.py` and `KEYS_EACH` in `kernels/attention_rows.py`: what
-is found here belongs there.
+ways are those of `ROWS_PART` and `OF_ROWS` in `ops/attention_record.py` and `KEYS_EACH` in `kernels/attention_rows.py`:
+what is found here belongs there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Graph, Node, Sym, Tensor, Value
 from ptegpu.kernels import attention_rows
-from ptegpu.ops import attending
+from ptegpu.ops import attention_record
 from ptegpu.ops.registry import REGISTRY
-from ptegpu.passes.attention import join_attention
+from ptegpu.passes.attention import fuse_attention
 
 from .harness import Bench, Row, Way
 
@@ -38,7 +38,7 @@ Knobs = tuple[int, int, int]
 
 def attention(bench: Bench) -> Iterator[Row]:
     """µs of a layer's attention in a decode step, with the product after it: the fastest ways, and the one taken."""
-    taken = attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH
+    taken = attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH
     grid = [taken, *(k for k in itertools.product(*GRID) if k != taken)][: 2 if bench.quick else None]
     for position, cache in itertools.product((9,) if bench.quick else POSITIONS, (DType.F32, DType.F16)):
         case = f"position {position}, {cache.value}"
@@ -57,13 +57,13 @@ def attention(bench: Bench) -> Iterator[Row]:
 @contextmanager
 def set_to(knobs: Knobs) -> Iterator[None]:
     """These ways to split keys, for a while."""
-    before = attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH
+    before = attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH
     try:
-        attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH = knobs
+        attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH = knobs
         attention_rows.rows.cache_clear()  # type: ignore[attr-defined]
         yield
     finally:
-        attending.ROWS_PART, attending.OF_ROWS, attention_rows.KEYS_EACH = before
+        attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH = before
         attention_rows.rows.cache_clear()  # type: ignore[attr-defined]
 
 
@@ -111,7 +111,7 @@ class Layers:
                 flat = self.node(LINEAR, flat, weight, scales, GROUP, None, shapes=[(1, 1, width)])[0]
                 x = self.node(VIEW, flat, (1, 1, heads, dim), shapes=[(1, 1, heads, dim)])[0]
         self.graph.outputs = [x]
-        join_attention(self.graph)
+        fuse_attention(self.graph)
 
     def input(self, name: str, *shape: int) -> Tensor:
         self.graph.inputs.append(Tensor(name, DType.F32, shape, "input"))

@@ -1,6 +1,6 @@
 """Which way to share out a 4-bit linear layer is fastest here: every `Gemv` of a grid, by size of the weight.
 
-The way that `ptegpu.ops.few.GEMVS` takes is marked: what is found here belongs into that table.
+The way that `ptegpu.ops.packed_gemv.GEMVS` takes is marked: what is found here belongs into that table.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from contextlib import ExitStack
 from rich.progress import track
 
 from ptegpu.compiler.planner import Planner
-from ptegpu.gpu import Prepared, Session, SharedConstants
-from ptegpu.gpu.loads import warm
+from ptegpu.gpu import LoadedPlan, Session, SharedConstants
+from ptegpu.gpu.stress import warm
 from ptegpu.gpu.timer import Timer
-from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import few
-from ptegpu.ops.few import Choice
+from ptegpu.kernels.gemv import Gemv
+from ptegpu.ops import packed_gemv
+from ptegpu.ops.packed_gemv import Choice
 from ptegpu.passes.memory import ConstantKey
 from ptegpu.plan.target import Target
 
@@ -73,21 +73,21 @@ def swept(bench: Bench, way: Way, layers: Layers, found: list[tuple[float, str]]
     """Fills `found` with (seconds of a layer, way), the fastest first."""
     device, target, graph = bench.device(way.engine), bench.target(way), layers.graph()
     names: dict[ConstantKey, str] = {}
-    table = few.GEMVS
+    table = packed_gemv.GEMVS
     taken = next(c for c in table if c.when(layers.rows, layers.n, layers.k))
     choices = [(f"{name(taken)}  (taken)", taken)]
     choices += [(name(c), c) for c in grid(layers.rows, target) if fits(c, layers.k, layers.rows, target)]
     if bench.quick:
         choices = choices[:3]
-    prepared: dict[str, tuple[Session, Prepared]] = {}
+    prepared: dict[str, tuple[Session, LoadedPlan]] = {}
     with ExitStack() as sessions:  # one for each way: they share the weights
         constants = SharedConstants()
         for label, choice in track(choices, "compiling", console=bench.console, transient=True):
-            few.GEMVS = (Choice(choice.gemv),)
+            packed_gemv.GEMVS = (Choice(choice.gemv),)
             try:
                 plan = Planner(graph, target, names=names).cover().plan()
             finally:
-                few.GEMVS = table
+                packed_gemv.GEMVS = table
             session = sessions.enter_context(Session(device, constants))
             prepared[label] = session, session.prepare(plan)
         warm(device)

@@ -24,7 +24,7 @@ from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.plan.bundle import Outer, Run
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, Port, fixed
-from ptegpu.runtime.method import Method
+from ptegpu.runtime.method import MethodRunner
 
 from .harness import Bench, Row, Way
 
@@ -193,7 +193,7 @@ def static(dispatches: int, shape: tuple[int, ...], bench: Bench, way: Way, stac
     leaf = {"type": None, "context": None, "children_spec": []}
     tree = json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_spec": [leaf]}])
     outer = Outer("forward", (x,), (y,), "", tree, (Run(0, (x,), (y,), (0,)),), (plan,), (), (), (x,))
-    method, given = Method(outer), np.ones(shape, np.float32)
+    method, given = MethodRunner(outer), np.ones(shape, np.float32)
     method.open(bench.device(way.engine), SharedConstants())
     stack.callback(method.close)
     submitted = 0.0

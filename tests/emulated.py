@@ -23,7 +23,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 from ptegpu.gpu.device import Device
-from ptegpu.kernels.matrices import LANES, NEEDS
+from ptegpu.kernels.tensor_core_blocks import LANES, NEEDS
 from ptegpu.plan import dialect
 from ptegpu.plan.plan import Kernel
 from ptegpu.plan.target import CLASSES

@@ -21,7 +21,7 @@ def shapes_at(planner: Planner, point: dict[int, int]) -> list[Any]:
     """What the inputs would be: shapes, and values of ints."""
     shapes: list[Any] = []
     for k, v in enumerate(planner.graph.inputs):
-        rows = [r for r in planner.base if planner.table.rows[r][1] == k]
+        rows = [r for r in planner.grid.names if planner.table.rows[r][1] == k]
         if rows and planner.table.rows[rows[0]][0] == "int":
             shapes.append(point[rows[0]])
         else:
@@ -31,11 +31,11 @@ def shapes_at(planner: Planner, point: dict[int, int]) -> list[Any]:
 
 def points(planner: Planner, most: int = POINTS) -> Iterator[dict[int, int]]:
     """Of the sizes that were looked at: all, or some."""
-    if not planner.grid:
+    if not planner.grid.columns:
         return
-    count = len(next(iter(planner.grid.values())))
+    count = len(planner.grid)
     for k in np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)):
-        yield {row: int(values[k]) for row, values in planner.grid.items()}
+        yield {row: int(values[k]) for row, values in planner.grid.columns.items()}
 
 
 def item(_: int, __: int) -> int:
@@ -65,7 +65,7 @@ def described(plan: Plan) -> list[Any]:
 def scratch_of(planner: Planner, at: At, shapes: list[Any]) -> list[Any]:
     """The bytes of scratch that the choices at these sizes ask for."""
     picked = [cs[k] for cs, k in zip(planner.families[at.family].choices, at.choices, strict=True)]
-    numbers = [n for c in picked for n in c.lowering.scratched]
+    numbers = [n for c in picked for n in c.scratched]
     return [program(planner.table.rows, [n.row])(shapes, item)[0] if isinstance(n, Expr) else n for n in numbers]
 
 

@@ -99,9 +99,9 @@ def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:
 
 
 def engine_of(graph: Graph, gpu: Any, *, cover: bool = True) -> Any:
-    """An engine of the runtime for a graph whose inputs may have any size; all traced now, or each when it comes."""
+    """A plan runner for a graph whose inputs may have any size; all traced now, or each when it comes."""
     from ptegpu.gpu import SharedConstants
-    from ptegpu.runtime.engine import Engine
+    from ptegpu.runtime.runner import PlanRunner
 
     planner = Planner(graph, gpu.target, [True] * len(graph.inputs))
     if cover:
@@ -111,4 +111,4 @@ def engine_of(graph: Graph, gpu: Any, *, cover: bool = True) -> Any:
         planner.extend(shapes, item)
         return planner.plan()
 
-    return Engine(planner.plan(), gpu, SharedConstants(), extend)
+    return PlanRunner(planner.plan(), gpu, SharedConstants(), extend)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ptegpu.compiler.program import cut_method, plan_methods
 from ptegpu.format import pte
 from ptegpu.plan.target import Target
-from ptegpu.runtime.method import Method
+from ptegpu.runtime.method import MethodRunner
 
 
-def method_of(made: pte.Method, path: str | None = None) -> Method:
+def method_of(made: pte.Method, path: str | None = None) -> MethodRunner:
     outers, _ = plan_methods({made.name: cut_method(made, {}, path)}, Target())
-    found = Method(outers[made.name])
+    found = MethodRunner(outers[made.name])
     found.reset()
     return found

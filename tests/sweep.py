@@ -27,7 +27,7 @@ from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops.registry import REGISTRY, OpDef, Out
 from ptegpu.plan.target import Target
 from ptegpu.portable import PORTABLE
-from ptegpu.runtime.method import Method
+from ptegpu.runtime.method import MethodRunner
 from tests.cases import Case, S, T, declared
 from tests.poison import accesses
 
@@ -221,7 +221,7 @@ def outcome(changed: Changed, device: Any, seconds: int = SECONDS) -> tuple[str,
             random = (k := PORTABLE.get(changed.case.op)) is not None and k.random
 
             def run(after: Any) -> list[Any]:
-                method = Method(outers["forward"])
+                method = MethodRunner(outers["forward"])
                 try:
                     method.open(device, SharedConstants())
                     results = method.execute(given)

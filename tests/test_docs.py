@@ -24,13 +24,14 @@ from ptegpu.export.families import FAMILIES
 from ptegpu.export.hf_models import POOLINGS
 from ptegpu.export.keys import Keys
 from ptegpu.export.llm import GROUPS, Options, metadata
+from ptegpu.graph import match
 from ptegpu.models.tasks.specs import TASKS
 from ptegpu.ops import elementwise
 from ptegpu.plan.save import to_bytes
 from ptegpu.portable.registry import PORTABLE
-from tests.export.hf_folders import MODELS
 from tests.exporting import export
 from tests.test_layers import LAYERS
+from tests.zoo.tasks import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -243,6 +244,14 @@ def test_the_operators_shown_in_full_are_those_of_the_source() -> None:
     shown = [b for b in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if b.startswith("@op(")]
     source = "".join(path.read_text("utf-8") for path in sorted((ROOT / "src" / "ptegpu" / "ops").glob("*.py")))
     assert len(shown) >= 3 and [] == [block for block in shown if block not in source]
+
+
+def test_the_pass_shown_in_full_is_that_of_the_source() -> None:
+    page = (ROOT / "docs" / "adding-a-pass.md").read_text("utf-8")
+    (shown,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert (ROOT / "src" / "ptegpu" / "passes" / "channels.py").read_text("utf-8").endswith(shown)
+    patterns = [code(row[0])[0].partition("(") for row in table("adding-a-pass.md", "pattern | matches")]
+    assert {"Op", "Leaf", "Number", "Either"} == {name for name, call, _ in patterns if call and hasattr(match, name)}
 
 
 def packages() -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import copytree
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,6 +22,7 @@ from ptegpu.models.text import LanguageModel
 from ptegpu.runtime import LoadOptions
 from ptegpu.serve.models import open_model
 from ptegpu.site.pages import PAGES, choose
+from tests import zoo
 from tests.test_layers import run_blocked
 
 torch = pytest.importorskip("torch")
@@ -40,22 +42,9 @@ def write_text(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
 
 
-def write_seeing(folder: Path) -> None:
-    from tests.llm import seeing
-
-    seeing.save(seeing.model(), folder)
-
-
-def write_speech(folder: Path) -> None:
-    from tests.speech import tiny
-
-    tiny.save(tiny.model(), folder)
-
-
-def write_task(folder: Path) -> None:
-    from tests.export.hf_folders import write
-
-    write(folder, "minilm")
+def copied(kind: str, name: str) -> Callable[[Path], object]:
+    """Return what writes the folder of a tiny model."""
+    return lambda folder: copytree(zoo.folder(kind, name), folder, dirs_exist_ok=True)
 
 
 class Row(NamedTuple):
@@ -63,14 +52,14 @@ class Row(NamedTuple):
 
     opens: type
     page: str
-    write: Callable[[Path], None] | None = None  # a checkpoint folder; None: there are none
+    write: Callable[[Path], object] | None = None  # a checkpoint folder; None: there are none
 
 
 ROWS = {
     "text": Row(LanguageModel, "chat", write_text),
-    "vision-language": Row(LanguageModel, "chat", write_seeing),
-    "speech": Row(SpeechModel, "any", write_speech),
-    "task": Row(Pipeline, "task", write_task),
+    "vision-language": Row(LanguageModel, "chat", copied("seeing", "smolvlm")),
+    "speech": Row(SpeechModel, "any", copied("hearing", "whisper")),
+    "task": Row(Pipeline, "task", copied("tasks", "minilm")),
     "program": Row(ptegpu.Program, "any"),
 }
 

@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ from ptegpu.format.source import open_source, steady
 from ptegpu.graph.linear import Call, Var
 from ptegpu.limits import Budget, Limits
 from ptegpu.plan.target import Target
-from ptegpu.runtime import copies
-from ptegpu.runtime.method import Method
+from ptegpu.runtime import detach
+from ptegpu.runtime.method import MethodRunner
 from tests.methods import method_of
 
 DATA = Path(__file__).parent / "data"
@@ -132,7 +133,7 @@ def test_states_beyond_the_memory_of_the_machine_are_refused() -> None:
     made = program([f64(1 << 44), f64(1 << 44), 1], [1], pte.KernelCall("aten::add.out", (0, 0, 2, 1, 1)))
     outers, _ = plan_methods({"forward": cut_method(made, {}, None)}, Target())
     with pytest.raises(OutOfMemory, match="method forward has states of 140,737,488,355,328 bytes"):
-        Method(outers["forward"], Budget(Limits(memory=1 << 50))).reset()
+        MethodRunner(outers["forward"], Budget(Limits(memory=1 << 50))).reset()
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -213,10 +214,10 @@ def test_kernels_used_least_recently_go_and_come_back() -> None:
         assert kernels > most
         expected = results(free)
         with ptegpu.load(DATA / "methods.pte", limits=Limits(pipelines=most)) as program:
-            engines = [e for m in program._methods.values() for e in m.engines.values()]
+            engines = [e for m in program._methods.values() for e in m.runners.values()]
             for _ in range(2):
                 assert str(expected) == str(results(program))
-                assert sum(len(e.prepared.pipelines) for e in engines) <= most
+                assert sum(len(e.loaded.pipelines) for e in engines) <= most
                 free.reset()
                 expected = results(free) if program.reset() is None else []
 
@@ -231,7 +232,7 @@ def arguments(method: ptegpu.Method) -> list[Any]:
 def test_a_file_that_changes_after_load_changes_nothing(
     name: str, kind: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "SMALL", 0)
+    monkeypatch.setattr(detach, "SMALL", 0)
     monkeypatch.setattr(source, "SMALL", 0)
     files = [
         Path(shutil.copy(f, tmp_path)) for f in sorted(DATA.glob(f"{name}*.pt?"), key=lambda f: f.suffix == ".ptd")
@@ -262,3 +263,17 @@ def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path, monkey
     with pytest.raises(InvalidProgram) as error:
         list(steady(view[1000:60000]))
     assert f"{file}: the file was cut while it was loaded" == str(error.value)
+
+
+def test_an_interrupt_right_after_a_budget_is_set_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, interrupts = module._current, iter([KeyboardInterrupt()])
+
+    def interrupted(value: Any) -> None:
+        variable.set(value)
+        for interrupt in interrupts:
+            raise interrupt
+
+    monkeypatch.setattr(module, "_current", SimpleNamespace(get=variable.get, set=interrupted))
+    with pytest.raises(KeyboardInterrupt), Budget().spending("a call"):
+        pass
+    assert module.current() is None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ptegpu.compiler.planner import Point
+from ptegpu.compiler.size_grid import Point
 from ptegpu.sizes import Size, Table, Trace, cached, largest, plain_value, real, smallest
 
 N, M = 12, 5

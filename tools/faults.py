@@ -24,7 +24,7 @@ from tests.gpu import plans
 
 import ptegpu
 from ptegpu.errors import DeviceLost, OutOfMemory
-from ptegpu.gpu import Device, Session, held, open_device
+from ptegpu.gpu import Device, Session, faults, open_device
 from ptegpu.gpu.adapters import library
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,7 +117,7 @@ class Bench:
 
     def fill(self, call: Callable[[], Any]) -> Any:
         found = call()
-        held.said.errors.append(held.Words(True, "not enough memory left"))
+        faults.reported.errors.append(faults.Report(True, "not enough memory left"))
         return found
 
     def same(self, name: str, found: Any) -> bool:

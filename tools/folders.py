@@ -17,7 +17,7 @@ import tokenizers
 import torch
 import transformers as t
 from PIL import Image
-from tests.export.hf_folders import make_sentences
+from tests.zoo.tasks import make_sentences
 
 LANGUAGES = 99
 END = 50257  # of Whisper; words come before it

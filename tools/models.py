@@ -11,8 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.architectures import ARCHITECTURES, FIGURES, QUICK, TOLERANCE, Found, figures, run
-from tests.export.llm_families import FAMILIES
+from tests.architectures import FIGURES, TOLERANCE, Found, figures, run
+from tests.zoo.architectures import ARCHITECTURES, QUICK
+from tests.zoo.families import FAMILIES
 
 HEAD = """\
 # Models

@@ -88,11 +88,11 @@ class Budget:
         """One load or one call of the program; a block inside of another is part of that."""
         outer = _current.get()
         new = outer is None or outer[0] is not self
-        token = _current.set((self, clock() + self.limits.seconds, what) if new else outer)
         try:
+            _current.set((self, clock() + self.limits.seconds, what) if new else outer)
             yield
         finally:
-            _current.reset(token)
+            _current.set(outer)  # a token to reset it with would be lost where an interrupt comes after the first `set`
 
     def hold_constants(self, nbytes: int) -> None:
         """Weights of so many bytes in all: more than there are in the files, where tensors lie over each other."""

@@ -14,8 +14,10 @@ from tests.cli.conftest import DATA
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.cli.families import Text, costs, numpy_calls, one_size_each, parse_sizes, plan_report
+from ptegpu.cli.sizes import one_size_each, parse_sizes
 from ptegpu.dtypes import DType
+from ptegpu.explain.costs import costs
+from ptegpu.explain.guards import GuardText, numpy_calls, plan_report
 from ptegpu.plan.numbers import program
 from ptegpu.plan.plan import Choice, Family, Input, Plan, Row
 from ptegpu.plan.resolve import evaluated
@@ -88,11 +90,11 @@ ROWS: tuple[Row, ...] = (
     ],
 )
 def test_rows_as_text(row: int, text: str) -> None:
-    assert Text(plan_of(ROWS))(row) == text
+    assert GuardText(plan_of(ROWS))(row) == text
 
 
 def test_every_text_means_what_its_row_does() -> None:
-    text, rows = Text(plan_of(ROWS)), range(len(ROWS))
+    text, rows = GuardText(plan_of(ROWS)), range(len(ROWS))
     for shapes in ((1, 1), (2, 9), (3, 10), (4, 256)):
         given = [shapes, 7, (8,)]
         expected = program(ROWS, list(rows))(given, lambda _, __: 7)
@@ -106,7 +108,7 @@ def test_long_expressions_are_cut_short() -> None:
     rows: list[Row] = [("size", 0, 1)]
     for k in range(5000):
         rows.append(("mul" if k % 2 else "add", k, k))
-    text = Text(plan_of(tuple(rows)))
+    text = GuardText(plan_of(tuple(rows)))
     assert "row" in text(5000)
     assert max(len(text(k)) for k in range(len(rows))) < 200
 

@@ -14,9 +14,9 @@ from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
 import ptegpu
-from ptegpu.cli.analysis import why_on_host
 from ptegpu.compiler.partition import Facts, joins
 from ptegpu.dtypes import DType
+from ptegpu.explain.analysis import why_on_host
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
 from ptegpu.plan.target import Target
@@ -259,7 +259,7 @@ def test_sizes_that_there_are_not(invoke: Invoke, data: Path, text: str, code: i
 
 
 def test_what_is_too_large_for_a_browser_is_noted(invoke: Invoke, mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ptegpu.cli.analysis.BROWSER", Target(max_binding_bytes=16, max_buffer_bytes=16))
+    monkeypatch.setattr("ptegpu.explain.analysis.BROWSER", Target(max_binding_bytes=16, max_buffer_bytes=16))
     (method,) = invoke("inspect", mlp, "--json").json()["methods"]
     (note,) = method["notes"]
     assert note.startswith("too large for a browser's limits: ")

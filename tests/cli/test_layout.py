@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptegpu.cli.layout import Layout, layout
+from ptegpu.explain.layout import Layout, layout
 
 
 @st.composite

@@ -18,21 +18,10 @@ from tests.test_layers import SRC
 
 import ptegpu
 from ptegpu.cli import main
-from ptegpu.cli.console import (
-    bar,
-    bars,
-    counted,
-    dims,
-    duration,
-    explain,
-    print_error,
-    print_json,
-    progress,
-    show_table,
-    size,
-)
+from ptegpu.cli.console import bar, bars, explain, print_error, print_json, progress, show_table
 from ptegpu.errors import InvalidProgram
 from ptegpu.models.checkpoints import STARTING
+from ptegpu.units import counted, dims, duration, size
 
 Capture = pytest.CaptureFixture[str]
 

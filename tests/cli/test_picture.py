@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from tests.cli.conftest import DATA, Invoke
 
-from ptegpu.cli.diagram import Box, Diagram, short_name
-from ptegpu.cli.palette import COLOURS, FAINT, GROUND, GROUPS, INK, OTHER, SOLID, group, style
-from ptegpu.cli.picture import MAX_LABEL, html_page, picture
+from ptegpu.explain.diagram import Box, Diagram, short_name
+from ptegpu.explain.palette import COLOURS, FAINT, GROUND, GROUPS, INK, OTHER, SOLID, group, style
+from ptegpu.explain.picture import MAX_LABEL, html_page, picture
 from ptegpu.printing import LONGEST
 
 DEMO = DATA.parent.parent / "src" / "ptegpu" / "demo"

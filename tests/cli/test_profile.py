@@ -17,7 +17,7 @@ from ptegpu.gpu.device import Traffic
 from ptegpu.gpu.profile import KernelTime
 from ptegpu.plan.plan import Dispatch
 from ptegpu.plan.target import DeviceClass
-from ptegpu.runtime.account import Step
+from ptegpu.runtime.call_timeline import Step
 from ptegpu.runtime.profile import Profile
 
 Capture = pytest.CaptureFixture[str]

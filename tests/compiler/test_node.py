@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.graphs import Sketch, plan_of
 
-from ptegpu.compiler.node import Tables
+from ptegpu.compiler.plan_writer import PlanWriter
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, LimitExceeded
@@ -206,7 +206,7 @@ def shifted(*amounts: int | Sym) -> Graph:
         out = yield Out(x.shape, x.dtype)
         yield Launch(kernel, [x], [out], x.numel, {"k": amount})
 
-    parameters = tuple(Parameter(name, keeps=True) for name in ("x", "amount"))
+    parameters = tuple(Parameter(name) for name in ("x", "amount"))
     shift = OpDef("test.shift", parameters, frozenset(), steps=steps)
     x = Tensor("x", DType.I32, (3,), "input")
     graph = Graph("g", [x, *(a for a in amounts if isinstance(a, Sym))])
@@ -253,8 +253,8 @@ def test_a_symbolic_int_for_a_plain_parameter_is_refused() -> None:
     assert "n=4 is symbolic; the kernel's parameter is not" == str(error.value)
 
 
-def tables() -> Tables:
-    return Tables(Graph("g"), Memory(), Target(), lambda size, trace: 0)
+def tables() -> PlanWriter:
+    return PlanWriter(Graph("g"), Memory(), Target())
 
 
 def block(spec: KernelSpec, groups: int, values: dict[str, Any]) -> bytes:

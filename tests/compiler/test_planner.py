@@ -12,8 +12,8 @@ from tests.cases import sizes_of
 from tests.families import hold, points
 from tests.graphs import Sketch
 
-from ptegpu.compiler import planner as module
 from ptegpu.compiler import sample as sampling
+from ptegpu.compiler import tracer as module
 from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded, PtegpuError, ShapeError
@@ -73,10 +73,10 @@ def test_rules_that_only_compute_with_sizes_run_once_for_all(runs: Counter[str])
 
 def test_what_the_plan_covers_traces_nothing_more(runs: Counter[str]) -> None:
     planner = dynamic(diamond()[0]).cover()
-    plan, traced = planner.plan(), planner.traces
+    plan, traced = planner.plan(), planner.tracer.lowered
     runs.clear()
     planner.extend([(5, 4), (2,)], unread)
-    assert ({}, traced, plan) == (runs, planner.traces, planner.plan())
+    assert ({}, traced, plan) == (runs, planner.tracer.lowered, planner.plan())
 
 
 def test_a_size_that_must_be_one_thing_is_a_guard() -> None:
@@ -197,7 +197,7 @@ def test_choices_are_of_nodes_and_not_of_plans() -> None:
     (family,) = planner.plan().families[:1]
     relu, first, second = (len(choices) for choices in family.steps)
     assert relu < first == second < 40
-    assert planner.complete and 41 == hold(planner, dynamic(products(), plain=True), points(planner, 200))
+    assert planner.grid.complete and 41 == hold(planner, dynamic(products(), plain=True), points(planner, 200))
 
 
 def test_a_size_that_equals_an_expression_is_not_fixed() -> None:
@@ -219,12 +219,12 @@ def test_a_size_that_equals_an_expression_is_not_fixed() -> None:
 
 def test_sizes_that_nobody_planned_for_are_traced_when_they_are_asked_for() -> None:
     planner = dynamic(products(), sizes={"x1[0]": [40]}).cover()
-    plan, traces = planner.plan(), planner.traces
+    plan, traces = planner.plan(), planner.tracer.lowered
     with pytest.raises(LookupError):
         evaluated(plan, [(1, 64)], unread)
     planner.extend([(1, 64)], unread)
     more = planner.plan()
-    assert planner.traces > traces
+    assert planner.tracer.lowered > traces
     assert [(1, 64)] == shapes_of(more, (1, 64))
     assert evaluated(more, [(40, 64)], unread).dispatches == evaluated(plan, [(40, 64)], unread).dispatches
     assert plan.buffers == more.buffers[: len(plan.buffers)]  # what is on a device already keeps its place and size
@@ -238,32 +238,11 @@ def test_more_sizes_than_are_looked_at_are_sampled(monkeypatch: pytest.MonkeyPat
     s = Sketch()
     x, y = s.input(50), s.input(60)
     planner = dynamic(s.returns(s.tensor("aten.abs.default", x), s.tensor("aten.exp.default", y))).cover()
-    assert not planner.complete
+    assert not planner.grid.complete
     looked = list(points(planner, 200))
     assert 4 <= len(looked) <= 4 * 64
     assert (50, 60) in {tuple(p.values()) for p in looked}
     assert [(17,), (33,)] == shapes_of(planner.plan(), (17,), (33,))
-
-
-@pytest.mark.parametrize(
-    "axes",
-    [
-        [range(513), range(513), [64]],  # Linear on x (b ≤ 512, t ≤ 512, 64)
-        [range(513), range(513)],
-        [range(100)] * 3,
-        [range(50)] * 7,
-        [range(20), range(16385), [1, 2, 4]],
-        [list(range(3, 40000, 7)), [9]],
-    ],
-    ids=["linear", "two", "three", "seven", "unequal", "named"],
-)
-def test_a_sample_has_small_sizes_and_the_largest_of_every_axis(axes: list[Sequence[int]]) -> None:
-    sample = sampling.sample(axes)
-    points = set(map(tuple, sample.tolist()))
-    assert len(points) == len(sample) <= 2 * sampling.MAX_POINTS
-    assert {tuple(axis[0] for axis in axes), tuple(axis[-1] for axis in axes)} <= points
-    for k, axis in enumerate(axes):
-        assert set(axis[:16]) | {axis[-1]} <= set(sample[:, k].tolist()) <= set(axis)
 
 
 def test_a_graph_of_fixed_shapes_that_is_wrong_raises_at_once() -> None:

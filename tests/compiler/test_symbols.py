@@ -10,7 +10,7 @@ import pytest
 from tests.cases import sizes_of
 from tests.graphs import Sketch
 
-from ptegpu.compiler.node import CAPACITY, Tables
+from ptegpu.compiler.plan_writer import CAPACITY, PlanWriter
 from ptegpu.compiler.planner import Planner, planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import UnsupportedProgram
@@ -129,7 +129,7 @@ def test_a_graph_without_symbolic_ints_has_no_words() -> None:
 
 
 def test_more_words_than_the_buffer_holds_are_refused() -> None:
-    tables = Tables(Graph("g"), Memory(), Target(), lambda size, trace: 0)
+    tables = PlanWriter(Graph("g"), Memory(), Target())
     for value in range(CAPACITY):
         tables.word(value)
     with pytest.raises(UnsupportedProgram) as error:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tests.models import Block, Encoder
+from tests.zoo.modules import Block, Encoder
 
 from .making import Entry, R, function, ids, module, r
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests import zoo
-from tests.models import Block
+from tests.zoo import modules
+from tests.zoo.modules import Block
 
 from .making import HALF, Entry, R, function, ids, module, r, twice
 
@@ -49,8 +49,8 @@ LAYERS_BY_NAME: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...]]] = {
     "ConvTranspose1d": (lambda: nn.ConvTranspose1d(4, 3, 3, 2), (r(2, 4, 5),)),
     "ConvTranspose2d": image(lambda: nn.ConvTranspose2d(4, 3, 2, 2)),
     "ConvTranspose2d with padding": image(lambda: nn.ConvTranspose2d(4, 3, 3, 2, 1, 1)),
-    "BatchNorm1d": (lambda: zoo.lively(nn.Sequential(nn.BatchNorm1d(4))), (r(3, 4),)),
-    "BatchNorm2d": image(lambda: zoo.lively(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))),
+    "BatchNorm1d": (lambda: modules.lively(nn.Sequential(nn.BatchNorm1d(4))), (r(3, 4),)),
+    "BatchNorm2d": image(lambda: modules.lively(nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))),
     "LayerNorm": (lambda: nn.LayerNorm(8), (r(3, 8),)),
     "LayerNorm of two dimensions": (lambda: nn.LayerNorm((3, 8)), (r(2, 3, 8),)),
     "RMSNorm": (lambda: nn.RMSNorm(8), (r(3, 8),)),

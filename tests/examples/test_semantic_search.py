@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.export.hf_folders import write
+from tests import zoo
 
 import ptegpu
 
@@ -35,8 +35,8 @@ search = example("semantic_search")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("minilm") / "folder", "bert")
+def folder() -> Path:
+    return zoo.folder("tasks", "bert")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
-from tests.export.checkpoints import write
+from tests.zoo.checkpoints import write
 from torch import Tensor, nn
 
 import ptegpu

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.export import llm_families
-from tests.export.checkpoints import config, tensors, write
+from tests.zoo import families
+from tests.zoo.checkpoints import config, tensors, write
 
 from ptegpu.errors import ExportError
 from ptegpu.export import Options, export_llm, load_decoder
@@ -46,7 +46,7 @@ def test_interleaved_rows_become_halves_where_they_are_turned(
     share: float, fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turned in halves, what was loaded gives the scores that the checkpoint gives, turned by neighbours."""
-    (tmp_path / "config.json").write_text(json.dumps(llm_families.config("cohere")))
+    (tmp_path / "config.json").write_text(json.dumps(families.config("cohere")))
     whole = read_config(tmp_path)
     rope = replace(whole.layers[0].rope, dim=int(whole.head_dim * share))  # type: ignore[type-var]
     config = replace(whole, layers=(Layer(rope),))
@@ -118,7 +118,7 @@ def test_one_matrix_at_a_time(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             yield tensor
 
     monkeypatch.setattr(Store, "parts", watched)
-    llm_families.write(tmp_path, name, max_shard_size="20KB")
+    families.write(tmp_path, name, max_shard_size="20KB")
     assert 3 < len(list(tmp_path.glob("*.safetensors")))
     done: list[tuple[int, int]] = []
     load_decoder(tmp_path, Options(quantize="4bit"), lambda phase, at, of: done.append((at, of)))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
-from tests.export.checkpoints import write
 from tests.test_layers import run_blocked
+from tests.zoo.checkpoints import write
 
 SOURCE = """
 import torch

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests import zoo
 from tests.cases import close
 from tests.exporting import export
+from tests.zoo import modules
 from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_flatten
@@ -171,7 +171,7 @@ def test_writes_of_parameters_and_inputs(route: str, delegate: bool, tmp_path: P
 
 
 def test_buffers_that_are_written_live_on_the_gpu() -> None:
-    module = zoo.lively(zoo.Streaming())
+    module = modules.lively(modules.Streaming())
     x = torch.randn(1, 4, 6)
     with ptegpu.compile_module(module, x) as gpu:
         first = gpu(x)

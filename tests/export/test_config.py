@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.export.checkpoints import LLAMA3, config
+from tests.zoo.checkpoints import LLAMA3, config
 
 from ptegpu.errors import ExportError
 from ptegpu.export.config import Config, Rope, read_config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.export import checkpoints
-from tests.export.llm_families import FAMILIES, VOCAB, config, write
+from tests.zoo import checkpoints
+from tests.zoo.families import FAMILIES, VOCAB, config, write
 
 from ptegpu.export import Options, load_decoder
 from ptegpu.export.checkpoint import Store, Weights, load

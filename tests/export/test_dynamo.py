@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests import zoo
 from tests.export.test_compiled import equal
+from tests.zoo import modules
+from tests.zoo.modules import lively
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
@@ -71,7 +72,7 @@ class Broken(nn.Module):
 
 
 def test_a_graph_break_two_shapes_and_weights_that_stay() -> None:
-    module = zoo.lively(Broken())
+    module = lively(Broken())
     compiled = torch.compile(copy.deepcopy(module), backend=NAME, options=SINGLE)
     for rows in (4, 5, 7):  # for the second it is lowered for sizes of up to 16
         x = torch.randn(rows, 8)
@@ -81,7 +82,7 @@ def test_a_graph_break_two_shapes_and_weights_that_stay() -> None:
 
 
 def test_sizes_and_floats_that_may_change_from_the_start() -> None:
-    module = zoo.lively(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Hardtanh(-0.3, 0.3)))
+    module = lively(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Hardtanh(-0.3, 0.3)))
     compared(module, (torch.randn(4, 8),), (torch.randn(5, 8),), (torch.randn(17, 8),), dynamic=True)
 
 
@@ -233,7 +234,7 @@ def hf(name: str, config: str, **settings: Any) -> nn.Module:
     """A small model of transformers with random weights."""
     settings.setdefault("use_cache", False) if "vocab_size" in settings else None
     model = getattr(transformers, name)(getattr(transformers, config)(**settings))
-    return zoo.lively(model)
+    return lively(model)
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -252,12 +253,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]]]] = {
     "TransformerEncoderLayer, norms first": (
         lambda: encoder_layer(norm_first=True).eval(), lambda: [torch.randn(2, 5, 16), torch.randn(3, 5, 16)],
     ),
-    "ResNet": (lambda: zoo.lively(zoo.ResNet()), lambda: [torch.randn(1, 3, 32, 32), torch.randn(2, 3, 40, 32)]),
-    "MobileNet": (lambda: zoo.lively(zoo.MobileNet()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(3, 3, 16, 16)]),
-    "U-Net": (lambda: zoo.lively(zoo.UNet()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(2, 3, 16, 16)]),
-    "ViT": (lambda: zoo.lively(zoo.ViT()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(2, 3, 16, 16)]),
-    "SpeechCNN": (lambda: zoo.lively(zoo.SpeechCNN()), lambda: [torch.randn(1, 8, 20), torch.randn(1, 8, 33)]),
-    "Detector": (lambda: zoo.lively(zoo.Detector()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(1, 3, 24, 16)]),
+    "ResNet": (lambda: lively(modules.ResNet()), lambda: [torch.randn(1, 3, 32, 32), torch.randn(2, 3, 40, 32)]),
+    "MobileNet": (lambda: lively(modules.MobileNet()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(3, 3, 16, 16)]),
+    "U-Net": (lambda: lively(modules.UNet()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(2, 3, 16, 16)]),
+    "ViT": (lambda: lively(modules.ViT()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(2, 3, 16, 16)]),
+    "SpeechCNN": (lambda: lively(modules.SpeechCNN()), lambda: [torch.randn(1, 8, 20), torch.randn(1, 8, 33)]),
+    "Detector": (lambda: lively(modules.Detector()), lambda: [torch.randn(1, 3, 16, 16), torch.randn(1, 3, 24, 16)]),
     "BERT": (lambda: hf("BertModel", "BertConfig", **SMALL, **TEXT), lambda: [tokens(2, 7), tokens(2, 9)]),
     "ViTModel": (
         lambda: hf("ViTModel", "ViTConfig", image_size=16, patch_size=4, **SMALL),
@@ -296,4 +297,4 @@ def test_models_as_in_eager_pytorch(name: str, delegate: bool) -> None:
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_recurrent_layers_where_dynamo_takes_them(kind: Any) -> None:
     with torch._dynamo.config.patch(allow_rnn=True):
-        compared(zoo.lively(zoo.Recurrent(kind)), (torch.randn(2, 5, 6),), options={"fallback": False})
+        compared(lively(modules.Recurrent(kind)), (torch.randn(2, 5, 6),), options={"fallback": False})

@@ -14,7 +14,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import save_file
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
-from tests.export.hf_folders import MODELS, write
+from tests.zoo.tasks import MODELS, write
 
 import ptegpu
 from ptegpu.errors import ExportError

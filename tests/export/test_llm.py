@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cases import close
-from tests.export.checkpoints import TOKENS, by_transformers, write
+from tests.zoo.checkpoints import TOKENS, by_transformers, write
 
 import ptegpu
 from ptegpu.errors import ExportError, NoAdapter

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.export.llm_families import FAMILIES, write
 from tests.export.test_decoder import PROMPT, STEPS, TOKENS, apart, expected, logits
+from tests.zoo.families import FAMILIES, write
 
 import ptegpu
 from ptegpu.errors import UnsupportedProgram

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ptegpu.errors import NoAdapter
-from ptegpu.gpu import AdapterInfo, adapters, choose, loader, memory, vulkan
+from ptegpu.gpu import AdapterInfo, adapters, choose, loader, probe, vulkan
 
 
 def info(index: int, name: str, kind: str) -> AdapterInfo:
@@ -110,7 +110,7 @@ def test_of_two_equal_gpus_each_has_its_own_memory(monkeypatch):
     monkeypatch.setattr(sys.modules["ptegpu.gpu.adapters"], "native_adapters", lambda engine: native)
     vulkan._gpu.cache_clear()
     try:
-        found = [memory.available_bytes(info) for info in adapters()]
+        found = [probe.available_bytes(info) for info in adapters()]
     finally:
         vulkan._gpu.cache_clear()
     assert [n << 30 for n in (1, 2, 3, 4, 5)] + [None] * 5 == found

@@ -11,9 +11,9 @@ from tests.gpu import plans
 from ptegpu.errors import DeviceError, DeviceLost, KernelError, LimitExceeded, NoAdapter, OutOfMemory
 from ptegpu.gpu import Session, open_device
 from ptegpu.gpu.buffers import BufferPool, GpuBuffer
-from ptegpu.gpu.held import Words
-from ptegpu.gpu.memory import host_available_bytes
-from ptegpu.gpu.submit import Commands, submit
+from ptegpu.gpu.faults import Report
+from ptegpu.gpu.probe import host_available_bytes
+from ptegpu.gpu.submit import submit
 from ptegpu.gpu.wgpu_native import WgpuNative
 from ptegpu.plan.plan import Kernel
 from ptegpu.plan.target import CLASSES, Target
@@ -116,9 +116,8 @@ def test_errors_of_recording_are_raised_when_it_is_submitted(device):
     small, large = device.buffer("small", 16, "storage"), device.buffer("large", 64, "storage")
     with device.api.record() as recorder:
         recorder.copy(large.handle, 0, small.handle, 0, 64)
-        commands = Commands(recorder, [small, large])
-    with pytest.raises(DeviceError) as caught:
-        submit(device, commands)
+        with pytest.raises(DeviceError) as caught:
+            submit(device, recorder, [small, large])
     said = {
         "wgpu": "overrunning the bounds of the Destination buffer of size 16",
         "dawn": 'Copy range (offset: 0, size: 64) does not fit in [Buffer "small"] size (16)',
@@ -142,10 +141,10 @@ def test_more_bytes_than_a_buffer_may_have(device):
 
 
 def test_words_of_wgpu_become_typed_errors():
-    out = WgpuNative.as_error(Words(False, "Out of Memory\n\nCaused by:\n  In wgpuX\n    Not enough memory left"))
+    out = WgpuNative.as_error(Report(False, "Out of Memory\n\nCaused by:\n  In wgpuX\n    Not enough memory left"))
     assert OutOfMemory is type(out)
     assert str(out) == "the GPU is out of memory (In wgpuX: Not enough memory left)"
-    lost = WgpuNative.as_error(Words(False, "Validation Error\n\nCaused by:\n  In wgpuX\n    Parent device is lost"))
+    lost = WgpuNative.as_error(Report(False, "Validation Error\n\nCaused by:\n  In wgpuX\n    Parent device is lost"))
     assert DeviceLost is type(lost)
     assert str(lost) == "the GPU device is lost (In wgpuX: Parent device is lost); load the program again"
 

@@ -18,7 +18,7 @@ import pytest
 
 from ptegpu.errors import DeviceError, DeviceLost
 from ptegpu.gpu import Device
-from ptegpu.gpu.held import said
+from ptegpu.gpu.faults import reported
 from ptegpu.gpu.webgpu import WebGPU
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ START = """
 import gc, os, signal, threading, time
 from dataclasses import replace
 import numpy as np
-from ptegpu.gpu import Session, loads, open_device
+from ptegpu.gpu import Session, open_device, stress
 from tests.gpu import plans
 
 X = np.arange(plans.N, dtype=np.float32)
@@ -44,7 +44,7 @@ SLOW = """
 from _cffi_backend import callback
 
 def slow(turns):
-    plan = loads.arithmetic(device.target, groups=64, turns=turns)
+    plan = stress.arithmetic(device.target, groups=64, turns=turns)
     return session.prepare(plans.giving(replace(plan, name=f"slow{turns}"), plans.f32("y", 1, (4,))))
 
 def busy(api, handle, queue):
@@ -163,14 +163,14 @@ def test_a_callback_that_is_interrupted_does_its_work_and_the_interrupt_is_raise
             device.api.buffer("refused", 16, 0)
     finally:
         sys.settrace(traced)
-    assert 1 == len(said.errors)
+    assert 1 == len(reported.errors)
     with pytest.raises(DeviceError):
         device.api.buffer("refused", 16, 0)
 
 
 def test_an_interrupt_in_the_callback_of_a_loss_is_raised_before_the_loss() -> None:
     """Whoever handles DeviceLost would not hear of the interrupt otherwise."""
-    said.raised.append(KeyboardInterrupt())
+    reported.raised.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         WebGPU.check_alive(SimpleNamespace(lost=["it is gone"]))  # type: ignore[arg-type]
     with pytest.raises(DeviceLost, match="it is gone"):

@@ -482,11 +482,24 @@ def test_what_was_held_with_a_run_that_fails_never_begins(session, monkeypatch):
         patch.setattr(Recording, "compute", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             session.start(total, [X])
-    with pytest.raises(DeviceError, match="recorded together with one that failed"):
+    with pytest.raises(DeviceError, match="batched with one that failed"):
         held.result()
     for n in (9, 4):
         np.testing.assert_array_equal(np.arange(100) + n, session.run(fill, [n])[0])
     np.testing.assert_array_equal(X, session.run(total, [X])[0])
+
+
+def test_a_large_upload_that_fails_counts_nothing_as_written(session, monkeypatch):
+    add = session.prepare(plans.add())
+    session.run(add, [X, X])
+    assert [add] == list(session._guard.params)
+    monkeypatch.setattr("ptegpu.gpu.session.LARGEST", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.device, "write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.run(add, [X, X])
+    assert {} == session._guard.params
+    np.testing.assert_array_equal(X + X, session.run(add, [X, X])[0])
 
 
 def test_runs_that_are_held_and_discarded(session):

@@ -194,7 +194,7 @@ def test_a_plan_that_is_closed_is_refused(session: Session) -> None:
     prepared = session.prepare(sized())
     session.close()
     with pytest.raises(ptegpu.Closed):
-        session.look(prepared, [ramp(3)])
+        session.resolve(prepared, [ramp(3)])
     assert prepared.session is None
 
 
@@ -202,7 +202,7 @@ def test_another_sessions_plan_is_refused(session: Session, device: Device) -> N
     with Session(device) as other:
         prepared = other.prepare(sized())
         with pytest.raises(DeviceError, match="plan sized was prepared by another session"):
-            session.look(prepared, [ramp(3)])
+            session.resolve(prepared, [ramp(3)])
 
 
 def tokens(length: int) -> np.ndarray:
@@ -226,7 +226,7 @@ def test_no_size_of_a_program_makes_or_keeps_anything(device: Device) -> None:
         for used in (first, made):
             assert (0, 0, 0) == (used.buffers_created, used.pipelines_created, used.bind_groups_created)
         assert few == many
-        engines = program.method("forward")._method.engines.values()
+        engines = program.method("forward")._method.runners.values()
         assert [0] * len(engines) == [e.extended for e in engines]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from ptegpu.gpu import open_device
 from ptegpu.gpu.recorder import FIRST, FURTHER, LONG, Steps
-from ptegpu.gpu.submit import Commands, submit
+from ptegpu.gpu.submit import submit
 from ptegpu.plan.plan import Kernel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,24 +23,23 @@ CASE = """
 import sys
 from ptegpu.errors import DeviceError
 from ptegpu.gpu import open_device
-from ptegpu.gpu.submit import Commands, submit
+from ptegpu.gpu.submit import submit
 
 case = sys.argv[1]
 device = open_device(subgroups=False)
 source, staging = device.buffer("source", 64, "storage"), device.buffer("target", 64, "staging")
-with device.api.record() as recorder:
-    recorder.copy(source.handle, 0, staging.handle, 0, 64)
-    commands = Commands(recorder, (source, staging))
+recorder = device.api.record()
+recorder.copy(source.handle, 0, staging.handle, 0, 64)
 if case == "destroyed":
     source.destroy()
 elif case == "mapped":
     staging.read(device, 64)
 elif case == "twice":
-    submit(device, commands)
+    submit(device, recorder, (source, staging))
 elif case == "lost":
     device.api.destroy()
 try:
-    submit(device, commands)
+    submit(device, recorder, (source, staging))
 except DeviceError as error:
     print(f"{type(error).__name__}: {error}")
 fresh = open_device(subgroups=False)
@@ -49,8 +48,8 @@ fresh.write(buffer, b"it is alive now.")
 print(fresh.read(buffer, 16).decode())
 """
 
-UNGUARDED = CASE.replace("Commands(recorder, (source, staging))", "recorder.end()").replace(
-    "    submit(device, commands)\nexcept", "    device.api.submit(commands)\nexcept"
+UNGUARDED = CASE.replace(
+    "    submit(device, recorder, (source, staging))\nexcept", "    device.api.submit(recorder.end())\nexcept"
 )
 
 
@@ -104,7 +103,7 @@ def test_a_long_pass_is_submitted_in_parts_that_run_in_order(count):
     with device.api.record() as recorder:
         recorder.compute_soon(steps)
         recorder.copy(buffer.handle, 0, staging.handle, 0, 16)
-        submit(device, Commands(recorder, (buffer, staging)))
+        submit(device, recorder, (buffer, staging))
     want = 0
     for k in range(count):
         want = (want * 3 + k * k % 3) % 2**32

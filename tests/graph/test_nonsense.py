@@ -18,7 +18,7 @@ from tests.cases import Case, T, graph_of, tables, walk
 from tests.oracle import reference
 from tests.portable import harness
 
-from ptegpu.compiler.node import Tables
+from ptegpu.compiler.plan_writer import PlanWriter
 from ptegpu.compiler.planner import planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, PtegpuError
@@ -109,7 +109,7 @@ def test_a_kernel_of_the_host_refuses_nonsense_with_an_error_of_ours(op: str) ->
 
 
 def test_a_literal_for_a_symbolic_int_is_within_32_bits() -> None:
-    tables = Tables(Graph("g"), Memory(), Target(), lambda size, trace: 0)
+    tables = PlanWriter(Graph("g"), Memory(), Target())
     assert [0, 1] == [tables.word(2**31 - 1), tables.word(-(2**31))]
     with pytest.raises(InvalidProgram) as error:
         tables.word(2**31)

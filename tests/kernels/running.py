@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ptegpu.compiler.node import Tables
+from ptegpu.compiler.plan_writer import PlanWriter
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, Session
 from ptegpu.graph.graph import Graph
@@ -31,11 +31,11 @@ def run(
 
     `syms` are the words of symbolic ints; of a parameter that is one, `params` has the value, which is one of these.
     """
-    tables = Tables(Graph("running"), Memory(), gpu.target, lambda size, trace: 0)
+    writer = PlanWriter(Graph("running"), Memory(), gpu.target)
     for value in syms:
-        tables.word(value)
-    tables.block(spec, groups, dict(params or {}))
-    block = bytes(tables.images[0])
+        writer.word(value)
+    writer.block(spec, groups, dict(params or {}))
+    block = bytes(writer.images[0])
     dtypes = [*(DType.of(a.dtype) for a in reads), *(s.dtype for s in spec.writes)]
     ports = [Port(f"port {k}", k, dtype, (n,)) for k, (dtype, n) in enumerate(zip(dtypes, [*map(len, reads), *writes]))]
     sizes = [max(ALIGN, -(-p.nbytes // ALIGN) * ALIGN) for p in ports]
@@ -47,7 +47,7 @@ def run(
     dispatch = Dispatch(0, bindings, grid or (groups, 1), "the kernel")
     inputs, outputs = tuple(ports[: len(reads)]), tuple(ports[len(reads) :])
     plan = fixed(spec.kernel.name, buffers, (spec.kernel,), (dispatch,), (), inputs, outputs, block)
-    plan = replace(plan, families=(replace(plan.families[0], words=tuple(tables.words)),))  # type: ignore[arg-type]
+    plan = replace(plan, families=(replace(plan.families[0], words=tuple(writer.words)),))  # type: ignore[arg-type]
     with Session(gpu) as session:
         found = session.run(session.prepare(plan), list(reads))
     return [f for f in found if isinstance(f, np.ndarray)]

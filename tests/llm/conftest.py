@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
-from tests.llm.words import write_tokenizer
+from tests.zoo.words import write_tokenizer
 
 from ptegpu.models.text import LanguageModel
 
 if TYPE_CHECKING:
-    from tests.llm.tiny import TinyLM
+    from tests.zoo.language import TinyLM
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.llm import tiny
+    from tests.zoo import language
 
     made = tmp_path_factory.mktemp("llm")
-    tiny.export(tiny.TinyLM(), made / "tiny.pte", get_eos_ids=[1, 3])
-    tiny.export(tiny.TinyLM(every=True), made / "every.pte", chunk=40)
+    language.export(language.TinyLM(), made / "tiny.pte", get_eos_ids=[1, 3])
+    language.export(language.TinyLM(every=True), made / "every.pte", chunk=40)
     write_tokenizer(made / "tiny.pte")
     write_tokenizer(made / "every.pte")
     return made
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def eager() -> TinyLM:
-    from tests.llm.tiny import TinyLM
+    from tests.zoo.language import TinyLM
 
     return TinyLM()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.llm.tiny import CONTEXT
+from tests.zoo.language import CONTEXT
 
 from ptegpu.errors import InvalidInput
 from ptegpu.models.text import LanguageModel

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cases import compare
-from tests.export import checkpoints
-from tests.llm.tiny import TinyLM
-from tests.llm.words import TEXT
+from tests.zoo import checkpoints
+from tests.zoo.language import TinyLM
+from tests.zoo.words import TEXT
 
 from ptegpu.errors import InvalidInput
 from ptegpu.export.reference import Reference

@@ -15,14 +15,15 @@ import pytest
 import tokenizers
 import torch
 from tests.cases import close, compare
-from tests.llm.tiny import CONTEXT, TinyLM
-from tests.llm.words import TEXT, VOCABULARY
+from tests.zoo.language import CONTEXT, TinyLM
+from tests.zoo.words import TEXT, VOCABULARY
 
 import ptegpu
 from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.compiling import compile
+from ptegpu.models.text.prompts import PromptTooLong
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import chosen
 
@@ -197,8 +198,8 @@ def test_logits_of_every_position_serve_generation(every: LanguageModel, eager: 
 def test_a_step_reads_a_token_and_its_probability_only(model: LanguageModel) -> None:
     model.generate([5, 6, 7], max_tokens=3, **FREE)
     method = model.program.method("forward")
-    (engine,) = method._method.engines.values()
-    ready = engine.prepared.ready
+    (engine,) = method._method.runners.values()
+    ready = engine.loaded.recorded
     assert ready is not None
     assert 8 == sum(port.nbytes for port in ready.outputs if isinstance(port, Port))
     before = model.program.device.counters.readbacks
@@ -360,7 +361,7 @@ def test_prompts_that_cannot_be(model: LanguageModel) -> None:
     assert expected == refused(InvalidInput, model.generate, [5, VOCABULARY])
     assert f"token -1 is not in the model's vocabulary of {VOCABULARY}" == refused(InvalidInput, model.stream, [-1])
     expected = f"the prompt has {CONTEXT + 1} tokens, the model's context holds {CONTEXT}"
-    assert expected == refused(InvalidInput, model.generate, [5] * (CONTEXT + 1))
+    assert expected == refused(PromptTooLong, model.generate, [5] * (CONTEXT + 1))
     assert "first must be from 1 to 2, not 3" == refused(InvalidInput, model.score, [5, 6], 3)
 
 

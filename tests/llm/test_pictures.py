@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from tests.cases import close
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
-from tests.llm import seeing
+from tests.zoo import seeing
 
 from ptegpu.errors import InvalidInput
 from ptegpu.export import ExportedModel, Options, export_llm

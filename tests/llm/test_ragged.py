@@ -101,7 +101,7 @@ def test_the_bundled_model() -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("every", [False, True])
 def test_a_program_that_writes_its_cache_apart(tmp_path: Path, every: bool) -> None:
-    from tests.llm.tiny import TinyLM, export
+    from tests.zoo.language import TinyLM, export
 
     export(TinyLM(every=every), tmp_path / "tiny.pte")
     hold(tmp_path / "tiny.pte", [[1, 2, 3, 4, 5, 6, 7], [4], [9, 8, 7, 6, 5], [2, 2]])

@@ -13,8 +13,8 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.llm.words import TEMPLATE, TEXT
-from tests.llm.words import tokenizer as make_tokenizer
+from tests.zoo.words import TEMPLATE, TEXT
+from tests.zoo.words import tokenizer as make_tokenizer
 
 from ptegpu.errors import InvalidInput
 from ptegpu.models.template import ChatTemplate

@@ -20,7 +20,7 @@ from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
 from ptegpu.kernels import attention_matrices as kernels
 from ptegpu.kernels.attention_matrices import HEADROOM
-from ptegpu.kernels.matrices import NEEDS
+from ptegpu.kernels.tensor_core_blocks import NEEDS
 from ptegpu.ops import attention_matrices
 from ptegpu.plan.dialect import source
 from ptegpu.plan.plan import Plan
@@ -269,7 +269,7 @@ def test_a_plan_for_all_sizes(op: str) -> None:
     """It does at each what one does that was made for that size alone, and has few choices."""
     s = sketch(op, DType.F32, 300, 1000, 64)
     target = replace(TARGET, precision="fast")
-    dynamic = [True, op == PLAIN, op == PLAIN, *([True] if op == CACHED else [])]
+    dynamic = [True] * len(s.graph.inputs)
     tensors = [v for v in s.graph.inputs if isinstance(v, Tensor)]
     dims = [(f"{v.name}[{d}]", n) for v in tensors for d, n in enumerate(v.max_shape)]
     sizes = {name: range(n + 1) if n in (300, 1000) else [n] for name, n in dims}  # lengths change

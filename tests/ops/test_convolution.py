@@ -15,7 +15,7 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.graph.graph import Tensor
 from ptegpu.ops import product
-from ptegpu.ops.windows import window_of
+from ptegpu.ops.conv_products import window_of
 from ptegpu.plan.target import Target
 
 F16 = DType.F16

@@ -12,8 +12,8 @@ from tests.oracle import Case, T, check, graph_of, plan_of
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
-from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import few
+from ptegpu.kernels.gemv import Gemv
+from ptegpu.ops import packed_gemv
 from ptegpu.plan.target import Target
 
 F16, U8, I8 = DType.F16, DType.U8, DType.I8
@@ -157,7 +157,7 @@ WAYS = [
 @pytest.mark.parametrize("subgroups", [True, False])
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_to_share_out(way, subgroups, monkeypatch):
-    monkeypatch.setattr(few, "GEMVS", (few.Choice(way),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(way),))
     check(q4((1,), 256, 21, 32, bias=True), subgroups=subgroups)
     check(q4((2,), 100, 12, 20), subgroups=subgroups)
     check(q4((1,), 64, 37, 32), subgroups=subgroups, device_class=ONE_UNIT)
@@ -169,7 +169,7 @@ def test_sums_of_eight_rows_fit_into_the_memory_of_browsers(k, n):
 
 
 def test_rows_too_long_for_workgroup_memory_are_not_staged(monkeypatch):
-    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=1, lanes=32, staged=True)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=1, lanes=32, staged=True)),))
     check(q4((1,), 4096, 3, 32), limits="browser", subgroups=False, f16=False)
 
 

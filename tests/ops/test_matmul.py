@@ -13,7 +13,7 @@ from tests.oracle import Case, T, check, graph_of, plan_of, problem
 from ptegpu.dtypes import DType
 from ptegpu.errors import ShapeError
 from ptegpu.graph.graph import Tensor
-from ptegpu.ops import joined, product
+from ptegpu.ops import nodes, product
 from ptegpu.plan.target import Target
 
 F16 = DType.F16
@@ -288,4 +288,4 @@ def test_refused(make, args, message):
 def test_a_bias_that_is_spread_first_is_no_single_work() -> None:
     found = problem(linear((T((2, 3, 9)), T((4, 9)), T((3, 4)))))
     graph, _ = graph_of(found.case, found.arrays, found.eager)
-    assert joined.product(graph.nodes[0]) is None
+    assert nodes.product(graph.nodes[0]) is None

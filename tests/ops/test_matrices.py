@@ -17,14 +17,15 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
-from ptegpu.kernels.matrices import LARGE, NEEDS, TILES
+from ptegpu.kernels.tensor_core_blocks import NEEDS
+from ptegpu.kernels.tensor_core_products import LARGE, TILES
 from ptegpu.ops import matrices
 from ptegpu.ops.product import Product
 from ptegpu.ops.registry import OpDef, Out, Steps
 from ptegpu.ops.schema import Parameter
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.passes.norms import join_norms
-from ptegpu.passes.siblings import join_siblings
+from ptegpu.passes.norms import fuse_norms
+from ptegpu.passes.siblings import fuse_siblings
 from ptegpu.plan.target import Precision, Target
 
 Array = np.ndarray[Any, Any]
@@ -276,8 +277,8 @@ def test_a_norm_before_products(gpu: Device, monkeypatch: pytest.MonkeyPatch, k:
     weights = [Packed.random(Q4, n, k, k, seed=n) for n in (64, 70)]
     ys = [w.of(s, given) for w in weights]
     s.returns(*ys)
-    join_siblings(s.graph)
-    join_norms(s.graph)
+    fuse_siblings(s.graph)
+    fuse_norms(s.graph)
     assert len(s.graph.nodes) == 1
     monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", kept_bytes=(1 << 20) * kept))
     names = [kernel.name for kernel in plan_of(s.graph, gpu.target)[0].kernels]
@@ -292,7 +293,7 @@ def test_products_that_are_worth_it_together(gpu: Device, monkeypatch: pytest.Mo
     m, k, s = 50, 96, Sketch()
     given = s.input(m, k)
     s.returns(*[Packed.random(Q4, n, k, 32).of(s, given) for n in (64, 48, 64)])
-    join_siblings(s.graph)
+    fuse_siblings(s.graph)
     for least, count in ((m * 176 * k, 1), (m * 176 * k + 1, 0)):
         monkeypatch.setattr(matrices, "WORTH", least)
         names = [kernel.name for kernel in plan_of(s.graph, replace(gpu.target, precision="auto"))[0].kernels]
@@ -457,7 +458,7 @@ def test_products_of_the_same_rows_at_once(
     given = s.input(m, k)
     weights = [Packed.random(Q4, n, k, 32) for n in columns]
     s.returns(*[w.of(s, given) for w in weights])
-    join_siblings(s.graph)
+    fuse_siblings(s.graph)
     assert len(s.graph.nodes) == 1
     monkeypatch.setattr(gpu, "target", replace(gpu.target, precision="auto", max_binding_bytes=limit))
     plan = plan_of(s.graph, gpu.target)[0]
@@ -477,7 +478,7 @@ def test_a_gate_and_what_it_is_multiplied_with(gpu: Device) -> None:
     up, gate = (w.of(s, given) for w in weights)
     s.returns(s.tensor("aten.mul.Tensor", s.tensor("aten.relu.default", gate), up))
     fuse_elementwise(s.graph)
-    join_siblings(s.graph)
+    fuse_siblings(s.graph)
     assert len(s.graph.nodes) == 1
     gpu.target = replace(gpu.target, precision="auto")
     engine = engine_of(s.graph, gpu)

@@ -14,7 +14,7 @@ from tests.oracle import check
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg, Tensor
-from ptegpu.ops import few
+from ptegpu.ops import packed_gemv
 from ptegpu.ops.product import VARIANTS, Packed, Product, choose
 from ptegpu.plan.plan import Kernel
 from ptegpu.plan.target import Target
@@ -102,8 +102,8 @@ def product(m: int, n: int, k: int, **how: object) -> Product:
     "m, n, k, name",
     [
         (1, 2048, 2048, "packed gemv"),
-        (few.MAX_ROWS, 2048, 2048, "packed gemv"),
-        (few.MAX_ROWS + 1, 2048, 2048, "gemm 32 in slices"),
+        (packed_gemv.MAX_ROWS, 2048, 2048, "packed gemv"),
+        (packed_gemv.MAX_ROWS + 1, 2048, 2048, "gemm 32 in slices"),
         (512, 2048, 2048, "gemm 128"),
     ],
 )

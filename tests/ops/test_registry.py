@@ -76,14 +76,21 @@ def test_keyword_only_parameters_are_those_that_are_filled_in() -> None:
     assert [] == offenders(lambda d: d.steps is not None and not d.wants <= {"target", "outs"})
 
 
-def test_positions_are_of_parameters_and_dtypes_are_those_of_a_gpu() -> None:
+def test_places_are_of_parameters_and_dtypes_are_those_of_a_gpu() -> None:
     def breaks(d: OpDef) -> bool:
         ahead = [p.name for p in d.parameters].index("options") if "options" in str(d.parameters) else len(d.parameters)
-        return any(k >= ahead for k in (*d.mutates, *d.splits, *d.positions))  # where arguments are parameters
+        return any(k >= ahead for k in (*d.mutates, *d.splits))  # where arguments are parameters
 
     assert [] == offenders(breaks)
     assert [] == offenders(lambda d: not set(d.dtypes) <= set(ON_GPU))
     assert set(ON_GPU) == set(COMPUTE)
+
+
+def test_what_has_elements_of_others_is_wide_and_has_a_span() -> None:
+    assert [] == offenders(lambda d: not set(d.elements) <= {p.name for p in d.parameters})
+    assert [] == offenders(lambda d: bool(d.elements) and not (d.wide and d.span))
+    assert [] == offenders(lambda d: d.moves and d.elements != (d.parameters[0].name,))
+    assert [] == offenders(lambda d: d.sums and d.parameters[0].name != "x")
 
 
 def test_every_file_of_operators_is_imported() -> None:
@@ -197,13 +204,6 @@ def test_too_many_arguments_are_counted() -> None:
 
 def test_trailing_arguments_have_their_defaults() -> None:
     assert [T, T, 1] == REGISTRY["aten.add.Tensor"].bind([T, T])
-
-
-def test_symbolic_ints_that_a_rule_sees_by_value_only_are_known() -> None:
-    view, select = REGISTRY["aten.view_copy.default"], REGISTRY["aten.select_copy.int"]
-    assert [S] == view.baked((T, (2, S)))
-    assert [] == select.baked((T, 0, S))
-    assert [S] == select.baked((T, S, 0))
 
 
 def test_a_result_of_another_dtype_than_declared_is_refused() -> None:

@@ -9,13 +9,14 @@ import pytest
 
 from ptegpu.dtypes import DType
 from ptegpu.graph.linear import Call, Operand, Var
-from ptegpu.ops import REGISTRY
-from ptegpu.ops.spans import INT32, PLACES, RULES, Span, fits, of_dtype, spans
+from ptegpu.ops.spans import INT32, Of, Span, fits, of_dtype, spans
 from ptegpu.portable import PORTABLE, PRIMS, OutSpec, call
+from ptegpu.portable.host import facts_of, operands
 
 SHAPE = (3, 4)
 X, Y, LOW, HIGH = (Var(name, DType.I64, SHAPE) for name in ("x", "y", "low", "high"))
 INDEX = Var("index", DType.I64, SHAPE)  # of the first dimension, as it is shorter
+PART, ROW = Var("part", DType.I64, (3, 2)), Var("row", DType.I64, (4,))
 N, M = Var("n", None), Var("m", None)
 
 ARGUMENTS: dict[str, list[tuple[Operand, ...]]] = {
@@ -37,6 +38,7 @@ ARGUMENTS: dict[str, list[tuple[Operand, ...]]] = {
     "aten.clamp.default": [(X, -2, 9), (X, None, 4), (X, 4), (X, 9, -2), (X, None, None)],
     "aten.clamp.Tensor": [(X, LOW, HIGH), (X, LOW), (X, None, HIGH)],
     "aten.sum.dim_IntList": [(X, (1,), False), (X, (0, 1), True)],
+    "aten.sum.default": [(X,)],
     "aten.cumsum.default": [(X, 1), (X, 0)],
     "aten.arange.default": [(N,), (7,)],
     "aten.arange.start_step": [(2, 9, 2), (9, 2, -3), (N, 30, 1)],
@@ -52,6 +54,15 @@ ARGUMENTS: dict[str, list[tuple[Operand, ...]]] = {
     "aten.topk.default": [(X, 2)],
     "aten.sort.default": [(X,)],
     "aten.sort.stable": [(X, False)],
+    "aten.kthvalue.default": [(X, 2)],
+    "aten.median.dim": [(X, 1)],
+    "aten.amax.default": [(X, (1,))],
+    "aten.amin.default": [(X,)],
+    "aten.max.default": [(X,)],
+    "aten.min.default": [(X,)],
+    "aten.embedding.default": [(X, INDEX)],
+    "aten.slice_scatter.default": [(X, PART, 1, 0, 2)],
+    "aten.select_scatter.default": [(X, ROW, 0, 1)],
     "aten.argmax.default": [(X, 1), (X,)],
     "aten.argmin.default": [(X, 0), (X,)],
     "aten.max.dim": [(X, 1)],
@@ -69,8 +80,14 @@ ARGUMENTS: dict[str, list[tuple[Operand, ...]]] = {
 RANGES: list[Span] = [(0, 0), (0, 5), (-3, 4), (-9, -2), (3, 8), (-(2**20), 2**20)]
 
 
+def spans_of(c: Call, of: Of) -> list[Span | None]:
+    facts = facts_of(c.op)
+    return spans(facts.span, facts.places, operands(c), c.outs, of)
+
+
 def test_every_rule_is_tested() -> None:
-    known = {name for name in (*RULES, *PLACES) if name in PORTABLE or name in PRIMS}
+    rules = {name: facts_of(name) for name in (*PORTABLE, *PRIMS)}
+    known = {name for name, rule in rules.items() if (rule.span or rule.places is not None) and not rule.moves}
     aliases = {"add", "sub", "mul", "floordiv", "sym_size.int"}  # as delegates name them
     assert known - aliases <= set(ARGUMENTS)
 
@@ -88,7 +105,7 @@ def test_no_result_is_outside(op: str) -> None:
 
 def check(op: str, args: tuple[Operand, ...], a: Span, b: Span, rng: np.random.Generator) -> bool:
     """Whether there is a span; random operands, and those at the ends of theirs, keep within it."""
-    known = {X: a, Y: b, LOW: (-4, -1), HIGH: (2, 6), N: (max(a[0], 0), max(a[1], 0) % 40), M: b}
+    known = {X: a, Y: b, PART: b, ROW: b, LOW: (-4, -1), HIGH: (2, 6), N: (max(a[0], 0), max(a[1], 0) % 40), M: b}
     known[N] = (min(known[N]), max(known[N]))
 
     def of(operand: Operand) -> Span | None:
@@ -105,10 +122,10 @@ def check(op: str, args: tuple[Operand, ...], a: Span, b: Span, rng: np.random.G
         made = rng.choice([low, high, int(rng.integers(low, high + 1))], operand.sizes)
         return int(made) if operand.dtype is None else made.astype(operand.dtype.numpy)
 
-    results = 2 if op in ("aten.topk.default", "aten.max.dim", "aten.min.dim") or op.startswith("aten.sort") else 1
+    results = 2 if facts_of(op).places == 1 else 1
     dtype = None if op in PRIMS else DType.I64
     outs = tuple(Var(f"out{k}", dtype, SHAPE) for k in range(results))
-    found = spans(Call(op, args, outs, op), of)
+    found = spans_of(Call(op, args, outs, op), of)
     assert all((s is None) == (found[0] is None) for s in found)
     if found[0] is None:
         return False
@@ -123,36 +140,28 @@ def check(op: str, args: tuple[Operand, ...], a: Span, b: Span, rng: np.random.G
 
 def test_division_by_what_may_be_zero_has_no_span() -> None:
     for op in ("aten.remainder.Tensor", "aten.floor_divide.default"):
-        assert [None] == spans(Call(op, (X, Y), (X,), op), {X: (0, 9), Y: (-1, 1)}.get)
+        assert [None] == spans_of(Call(op, (X, Y), (X,), op), {X: (0, 9), Y: (-1, 1)}.get)
 
 
 def test_a_narrow_result_wraps() -> None:
     narrow = Var("narrow", DType.I32, SHAPE)
-    (span,) = spans(Call("aten.mul.Tensor", (X, Y), (narrow,), "mul"), {X: (0, 2**20), Y: (0, 2**20)}.get)
+    (span,) = spans_of(Call("aten.mul.Tensor", (X, Y), (narrow,), "mul"), {X: (0, 2**20), Y: (0, 2**20)}.get)
     assert INT32 == span and fits(span)
 
 
 def test_what_int64_cannot_hold_has_no_span() -> None:
     wide = {X: (0, 2**40), Y: (0, 2**40), N: (0, 2**40), M: (0, 2**40)}.get
-    assert [None] == spans(Call("aten.mul.Tensor", (X, Y), (LOW,), "mul"), wide)
-    assert [None] == spans(Call("executorch_prim.mul.Scalar", (N, M), (Var("p", None),), "mul"), wide)
-
-
-def test_the_gpu_has_whole_numbers_for_every_rule_of_arithmetic() -> None:
-    assert {name for name in RULES if name not in REGISTRY} <= {
-        "aten.topk.default",
-        "aten.sort.default",
-        "aten.sort.stable",
-    }
+    assert [None] == spans_of(Call("aten.mul.Tensor", (X, Y), (LOW,), "mul"), wide)
+    assert [None] == spans_of(Call("executorch_prim.mul.Scalar", (N, M), (Var("p", None),), "mul"), wide)
 
 
 @pytest.mark.parametrize("bounds", [(Y,), (None, Y), (LOW, Y), (Y, HIGH)])
 def test_a_clamp_to_what_nothing_bounds_has_no_span(bounds: tuple[Operand, ...]) -> None:
     known = {X: (0, 5), LOW: (-4, -1), HIGH: (2, 6)}.get
-    assert [None] == spans(Call("aten.clamp.Tensor", (X, *bounds), (INDEX,), "clamp"), known)
+    assert [None] == spans_of(Call("aten.clamp.Tensor", (X, *bounds), (INDEX,), "clamp"), known)
 
 
 def test_a_scalar_wraps_in_a_narrower_result() -> None:
     one, narrow = Var("one", DType.I64, ()), Var("narrow", DType.I32, SHAPE)
     known = {one: (-(2**40), -(2**40)), narrow: (0, 9)}.get
-    assert [INT32] == spans(Call("aten.maximum.default", (one, narrow), (narrow,), "maximum"), known)
+    assert [INT32] == spans_of(Call("aten.maximum.default", (one, narrow), (narrow,), "maximum"), known)

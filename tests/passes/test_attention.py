@@ -15,13 +15,13 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.gpu import SharedConstants
 from ptegpu.graph.graph import Graph, Tensor
-from ptegpu.kernels.linear_q4 import Gemv
-from ptegpu.ops import few
-from ptegpu.passes.attention import join_attention
+from ptegpu.kernels.gemv import Gemv
+from ptegpu.ops import packed_gemv
+from ptegpu.passes.attention import fuse_attention
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.plan.resolve import evaluated
 from ptegpu.plan.target import CLASSES
-from ptegpu.runtime.engine import Engine
+from ptegpu.runtime.runner import PlanRunner
 
 F32, F16 = DType.F32, DType.F16
 SDPA, CUSTOM, UPDATE = "sdpa_with_kv_cache.default", "custom_sdpa.default", "update_cache.default"
@@ -107,7 +107,7 @@ class Run:
         ]
         points = [dict.fromkeys(grow, n) for n in sorted({n for n, _ in CALLS})]
         self.planner = Planner(graph, target, [True] * len(graph.inputs), points=points).cover()
-        self.engine = Engine(self.planner.plan(), gpu, SharedConstants(), None)  # type: ignore[arg-type]
+        self.engine = PlanRunner(self.planner.plan(), gpu, SharedConstants(), None)  # type: ignore[arg-type]
 
     def __enter__(self) -> Run:
         return self
@@ -137,14 +137,14 @@ class Run:
 def joined(layer: Layer) -> Graph:
     graph, _ = layer.graph()
     fuse_elementwise(graph)
-    join_attention(graph)
+    fuse_attention(graph)
     return graph
 
 
 @pytest.fixture(autouse=True)
 def staged(monkeypatch):
     """Products of one row read it from workgroup memory."""
-    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=32, slots=4, staged=True)),))
 
 
 def same(layer: Layer, calls: list[tuple[int, int]] = CALLS, **how: Any) -> Counter[str]:
@@ -210,11 +210,11 @@ def test_what_a_kernel_cannot_take_in():
 @pytest.mark.slow
 def test_who_merges(monkeypatch):
     """Attention itself, where rows are not staged, or where there are too many parts."""
-    monkeypatch.setattr(few, "MOST_PARTS", 2)
+    monkeypatch.setattr(packed_gemv, "MOST_PARTS", 2)
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
-    monkeypatch.setattr(few, "MOST_PARTS", 3)
+    monkeypatch.setattr(packed_gemv, "MOST_PARTS", 3)
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 0
-    monkeypatch.setattr(few, "GEMVS", (few.Choice(Gemv(rows=2, lanes=32)),))
+    monkeypatch.setattr(packed_gemv, "GEMVS", (packed_gemv.Choice(Gemv(rows=2, lanes=32)),))
     assert same(Layer(), FEWER[-6:])["attention_merge"] == 1
 
 
@@ -227,7 +227,7 @@ def test_two_rows_of_the_product_are_one_of_heads():
     weight = s.constant(rng.integers(0, 256, (24, 16)).astype(np.uint8))
     y = s.tensor(LINEAR, y, weight, s.constant(rng.uniform(-0.1, 0.1, (2, 24)).astype(np.float32)), 16, None)
     s.graph.outputs = [y]
-    join_attention(s.graph)
+    fuse_attention(s.graph)
     with Run(s.graph) as run:
         assert run.kernels(1) == {"attention_rows": 1, "attention_merge": 1, "linear_q4_gemv": 1}
 
@@ -251,7 +251,7 @@ def test_what_is_turned_for_others_too_stays(name):
     s = Sketch()
     s.graph = graph
     graph.outputs.append(s.tensor("aten.neg.default", made[name]))
-    join_attention(graph)
+    fuse_attention(graph)
     assert "et_vk.apply_rotary_emb_hf.default" in names(graph)
 
 
@@ -259,7 +259,7 @@ def test_what_is_turned_for_others_too_stays(name):
 def test_outputs_stay(name):
     graph, made = Layer().graph()
     graph.outputs.append(made[name])
-    join_attention(graph)
+    fuse_attention(graph)
     assert len(names(graph)) > 1
     made_by = {o for n in graph.nodes for o in n.outs}
     assert made[name] in made_by
@@ -271,7 +271,7 @@ def test_a_cache_that_is_read_between_is_written_before():
     attention = s.graph.nodes.pop()
     s.graph.outputs.append(s.tensor("aten.clone.default", made["keys"]))
     s.graph.nodes.append(attention)
-    join_attention(s.graph)
+    fuse_attention(s.graph)
     assert "update_cache.default" in names(s.graph)
 
 
@@ -281,7 +281,7 @@ def test_positions_that_differ():
     attention = s.graph.nodes.pop()
     other = s.sym()
     s.graph.nodes.append(replace(attention, args=(*attention.args[:3], other, *attention.args[4:])))
-    join_attention(s.graph)
+    fuse_attention(s.graph)
     assert 3 == len(names(s.graph))
 
 

@@ -17,7 +17,7 @@ from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Graph, Tensor
 from ptegpu.passes.dead import remove_dead
-from ptegpu.passes.decomposed import join_decomposed
+from ptegpu.passes.decomposed import fuse_decomposed
 from ptegpu.passes.views import merge_views
 from ptegpu.plan.target import CLASSES, Kind, Target
 
@@ -158,7 +158,7 @@ def check(b: Built, nodes: int = 1, tolerance: float = 2e-6, kind: Kind = "softw
     """One dispatch, without permutations or masks made first; a node of attention is the last."""
     merge_views(b.graph)
     remove_dead(b.graph)
-    join_decomposed(b.graph)
+    fuse_decomposed(b.graph)
     assert nodes == len(b.graph.nodes), b.graph
     assert "fused(attention)" == b.graph.nodes[-1].op.name
     gpu = device()
@@ -199,7 +199,7 @@ def test_halves(mask):
 def changed(change: Callable[[Graph], None]) -> list[str]:
     b = build("heads first", tail="plain")
     change(b.graph)
-    join_decomposed(b.graph)
+    fuse_decomposed(b.graph)
     return [n.op.name for n in b.graph.nodes]
 
 
@@ -247,7 +247,7 @@ def dynamic() -> Graph:
     y = s.tensor("aten.bmm.default", s.tensor(VIEW, soft, (outer, n, n)), s.tensor(VIEW, split, (outer, n, 8)))
     y = s.tensor(PERMUTE, s.tensor(VIEW, y, (b, 2, n, 8)), (0, 2, 1, 3))
     graph = s.returns(s.tensor(VIEW, y, (b, n, 16)))
-    join_decomposed(graph)
+    fuse_decomposed(graph)
     assert "fused(attention)" == graph.nodes[-1].op.name
     return graph
 
@@ -296,7 +296,7 @@ def test_linears_of_the_same_x_are_one(shared):
     soft = s.tensor("aten._softmax.default", s.tensor(VIEW, scores, (B, H, n, n)), -1, False)
     y = s.tensor("aten.bmm.default", s.tensor(VIEW, soft, (B * H, n, n)), s.tensor(VIEW, v, (B * H, n, 8)))
     graph = s.returns(s.tensor(VIEW, y, (B, H, n, 8)), *([made[0]] if shared else []))
-    join_decomposed(graph)
+    fuse_decomposed(graph)
     linears = ["aten.linear.default"] * (2 if shared else 1)
     assert [*linears, "fused(attention)"] == [n.op.name for n in graph.nodes]
     got = run_plan(planner_of(graph, device().target).cover().plan(), [given], device())[0]
@@ -313,7 +313,7 @@ def test_values_that_are_scaled_with_queries_stay_scaled():
     both = s.tensor("aten.mul.Scalar", x, 0.5)
     scores = s.tensor("aten.bmm.default", both, s.tensor(PERMUTE, key, (0, 2, 1)))
     graph = s.returns(s.tensor("aten.bmm.default", s.tensor("aten._softmax.default", scores, -1, False), both))
-    join_decomposed(graph)
+    fuse_decomposed(graph)
     given = [np.random.default_rng(k).normal(size=x.shape).astype(np.float32) for k in range(2)]
     (got,) = run_plan(planner_of(graph, device().target).cover().plan(), given, device())
     half, other = 0.5 * given[0].astype(np.float64), given[1].astype(np.float64)
@@ -333,7 +333,7 @@ def test_operators_of_attention_read_through_strides(op, sizes):
     split = [s.tensor(PERMUTE, s.tensor(VIEW, x, (B, x.shape[1], -1, 8)), (0, 2, 1, 3)) for x in (q, k, v)]
     y = s.tensor(op, *split, mask)
     graph = s.returns(s.tensor(VIEW, s.tensor(PERMUTE, y, (0, 2, 1, 3)), (B, rows, heads * 8)))
-    join_decomposed(graph)
+    fuse_decomposed(graph)
     assert ["fused(attention)"] == [n.op.name for n in graph.nodes]
     arrays = [rng.normal(size=x.shape).astype(np.float32) for x in (q, k, v)]
     seen = rng.uniform(size=mask.shape) < 0.7
@@ -349,5 +349,5 @@ def test_operators_of_attention_read_through_strides(op, sizes):
 def test_an_operator_of_attention_that_needs_no_strides_stays():
     s = Sketch()
     graph = s.returns(s.tensor("et_vk.sdpa.default", *(s.input(B, H, 5, 8) for _ in range(3))))
-    join_decomposed(graph)
+    fuse_decomposed(graph)
     assert ["et_vk.sdpa.default"] == [n.op.name for n in graph.nodes]

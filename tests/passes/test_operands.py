@@ -10,7 +10,7 @@ from tests.graphs import Sketch
 from ptegpu.compiler.planner import Planner
 from ptegpu.graph.graph import Graph, Tensor
 from ptegpu.passes.fold import fold_constants
-from ptegpu.passes.operands import join_operands
+from ptegpu.passes.operands import fuse_operands
 
 PERMUTE, EXPAND, VIEW = "aten.permute_copy.default", "aten.expand_copy.default", "aten.view_copy.default"
 RNG = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def test_it_is_one_dispatch_and_right(make, sizes):
     b, weight = make(s, batch, k, n)
     graph = s.returns(s.tensor("aten.bmm.default", x, b))
     fold_constants(graph, repeats=False)
-    join_operands(graph)
+    fuse_operands(graph)
     assert 1 == len(graph.nodes) and graph.nodes[0].members, graph
     arrays = [values(*x.shape) for x in graph.inputs]
     right = weight if weight is not None else arrays[1].astype(np.float64).transpose(0, 2, 1)
@@ -59,7 +59,7 @@ def test_a_matrix_that_is_also_the_other_operand_is_not_hidden(turned):
     x = values(6, 4)
     y = s.tensor("aten.slice_copy.Tensor", s.input(6, 4), 0, 0, 4, 1)
     graph = s.returns(s.tensor("aten.mm.default", y, s.tensor(PERMUTE, y, (1, 0)) if turned else y))
-    join_operands(graph)
+    fuse_operands(graph)
     (got,) = run_plan(planner_of(graph, device().target).cover().plan(), [x], device())
     np.testing.assert_allclose(got, x[:4] @ (x[:4].T if turned else x[:4]), atol=1e-5)
 
@@ -69,7 +69,7 @@ def test_the_copies_are_never_made():
     b, _ = repeated(s, 50, 8, 12)
     graph = s.returns(s.tensor("aten.bmm.default", s.input(50, 3, 8), b))
     fold_constants(graph, repeats=False)
-    join_operands(graph)
+    fuse_operands(graph)
     fold_constants(graph)
     assert [8 * 12] == [t.data.size for t in graph.tensors() if t.data is not None]
 
@@ -82,7 +82,7 @@ def test_a_batch_of_any_size():
     b, weight = repeated(s, batch, 8, 12)
     graph = s.returns(s.tensor("aten.bmm.default", x, b))
     fold_constants(graph, repeats=False)
-    join_operands(graph)
+    fuse_operands(graph)
     plan = Planner(graph, device().target, [True]).cover().plan()
     for n in (1, 2, 4):
         given = values(n, 3, 8)
@@ -103,5 +103,5 @@ def other(change: str) -> Graph:
 @pytest.mark.parametrize("change", ["sliced", "interleaved"])
 def test_what_no_kernel_reads_is_moved(change):
     graph = other(change)
-    join_operands(graph)
+    fuse_operands(graph)
     assert 2 == len(graph.nodes)

@@ -9,7 +9,7 @@ from tests.graphs import Sketch, plan_of
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg
-from ptegpu.ops.attending import visible
+from ptegpu.ops.attention_record import visible
 from ptegpu.passes.split import split_constants
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.resolve import evaluated

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptegpu.compiler.planner import Point
+from ptegpu.compiler.size_grid import Point
 from ptegpu.plan.numbers import Many, chooser, needed, program
 from ptegpu.plan.plan import OPERATORS, Row
 from ptegpu.sizes import Table

@@ -14,8 +14,8 @@ from torch import nn
 
 from ptegpu.export import Options, export_llm, load_decoder
 from ptegpu.export.layers import ByteLinear, GroupedEmbedding, GroupedLinear
-from tests.export.checkpoints import TOKENS, write
 from tests.saved import Program
+from tests.zoo.checkpoints import TOKENS, write
 
 from .making import HALF, Inputs, answered
 

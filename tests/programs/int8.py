@@ -11,9 +11,9 @@ from executorch.backends.vulkan.quantizer import vulkan_quantizer
 from executorch.backends.xnnpack.quantizer import xnnpack_quantizer
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from tests import zoo
 from tests.exporting import export, quiet
 from tests.saved import Program
+from tests.zoo import modules
 
 from .making import INT8, answered
 
@@ -38,7 +38,7 @@ class Quantized:
 
     def program(self, name: str) -> Program:
         torch.manual_seed(0)
-        module = zoo.lively(zoo.PlainMobileNet())
+        module = modules.lively(modules.PlainMobileNet())
         calls = [(torch.randn(2, 3, 16, 16),), (torch.randn(2, 3, 16, 16),)]
         with quiet():
             observed = prepare_pt2e(torch.export.export(module, calls[0]).module(), self.quantizer())

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.exporting import export, quiet
 from tests.saved import Call, Program
-from tests.zoo import lively
+from tests.zoo.modules import lively
 
 Inputs = tuple[Any, ...]
 HALF = 1e-2  # the tolerance of float16

@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 from torch.export import Dim
 
 from ptegpu.export import lower, trace
-from tests import zoo
 from tests.saved import Call, Program
+from tests.zoo import modules
 
 from .making import HALF, Inputs, Model, answered
 
 F16 = {"force_fp16": True}
 
 
-def noise(*shape: int) -> Callable[[], Sequence[Inputs]]:
-    """Two calls with one tensor."""
-    return lambda: [(torch.randn(shape),), (torch.randn(shape),)]
+def twice(name: str) -> Model:
+    """A module of the zoo, with two calls."""
+    specimen = modules.SPECIMENS[name]
+    return Model(specimen.build, lambda: [specimen.inputs(), specimen.inputs()])
 
 
 def sizes(*shapes: tuple[int, ...]) -> Callable[[], Sequence[Inputs]]:
@@ -49,23 +49,23 @@ def half(model: Model) -> Model:
 TEXT = ({0: Dim("batch", min=1, max=4), 1: Dim("length", min=2, max=12)},) * 2
 IMAGE = ({0: Dim("batch", min=1, max=3), 2: Dim("height", min=8, max=16), 3: Dim("width", min=8, max=18)},)
 
-RESNET = Model(zoo.ResNet, noise(2, 3, 32, 32))
-MOBILENET = Model(zoo.MobileNet, noise(2, 3, 32, 32))
-UNET = Model(zoo.UNet, noise(1, 3, 16, 16))
-VIT = Model(zoo.ViT, noise(2, 3, 16, 16))
-BERT = Model(zoo.Bert, texts, dynamic=TEXT)
-WHISPER = Model(zoo.AudioEncoder, noise(1, 8, 24))
-LSTM = Model(lambda: zoo.Recurrent(nn.LSTM), noise(2, 3, 6))
-GRU = Model(lambda: zoo.Recurrent(nn.GRU), noise(2, 3, 6))
-SPEECH = Model(zoo.SpeechCNN, noise(1, 8, 20))
-DETECTOR = Model(zoo.Detector, noise(1, 3, 16, 16))
+RESNET = twice("ResNet")
+MOBILENET = twice("MobileNet")
+UNET = twice("U-Net")
+VIT = twice("ViT")
+BERT = Model(modules.Bert, texts, dynamic=TEXT)
+WHISPER = twice("audio encoder")
+LSTM = twice("LSTM")
+GRU = twice("GRU")
+SPEECH = twice("speech CNN")
+DETECTOR = twice("detector")
 AT_EVERY_SIZE = Model(
-    zoo.Detector,
+    modules.Detector,
     sizes((2, 3, 12, 10), (3, 3, 16, 18), (1, 3, 8, 8), (2, 3, 12, 10), (3, 3, 8, 18), (1, 3, 15, 9)),
     dynamic=IMAGE,
 )
 STREAMING = Model(
-    zoo.Streaming,
+    modules.Streaming,
     sizes((1, 4, 5), (1, 4, 8), (1, 4, 1), (1, 4, 5), (1, 4, 2)),
     dynamic=({2: Dim("frames", min=1, max=8)},),
     options={"alias_buffer_mutations": True},
@@ -79,19 +79,19 @@ def branch_inputs() -> Sequence[Inputs]:
 
 
 BRANCHES = Model(
-    zoo.Branches,
+    modules.Branches,
     branch_inputs,
     dynamic=({0: Dim("batch", min=2, max=6)},),
     known={"graphs": 4, "host": ["aten.masked_scatter.default", "Jump", "Move", "Jump", "Move"]},
 )
 EVERYTHING = Model(
-    zoo.Everything,
+    modules.Everything,
     lambda: [(torch.randn(8, 3), n) for n in (5, 3, 8, 0)],
     dynamic=(None, Dim.DYNAMIC),
 )
 LARGE = 2**40
 WHOLE = Model(
-    zoo.Whole,
+    modules.Whole,
     lambda: [(torch.tensor([LARGE, 5, -7, 2**31]),), (torch.tensor([-3, 0, 2**33, -LARGE]),)],
     delegate=False,
     known={
@@ -100,7 +100,7 @@ WHOLE = Model(
     },
 )
 HALVES = Model(
-    lambda: zoo.SpeechCNN().half(),
+    lambda: modules.SpeechCNN().half(),
     lambda: [(torch.randn(1, 8, 20).half(),), (torch.randn(1, 8, 20).half(),)],
     known={"tolerance": HALF},
 )
@@ -112,7 +112,7 @@ class Methods:
 
     def program(self, name: str) -> Program:
         torch.manual_seed(0)
-        module = zoo.lively(zoo.Autoencoder())
+        module = modules.lively(modules.Autoencoder())
         methods = {"forward": module, "encode": module.encode, "decode": module.decode}
         calls = {m: [(torch.randn(2, width),), (torch.randn(2, width),)] for m, width in zip(methods, (12, 12, 4))}
         traced = {m: trace(copy.deepcopy(part), calls[m][0]) for m, part in methods.items()}

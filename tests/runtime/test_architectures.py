@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.architectures import ARCHITECTURES, QUICK, TOLERANCE, Architecture, figures, run
+from tests.architectures import TOLERANCE, figures, run
+from tests.zoo.architectures import ARCHITECTURES, QUICK, Architecture
 from tools import models
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

@@ -107,7 +107,7 @@ def test_500_decode_steps_plan_create_and_allocate_nothing(module: Reference, pr
     tokens = torch.randint(0, 64, (1, 512))
     call(program, tokens, 0, 8)
     call(program, tokens, 8, 9)
-    (engine,) = program._methods["forward"].engines.values()
+    (engine,) = program._methods["forward"].runners.values()
     before = program.device.counters.snapshot()
     for position in range(9, 509):
         got = call(program, tokens, position, position + 1)

@@ -22,7 +22,7 @@ from ptegpu.dtypes import DType
 from ptegpu.format import pte
 from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops import REGISTRY
-from ptegpu.runtime.method import Method
+from ptegpu.runtime.method import MethodRunner
 
 
 class Sum(nn.Module):
@@ -336,7 +336,7 @@ def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message
     assert str(error.value) == message
 
 
-def host_method(operator: str, values: list[pte.Value], inputs: tuple[int, ...], args: tuple[int, ...]) -> Method:
+def host_method(operator: str, values: list[pte.Value], inputs: tuple[int, ...], args: tuple[int, ...]) -> MethodRunner:
     chain = (pte.KernelCall(operator, args),)
     return method_of(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", "", ()))
 

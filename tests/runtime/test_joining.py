@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.cases import close
 from tests.exporting import export
-from tests.models import Encoder
+from tests.zoo.modules import Encoder
 
 import ptegpu
 from ptegpu.format import DelegateCall, read_program

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from tests.exporting import export
-from tests.models import Encoder
+from tests.zoo.modules import Encoder
 
 import ptegpu
 from ptegpu.gpu import open_device

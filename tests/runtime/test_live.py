@@ -13,7 +13,7 @@ from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPart
 from executorch.exir import to_edge_transform_and_lower
 from tests.cases import close
 from tests.exporting import export
-from tests.models import Encoder
+from tests.zoo.modules import Encoder
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -100,7 +100,7 @@ def test_sizes_never_seen_make_nothing_once_a_program_is_prepared(name: str) -> 
             program(make(*(rng.randint(low, high) for low, high in ranges)))
         made = program.device.counters.since(before)
         assert (0, 0, 0) == (made.buffers_created, made.bind_groups_created, made.pipelines_created)
-        assert [0] == [engine.extended for engine in program._methods["forward"].engines.values()]
+        assert [0] == [engine.extended for engine in program._methods["forward"].runners.values()]
 
 
 @pytest.mark.slow

@@ -12,14 +12,14 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, LimitExceeded
 from ptegpu.format import pte
 from ptegpu.limits import Budget, Limits
-from ptegpu.runtime.method import Method
+from ptegpu.runtime.method import MethodRunner
 
 
 def i64(*sizes: int) -> pte.Tensor:
     return pte.Tensor(DType.I64, sizes, tuple(range(len(sizes))))
 
 
-def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> Method:
+def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> MethodRunner:
     made = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "", ())
     return method_of(made, "model.pte")
 
@@ -28,13 +28,13 @@ def kernel(name: str, *args: int) -> pte.KernelCall:
     return pte.KernelCall(name, args)
 
 
-def refused(found: Method, *inputs: object) -> str:
+def refused(found: MethodRunner, *inputs: object) -> str:
     with pytest.raises(ExecutionError) as error:
         found(*inputs)
     return str(error.value)
 
 
-def quotient() -> Method:
+def quotient() -> MethodRunner:
     """7 // the item of a tensor."""
     item = kernel("aten::_local_scalar_dense", 0, 1)
     return method([i64(), 0, 7, 0], [0], [3], item, kernel("executorch_prim::floordiv.Scalar", 2, 1, 3))
@@ -84,7 +84,7 @@ def test_a_tensor_that_is_read_before_it_is_written_is_named() -> None:
     assert "forward: v1:int64[2] is read before it has a value" == refused(found, np.zeros(2, np.int64))
 
 
-def repeated() -> Method:
+def repeated() -> MethodRunner:
     """What `map` is exported as: a counter that begins at 0, and rows (here input 0, doubled) collected in a tensor."""
     row, times, rows, double, counter, one, length, done = range(8)
     return method(
@@ -109,7 +109,7 @@ def test_a_loop_collects_rows_and_begins_anew_in_every_call() -> None:
         assert times == count
 
 
-def loop(idle: int) -> Method:
+def loop(idle: int) -> MethodRunner:
     """Counts to the item of a tensor, and has `idle` moves that never run."""
     times, counter, one, length, done, never = range(6)
     return method(
@@ -125,7 +125,7 @@ def loop(idle: int) -> Method:
     )
 
 
-def calls(found: Method, times: int) -> int:
+def calls(found: MethodRunner, times: int) -> int:
     """Python's and C's functions that a call of the method calls."""
     count = 0
 

@@ -108,7 +108,7 @@ def test_one_plan_has_the_figures_of_each_position() -> None:
     with ptegpu.load(export(Cached(), (torch.ones(1, 1, 2, 8), torch.tensor([0])))) as program:
         method = program.method("forward")
         found = [method.profile(np.ones((1, 1, 2, 8), np.float32), np.array([p]), repeats=1) for p in (2, 7)]
-        assert 0 == method._method.engines[0].extended
+        assert 0 == method._method.runners[0].extended
     attention = [max((k.dispatch for k in f.kernels), key=lambda d: d.flops) for f in found]
     assert [2 * 2 * (p + 1) * 16 for p in (2, 7)] == [d.flops for d in attention]  # 2 heads, sizes 8 + 8
     assert [64 + 2 * (p + 1) * 64 for p in (2, 7)] == [d.read_bytes for d in attention]

@@ -27,10 +27,10 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import Device, open_device
 from ptegpu.graph.graph import Node, Tensor
 from ptegpu.ops import REGISTRY
-from ptegpu.passes.attention import join_attention
+from ptegpu.passes.attention import fuse_attention
 from ptegpu.passes.fuse import fuse_elementwise
-from ptegpu.passes.norms import join_norms
-from ptegpu.passes.siblings import join_siblings
+from ptegpu.passes.norms import fuse_norms
+from ptegpu.passes.siblings import fuse_siblings
 from ptegpu.plan.target import CLASSES
 
 WIDTHS = (8, 16, 20)  # of rows
@@ -393,9 +393,9 @@ def check(seed: int, joined: bool, device: Device) -> None:
     described = repr(k.graph)
     if joined:
         fuse_elementwise(k.graph)
-        join_siblings(k.graph)
-        join_norms(k.graph)
-        join_attention(k.graph)
+        fuse_siblings(k.graph)
+        fuse_norms(k.graph)
+        fuse_attention(k.graph)
     rng = np.random.default_rng(seed)
     reference = Reference(k)
     engine = engine_of(k.graph, device, cover=False)

@@ -22,7 +22,7 @@ import ptegpu
 from ptegpu.compiler.append import Tail
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
-from ptegpu.runtime.method import Method
+from ptegpu.runtime.method import MethodRunner
 from ptegpu.runtime.tree import MAX_DEPTH, Tree, read_tree
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -133,7 +133,9 @@ def f32(*sizes: int) -> pte.Tensor:
     return pte.Tensor(DType.F32, sizes, tuple(range(len(sizes))))
 
 
-def identity(values: list[pte.Value], input_tree: str, output_tree: str, outputs: list[int] | None = None) -> Method:
+def identity(
+    values: list[pte.Value], input_tree: str, output_tree: str, outputs: list[int] | None = None
+) -> MethodRunner:
     """A method that gives its inputs."""
     ids = tuple(range(len(values)))
     gives = ids if outputs is None else tuple(outputs)

@@ -7,33 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import zoo
 
 from ptegpu.models.speech import SpeechModel
 
 
 @pytest.fixture(scope="session")
 def reference() -> Any:
-    from tests.speech import tiny
+    from tests.zoo import hearing
 
-    return tiny.model()
+    return hearing.model()
 
 
 @pytest.fixture(scope="session")
-def folder(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder() -> Path:
     """A checkpoint folder."""
-    from tests.speech import tiny
-
-    return tiny.save(reference, tmp_path_factory.mktemp("whisper"))
+    return zoo.folder("hearing", "whisper")
 
 
 @pytest.fixture(scope="session")
-def exported(folder: Path) -> Any:
-    """What was made of it: whisper.pte in the folder beside it."""
+def exported(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What was made of it: whisper.pte."""
     from ptegpu.export import export_speech
 
-    target = folder.with_name(f"{folder.name}-pte")
-    target.mkdir()
-    return export_speech(folder, target / "whisper.pte")
+    return export_speech(folder, tmp_path_factory.mktemp("whisper") / "whisper.pte")
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
-from tests.speech import tiny
 from tests.tasks.test_wave import wav
+from tests.zoo import hearing
 
 import ptegpu.export
 from ptegpu.models.speech import SpeechModel, srt, transcribe, vtt
@@ -19,7 +19,7 @@ from ptegpu.models.speech import SpeechModel, srt, transcribe, vtt
 
 @pytest.fixture
 def sound(tmp_path: Path) -> Path:
-    return wav(tmp_path / "sound.wav", 3, 32, tiny.sound(2.3, seed=2)[:, None])
+    return wav(tmp_path / "sound.wav", 3, 32, hearing.sound(2.3, seed=2)[:, None])
 
 
 def test_text(invoke: Invoke, exported: Any, model: SpeechModel, sound: Path) -> None:  # noqa: F811
@@ -74,7 +74,7 @@ def test_a_folder_is_a_model(
 
     monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(ptegpu.export, "export_speech", export)
-    samples = tiny.sound(0.6)
+    samples = hearing.sound(0.6)
     assert model.transcribe(samples) == transcribe(samples, folder)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cases import close
-from tests.speech import tiny
+from tests.zoo import hearing
 
 from ptegpu.errors import InvalidInput, UnsupportedProgram
 from ptegpu.export import export_speech
@@ -23,7 +23,7 @@ LONG = {"truncation": False, "padding": "longest"}
 
 
 def features(samples: np.ndarray, **how: Any) -> torch.Tensor:
-    return tiny.extractor()(samples, sampling_rate=16000, return_tensors="pt", **how).input_features
+    return hearing.extractor()(samples, sampling_rate=16000, return_tensors="pt", **how).input_features
 
 
 def segments(found: Transcript) -> list[tuple[float, float, list[int]]]:
@@ -37,7 +37,7 @@ def theirs(reference: Any, given: torch.Tensor, **how: Any) -> list[tuple[float,
     made = []
     for s in found:
         tokens = s["tokens"].tolist()
-        twice = len(tokens) > 1 and min(tokens[-2:]) > tiny.NO_TIMESTAMPS
+        twice = len(tokens) > 1 and min(tokens[-2:]) > hearing.NO_TIMESTAMPS
         made.append((round(float(s["start"]), 4), round(float(s["end"]), 4), tokens[:-1] if twice else tokens))
     return made
 
@@ -51,14 +51,14 @@ def test_one_plan_for_each_method(exported: Any, model: SpeechModel) -> None:
 
 @pytest.mark.parametrize("seconds", [0.4, 1.0, 2.357])
 def test_log_mel(model: SpeechModel, seconds: float) -> None:
-    samples = tiny.sound(seconds)
+    samples = hearing.sound(seconds)
     expected = features(samples, **({} if seconds <= 1 else LONG))[0].numpy()
     assert np.abs(model.log_mel(samples) - expected).max() < 1e-4
 
 
 def test_logits(reference: Any, model: SpeechModel) -> None:
     """Of every step, whatever tokens come."""
-    mel, tokens = features(tiny.sound(1, seed=3)), torch.randint(0, tiny.TEXT, (1, 12))
+    mel, tokens = features(hearing.sound(1, seed=3)), torch.randint(0, hearing.TEXT, (1, 12))
     with torch.no_grad():
         expected = reference(mel, decoder_input_ids=tokens).logits[0].numpy()
     heard = model.program.method("encode").execute([mel.numpy()])
@@ -80,11 +80,11 @@ def test_short(
     task: str,
     timestamps: bool,
 ) -> None:
-    samples = tiny.sound(0.8, seed=1)
+    samples = hearing.sound(0.8, seed=1)
     how: dict[str, Any] = {"language": language, "task": task}
     never = reference.generation_config.suppress_tokens
     if not timestamps:  # a random model would not know that there are none
-        never = [*never, *range(tiny.NO_TIMESTAMPS, tiny.VOCAB)]
+        never = [*never, *range(hearing.NO_TIMESTAMPS, hearing.VOCAB)]
         monkeypatch.setattr(model, "facts", replace(model.facts, suppressed=tuple(never)))
     expected = theirs(reference, features(samples), return_timestamps=timestamps, suppress_tokens=never, **how)
     found = model.transcribe(samples, timestamps=timestamps, no_speech=None, **how)
@@ -94,20 +94,20 @@ def test_short(
 
 
 def test_long(reference: Any, model: SpeechModel) -> None:
-    samples = tiny.sound(4.321, seed=2)
+    samples = hearing.sound(4.321, seed=2)
     expected = theirs(reference, features(samples, **LONG), task="transcribe", return_timestamps=True)
     found = model.transcribe(samples, no_speech=None)
     assert expected == segments(found)
     assert len(expected) > 4
     assert 4.321 == pytest.approx(found.duration)
     assert "".join(s.text for s in found.segments) == found.text
-    words = [f"w{t}" for t in found.segments[0].tokens if t < tiny.TEXT]
+    words = [f"w{t}" for t in found.segments[0].tokens if t < hearing.TEXT]
     assert words == found.segments[0].text.split()
 
 
 def test_silence(reference: Any, model: SpeechModel) -> None:
     """Windows are left out where both say so; thresholds lie in the middle of what is found."""
-    samples = tiny.sound(3.5, seed=4)
+    samples = hearing.sound(3.5, seed=4)
     plain = model.transcribe(samples, no_speech=None)
     no_speech = sorted({s.no_speech for s in plain.segments})
     middle = no_speech[len(no_speech) // 2 - 1] * 0.5 + no_speech[len(no_speech) // 2] * 0.5
@@ -125,22 +125,22 @@ def test_the_shape_of_whisper_tiny(tmp_path: Path) -> None:
     """As many parameters, and windows of 30 s: short sound, and two windows."""
     wide = {"d_model": 384, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536}
     heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 6, "encoder_layers": 4, "decoder_layers": 4}
-    reference = tiny.model(
+    reference = hearing.model(
         1, 0.3, vocab_size=51865, max_source_positions=1500, max_target_positions=48, **wide, **heads
     )
-    made = export_speech(tiny.save(reference, tmp_path), tmp_path / "whisper.pte")
+    made = export_speech(hearing.save(reference, tmp_path), tmp_path / "whisper.pte")
     assert 37_000_000 < made.parameters < 38_000_000
     with SpeechModel(tmp_path / "whisper.pte") as model:
         for seconds in (4.0, 33.0):
-            samples, more = tiny.sound(seconds), {} if seconds < 30 else LONG
-            mel = tiny.extractor(30)(samples, sampling_rate=16000, return_tensors="pt", **more).input_features
+            samples, more = hearing.sound(seconds), {} if seconds < 30 else LONG
+            mel = hearing.extractor(30)(samples, sampling_rate=16000, return_tensors="pt", **more).input_features
             assert np.abs(model.log_mel(samples) - mel[0].numpy()).max() < 1e-3
             expected = theirs(reference, mel, task="transcribe", return_timestamps=True)
             assert expected == segments(model.transcribe(samples, timestamps=True, no_speech=None))
 
 
 def test_what_is_refused(model: SpeechModel) -> None:
-    samples = tiny.sound(0.5)
+    samples = hearing.sound(0.5)
     with pytest.raises(InvalidInput, match="language 'xx' is unknown; the model knows de, en"):
         model.transcribe(samples, language="xx")
     with pytest.raises(InvalidInput, match="task 'sing' is unknown; the model can transcribe, translate"):
@@ -148,7 +148,7 @@ def test_what_is_refused(model: SpeechModel) -> None:
     with pytest.raises(InvalidInput, match=r"samples are floats in one dimension, not int16 \[3\]"):
         model.transcribe(np.zeros(3, np.int16))
     with pytest.raises(InvalidInput, match="sound of more than 1 seconds needs timestamps"):
-        model.transcribe(tiny.sound(2), timestamps=False)
+        model.transcribe(hearing.sound(2), timestamps=False)
 
 
 def test_card_and_methods_agree(exported: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 from tests.llm.test_text import byte_fallback
-from tests.llm.words import tokenizer as byte_level
+from tests.zoo.words import tokenizer as byte_level
 
 from ptegpu.errors import InvalidInput
 from ptegpu.models.template import ChatTemplate

@@ -19,7 +19,8 @@ from ..models.tasks.results import Answer, Label, Span
 from ..models.tasks.specs import TASKS
 from ..models.wave import read_wave
 from ..runtime import LoadOptions
-from .console import bars, dims, duration, note, number, print_json, progress, say, show_table
+from ..units import dims, duration, number
+from .console import bars, note, print_json, progress, say, show_table
 from .values import check_folder, summary, values_text
 
 BAR = 20  # characters of a full bar

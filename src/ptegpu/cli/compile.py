@@ -13,16 +13,18 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
+from ..explain.analysis import memory
+from ..explain.guards import numpy_calls
 from ..models.door import Source
 from ..models.kinds import KINDS, LANGUAGE, resolve
 from ..models.text import compiling
 from ..models.text.compiling import Many
 from ..plan import Bundle, Target
-from .analysis import memory
-from .console import bar, counted, duration, explain, print_json, say, show_table
-from .console import size as size_text
-from .families import numpy_calls, parse_sizes
+from ..units import counted, duration
+from ..units import size as size_text
+from .console import bar, explain, print_json, say, show_table
 from .options import AsJson, CacheType, Data, Engine, Precision
+from .sizes import parse_sizes
 from .values import check_folder, find_method
 
 BROWSER, THIS = "browser", "this"

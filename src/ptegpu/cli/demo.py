@@ -10,7 +10,8 @@ import typer
 
 import ptegpu
 
-from .console import console, counted, print_json, say
+from ..units import counted
+from .console import console, print_json, say
 from .digits import digits
 from .generate import CANCELLED, MaxTokens, Temperature, interruptible, open_model, report, write
 from .options import DeviceName, Engine, Precision

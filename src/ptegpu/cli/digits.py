@@ -13,7 +13,8 @@ from rich.text import Text
 
 import ptegpu
 
-from .console import console, duration, number, print_json, progress, say
+from ..units import duration, number
+from .console import console, print_json, progress, say
 from .options import DeviceName, Engine, Precision
 
 SHADES = " ░▒▓█"

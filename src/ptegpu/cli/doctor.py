@@ -19,7 +19,8 @@ from rich.text import Text
 import ptegpu
 
 from ..errors import PtegpuError
-from .console import counted, duration, explain, number, print_json, progress, say, show_table, size
+from ..units import counted, duration, number, size
+from .console import explain, print_json, progress, say, show_table
 from .options import Engine
 
 if TYPE_CHECKING:

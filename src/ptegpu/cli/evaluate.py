@@ -10,7 +10,8 @@ import typer
 
 from ..errors import InvalidInput
 from ..files import read_text
-from .console import bar, counted, duration, note, print_json, progress, say
+from ..units import counted, duration
+from .console import bar, note, print_json, progress, say
 from .generate import Model, TokenizerPath, open_model
 from .options import CacheType, DeviceName, Engine, Precision
 

@@ -13,8 +13,9 @@ import typer
 from ..errors import ExportError
 from ..files import MODEL_OR_SENTENCE, check_checkpoint, check_writable
 from ..models.tasks.specs import TASKS
+from ..units import counted, duration, number, size
 from .answers import takes_text, try_it
-from .console import bars, counted, duration, number, print_json, progress, say, show_table, size
+from .console import bars, print_json, progress, say, show_table
 
 if TYPE_CHECKING:
     from ..export import ExportedModel, ExportedSpeech, ExportedTask, Lowered

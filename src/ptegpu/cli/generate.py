@@ -19,7 +19,8 @@ from ..limits import Limits
 from ..models.checkpoints import check_folder_kind, is_checkpoint
 from ..models.kinds import LANGUAGE
 from ..printing import streamed
-from .console import bars, console, counted, duration, note, print_json
+from ..units import counted, duration
+from .console import bars, console, note, print_json
 from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ..dtypes import DType
 from ..errors import InvalidInput
 from ..files import check_regular
 from ..format import Tensor, Value
-from .console import counted
+from ..units import counted
 from .values import writable
 
 GRAMMAR = "random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, FILE.npy or FILE.npz"

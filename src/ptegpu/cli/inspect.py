@@ -4,41 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.text import Text
 
 from ..errors import InvalidInput
+from ..explain.analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse
+from ..explain.costs import check_sizes
+from ..explain.picture import draw, html_page
+from ..explain.report import HOST_STEPS, bundle_report, file_report, method_report, planned_methods
 from ..files import naming
-from ..format import Program
 from ..models.card import Card, plain
 from ..models.door import Source
 from ..models.kinds import PROGRAM
-from ..plan import Bundle, Host, Outer, Target
 from ..runtime import Signature
-from ..runtime.steps import Kind, kind_of
-from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse, memory
-from .console import counted, explain, number, print_json, progress, say, show_table, size
-from .families import check_sizes, costs, numpy_calls, one_size_each, plan_report
-from .picture import draw, html_page
-from .values import check_folder, find_method, methods_of, spec_json
+from ..units import counted, number, size
+from .console import explain, print_json, progress, say, show_table
+from .sizes import one_size_each
+from .values import check_folder, find_method, methods_of
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
     HOST: ("host (NumPy)", "yellow"),
     GPU: ("GPU", "green"),
     SHAPES: ("host, before the run", "dim"),
-}
-_HOST: dict[str, Kind] = {
-    "numpy_calls": "NumPy call",
-    "scalar_calls": "scalar call",
-    "jumps": "jump",
-    "moves": "move",
 }
 MAX_GUARDS = 12  # lines about the nodes of a family
 MAX_VALUES = 6  # of a list in a card
@@ -75,16 +66,16 @@ def inspect(
                     f"{model} is a bundle, which takes no data and has no operators to draw: give its .pte"
                 )
             found: list[Analysis] = []
-            made = _compiled(source.bundle, method)
+            made = planned_methods(source.bundle, method)
             check_sizes([outer for _, outer in made], given)
             signatures = [Signature(outer) for _, outer in made]
-            report = _bundle_report(source.bundle, model, made, given)
+            report = bundle_report(source.bundle, model, made, given)
         else:
             methods = [find_method(program, method)] if method else program.methods
             found = [analyse(program, m, data or []) for m in methods]
             check_sizes([a.outer for a in found if a.outer], given)
             signatures = [Signature(m) for m in methods]
-            report = _file_report(program) | {"methods": [method_report(a, given) for a in found]}
+            report = file_report(program) | {"methods": [method_report(a, given) for a in found]}
         drawn = found[0] if len(found) == 1 else next((a for a in found if a.method.name == "forward"), None)
         written = _write_picture(drawn, graph, model)
     if json:
@@ -94,97 +85,6 @@ def inspect(
     _show(report, model.name, source.card, signatures)
     for path in written:
         say(f"wrote {path}")
-
-
-def _file_report(program: Program) -> dict[str, Any]:
-    named = {"count": len(program.named_data), "nbytes": sum(map(len, program.named_data.values()))}
-    return {"file": program.path, "nbytes": program.nbytes, "version": program.version, "named_data": named}
-
-
-def _compiled(bundle: Bundle, name: str | None) -> list[tuple[Target, Outer]]:
-    """All methods, or that of a name, for each target."""
-    pairs = zip(bundle.targets, bundle.methods, strict=True)
-    found = [(target, outer) for target, outers in pairs for outer in outers.values()]
-    if name is not None and name not in bundle.methods[0]:
-        raise InvalidInput(f"no method {name!r}; the bundle has {', '.join(bundle.methods[0]) or 'none'}")
-    return [(target, outer) for target, outer in found if name in (None, outer.name)]
-
-
-def _bundle_report(
-    bundle: Bundle, path: Path, made: Sequence[tuple[Target, Outer]], given: Mapping[str, int]
-) -> dict[str, Any]:
-    """What a bundle knows: for each target and method what it takes, its plans, what the host does."""
-    methods = [
-        {"name": outer.name, "target": target.name, **_signature(Signature(outer)), **_runs(outer, given)}
-        for target, outer in made
-    ]
-    targets = [asdict(target) for target in bundle.targets]
-    nbytes = sum(f.stat().st_size for f in (path.iterdir() if path.is_dir() else [path]))
-    return {"file": str(path), "nbytes": nbytes, "targets": targets, "methods": methods}
-
-
-def method_report(found: Analysis, given: Mapping[str, int]) -> dict[str, Any]:
-    """Everything about a method, as plain data."""
-    return {
-        "name": found.method.name,
-        **_signature(Signature(found.method)),
-        "delegates": [
-            {
-                "backend": delegate.id,
-                "nbytes": len(delegate.blob),
-                "calls": len(found.blobs[k].calls) if k in found.blobs else None,
-            }
-            for k, delegate in enumerate(found.method.delegates)
-        ],
-        "constants": {"count": len(found.stored("constant")), "nbytes": _nbytes(found, "constant")},
-        "states": {"count": len(found.stored("state")), "nbytes": _nbytes(found, "state")},
-        "operators": [
-            {"name": name, "count": count, "where": where, "why": why}
-            for (name, where, why), count in sorted(found.operators.items(), key=_order)
-        ],
-        **_runs(found.outer, given),
-        "unsupported": [{"call": call, "count": count} for call, count in sorted(found.unsupported.items())],
-        "notes": found.notes,
-    }
-
-
-def _signature(signature: Signature) -> dict[str, Any]:
-    return {
-        "inputs": [spec_json(spec) for spec in signature.inputs],
-        "outputs": [spec_json(spec) for spec in signature.outputs],
-    }
-
-
-def _runs(outer: Outer | None, given: Mapping[str, int]) -> dict[str, Any]:
-    """Plans, what the host does between them, what they take."""
-    items = outer.items if outer else ()
-    on_host = [item for item in items if isinstance(item, Host)]
-    kinds = Counter(map(kind_of, on_host))
-    return {
-        "plans": [plan_report(plan) for plan in outer.plans] if outer else [],
-        "at": [asdict(cost) for cost in costs(outer, given)] if outer and given else None,
-        "host_steps": len(on_host),
-        "host": {name: kinds[kind] for name, kind in _HOST.items()},
-        "numpy": dict(numpy_calls(outer)) if outer else {},
-        "memory": memory(outer) if outer else None,
-    }
-
-
-def _nbytes(found: Analysis, kind: str) -> int:
-    """Bytes of the constants, each counted once however often the file uses it, or of the states."""
-    stored = found.stored(kind)
-    if kind == "state":
-        return sum(v.dtype.size * prod(v.sizes) for v in stored if v.dtype)
-    return sum({_address(v.data): v.data.nbytes for v in stored if v.data is not None}.values())
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
-
-
-def _order(item: tuple[tuple[str, str, str], int]) -> tuple[int, int, str, str]:
-    (name, where, why), count = item
-    return list(_WHERE).index(where), -count, name, why
 
 
 def _show(report: Mapping[str, Any], model: str, card: Card, signatures: Sequence[Signature]) -> None:
@@ -309,7 +209,7 @@ def _plans_text(nodes: Sequence[int], host: Mapping[str, int]) -> str:
     """1 plan (3 nodes); 2 plans (3 and 4 nodes); on the host 1 jump and 2 moves; nothing on the GPU."""
     sizes = f"{_listed([*map(str, nodes)])} node{'s' * (list(nodes) != [1])}"
     gpu = f"{counted(len(nodes), 'plan')} ({sizes})" if nodes else "nothing on the GPU"
-    steps = [counted(host[name], kind) for name, kind in _HOST.items() if host[name]]
+    steps = [counted(host[name], kind) for name, kind in HOST_STEPS.items() if host[name]]
     return f"{gpu}; on the host {_listed(steps)}" if steps else gpu
 
 

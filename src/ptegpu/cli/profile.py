@@ -14,13 +14,14 @@ from ..files import naming
 from ..limits import Limits
 from ..models.door import Source
 from ..runtime import LoadOptions, open_program
-from .console import bars, counted, duration, explain, number, print_json, progress, say, show_table, size
+from ..units import counted, duration, number, size
+from .console import bars, explain, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
 from .values import check_folder, declared, find_method, methods_of
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
-    from ..runtime.account import Step
+    from ..runtime.call_timeline import Step
     from ..runtime.profile import Profile, Row
 
 
@@ -106,7 +107,7 @@ def note(found: Profile) -> str:
 
 def _show_steps(found: Profile) -> None:
     """A call from its arguments to its results: what each step takes, and what of it is traffic, waiting, the host."""
-    from ..runtime.account import by_name, together
+    from ..runtime.call_timeline import by_name, together
 
     total = together(found.steps, "sum")
     columns = ["step of a call", "count", "time", "share", "upload", "wait", "read back", "host"]

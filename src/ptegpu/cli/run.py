@@ -16,9 +16,10 @@ from ..files import naming
 from ..limits import Limits
 from ..models.door import Source
 from ..runtime import LoadOptions, Signature, Spec, open_program
+from ..units import dims, duration, number
 from .answers import Asked, answer
 from .compare import SCALE, Difference, compare
-from .console import bars, dims, duration, number, print_json, progress, say, show_table
+from .console import bars, print_json, progress, say, show_table
 from .generate import TokenizerPath
 from .inputs import largest, make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes

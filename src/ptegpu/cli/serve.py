@@ -17,7 +17,8 @@ import ptegpu
 from ..errors import InvalidInput
 from ..models.checkpoints import check_folder_kind, is_checkpoint, program_of
 from ..models.kinds import SERVED
-from .console import bars, counted, note, print_json, say
+from ..units import counted
+from .console import bars, note, print_json, say
 from .generate import TokenizerPath
 from .options import AllowHost, AsJson, CacheType, LimitNames, Precision
 from .options import Engine as EngineName

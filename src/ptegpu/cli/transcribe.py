@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..limits import Limits
-from .console import bars, duration, note, print_json
+from ..units import duration
+from .console import bars, note, print_json
 from .generate import Stats, TokenizerPath, write
 from .options import CacheType, DeviceName, Engine, LimitNames, Precision
 

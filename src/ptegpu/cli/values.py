@@ -13,8 +13,7 @@ from ..errors import InvalidInput
 from ..format import Method, Program, Tensor, Value
 from ..graph.narrow import from_device, to_device
 from ..models.door import Source
-from ..runtime import Spec
-from .console import number
+from ..units import number
 
 FIRST = 6  # values shown of an output
 DEFAULT = "forward"
@@ -48,14 +47,6 @@ def check_folder(file: Path | None, option: str) -> None:
 def declared(method: Method) -> tuple[list[Value], list[Value]]:
     """The values that a method takes and gives."""
     return [method.values[k] for k in method.inputs], [method.values[k] for k in method.outputs]
-
-
-def spec_json(spec: Spec) -> dict[str, Any]:
-    """An input or output for programs: a tensor with its bounds, or a number with the value it was exported with."""
-    if spec.shape is None and not spec.dynamic:
-        return {"name": spec.name, "dtype": None if spec.dtype == "None" else spec.dtype, "value": spec.value}
-    shape = None if spec.shape is None else list(spec.shape)
-    return {"name": spec.name, "dtype": spec.dtype, "shape": shape, "dynamic": spec.dynamic}
 
 
 def readable(result: Any, value: Value) -> Any:

@@ -15,11 +15,12 @@ from ..errors import InvalidInput
 from ..files import read_text
 from ..site import VARIANTS, Server, Site, make_site
 from ..site.pages import TITLES
-from .console import bars, duration, print_json, say, show_table
-from .console import size as size_text
-from .families import parse_sizes
+from ..units import duration
+from ..units import size as size_text
+from .console import bars, print_json, say, show_table
 from .generate import TokenizerPath
 from .options import AllowHost, AsJson, Data
+from .sizes import parse_sizes
 
 DEMO = Path(ptegpu.__file__).parent / "demo"
 BUNDLED: dict[str, dict[str, Any]] = {  # what needs no file; options that are given win

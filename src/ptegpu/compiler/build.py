@@ -16,16 +16,7 @@ from ..limits import copying, tick
 from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
-from ..passes.attention import join_attention
-from ..passes.channels import fold_channels
-from ..passes.dead import remove_dead
-from ..passes.decomposed import join_decomposed
-from ..passes.fold import fold_constants
-from ..passes.fuse import fuse_elementwise
-from ..passes.norms import join_norms
-from ..passes.operands import join_operands
-from ..passes.siblings import join_siblings
-from ..passes.views import merge_views
+from ..passes import REWRITES
 
 
 class Joined:
@@ -159,16 +150,7 @@ class _Builder:
         graph.writebacks = [
             (old, new) for var, old in self.first.items() if isinstance(new := self.env[var], Tensor) and new is not old
         ]
-        merge_views(graph)
-        fold_constants(graph, repeats=False)
-        remove_dead(graph)
-        join_decomposed(graph)
-        join_operands(graph)
-        fold_constants(graph)
-        fold_channels(graph)
-        fuse_elementwise(graph)
-        join_siblings(graph)
-        join_norms(graph)
-        join_attention(graph)
+        for rewrite in REWRITES:
+            rewrite(graph)
         dynamic = any(v.dynamic or v.dtype is None for v in self.inputs) or any(n.op.sym for n in graph.nodes)
         return Joined(graph, self.inputs, needed, dynamic)

@@ -11,6 +11,7 @@ What is found becomes the `bounds` of a plan's family. `runtime/bounds.py` check
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from ..passes.memory import Memory
 from ..plan.plan import VALUES, Bound, Moved
 from ..portable import PORTABLE
 from ..sizes import Size
-from .node import number
+from .plan_writer import number
 
 # Rules that only move values, with a name under which NumPy's kernel is found: a rule may have others too.
 FOLLOWED = {d.steps: name for name, d in REGISTRY.items() if d.moves and d.view is None and name in PORTABLE}
@@ -63,11 +64,11 @@ class Indices:
         indexed = Counter(g.source for g in self.found if not g.moves)
         self.only = {v for v in graph.inputs if v in indexed and uses[v] == indexed[v]}  # inputs that are nothing else
 
-    def bounds(self, buffers: dict[str, int]) -> tuple[Bound, ...]:
-        """At the live shapes."""
+    def bounds(self, buffers: Mapping[str, int]) -> tuple[Bound, ...]:
+        """Return the bounds at the live shapes; `buffers` are places by name."""
         return tuple(self._bound(index, buffers) for index in self.found)
 
-    def _bound(self, index: Index, buffers: dict[str, int]) -> Bound:
+    def _bound(self, index: Index, buffers: Mapping[str, int]) -> Bound:
         source = index.source
         bounded = index.node.op.bounds(index.node.args)[index.number]
         low, end, node = number(bounded.low), number(bounded.end), index.node.name

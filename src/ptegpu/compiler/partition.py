@@ -19,10 +19,10 @@ from ..graph.graph import Arg, Sym, Tensor
 from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from ..limits import tick
 from ..ops import REGISTRY, OpDef
-from ..ops.spans import RULES, Span, fits, of_dtype, spans
-from ..portable.host import on_host, schema_of
+from ..ops.spans import Span, fits, of_dtype, spans
+from ..portable.host import facts_of, on_host, operands, schema_of
 from .order import arrange, levels, writes
-from .tables import tabulate
+from .position_tables import tabulate
 
 _EXACT_ON_HOST = (DType.F64, DType.I16, DType.U16, DType.U32, DType.U64)
 
@@ -140,7 +140,8 @@ class Facts:
         self._spans: dict[Var, Span | None] = {}
         for i in linear.code:
             if isinstance(i, Call):
-                found = spans(i, self.span)
+                facts = facts_of(i.op)
+                found = spans(facts.span, facts.places, operands(i), i.outs, self.span)
                 self._spans |= {
                     v: s for v, s in zip(i.outs, found, strict=True) if self.written[v] == 1 and v.kind == "temp"
                 }
@@ -225,7 +226,7 @@ def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
     """
     if not definition.wide:
         involved = [a for a in call.args if isinstance(a, Var | int | float)]
-        return call.op in RULES and all(fits(facts.span(v)) for v in (*involved, *call.outs))
+        return definition.span is not None and all(fits(facts.span(v)) for v in (*involved, *call.outs))
     source = _dtype(call.args[0]) if call.args else None
     from_float = source is not None and source.is_float and call.outs[0].dtype is DType.I64
     whole = not any(t.is_float for v in (*variables(call.args), *call.outs) if (t := v.dtype) is not None)

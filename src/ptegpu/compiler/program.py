@@ -35,8 +35,8 @@ from .partition import Item as Part
 from .partition import Stretch, mutates, partition
 from .partition import cut as cut_code
 from .planner import Planner, Points, Sizes
-from .truths import ask_factors
 from .widen import widen
+from .zero_tests import ask_factors
 
 MOST_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to run
 

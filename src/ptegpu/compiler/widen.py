@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from ..dtypes import DType
 from ..graph.linear import Call, Linear, Var, variables
-from ..ops import REGISTRY
-from ..ops.spans import CASTS, PLACES, RULES, SUMS, VALUES
-from ..portable.host import on_host
+from ..ops.spans import Operands
+from ..portable.host import facts_of, on_host, operands
 
 SMALL = (DType.BOOL, DType.U8, DType.I8, DType.I32, DType.I64)
 
@@ -24,16 +23,15 @@ def widen(linear: Linear) -> None:
 
 def _widened(call: Call) -> bool:
     """Whether a slot of the call is found to be int64."""
-    definition = REGISTRY.get(call.op)
-    wide = definition is not None and definition.wide
-    if call.op in CASTS or not call.outs or not (wide or on_host(call)):
+    facts = facts_of(call.op)
+    if facts.casts or not call.outs or not (facts.wide or on_host(call)):
         return False
-    found = [v for k, v in enumerate(call.outs) if k == PLACES.get(call.op)]
-    first = call.outs[0]
-    values = [v for k in VALUES.get(call.op, range(len(call.args))) for v in variables(call.args[k : k + 1])]
-    if any(v.dtype is DType.I64 for v in values) or _sums(call):
+    found = [v for k, v in enumerate(call.outs) if k == facts.places]
+    first, named = call.outs[0], operands(call)
+    values = [v for name in facts.elements or named for v in variables(named[name])]
+    if any(v.dtype is DType.I64 for v in values) or (facts.sums and _sums(named)):
         found.append(first)
-    if first.dtype is DType.I64 and (call.op in RULES or (definition is not None and definition.moves)):
+    if first.dtype is DType.I64 and facts.span is not None:
         found += values
     new = [v for v in found if v.narrowed and v.dtype is DType.I32]
     for v in new:
@@ -41,9 +39,7 @@ def _widened(call: Call) -> bool:
     return bool(new)
 
 
-def _sums(call: Call) -> bool:
-    """Whether it adds or multiplies ints, which PyTorch does in int64 unless it is told a dtype."""
-    at = SUMS.get(call.op)
-    source = call.args[0] if call.args else None
-    told = at is not None and len(call.args) > at and call.args[at] is not None
-    return at is not None and not told and isinstance(source, Var) and source.dtype in SMALL
+def _sums(named: Operands) -> bool:
+    """Return whether ints are summed, which PyTorch does in int64 unless the call names a dtype."""
+    x = named["x"]
+    return named.get("dtype") is None and isinstance(x, Var) and x.dtype in SMALL

@@ -5,8 +5,10 @@ from __future__ import annotations
 from .adapters import PACKAGES, AdapterInfo, Engine, adapters, check_engine, choose, find, installed, said
 from .device import Counters, Device, open_device
 from .limits import check, device_bytes
+from .loaded import LoadedPlan, Unplanned
 from .measurement import measure
-from .session import Pending, Prepared, Session, Unplanned
+from .readback import Pending
+from .session import Session
 from .store import SharedConstants
 from .tensor import DeviceTensor
 
@@ -17,8 +19,8 @@ __all__ = [
     "Device",
     "DeviceTensor",
     "Engine",
+    "LoadedPlan",
     "Pending",
-    "Prepared",
     "Session",
     "SharedConstants",
     "Unplanned",

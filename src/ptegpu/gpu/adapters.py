@@ -54,12 +54,12 @@ class AdapterInfo:
 
     @property
     def place(self) -> str:
-        """Where something ran, for people."""
+        """Describe where something ran, for people."""
         return f"{self.name} ({self.type}, {self.backend} through {self.engine})"
 
     @property
     def record(self) -> dict[str, str | int]:
-        """Where something ran, for programs."""
+        """Describe where something ran, for programs."""
         return {name: getattr(self, name) for name in ("index", "name", "type", "backend", "engine")}
 
 
@@ -70,12 +70,12 @@ def check_engine(engine: str) -> None:
 
 
 def installed(engine: EngineName) -> bool:
-    """Whether an engine's package is there; it is not imported."""
+    """Return whether an engine's package is installed, without importing it."""
     return find_spec(PACKAGES[engine][0]) is not None
 
 
 def library(engine: EngineName) -> type[WebGPU]:
-    """An engine."""
+    """Import an engine; raise NoAdapter if its package is not installed."""
     if not installed(engine):
         package, install = PACKAGES[engine]
         raise NoAdapter(f"{package} is not installed. Run: pip install {install}")
@@ -90,18 +90,18 @@ def library(engine: EngineName) -> type[WebGPU]:
 
 @cache
 def native_adapters(engine: EngineName) -> tuple[Any, ...]:
-    """The adapter objects of an engine's package, enumerated once per process, after the loader is set up."""
+    """Set up the loader and enumerate the adapter objects of an engine's package, once per process."""
     loader.configure()
     return _enumerate(engine)
 
 
 def said(engine: EngineName) -> list[str]:
-    """What an engine wrote while it looked for adapters: why it refuses one."""
+    """Return what an engine wrote while it looked for adapters: why it refuses one."""
     return list(library(engine).said) if installed(engine) else []
 
 
 def native_adapter(info: AdapterInfo) -> Any:
-    """The adapter object to open a device of."""
+    """Return the adapter object to open a device of."""
     found = _enumerate(info.engine) if library(info.engine).once else native_adapters(info.engine)
     return found[info.index]
 
@@ -111,7 +111,7 @@ def _enumerate(engine: EngineName) -> tuple[Any, ...]:
 
 
 def adapters(engine: EngineName = "wgpu") -> list[AdapterInfo]:
-    """Every adapter that an engine sees, in the order that an index given as `device` counts."""
+    """List the adapters that an engine sees, in the order that an index given as `device` counts."""
     return threads.opening().do(lambda: _infos(engine))
 
 
@@ -125,7 +125,7 @@ def _infos(engine: EngineName) -> list[AdapterInfo]:
 
 
 def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
-    """The adapter meant by `device`, as seen by the engine meant by `engine`. `PTEGPU_ENGINE` stands in for "auto".
+    """Find the adapter for `device` and `engine`. `PTEGPU_ENGINE` stands in for "auto".
 
     Auto is Dawn where it is installed, sees the adapter and offers matrices, and wgpu-native elsewhere. An index then
     counts wgpu-native's adapters; without one, Dawn is asked first, and wgpu-native need not start.
@@ -150,7 +150,7 @@ def find(device: int | str = "auto", engine: Engine = "auto") -> AdapterInfo:
 
 
 def choose(infos: Sequence[AdapterInfo], device: int | str = "auto") -> AdapterInfo:
-    """The adapter meant by `device`: "auto", an index, or part of a name. `PTEGPU_DEVICE` stands in for "auto"."""
+    """Choose an adapter by `device`: "auto", an index, or part of a name. `PTEGPU_DEVICE` stands in for "auto"."""
     if not infos:
         raise NoAdapter(loader.diagnosis())
     device = _meant(device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from . import webgpu
-from .webgpu import COPY_DST, COPY_SRC, Request, WebGPU
+from .waiting import Request
+from .webgpu import COPY_DST, COPY_SRC, WebGPU
 
 if TYPE_CHECKING:
     from .device import Device
@@ -41,7 +42,7 @@ class GpuBuffer:
         self.owners = 0
 
     def read(self, device: Device, nbytes: int) -> memoryview:
-        """Maps the first bytes of a staging buffer once the work that fills it is done; `unmap` ends the view.
+        """Map the first bytes of a staging buffer once the work that fills it is done; `unmap` ends the view.
 
         Where that fails or is interrupted, it can be tried again.
         """
@@ -59,11 +60,11 @@ class GpuBuffer:
         return self.api.mapped(self.handle, nbytes)
 
     def writable(self) -> memoryview:
-        """All bytes of an upload buffer, which is mapped; `unmap` ends the view."""
+        """Return all bytes of an upload buffer, which is mapped; `unmap` ends the view."""
         return self.api.writable(self.handle, self.nbytes)
 
     def ask_to_write(self, request: Request) -> None:
-        """Have an upload buffer mapped, when the work that it is used by is done."""
+        """Have an upload buffer mapped when the work that uses it is done."""
         self.state = "mapped"
         self.api.map_async(self.handle, self.api.lib.WGPUMapMode_Write, self.nbytes, request)
 
@@ -91,7 +92,7 @@ class BufferPool:
         return len(self._free)
 
     def take(self, nbytes: int, kind: Kind) -> GpuBuffer | None:
-        """A released buffer, if there is one of that kind and size."""
+        """Return a released buffer of that kind and size, or None."""
         for position in range(len(self._free) - 1, -1, -1):
             buffer = self._free[position]
             if buffer.nbytes == nbytes and buffer.kind == kind:

@@ -22,7 +22,7 @@ VERSION = 1  # of the measurement: what another one kept does not count
 
 
 def class_of(info: AdapterInfo) -> DeviceClass:
-    """What was measured on an adapter or, failing that, what is assumed of its kind."""
+    """Return what was measured on an adapter or, failing that, what is assumed of its kind."""
     path = place(info)
     try:
         return _read(json.loads(files.read_kept(path, DeviceError, LARGEST)), info) if path else CLASSES[info.type]
@@ -31,7 +31,7 @@ def class_of(info: AdapterInfo) -> DeviceClass:
 
 
 def keep(info: AdapterInfo, found: DeviceClass) -> None:
-    """Saves what was measured on an adapter, all of it or nothing."""
+    """Save what was measured on an adapter, all of it or nothing."""
     path = place(info)
     if path is None:
         return
@@ -43,7 +43,7 @@ def keep(info: AdapterInfo, found: DeviceClass) -> None:
 
 
 def place(info: AdapterInfo) -> Path | None:
-    """The file of an adapter; None where nothing is to be kept."""
+    """Return the file of an adapter; None where nothing is to be kept."""
     folder = files.cache_folder()
     return folder and folder / f"adapter-{sha256(json.dumps(_key(info)).encode()).hexdigest()[:16]}.json"
 
@@ -53,7 +53,7 @@ def _key(info: AdapterInfo) -> list[str | int]:
 
 
 def _read(entry: Any, info: AdapterInfo) -> DeviceClass:
-    """Raises if the entry is not a measurement of this adapter."""
+    """Return the entry; raise unless it is a measurement of this adapter."""
     found = DeviceClass(**{f.name: entry[f.name] for f in fields(DeviceClass)})
     figures = (found.bandwidth, found.flops, found.dispatch_seconds)
     here = (entry["adapter"], found.name, found.measured) == (_key(info), info.type, True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..plan.plan import Dispatch, Expr, Number, Plan
 from ..plan.resolve import At
-from .held import Handle
+from .ownership import Handle
 from .pipelines import Pipeline
 from .recorder import Steps
 
@@ -40,7 +40,7 @@ class Combined(NamedTuple):
     patches: list[Patches]
 
     def steps(self, at: At) -> tuple[Steps, int]:
-        """What is recorded at these sizes, and the most workgroups in one dimension."""
+        """Return what to record at these sizes, and the most workgroups in one dimension."""
         numbers = (*at.numbers, *self.constants)
         pipelines, groups, *places = self.places
         x, y = ([numbers[k] for k in axis] for axis in places)
@@ -51,7 +51,7 @@ class Combined(NamedTuple):
         return steps, max([*x, *y], default=0)
 
     def images(self, plan: Plan, at: At) -> list[np.ndarray]:
-        """What the parameter buffers hold at these sizes; nothing where it is the same at all."""
+        """Return the contents of the parameter buffers at these sizes; none where they never change."""
         if not plan.rows:
             return []
         numbers, images = at.numbers, []

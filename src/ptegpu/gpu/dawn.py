@@ -23,9 +23,11 @@ from wgpudawn.backends.dawn import extras, ffi, gpu, lib
 from wgpudawn.backends.dawn._helpers import get_wgpu_instance, new_toggles_struct
 
 from ..errors import DeviceError
-from . import held
-from .held import Handle
-from .webgpu import MATRICES, Place, Request, Source, WebGPU, error_callback, text_of
+from . import faults, ownership
+from .faults import error_callback, text_of
+from .ownership import Handle
+from .waiting import Request, until
+from .webgpu import MATRICES, Place, Source, WebGPU
 
 THREADS = "implicit-device-synchronization"  # without it, a device is for one thread
 
@@ -43,7 +45,7 @@ _OWNED = type(gcp(ffi.new("int *"), id))
 
 @contextmanager
 def _stderr() -> Iterator[list[str]]:
-    """A block whose stderr is kept: Dawn complains there about adapters that it refuses. The lines, once it ends."""
+    """Keep what a block writes to stderr: Dawn complains there about adapters that it refuses."""
     lines: list[str] = []
     try:
         before = os.dup(2)
@@ -69,7 +71,7 @@ _lost: dict[int, ref[_Lost]] = {}
 _numbers = count(1)  # of devices: Dawn may tell of one's end long after we forgot it
 
 
-@held.callback(ffi, "void(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void *, void *)")
+@faults.callback(ffi, "void(WGPUDevice const *, WGPUDeviceLostReason, WGPUStringView, void *, void *)")
 def on_lost(_device: Any, reason: int, message: Any, key: Any, _2: Any) -> None:
     found = _lost[int(ffi.cast("uintptr_t", key))]()
     if found is not None and reason != lib.WGPUDeviceLostReason_FailedCreation:  # which the request is told, too
@@ -138,7 +140,7 @@ class Dawn(WebGPU):
         return kept
 
     def pipelines(self, sources: Sequence[Source], told: Callable[[int], object]) -> list[Handle]:
-        """On Dawn's threads: ours would take turns."""
+        """Compile on Dawn's threads: ours would take turns."""
         described = [self._described(source) for source in sources]
         answers: list[dict[int, Handle]] = [{} for _ in sources]  # each has a status, and what was made
         called = [
@@ -149,7 +151,7 @@ class Dawn(WebGPU):
         info = ffi.new("WGPUCreateComputePipelineAsyncCallbackInfo *")
         info.mode = lib.WGPUCallbackMode_AllowProcessEvents
         for answer, call, (descriptor, _) in zip(answers, called, described, strict=True):
-            held.expect(call, answer)
+            ownership.expect(call, answer)
             info.callback = ffi.cast("WGPUCreateComputePipelineAsyncCallback", call)
             with self.checked():
                 # WGPUFuture wgpuDeviceCreateComputePipelineAsync(WGPUDevice, WGPUComputePipelineDescriptor const *,
@@ -160,8 +162,8 @@ class Dawn(WebGPU):
             told(sum(map(bool, answers)))
             return all(answers)
 
-        self.until(done)
-        held.settle()
+        until(self, done)
+        ownership.settle()
         handles = [handle for answer in answers for handle in answer.values() if handle]
         made = [gcp(handle, lib.wgpuComputePipelineRelease) for handle in handles]
         if any(lib.WGPUCreatePipelineAsyncStatus_Success not in answer for answer in answers):
@@ -178,14 +180,14 @@ class Dawn(WebGPU):
         with self.checked():
             # WGPUFuture wgpuQueueOnSubmittedWorkDone(WGPUQueue, WGPUQueueWorkDoneCallbackInfo)
             lib.wgpuQueueOnSubmittedWorkDone(self.queue, request.info[0])
-        self._await(request)
+        request.wait(self)
 
     def timestamp_period(self) -> float:
         return 1.0
 
     @classmethod
     def object_counts(cls) -> dict[str, int]:
-        """Dawn does not count. So these are the pointers that we own."""
+        """Count the pointers that we own: Dawn does not count."""
         names = (ffi.typeof(x).cname for x in gc.get_objects() if type(x) is _OWNED)
         kinds = (match[1] for name in names if (match := _KIND.fullmatch(name)))
         return dict(Counter(f"{kind[0].lower()}{kind[1:]}s" for kind in kinds))

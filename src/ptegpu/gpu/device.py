@@ -12,14 +12,14 @@ from ..errors import DeviceError, DeviceLost, NoAdapter, OutOfMemory
 from ..plan.plan import Kernel
 from ..plan.target import DeviceClass, Target
 from ..progress import Progress, silent
-from . import memory, threads
+from . import threads
 from .adapters import AdapterInfo, Engine, find, library, native_adapter
 from .buffers import BufferPool, GpuBuffer, Kind
 from .classes import class_of
-from .held import Handle, disown
+from .ownership import Handle, disown
 from .pipelines import Pipeline, PipelineCache
-from .probe import subgroup_size
-from .submit import Commands, submit
+from .probe import available_bytes, subgroup_size
+from .submit import submit
 from .uploads import Uploads
 from .webgpu import MATRICES
 from .webgpu import Limits as Given
@@ -129,7 +129,7 @@ class Device:
 
     @property
     def lost(self) -> bool:
-        """Whether the GPU is gone."""
+        """Return whether the GPU is gone."""
         try:
             self.check_alive()
         except DeviceLost:
@@ -137,7 +137,7 @@ class Device:
         return False
 
     def check_alive(self) -> None:
-        """Raises DeviceLost when the GPU is gone."""
+        """Raise DeviceLost if the GPU is gone."""
         if self._lost is not None:
             raise DeviceLost(self._lost)
         try:
@@ -147,11 +147,11 @@ class Device:
             raise
 
     def available_bytes(self) -> int | None:
-        """Memory that new buffers may take; None when the adapter does not say."""
-        return memory.available_bytes(self.info)
+        """Return the memory that new buffers may take; None when the adapter does not say."""
+        return available_bytes(self.info)
 
     def buffer(self, name: str, nbytes: int, kind: Kind) -> GpuBuffer:
-        """A buffer from the pool or a new one; one from the pool is dirty."""
+        """Return a buffer from the pool, which is dirty, or a new one."""
         with self.lock:
             buffer = self.pool.take(nbytes, kind)
             if buffer is None:
@@ -164,7 +164,7 @@ class Device:
             self.pool.give(buffer)
 
     def trim(self) -> None:
-        """Gives back the buffers that nothing uses."""
+        """Give back the buffers that nothing uses."""
         with self.lock:
             self.pool.clear()
             self.uploads.clear()
@@ -173,12 +173,12 @@ class Device:
         return self.pipelines([kernel])[0]
 
     def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
-        """Several, compiled side by side."""
+        """Compile several kernels side by side."""
         found = self._pipelines.found(kernels)
         return self.compile(kernels).result() if found is None else found
 
     def compile(self, kernels: Sequence[Kernel], progress: Progress = silent) -> threads.Job[list[Pipeline]]:
-        """The same, begun in another thread. If nobody waits for it, that goes on, and whoever asks again has it."""
+        """Begin to compile in another thread. If nobody waits for it, that goes on, and whoever asks again has it."""
 
         def told(what: str, done: int, of: int) -> None:
             if not job.dropped:
@@ -194,12 +194,12 @@ class Device:
         return job
 
     def bind_group(self, pipeline: Pipeline, entries: Sequence[tuple[GpuBuffer, int, int]]) -> Handle:
-        """A bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
+        """Make a bind group of (buffer, offset, nbytes), bound at 0, 1, …"""
         self.counters.bind_groups_created += 1
         return self.api.bind_group(pipeline.layout, [(b.handle, o, n) for b, o, n in entries])
 
     def write(self, buffer: GpuBuffer, data: memoryview | bytes, offset: int = 0) -> None:
-        """Bytes into a buffer, before whatever is submitted next. A tail of 1 to 3 bytes is padded with zeros."""
+        """Write bytes into a buffer, before whatever is submitted next. A tail of 1 to 3 bytes is padded with zeros."""
         started = perf_counter()
         view = memoryview(data).cast("B")
         whole = len(view) & ~3
@@ -212,27 +212,25 @@ class Device:
         self.traffic.uploaded(len(view), started)
 
     def clear(self, buffers: Sequence[GpuBuffer]) -> None:
-        """Zeros into buffers, in one submit."""
+        """Fill buffers with zeros, in one submit."""
         if not buffers:
             return
         with self.lock:
             with self.api.record() as recorder:
                 for buffer in buffers:
                     recorder.clear(buffer.handle, buffer.nbytes)
-                commands = Commands(recorder, buffers)
-            submit(self, commands)
+                submit(self, recorder, buffers)
         for buffer in buffers:
             buffer.dirty = False
 
     def read(self, buffer: GpuBuffer, nbytes: int) -> bytearray:
-        """The first bytes of a buffer after everything submitted so far; `nbytes` is a multiple of 4."""
+        """Read the first bytes of a buffer after everything submitted so far; `nbytes` is a multiple of 4."""
         started = perf_counter()
         staging = self.buffer("read back", nbytes, "staging")
         with self.lock:
             with self.api.record() as recorder:
                 recorder.copy(buffer.handle, 0, staging.handle, 0, nbytes)
-                commands = Commands(recorder, (buffer, staging))
-            submit(self, commands)
+                submit(self, recorder, (buffer, staging))
         data = bytearray(staging.read(self, nbytes))
         self.counters.readbacks += 1
         staging.unmap()
@@ -241,13 +239,13 @@ class Device:
         return data
 
     def wait(self) -> None:
-        """Waits until everything written and submitted so far is done."""
+        """Wait until everything written and submitted so far is done."""
         with self.lock:
             submit(self)
         self.api.drain()
 
     def destroy(self) -> None:
-        """Ends the device; what still uses it raises DeviceLost from then on."""
+        """End the device; what still uses it raises DeviceLost from then on."""
         with self.lock, self._pipelines.lock:  # Dawn dies where a device is destroyed under a thread that compiles
             if self._lost is None:
                 self.trim()
@@ -289,7 +287,7 @@ def open_device(
     subgroups: bool = True,
     matrices: bool = True,
 ) -> Device:
-    """The device of an adapter, opened once per process and options. `limits="browser"` asks for WebGPU's defaults."""
+    """Open the device of an adapter, once per process and options. `limits="browser"` asks for WebGPU's defaults."""
     info = find(device, engine)
     key = (info.engine, info.index, limits, f16, subgroups, matrices)
 
@@ -309,13 +307,13 @@ def open_device(
 
 @atexit.register
 def _leave() -> None:
-    """A device that is released waits for its work. A process that ends, perhaps interrupted, does not."""
+    """Leak the devices: one that is released waits for its work, which a process that ends should not."""
     for device in _devices.values():
         disown(device.api.handle)
 
 
 def _within(wanted: Mapping[str, int], adapter: Mapping[str, int]) -> dict[str, int]:
-    """The wanted limits, or the adapter's where those are worse."""
+    """Return the wanted limits, or the adapter's where those are worse."""
     return {name: (max if name.startswith("min-") else min)(n, adapter[name]) for name, n in wanted.items()}
 
 
@@ -331,6 +329,6 @@ def _target(info: AdapterInfo, limits: Given, *, f16: bool, subgroups: bool, mat
         f16=f16,
         subgroups=subgroups,
         matrices=matrices,
-        kept_bytes=(memory.available_bytes(info) or 0) // KEPT if matrices and info.type == "discrete" else 0,
+        kept_bytes=(available_bytes(info) or 0) // KEPT if matrices and info.type == "discrete" else 0,
         device_class=class_of(info),
     )

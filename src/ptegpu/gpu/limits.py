@@ -11,7 +11,7 @@ _MAX_UNIFORM_BUFFERS = 12  # bound to one dispatch
 
 
 def device_bytes(plan: Plan) -> int:
-    """GPU memory that running `plan` takes: its buffers, and the staging its outputs are read through."""
+    """Return the GPU memory that running `plan` takes: its buffers, and the staging its outputs are read through."""
     largest = 0
     for family in plan.families:
         buffers = [plan.buffers[o.buffer] for o in family.outputs if isinstance(o, Port)]
@@ -20,19 +20,19 @@ def device_bytes(plan: Plan) -> int:
 
 
 def staging_bytes(nbytes: int) -> int:
-    """The place an output takes in a staging buffer."""
+    """Return what an output takes in a staging buffer."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 def first_bytes(plan: Plan, buffer: Buffer) -> bytes | memoryview:
-    """What a buffer of `plan` starts with; the rest of it is zeros."""
+    """Return what a buffer of `plan` starts with; the rest of it is zeros."""
     if buffer.role == "params":
         return plan.params[[b.name for b in plan.buffers if b.role == "params"].index(buffer.name)]
     return b"" if buffer.blob is None else plan.blobs[buffer.blob]
 
 
 def check(plan: Plan, target: Target) -> None:
-    """Raises LimitExceeded for what `target` cannot do, DeviceError for what no WebGPU device does."""
+    """Raise LimitExceeded for what `target` cannot do, DeviceError for what no WebGPU device does."""
     for kernel in plan.kernels:
         where = f"plan {plan.name}: kernel {kernel.name}"
         storage = sum(access != "uniform" for access in kernel.access)

@@ -32,7 +32,7 @@ _LIBRARY_FOLDERS = (
 
 
 def configure(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Makes the loader find what is there. Call it before wgpu makes its instance; calling it again changes nothing."""
+    """Make the loader find the drivers. Call it before wgpu makes its instance; calling it again changes nothing."""
     if sys.platform != "linux":
         return
     if not environ.get("XDG_RUNTIME_DIR"):
@@ -50,7 +50,7 @@ def configure(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def load_loader() -> bool:
-    """Whether the Vulkan loader can be loaded; from then on wgpu finds it by its name."""
+    """Load the Vulkan loader, so that wgpu finds it by its name; return whether that worked."""
     for name in (lambda: "libvulkan.so.1", lambda: _find("libvulkan.so.1"), lambda: ctypes.util.find_library("vulkan")):
         try:
             ctypes.CDLL(str(name()), mode=ctypes.RTLD_GLOBAL)
@@ -61,7 +61,7 @@ def load_loader() -> bool:
 
 
 def icd_files(environ: MutableMapping[str, str] = os.environ) -> list[Path]:
-    """The files that register Vulkan drivers, where the loader looks for them."""
+    """List the files that register Vulkan drivers, where the loader looks for them."""
     explicit = [environ[name] for name in _DRIVER_VARIABLES if environ.get(name)]
     if explicit:
         return _json_files(Path(part) for part in explicit[0].split(os.pathsep))
@@ -77,7 +77,7 @@ def icd_files(environ: MutableMapping[str, str] = os.environ) -> list[Path]:
 
 
 def diagnosis(environ: MutableMapping[str, str] = os.environ) -> str:
-    """Why there is no adapter, and the line to run."""
+    """Explain why there is no adapter, and what to run."""
     if sys.platform != "linux":
         return "No GPU adapter was found; install or update the graphics driver"
     if not load_loader():

@@ -12,9 +12,9 @@ from ..plan.plan import ALIGN, Plan, plain
 from ..plan.target import DeviceClass
 from . import classes
 from .device import Device
-from .loads import SIZES, arithmetic, copying, warm
 from .profile import pass_time
 from .session import Session
+from .stress import SIZES, arithmetic, copying, warm
 
 ROUNDS = 3
 _DISPATCHES = 64
@@ -23,7 +23,7 @@ _SHORTEST = 1e-9  # seconds: a clock may be too coarse to see any
 
 
 def measure(device: Device, *, keep: bool = False) -> DeviceClass:
-    """The class of a device with figures measured on it, in some tenths of a second; once measured, it is remembered.
+    """Return the class of a device with figures measured on it, once per device, in some tenths of a second.
 
     With `keep` also on disk: from the next process on, plans are made for it.
     """
@@ -67,7 +67,7 @@ def _copy_bytes(device: Device) -> int:
 
 
 def _best(device: Device, plan: Plan) -> float:
-    """Seconds of the fastest round, after one that does not count."""
+    """Return the seconds of the fastest round, after one that does not count."""
     with Session(device) as session:
-        prepared = session.prepare(plan)
-        return max(_SHORTEST, min([pass_time(session, prepared, []) for _ in range(ROUNDS + 1)][1:]))
+        loaded = session.prepare(plan)
+        return max(_SHORTEST, min([pass_time(session, loaded, []) for _ in range(ROUNDS + 1)][1:]))

@@ -16,7 +16,8 @@ from ..errors import DeviceError, DeviceLost, KernelError, OutOfMemory
 from ..plan import dialect
 from ..plan.plan import Access, Kernel
 from ..progress import Progress, silent
-from .held import Handle, Words
+from .faults import Report
+from .ownership import Handle
 from .threads import Lock
 from .webgpu import Source, WebGPU
 
@@ -43,13 +44,13 @@ class PipelineCache:
         self.lock = Lock()  # held while anything compiles
 
     def found(self, kernels: Sequence[Kernel]) -> list[Pipeline] | None:
-        """Those that are there, if all are."""
+        """Return the pipelines if all are compiled already, else None."""
         with self.lock:
             found = [self._found(self._key(kernel)) for kernel in kernels]
             return None if None in found else [self.get(kernel) for kernel in kernels]
 
     def get_all(self, kernels: Sequence[Kernel], progress: Progress = silent) -> list[Pipeline]:
-        """Several at once: those that are new compile side by side, which takes a driver a tenth of the time."""
+        """Compile several at once: side by side, which takes a driver a tenth of the time."""
         with self.lock:
             return self._get_all(kernels, progress)
 
@@ -94,9 +95,9 @@ class PipelineCache:
         return self._layouts[access]
 
     def _source(self, kernel: Kernel, wgsl: str) -> Source:
-        def translate(words: Words) -> DeviceError:
-            ours = self._api.as_error(words)
-            return ours if isinstance(ours, (DeviceLost, OutOfMemory)) else self._error(kernel, words.text, str(ours))
+        def translate(report: Report) -> DeviceError:
+            ours = self._api.as_error(report)
+            return ours if isinstance(ours, (DeviceLost, OutOfMemory)) else self._error(kernel, report.text, str(ours))
 
         return Source(kernel.name, wgsl, kernel.entry, self._layout(kernel.access)[1], translate)
 
@@ -104,7 +105,7 @@ class PipelineCache:
         return dialect.source(kernel, self._api.dialect), kernel.entry, kernel.access
 
     def _error(self, kernel: Kernel, words: str, summary: str) -> KernelError:
-        """The error for the compiler's words about `kernel`; lines count in `kernel.wgsl`, without the prelude."""
+        """Return the error for the compiler's words; lines count in `kernel.wgsl`, without the prelude."""
         line, column, said = self._api.fault(words) or (0, 0, summary)
         line -= dialect.prelude(kernel, self._api.dialect).count("\n")
         if line < 1:

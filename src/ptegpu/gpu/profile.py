@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from ..plan.plan import Dispatch, Plan
-from .loads import warm
-from .session import Given, Prepared, Session
+from .inputs import Argument
+from .loaded import LoadedPlan
+from .session import Session
 from .timer import Span, Timer
 
 
@@ -26,31 +27,21 @@ class KernelTime:
     seconds: float
 
 
-def profile(session: Session, prepared: Prepared, inputs: Sequence[Given], repeats: int = 10) -> list[KernelTime]:
-    """The time of every dispatch, the median over `repeats` runs after one that does not count."""
-    timer = Timer(session.device, each=True)
-    warm(session.device)
-    with timer.watching([session]):
-        for _ in range(repeats + 1):
-            session.run(prepared, inputs, read=[])
-    return kernel_times(launches(timer.runs[0].plan), [run.spans for run in timer.runs[1:]])
-
-
-def pass_time(session: Session, prepared: Prepared, inputs: Sequence[Given]) -> float:
-    """Seconds on the GPU of one ordinary run; 0 for a plan without dispatches."""
+def pass_time(session: Session, loaded: LoadedPlan, inputs: Sequence[Argument]) -> float:
+    """Return the seconds on the GPU of one ordinary run; 0 for a plan without dispatches."""
     timer = Timer(session.device, each=False)
     with timer.watching([session]):
-        session.run(prepared, inputs, read=[])
+        session.run(loaded, inputs, read=[])
     return sum(seconds for _, seconds in busy(timer.runs[0].spans))
 
 
 def launches(plan: Plan) -> list[tuple[str, Dispatch]]:
-    """The dispatches that run, each with the name of its kernel: all but the empty ones, and those that ran before."""
+    """List the dispatches that run, with their kernels' names: not the empty ones, nor those that ran before."""
     return [(plan.kernels[d.kernel].name, d) for d in plan.dispatches if 0 not in d.grid and not d.once]
 
 
 def busy(spans: Sequence[Span]) -> list[Span]:
-    """Begin and duration of each pass. One that begins before the pass before it ends, only counts from there."""
+    """Return begin and duration of each pass. One that begins before the one before it ends only counts from there."""
     found, free = [], float("-inf")
     for begin, end in spans:
         begin = max(begin, free)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
-from .held import Handle, owned
+from .ownership import Handle, owned
 
 Commanded: TypeAlias = tuple[Handle, Iterable[Any]]  # an encoder, and calls still to be made before it is finished
 Stamps = tuple["QuerySet", int, int]  # the queries for the times at which a pass begins and ends
@@ -66,7 +66,7 @@ class Recorder:
         self._lib.wgpuCommandEncoderClearBuffer(self._encoder, buffer, 0, nbytes)
 
     def compute_soon(self, steps: Steps) -> None:
-        """The same in several passes, if it is long: the GPU is at work on the first while the others are recorded."""
+        """Record a long pass as several: the GPU is at work on the first while the others are recorded."""
         count = len(steps.groups)
         if count < LONG:
             self.compute(steps)
@@ -77,7 +77,7 @@ class Recorder:
             self._encoder = self._make()
 
     def compute(self, steps: Steps, stamps: Stamps | None = None) -> None:
-        """One compute pass; with `stamps`, the GPU notes when it begins and ends."""
+        """Record one compute pass; with `stamps`, the GPU notes when it begins and ends."""
         ffi = self._ffi
         descriptor = ffi.NULL
         if stamps is not None:
@@ -89,7 +89,7 @@ class Recorder:
         deque(self._calls(steps, descriptor), 0)
 
     def _calls(self, steps: Steps, descriptor: Any) -> Iterator[Any]:
-        """A pass, whose calls are made as this is walked through, without a step of Python code between them."""
+        """Return a pass whose calls are made as it is iterated over, without a step of Python code between them."""
         lib, null = self._lib, self._ffi.NULL
         # void wgpuComputePassEncoderSetPipeline(WGPUComputePassEncoder, WGPUComputePipeline)
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
@@ -112,16 +112,20 @@ class Recorder:
         return itertools.chain(calls, map(lib.wgpuComputePassEncoderEnd, (compute_pass,)))
 
     def resolve(self, queries: QuerySet, target: Handle, offset: int) -> None:
-        """The times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
+        """Write the times of all queries into a buffer, 8 bytes each; `offset` is a multiple of 256."""
         # void wgpuCommandEncoderResolveQuerySet(WGPUCommandEncoder, WGPUQuerySet, uint32_t firstQuery,
         #     uint32_t queryCount, WGPUBuffer destination, uint64_t destinationOffset)
         self._lib.wgpuCommandEncoderResolveQuerySet(self._encoder, queries.handle, 0, queries.count, target, offset)
 
+    @property
+    def ended(self) -> bool:
+        return self._encoder is None
+
     def end(self) -> list[Commanded]:
-        """What was recorded, for `submit`."""
-        found: list[Commanded] = [*self._begun, (self._encoder, ())]
+        """Hand over what was recorded, for `submit`."""
+        recorded: list[Commanded] = [*self._begun, (self._encoder, ())]
         self._encoder, self._begun = None, []
-        return found
+        return recorded
 
 
 class QuerySet:

@@ -10,45 +10,14 @@ import numpy as np
 
 from .buffers import GpuBuffer
 from .device import Device
+from .ownership import Handle
+from .readback import Staging
 from .recorder import Steps
-from .submit import Commands, submit
+from .submit import submit
 from .timer import Timer
 from .uploads import Arena, room
-from .webgpu import Handle
 
 State = Literal["held", "submitted", "dropped"]
-
-
-class Staging:
-    """Where results come back. Runs of one recording share it, and its mapping."""
-
-    __slots__ = ("_counted", "buffer", "used", "users")
-
-    def __init__(self, buffer: GpuBuffer) -> None:
-        self.buffer = buffer
-        self.used = self.users = 0
-        self._counted = False
-
-    def take(self, nbytes: int) -> int:
-        """A place for the results of one more run."""
-        place = self.used
-        self.used += nbytes
-        self.users += 1
-        return place
-
-    def view(self, device: Device) -> memoryview:
-        """All results, when their work is done."""
-        view = self.buffer.read(device, self.used)
-        device.counters.readbacks += not self._counted
-        self._counted = True
-        return view
-
-    def leave(self) -> bool:
-        """One user less; whether the buffer is free, and unmapped, now."""
-        self.users -= 1
-        if self.users == 0 and self.buffer.state == "mapped":
-            self.buffer.unmap()
-        return self.users == 0
 
 
 class Recording:
@@ -63,11 +32,11 @@ class Recording:
         self._dispatches = 0
 
     def touch(self, buffers: Sequence[GpuBuffer]) -> None:
-        """Buffers that the work uses."""
+        """Note buffers that the work uses."""
         self._touched[id(buffers)] = buffers
 
     def upload(self, what: Sequence[tuple[GpuBuffer, np.ndarray]]) -> None:
-        """Bytes that are in their buffers when the work behind this begins."""
+        """Record uploads that are done when the work behind them begins."""
         started, total = perf_counter(), 0
         needed = sum([room(data.nbytes) for _, data in what])
         if needed and (not self._arenas or self._arenas[-1].left < needed):
@@ -93,13 +62,17 @@ class Recording:
             self._recorder.compute_soon(steps)
         self._dispatches += len(steps.groups)
 
+    def drop(self) -> None:
+        """Never run, unless it is submitted already."""
+        if self.state == "held":
+            self.state = "dropped"
+
     def submit(self) -> None:
         for arena in self._arenas:
             arena.close()
         self.touch([arena.buffer for arena in self._arenas])
         with self._recorder as recorder:
-            commands = Commands(recorder, [b for buffers in self._touched.values() for b in buffers])
-        submit(self._device, commands)
+            submit(self._device, recorder, [b for buffers in self._touched.values() for b in buffers])
         self.state = "submitted"
         self._device.counters.dispatches += self._dispatches
         for arena in self._arenas:

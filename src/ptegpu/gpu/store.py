@@ -34,7 +34,7 @@ class SharedConstants:
         self._held[name] = buffer
 
     def drop(self, name: str, user: BufferStore) -> bool:
-        """One user less; whether nobody else is left."""
+        """Drop one user; return True if it was the last."""
         users = self._users.setdefault(name, set())
         users.discard(user)
         if users:
@@ -58,7 +58,7 @@ class BufferStore:
         return self._buffers[name]
 
     def missing(self, plan: Plan) -> list[Buffer]:
-        """The buffers that no earlier plan brought; those it did bring must agree."""
+        """List the buffers that no earlier plan brought; raise DeviceError where one disagrees with an earlier plan."""
         missing = []
         for buffer in plan.buffers:
             where = f"plan {plan.name}: buffer {buffer.name}"
@@ -72,7 +72,7 @@ class BufferStore:
         return missing
 
     def check_memory(self, plan: Plan, missing: Iterable[Buffer]) -> None:
-        """Raises OutOfMemory when the buffers to make exceed what the adapter still has."""
+        """Raise OutOfMemory if the buffers to make exceed what the adapter still has."""
         needed = sum(b.nbytes for b in missing if b.role != "constant" or self._shared.get(b.name) is None)
         available = self._device.available_bytes()
         if available is not None and needed > available + self._device.pool.nbytes:
@@ -80,7 +80,7 @@ class BufferStore:
             raise OutOfMemory(f"{where} needs {needed} more bytes; {available} are available")
 
     def add(self, plan: Plan, missing: Sequence[Buffer], progress: Progress = silent) -> None:
-        """Makes buffers and gives each its first bytes; all or none of them."""
+        """Make buffers and fill each with its first bytes; all or none of them."""
         try:
             fresh = [buffer for buffer in missing if self._make(buffer)]
             self._device.clear([made for buffer in fresh if (made := self._buffers[buffer.name]).dirty])
@@ -106,7 +106,7 @@ class BufferStore:
         self._states = [name for name in self._states if name in self._buffers]
 
     def reset(self) -> None:
-        """States back to their first bytes."""
+        """Set states back to their first bytes."""
         self._device.clear([self._buffers[name] for name in self._states])
         for name in self._states:
             self._device.write(self._buffers[name], self._first[name])
@@ -115,7 +115,7 @@ class BufferStore:
         self.drop(list(self._buffers))
 
     def _make(self, buffer: Buffer) -> bool:
-        """Whether the buffer is new, and so has to be filled."""
+        """Make a buffer; return whether it is new, and so has to be filled."""
         kind: Kind = "uniform" if buffer.role in ("params", "syms") else "storage"
         shared = self._shared.get(buffer.name) if buffer.role == "constant" else None
         made = shared or self._device.buffer(buffer.name, buffer.nbytes, kind)

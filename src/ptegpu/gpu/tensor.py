@@ -37,14 +37,14 @@ class DeviceTensor:
         return n
 
     def check_fresh(self) -> None:
-        """Raises unless the bytes are still those of the run that made them."""
+        """Raise unless the bytes are still those of the run that made them."""
         if self.session.closed:
             raise Closed("the session of this device tensor is closed")
         if (self._generation, self._owners) != (self.session.generation, self.buffer.owners):
             raise InvalidInput("this device tensor is from an earlier run: read it or pass it on before the next one")
 
     def numpy(self) -> np.ndarray:
-        """The values, read back into a fresh array."""
+        """Read the values back into a fresh array."""
         with self.session.device.lock:
             self.check_fresh()
             self.session.flush()

@@ -24,7 +24,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ..errors import Closed, DeviceLost
 from ..limits import tick
-from . import held
+from . import ownership
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,12 +58,12 @@ class Wake(Lock):  # type: ignore[misc]
         self._bell.acquire()
 
     def notify(self) -> None:
-        """Who calls it has taken the lock."""
+        """Wake the thread that waits; the caller holds the lock."""
         if self._bell.locked():
             self._bell.release()
 
     def wait(self) -> None:
-        """Who calls it has taken the lock once."""
+        """Wait to be woken; the caller holds the lock once."""
         self.release()
         self._bell.acquire()
         self.acquire()
@@ -101,7 +101,7 @@ class Job(Generic[R]):
             self._ended.release()
 
     def cancel(self) -> bool:
-        """Whether it had not begun, and never will."""
+        """Keep work from beginning; return False if it has begun."""
         return self._begun.acquire(blocking=False)
 
     def wait(self) -> None:
@@ -144,7 +144,7 @@ class Pool:
         self._jobs.put(job)
 
     def do(self, work: Callable[[], R]) -> R:
-        """Waits for it, too. A thread of the pool does it itself."""
+        """Begin work and wait for it. A thread of the pool does it itself."""
         return work() if _here.pool is self and not _state["forked"] else self.begin(work).result()
 
     def _serve(self) -> None:
@@ -156,7 +156,7 @@ class Pool:
             del _running[id(job)], job
 
     def in_turn(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """The results, in the order of the items. Once one fails, or nobody wants more, no further item is begun."""
+        """Yield the results, in the order of the items. Once one fails, or nobody wants more, no other begins."""
         jobs = [self.begin(lambda item=item: work(item)) for item in items]  # type: ignore[misc]
         try:
             for job in jobs:
@@ -172,21 +172,21 @@ def pool(name: str, threads: int = 1) -> Pool:
 
 
 def alone(work: Callable[[], R]) -> Job[R]:
-    """Begins it in a thread of its own. The process ends without waiting for that."""
+    """Begin work in a thread of its own. The process ends without waiting for that."""
     job = Job(work)
     start_new_thread(job.run, ())
     return job
 
 
 def opening() -> Pool:
-    """The one thread in which adapters are looked for and devices opened."""
+    """Return the one thread in which adapters are looked for and devices opened."""
     return pool("opening")
 
 
 @atexit.register
 def _leave() -> None:
-    """The process ends when what runs has ended: a library may not be unloaded under a thread. If it is interrupted
-    again meanwhile, it ends at once, and nothing is unloaded."""
+    """Let jobs end: a library may not be unloaded under a thread. If this is interrupted again, the process ends
+    at once, and nothing is unloaded."""
     _state["leaving"] = True
     try:
         for job in [*_running.values()]:
@@ -213,7 +213,7 @@ def _in_a_child() -> None:
     if opening().started:
         _state["forked"] = True
         Lock.__enter__ = _refuse  # type: ignore[assignment, method-assign]
-        held.disown_all(gc.get_objects())
+        ownership.disown_all(gc.get_objects())
 
 
 if hasattr(os, "register_at_fork"):

@@ -14,7 +14,8 @@ from .device import Device
 from .recorder import Recorder, Steps
 
 if TYPE_CHECKING:
-    from .session import Prepared, Session
+    from .loaded import LoadedPlan
+    from .session import Session
 
 MAX_QUERIES = 4096  # of one query set, in WebGPU
 _QUERY_BYTES = 8
@@ -46,7 +47,7 @@ class Timer:
 
     @contextmanager
     def watching(self, sessions: Iterable[Session]) -> Iterator[None]:
-        """A block in which the runs of these sessions are timed."""
+        """Time the runs of these sessions in a block."""
         watched = list(sessions)
         for session in watched:
             session.timer = self
@@ -57,7 +58,7 @@ class Timer:
                 session.timer = None
 
     def record(self, recorder: Recorder, steps: Steps) -> GpuBuffer:
-        """Records the steps in timed passes, and the reading of the clock into the buffer that is returned."""
+        """Record the steps in timed passes; return the buffer that their times go into."""
         one_by_one = [Steps(*([one] for one in step)) for step in zip(*steps)]
         passes = one_by_one if self.each else [steps]
         self._queries = 2 * len(passes)
@@ -69,8 +70,8 @@ class Timer:
             recorder.resolve(queries, self._times.handle, first * _QUERY_BYTES)
         return self._times
 
-    def collect(self, prepared: Prepared) -> None:
-        """Reads the times of the passes recorded last; a run without a pass has none."""
+    def collect(self, loaded: LoadedPlan) -> None:
+        """Read the times of the passes recorded last; a run without a pass has none."""
         spans: list[Span] = []
         if self._times is not None:
             ticks = memoryview(self.device.read(self._times, self._queries * _QUERY_BYTES)).cast("Q")
@@ -79,5 +80,5 @@ class Timer:
             first = self._first = ticks[0] if self._first is None else self._first
             seconds = [(tick - first) * self._seconds_per_tick for tick in ticks]
             spans = list(zip(seconds[::2], seconds[1::2], strict=True))
-        assert prepared.last is not None
-        self.runs.append(TimedRun(prepared.last, tuple(spans)))
+        assert loaded.last is not None
+        self.runs.append(TimedRun(loaded.last, tuple(spans)))

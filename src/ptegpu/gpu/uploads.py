@@ -14,7 +14,7 @@ import numpy as np
 
 from . import threads
 from .buffers import GpuBuffer
-from .webgpu import Request
+from .waiting import Request
 
 if TYPE_CHECKING:
     from .device import Device
@@ -29,7 +29,7 @@ _THREADS = min(4, os.cpu_count() or 1)
 
 
 def room(nbytes: int) -> int:
-    """What so many bytes take in an arena."""
+    """Return what `nbytes` bytes take in an arena."""
     return -(-nbytes // _ALIGN) * _ALIGN
 
 
@@ -47,7 +47,7 @@ class Arena:
         return self.buffer.nbytes - self._used
 
     def put(self, data: np.ndarray) -> int:
-        """Where the elements are, in their order; a tail of 1 to 3 bytes is padded with zeros."""
+        """Copy elements in their order and return where; a tail of 1 to 3 bytes is padded with zeros."""
         at, nbytes, view = self._used, data.nbytes, self.buffer.writable()
         end = at + ((nbytes + 3) & ~3)
         self._used += room(nbytes)
@@ -64,11 +64,11 @@ class Arena:
         return at
 
     def close(self) -> None:
-        """The work that copies from it may be submitted."""
+        """Unmap: the work that copies from it may be submitted."""
         self.buffer.unmap()
 
     def open(self) -> None:
-        """It is mapped again."""
+        """Begin anew: it is mapped again."""
         self._used = 0
 
 
@@ -81,7 +81,7 @@ class Uploads:
         self._asked: list[Arena] = []  # oldest first
 
     def take(self, nbytes: int) -> Arena:
-        """One with room for so many bytes."""
+        """Return an arena with room for `nbytes` bytes."""
         arena = self._found(nbytes)
         if arena is None and self._asked:
             with self._device.api.checked():
@@ -94,7 +94,7 @@ class Uploads:
         return arena
 
     def give(self, arena: Arena) -> None:
-        """After the submit that copies from it."""
+        """Take an arena back, after the submit that copies from it."""
         arena.request.answer.clear()
         self._asked.append(arena)
         arena.buffer.ask_to_write(arena.request)

@@ -6,7 +6,7 @@ import ctypes
 import sys
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_uint8, c_uint32, c_uint64, c_void_p
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 _MAX_HEAPS, _MAX_TYPES = 16, 32
 _DEVICE_LOCAL = 1
@@ -15,78 +15,40 @@ _PROPERTIES, _MEMORY_PROPERTIES, _SUBGROUP_SIZES, _MEMORY_BUDGET = 1000059001, 1
 _VULKAN_1_1 = 1 << 22 | 1 << 12
 
 
-class _Application(Structure):
-    _fields_ = (
-        ("type", c_uint32),
-        ("next", c_void_p),
-        ("name", c_char_p),
-        ("version", c_uint32),
-        ("engine", c_char_p),
-        ("engine_version", c_uint32),
-        ("api_version", c_uint32),
-    )
+class _Chained(Structure):
+    _fields_: ClassVar[Any] = (("type", c_uint32), ("next", c_void_p))
 
 
-class _InstanceInfo(Structure):
-    _fields_ = (
-        ("type", c_uint32),
-        ("next", c_void_p),
-        ("flags", c_uint32),
-        ("application", POINTER(_Application)),
-        ("layers", c_uint32),
-        ("layer_names", c_void_p),
-        ("extensions", c_uint32),
-        ("extension_names", c_void_p),
-    )
+class _Application(_Chained):
+    _fields_ = (("name", c_char_p), ("version", c_uint32), ("engine", c_char_p), ("versions", c_uint32 * 2))
 
 
-class _Properties(Structure):  # VkPhysicalDeviceProperties2, the limits and sparse properties as mere room
-    _fields_ = (
-        ("type", c_uint32),
-        ("next", c_void_p),
-        ("numbers", c_uint32 * 5),
-        ("name", c_char * 256),
-        ("room", c_uint8 * 1024),
-    )
+class _InstanceInfo(_Chained):  # ends with no layers and no extensions
+    _fields_ = (("flags", c_uint32), ("application", POINTER(_Application)), ("names", c_uint64 * 4))
 
 
-class _SubgroupSizes(Structure):  # VkPhysicalDeviceSubgroupSizeControlProperties
-    _fields_ = (
-        ("type", c_uint32),
-        ("next", c_void_p),
-        ("smallest", c_uint32),
-        ("largest", c_uint32),
-        ("most_per_workgroup", c_uint32),
-        ("stages", c_uint32),
-    )
+class _Properties(_Chained):  # VkPhysicalDeviceProperties2, the limits and sparse properties as mere room
+    _fields_ = (("numbers", c_uint32 * 5), ("name", c_char * 256), ("room", c_uint8 * 1024))
+
+
+class _SubgroupSizes(_Chained):  # VkPhysicalDeviceSubgroupSizeControlProperties
+    _fields_ = (("smallest", c_uint32), ("largest", c_uint32), ("most_per_workgroup", c_uint32), ("stages", c_uint32))
 
 
 class _Heap(Structure):
     _fields_ = (("size", c_uint64), ("flags", c_uint32))
 
 
-class _Budget(Structure):  # VkPhysicalDeviceMemoryBudgetPropertiesEXT
-    _fields_ = (
-        ("type", c_uint32),
-        ("next", c_void_p),
-        ("budget", c_uint64 * _MAX_HEAPS),
-        ("usage", c_uint64 * _MAX_HEAPS),
-    )
+class _Budget(_Chained):  # VkPhysicalDeviceMemoryBudgetPropertiesEXT
+    _fields_ = (("budget", c_uint64 * _MAX_HEAPS), ("usage", c_uint64 * _MAX_HEAPS))
 
 
-class _Memory(Structure):  # VkPhysicalDeviceMemoryProperties2
-    _fields_ = (
-        ("type", c_uint32),
-        ("next", c_void_p),
-        ("types", c_uint32),
-        ("memory_types", c_uint32 * 2 * _MAX_TYPES),
-        ("heaps", c_uint32),
-        ("heap", _Heap * _MAX_HEAPS),
-    )
+class _Memory(_Chained):  # VkPhysicalDeviceMemoryProperties2
+    _fields_ = (("types", c_uint32 * (1 + 2 * _MAX_TYPES)), ("heaps", c_uint32), ("heap", _Heap * _MAX_HEAPS))
 
 
 def available_bytes(name: str, twin: int) -> int | None:
-    """What the driver still grants of a GPU's own memory; None when it does not say.
+    """Return what the driver still grants of a GPU's own memory; None when it does not say.
 
     WebGPU tells of a GPU neither its UUID nor its place on the bus. So it is found by its name and, among GPUs of the
     same name, by its number: wgpu lists them in Vulkan's order.
@@ -102,7 +64,7 @@ def available_bytes(name: str, twin: int) -> int | None:
 
 
 def subgroup_range(name: str, twin: int) -> tuple[int, int]:
-    """The smallest and largest subgroup a GPU forms; (0, 0) when it does not say."""
+    """Return the smallest and largest subgroup a GPU forms; (0, 0) when it does not say."""
     gpu = _gpu(name, twin)
     if gpu is None:
         return 0, 0
@@ -114,7 +76,7 @@ def subgroup_range(name: str, twin: int) -> tuple[int, int]:
 
 @cache
 def _gpu(name: str, twin: int) -> c_void_p | None:
-    """Number `twin` of the physical devices of that name."""
+    """Return number `twin` of the physical devices of that name."""
     found = []
     for gpu in _gpus():
         properties = _Properties(_PROPERTIES)
@@ -126,9 +88,9 @@ def _gpu(name: str, twin: int) -> c_void_p | None:
 
 @cache
 def _gpus() -> list[c_void_p]:
-    """The physical devices, from an instance of our own that lives as long as the process."""
+    """List the physical devices, from an instance of our own that lives as long as the process."""
     vulkan = _loader()
-    application = _Application(_APPLICATION, api_version=_VULKAN_1_1)
+    application = _Application(_APPLICATION, versions=(0, _VULKAN_1_1))
     wanted = _InstanceInfo(_INSTANCE, application=ctypes.pointer(application))
     instance, count = c_void_p(), c_uint32()
     if vulkan is None or vulkan.vkCreateInstance(byref(wanted), None, byref(instance)) != 0:

@@ -16,9 +16,11 @@ from wgpu.backends.wgpu_native._helpers import generate_report
 from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from ..errors import DeviceError
-from . import held, threads
-from .held import Handle, Words
-from .webgpu import COPY_DST, STORAGE, Limits, Place, Source, WebGPU, error_callback
+from . import faults, threads
+from .faults import Report, error_callback
+from .ownership import Handle
+from .waiting import until
+from .webgpu import COPY_DST, STORAGE, Limits, Place, Source, WebGPU
 
 _LOST = ("device is lost", "device lost")
 _FULL = ("not enough memory", "out of memory")
@@ -72,11 +74,11 @@ class WgpuNative(WebGPU):
         return list(wgpu.gpu.enumerate_adapters_sync())
 
     @classmethod
-    def as_error(cls, words: Words) -> DeviceError:
-        lowered = words.text.lower()
+    def as_error(cls, report: Report) -> DeviceError:
+        lowered = report.text.lower()
         if any(lost in lowered for lost in _LOST):
-            return held.lost(cls.summary(words.text))
-        return super().as_error(Words(any(full in lowered for full in _FULL), words.text))
+            return faults.lost(cls.summary(report.text))
+        return super().as_error(Report(any(full in lowered for full in _FULL), report.text))
 
     @staticmethod
     def summary(text: str) -> str:
@@ -108,12 +110,12 @@ class WgpuNative(WebGPU):
         return made
 
     def poll(self) -> int:
-        """Whether the queue is empty."""
+        """Return whether the queue is empty."""
         # WGPUBool wgpuDevicePoll(WGPUDevice, WGPUBool wait, WGPUSubmissionIndex const *): only its lowest byte is set
         return lib.wgpuDevicePoll(self.handle, 0, ffi.NULL) & 1  # type: ignore[no-any-return]
 
     def drain(self) -> None:
-        self.until(bool)
+        until(self, bool)
 
     def check_alive(self) -> None:
         # A write of no bytes is the cheapest call that looks.

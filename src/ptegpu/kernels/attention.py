@@ -3,11 +3,10 @@
 A *row* is one query of one of the `sharing` query heads that share a key-value head: row = query · sharing + head.
 The rows of a key-value head are computed together, so that its keys and values are read once for all of them.
 
-- `tiles`: 64 rows against 32 keys at a time, both products from workgroup memory;
+- `attention_tiles.tiles`: 64 rows against 32 keys at a time, both products from workgroup memory;
 - `attention_matrices.tiles`: the same on matrix units;
 - `attention_rows.rows`: a few rows, where a workgroup's slices take values with softmaxes of their own;
-- `merge`: joins the parts of rows whose keys were split over workgroups (flash decoding). Whoever reads
-  the result can do that instead: `merged` is the text that both have.
+- `attention_merge.merge`: joins the parts of rows whose keys were split over workgroups (flash decoding).
 
 Positions are read on the GPU: how many keys a row sees, over how many parts they are split, and with it every loop's
 bound, follows from the symbolic start, and nothing of a dispatch does. What lies beyond is not loaded: addresses are
@@ -23,22 +22,11 @@ from dataclasses import dataclass
 
 from ..dtypes import DType
 from ..plan.target import Target
-from ..sizes import cached
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import ACROSS, I32, LARGEST, LOWEST, KernelSpec, Storage, build, u32s
 
-LOWEST = "-3.4028234663852886e38"  # finite, so that -inf - top is -inf and never NaN
-TILE_ROWS, TILE_KEYS, TILE_THREADS, TILE_DIM = 64, 32, 128, 256  # TILE_DIM: the most elements of a value
-ACROSS = TILE_KEYS // 4  # invocations side by side
-DEPTH = 16  # elements of queries and keys in workgroup memory at a time
-HALF = 512  # quads: a tile of exponentials, and as much for values
-HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # where highest scores lie
-UNROLLED = 8  # values whose products are written out
-
-AT_ONCE = 4  # parts that a merge loads together
 PAGE = 16  # positions
-
-SIZES = [("rows", "u32"), ("keys", "u32"), ("sharing", "u32"), ("heads", "u32"), ("blocks", "u32"), ("splits", "u32")]
-SIZES += [("part", "u32"), ("queries", "u32")]  # part: keys that are worth one; there are at most `splits`
+SIZES = u32s("rows", "keys", "sharing", "heads", "blocks", "splits")
+SIZES += u32s("part", "queries")  # part: keys that are worth one; there are at most `splits`
 FACTORS = [("scale", "f32"), ("hidden", "f32"), ("empty", "f32")]  # hidden: -inf; empty: where nothing is seen
 
 
@@ -126,7 +114,7 @@ def module(
         params.append(("new_batch", "u32"))
     params += form.turn.params if form.turn else []
     if form.paged:
-        reads |= {"rows": Storage(DType.I32), "tables": Storage(DType.I32)}
+        reads |= {"rows": I32, "tables": I32}
         params += PAGES
     helpers = [
         PAGED if form.paged else "",
@@ -137,31 +125,33 @@ def module(
         *((_turned(n, form.turn) for n in ("q", "n")) if form.turn else ()),
         _key_quad("k", form.dim, form),
         _key_quad("v", form.value_dim, form),
-        "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
-        "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
+        LARGEST["vec4<f32>"],
+        ACROSS["vec4<f32>"],
         _mask(form.mask) if form.mask else "",
         leave(form),
     ]
     return build(
         name,
-        _owned("\n".join(f"  {line}" for line in body), form.paged),
+        owned("\n".join(f"  {line}" for line in body), form.paged),
         target=target,
         reads=reads,
         writes=writes,
         params=params,
         workgroup=workgroup,
         shared=shared,
-        helpers=_owned("\n".join(h for h in helpers if h), form.paged),
+        helpers=owned("\n".join(h for h in helpers if h), form.paged),
     )
 
 
-PAGES = [("table_width", "u32"), ("sequences", "u32"), ("pages", "u32")]
+PAGES = u32s("table_width", "sequences", "pages")
 OWN = "let own = vec2<i32>(rows_at(2u * ({z})), rows_at(2u * ({z}) + 1u));"  # sequence and position
 
 
-def _owned(text: str, paged: bool) -> str:
-    """Where rows are those of many sequences, functions of positions are told whose: as a value, which all of a
-    workgroup may be seen to share."""
+def owned(text: str, paged: bool) -> str:
+    """Pass functions of positions the sequence that a row belongs to, if rows are those of many.
+
+    It is an argument, so that a compiler sees that all of a workgroup share it.
+    """
     if not paged:
         return text
     for name in ("start", "length", "used"):
@@ -273,13 +263,13 @@ def leave(form: Form) -> str:
     if form.split:
         return _leave_part(form)
     return (
-        _put(form) + "\n"
+        put(form) + "\n"
         "fn leave(z: u32, head: u32, row: u32, split: u32, d: u32, weighted: vec4<f32>, top: f32, sum: f32) {\n"
         "  put(z, head, row, d, select(weighted / sum, vec4<f32>(P.empty), sum == 0.0));\n}"
     )
 
 
-def _put(form: Form) -> str:
+def put(form: Form) -> str:
     """`put`: quad d of a row's result."""
     if form.quads:
         store = "y_put4((place >> 2u) + d, v);"
@@ -311,68 +301,6 @@ def _leave_part(form: Form) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """What a kernel that merges parts is generated for."""
-
-    quads: int  # of a value
-    cached: bool
-    paged: bool = False
-
-    @property
-    def params(self) -> list[tuple[str, str]]:
-        names = ("keys", "splits", "part", "queries", "sharing", "heads", "apart")  # apart: quads from part to part
-        start = [("start", "sym")] if self.cached and not self.paged else []
-        return [*((n, "u32") for n in names), ("empty", "f32"), *start]
-
-    def helpers(self, parts: str) -> str:
-        """`merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
-        each = range(AT_ONCE)
-        lines = [f"let at{k} = place + min(i + {k}u, count - 1u) * P.apart;" for k in each]
-        lines += [f"let s{k} = {parts}_at4(at{k} + {self.quads}u).xy;" for k in each]
-        lines += [f"let v{k} = {parts}_at4(at{k} + d);" for k in each]
-        lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
-        lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
-        for k in each:  # what has no sum may be anything
-            lines.append(f"if (i + {k}u < count && !(s{k}.y == 0.0)) {{")
-            lines.append(
-                f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
-            )
-            lines.append("}")
-        return (
-            f"{used(self.cached, self.paged)}\n"
-            "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
-            f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
-            f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "
-            + "\n    ".join(lines)
-            + "\n  }\n  return select(acc / sum, vec4<f32>(P.empty), sum == 0.0);\n}"
-        )
-
-
-@cached(64)
-def merge(form: Form, target: Target) -> KernelSpec:
-    """An invocation per quad of the result."""
-    m, how = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
-    body = [
-        f"let i = group * WG + lid; let d = i % {m}u; let at = i / {m}u;",
-        "let rows = P.queries * P.sharing; let zh = at / rows;",
-        f"if (i < P.apart / {m + 1}u * {m}u) {{",
-        f"  {OWN.format(z='zh / P.heads')}" if form.paged else "",
-        f"  put(zh / P.heads, zh % P.heads, at % rows, d, merged(at * {m + 1}u, d));",
-        "}",
-    ]
-    return build(
-        "attention_merge",
-        _owned("\n".join(f"  {line}" for line in body if line), form.paged),
-        target=target,
-        reads={"parts": Storage(DType.F32, 4), **({"rows": Storage(DType.I32)} if form.paged else {})},
-        writes={"y": Storage(form.y, 4 if form.quads else 1)},
-        params=[*how.params, *strides("y")],
-        workgroup=target.workgroup(128),
-        helpers=_owned(f"{how.helpers('parts')}\n{_put(form)}", form.paged),
-    )
-
-
 def workgroup_range(rows: int, keys: int, split: bool, block: str, paged: bool = False) -> list[str]:
     """This workgroup's rows from `first` on, and its steps `from_` … `to` over the keys before `end`."""
     lines = [
@@ -393,112 +321,3 @@ def workgroup_range(rows: int, keys: int, split: bool, block: str, paged: bool =
             "}",
         ]
     return [line for line in lines if line]
-
-
-@cached(256)
-def tiles(form: Form, target: Target) -> KernelSpec:
-    """64 rows per workgroup against 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
-
-    Of the scores it has keys 4x … 4x+3, of the result quads x, x + 8, …. One array holds in turn: queries and keys,
-    sixteen elements deep, as [element][quad of rows or keys], where quad i of element d is kept at i ^ (d / 4 · 2),
-    which spreads stores over the banks; highest scores; exponentials as [key][quad of rows]; values.
-    """
-    n, m = form.key_quads, form.value_quads
-    held = -(-m // ACROSS)  # quads of an invocation
-    chunk = 1 << (min(TILE_KEYS, HALF // m).bit_length() - 1)  # values in workgroup memory at a time
-    q_quads, k_quads, d_quads = TILE_ROWS // 4, TILE_KEYS // 4, DEPTH // 4
-    q_blocks, k_blocks = q_quads * d_quads, k_quads * d_quads  # of 4 × 4 elements, one for an invocation
-    cells = [(i, j) for i in range(4) for j in range(held)]
-    inside = "d" if n % d_quads == 0 else f"min(d, {n - 1}u)"
-
-    def staged(offset: int, quads: int) -> list[str]:
-        lines = []
-        for c, e in enumerate("xyzw"):
-            v = f"vec4<f32>(s0.{e}, s1.{e}, s2.{e}, s3.{e})"
-            v = v if n % d_quads == 0 else f"select(vec4<f32>(), {v}, d < {n}u)"
-            lines.append(f"tile[{offset + c * quads}u + d_quad * {4 * quads}u + (quad ^ (d_quad * 2u))] = {v};")
-        return lines
-
-    body = [
-        *workgroup_range(TILE_ROWS, TILE_KEYS, form.split, "P.blocks - 1u - group % P.blocks"),
-        f"let x = lid % {ACROSS}u; let y_ = lid / {ACROSS}u;",
-        f"let d_quad = lid % {d_quads}u; let quad = lid % {q_blocks}u / {d_quads}u;",
-        *(f"let q_row{i} = q_place(z, head, min(first + quad * 4u + {i}u, last));" for i in range(4)),
-        *(f"let row{i} = first + y_ * 4u + {i}u; let seen{i} = seen(min(row{i}, last));" for i in range(4)),
-        f"var top = vec4<f32>({LOWEST}); var sum = vec4<f32>();",
-        *(f"var acc{i}_{j} = vec4<f32>();" for i, j in cells),
-        "for (var step = from_; step < to; step++) {",
-        f"  let base = step * {TILE_KEYS}u; let t = base + x * 4u;",
-        "  let t4 = vec4<u32>(t, t + 1u, t + 2u, t + 3u);",
-        *(f"  var score{i} = vec4<f32>();" for i in range(4)),
-        f"  for (var d0 = 0u; d0 < {n}u; d0 += {d_quads}u) {{",
-        "    let d = d0 + d_quad;",
-        f"    if (lid < {q_blocks}u) {{",
-        *(f"      let s{i} = q_quad(q_row{i}, {inside});" for i in range(4)),
-        *(f"      {line}" for line in staged(0, q_quads)),
-        f"    }} else if (lid < {q_blocks + k_blocks}u) {{",
-        *(f"      let s{i} = k_quad(z, head, min(base + quad * 4u + {i}u, end - 1u), {inside});" for i in range(4)),
-        *(f"      {line}" for line in staged(HALF, k_quads)),
-        "    }",
-        "    workgroupBarrier();",
-    ]
-    for d in range(DEPTH):
-        flip = d // 4 * 2
-        body += [
-            "    {",
-            f"      let a = tile[{d * q_quads}u + (y_ ^ {flip}u)];",
-            f"      let b = tile[{HALF + d * k_quads}u + (x ^ {flip}u)];",
-            *(f"      score{i} = fma(vec4<f32>(a.{e}), b, score{i});" for i, e in enumerate("xyzw")),
-            "    }",
-        ]
-    body += ["    workgroupBarrier();", "  }"]
-    for i in range(4):
-        body.append(f"  score{i} *= P.scale;")
-        if form.mask:
-            each = (f"masked(z, head, min(row{i}, last), t + {c}u, score{i}.{e})" for c, e in enumerate("xyzw"))
-            body.append(f"  score{i} = vec4<f32>({', '.join(each)});")
-        body.append(f"  score{i} = select(vec4<f32>(P.hidden), score{i}, t4 < vec4<u32>(seen{i}));")
-    body += [
-        f"  tile[{HIGHEST}u + x * {q_quads}u + y_] = vec4<f32>({', '.join(f'largest(score{i})' for i in range(4))});",
-        "  workgroupBarrier();",
-        "  var high = top;",
-        *(f"  high = max(high, tile[{HIGHEST + k * q_quads}u + y_]);" for k in range(ACROSS)),
-        "  let fade = exp(top - high); top = high;",
-        *(f"  let p{i} = exp(score{i} - vec4<f32>(high.{e}));" for i, e in enumerate("xyzw")),
-        f"  sum = sum * fade + vec4<f32>({', '.join(f'across(p{i})' for i in range(4))});",
-        *(f"  acc{i}_{j} *= fade.{'xyzw'[i]};" for i, j in cells),
-        *(
-            f"  tile[(x * 4u + {c}u) * {q_quads}u + y_] = vec4<f32>(p0.{e}, p1.{e}, p2.{e}, p3.{e});"
-            for c, e in enumerate("xyzw")
-        ),
-        f"  for (var done = 0u; done < {TILE_KEYS}u; done += {chunk}u) {{",
-        "    workgroupBarrier();",
-        f"    for (var i = lid; i < {chunk * m}u; i += WG) {{",
-        f"      tile[{HALF}u + i] = v_quad(z, head, min(base + done + i / {m}u, end - 1u), i % {m}u);",
-        "    }",
-        "    workgroupBarrier();",
-        f"    for (var i = 0u; i < {chunk}u; i += {UNROLLED}u) {{",
-    ]
-    for u in range(UNROLLED):
-        body += [
-            "      {",
-            f"        let p = tile[(done + i + {u}u) * {q_quads}u + y_]; let v_row = {HALF}u + (i + {u}u) * {m}u;",
-            *(f"        let v{j} = tile[v_row + {_column(j, m)}];" for j in range(held)),
-            *(f"        acc{i}_{j} = fma(vec4<f32>(p.{'xyzw'[i]}), v{j}, acc{i}_{j});" for i, j in cells),
-            "      }",
-        ]
-    body += ["    }", "  }", "  workgroupBarrier();", "}"]
-    body += [f"tile[x * {q_quads}u + y_] = sum;", "workgroupBarrier();", "var all_ = vec4<f32>();"]
-    body += [f"all_ += tile[{k * q_quads}u + y_];" for k in range(ACROSS)]
-    for i, e in enumerate("xyzw"):
-        body.append(f"if (row{i} <= last) {{")
-        for j in range(held):
-            put = f"leave(z, head, row{i}, split, x + {j * ACROSS}u, acc{i}_{j}, top.{e}, all_.{e});"
-            body.append(f"  {put}" if (j + 1) * ACROSS <= m else f"  if (x + {j * ACROSS}u < {m}u) {{ {put} }}")
-        body.append("}")
-    return module("attention_tiles", body, form, target, TILE_THREADS, {"tile": ("vec4<f32>", 2 * HALF)})
-
-
-def _column(j: int, quads: int) -> str:
-    """The quad of a value that invocation x takes as its j-th, the last one instead of those beyond the end."""
-    return f"x + {j * ACROSS}u" if (j + 1) * ACROSS <= quads else f"min(x + {j * ACROSS}u, {quads - 1}u)"

@@ -1,8 +1,8 @@
 """Attention on matrix units: both products of f16 elements, summed in f32, with softmaxes in f32 between them.
 
-Queries, keys and values are `blocks` (see `matrices.py`), f32 ones scaled row by row. A subgroup has 16 of the 64 rows
-of a workgroup: their queries stay in its registers, and so do the results. What it cannot do to matrices, invocations
-do in workgroup memory, two to a row: scores are left there, and exponentials come back as f16.
+Queries, keys and values are `blocks` (see `tensor_core_blocks.py`), f32 ones scaled row by row. A subgroup has 16 of
+the 64 rows of a workgroup: their queries stay in its registers, and so do the results. What it cannot do to matrices,
+invocations do in workgroup memory, two to a row: scores are left there, and exponentials come back as f16.
 
 A running softmax has a base that scores are taken down by before `exp2`. It is only raised, and results then faded,
 where exponentials would else exceed 2^HEADROOM: results, which only that needs in workgroup memory, mostly stay where
@@ -20,9 +20,10 @@ import math
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention import FACTORS, LOWEST, SIZES, Form, leave, length, sight, strides, workgroup_range
-from .matrices import BLOCK, LANES, LEFT, RIGHT, ROWS, SPAN, SUMS, Rows
-from .wgsl import ELEMENT_BYTES, KernelSpec, Storage, build
+from .attention import FACTORS, SIZES, Form, leave, length, sight, strides, workgroup_range
+from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN, Rows
+from .tensor_core_products import LEFT, RIGHT, SUMS
+from .wgsl import ELEMENT_BYTES, LOWEST, KernelSpec, Storage, build, u32s
 
 TILE_ROWS, SUBGROUPS = 64, 4
 THREADS = LANES * SUBGROUPS
@@ -63,9 +64,9 @@ def vectors(dtype: DType, seen: bool) -> Rows:
         "  let place = P.x_first + z / P.heads * P.x_batch + head * P.x_head + r / P.sharing * P.x_row;\n"
         "  return Eight(x_at4((place >> 2u) + 2u * i), x_at4((place >> 2u) + 2u * i + 1u));\n}"
     )
-    params = [("heads", "u32"), ("sharing", "u32"), *strides("x")]
+    params = [*u32s("heads", "sharing"), *strides("x")]
     if seen:
-        params += [("keys", "u32"), ("queries", "u32"), ("start", "sym")]
+        params += [*u32s("keys", "queries"), ("start", "sym")]
         eight += f"\n{length(True)}"
     reads, scaled = (("x", Storage(dtype, 4)),), dtype is not DType.F16
     return Rows(reads, tuple(params), eight, scaled=scaled, live="length()" if seen else "")
@@ -284,7 +285,7 @@ def tiles(form: Form, target: Target) -> KernelSpec:
     ]
     return build(
         "attention_matrices",
-        "\n".join(f"  {line}" for line in body),
+        body,
         target=target,
         reads=reads,
         writes={"parts": Storage(DType.F32, 4)} if form.split else {"y": Storage(form.y, 4)},

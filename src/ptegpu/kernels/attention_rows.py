@@ -1,7 +1,4 @@
-"""Attention of a few rows: a workgroup as slices that each keep softmaxes of their own.
-
-Scores, tops and sums of up to four rows are one vector, so that an exponential or an access serves four rows.
-"""
+"""Attention of a few rows: a workgroup multiplies keys with all of them, then its slices take values."""
 
 from __future__ import annotations
 
@@ -11,44 +8,15 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention import LOWEST, Form, module, workgroup_range
+from .attention import Form, module, workgroup_range
+from .attention_slices import MOST_SLICES, SPARE, Rows, Slices
 from .wgsl import ELEMENT_BYTES, KernelSpec
 
 MOST_ROWS = 8  # of one workgroup
 MOST_QUERY_QUADS = 256  # that it keeps of them; longer ones are loaded again for every key
-MOST_SLICES = 16
 KEY_LANES = 4  # invocations that share a key
 KEYS_EACH = 2  # of an invocation in a step, where its registers hold so many: more loads are under way then
-SPARE = 512  # quads through which slices are joined
 UNROLLED = 16  # loads in a row that are written out; more are a loop
-VECTORS = {1: "f32", 2: "vec2<f32>", 4: "vec4<f32>"}
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows in vectors: their number is a power of two."""
-
-    count: int
-
-    @property
-    def width(self) -> int:
-        return min(self.count, 4)
-
-    @property
-    def vectors(self) -> range:
-        return range(self.count // self.width)
-
-    @property
-    def type(self) -> str:
-        return VECTORS[self.width]
-
-    def of(self, vector: str, r: int) -> str:
-        """Row r's element of the vectors that are called `vector` and a number."""
-        return f"{vector}{r // self.width}{'' if self.width == 1 else '.' + 'xyzw'[r % self.width]}"
-
-    def vector(self, v: int, element: Callable[[int], str]) -> str:
-        """Vector v of what `element` says for each row."""
-        return f"{self.type}({', '.join(element(v * self.width + c) for c in range(self.width))})"
 
 
 def rows_of_block(most: int, rows: int) -> int:
@@ -60,96 +28,6 @@ def rows_of_block(most: int, rows: int) -> int:
 def most_rows(dim: int) -> int:
     """How many rows of `dim` elements one workgroup takes: a power of two."""
     return 1 << (max(1, min(MOST_ROWS, MOST_QUERY_QUADS // -(-dim // 4))).bit_length() - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """A workgroup cut into slices that each hold whole values: a lane has quads lane, lane + lanes, …"""
-
-    rows: Rows
-    quads: int  # of a value
-    lanes: int
-    count: int  # slices, a power of two; invocations beyond them idle
-
-    @staticmethod
-    def of(rows: Rows, quads: int, workgroup: int, most: int = MOST_SLICES) -> Slices:
-        lanes = min(quads, workgroup)
-        return Slices(rows, quads, lanes, 1 << (min(most, workgroup // lanes).bit_length() - 1))
-
-    @property
-    def held(self) -> int:
-        """Quads of a lane."""
-        return -(-self.quads // self.lanes)
-
-    def quad(self, j: int) -> str:
-        """The j-th quad that a lane has, the last one instead of those beyond the end."""
-        d = f"lane + {j * self.lanes}u"
-        return f"min({d}, {self.quads - 1}u)" if self.quads % self.lanes else d
-
-    def start(self) -> list[str]:
-        """Declares `lane`, `slice`, and the rows' running softmaxes."""
-        kind = self.rows.type
-        lines = [f"let lane = lid % {self.lanes}u; let slice = lid / {self.lanes}u;"]
-        lines += [f"var top{v} = {kind}({LOWEST}); var sum{v} = {kind}();" for v in self.rows.vectors]
-        return lines + [f"var acc{r}_{j} = vec4<f32>();" for r, j in self._cells()]
-
-    def shared(self) -> dict[str, tuple[str, int]]:
-        size = len(self.rows.vectors) * self.count
-        parts = self.rows.count * self.held * self.lanes * max(1, self.count // 2)
-        return {
-            "tops": (self.rows.type, size),
-            "sums": (self.rows.type, size),
-            "spare": ("vec4<f32>", min(SPARE, parts)),
-        }
-
-    def finish(self, row: str) -> list[str]:
-        """Joins the slices' softmaxes and leaves the result of each row, whose number is `row` + r."""
-        cells, slices, spare = self._cells(), self.count, self.shared()["spare"][1]
-        lines = self._faded() if slices > 1 else []
-        while slices > 1 and slices * self.lanes * len(cells) > spare:  # the upper half adds to the lower one
-            slices //= 2
-            width = slices * self.lanes
-            for k in range(0, len(cells), spare // width):
-                part = list(enumerate(cells[k : k + spare // width]))
-                lines += [
-                    f"if (slice >= {slices}u && slice < {2 * slices}u) {{",
-                    *(f"  spare[{n * width}u + lid - {width}u] = acc{r}_{j};" for n, (r, j) in part),
-                    "}",
-                    "workgroupBarrier();",
-                    f"if (slice < {slices}u) {{",
-                    *(f"  acc{r}_{j} += spare[{n * width}u + lid];" for n, (r, j) in part),
-                    "}",
-                    "workgroupBarrier();",
-                ]
-        width = slices * self.lanes
-        if slices > 1:
-            lines.append(f"if (slice < {slices}u) {{")
-            lines += [f"  spare[{n * width}u + lid] = acc{r}_{j};" for n, (r, j) in enumerate(cells)]
-            lines += ["}", "workgroupBarrier();"]
-        for v in self.rows.vectors if self.count > 1 else ():
-            lines.append(f"sum{v} = {' + '.join(f'sums[{v * self.count + i}]' for i in range(self.count))};")
-        for n, (r, j) in enumerate(cells):
-            shares = (f"spare[{n * width + s * self.lanes}u + lane]" for s in range(slices))
-            weighted = " + ".join(shares) if slices > 1 else f"acc{r}_{j}"
-            d, top, sum_ = f"lane + {j * self.lanes}u", self.rows.of("top", r), self.rows.of("sum", r)
-            inside = f"slice == {n % slices}u && {row} + {r}u <= last && {d} < {self.quads}u"
-            lines.append(f"if ({inside}) {{ leave(z, head, {row} + {r}u, split, {d}, {weighted}, {top}, {sum_}); }}")
-        return lines
-
-    def _cells(self) -> list[tuple[int, int]]:
-        return [(r, j) for r in range(self.rows.count) for j in range(self.held)]
-
-    def _faded(self) -> list[str]:
-        """Brings all slices to the highest tops; the next barrier makes their sums known, too."""
-        at = [f"{v * self.count}u + slice" for v in self.rows.vectors]
-        own = f"if (lane == 0u && slice < {self.count}u) {{"
-        lines = [own, *(f"  tops[{at[v]}] = top{v};" for v in self.rows.vectors), "}", "workgroupBarrier();"]
-        for v in self.rows.vectors:
-            lines.append(f"let own{v} = top{v};")
-            lines += [f"top{v} = max(top{v}, tops[{v * self.count + i}]);" for i in range(self.count)]
-            lines.append(f"let fade{v} = exp(own{v} - top{v});")
-        lines += [f"acc{r}_{j} *= {self.rows.of('fade', r)};" for r, j in self._cells()]
-        return [*lines, own, *(f"  sums[{at[v]}] = sum{v} * fade{v};" for v in self.rows.vectors), "}"]
 
 
 def _each(count: int, start: str, step: int, limit: int, body: Callable[[str], list[str]]) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import I32, KernelSpec, Storage, build, u32s
 
 _MOVE = """
   let i = group * WG + lid;
@@ -61,14 +61,9 @@ def write_pages(
         "write_pages",
         body,
         target=target,
-        reads={
-            **{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)},
-            "rows": Storage(DType.I32),
-            "tables": Storage(DType.I32),
-        },
+        reads={**{f"value{n}": Storage(d, lanes) for n, d in enumerate(values)}, "rows": I32, "tables": I32},
         writes={f"cache{n}": Storage(d, lanes) for n, d in enumerate(caches)},
-        params=[(n, "u32") for n in ("queries", "width", "table_width", "sequences", "pages")],
-        workgroup=target.workgroup(256),
+        params=u32s("queries", "width", "table_width", "sequences", "pages"),
     )
 
 
@@ -93,7 +88,6 @@ def write_cache(style: str, values: tuple[DType, ...], caches: tuple[DType, ...]
         target=target,
         reads={f"value{n}": Storage(d, 4 if style == "quads" else 1) for n, d in zip(names, values, strict=True)},
         writes={f"cache{n}": Storage(d, 1 if style == "elements" else 4) for n, d in zip(names, caches, strict=True)},
-        params=[("batch", "u32"), ("queries", "u32"), ("positions", "u32"), ("width", "u32"), ("start", "sym")],
-        workgroup=target.workgroup(256),
+        params=[*u32s("batch", "queries", "positions", "width"), ("start", "sym")],
         helpers="fn start() -> u32 { return min(u32(max(sym(P.start), 0)), P.positions); }",
     )

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .concat import chosen
 from .functions import functions
-from .joins import chosen
 from .matmul import Finish, Gather
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import KernelSpec, Storage, build, u32s
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +175,17 @@ def direct(s: Storages, line: Line, rank: int, x_quads: bool, y_quads: bool, tar
         body += [f"if (column + {j}u < P.o{last}) {{ {put} }}" for j, put in enumerate(puts)]
     return build(
         "convolution_direct",
-        "\n".join(f"  {line}" for line in body),
+        body,
         target=target,
         reads=s.reads(x_lanes=4 if x_quads else 1),
         writes={"y": Storage(s.y, 4 if y_quads else 1)},
         params=[
-            *((n, "u32") for n in ("count", "blocks", "channels", "sets", "per_group", "depth")),
+            *u32s("count", "blocks", "channels", "sets", "per_group", "depth"),
             (f"i{last}", "i32"),
             *_axes("i32", "ikspd", outer),
             *_axes("u32", "o", range(rank)),
             *s.params(),
         ],
-        workgroup=target.workgroup(256),
         helpers=f"{s.finish()}\n{tap}",
     )
 
@@ -238,17 +237,16 @@ def transposed(s: Storages, rank: int, target: Target) -> KernelSpec:
         body.append(f"if (channel + {j}u < P.per_group) {{ {place} {store} }}")
     return build(
         "convolution_transposed",
-        "\n".join(f"  {line}" for line in body),
+        body,
         target=target,
         reads=s.reads(),
         writes={"y": Storage(s.y)},
         params=[
-            *((n, "u32") for n in ("count", "positions", "blocks", "sets", "per_group", "depth", "plane", "taps")),
+            *u32s("count", "positions", "blocks", "sets", "per_group", "depth", "plane", "taps"),
             *_axes("i32", "ikspd", axes),
             *_axes("u32", "o", axes),
             *s.params(),
         ],
-        workgroup=target.workgroup(256),
         helpers=s.finish(),
     )
 
@@ -273,7 +271,7 @@ def phases(weight: DType, rank: int, target: Target) -> KernelSpec:
     for k in axes:
         at = f"({at}) * P.k{k} + k{k}"
     lines.append(f"return a_at({at});")
-    params = [("n", "u32"), ("depth", "u32"), ("per_group", "u32"), *_axes("u32", "tsk", axes)]
+    params = [*u32s("n", "depth", "per_group"), *_axes("u32", "tsk", axes)]
     return chosen("convolution_phases", lines, {"a": weight}, weight, params, False, target)
 
 
@@ -292,7 +290,7 @@ def interleave(s: Storages, rank: int, target: Target) -> KernelSpec:
         f"let row = ({phase}) * P.per_group + rest % P.per_group;",
         f"return finish(rest % P.channels, i, x_at(row * ({size}) + {position}));",
     ]
-    params = [*((n, "u32") for n in ("n", "channels", "per_group")), *_axes("u32", "ospq", axes)]
+    params = [*u32s("n", "channels", "per_group"), *_axes("u32", "ospq", axes)]
     params += [*((f"first{k}", "u32") for k in axes), *s.params()]
     reads = {"x": s.x, **{name: storage.dtype for name, storage in s.added().items()}}
     return chosen("convolution_interleave", lines, reads, s.y, params, False, target, s.finish())

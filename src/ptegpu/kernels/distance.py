@@ -9,7 +9,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .elementwise import decode
 from .functions import functions
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import KernelSpec, Storage, build, u32s
 
 Norm = Literal["0", "1", "2", "inf", "p"]
 
@@ -41,8 +41,7 @@ def distance(norm: Norm, a: DType, b: DType, out: DType, rank: int, lanes: int, 
         "  }",
         f"  y_put(e, {end});",
     ]
-    params = [("n", "u32"), ("width", "u32"), *((f"d{k}", "u32") for k in range(rank))]
-    params += [(f"{x}_s{k}", "u32") for x in "ab" for k in range(rank)]
+    params = u32s("n", "width", *(f"d{k}" for k in range(rank)), *(f"{x}_s{k}" for x in "ab" for k in range(rank)))
     return build(
         "distance",
         "\n".join(lines),
@@ -50,6 +49,5 @@ def distance(norm: Norm, a: DType, b: DType, out: DType, rank: int, lanes: int, 
         reads={"a": Storage(a, lanes), "b": Storage(b, lanes)},
         writes={"y": Storage(out)},
         params=[*params, *([("p", "f32")] if norm == "p" else [])],
-        workgroup=target.workgroup(256),
         helpers=functions(f"{add} {end}"),
     )

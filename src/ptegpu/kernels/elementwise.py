@@ -24,7 +24,7 @@ from ..dtypes import INTS, DType
 from ..plan.target import Target
 from ..sizes import cached
 from .functions import functions
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 Mode = Literal["quad", "one", "strided", "row", "splat", "number"]
 BY_STRIDES = ("strided", "row", "splat")
@@ -37,11 +37,6 @@ class Operand(NamedTuple):
     dtype: DType
     mode: Mode
     symbolic: bool = False  # its offset grows by a symbolic int
-
-    @property
-    def param(self) -> str:
-        """The type a number has among the parameters, which know no bool."""
-        return {"bool": "u32"}.get(COMPUTE[self.dtype], COMPUTE[self.dtype])
 
 
 @cached(4096)
@@ -56,14 +51,14 @@ def elementwise(
     target: Target,
     helpers: str = "",  # functions that the body calls
 ) -> KernelSpec:
-    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
+    params = sizes(rank)
     reads: dict[str, Storage] = {}
     lines = ["  let q = group * WG + lid;", "  if (q * 4u >= P.n) { return; }"]
     if rows:
         lines += decode("c", "q", rank, inner=4)
     for o in operands:
         if o.mode == "number":
-            params.append((o.name, o.param))
+            params.append((o.name, param_type(o.dtype)))
             continue
         reads[o.name] = Storage(o.dtype, 4 if o.mode in ("quad", "row") else 1)
         if o.mode in BY_STRIDES:
@@ -95,7 +90,6 @@ def elementwise(
         reads=reads,
         writes={"y": Storage(out, 4)},
         params=params,
-        workgroup=target.workgroup(256),
         helpers="\n".join(h for h in library if h),
     )
 
@@ -142,6 +136,21 @@ def decode(prefix: str, number: str, rank: int, *, inner: int = 1) -> list[str]:
         lines.append(f"  {prefix}r = {prefix}r / P.d{k};")
     lines.append(f"  let {prefix}0 = i32({prefix}r){_times(0, rank, inner)};")
     return lines
+
+
+def sizes(rank: int) -> list[tuple[str, str]]:
+    """Return the parameters of a walk that `decode` splits: its number of elements, and its sizes."""
+    return u32s("n", *(f"d{k}" for k in range(rank)))
+
+
+def place(name: str, rank: int, prefix: str = "c") -> str:
+    """Return Σ coordinate · stride of an operand."""
+    return " + ".join(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank)) or "0"
+
+
+def param_type(dtype: DType) -> str:
+    """Return the type of a number among the parameters, which know no bool."""
+    return {"bool": "u32"}.get(COMPUTE[dtype], COMPUTE[dtype])
 
 
 def _times(k: int, rank: int, inner: int) -> str:

@@ -6,7 +6,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .elementwise import convert
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 
 @cached(64)
@@ -30,6 +30,5 @@ def embedding(weight: DType, indices: DType, out: DType, lanes: int, target: Tar
         target=target,
         reads={"w": Storage(weight, lanes), "index": Storage(indices)},
         writes={"y": Storage(out, lanes)},
-        params=[("n", "u32"), ("width", "u32"), ("total", "u32"), ("first", "u32"), ("rows", "u32")],
-        workgroup=target.workgroup(256),
+        params=u32s("n", "width", "total", "first", "rows"),
     )

@@ -9,7 +9,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .elementwise import convert
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 PARAMS = ("n", "width", "total", "first", "rows", "w_first", "s_first", "group", "scale_row", "scale_group")
 
@@ -56,7 +56,6 @@ def embedding_q4(
         target=target,
         reads=reads | ({"zeros": Storage(zeros)} if zeros else {}),
         writes={"y": Storage(out, lanes)},
-        params=[(p, "u32") for p in PARAMS],
-        workgroup=target.workgroup(256),
+        params=u32s(*PARAMS),
         helpers=element,
     )

@@ -15,7 +15,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .gemv import reduced
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import I32, KernelSpec, Storage, build
 
 COLUMNS = 4  # of a workgroup
 Form = Literal["float", "bytes", "halves"]  # of weights
@@ -78,7 +78,7 @@ def experts(
         "}",
     ]
     lanes = 4 if quads else 1
-    reads = {"x": Storage(x, lanes), "w": Storage(weight, lanes), "experts": Storage(DType.I32)}
+    reads = {"x": Storage(x, lanes), "w": Storage(weight, lanes), "experts": I32}
     return build(
         f"experts_{form}",
         "\n".join(body),

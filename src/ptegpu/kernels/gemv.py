@@ -1,16 +1,79 @@
 """Products of a few rows with matrices stored along K or along N; their forms are those of `matmul`.
 
+`Gemv` and `reduce_lanes` serve those with packed weights, too (`linear_q4.py`, `linear_q8.py`).
+
 A kernel is for one row, or for at most so many: of `P.m` rows, the last is computed again where others are missing.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..plan.target import Target
 from ..sizes import cached
 from .matmul import Form, b_source, module
-from .wgsl import KernelSpec, Storage
+from .wgsl import KernelSpec, Storage, u32s
 
 MIN_SUBGROUP = 4  # the smallest size WebGPU allows
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """How a workgroup shares out packed weights: it has `slots` sets of `lanes`, and a set has `rows` of the weight."""
+
+    rows: int
+    lanes: int  # over K
+    words: int = 4  # per load: 1, 2 or 4
+    slots: int = 1
+    staged: bool = False  # `a` is read from workgroup memory
+    digits: bool = False  # and is ints there
+    walks: bool = False  # workgroups go on to further rows, so that each reads `a` once
+
+    def load(self, column: str, t: str, weight: str = "") -> str:
+        """Return load t of a row of a weight, which is given by its suffix."""
+        if self.words == 1:
+            return f"b_word{weight}({column}, {t})"
+        return f"b{weight}[{column} * (P.row_bytes / {4 * self.words}u) + {t}]"
+
+
+def by_subgroups(how: Gemv, target: Target) -> bool:
+    return target.subgroups and target.subgroup_size > 0 and how.lanes % target.subgroup_size == 0
+
+
+def halved(values: list[str], workgroup: int, count: int, lane: str = "lid", last: int = 1) -> list[str]:
+    """Return lines that add each value up over `count` lanes, in `partial`, until `last` lanes have the sums."""
+    places = [i * workgroup for i in range(len(values))]
+    lines = [f"partial[{at}u + lid] = {v};" for at, v in zip(places, values, strict=True)]
+    stride = count // 2
+    while stride >= last:
+        lines += [
+            "workgroupBarrier();",
+            f"if ({lane} < {stride}u) {{",
+            *(f"  partial[{at}u + lid] += partial[{at + stride}u + lid];" for at in places),
+            "}",
+        ]
+        stride //= 2
+    return lines
+
+
+def reduce_lanes(values: list[str], how: Gemv, target: Target) -> tuple[list[str], list[str], int]:
+    """Add each value up over a set of lanes: return lines, the totals as expressions, and words of workgroup memory."""
+    count, workgroup = len(values), how.lanes * how.slots
+    if how.lanes == 1:
+        return [], values, 0
+    if by_subgroups(how, target):
+        size = target.subgroup_size
+        each = how.lanes // size
+        lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]
+        if each == 1:
+            return lines, [f"added{i}" for i in range(count)], 0
+        lines += [f"let subgroup = lid / {size}u;", "if (sg_lane == 0u) {"]
+        lines += [f"  partial[subgroup * {count}u + {i}u] = added{i};" for i in range(count)]
+        lines += ["}", "workgroupBarrier();", f"let own = lid / {how.lanes}u * {each * count}u;"]
+        totals = [" + ".join(f"partial[own + {j * count + i}u]" for j in range(each)) for i in range(count)]
+        return lines, [f"({t})" for t in totals], workgroup // size * count
+    lines = [*halved(values, workgroup, how.lanes, "lane"), "workgroupBarrier();"]
+    return lines, [f"partial[{i * workgroup}u + lid - lane]" for i in range(count)], workgroup * count
 
 
 @cached(256)
@@ -44,8 +107,7 @@ def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Targe
         target,
         reads={"a": Storage(form.a, 4 if quads else 1), "b": Storage(form.b, 4 if quads else 1)},
         workgroup=workgroup,
-        helpers=[],
-        params=[("blocks", "u32")],
+        params=u32s("blocks"),
         shared={"partial": ("f32", size)},
         subgroups=target.subgroups,
     )
@@ -62,7 +124,7 @@ def reduced(values: list[str], workgroup: int, target: Target) -> tuple[list[str
 
 
 def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int]:
-    """Sums over the workgroup, of value i into `total` of invocation i: by subgroup, then over the subgroups."""
+    """Return sums over the workgroup, of value i into `total` of invocation i: by subgroup, then over the subgroups."""
     count = len(values)
     lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]
     lines += [
@@ -79,18 +141,9 @@ def _reduce_subgroups(values: list[str], workgroup: int) -> tuple[list[str], int
 
 
 def _reduce_tree(values: list[str], workgroup: int) -> tuple[list[str], int]:
-    """The same by halves in workgroup memory."""
+    """Return the same by halves in workgroup memory."""
     count = len(values)
-    lines = [f"partial[{i * workgroup}u + lid] = {v};" for i, v in enumerate(values)]
-    stride = workgroup // 2
-    while stride:
-        lines += [
-            "workgroupBarrier();",
-            f"if (lid < {stride}u) {{",
-            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(count)),
-            "}",
-        ]
-        stride //= 2
+    lines = halved(values, workgroup, workgroup)
     lines += ["workgroupBarrier();", f"let total = partial[min(lid, {count - 1}u) * {workgroup}u];"]
     return lines, workgroup * count
 
@@ -100,7 +153,7 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
     """At most `rows` rows of a [M, K] against b [K, N]: a lane has four columns, a slice every so manieth k."""
     workgroup = target.workgroup(256)
     slices, unroll = workgroup // lanes, 4
-    storage, b_helpers, place = b_source(form)
+    b, place = b_source(form)
     steps = [f"k + {j * slices}u" for j in range(unroll)]
     puts = [f"put4(zs, {i}u, column, partial[{i * workgroup}u + lid]);" for i in range(rows)]
 
@@ -125,17 +178,8 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         f"for (; k < end; k += {slices}u) {{",
         *step(0, "k"),
         "}",
-        *(f"partial[{i * workgroup}u + lid] = sum{i};" for i in range(rows)),
+        *halved([f"sum{i}" for i in range(rows)], workgroup, workgroup, last=lanes),
     ]
-    stride = workgroup // 2
-    while stride >= lanes:
-        body += [
-            "workgroupBarrier();",
-            f"if (lid < {stride}u) {{",
-            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(rows)),
-            "}",
-        ]
-        stride //= 2
     body += [
         f"if (lid < {lanes}u) {{",
         *(f"  if ({i}u < P.m) {{ {put} }}" if i else f"  {put}" for i, put in enumerate(puts)),
@@ -146,9 +190,9 @@ def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpe
         body,
         form,
         target,
-        reads={"a": Storage(form.a), "b": storage},
+        reads={"a": Storage(form.a), **dict(b.reads)},
         workgroup=workgroup,
-        helpers=[b_helpers],
-        params=[("blocks", "u32"), ("k_part", "u32"), *(form.gather.params if form.gather else ())],
+        helpers=[b.quad],
+        params=[*u32s("blocks", "k_part"), *b.params],
         shared={"partial": ("vec4<f32>", workgroup * rows)},
     )

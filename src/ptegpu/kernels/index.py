@@ -10,22 +10,28 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .elementwise import WRAPPED, convert, decode
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .elementwise import WRAPPED, convert, decode, place, sizes
+from .wgsl import COMPUTE, I32, KernelSpec, Storage, build
 
 
 def _walk(rank: int, indices: int) -> list[tuple[str, str]]:
     """Parameters of both kernels: the shape walked, and for the tensor and each index its strides over it."""
-    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
+    params = sizes(rank)
     params += [(f"x_s{k}", "i32") for k in range(rank)]
     for j in range(indices):
-        params += [(f"i{j}_s{k}", "i32") for k in range(rank)]
-        params += [(f"i{j}_size", "i32"), (f"i{j}_stride", "i32")]
+        params += own_params(j, rank)
     return params
 
 
-def _sum(name: str, prefix: str, rank: int) -> str:
-    return " + ".join(f"{prefix}{k} * P.{name}_s{k}" for k in range(rank)) or "0"
+def own_params(j: int, rank: int) -> list[tuple[str, str]]:
+    """Return the parameters of index j: its strides over a walk, the size that it is within, and its stride there."""
+    return [*((f"i{j}_s{k}", "i32") for k in range(rank)), (f"i{j}_size", "i32"), (f"i{j}_stride", "i32")]
+
+
+def from_end(j: int, rank: int) -> list[str]:
+    """Return lines that declare `k{j}`, the place that index j names; a negative index counts from the end."""
+    at = place(f"i{j}", rank)
+    return [f"  var k{j} = i{j}_at(u32({at}));", f"  k{j} = select(k{j}, k{j} + P.i{j}_size, k{j} < 0);"]
 
 
 @cached(1024)
@@ -40,9 +46,9 @@ def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> K
     for lane in lanes:
         c = f"c{lane}_"
         lines += decode(c, "q" if rows else f"min(q * 4u + {lane}u, P.n - 1u)", rank, inner=4 if rows else 1)
-        terms = [_sum("x", c, rank)]
+        terms = [place("x", rank, c)]
         for j in range(indices):
-            terms.append(f"wrapped(i{j}_at(u32({_sum(f'i{j}', c, rank)})), P.i{j}_size) * P.i{j}_stride")
+            terms.append(f"wrapped(i{j}_at(u32({place(f'i{j}', rank, c)})), P.i{j}_size) * P.i{j}_stride")
         lines.append(f"  let at{lane} = u32({' + '.join(terms)});")
     if rows:
         lines.append("  y_put4(q, x_at4(at >> 2u));")
@@ -53,10 +59,9 @@ def take(dtype: DType, indices: int, rank: int, rows: bool, target: Target) -> K
         "take",
         "\n".join(lines),
         target=target,
-        reads={"x": Storage(dtype, 4 if rows else 1), **{f"i{j}": Storage(DType.I32) for j in range(indices)}},
+        reads={"x": Storage(dtype, 4 if rows else 1), **{f"i{j}": I32 for j in range(indices)}},
         writes={"y": Storage(dtype, 4)},
         params=_walk(rank, indices),
-        workgroup=target.workgroup(256),
         helpers=WRAPPED,
     )
 
@@ -67,28 +72,19 @@ def put(values: DType | None, out: DType, indices: int, rank: int, target: Targe
     place any may stay."""
     kind = COMPUTE[out]
     params = _walk(rank, indices)
-    reads = {f"i{j}": Storage(DType.I32) for j in range(indices)}
+    reads = {f"i{j}": I32 for j in range(indices)}
     if values is None:
         params.append(("value", kind))
         value = "P.value"
     else:
         params += [(f"v_s{k}", "i32") for k in range(rank)]
         reads["v"] = Storage(values)
-        value = convert(f"v_at(u32({_sum('v', 'c', rank)}))", COMPUTE[values], kind)
+        value = convert(f"v_at(u32({place('v', rank)}))", COMPUTE[values], kind)
     lines = ["  let e = group * WG + lid;", "  if (e >= P.n) { return; }", *decode("c", "e", rank)]
-    terms = [_sum("x", "c", rank)]
+    terms = [place("x", rank)]
     for j in range(indices):
-        lines.append(f"  var k{j} = i{j}_at(u32({_sum(f'i{j}', 'c', rank)}));")
-        lines.append(f"  k{j} = select(k{j}, k{j} + P.i{j}_size, k{j} < 0);")
+        lines += from_end(j, rank)
         lines.append(f"  if (k{j} < 0 || k{j} >= P.i{j}_size) {{ return; }}")
         terms.append(f"k{j} * P.i{j}_stride")
     lines.append(f"  y_put(u32({' + '.join(terms)}), {value});")
-    return build(
-        "put",
-        "\n".join(lines),
-        target=target,
-        reads=reads,
-        writes={"y": Storage(out)},
-        params=params,
-        workgroup=target.workgroup(256),
-    )
+    return build("put", "\n".join(lines), target=target, reads=reads, writes={"y": Storage(out)}, params=params)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ..plan.target import Target
+from .wgsl import u32s
 
 UNROLLED = 8  # reads of workgroup memory at most that are written out
 HELD_AT_MOST = 10  # loads a lane keeps in registers
@@ -285,7 +286,7 @@ def stage_name(name: str, stage: Stage) -> str:
 
 
 def cut_params(stage: Stage) -> list[tuple[str, str]]:
-    return [] if stage == "whole" else [("parts", "u32"), ("piece", "u32")]
+    return [] if stage == "whole" else u32s("parts", "piece")
 
 
 class Variant(NamedTuple):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .wgsl import KernelSpec, Storage, build
-
-_I32 = Storage(DType.I32)
+from .wgsl import I32, KernelSpec, Storage, build, u32s
 
 
 @cached(8)
@@ -23,9 +21,9 @@ def fill(tokens: DType, target: Target) -> KernelSpec:
         "latest_fill",
         body,
         target=target,
-        reads={"tokens": Storage(tokens), "rows": _I32, "latest": _I32},
+        reads={"tokens": Storage(tokens), "rows": I32, "latest": I32},
         writes={"y": Storage(tokens)},
-        params=[("rows", "u32"), ("sequences", "u32")],
+        params=u32s("rows", "sequences"),
         workgroup=target.workgroup(64),
     )
 
@@ -44,8 +42,8 @@ def keep(target: Target) -> KernelSpec:
         "latest_keep",
         body,
         target=target,
-        reads={"tokens": _I32, "rows": _I32, "wanted": _I32},
-        writes={"latest": _I32},
-        params=[("count", "u32"), ("rows", "u32"), ("sequences", "u32")],
+        reads={"tokens": I32, "rows": I32, "wanted": I32},
+        writes={"latest": I32},
+        params=u32s("count", "rows", "sequences"),
         workgroup=target.workgroup(64),
     )

@@ -3,10 +3,6 @@
 Elements of weights become 1 + u / 2ᵇ (`packing.py`), and Σ w·x = 2ᵇ · (Σ (1 + u / 2ᵇ)·x − 1.5 · Σ x). The second sum is
 the same for all columns.
 
-Where there is one row of `a`, it can be made ints instead, which GPUs multiply four at a time: each block of elements
-becomes v · s of ints v < 2²¹, which are written as three digits of 7 bits, v = (d₀ · 128 + d₁) · 128 + d₂. That is as
-exact as f32, relative to the largest element of the block, and takes a third of the instructions.
-
 - `gemv`: one row of `a`, or at most so many (the last is computed again where others are missing): sets of lanes walk K
   together for a few rows of the weight, or of several weights. `a` may be an RMS norm that is computed on the way:
   Σ w·(x·g·r) = r · Σ w·(x·g), with a row's Σ x² for r = 1 / √(mean of x² + eps) as one more sum; or the parts that
@@ -21,27 +17,14 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .attention import Merge
+from .attention_merge import Merge
+from .gemv import Gemv, by_subgroups, reduce_lanes
+from .linear_q4_rows import DIGITS, STAGED_HEAD, InputRows, along_k, merged
 from .matmul import Form, module
 from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
-from .wgsl import ELEMENT_BYTES, KernelSpec, Storage
+from .wgsl import KernelSpec, Storage, u32s
 
-DIGITS = 3  # of 7 bits
-LARGEST = 2**21 - 1  # that three digits write, of which only the first has a sign
-LOW = ("", " & 0x7f7f7f7fu", " & 0x7f7f7f7fu")
-
-
-@dataclass(frozen=True, slots=True)
-class Gemv:
-    """How the work is shared out. A workgroup has `slots` sets of `lanes`, a set has `rows` rows of the weight."""
-
-    rows: int
-    lanes: int  # over K
-    words: int = 4  # per load: 1, 2 or 4
-    slots: int = 1
-    staged: bool = False  # `a` is read from workgroup memory
-    digits: bool = False  # and is ints there
-    walks: bool = False  # workgroups go on to further rows, so that each reads `a` once
+AHEAD = 1  # blocks that a lane loads of each row before it waits for anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +34,10 @@ class _Row:
     number: int
     weight: str
     column: int  # from `first` on
+
+    @property
+    def at(self) -> str:
+        return f"column{self.column}"
 
 
 @cached(256)
@@ -84,10 +71,11 @@ def gemv(
     paired = form.finish is not None and None in form.finish.operands
     together = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
     normed = norm is not None
-    walks = [_walk(w, further, packing, how, count, masked, blocks, scale_quads, normed, target) for w in together]
+    a = InputRows(how, packing, count, blocks, masked, normed)
+    walks = [_walk(w, further, a, scale_quads, target) for w in together]
     partial = walks[0][1]
     if how.walks and len(walks) == 1:
-        body = ["let part = 0u;", *_staging(how, packing, count, blocks, masked, normed)]
+        body = ["let part = 0u;", *a.lines()]
         body += ["for (var block = group; block < P.blocks; block += P.groups) {", *walks[0][0]]
         body += ["workgroupBarrier();"] if partial else []
         body.append("}")
@@ -101,7 +89,7 @@ def gemv(
             before += f" + P.blocks{s}"
     shared = {"partial": ("f32", partial)} if partial else {}
     if how.staged:
-        shared |= staged_memory(how, packing, count, blocks)
+        shared |= a.memory()
         shared |= {"squares": ("f32", count * how.lanes * how.slots)} if normed else {}
     reads = {"a": Storage(DType.F32, 4) if merge else Storage(form.a, 4 if form.a_quads else 1)}
     reads |= {"g": Storage(norm, 4 if form.a_quads else 1)} if norm else {}
@@ -120,38 +108,22 @@ def gemv(
         workgroup=how.lanes * how.slots,
         helpers=[
             *(word_loader(packing.aligned, s) for s in ("", *suffixes) if how.words == 1),
-            _units(how, packing) if how.digits else "",
-            _merged(merge, tail) if merge else _along_k("x", "a", form.a_quads, tail, "P.a_first + row * P.k"),
-            _along_k("g", "g", form.a_quads, tail) if normed else "",
+            a.units() if how.digits else "",
+            merged(merge, tail) if merge else along_k("x", "a", form.a_quads, tail, "P.a_first + row * P.k"),
+            along_k("g", "g", form.a_quads, tail) if normed else "",
             "var<private> beside: f32;" if paired else "",
             *(_store(s, bias is not None) for s, bias in stored),
         ],
         params=[
             *PARAMS,
-            ("blocks", "u32"),
-            ("row_blocks", "u32"),
-            ("a_first", "u32"),
-            *((f"scale_stride{s}", "u32") for s in suffixes),
-            *((f"{name}{s}", "u32") for s, _ in stored for name in ("n", "blocks")),
+            *u32s("blocks", "row_blocks", "a_first", *(f"scale_stride{s}" for s in suffixes)),
+            *u32s(*(f"{name}{s}" for s, _ in stored for name in ("n", "blocks"))),
             *([("eps", "f32")] if normed else []),
             *(merge.params if merge else []),
         ],
         shared=shared,
         subgroups=by_subgroups(how, target),
     )
-
-
-def staged_memory(how: Gemv, packing: Packing, count: int, blocks: int) -> dict[str, tuple[str, int]]:
-    """The workgroup memory that rows of `a` take."""
-    elements = how.words * packing.elements
-    if not how.digits:
-        return {"xs": ("vec4<f32>", count * elements // 4 * blocks)}
-    items = elements // 8 * blocks
-    return {"xs": ("vec4<u32>", items), "lows": ("vec2<u32>", items), "tops": ("vec2<f32>", items)}
-
-
-def staged_bytes(how: Gemv, packing: Packing, count: int, blocks: int) -> int:
-    return sum(ELEMENT_BYTES[element] * n for element, n in staged_memory(how, packing, count, blocks).values())
 
 
 def _store(weight: str, bias: bool) -> str:
@@ -166,23 +138,18 @@ def _store(weight: str, bias: bool) -> str:
 def _walk(
     weights: Sequence[str],
     further: tuple[DType | None, ...],
-    packing: Packing,
-    how: Gemv,
-    count: int,
-    masked: bool,
-    blocks: int,
+    a: InputRows,
     scale_quads: bool,
-    normed: bool,
     target: Target,
 ) -> tuple[list[str], int]:
-    """From the `part` of K and the `block` of columns that a workgroup has to their `put`; and words of its memory.
+    """Return lines from a workgroup's `part` of K and `block` of columns to their `put`, and words of its memory.
 
     A set of lanes has the same columns of all `weights`, which are given by suffix: the first one's are put, and where
-    there is a second one, with bias `further`, its results are what is `beside`. `normed`: rows of `a` are normalised.
+    there is a second one, with bias `further`, its results are what is `beside`.
     """
+    how, packing, count, blocks, elements = a.how, a.packing, a.count, a.blocks, a.elements
     rows = [_Row(w * how.rows + r, s, r) for w, s in enumerate(weights) for r in range(how.rows)]
     lanes, own = how.lanes, weights[0]
-    elements = how.words * packing.elements
     quads = elements // 4
     sums = [(m, row.number) for m in range(count) for row in rows]
     by_quads = count == 1 and not how.digits
@@ -193,28 +160,22 @@ def _walk(
         *(f"var sum{m}_{r} = {'vec4<f32>()' if by_quads else '0.0'};" for m, r in sums),
     ]
 
-    def load(row: _Row, t: str) -> str:
-        column = f"column{row.column}"
-        if how.words == 1:
-            return f"b_word{row.weight}({column}, {t})"
-        return f"b{row.weight}[{column} * {_stride(how)} + {t}]"
-
     def words(row: _Row, loaded: str) -> list[str]:
         each = [f"{loaded}.{c}" for c in "xyzw"[: how.words]] if how.words > 1 else [loaded]
         return [f"let w{row.number}_{i} = {w if how.digits else unsigned(w, packing)};" for i, w in enumerate(each)]
 
-    staging = _staging(how, packing, count, blocks, masked, normed) if alone else []
+    staged = a.lines() if alone else []
     if how.digits:  # what does not wait for the row of `a` is under way while that is staged
-        head = staging[:STAGED_HEAD]
+        head = staged[:STAGED_HEAD]
         rounds = range(-(-blocks // lanes))
         fetch = []
         for c in rounds:
             lines = [f"let t{c} = min(begin + lane + {c * lanes}u, end - 1u);"]
-            lines += [f"let loaded{row.number}_{c} = {load(row, f't{c}')};" for row in rows]
+            lines += [f"let loaded{row.number}_{c} = {how.load(row.at, f't{c}', row.weight)};" for row in rows]
             if packing.run != WHOLE:
                 lines += _scales(f"min(t{c} * {elements}u, P.k - 1u)", c, rows, scale_quads)
             fetch.append(lines)
-        body += [*head, *(line for lines in fetch[:AHEAD] for line in lines), *staging[len(head) :]]
+        body += [*head, *(line for lines in fetch[:AHEAD] for line in lines), *staged[len(head) :]]
         for c in rounds:
             body += fetch[c] if c >= AHEAD else []
             body.append("{" if (c + 1) * lanes <= blocks else f"if (begin + lane + {c * lanes}u < end) {{")
@@ -222,22 +183,21 @@ def _walk(
             body += [f"  {line}" for line in _accumulate_digits(packing, rows, how.words, blocks, c)]
             body.append("}")
     else:
-        body += [*staging, f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
-        body += [f"  let loaded{row.number} = {load(row, 't')};" for row in rows]
+        body += [*staged, f"for (var t = begin + lane; t < end; t += {lanes}u) {{", f"  let k = t * {elements}u;"]
+        body += [f"  let loaded{row.number} = {how.load(row.at, 't', row.weight)};" for row in rows]
         body += [f"  {line}" for row in rows for line in words(row, f"loaded{row.number}")]
         for q in range(quads):
-            if normed and not how.staged:
+            if a.normed and not how.staged:
                 body.append(f"  let g_{q} = g_quad(0u, k + {4 * q}u);")
             for m in range(count):
                 if how.staged:
                     body.append(f"  let x{m}_{q} = xs[{(m * quads + q) * blocks}u + t - begin];")
                 else:
-                    g = f"g_{q}" if normed else ""
-                    body += [f"  {line}" for line in _load(f"x{m}_{q}", m, f"k + {4 * q}u", g)]
+                    body += [f"  {line}" for line in a.quad(f"x{m}_{q}", m, f"k + {4 * q}u", f"g_{q}")]
         body += [f"  {line}" for line in _accumulate(packing, count, rows, quads, scale_quads)]
         body.append("}")
     added = [f"dot(sum{m}_{r}, vec4<f32>(1.0))" if by_quads else f"sum{m}_{r}" for m, r in sums]
-    added += [f"square{m}" for m in range(count) if normed]
+    added += [f"square{m}" for m in range(count) if a.normed]
     reduced, totals, partial = reduce_lanes(added, how, target)
     body += reduced
     for m, total in enumerate(totals[len(sums) :]):
@@ -247,116 +207,15 @@ def _walk(
             scaled = [totals[m * len(rows) + w * how.rows + r] for w in range(len(weights))]
             if packing.run == WHOLE:
                 scaled = [f"{v} * {scale_at('0u', f'column{r}', s)}" for v, s in zip(scaled, weights, strict=True)]
-            if normed:
+            if a.normed:
                 scaled = [f"{v} * root{m}" for v in scaled]
             other = ""
             for s, v, bias in zip(weights[1:], scaled[1:], further, strict=False):
                 other = f"beside = P.alpha * {v}{f' + bias{s}_at(column{r})' if bias else ''}; "
             put = f"{other}put{own}(part, {m}u, first + {r}u, {scaled[0]});"
-            live = f" && {m}u < P.m" if m and masked else ""
+            live = f" && {m}u < P.m" if m and a.masked else ""
             body.append(f"if (lane == {(m * how.rows + r) % lanes}u{live}) {{ {put} }}")
     return body, partial
-
-
-AHEAD = 1  # blocks that a lane loads of each row before it waits for anything
-STAGED_HEAD = 2  # lines of `_staging` that say which elements there are
-
-
-def _staging(how: Gemv, packing: Packing, count: int, blocks: int, masked: bool, normed: bool) -> list[str]:
-    """The lane, its elements of K, and what it needs of rows of `a`, which may be staged."""
-    lines = [
-        f"let lane = lid % {how.lanes}u;",
-        f"let begin = part * {blocks}u; let end = min(begin + {blocks}u, P.row_blocks);",
-    ]
-    lines += [f"var square{m} = 0.0;" for m in range(count) if normed]
-    lines += [f"let row{m} = {f'min({m}u, P.m - 1u)' if masked else f'{m}u'};" for m in range(1, count)]
-    if how.digits:
-        return lines + _stage_digits(how, packing, blocks, normed)
-    return lines + (_stage(how, how.words * packing.elements // 4, count, blocks, normed) if how.staged else [])
-
-
-def _stride(how: Gemv) -> str:
-    """Loads from one row of a weight to the next."""
-    return f"(P.row_bytes / {4 * how.words}u)"
-
-
-def _stage(how: Gemv, quads: int, count: int, blocks: int, normed: bool) -> list[str]:
-    """Rows of `a` into workgroup memory, and what each lane is to add to the sums of squares."""
-    lines = []
-    for m in range(count):
-        k = f"begin * {4 * quads}u + i * 4u"
-        lines += [f"for (var i = lid; i < {quads * blocks}u; i += WG) {{"]
-        lines += [f"  {line}" for line in _load("v", m, k, f"g_quad(0u, {k})" if normed else "")]
-        lines += [f"  xs[({m * quads}u + i % {quads}u) * {blocks}u + i / {quads}u] = v;", "}"]
-        lines += [f"squares[{m}u * WG + lid] = square{m};"] if normed else []
-    lines.append("workgroupBarrier();")
-    for m in range(count if normed else 0):
-        shares = (f"squares[{m}u * WG + {s * how.lanes}u + lane]" for s in range(how.slots))
-        lines.append(f"square{m} = {' + '.join(shares)};")
-    return lines
-
-
-def _stage_digits(how: Gemv, packing: Packing, blocks: int, normed: bool) -> list[str]:
-    """The row of `a` into workgroup memory as digits, by parts of blocks, which have eight elements.
-
-    A part has two words of four elements for each digit: `xs` the upper two digits, `lows` the last one. `tops` has the
-    largest of its elements, and their sum. Adding 1.5 · 2²³ rounds a number to an int, in its lowest bits.
-    """
-    elements, threads = how.words * packing.elements, how.lanes * how.slots
-    parts = elements // 8
-    items = parts * blocks
-    rounds = range(-(-items // threads))
-    lines: list[str] = []
-    for r in rounds:
-        k = f"(begin * {elements}u + item{r} * 8u)"
-        lines += [f"let item{r} = lid + {r * threads}u; var v{r}_0 = vec4<f32>(); var v{r}_1 = vec4<f32>();"]
-        lines.append(f"if (item{r} < {items}u) {{")
-        for h in (0, 1):
-            at = f"{k} + {4 * h}u"
-            lines += [f"  {line}" for line in _load(f"v{h}", 0, at, f"g_quad(0u, {at})" if normed else "")]
-            lines.append(f"  v{r}_{h} = v{h};")
-        lines += [
-            "  let a = max(abs(v0), abs(v1)); let most = max(max(a.x, a.y), max(a.z, a.w));",
-            f"  tops[item{r}] = vec2<f32>(most, dot(v0 + v1, vec4<f32>(1.0)));",
-            "}",
-        ]
-    lines += ["squares[lid] = square0;"] if normed else []
-    lines.append("workgroupBarrier();")
-    if normed:
-        lines.append(f"square0 = {' + '.join(f'squares[{s * how.lanes}u + lane]' for s in range(how.slots))};")
-    for r in rounds:
-        lines += [f"if (item{r} < {items}u) {{", f"  let inverse = inverse_unit(item{r} / {parts}u);"]
-        first, second = f"v{r}_0", f"v{r}_1"
-        if packing.bits == 4:  # even elements, and odd ones
-            even, odd = ("yw", "xz") if packing.high_first else ("xz", "yw")
-            first, second = (f"vec4<f32>(v{r}_0.{c}, v{r}_1.{c})" for c in (even, odd))
-        for h, v in enumerate((first, second)):
-            rounded = f"bitcast<vec4<i32>>({v} * inverse + vec4<f32>(12582912.0))"
-            lines.append(f"  let i{h} = bitcast<vec4<u32>>({rounded} - vec4<i32>(0x4b400000));")
-        packed = [[f"pack4xU8(i{h} >> vec4<u32>({14 - 7 * d}u)){low}" for h in (0, 1)] for d, low in enumerate(LOW)]
-        lines += [
-            f"  let at = item{r} % {parts}u * {blocks}u + item{r} / {parts}u;",
-            f"  xs[at] = vec4<u32>({', '.join(packed[0] + packed[1])}); lows[at] = vec2<u32>({', '.join(packed[2])});",
-            "}",
-        ]
-    return [*lines, "workgroupBarrier();"]
-
-
-def _units(how: Gemv, packing: Packing) -> str:
-    """What a block's digits are made with, and what they stand for: a unit, and the offset of the weight times x."""
-    parts = how.words * packing.elements // 8
-    most, total = "tops[block * {n}u].x", "tops[block * {n}u].y"
-    for j in range(1, parts):
-        most = f"max({most}, tops[block * {parts}u + {j}u].x)"
-        total += f" + tops[block * {parts}u + {j}u].y"
-    most, total = most.format(n=parts), total.format(n=parts)
-    offset = "-8.0" if packing.bits == 4 else "0.0"
-    return (
-        "fn inverse_unit(block: u32) -> f32 {\n"
-        f"  let most = {most};\n  return select(0.0, {float(LARGEST)} / most, most > 0.0);\n}}\n"
-        "fn unit(block: u32) -> vec2<f32> {\n"
-        f"  return vec2<f32>({most} / {float(LARGEST)}, {offset} * ({total}));\n}}"
-    )
 
 
 def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, blocks: int, c: int) -> list[str]:
@@ -383,40 +242,6 @@ def _accumulate_digits(packing: Packing, rows: Sequence[_Row], words: int, block
     return lines
 
 
-def _load(name: str, m: int, k: str, g: str) -> list[str]:
-    """Declares four elements of row m of `a`, times `g` where that is given: then their squares count, too."""
-    row = f"row{m}" if m else "0u"
-    if not g:
-        return [f"let {name} = x_quad({row}, {k});"]
-    plain = f"{name}_plain"
-    squares = f"square{m} += dot({plain}, {plain});"
-    return [f"let {plain} = x_quad({row}, {k});", squares, f"let {name} = {plain} * {g};"]
-
-
-def _along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -> str:
-    """`name_quad(row, k)`: four elements of a row of the binding, which begins at `row`, zero beyond K."""
-    if not quads:
-        lanes = (f"select(0.0, {binding}_at({row} + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
-        value = f"vec4<f32>({', '.join(lanes)})"
-    elif tail:
-        value = f"select(vec4<f32>(), {binding}_at4(({row} + min(k, P.k - 4u)) >> 2u), k < P.k)"
-    else:
-        value = f"{binding}_at4(({row} + k) >> 2u)"
-    return f"fn {name}_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
-
-
-def _merged(merge: Merge, tail: bool) -> str:
-    """`x_quad(row, k)`: four elements of a row that is merged of parts, zero beyond K."""
-    value = f"merged(((z * P.heads + h / P.sharing) * rows + row_) * {merge.quads + 1}u, quad % {merge.quads}u)"
-    return (
-        f"{merge.helpers('a')}\n"
-        "fn x_quad(row: u32, k: u32) -> vec4<f32> {\n"
-        f"  let quad = min(k, P.k - 4u) >> 2u; let h = quad / {merge.quads}u; let rows = P.queries * P.sharing;\n"
-        "  let z = row / P.queries; let row_ = row % P.queries * P.sharing + h % P.sharing;\n"
-        f"  return {f'select(vec4<f32>(), {value}, k < P.k)' if tail else value};\n}}"
-    )
-
-
 def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, scale_quads: bool) -> list[str]:
     """A block of each of `rows` rows of weights times its elements of each of `count` rows of a, into the sums.
 
@@ -437,7 +262,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
             r = row.number
             for q in range(quads):
                 ks = (f"min(k + {4 * q + j}u, P.k - 1u)" for j in range(4))
-                scale = f"vec4<f32>({', '.join(scale_at(k, f'column{row.column}', row.weight) for k in ks)})"
+                scale = f"vec4<f32>({', '.join(scale_at(k, row.at, row.weight) for k in ks)})"
                 lines.append(f"let d{r}_{q} = ({fractions(r, q)} - vec4<f32>(1.5)) * {scale};")
                 lines += [add(f"sum{m}_{r}", f"d{r}_{q}", f"x{m}_{q}") for m in range(count)]
         return lines
@@ -462,7 +287,7 @@ def _accumulate(packing: Packing, count: int, rows: Sequence[_Row], quads: int, 
 def _scales(k: str, c: int, rows: Sequence[_Row], scale_quads: bool) -> list[str]:
     """Declares `scale<c>_<r>`, the scale of element k in each row."""
     if not scale_quads:
-        return [f"let scale{c}_{row.number} = {scale_at(k, f'column{row.column}', row.weight)};" for row in rows]
+        return [f"let scale{c}_{row.number} = {scale_at(k, row.at, row.weight)};" for row in rows]
     lines = []
     for row in rows[::4]:
         r, stride = row.number, f"P.scale_stride{row.weight}"
@@ -470,37 +295,3 @@ def _scales(k: str, c: int, rows: Sequence[_Row], scale_quads: bool) -> list[str
         lines.append(f"let quad{c}_{r} = scales{row.weight}_at4(({k} / P.group * {stride} + {column}) >> 2u);")
         lines += [f"let scale{c}_{r + j} = quad{c}_{r}.{'xyzw'[j]};" for j in range(4)]
     return lines
-
-
-def by_subgroups(how: Gemv, target: Target) -> bool:
-    return target.subgroups and target.subgroup_size > 0 and how.lanes % target.subgroup_size == 0
-
-
-def reduce_lanes(values: list[str], how: Gemv, target: Target) -> tuple[list[str], list[str], int]:
-    """Adds each value up over a set of lanes: statements, the totals as expressions, and words of workgroup memory."""
-    count, workgroup = len(values), how.lanes * how.slots
-    if how.lanes == 1:
-        return [], values, 0
-    if by_subgroups(how, target):
-        size = target.subgroup_size
-        each = how.lanes // size
-        lines = [f"let added{i} = subgroupAdd({v});" for i, v in enumerate(values)]
-        if each == 1:
-            return lines, [f"added{i}" for i in range(count)], 0
-        lines += [f"let subgroup = lid / {size}u;", "if (sg_lane == 0u) {"]
-        lines += [f"  partial[subgroup * {count}u + {i}u] = added{i};" for i in range(count)]
-        lines += ["}", "workgroupBarrier();", f"let own = lid / {how.lanes}u * {each * count}u;"]
-        totals = [" + ".join(f"partial[own + {j * count + i}u]" for j in range(each)) for i in range(count)]
-        return lines, [f"({t})" for t in totals], workgroup // size * count
-    lines = [f"partial[{i * workgroup}u + lid] = {v};" for i, v in enumerate(values)]
-    stride = how.lanes // 2
-    while stride:
-        lines += [
-            "workgroupBarrier();",
-            f"if (lane < {stride}u) {{",
-            *(f"  partial[{i * workgroup}u + lid] += partial[{i * workgroup + stride}u + lid];" for i in range(count)),
-            "}",
-        ]
-        stride //= 2
-    lines.append("workgroupBarrier();")
-    return lines, [f"partial[{i * workgroup}u + lid - lane]" for i in range(count)], workgroup * count

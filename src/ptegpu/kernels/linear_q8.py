@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .linear_q4 import Gemv, by_subgroups, reduce_lanes
-from .matmul import Tile
+from .gemm import Tile
+from .gemv import Gemv, by_subgroups, reduce_lanes
 from .packing import RAW, WHOLE, word_loader
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 DEPTH = 8  # words of K in a tile
 ONES = "0x01010101u"
@@ -95,14 +95,14 @@ def _kernel(
         "x_zeros": form.x_zero,
     }
     reads |= {n: Storage(d) for n, d in optional.items() if d}
-    names = [(p, "u32") for p in (*PARAMS, *params)]
+    names = u32s(*PARAMS, *params)
     names += form.gather.params if form.gather else ()
     names += [] if form.x_scale else [("x_scale", "f32")]
     names += [] if form.x_zero else [("x_zero", "i32")]
     names += [("y_inverse", "f32"), ("y_zero", "f32")] if form.requantises else []
     return build(
         name,
-        "\n".join(f"  {line}" for line in body),
+        body,
         target=target,
         reads=reads,
         writes={"y": Storage(form.y, 4 if form.y_quads else 1)},
@@ -177,8 +177,7 @@ def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bo
         target=target,
         reads=reads,
         writes={"y": Storage(DType.I8, 4)},
-        params=[("rows", "u32"), ("k", "u32"), ("words", "u32"), *numbers],
-        workgroup=target.workgroup(256),
+        params=[*u32s("rows", "k", "words"), *numbers],
     )
 
 
@@ -200,9 +199,7 @@ def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
         *(f"var sum{m}_{r} = {'0' if whole else '0.0'};" for m, r in sums),
         f"for (var t = lane; t < P.row_blocks; t += {lanes}u) {{",
     ]
-    for r in rows:
-        load = f"b_word(column{r}, t)" if how.words == 1 else f"b[column{r} * (P.row_bytes / {4 * how.words}u) + t]"
-        body.append(f"  let loaded{r} = {load};")
+    body += [f"  let loaded{r} = {how.load(f'column{r}', 't')};" for r in rows]
     for m in range(count):
         for j in range(per_block // width):
             at = f"({_row(m)} * P.x_words + t * {per_block}u) / {width}u + {j}u"

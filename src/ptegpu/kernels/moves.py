@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 TALL, BROAD = 64, 32  # of a tile: elements that are neighbours in x, and in y
 _PITCH = TALL + 1  # of the tile's lines, so that a column lies in as many banks as a line
@@ -64,7 +64,7 @@ def transposition(dtype: DType, outer: int, quads: bool, target: Target) -> Kern
         target=target,
         reads={"x": Storage(dtype, 4 if quads else 1)},
         writes={"y": Storage(dtype, 4)},
-        params=[(n, "u32") for n in names],
+        params=u32s(*names),
         workgroup=workgroup,
         shared={"held": (held, BROAD * _PITCH)},
     )

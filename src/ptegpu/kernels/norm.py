@@ -18,7 +18,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .lanes import SUM, Lanes, Stage, Sweep, cut_params, cut_place, stage_name
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import ACROSS, KernelSpec, Storage, build, u32s
 
 Layout = Literal["element", "channel", "row"]
 
@@ -26,10 +26,6 @@ _PARAMS: dict[Layout, tuple[str, ...]] = {
     "element": (),
     "channel": ("inner", "span", "sets"),
     "row": ("inner", "stride"),
-}
-_ACROSS = {
-    "f32": "fn across(v: f32) -> f32 { return v; }",
-    "vec4<f32>": "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
 }
 
 
@@ -114,7 +110,7 @@ def norm(
             if dtype:
                 body.append(f"  if ({once}) {{ {name}_of_put(row, {name}); }}")
                 writes[f"{name}_of"] = Storage(dtype)
-    names = [(n, "u32") for n in ("rows", "length", *_PARAMS[layout])]
+    names = u32s("rows", "length", *_PARAMS[layout])
     return build(
         stage_name(f"norm_{layout}" if centred else "rms_norm", stage),
         "\n".join(body),
@@ -124,7 +120,7 @@ def norm(
         params=[*names, *cut_params(stage), ("count", "f32"), ("eps", "f32")],
         workgroup=lanes.workgroup,
         shared=lanes.shared("f32", *(f"agreed_{n}" for n in numbers)),
-        helpers=_ACROSS[element],
+        helpers=ACROSS[element],
         subgroups=lanes.by_subgroup,
     )
 

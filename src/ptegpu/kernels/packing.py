@@ -80,7 +80,7 @@ def word_loader(aligned: bool, weight: str = "") -> str:
 
 
 def loader(packing: Packing, width: str = "P.k") -> Loader:
-    """The weight as the right matrix of `matmul.gemm`: `b_quad` dequantises. `width` is that of the weight's rows."""
+    """The weight as the right matrix of `gemm.gemm`: `b_quad` dequantises. `width` is that of the weight's rows."""
     per_word, unit = packing.elements, packing.unit
     if packing.run == WHOLE or packing.run >= 4:
         scale = f"vec4<f32>({unit} * {scale_at(f'min(k, {width} - 1u)', 'row')})"

@@ -126,11 +126,10 @@ def _pool(
     main = ["let q = group * WG + lid;", "if (q * 4u >= P.n) { return; }", *lines]
     return build(
         name,
-        "\n".join(f"  {line}" for line in main),
+        main,
         target=target,
         reads={"x": Storage(x)},
         writes=writes,
         params=[("n", "u32"), *params],
-        workgroup=target.workgroup(256),
         helpers=f"{functions(text)}\n{signature} {{\n{text}\n}}",
     )

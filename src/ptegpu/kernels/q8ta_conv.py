@@ -106,6 +106,5 @@ def depthwise(weight: DType, scales: DType, bias: DType | None, relu: bool, targ
         reads=reads | ({"bias": Storage(bias)} if bias else {}),
         writes={"y": Storage(DType.I8, 4)},
         params=[("count", "u32"), ("channels", "i32"), *AXES, *numbers],
-        workgroup=target.workgroup(256),
         helpers="\n".join(helpers),
     )

@@ -7,7 +7,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .elementwise import convert
 from .lanes import MAX, Agreement, Lanes
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 MIN = Agreement("min({a}, {b})")
 
@@ -32,7 +32,7 @@ RULES = {
         " let zero = round(clamp(exact, P.first, P.last));"
     ),
 }
-PARAMS = [("rows", "u32"), ("length", "u32"), ("first", "f32"), ("last", "f32"), ("eps", "f32")]
+PARAMS = [*u32s("rows", "length"), ("first", "f32"), ("last", "f32"), ("eps", "f32")]
 
 
 def _store(rule: str, scale: DType, zero: DType) -> list[str]:
@@ -94,5 +94,4 @@ def qparams_of_extremes(rule: str, scale: DType, zero: DType, target: Target) ->
         reads={"lowest": Storage(DType.F32), "highest": Storage(DType.F32)},
         writes={"scale": Storage(scale), "zero": Storage(zero)},
         params=PARAMS,
-        workgroup=target.workgroup(256),
     )

@@ -16,7 +16,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .elementwise import convert
 from .lanes import Agreement, Lanes
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, KernelSpec, Storage, build, u32s
 
 Quads = Literal["", "along", "abreast"]
 
@@ -129,7 +129,7 @@ def _walk(
 def _params(kept: int, reduced: int, start: str) -> list[tuple[str, str]]:
     names = ["rows", "length", "split", "span"]
     names += [f"k_{c}{k}" for k in range(kept) for c in "ds"] + [f"r_{c}{k}" for k in range(reduced) for c in "ds"]
-    return [*((n, "u32") for n in names), ("start", start)]
+    return [*u32s(*names), ("start", start)]
 
 
 def _put(name: str, out: DType, value: str, kind: str, quads: Quads) -> str:
@@ -302,7 +302,7 @@ def scan(name: str, operator: str, x: DType, out: DType, quads: bool, lanes: Lan
         target=target,
         reads={"x": Storage(x, 4 if quads else 1)},
         writes={"y": Storage(out, 4 if quads else 1)},
-        params=[("rows", "u32"), ("length", "u32"), ("inner", "u32")],
+        params=u32s("rows", "length", "inner"),
         workgroup=lanes.workgroup,
         shared=shared,
         helpers=running,

@@ -7,9 +7,9 @@ from typing import Literal
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .concat import chosen
 from .elementwise import decode
-from .joins import chosen
-from .wgsl import KernelSpec
+from .wgsl import KernelSpec, u32s
 
 Axis = Literal["plain", "nearest", "reflect", "replicate"]
 Interpolation = Literal["bilinear", "nearest", "bicubic"]
@@ -34,7 +34,7 @@ _SOURCE_PARAMS: dict[Axis, list[tuple[str, str]]] = {
 def mapped(dtype: DType, axes: tuple[Axis, ...], target: Target) -> KernelSpec:
     """Each element of the output, of sizes `P.d`, is one of the input, found axis by axis."""
     rank = len(axes)
-    params = [("n", "u32")]
+    params = u32s("n")
     at = ""
     for k, axis in enumerate(axes):
         params += [(f"d{k}", "u32"), (f"size{k}", "i32"), *((f"{n}{k}", t) for n, t in _SOURCE_PARAMS[axis])]
@@ -60,7 +60,7 @@ def bilinear(dtype: DType, align_corners: bool, target: Target) -> KernelSpec:
         lines.append(f"let base{k} = (plane + down{k}) * P.width;")
         lines.append(f"let row{k} = mix(a_at(base{k} + right0), a_at(base{k} + right1), right_weight);")
     lines.append("return mix(row0, row1, down_weight);")
-    params = [*((n, "u32") for n in ("n", "rows", "columns", "height", "width")), ("down", "f32"), ("right", "f32")]
+    params = [*u32s("n", "rows", "columns", "height", "width"), ("down", "f32"), ("right", "f32")]
     return chosen("bilinear", lines, {"a": dtype}, dtype, params, False, target)
 
 
@@ -82,7 +82,7 @@ def grid_sample(
         _PIXEL,
         *([_CUBIC] if interpolation == "bicubic" else []),
     ]
-    params = [("n", "u32"), ("positions", "u32"), ("channels", "u32"), ("height", "i32"), ("width", "i32")]
+    params = [*u32s("n", "positions", "channels"), ("height", "i32"), ("width", "i32")]
     return chosen("grid_sample", lines, {"a": x, "b": grid}, x, params, False, target, "\n".join(helpers))
 
 
@@ -94,10 +94,7 @@ _SETTLED: dict[Padding, str] = {
     "let flips = floor(t / span); let over = t - flips * span; let odd = flips - 2.0 * floor(flips * 0.5) == 1.0; "
     "return clamp(select(over, span - over, odd) + {low}, 0.0, f32(size - 1));",
 }
-_REFLECTION = {
-    True: {"low": "0.0", "span": "f32(size - 1)"},
-    False: {"low": "(-0.5)", "span": "f32(size)"},
-}
+_REFLECTION = {True: {"low": "0.0", "span": "f32(size - 1)"}, False: {"low": "(-0.5)", "span": "f32(size)"}}
 _PIXEL = """fn pixel(plane: u32, row: i32, column: i32) -> f32 {
   if (row < 0 || row >= P.height || column < 0 || column >= P.width) { return 0.0; }
   return a_at((plane * u32(P.height) + u32(row)) * u32(P.width) + u32(column));

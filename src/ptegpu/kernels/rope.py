@@ -14,7 +14,7 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import KernelSpec, Storage, build, u32s
 
 _COS_SIN = {
     "pairs": "let t = s * P.table_row + h * P.table_head + i; return vec2<f32>(cos_at(t), sin_at(t));",
@@ -53,20 +53,20 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
     With `symbolic`, the start of "halves" is a symbolic int.
     """
     names = ["xq", "xk"][: len(xs)]
-    params = [("dim", "u32"), ("seq", "u32"), ("table_row", "u32")]
+    params = u32s("dim", "seq", "table_row")
     if style == "halves":
         params += [("table_rows", "i32"), ("table_batch", "u32"), ("start", "sym" if symbolic else "i32")]
         start = "sym(P.start)" if symbolic else "P.start"
         helpers = "".join(_HALF.format(name=n, start=start) for n in names)
     else:
-        params += [("table_head", "u32")] if style == "pairs" else []
+        params += u32s("table_head") if style == "pairs" else []
         helpers = _PAIR.format(angle=_COS_SIN[style])
     lines = ["  var i = group * WG + lid;"]
     for n in names:
-        params += [(f"{n}_quads", "u32"), (f"{n}_heads", "u32")]
+        params += u32s(f"{n}_quads", f"{n}_heads")
         if style == "halves":
             lanes = ", ".join(f"{n}_turn(min(i * 4u + {j}u, P.{n}_last))" for j in range(4))
-            params += [(f"{n}_last", "u32"), (f"{n}_batch", "u32")]
+            params += u32s(f"{n}_last", f"{n}_batch")
             value = f"vec4<f32>({lanes})"
         else:
             value = f"vec4<f32>(turn(v.xy, i * 2u, P.{n}_heads), turn(v.zw, i * 2u + 1u, P.{n}_heads))"
@@ -81,6 +81,5 @@ def rope(style: str, xs: tuple[DType, ...], tables: tuple[DType, ...], symbolic:
         | {n: Storage(d) for n, d in zip(("cos", "sin"), tables, strict=False)},
         writes={f"{n}_out": Storage(d, 4) for n, d in zip(names, xs, strict=True)},
         params=params,
-        workgroup=target.workgroup(256),
         helpers=helpers,
     )

@@ -10,9 +10,10 @@ from typing import Literal
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .elementwise import convert, decode
+from .elementwise import convert, decode, place, sizes
 from .functions import functions
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .index import from_end, own_params
+from .wgsl import COMPUTE, I32, KernelSpec, Storage, build, u32s
 
 Fold = Literal["sum", "prod", "mean", "amax", "amin"]
 
@@ -29,10 +30,6 @@ _FOLDS: dict[tuple[Fold, str], str] = {
     ("amin", "i32"): "min(total, v)",
 }
 _MEAN = {"f32": "total / f32(max(count, 1u))", "i32": "whole_floor_quotient(total, i32(max(count, 1u)))"}
-
-
-def _sum(name: str, rank: int) -> str:
-    return " + ".join(f"c{k} * P.{name}_s{k}" for k in range(rank)) or "0"
 
 
 @cached(256)
@@ -52,9 +49,9 @@ def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool
   var total = x_at(e);
   var count = P.own;
   if ({inside}) {{
-    let key = {_sum("key", rank)};
-    let first = u32({_sum("row", rank)}) * P.length;
-    let base = u32({_sum("v", rank)});
+    let key = {place("key", rank)};
+    let first = u32({place("row", rank)}) * P.length;
+    let base = u32({place("v", rank)});
     var low = 0u;
     var high = P.length;
     while (low < high) {{
@@ -69,18 +66,16 @@ def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool
     }}
   }}
   y_put(e, {_MEAN[kind] if by == "mean" else "total"});"""
-    params = [(n, "u32") for n in ("n", "own", "length", "step")]
-    params += [(f"d{k}", "u32") for k in range(rank)]
+    params = u32s("n", "own", "length", "step", *(f"d{k}" for k in range(rank)))
     params += [(f"{name}_s{k}", "i32") for name in ("row", "key", "v") for k in range(rank)]
     params += [(f"limit{k}", "i32") for k in range(rank) if bounded]
     return build(
         f"scatter_{by}",
         body,
         target=target,
-        reads={"x": Storage(x), "keys": Storage(DType.I32), "places": Storage(DType.I32), "v": Storage(values)},
+        reads={"x": Storage(x), "keys": I32, "places": I32, "v": Storage(values)},
         writes={"y": Storage(out)},
         params=params,
-        workgroup=target.workgroup(256),
         helpers=functions(text),
     )
 
@@ -88,14 +83,13 @@ def fold(by: Fold, x: DType, values: DType, out: DType, rank: int, bounded: bool
 @cached(64)
 def linear(indices: int, rank: int, target: Target) -> KernelSpec:
     """Several indices as one: Σⱼ index j (at Σ c·ij_s) · ij_stride, or more than any where one is out of range."""
-    params = [("n", "u32"), *((f"d{k}", "u32") for k in range(rank))]
+    params = sizes(rank)
     lines = ["  let e = group * WG + lid;", "  if (e >= P.n) { return; }", *decode("c", "e", rank)]
     lines += ["  var at = 0;", "  var inside = true;"]
     for j in range(indices):
-        params += [*((f"i{j}_s{k}", "i32") for k in range(rank)), (f"i{j}_size", "i32"), (f"i{j}_stride", "i32")]
+        params += own_params(j, rank)
         lines += [
-            f"  var k{j} = i{j}_at(u32({_sum(f'i{j}', rank)}));",
-            f"  k{j} = select(k{j}, k{j} + P.i{j}_size, k{j} < 0);",
+            *from_end(j, rank),
             f"  inside = inside && k{j} >= 0 && k{j} < P.i{j}_size;",
             f"  at += k{j} * P.i{j}_stride;",
         ]
@@ -104,8 +98,7 @@ def linear(indices: int, rank: int, target: Target) -> KernelSpec:
         "linear_index",
         "\n".join(lines),
         target=target,
-        reads={f"i{j}": Storage(DType.I32) for j in range(indices)},
-        writes={"y": Storage(DType.I32)},
+        reads={f"i{j}": I32 for j in range(indices)},
+        writes={"y": I32},
         params=params,
-        workgroup=target.workgroup(256),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
+from .concat import chosen
 from .elementwise import convert
-from .joins import chosen
-from .wgsl import COMPUTE, KernelSpec
+from .wgsl import COMPUTE, KernelSpec, u32s
 
 
 @cached(64)
@@ -30,5 +30,5 @@ def search(values: DType, sequence: DType, compute: DType, right: bool, sorter: 
         "return i32(low);",
     ]
     sources = {"a": values, "b": sequence, **({"c": DType.I32} if sorter else {})}
-    params = [(n, "u32") for n in ("n", "count", "apart", "length")]
+    params = u32s("n", "count", "apart", "length")
     return chosen("search", lines, sources, DType.I32, params, False, target)

@@ -12,16 +12,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .lanes import MAX, SUM, Lanes, Stage, Sweep, cut_params, cut_place, stage_name
 from .reduce import Quads
-from .wgsl import KernelSpec, Storage, build
-
-LOWEST = "-3.4028234663852886e38"  # finite, so that -inf - top is -inf and never NaN
-HELPERS = {
-    True: (
-        "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }\n"
-        "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }"
-    ),
-    False: "fn largest(v: f32) -> f32 { return v; }\nfn across(v: f32) -> f32 { return v; }",
-}
+from .wgsl import ACROSS, LARGEST, LOWEST, KernelSpec, Storage, build, u32s
 
 
 @cached(512)
@@ -89,9 +80,9 @@ def softmax(
         target=target,
         reads=reads,
         writes=writes,
-        params=[("rows", "u32"), ("length", "u32"), ("inner", "u32"), *cut_params(stage), ("blank", "f32")],
+        params=[*u32s("rows", "length", "inner"), *cut_params(stage), ("blank", "f32")],
         workgroup=lanes.workgroup,
         shared=lanes.shared(number, "agreed_tops", "agreed_totals"),
-        helpers=HELPERS[bool(quads)],
+        helpers=f"{LARGEST[element]}\n{ACROSS[element]}",
         subgroups=lanes.by_subgroup,
     )

@@ -15,14 +15,13 @@ from typing import Literal
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .wgsl import COMPUTE, KernelSpec, Storage, build
+from .wgsl import COMPUTE, I32, KernelSpec, Storage, build, u32s
 
 # "low": up, but NaN first; "index": by what they index in `P.size`, those out of range behind all
 Order = Literal["up", "down", "low", "index"]
 Result = Literal["runs", "places"]
 
 CHUNK = 2048  # elements that a workgroup sorts where its memory, 8 bytes each, allows
-_I32 = Storage(DType.I32)
 
 _KEYS = {
     "f32": """fn key_of(v: f32) -> u32 {
@@ -62,7 +61,7 @@ def _results(result: Result, at: str, key: str, number: str) -> str:
 
 
 def _writes(result: Result) -> dict[str, Storage]:
-    return {"y_keys": _I32, "y": _I32} if result == "runs" else {"y": _I32}
+    return {"y_keys": I32, "y": I32} if result == "runs" else {"y": I32}
 
 
 @cached(256)
@@ -103,7 +102,7 @@ def chunks(dtype: DType, order: Order, width: int, result: Result, target: Targe
       {_results(result, "to", "keys[s]", "numbers[s]")}
     }}
   }}"""
-    params = [(n, "u32") for n in ("rows", "length", "inner", "chunks", "keep", "room")]
+    params = u32s("rows", "length", "inner", "chunks", "keep", "room")
     return build(
         "sort_chunks",
         body,
@@ -111,7 +110,6 @@ def chunks(dtype: DType, order: Order, width: int, result: Result, target: Targe
         reads={"x": Storage(dtype)},
         writes=_writes(result),
         params=[*params, *([("size", "i32")] if order == "index" else [])],
-        workgroup=target.workgroup(256),
         shared={"keys": ("u32", count), "numbers": ("u32", count)},
         helpers="\n".join(
             [
@@ -150,8 +148,7 @@ def merge(result: Result, target: Target) -> KernelSpec:
         "sort_merge",
         body,
         target=target,
-        reads={"keys": _I32, "x": _I32},
+        reads={"keys": I32, "x": I32},
         writes=_writes(result),
-        params=[(n, "u32") for n in ("rows", "given", "runs", "run", "last", "inner", "keep", "room")],
-        workgroup=target.workgroup(256),
+        params=u32s("rows", "given", "runs", "run", "last", "inner", "keep", "room"),
     )

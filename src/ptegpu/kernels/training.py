@@ -7,8 +7,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .functions import functions
 from .lanes import MAX, SUM, Lanes, Sweep
-from .softmax import HELPERS, LOWEST
-from .wgsl import KernelSpec, Storage, build
+from .wgsl import ACROSS, LARGEST, LOWEST, KernelSpec, Storage, build, u32s
 
 STEP = ("lr", "decay", "beta1", "rest1", "beta2", "rest2", "eps", "correction1", "correction2")
 
@@ -54,8 +53,7 @@ fn pair(byte: u32) -> i32 {
         target=target,
         reads={"latent": Storage(latent, 4 if quads else 1), "scales": Storage(scales)},
         writes={"y": Storage(DType.U8, 4)},
-        params=[(p, "u32") for p in ("n", "width", "row_bytes", "group", "scale_stride")],
-        workgroup=target.workgroup(256),
+        params=u32s("n", "width", "row_bytes", "group", "scale_stride"),
         helpers="\n".join([functions(_CODE), _CODE, *([] if quads else [pair])]),
     )
 
@@ -102,10 +100,10 @@ def cross_entropy(
         target=target,
         reads={"x": Storage(x, 4 if quads else 1), "labels": Storage(labels)},
         writes={"losses": Storage(DType.F32), "y": Storage(out, 4 if quads else 1)},
-        params=[("rows", "u32"), ("length", "u32"), ("n_valid", "f32"), ("blank", "f32")],
+        params=[*u32s("rows", "length"), ("n_valid", "f32"), ("blank", "f32")],
         workgroup=lanes.workgroup,
         shared=lanes.shared("f32", "tops", "totals"),
-        helpers=HELPERS[quads],
+        helpers=f"{LARGEST[element]}\n{ACROSS[element]}",
         subgroups=lanes.by_subgroup,
     )
 
@@ -131,5 +129,4 @@ def adamw(param: DType, m: DType, v: DType, grad: DType, target: Target) -> Kern
         reads={"grad": Storage(grad, 4)},
         writes=states | {f"y_{name}": storage for name, storage in states.items()},
         params=[("n", "u32"), *((p, "f32") for p in STEP)],
-        workgroup=target.workgroup(256),
     )

@@ -32,9 +32,25 @@ COMPUTE = {
     DType.U8: "i32",
     DType.BOOL: "bool",
 }
+LOWEST = "-3.4028234663852886e38"  # finite, so that -inf - top is -inf and never NaN
 ZERO = {"f32": "0.0", "i32": "0", "bool": "false"}
 
 PARAM_TYPES = {"u32": "u32", "i32": "i32", "f32": "f32", "sym": "u32"}
+
+# The largest of four lanes and their sum, or the one number that there is.
+LARGEST = {
+    "f32": "fn largest(v: f32) -> f32 { return v; }",
+    "vec4<f32>": "fn largest(v: vec4<f32>) -> f32 { return max(max(v.x, v.y), max(v.z, v.w)); }",
+}
+ACROSS = {
+    "f32": "fn across(v: f32) -> f32 { return v; }",
+    "vec4<f32>": "fn across(v: vec4<f32>) -> f32 { return (v.x + v.y) + (v.z + v.w); }",
+}
+
+
+def u32s(*names: str) -> list[tuple[str, str]]:
+    """Return parameters of type u32."""
+    return [(name, "u32") for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +63,9 @@ class Storage:
     dtype: DType
     lanes: int = 1
     raw: str = ""
+
+
+I32 = Storage(DType.I32)
 
 
 def writable(dtype: DType, target: Target) -> bool:
@@ -75,19 +94,25 @@ class KernelSpec:
 
 def build(
     name: str,
-    body: str,
+    body: str | Sequence[str],
     *,
     target: Target,
     reads: Mapping[str, Storage],
     writes: Mapping[str, Storage],
     params: Sequence[tuple[str, str]] = (),
-    workgroup: int = 256,
+    workgroup: int | None = None,
     shared: Mapping[str, tuple[str, int]] | None = None,
     helpers: str = "",
     subgroups: bool = False,
     matrices: bool = False,
 ) -> KernelSpec:
-    """Assemble a kernel. `shared` maps workgroup arrays to (element type, count); `helpers` is module-scope WGSL."""
+    """Assemble a kernel from the text of its body, or from lines that are still to be indented.
+
+    `shared` maps workgroup arrays to (element type, count); `helpers` is module-scope WGSL. A workgroup has 256
+    invocations by default, or as many as the target allows.
+    """
+    body = body if isinstance(body, str) else "\n".join(f"  {line}" for line in body)
+    workgroup = workgroup or target.workgroup(256)
     shared = shared or {}
     lines: list[str] = []
     access: list[Access] = []
@@ -157,18 +182,16 @@ def _accessors(n: str, s: Storage, target: Target, *, write: bool) -> tuple[str,
     if s.raw:
         return s.raw, []
     d, four = s.dtype, s.lanes == 4
-    c = COMPUTE[d]
-    i = "q: u32" if four else "i: u32"
+    c, index = COMPUTE[d], "q" if four else "i"
+    i = f"{index}: u32"
     result = f"vec4<{c}>" if four else c
     at = f"fn {n}_at{'4' if four else ''}({i}) -> {result}"
     put = f"fn {n}_put{'4' if four else ''}({i}, v: {result})"
     if d in (DType.F32, DType.I32):
         element = f"vec4<{c}>" if four else c
-        index = "q" if four else "i"
         load, store = f"return {n}[{index}];", f"{n}[{index}] = v;"
     elif d is DType.F16 and target.f16:
         element = "vec4<f16>" if four else "f16"
-        index = "q" if four else "i"
         load, store = f"return {result}({n}[{index}]);", f"{n}[{index}] = {element}(v);"
     elif d is DType.F16:
         element = "vec2<u32>" if four else "u32"

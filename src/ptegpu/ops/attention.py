@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Sym, Tensor
-from .attending import Attention, sizes
+from .attention_record import Attention, sizes
 from .cache import check_cache, fitting
 from .registry import Bounded, Out, Steps, SymInt, is_one, op
 
@@ -46,10 +46,11 @@ def seen_from(a: Mapping[str, Any]) -> list[Bounded]:
     return fitting(a["query"], a["key"], a["start_pos"]) if by_position(a["attn_mask"], a["is_causal"]) else []
 
 
+OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
+
+
 @op(
-    "custom_sdpa.default",
-    "llama.custom_sdpa.default",
-    positions=["start_pos"],
+    *OVER_CACHE,
     fits="query float, attn_mask any",
     indexes=seen_from,
     role="attention",
@@ -79,11 +80,12 @@ def by_position(mask: Tensor | None, causal: bool) -> bool:
     return mask is None or causal
 
 
+WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
+
+
 @op(
-    "sdpa_with_kv_cache.default",
-    "llama.sdpa_with_kv_cache.default",
+    *WITH_CACHE,
     mutates=["key_cache", "value_cache"],
-    positions=["start_pos"],
     fits="query float, attn_mask any",
     indexes=lambda a: fitting(a["key"], a["key_cache"], a["start_pos"]),
     role="attention",

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..dtypes import DType
 from ..graph.graph import Sym, Tensor
 from ..kernels import attention_matrices as kernels
-from ..kernels import matrices
 from ..kernels.attention import Form
-from ..kernels.matrices import ROWS, SPAN
+from ..kernels.tensor_core_blocks import ROWS, SPAN, prepare
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .matrices import has
 from .registry import Dispatch, Scratch, Step
 
 if TYPE_CHECKING:
-    from .attending import Attention, Sizes
+    from .attention_record import Attention, Sizes
 
 FEWEST = 48  # rows of a key-value head, below which tiles are too empty
 WORTH = 1 << 27  # multiply-adds below which four dispatches take longer than one (as fast at 2^29, H200)
@@ -65,7 +64,7 @@ def prepared(
         words: dict[str, int | float | Sym] = {"m": m, "k": at.dim, "parts": row_blocks, "row_blocks": row_blocks}
         words |= {"k_blocks": k_blocks, "first_row": 0, "heads": ks.heads, "sharing": shared, **at.strides("x")}
         words |= {n: known[n] for n in ("keys", "queries", "start")} if source.live else {}
-        kernel = matrices.prepare(source, target, 1 << (int(k_blocks) - 1).bit_length())
+        kernel = prepare(source, target, 1 << (int(k_blocks) - 1).bit_length())
         yield Dispatch(kernel, [x], [y, *factors], sets * row_blocks, words, label=a.label)
         params[f"{name}_blocks"] = row_blocks
         blocks.append(y)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from .attending import Written
+from .attention_record import Written
 from .registry import Bounded, Out, Steps, SymInt, op
 
 
@@ -25,12 +25,13 @@ def fitting(value: Tensor, cache: Tensor, start: SymInt) -> list[Bounded]:
     return [Bounded(start, 0, cache.shape[1] - value.shape[1] + 1)] if both else []
 
 
+WRITE = ("update_cache.default", "llama.update_cache.default")
+
+
 @op(
-    "update_cache.default",
-    "llama.update_cache.default",
+    *WRITE,
     mutates=["cache"],
     hollow=True,
-    positions=["start_pos"],
     fits="value float",
     indexes=lambda a: fitting(a["value"], a["cache"], a["start_pos"]),
     role="cache",

@@ -12,9 +12,9 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Arg, Tensor
+from .conv_products import per_axis, window_of
 from .product import convolved
 from .registry import Out, Steps, op
-from .windows import per_axis, window_of
 
 
 def _convolve(

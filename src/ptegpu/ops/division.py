@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from ..errors import InvalidProgram
 from ..graph.graph import Tensor
 from ..plan.target import Target
+from . import spans
 from .elementwise import Bodies, binary, combine, floats
+from .prefix_stable import pointwise
 from .registry import Number, Steps, op
 
 BY_ZERO = "Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."
@@ -27,8 +29,8 @@ ROUNDED: Mapping[str | None, Bodies] = {
 
 
 binary("aten.fmod", FMOD, scalar="Scalar", doc=REST)
-binary("aten.remainder", REMAINDER, scalar="Scalar", doc=REST)
-binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar", doc=BY_ZERO)
+binary("aten.remainder", REMAINDER, scalar="Scalar", doc=REST, span=spans.remainder)
+binary("aten.floor_divide", FLOOR, tensor="default", scalar="Scalar", doc=BY_ZERO, span=spans.divided)
 
 
 def _rounded(mode: str | None) -> Bodies:
@@ -37,13 +39,13 @@ def _rounded(mode: str | None) -> Bodies:
     return ROUNDED[mode]
 
 
-@op("aten.div.Tensor_mode")
+@op("aten.div.Tensor_mode", span=spans.divided, prefix=pointwise)
 def div_mode(x: Tensor, y: Tensor, rounding_mode: str | None, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     """Unlike PyTorch, which raises, an integer divided by zero gives some number: a kernel cannot raise."""
     yield from combine("div", _rounded(rounding_mode), [x, y], outs[0], target)
 
 
-@op("aten.div.Scalar_mode")
+@op("aten.div.Scalar_mode", span=spans.divided, prefix=pointwise)
 def div_scalar_mode(
     x: Tensor, y: Number, rounding_mode: str | None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:

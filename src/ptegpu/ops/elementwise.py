@@ -7,7 +7,9 @@ Halves are computed in f32 and rounded once, as PyTorch does; 8-bit ints in i32 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,9 @@ from ..graph.graph import Tensor
 from ..kernels.wgsl import COMPUTE
 from ..plan.target import Target
 from ..sizes import Size
+from . import spans
 from .pointwise import pointwise
+from .prefix_stable import pointwise as along_sizes
 from .registry import Number, Out, Steps, broadcast, define, op
 
 Bodies = Mapping[str, str]  # by compute type: "f32" | "i32" | "bool"
@@ -27,6 +31,7 @@ BOUNDS: Mapping[DType, tuple[Number, Number]] = {
     DType.U8: (0, 255),
     DType.BOOL: (0, 1),
 }
+AND = "aten.logical_and.default"
 ROUND = "ptegpu.round_to_bfloat16.default"
 LESSER = {"f32": "lesser(a, b)", "i32": "min(a, b)", "bool": "a && b"}
 GREATER = {"f32": "greater(a, b)", "i32": "max(a, b)", "bool": "a || b"}
@@ -74,17 +79,22 @@ def wrapped(value: int, dtype: DType) -> int:
     return inside if isinstance(inside, Size) else int(inside)
 
 
-def unary(name: str, bodies: Bodies, *, wide: bool = False) -> None:
+def elementwise(name: str, rule: Callable[..., Steps], **traits: Any) -> None:
+    """Register an operator whose tensors broadcast."""
+    define([name], rule, "steps", prefix=along_sizes, **traits)
+
+
+def unary(name: str, bodies: Bodies, **traits: Any) -> None:
     """An operator of one tensor."""
 
     def rule(x: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
         yield from combine(name, bodies, [x], outs[0], target)
 
-    define([name], rule, "steps", wide=wide)
+    elementwise(name, rule, by_row="elements", **traits)
 
 
 def binary(
-    base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | None = None, wide: bool = False, doc: str = ""
+    base: str, bodies: Bodies, *, tensor: str = "Tensor", scalar: str | None = None, doc: str = "", **traits: Any
 ) -> None:
     """`base.<tensor>`, of two tensors that broadcast, and `base.<scalar>`, whose `b` is a number."""
 
@@ -95,12 +105,12 @@ def binary(
         yield from combine(base, bodies, [x, y], outs[0], target)
 
     tensors.__doc__ = with_scalar.__doc__ = doc
-    define([f"{base}.{tensor}"], tensors, "steps", wide=wide)
+    elementwise(f"{base}.{tensor}", tensors, **traits)
     if scalar:
-        define([f"{base}.{scalar}"], with_scalar, "steps", wide=wide)
+        elementwise(f"{base}.{scalar}", with_scalar, **traits)
 
 
-def scaled(base: str, bodies: Bodies) -> None:
+def scaled(base: str, bodies: Bodies, **traits: Any) -> None:
     """`add`, `sub` and `rsub`, of tensors or a tensor and a number: one of the two is multiplied by `alpha`."""
 
     def tensors(x: Tensor, y: Tensor, alpha: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
@@ -109,11 +119,11 @@ def scaled(base: str, bodies: Bodies) -> None:
     def with_scalar(x: Tensor, y: Number, alpha: Number = 1, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
         yield from combine(base, bodies, [x, y], outs[0], target, alpha=alpha)
 
-    define([f"{base}.Tensor"], tensors, "steps")
-    define([f"{base}.Scalar"], with_scalar, "steps")
+    elementwise(f"{base}.Tensor", tensors, **traits)
+    elementwise(f"{base}.Scalar", with_scalar, **traits)
 
 
-def compare(base: str, body: str) -> None:
+def compare(base: str, body: str, **traits: Any) -> None:
     """`base.Tensor` and `base.Scalar`: bools from operands compared in their common type."""
 
     def tensors(x: Tensor, y: Tensor, *, target: Target) -> Steps:
@@ -140,8 +150,8 @@ def compare(base: str, body: str) -> None:
         compute = DType.I32 if whole else DType.F32
         yield pointwise(base, body, [x, rounded(y, x.dtype)], out, target, compute=compute)
 
-    define([f"{base}.Tensor"], tensors, "steps", wide=True)
-    define([f"{base}.Scalar"], with_scalar, "steps", wide=True)
+    elementwise(f"{base}.Tensor", tensors, wide=True, **traits)
+    elementwise(f"{base}.Scalar", with_scalar, wide=True, **traits)
 
 
 def common_dtype(x: Tensor, y: Tensor) -> DType:
@@ -166,21 +176,21 @@ def predicate(name: str, bodies: Bodies) -> None:
         out = yield Out(x.shape, DType.BOOL)
         yield pointwise(name, body_for(name, bodies, x.dtype), [x], out, target)
 
-    define([name], rule, "steps", wide=True)
+    elementwise(name, rule, wide=True)
 
 
-def logical(base: str, body: str) -> None:
+def logical(name: str, body: str) -> None:
     """An operator of truth values: anything nonzero is true."""
 
     def rule(x: Tensor, y: Tensor, *, target: Target) -> Steps:
         out = yield Out(broadcast(x.shape, y.shape), DType.BOOL)
-        yield pointwise(base, body, [x, y], out, target, compute=DType.BOOL)
+        yield pointwise(name.removesuffix(".default"), body, [x, y], out, target, compute=DType.BOOL)
 
-    define([f"{base}.default"], rule, "steps", wide=True)
+    elementwise(name, rule, wide=True)
 
 
-unary("aten.abs.default", numbers("abs(a)"))
-unary("aten.neg.default", numbers("-a"))
+unary("aten.abs.default", numbers("abs(a)"), span=spans.absolute)
+unary("aten.neg.default", numbers("-a"), span=spans.negated)
 unary("aten.sign.default", {**numbers("sign(a)"), "bool": "a"}, wide=True)
 unary("aten.ceil.default", {"f32": "ceil(a)", "i32": "a"}, wide=True)
 unary("aten.floor.default", {"f32": "floor(a)", "i32": "a"}, wide=True)
@@ -223,27 +233,28 @@ predicate("aten.isnan.default", {"f32": "is_nan(a)", "i32": "false", "bool": "fa
 predicate("aten.isinf.default", {"f32": "is_inf(a)", "i32": "false", "bool": "false"})
 predicate("aten.logical_not.default", {"f32": "a == 0.0", "i32": "a == 0", "bool": "!a"})
 
-scaled("aten.add", {**numbers("a + alpha * b"), "bool": "a || (alpha && b)"})
-scaled("aten.sub", numbers("a - alpha * b"))
+scaled("aten.add", {**numbers("a + alpha * b"), "bool": "a || (alpha && b)"}, span=spans.scaled(1))
+scaled("aten.sub", numbers("a - alpha * b"), span=spans.scaled(-1))
 scaled("aten.rsub", numbers("b - alpha * a"))
-binary("aten.mul", {**numbers("a * b"), "bool": "a && b"}, scalar="Scalar")
-binary("aten.div", floats("a / b"), scalar="Scalar")
+MUL = {**numbers("a * b"), "bool": "a && b"}
+binary("aten.mul", MUL, scalar="Scalar", span=spans.both(operator.mul), multiplies=True, by_row="elements")
+binary("aten.div", floats("a / b"), scalar="Scalar", by_row="elements")
 binary("aten.atan2", floats("arctan2(a, b)"), tensor="default")
 binary("aten.hypot", floats(HYPOT), tensor="default")
-binary("aten.minimum", LESSER, tensor="default", wide=True)
+binary("aten.minimum", LESSER, tensor="default", wide=True, span=spans.both(min))
 binary("aten.min", LESSER, tensor="other", wide=True)
-binary("aten.maximum", GREATER, tensor="default", wide=True)
+binary("aten.maximum", GREATER, tensor="default", wide=True, span=spans.both(max))
 binary("aten.max", GREATER, tensor="other", wide=True)
 binary("aten.bitwise_and", {"i32": "a & b", "bool": "a && b"}, scalar="Scalar", wide=True)
 binary("aten.bitwise_or", {"i32": "a | b", "bool": "a || b"}, scalar="Scalar", wide=True)
 binary("aten.bitwise_xor", {"i32": "a ^ b", "bool": "a != b"}, scalar="Scalar", wide=True)
 
-logical("aten.logical_and", "a && b")
-logical("aten.logical_or", "a || b")
-logical("aten.logical_xor", "a != b")
+logical(AND, "a && b")
+logical("aten.logical_or.default", "a || b")
+logical("aten.logical_xor.default", "a != b")
 
 compare("aten.eq", "a == b")
-compare("aten.ne", "!(a == b)")  # naga's `!=` is false for NaN
+compare("aten.ne", "!(a == b)", tests_zero=lambda a: a["y"] == 0)  # naga's `!=` is false for NaN
 compare("aten.lt", "a < b")
 compare("aten.le", "a <= b")
 compare("aten.gt", "a > b")
@@ -270,7 +281,7 @@ def round_decimals(x: Tensor, decimals: int = 0, *, outs: tuple[Tensor, ...], ta
     yield from combine("round", floats(body), [x], outs[0], target, ten=10.0 ** abs(decimals))
 
 
-@op("aten.pow.Tensor_Scalar")
+@op("aten.pow.Tensor_Scalar", prefix=along_sizes)
 def pow_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     """PyTorch has roots for f32 alone, which matters where x is -inf or -0."""
     root = abs(y) == 0.5 and outs[0].dtype is not DType.F32
@@ -281,7 +292,7 @@ def pow_scalar(x: Tensor, y: Number, *, outs: tuple[Tensor, ...], target: Target
         yield from combine("pow", POWER, [x, y], outs[0], target)
 
 
-@op("aten.pow.Scalar")
+@op("aten.pow.Scalar", prefix=along_sizes)
 def scalar_pow(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     yield from combine("pow", POWER, [x, y], outs[0], target)
 
@@ -289,7 +300,7 @@ def scalar_pow(x: Number, y: Tensor, *, outs: tuple[Tensor, ...], target: Target
 WHERE = {"f32": "select(c, b, a != 0.0)", "i32": "select(c, b, a != 0)", "bool": "select(c, b, a)"}
 
 
-@op("aten.where.self", wide=True)
+@op("aten.where.self", elements=("x", "y"), prefix=along_sizes)
 def where(condition: Tensor, x: Tensor, y: Tensor, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     yield from combine("where", WHERE, [condition, x, y], outs[0], target)
 
@@ -368,7 +379,7 @@ def hardshrink(x: Tensor, threshold: Number = 0.5, *, outs: tuple[Tensor, ...], 
 CLAMP = {"f32": "lesser(greater(a, b), c)", "i32": "min(max(a, b), c)"}
 
 
-@op("aten.clamp.default", wide=True)
+@op("aten.clamp.default", wide=True, span=spans.clamped, prefix=along_sizes)
 def clamp(
     x: Tensor, low: Number | None = None, high: Number | None = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
@@ -385,7 +396,7 @@ def hardtanh(x: Tensor, low: Number = -1, high: Number = 1, *, outs: tuple[Tenso
     yield from combine("hardtanh", CLAMP, [x, low, high], outs[0], target)
 
 
-@op("aten.clamp.Tensor", wide=True)
+@op("aten.clamp.Tensor", wide=True, span=spans.clamped, prefix=along_sizes)
 def clamp_tensor(
     x: Tensor, low: Tensor | None = None, high: Tensor | None = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:

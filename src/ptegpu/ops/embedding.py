@@ -21,7 +21,13 @@ def rows(a: Mapping[str, Any]) -> Iterable[Bounded]:
         yield Bounded(a["indices"], 0, total)
 
 
-@op("aten.embedding.default", splits=("weight",), wide=True, indexes=rows, fits="weight any[v, d], indices int")
+@op(
+    "aten.embedding.default",
+    splits=("weight",),
+    elements=("weight",),
+    indexes=rows,
+    fits="weight any[v, d], indices int",
+)
 def embedding(
     weight: Tensor,
     indices: Tensor,

@@ -10,8 +10,11 @@ from ..errors import InvalidProgram, ShapeError
 from ..graph.graph import Shape, Tensor
 from ..plan.target import Target
 from ..sizes import Size
+from . import prefix_stable, spans
 from .pointwise import pointwise
 from .registry import Number, Options, Out, Steps, define, op
+
+VALUE = spans.elements("value")
 
 
 def filled(shape: Shape, value: Number, target: Target) -> Steps:
@@ -22,12 +25,12 @@ def filled(shape: Shape, value: Number, target: Target) -> Steps:
     yield pointwise("fill", "a", [value], out, target)
 
 
-@op("aten.full.default", wide=True)
+@op("aten.full.default", wide=True, span=VALUE, prefix=prefix_stable.filled)
 def full(size: list[int], value: Number, options: Options = None, *, target: Target) -> Steps:
     yield from filled(tuple(size), value, target)
 
 
-@op("aten.full_like.default", wide=True)
+@op("aten.full_like.default", wide=True, span=VALUE, prefix=prefix_stable.like)
 def full_like(x: Tensor, value: Number, options: Options = None, memory_format: Any = None, *, target: Target) -> Steps:
     yield from filled(x.shape, value, target)
 
@@ -45,7 +48,7 @@ def fill_tensor(x: Tensor, value: Tensor, *, target: Target) -> Steps:
     yield pointwise("fill", "a", [value], out, target, compute=out.dtype)
 
 
-@op("aten.scalar_tensor.default", wide=True)
+@op("aten.scalar_tensor.default", wide=True, span=VALUE)
 def scalar_tensor(value: Number, options: Options = None, *, target: Target) -> Steps:
     yield from filled((), value, target)
 
@@ -60,8 +63,8 @@ def constant(name: str, value: int) -> None:
         yield from filled(x.shape, value, target)
 
     if name != "aten.empty":  # which takes a memory format
-        define([f"{name}.default"], of_size, "steps", wide=True)
-    define([f"{name}_like.default"], of_tensor, "steps", wide=True)
+        define([f"{name}.default"], of_size, "steps", wide=True, prefix=prefix_stable.filled)
+    define([f"{name}_like.default"], of_tensor, "steps", wide=True, prefix=prefix_stable.like)
 
 
 constant("aten.zeros", 0)
@@ -87,7 +90,7 @@ def stepped(start: Number, end: Number, step: Number, dtype: DType, target: Targ
     yield pointwise("arange", f"a + {number} * b", [start, step], out, target)
 
 
-@op("aten.arange.start_step", wide=True)
+@op("aten.arange.start_step", wide=True, span=spans.stepped, prefix=prefix_stable.counted)
 def arange(
     start: Number, end: Number, step: Number = 1, options: Options = None, *, outs: tuple[Tensor, ...], target: Target
 ) -> Steps:
@@ -99,6 +102,6 @@ def arange(
     yield from stepped(start, end, step, outs[0].dtype, target)
 
 
-@op("aten.arange.default", wide=True)
+@op("aten.arange.default", wide=True, span=spans.stepped, prefix=prefix_stable.counted)
 def arange_to(end: Number, options: Options = None, *, outs: tuple[Tensor, ...], target: Target) -> Steps:
     yield from stepped(0, end, 1, outs[0].dtype, target)

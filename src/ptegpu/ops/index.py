@@ -22,6 +22,7 @@ from .elementwise import WHERE
 from .pointwise import Strided, broadcast_strides, cast, collapse, contiguous, pointwise, word
 from .registry import Bounded, Dispatch, Number, Out, Scratch, Steps, broadcast, normalise_dim, op
 
+TAKE = "aten.index_select.default"
 MOST = 6  # index tensors beside the tensor and the output, or the values and the output, in one dispatch
 
 
@@ -216,7 +217,7 @@ def overwriting(a: Mapping[str, Any]) -> bool:
     return (masked and a["values"].numel == 1) or plain(a)
 
 
-@op("aten.gather.default", wide=True, indexes=one, fits="x any, index int")
+@op("aten.gather.default", elements=("x",), indexes=one, fits="x any, index int")
 def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, target: Target) -> Steps:
     """`x` at the indices along `dim`.
 
@@ -226,7 +227,7 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False, *, tar
     yield from taken(x, aligned(x, dim, index), target)
 
 
-@op("aten.index_select.default", wide=True, indexes=one, fits="x any, index int")
+@op(TAKE, elements=("x",), indexes=one, fits="x any, index int")
 def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps:
     """The slices of `x` along `dim` that a vector names.
 
@@ -240,7 +241,7 @@ def index_select(x: Tensor, dim: int, index: Tensor, *, target: Target) -> Steps
     yield from taken(x, along(x, d, index, shape, tuple(int(k == d) for k in range(x.rank))), target)
 
 
-@op("aten.index.Tensor", wide=True, indexes=several, serves=plain, fits="x any, indices any")
+@op("aten.index.Tensor", elements=("x",), indexes=several, serves=plain, fits="x any, indices any")
 def index_tensor(x: Tensor, indices: list[Tensor | None], *, target: Target) -> Steps:
     """`x[i, j, …]`. Masks and more than six indices are the host's.
 

@@ -15,7 +15,7 @@ from .registry import Dispatch, Out, Steps, op
 FILL, KEEP = "ptegpu.latest.default", "ptegpu.keep_latest.default"
 
 
-@op(FILL, wide=True, fits="tokens int32[_, _], rows [_, 2], held [_]")
+@op(FILL, elements=("tokens", "held"), fits="tokens int32[_, _], rows [_, 2], held [_]")
 def latest(tokens: Tensor, rows: Tensor, held: Tensor, *, target: Target) -> Steps:
     """tokens [1, S], of which one below 0 is the latest of its sequence; rows int32 [S, 2]; held int32 [sequences]."""
     if rows.shape[0] != tokens.numel or not held.numel:

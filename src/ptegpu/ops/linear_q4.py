@@ -38,7 +38,13 @@ def linear(x: Tensor, weight: Tensor, packed: Packed, bias: Tensor | None = None
     yield product(x, weight, packed, bias, out)
 
 
-@op("et_vk.linear_q4gsw.default", splits=("weights",), fits="x float, weights int8|uint8", role="product")
+@op(
+    "et_vk.linear_q4gsw.default",
+    splits=("weights",),
+    fits="x float, weights int8|uint8",
+    role="product",
+    by_row="product",
+)
 def linear_q4gsw(
     x: Tensor, weights: Tensor, weight_scales: Tensor, group_size: int, bias: Tensor | None = None
 ) -> Steps:
@@ -46,7 +52,13 @@ def linear_q4gsw(
     yield from linear(x, weights, Packed(weight_scales, 4, group_size), bias)
 
 
-@op("et_vk.linear_qcs4w.default", splits=("weight",), fits="x float, weight int8|uint8", role="product")
+@op(
+    "et_vk.linear_qcs4w.default",
+    splits=("weight",),
+    fits="x float, weight int8|uint8",
+    role="product",
+    by_row="product",
+)
 def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
     """weight (N, K / 2), even elements in the high half, offset by 8; scales (N).
 
@@ -55,7 +67,13 @@ def linear_qcs4w(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
     yield from linear(x, weight, Packed(scales, 4, max(1, 2 * weight.shape[-1]), high_first=True))
 
 
-@op("aten._weight_int8pack_mm.default", splits=("weight",), fits="x float, weight int8", role="product")
+@op(
+    "aten._weight_int8pack_mm.default",
+    splits=("weight",),
+    fits="x float, weight int8",
+    role="product",
+    by_row="product",
+)
 def weight_int8pack_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Steps:
     """weight (N, K), int8; scales (N)."""
     yield from linear(x, weight, Packed(scales, 8, max(1, weight.shape[-1])))

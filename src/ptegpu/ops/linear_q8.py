@@ -33,6 +33,7 @@ def check_sums(sums: Tensor, n: int, groups: int) -> None:
 @op(
     "et_vk.linear_dq8ca_q4gsw.default",
     splits=("weights",),
+    by_row="product",
     fits="x float, input_zero_points number, weights int8|uint8, weight_sums int32",
 )
 def linear_dq8ca_q4gsw(
@@ -86,6 +87,7 @@ def linear_q8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, in
 @op(
     "et_vk.linear_q8ta_q8csw.default",
     splits=("weights",),
+    by_row="product",
     fits="x int8|float, weights int8, weight_sums int32, weight_scales float, bias float -> float",
 )
 def linear_q8ta_q8csw(
@@ -109,6 +111,7 @@ def linear_q8ta_q8csw(
     "et_vk.q8ta_linear.default",
     "et_vk.q8ta_linear_gemv.default",
     splits=("weights",),
+    by_row="product",
     fits="x int8, weights int8, weight_sums int32, weight_scales float, bias float",
 )
 def q8ta_linear(

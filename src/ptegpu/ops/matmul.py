@@ -33,7 +33,7 @@ def _batched(x: Tensor, y: Tensor, bias: Tensor | None = None, beta: Number = 1,
     yield Product(x, y, False, batch, m, n, k, out, strides, 0, bias, bias_strides, alpha=alpha, beta=beta)
 
 
-@op("aten.mm.default", fits="x number[m, k], y x[k, n] -> x", role="product")
+@op("aten.mm.default", fits="x number[m, k], y x[k, n] -> x", role="product", by_row="product")
 def mm(x: Tensor, y: Tensor) -> Steps:
     yield from _batched(x, y)
 
@@ -53,7 +53,13 @@ def baddbmm(bias: Tensor, x: Tensor, y: Tensor, beta: Number = 1, alpha: Number 
     yield from _batched(x, y, bias, beta, alpha)
 
 
-@op("aten.linear.default", splits=("weight",), fits="x number[..., k], weight x[..., k], bias x -> x", role="product")
+@op(
+    "aten.linear.default",
+    splits=("weight",),
+    fits="x number[..., k], weight x[..., k], bias x -> x",
+    role="product",
+    by_row="product",
+)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, target: Target) -> Steps:
     """x (…, K) · weight (N, K)ᵀ, or (K). A weight in parts is one dispatch per part, each for its own columns."""
     if weight.rank != 2 and (weight.rank != 1 or weight.parts):

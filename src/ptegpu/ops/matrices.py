@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Tensor
-from ..kernels import matrices as kernels
-from ..kernels.matrices import DEPTH, LANES, LARGE, NEEDS, ROWS, SHARE, SPAN, TILES, MatrixTile, Rows
+from ..kernels import tensor_core_blocks
+from ..kernels import tensor_core_products as kernels
+from ..kernels.tensor_core_blocks import LANES, NEEDS, ROWS, SHARE, SPAN, Rows
+from ..kernels.tensor_core_products import DEPTH, LARGE, TILES, MatrixTile
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
 from .registry import Dispatch, Scratch, Step, Steps
@@ -37,7 +39,7 @@ SLOTS, SLOTS_FEW = 2, 4  # workgroups that a unit computes side by side; the sam
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rows as `kernels.prepare` lays them out, and what undoes the scaling of each (None: they were f16)."""
+    """Rows as `tensor_core_blocks.prepare` lays them out, and what undoes the scaling of each (None: they were f16)."""
 
     blocks: Tensor
     scales: Tensor | None
@@ -66,7 +68,7 @@ def _prepare(
     """Lays out m rows of each set, from number `first_row` on."""
     sets, row_blocks, k_blocks, each = to.blocks.shape
     across = target.workgroup(256) // ROWS if p.window else 0
-    kernel = kernels.prepare(source, target, across, each > ROWS * SPAN)
+    kernel = tensor_core_blocks.prepare(source, target, across, each > ROWS * SPAN)
     parts = ceil(m, ROWS if across else SHARE)
     params = {"first_row": 0, **params, "m": m, "k": k, "parts": parts, "row_blocks": row_blocks}
     params["k_blocks"] = k_blocks
@@ -75,13 +77,14 @@ def _prepare(
 
 def _windows(p: Product, to: Prepared, target: Target) -> Steps:
     """Lays out the windows of images, as if they were those of one."""
-    source, image = kernels.windows(p.b.dtype, p.windowed.kernel), p.b.numel // p.batch
+    source, image = tensor_core_blocks.windows(p.b.dtype, p.windowed.kernel), p.b.numel // p.batch
     places = {"columns": p.n, "image": image, "slices": SLICES, **p.windowed.places}
     reads = [p.b]
     if source.scaled:
         tops = yield Scratch((p.batch, SLICES), DType.F32)
         words = {"slices": SLICES, "each": ceil(image, SLICES), "image": image}
-        yield Dispatch(kernels.tops(p.b.dtype, target), [p.b], [tops], p.batch * SLICES, words, label=p.label)
+        kernel = tensor_core_blocks.tops(p.b.dtype, target)
+        yield Dispatch(kernel, [p.b], [tops], p.batch * SLICES, words, label=p.label)
         reads.append(tops)
     yield _prepare(source, reads, p.batch * p.n, p.k, to, p, target, **places)
 
@@ -89,8 +92,8 @@ def _windows(p: Product, to: Prepared, target: Target) -> Steps:
 def _source(p: Product) -> Rows:
     """The columns of b."""
     if p.packed:
-        return kernels.packed(p.packing)
-    return kernels.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else kernels.columns(p.b.dtype)
+        return tensor_core_blocks.packed(p.packing)
+    return tensor_core_blocks.rows(p.b.dtype, p.k % 4 == 0) if p.transposed else tensor_core_blocks.columns(p.b.dtype)
 
 
 def _multiplied(products: Sequence[Product], target: Target, norm: Norm | None = None) -> Steps:
@@ -101,12 +104,12 @@ def _multiplied(products: Sequence[Product], target: Target, norm: Norm | None =
     if p.window:  # all images are one
         batch, n = 1, p.batch * p.n
     twice, tile = not rounds(p, target), tile_of(p)
-    source, given = kernels.rows(p.a.dtype, p.k % 4 == 0), replace(p, window=None)
+    source, given = tensor_core_blocks.rows(p.a.dtype, p.k % 4 == 0), replace(p, window=None)
     reads, eps = [p.a], {}
     if norm:
         if norm.row:
             yield norm.row
-        source, eps = kernels.rows(norm.x.dtype, p.k % 4 == 0, norm.weight.dtype), {"eps": norm.eps}
+        source, eps = tensor_core_blocks.rows(norm.x.dtype, p.k % 4 == 0, norm.weight.dtype), {"eps": norm.eps}
         reads, given = [norm.x, norm.weight], replace(given, label=norm.label)
     a = yield from _room(p.sets or batch, p.m, p.k, source.scaled, twice, reads)
     yield _prepare(source, reads, p.m, p.k, a, given, target, **eps)

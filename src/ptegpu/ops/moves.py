@@ -11,14 +11,21 @@ from ..graph.graph import Shape, Sym, Tensor
 from ..kernels import moves as kernels
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from . import walks
+from . import prefix_stable, walks
 from .pointwise import Strided, collapse, contiguous, pointwise
 from .registry import Dispatch, Out, Steps, SymInt, Work, broadcast, is_one, normalise_dim, op
 
+SELECT, SLICE = "aten.select_copy.int", "aten.slice_copy.Tensor"
 FEWEST = 16  # elements along a side of what is copied in tiles
 
 
-@op("aten.permute_copy.default", "aten.permute.default", moves=True, walks=walks.permuted)
+@op(
+    "aten.permute_copy.default",
+    "aten.permute.default",
+    moves=True,
+    walks=walks.permuted,
+    prefix=prefix_stable.permuted,
+)
 def permute(x: Tensor, dims: list[int], *, target: Target) -> Steps:
     order = [normalise_dim(d, x.rank) for d in dims]
     if sorted(order) != list(range(x.rank)):
@@ -65,7 +72,13 @@ def t(x: Tensor, *, target: Target) -> Steps:
     yield from permute(x, list(reversed(range(x.rank))), target=target)
 
 
-@op("aten.expand_copy.default", "aten.expand.default", moves=True, walks=walks.expanded)
+@op(
+    "aten.expand_copy.default",
+    "aten.expand.default",
+    moves=True,
+    walks=walks.expanded,
+    prefix=prefix_stable.expanded,
+)
 def expand(x: Tensor, size: list[int], implicit: bool = False, *, target: Target) -> Steps:
     """A size of -1 keeps the tensor's own."""
     lead = len(size) - x.rank
@@ -226,7 +239,7 @@ def position(x: Tensor, dim: int, index: SymInt) -> int:
     return at % size
 
 
-@op("aten.slice_copy.Tensor", "aten.slice.Tensor", moves=True, walks=walks.sliced)
+@op(SLICE, "aten.slice.Tensor", moves=True, walks=walks.sliced, prefix=prefix_stable.sliced)
 def slice_copy(
     x: Tensor,
     dim: int = 0,
@@ -273,7 +286,7 @@ class Row(Work):
         return self.index * self.y.numel
 
 
-@op("aten.select_copy.int", "aten.select.int", moves=True, walks=walks.sliced, role="row")
+@op(SELECT, "aten.select.int", moves=True, walks=walks.sliced, role="row")
 def select(x: Tensor, dim: int, index: SymInt) -> Steps:
     d = normalise_dim(dim, x.rank)
     first = position(x, d, index)

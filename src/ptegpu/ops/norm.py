@@ -99,7 +99,7 @@ def statistics_shape(x: Tensor, normalized_shape: list[int]) -> Shape:
     return (*x.shape[:kept], *(1 for _ in normalized_shape))
 
 
-@op("aten.native_layer_norm.default", fits="x float")
+@op("aten.native_layer_norm.default", fits="x float", by_row="norm")
 def layer_norm(
     x: Tensor,
     normalized_shape: list[int],
@@ -144,13 +144,13 @@ class Norm(Work):
         yield from normalise("element", *given, rows=rows, whole=x.shape[-1], centred=False, label=self.label)
 
 
-@op("et_vk.rms_norm.default", fits="x float[..., k], weight [k]", role="norm")
+@op("et_vk.rms_norm.default", fits="x float[..., k], weight [k]", role="norm", by_row="norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Steps:
     out = yield Out(x.shape, x.dtype)
     yield Norm(x, weight, eps, out)
 
 
-@op("aten.rms_norm.default", fits="x float")
+@op("aten.rms_norm.default", fits="x float", by_row="norm")
 def rms_norm_shaped(
     x: Tensor,
     normalized_shape: list[int],

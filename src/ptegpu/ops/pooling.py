@@ -13,9 +13,9 @@ from ..kernels import pooling as kernels
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from ..sizes import real
+from .conv_products import per_axis
 from .reduce import reduce
 from .registry import Dispatch, Out, Rule, Steps, define
-from .windows import per_axis
 
 LOWEST = {DType.I32: -(2**31), DType.I8: -128, DType.U8: 0}  # what a window without an element has
 

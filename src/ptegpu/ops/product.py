@@ -2,7 +2,7 @@
 
 A `Product` says where its rows come from (as they are, an RMS norm of them, int8, windows of an image), what its matrix
 is (floats, ints of 4 or 8 bits with scales, in parts), what is done to each result (bias, a formula, bounds), and which
-other products of the same rows are computed along with it. Rules yield it; a joined node adds to it (`joined.py`); and
+other products of the same rows are computed along with it. Rules yield it; a fused node adds to it (`fused.py`); and
 `VARIANTS` says which kernel does it best. Floats are summed in f32, ints in i32.
 """
 
@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..dtypes import DType
 from ..graph.graph import Tensor
+from ..kernels.gemm import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Tile, blocks, gemm
 from ..kernels.gemv import gemv_columns, gemv_rows
-from ..kernels.matmul import DEPTH, LARGE, MEDIUM, SLICED, SMALL, Finish, Form, Tile, add_parts, blocks, gemm, outer
+from ..kernels.matmul import Finish, Form, add_parts, outer
 from ..kernels.packing import WHOLE, Packing, loader
 from ..kernels.wgsl import KernelSpec, store_type
 from ..plan.target import Target
 from ..sizes import ceil, largest, smallest
-from . import exact, few, matrices, windows
+from . import conv_products, int8_products, matrices, packed_gemv
+from .conv_products import Window
 from .pointwise import cast
 from .registry import Dispatch, Scratch, Steps, Work
-from .windows import Window
 
 if TYPE_CHECKING:
-    from .attending import Attention
+    from .attention_record import Attention
     from .norm import Norm
 
 MAX_ROWS_ALONG_N = 4  # against a matrix stored along N
@@ -106,10 +107,10 @@ class Product(Work):
     def steps(self, target: Target) -> Steps:
         """One product per part of the matrix, each for its columns of the result."""
         if self.siblings or self.norm:
-            yield from few.together(self, target)
+            yield from packed_gemv.together(self, target)
             return
         if self.attention:
-            yield from few.merged(self, self.attention, target)
+            yield from packed_gemv.merged(self, self.attention, target)
             return
         if self.batch * self.m * self.n == 0:
             return
@@ -118,7 +119,7 @@ class Product(Work):
         quads = self.int8 and self.y_strides[1] % 4 == 0 and all(first % 4 == 0 for first in firsts)
         written = store_type(out.dtype, target) if firsts and not quads else out.dtype
         y = out if written is out.dtype else (yield Scratch(out.shape, written))
-        whole = (yield from exact.quantised(self, target)) if self.int8 and not self.window else self
+        whole = (yield from int8_products.quantised(self, target)) if self.int8 and not self.window else self
         for part in whole.columns(y):
             yield from _multiply(part, target)
         if y is not out:
@@ -273,7 +274,7 @@ def _gemv_rows(p: Product, target: Target) -> Steps:
     loads = p.k // 4 if p.k % 4 == 0 else p.k
     workgroup = target.workgroup(next((w for w in (256, 128, 64) if loads >= 4 * w), 32))
     blocks = ceil(p.n, columns)
-    kernel = gemv_rows(p.form(target, quads=False), few.kernel_rows(p.m), columns, workgroup, target)
+    kernel = gemv_rows(p.form(target, quads=False), packed_gemv.kernel_rows(p.m), columns, workgroup, target)
     yield p.dispatch(kernel, p.batch * blocks, blocks=blocks)
 
 
@@ -286,7 +287,7 @@ def _gemv_columns(p: Product, target: Target) -> Steps:
     blocks = ceil(p.n, 4 * lanes)
 
     def run(q: Product, parts: int, k_part: int) -> Dispatch:
-        kernel = gemv_columns(q.form(target, quads=True), few.kernel_rows(p.m), lanes, target)
+        kernel = gemv_columns(q.form(target, quads=True), packed_gemv.kernel_rows(p.m), lanes, target)
         return q.dispatch(kernel, parts * p.batch * blocks, blocks=blocks, k_part=k_part)
 
     yield from _over_k(p, blocks, THREADS, run, target)
@@ -310,7 +311,7 @@ def _gemm(tile: Tile) -> Callable[[Product, Target], Steps]:
 def _blocks(p: Product, target: Target) -> Steps:
     """An invocation for a few elements, which shares nothing: where barriers are dear."""
     load = loader(p.packing, "P.k" if p.transposed else "P.n") if p.packed else None
-    rows = few.kernel_rows(p.m) if p.m <= few.MAX_ROWS else few.MAX_ROWS
+    rows = packed_gemv.kernel_rows(p.m) if p.m <= packed_gemv.MAX_ROWS else packed_gemv.MAX_ROWS
     kernel = blocks(p.form(target, quads=True), rows, target, load)
     yield p.dispatch(kernel, ceil(p.batch * ceil(p.m, rows) * ceil(p.n, 4), kernel.kernel.workgroup))
 
@@ -367,22 +368,24 @@ class Variant:
 
 
 VARIANTS = (  # the first that fits is taken; the last one always does
-    Variant("int8 channel by channel", exact.depthwise, lambda p, _: p.int8 and not p.transposed),
-    Variant("int8 gemv", exact.gemv, lambda p, _: p.int8 and p.m <= exact.MAX_ROWS and not p.window),
-    Variant("int8 gemm 64", exact.gemm(MEDIUM), lambda p, target: p.int8 and _fills_whole(MEDIUM, p, target)),
-    Variant("int8 gemm 32", exact.gemm(SMALL), lambda p, _: p.int8),
-    Variant("transposed, by phases", windows.phases, windows.has_phases),
-    Variant("transposed", windows.transposed, lambda p, _: p.window and p.window.transposed),
-    Variant("whole image", windows.whole, windows.is_whole),
-    Variant("pointwise", windows.pointwise, windows.is_pointwise),
-    Variant("direct", windows.direct, windows.is_narrow),
-    Variant("windows", windows.gathered, lambda p, _: p.window and p.transposed),
+    Variant("int8 channel by channel", int8_products.depthwise, lambda p, _: p.int8 and not p.transposed),
+    Variant("int8 gemv", int8_products.gemv, lambda p, _: p.int8 and p.m <= int8_products.MAX_ROWS and not p.window),
+    Variant("int8 gemm 64", int8_products.gemm(MEDIUM), lambda p, target: p.int8 and _fills_whole(MEDIUM, p, target)),
+    Variant("int8 gemm 32", int8_products.gemm(SMALL), lambda p, _: p.int8),
+    Variant("transposed, by phases", conv_products.phases, conv_products.has_phases),
+    Variant("transposed", conv_products.transposed, lambda p, _: p.window and p.window.transposed),
+    Variant("whole image", conv_products.whole, conv_products.is_whole),
+    Variant("pointwise", conv_products.pointwise, conv_products.is_pointwise),
+    Variant("direct", conv_products.direct, conv_products.is_narrow),
+    Variant("windows", conv_products.gathered, lambda p, _: p.window and p.transposed),
     Variant("outer", one_by_one, lambda p, _: (p.k <= 8 or not p.a.dtype.is_float) and not (p.packed or p.window)),
-    Variant("packed gemv", few.gemv, few.serves),
+    Variant("packed gemv", packed_gemv.gemv, packed_gemv.serves),
     Variant("blocks", _blocks, lambda p, target: target.software),
-    Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= few.MAX_ROWS and not p.packed),
+    Variant("gemv rows", _gemv_rows, lambda p, _: p.transposed and p.m <= packed_gemv.MAX_ROWS and not p.packed),
     Variant(
-        "gemv rows, swapped", _gemv_rows_swapped, lambda p, _: p.transposed and p.n <= few.MAX_ROWS and not p.packed
+        "gemv rows, swapped",
+        _gemv_rows_swapped,
+        lambda p, _: p.transposed and p.n <= packed_gemv.MAX_ROWS and not p.packed,
     ),
     Variant("gemv columns", _gemv_columns, lambda p, _: p.m <= MAX_ROWS_ALONG_N and not p.packed),
     Variant("matrices", matrices.gemm, matrices.serves),

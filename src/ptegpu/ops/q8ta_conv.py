@@ -13,10 +13,10 @@ from dataclasses import replace
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
+from .conv_products import Window, per_axis, window_of
 from .linear_q8 import check_sums, is_relu
 from .product import Int8, Packed, convolved
 from .registry import Out, Steps, op
-from .windows import Window, per_axis, window_of
 
 QUANTISED = "x int8[n, c, h, w], weights int8, weight_sums int32, weight_scales float, bias float"
 

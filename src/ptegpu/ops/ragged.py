@@ -13,33 +13,17 @@ import math
 from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from ..kernels import attention as kernels
 from ..kernels import attention_rows as few
 from ..kernels.attention import PAGE, Form
+from ..kernels.attention_merge import merge
 from ..kernels.cache import write_pages
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
 from ..sizes import largest, smallest
-from .attending import OF_ROWS, ROWS_PART, sizes
+from .attention_record import OF_ROWS, ROWS_PART, sizes
 from .registry import Dispatch, Out, Scratch, Steps, op
 
 ATTEND = "ptegpu.attend_pages.default"
-
-# What a decoder for one sequence does with a position, and what takes its place (`ptegpu.models.text.ragged`).
-SELECT, TAKE, VIEW, SIZE = (
-    "aten.select_copy.int",
-    "aten.index_select.default",
-    "aten.view_copy.default",
-    "sym_size.int",
-)
-ROTARY, SLICE = "et_vk.apply_rotary_emb_hf.default", ("aten.slice_copy.Tensor",)
-WITH_CACHE = ("sdpa_with_kv_cache.default", "llama.sdpa_with_kv_cache.default")
-OVER_CACHE = ("custom_sdpa.default", "llama.custom_sdpa.default")
-WRITE = ("update_cache.default", "llama.update_cache.default")
-LAST = ("aten.select_copy.int", "aten.slice_copy.Tensor")
-POSITION = ("et_vk.select_as_symint.default", "aten._local_scalar_dense.default", "aten.select_copy.int")
-SUM = ("add", "executorch_prim.add.Scalar")
-SAME = ("aten.alias_copy.default", "aten.clone.default", "aten.view_copy.default", "aten._to_copy.default")
 
 
 @op(ATTEND, mutates=["key_pages", "value_pages"], fits="query float, rows int32, tables int32")
@@ -104,7 +88,7 @@ def attend_pages(
     reads = [query, key_pages, value_pages, rows, tables]
     yield Dispatch(kernel, reads, [result], count * shared * blocks * splits, params, flops=flops)
     if form.split:
-        kernel = kernels.merge(form, target)
+        kernel = merge(form, target)
         groups = -(-count * heads * form.value_quads // kernel.kernel.workgroup)
         yield Dispatch(kernel, [result, rows], [y], groups, {**shares, "apart": apart, **each["y"].strides("y")})
 

@@ -22,6 +22,7 @@ from ..plan.target import Target
 from ..sizes import largest, real, smallest
 from .pointwise import cast, collapse, contiguous
 from .registry import Dispatch, Number, Out, Scratch, Step, Steps, define, normalise_dim, op
+from .spans import summed
 
 LONG = 32  # loads per lane above which a row may be split
 PART = 8  # loads per lane that each part keeps
@@ -233,7 +234,7 @@ def require_elements(x: Tensor, dims: Sequence[int]) -> None:
             raise ShapeError(f"dimension {k} of {list(x.shape)} is empty: it has no largest or smallest element")
 
 
-def totals(base: str, fold: str, *overloads: str, fits: str = "x any") -> None:
+def totals(base: str, fold: str, *overloads: str, fits: str = "x any", **traits: Any) -> None:
     """`sum`, `prod` and `mean`: over a list of dimensions, one, or all; the output's dtype is the accumulator's."""
 
     def over(x: Tensor, dims: list[int], keepdim: bool, target: Target) -> Steps:
@@ -250,8 +251,8 @@ def totals(base: str, fold: str, *overloads: str, fits: str = "x any") -> None:
     def every(x: Tensor, dtype: int | None = None, *, target: Target) -> Steps:
         yield from over(x, reduced_dims(x, None), False, target)
 
-    define([f"{base}.{o}" for o in overloads], some, "steps", fits=fits)
-    define([f"{base}.default"], every, "steps", fits=fits)
+    define([f"{base}.{o}" for o in overloads], some, "steps", fits=fits, sums=fold != "mean", **traits)
+    define([f"{base}.default"], every, "steps", fits=fits, sums=fold != "mean", **traits)
 
 
 def extremes(base: str, alias: str, largest: bool) -> None:
@@ -283,10 +284,10 @@ def extremes(base: str, alias: str, largest: bool) -> None:
         indices = yield Out(shape, DType.I32)
         yield from find_extreme(largest, x, dims, values, indices, target)
 
-    define([f"aten.{fold}.default"], some, "steps", wide=True)
-    define([f"{base}.default"], every, "steps", wide=True)
-    define([f"{alias}.default"], index, "steps", wide=True, fits="x number")
-    define([f"{base}.dim"], both, "steps", wide=True)
+    define([f"aten.{fold}.default"], some, "steps", elements=("x",))
+    define([f"{base}.default"], every, "steps", elements=("x",))
+    define([f"{alias}.default"], index, "steps", wide=True, fits="x number", places=0)
+    define([f"{base}.dim"], both, "steps", elements=("x",), places=1)
 
 
 def logical(base: str, fold: str) -> None:
@@ -366,7 +367,7 @@ def var_mean(
     yield cast(exact, mean, target)
 
 
-def running(name: str, operator: str) -> None:
+def running(name: str, operator: str, **traits: Any) -> None:
     """`cumsum` and `cumprod`, in the output's type."""
 
     def rule(x: Tensor, dim: int, dtype: int | None = None, *, target: Target) -> Steps:
@@ -382,10 +383,10 @@ def running(name: str, operator: str) -> None:
         kernel = kernels.scan(name, operator, x.dtype, stored, quads, lanes, target)
         yield Dispatch(kernel, [x], [out], lanes.groups(lines), {"rows": lines, "length": loads, "inner": inner})
 
-    define([f"aten.{name}.default"], rule, "steps", fits="x any -> number")
+    define([f"aten.{name}.default"], rule, "steps", fits="x any -> number", sums=True, **traits)
 
 
-totals("aten.sum", "sum", "dim_IntList")
+totals("aten.sum", "sum", "dim_IntList", span=summed)
 totals("aten.mean", "mean", "dim", fits="x any -> float")
 totals("aten.prod", "prod", "dim_int")
 extremes("aten.max", "aten.argmax", largest=True)
@@ -394,5 +395,5 @@ logical("aten.any", "any")
 logical("aten.all", "all")
 spreads("aten.var", "var")
 spreads("aten.std", "std")
-running("cumsum", "+")
+running("cumsum", "+", span=summed)
 running("cumprod", "*")

@@ -25,6 +25,7 @@ from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
+from . import prefix_stable, spans
 from .fits import Fits, parsed
 from .schema import Number, Options, Parameter, Schema, SymInt, parameters_of  # noqa: F401  (for the families)
 
@@ -93,7 +94,7 @@ class Bounded(NamedTuple):
 
 
 class Work:
-    """What is to be computed, as data: a record that a joined node can add to before it becomes dispatches."""
+    """What is to be computed, as data: a record that a fused node can add to before it becomes dispatches."""
 
     __slots__ = ()
     label: str
@@ -112,6 +113,8 @@ Serves = Callable[[Mapping[str, Any]], bool]
 ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
 Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
 Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
+ZeroTest = Callable[[spans.Operands], bool]
+ByRow = Literal["", "product", "norm", "elements"]
 Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
 
@@ -122,21 +125,32 @@ class Traits:
     # Effects: what a call changes, and what changes a call.
     mutates: tuple[int, ...] = ()  # parameters written in place (states)
     hollow: bool = False  # its result holds nothing: no kernel writes it, and a program that looks finds zeros
-    positions: tuple[int, ...] = ()  # parameters that kernels read and no shape depends on: a new value reruns no rule
 
     # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
     fits: Fits | None = None  # what its tensors must be; None: any that a GPU holds. Given as text: see `fits.py`
     wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
-    moves: bool = False  # results have elements of the first argument only, in any order and number; so it is wide
+    moves: bool = False  # results have elements of the first argument only, in any order and number
     serves: Serves | None = None  # whether the GPU takes a call: of bound arguments, tensors as the program declares
+
+    # Values: what follows about ints and sizes without running it. Of operands by name.
+    span: spans.Rule | None = None  # the range of its first result
+    elements: tuple[str, ...] = ()  # parameters whose elements that has (so it is wide); of what moves: the first
+    places: int | None = None  # which result has numbers of elements of the first argument
+    sums: bool = False  # adds or multiplies ints, in int64 unless its parameter `dtype` names another type
+    casts: bool = False  # converts to the dtype of its result
+    multiplies: bool = False  # its result is the product of its two arguments
+    tests_zero: ZeroTest | None = None  # whether its result says which elements of the first argument are not 0
+    neutral: int | None = None  # a second argument with which its result is the first one
+    prefix: prefix_stable.Rule | None = None  # the sizes of its result, if smaller ones see the first elements of it
 
     # Indices: which arguments name elements, and their bounds at the live shapes. Of bound arguments.
     indexes: Indexes | None = None
 
     # Joining: what passes may make of it.
     splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
-    role: Role = ""  # in joined nodes: its last step is a `Product`, or its only one another work of that kind
+    role: Role = ""  # in fused nodes: its last step is a `Product`, or its only one another work of that kind
 
+    by_row: ByRow = ""  # how each row of its result follows from the same row of its first argument, if it does
     by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
     rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
 
@@ -145,6 +159,10 @@ class Traits:
     # Symbolic ints.
     whole: bool = False  # the result is an int whatever the argument's dtype
     reads: bool = False  # the result is an element of the first argument: the rule says which of all
+
+    def copies(self, args: Sequence[object]) -> bool:
+        """Return whether a call with these arguments gives the first one."""
+        return self.neutral is not None and args[1:] == (self.neutral,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,14 +277,6 @@ class OpDef(Traits, Schema):
         """The arguments that are scalars of the tensors' kind."""
         return [a for a, p in zip(self.place(args), self.parameters) if {int, float} == p.kinds - {type(None)}]
 
-    def baked(self, args: Sequence[Arg]) -> list[Sym]:
-        """Symbolic ints that the lowering sees by value only: a plan holds for these values alone."""
-        found: list[Sym] = []
-        for a, p in zip(self.place(args), self.parameters):
-            if not p.keeps:
-                found += [s for s in (a if isinstance(a, tuple) else (a,)) if isinstance(s, Sym)]
-        return found
-
 
 REGISTRY: dict[str, OpDef] = {}
 
@@ -297,12 +307,12 @@ def op(*names: str, **traits: Any) -> Callable[[F], F]:
     return _registering(names, "steps", traits)
 
 
-def view(*names: str) -> Callable[[F], F]:
+def view(*names: str, **traits: Any) -> Callable[[F], F]:
     """Register an operator whose result has the elements of its first argument in the same order.
 
     The function returns the shape. It costs nothing where the dtypes agree; otherwise it is a cast.
     """
-    return _registering(names, "view", {"moves": True})
+    return _registering(names, "view", {"moves": True, "prefix": prefix_stable.reshaped, **traits})
 
 
 def sym(*names: str, **traits: Any) -> Callable[[F], F]:
@@ -322,13 +332,16 @@ def define(names: Iterable[str], rule: Callable[..., Any], kind: str, **traits: 
     """Put a rule into the registry under each name; `traits` are those of `Traits`, with names for parameters."""
     parameters = parameters_of(rule)
     places = {p.name: k for k, p in enumerate(parameters)}
-    for trait in ("mutates", "positions", "splits"):
+    for trait in ("mutates", "splits"):
         traits[trait] = tuple(places[name] for name in traits.get(trait, ()))
     tensors = [
         p.name for p in parameters if Tensor in p.kinds or any(Tensor in k for k in p.kinds if isinstance(k, frozenset))
     ]
     traits["fits"] = parsed(traits["fits"], tensors) if "fits" in traits else None
-    traits["wide"] = traits.get("wide") or traits.get("moves", False)
+    if traits.get("moves"):
+        traits["elements"] = (parameters[0].name,)
+    if "elements" in traits:
+        traits |= {"wide": True, "span": spans.elements(*traits["elements"])}
     traits |= {kind: rule, "doc": inspect.getdoc(rule) or ""}
     signature = inspect.signature(rule).parameters.values()
     wants = frozenset(p.name for p in signature if p.kind is p.KEYWORD_ONLY)

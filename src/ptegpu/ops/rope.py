@@ -7,8 +7,10 @@ from typing import Any
 
 from ..errors import ShapeError
 from ..graph.graph import Sym, Tensor
-from .attending import Rotary
+from .attention_record import Rotary
 from .registry import Bounded, Out, Steps, SymInt, op
+
+ROTARY = "et_vk.apply_rotary_emb_hf.default"
 
 
 def _check_pair(xq: Tensor, xk: Tensor, layout: str = "[B, S, H, D]") -> None:
@@ -46,7 +48,7 @@ def _positions(a: Mapping[str, Any]) -> Iterable[Bounded]:
         yield Bounded(a["start_pos"], 0, tables.shape[-2] - xq.shape[tables.rank - 1] + 1)
 
 
-@op("et_vk.apply_rotary_emb_hf.default", positions=["start_pos"], fits="xq float", indexes=_positions, role="rotary")
+@op(ROTARY, fits="xq float", indexes=_positions, role="rotary")
 def apply_rotary_emb_hf(xq: Tensor, xk: Tensor, freqs_cos: Tensor, freqs_sin: Tensor, start_pos: SymInt = 0) -> Steps:
     """The halves of the first R elements turn by rows `start_pos` … of tables; R ≤ D, the rest stays.
 

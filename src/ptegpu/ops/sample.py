@@ -12,7 +12,9 @@ from ..dtypes import DType
 from ..errors import ShapeError
 from ..graph.graph import Tensor
 from ..kernels import sample as kernels
-from ..kernels.sample import BINS, DIGITS, PART_WORDS, STATE_WORDS, Pick
+from ..kernels.sample import PART_WORDS
+from ..kernels.sample_rows import each_row
+from ..kernels.sample_selection import BINS, DIGITS, STATE_WORDS, Pick, draw, select
 from ..plan.target import Target
 from ..sampling import DRAW, PENALTY, SETTINGS, TOP_K, TOP_P
 from ..sizes import largest
@@ -82,9 +84,9 @@ def _draw(
         shift, mask, settled = DIGITS[digit]
         now = {"bins": k * BINS, "state": states + k * STATE_WORDS, "shift": shift, "mask": mask}
         params = part | _before(k, rounds, states) | now | {"settled_bits": settled}
-        yield Dispatch(kernels.select(pick, fresh, mass, target), read, [work], parts, params)
+        yield Dispatch(select(pick, fresh, mass, target), read, [work], parts, params)
     best = yield Scratch((parts * 2,), DType.I32)
-    kernel = kernels.draw(bool(rounds), target)
+    kernel = draw(bool(rounds), target)
     params = part | (_before(len(rounds), rounds, states) if rounds else {})
     yield Dispatch(kernel, [changed, summary, settings], [*([work] if rounds else []), best], parts, params)
     kernel = kernels.finish(logits.dtype, target)
@@ -134,7 +136,7 @@ def sample_rows(logits: Tensor, settings: Tensor, seen: Tensor, *, target: Targe
     logprob = yield Out((rows,), DType.F32)
     if not rows:
         return
-    kernel = kernels.each_row(logits.dtype, target)
+    kernel = each_row(logits.dtype, target)
     yield Dispatch(kernel, [logits, settings, seen], [token, logprob], rows, {"length": length, "words": words})
 
 

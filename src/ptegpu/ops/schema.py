@@ -48,7 +48,6 @@ class Parameter(NamedTuple):
 
     name: str
     convert: Convert = lambda a: a
-    keeps: bool = False  # gets a Sym itself rather than its value
     default: Any = REQUIRED
     kinds: Kinds = frozenset({Any})  # what a value can be
 
@@ -84,6 +83,11 @@ class Schema:
         """The bound arguments by the names of their parameters."""
         return {p.name: value for p, value in zip(self.parameters, self.bind(args), strict=True)}
 
+    def operands(self, args: Sequence[Any]) -> dict[str, Any]:
+        """Return the arguments as they are by the names of their parameters, with the defaults of those left out."""
+        placed = self.place(args)
+        return {p.name: placed[k] if k < len(placed) else p.default for k, p in enumerate(self.parameters)}
+
     def place(self, args: Sequence[Any]) -> Sequence[Any]:
         """One argument per parameter: `Options`, which are four arguments or none, become one None."""
         at = next((k for k, p in enumerate(self.parameters) if _Options in p.kinds), len(args))
@@ -113,7 +117,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...]:
                 raise KeyError(p.name)
             kinds, convert = _meaning(p.annotation, function.__globals__)
             default = list(p.default) if isinstance(p.default, tuple) else p.default
-            found.append(Parameter(p.name, convert, Sym in kinds, default, kinds))
+            found.append(Parameter(p.name, convert, default, kinds))
         except KeyError:
             raise TypeError(
                 f"parameter '{p.name}' of {function.__name__} needs an annotation: Tensor, int, float, bool, str, "

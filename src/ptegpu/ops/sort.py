@@ -85,19 +85,19 @@ def _values_and_places(x: Tensor, dim: int, keep: int, order: Order, target: Tar
     yield read(x, aligned(x, d, indices), values, target)
 
 
-@op("aten.sort.stable", wide=True)
+@op("aten.sort.stable", elements=("x",), places=1)
 def sort_stable(x: Tensor, stable: bool | None, dim: int = -1, descending: bool = False, *, target: Target) -> Steps:
     """The elements in order, and where they were; equal ones keep their order, whether that is asked for or not."""
     length = x.shape[normalise_dim(dim, x.rank)] if x.rank else 1
     yield from _values_and_places(x, dim, length, "down" if descending else "up", target)
 
 
-@op("aten.sort.default", wide=True)
+@op("aten.sort.default", elements=("x",), places=1)
 def sort(x: Tensor, dim: int = -1, descending: bool = False, *, target: Target) -> Steps:
     yield from sort_stable(x, True, dim, descending, target=target)
 
 
-@op("aten.topk.default", wide=True, fits="x number")
+@op("aten.topk.default", elements=("x",), places=1, fits="x number")
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, target: Target) -> Steps:
     """The k largest or smallest elements, in order.
 
@@ -137,7 +137,7 @@ def _kth(x: Tensor, dim: int, k: int, keepdim: bool, middle: bool, target: Targe
     yield read(x, along(x, dim, indices, one, contiguous(one)), values, target)
 
 
-@op("aten.kthvalue.default", wide=True, fits="x number")
+@op("aten.kthvalue.default", elements=("x",), places=1, fits="x number")
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target: Target) -> Steps:
     """The k-th smallest element, counted from 1, and where it is.
 
@@ -150,7 +150,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False, *, target:
     yield from _kth(x, d, k - 1, keepdim, False, target)
 
 
-@op("aten.median.dim", wide=True, fits="x number")
+@op("aten.median.dim", elements=("x",), places=1, fits="x number")
 def median(x: Tensor, dim: int, keepdim: bool = False, *, target: Target) -> Steps:
     """The element in the middle, the lower of two, or NaN where there is one, and where it is.
 

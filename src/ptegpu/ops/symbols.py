@@ -8,9 +8,13 @@ from typing import Any
 
 from ..errors import ShapeError
 from ..graph.graph import Tensor
+from ..graph.names import ADD
 from ..sizes import Size, largest, smallest
+from . import spans
 from .pointwise import contiguous
 from .registry import Number, define, normalise_dim, sym
+
+SIZE = "sym_size.int"
 
 
 def _dim(x: Tensor, dim: int) -> int:
@@ -20,12 +24,12 @@ def _dim(x: Tensor, dim: int) -> int:
     return normalise_dim(dim, x.rank)
 
 
-@sym("sym_size.int", "aten.sym_size.int", whole=True)
+@sym(SIZE, "aten.sym_size.int", whole=True, span=spans.size)
 def sym_size(x: Tensor, dim: int) -> int:
     return x.shape[_dim(x, dim)]
 
 
-@sym("aten.sym_numel.default", "aten.sym_numel", whole=True)
+@sym("aten.sym_numel.default", "aten.sym_numel", whole=True, span=spans.numel)
 def sym_numel(x: Tensor) -> int:
     return x.numel
 
@@ -49,17 +53,26 @@ def local_scalar_dense(x: Tensor) -> int:
     return 0
 
 
-def _binary(name: str, function: Callable[[Any, Any], int]) -> None:
+def _names(name: str) -> tuple[str, str]:
+    """Return how a delegate and a program call the same arithmetic."""
+    return name, f"executorch_prim.{name}.Scalar"
+
+
+def _binary(name: str, function: Callable[[Any, Any], int], **traits: Any) -> None:
     def rule(a: Number, b: Number) -> int:
         value = function(a, b)
         return value if isinstance(value, Size) else int(value)
 
-    define([name, f"executorch_prim.{name}.Scalar"], rule, "sym", wide=True)
+    define(_names(name), rule, "sym", wide=True, **traits)
 
 
-for _name in ("add", "sub", "mul", "mod", "lt", "le", "gt", "ge", "eq", "ne"):
+SUM = _names(ADD)
+_binary(ADD, operator.add, span=spans.both(operator.add), neutral=0)
+_binary("sub", operator.sub, span=spans.both(operator.sub))
+_binary("mul", operator.mul, span=spans.both(operator.mul))
+_binary("floordiv", operator.floordiv, span=spans.divided)
+for _name in ("mod", "lt", "le", "gt", "ge", "eq", "ne"):
     _binary(_name, getattr(operator, _name))
-_binary("floordiv", operator.floordiv)
 _binary("sym_min", smallest)
 _binary("sym_max", largest)
 

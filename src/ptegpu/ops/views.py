@@ -7,10 +7,10 @@ from typing import Any
 
 from ..errors import ShapeError
 from ..graph.graph import Shape, Tensor
+from ..graph.names import COPY, PREPACK, VIEW
 from .registry import Options, normalise_dim, view
 
 CLONE = "aten.clone.default"
-VIEW = "aten.view_copy.default"
 
 
 @view(VIEW, "aten.view.default", "aten._unsafe_view.default", "executorch_prim.et_view.default")
@@ -51,7 +51,7 @@ def unsqueeze(x: Tensor, dim: int) -> Shape:
     return (*x.shape[:k], 1, *x.shape[k:])
 
 
-@view("aten.alias_copy.default", "aten.lift_fresh_copy.default", "aten.detach_copy.default")
+@view(COPY, "aten.lift_fresh_copy.default", "aten.detach_copy.default")
 def alias(x: Tensor) -> Shape:
     return x.shape
 
@@ -66,12 +66,12 @@ def clone_order(x: Tensor, non_blocking: Any = False, order: Any = None) -> Shap
     return x.shape
 
 
-@view("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+@view("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default", casts=True)
 def to_copy(x: Tensor, options: Options = None, non_blocking: Any = False, order: Any = None) -> Shape:
     return x.shape
 
 
-@view("et_vk.prepack.default")
+@view(PREPACK)
 def prepack(x: Tensor) -> Shape:
     """The upload of a constant. The importer turns it into the constant itself; what is left is a copy."""
     return x.shape

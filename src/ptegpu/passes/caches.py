@@ -11,26 +11,26 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..dtypes import DType
-from ..graph.graph import Graph, Node, Tensor, flatten
-from ..ops.attending import Attention, Written
-from ..ops.joined import work
+from ..graph.graph import Graph, Node, Tensor
+from ..graph.uses import Uses
+from ..ops.attention_record import Attention, Written
+from ..ops.nodes import work
 
 
 def halve_caches(graph: Graph) -> int:
-    """Change the type of caches, in place; how many there were."""
-    kept = set(flatten(tuple(graph.outputs))) | {v for pair in graph.writebacks for v in pair}
+    """Change the type of caches, in place; return how many there were."""
     nodes = [n for node in graph.nodes for n in _parts(node)]
-    states = {t for n in nodes for t in n.values() if isinstance(t, Tensor) and t.kind == "state"} - kept
+    states = {t for n in nodes for t in n.values() if isinstance(t, Tensor) and t.kind == "state"}
     others = {t for n in nodes for t in n.values() if isinstance(t, Tensor) and t not in _caches(n)}
-    found = [t for t in states - others if t.dtype is DType.F32]
-    for t in found:
+    caches = [t for t in states - others - Uses(graph).kept if t.dtype is DType.F32]
+    for t in caches:
         t.dtype = DType.F16
         t.data = None if t.data is None else t.data.astype(np.float16)
-    return len(found)
+    return len(caches)
 
 
 def _parts(node: Node) -> Iterator[Node]:
-    """The node, or what it was made of."""
+    """Yield the node, or what it was made of."""
     if not node.members:
         yield node
     for member in node.members:
@@ -38,7 +38,7 @@ def _parts(node: Node) -> Iterator[Node]:
 
 
 def _caches(node: Node) -> tuple[Tensor, ...]:
-    """What the node touches as caches only."""
+    """Return what the node touches as caches only."""
     done = work(node) if node.op.role in ("attention", "cache") else None
     if isinstance(done, Attention):
         return tuple({done.k, done.v} - {done.q, done.mask, *(done.new or ())})

@@ -6,29 +6,26 @@ byte more. It must be the only reader of the product, and of its results only th
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
-from ..graph.graph import Graph, Node, Tensor, flatten
+from ..graph.graph import Graph, Node
+from ..graph.match import Match, Op, rewrite
+
+PRODUCT = Op(lambda node: node.op.rescaled is not None)
+PATTERN = Op(lambda node: node.op.by_channel is not None, (PRODUCT,))
 
 
 def fold_channels(graph: Graph) -> None:
     """Replace products and the norms that read them by products, in place."""
-    users = Counter(v for n in graph.nodes for v in dict.fromkeys(n.values()))
-    kept = Counter([*flatten(tuple(graph.outputs)), *(v for pair in graph.writebacks for v in pair)])
-    mutated = {t for n in graph.nodes for t in n.mutates}
-    products = {n.outs[0]: n for n in graph.nodes if n.op.rescaled is not None and not mutated & {*n.values(), *n.outs}}
-    gone: dict[Node, Node] = {}  # norm → the product with it
-    for node in graph.nodes:
-        x = node.args[0] if node.args else None
-        if node.op.by_channel is None or not isinstance(x, Tensor) or x not in products or mutated & set(node.outs):
-            continue
-        if users[x] != 1 or kept[x] or any(users[o] or kept[o] for o in node.outs[1:]):
-            continue
-        product = products[x]
-        factors = node.op.by_channel(node.op.named(node.args))
-        args = None if factors is None else product.op.rescaled(product.op.named(product.args), *factors)  # type: ignore[misc]
-        if args is not None:
-            name = f"{product.name} and {node.name}"
-            gone[product] = gone[node] = replace(product, args=args, outs=node.outs[:1], name=name)
-    graph.nodes = [gone.get(n, n) for n in graph.nodes if n not in gone or n.op.rescaled is None]
+    rewrite(graph, [PATTERN], _folded)
+
+
+def _folded(match: Match) -> Node | None:
+    norm, product = match.nodes
+    assert norm.op.by_channel is not None and product.op.rescaled is not None
+    if not all(match.uses.stays_within(o, ()) for o in norm.outs[1:]):
+        return None
+    factors = norm.op.by_channel(norm.op.named(norm.args))
+    args = factors and product.op.rescaled(product.op.named(product.args), *factors)
+    name = f"{product.name} and {norm.name}"
+    return None if args is None else replace(product, args=args, outs=norm.outs[:1], name=name)

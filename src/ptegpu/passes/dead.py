@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..graph.graph import Graph, Value, flatten
+from ..graph.graph import Graph
+from ..graph.uses import Uses
 
 
 def remove_dead(graph: Graph) -> None:
-    """Keeps what an output, a state or a later node needs; writing a state in place is a use."""
-    live: set[Value] = set(flatten(tuple(graph.outputs)))
-    live.update(v for pair in graph.writebacks for v in pair)
+    """Keep what an output, a state or a later node needs; writing a state in place is a use."""
+    live = Uses(graph).kept
     kept = []
     for node in reversed(graph.nodes):
         writes = any(t.kind == "state" or t in live for t in node.mutates)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import PtegpuError
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, flatten
+from ..graph.uses import Uses
 from ..limits import may_fold
 from ..ops.walks import expanded
 from ..portable import PORTABLE, OutSpec, call
@@ -25,8 +26,8 @@ LARGEST_FILL = 1 << 16  # bytes: a larger tensor made of nothing but scalars is 
 
 
 def fold_constants(graph: Graph, *, repeats: bool = True) -> None:
-    """Make constants of the results of nodes with constant arguments, in place; those of repetitions, if so said."""
-    mutated = {t for n in graph.nodes for t in n.mutates}
+    """Make constants of the results of nodes with constant arguments, in place; of repetitions only with `repeats`."""
+    mutated = Uses(graph).mutated
     kept = []
     for node in graph.nodes:
         results = _evaluate(node) if _foldable(node, mutated, repeats) else None
@@ -54,7 +55,7 @@ def _foldable(node: Node, mutated: set[Tensor], repeats: bool) -> bool:
 
 
 def _evaluate(node: Node) -> list[np.ndarray] | None:
-    """The results; None if the arguments make no sense, which the shape rules then say better."""
+    """Return the results; None if the arguments make no sense, which the shape rules then say better."""
     outs = [o for o in node.outs if isinstance(o, Tensor)]
     try:
         if node.op.infer(node.args, outs) != [o.max_shape for o in outs]:

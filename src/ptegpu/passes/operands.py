@@ -6,33 +6,30 @@ A matrix that is repeated for each of a batch is one for all of its rows: one pr
 from __future__ import annotations
 
 from ..graph.graph import Graph, Node
-from ..ops.joined import copied, join, product, result, unmoved
+from ..graph.uses import Uses, replace_nodes
+from ..ops.fused import UnmovedProduct, unmoved
+from ..ops.nodes import copied, product, result
 from ..ops.walks import is_walk
 from .dead import remove_dead
-from .siblings import put
 
 
-def join_operands(graph: Graph) -> None:
-    """Replace products and what moves their matrices by joined nodes, in place."""
-    makers = {o: n for n in graph.nodes for o in n.outs}
-    mutated = {t for n in graph.nodes for t in n.mutates}
-    joined: dict[Node, Node] = {}
+def fuse_operands(graph: Graph) -> None:
+    """Replace products and what moves their matrices by fused nodes, in place."""
+    uses, new = Uses(graph), dict[Node, Node]()
     for node in graph.nodes:
-        if node.op.role != "product" or node.members or (made := product(node)) is None or made.window:
+        if node.op.role != "product" or node.members or (p := product(node)) is None or p.window:
             continue
         moves: list[Node] = []
-        t = made.b
-        while t in makers and is_walk(makers[t]) and len(makers[t].outs) == 1:
-            moves.insert(0, makers[t])
-            t = moves[0].args[0]  # type: ignore[assignment]
-        while moves and (
-            mutated & set(moves[0].values()) or _read_otherwise(node, moves) or unmoved(made, moves) is None
-        ):
+        t = p.b
+        while (maker := uses.maker.get(t)) is not None and is_walk(maker) and len(maker.outs) == 1:
+            moves.insert(0, maker)
+            t = maker.args[0]  # type: ignore[assignment]
+        while moves and (not uses.steady(moves[0]) or _read_otherwise(node, moves) or unmoved(p, moves) is None):
             del moves[0]
         if any(m.op.walks is not None for m in moves):
-            joined[node] = join("read", list(copied([*moves, node], result(node))[0].values()))
-    if joined:
-        put(graph, joined, set())
+            new[node] = UnmovedProduct(tuple(copied([*moves, node], result(node))[0].values())).node()
+    if new:
+        replace_nodes(graph, new)
         remove_dead(graph)
 
 

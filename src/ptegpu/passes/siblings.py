@@ -1,4 +1,4 @@
-"""Join products that read the same x: for few rows of x, as in decoding, one dispatch computes all of them.
+"""Fuse products that read the same x: for few rows of x, as in decoding, one dispatch computes all of them.
 
 - Siblings, such as the projections to queries, keys and values, become one node with a result for each.
 - A pair becomes one node too, where the second one computes with the first one's result, and nobody else does: gate and
@@ -10,24 +10,27 @@ take memory for longer, so it is by a few nodes only. The first of a pair moves 
 
 from __future__ import annotations
 
-from collections import Counter
-
 from ..graph.graph import Arg, Graph, Node, Tensor, flatten
-from ..ops.joined import join, product
+from ..graph.uses import Uses, replace_nodes
+from ..ops.fused import SiblingProducts
+from ..ops.nodes import product
 from ..ops.product import Product
 
 MAX_SIBLINGS = 4
 MAX_DISTANCE = 16  # nodes from the first sibling on
 
 
-def join_siblings(graph: Graph) -> None:
-    """Replace products of the same x by joined nodes, in place."""
-    mutated = {t for n in graph.nodes for t in n.mutates}
-    found = {n: p for n in graph.nodes if n.op.role == "product" and (p := product(n)) and _is_fixed(p)}
-    products = {n: p for n, p in found.items() if not mutated & set(n.values())}
+def fuse_siblings(graph: Graph) -> None:
+    """Replace products of the same x by fused nodes, in place."""
+    uses = Uses(graph)
+    steady = [n for n in graph.nodes if n.op.role == "product" and uses.steady(n)]
+    products = {n: p for n in steady if (p := product(n)) and _is_fixed(p)}
     plain = {n: p for n, p in products.items() if not n.members and all(map(is_constant, flatten(n.args[1:])))}
-    gone = _join_pairs(graph, plain, {n: p for n, p in products.items() if n.members})
-    _join_abreast(graph, {n: p for n, p in plain.items() if n not in gone})
+    pairs = _pairs(uses, plain, {n: p for n, p in products.items() if n.members})
+    replace_nodes(graph, {pair[-1]: SiblingProducts(pair).node() for pair in pairs})
+    paired = {n for pair in pairs for n in pair}
+    groups = _groups(Uses(graph), {n: p for n, p in plain.items() if n not in paired})
+    replace_nodes(graph, {g[0]: SiblingProducts(tuple(g)).node() for g in groups if len(g) > 1})
 
 
 def is_constant(a: Arg) -> bool:
@@ -35,41 +38,28 @@ def is_constant(a: Arg) -> bool:
 
 
 def _is_fixed(p: Product) -> bool:
-    """Whether it has a packed matrix that never varies."""
+    """Return True if it has a packed matrix that never varies."""
     return p.packed is not None and all(map(is_constant, p.matrix))
 
 
-def _join_pairs(graph: Graph, plain: dict[Node, Product], finished: dict[Node, Product]) -> set[Node]:
-    """Returns the nodes that went into pairs."""
-    users = Counter(v for n in graph.nodes for v in dict.fromkeys(n.values()))
-    kept = set(flatten(tuple(graph.outputs))) | {v for pair in graph.writebacks for v in pair}
-    makers = {n.outs[0]: n for n in plain if n.outs[0] not in kept and users[n.outs[0]] == 1}
-    joined: dict[Node, Node] = {}
-    gone: set[Node] = set()
+def _pairs(uses: Uses, plain: dict[Node, Product], finished: dict[Node, Product]) -> list[tuple[Node, Node]]:
+    """Return each finished product behind the plain one, if any, that it alone reads."""
+    pairs = []
     for second, p in finished.items():
-        first = next((makers[v] for v in second.values() if v in makers and plain[makers[v]].alike(p)), None)
-        if first is not None:
-            joined[second] = join("siblings", [first, second])
-            gone |= {first, second}
-    put(graph, joined, gone)
-    return gone
+        makers = (uses.maker[v] for v in second.values() if v in uses.maker and uses.only_reader(v) is second)
+        pairs += [(n, second) for n in makers if n in plain and plain[n].alike(p)][:1]
+    return pairs
 
 
-def _join_abreast(graph: Graph, plain: dict[Node, Product]) -> None:
-    place = {n: k for k, n in enumerate(graph.nodes)}
+def _groups(uses: Uses, plain: dict[Node, Product]) -> list[list[Node]]:
+    """Return products of the same x that are near each other."""
     groups: list[list[Node]] = []
     for node, p in plain.items():
         for group in groups:
-            near = place[node] - place[group[0]] <= MAX_DISTANCE
+            near = uses.place[node] - uses.place[group[0]] <= MAX_DISTANCE
             if near and len(group) < MAX_SIBLINGS and plain[group[0]].alike(p):
                 group.append(node)
                 break
         else:
             groups.append([node])
-    groups = [g for g in groups if len(g) > 1]
-    put(graph, {g[0]: join("siblings", g) for g in groups}, {n for g in groups for n in g})
-
-
-def put(graph: Graph, joined: dict[Node, Node], gone: set[Node]) -> None:
-    """Joined nodes take the places that they are given for; what else went into them is gone."""
-    graph.nodes = [joined.get(n, n) for n in graph.nodes if n in joined or n not in gone]
+    return groups

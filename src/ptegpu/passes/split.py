@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..errors import LimitExceeded
 from ..graph.graph import Graph, Node, Tensor, flatten
+from ..graph.uses import Uses
 from ..plan.plan import ALIGN
 from ..plan.target import Target
 
@@ -18,17 +19,20 @@ def split_constants(graph: Graph, target: Target) -> None:
     """Give every constant that is too large its `parts`; LimitExceeded if one has a use that cannot take them."""
     limit = min(target.max_binding_bytes, target.max_buffer_bytes) // ALIGN * ALIGN
     large = [t for t in graph.tensors() if t.kind == "constant" and t.max_nbytes > limit]
+    uses = Uses(graph)
     for t in large:
-        for node in graph.nodes:
-            if t in node.values() and not _takes_parts(node, t):
+        for node in uses.readers.get(t, ()):
+            if not takes_parts(node, t):
                 raise LimitExceeded(f"{node.name}: {_size(t, limit, target)}, and it cannot be given in parts")
-        if t in flatten(tuple(graph.outputs)) or any(t in pair for pair in graph.writebacks):
+        if t in uses.kept:
             raise LimitExceeded(f"{graph.name}: {_size(t, limit, target)}, and a result cannot be in parts")
         t.parts = _parts(t, limit, target)
 
 
-def _takes_parts(node: Node, t: Tensor) -> bool:
-    """Whether every place where the node has `t` is one that takes parts."""
+def takes_parts(node: Node, t: Tensor) -> bool:
+    """Return True if every place where the node has `t` takes parts."""
+    if node.members:
+        return all(takes_parts(member, t) for member in node.members)
     return all(k in node.op.splits and a is t for k, a in enumerate(node.args) if t in flatten((a,)))
 
 

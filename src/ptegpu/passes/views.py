@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value, flatten
-from ..graph.names import ADD
+from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
+from ..graph.uses import Uses
 
 
 def merge_views(graph: Graph) -> None:
     """Replace values by others that are the same, in place."""
     known: dict[Value, Value] = {}
-    fixed = {t for n in graph.nodes for t in n.mutates}
-    fixed |= {v for v in graph.tensors() if v.kind == "state"}
-    kept = set(flatten(tuple(graph.outputs))) | {v for pair in graph.writebacks for v in pair}
+    uses = Uses(graph)
+    fixed, kept = uses.mutated | {v for v in graph.tensors() if v.kind == "state"}, uses.kept
     seen: dict[Any, Node] = {}
     left = []
     for node in graph.nodes:
         node.args = tuple(_replaced(a, known) for a in node.args)
-        if node.op.name == ADD and node.args[1] == 0 and isinstance(node.args[0], Sym) and not kept & set(node.outs):
+        if node.op.copies(node.args) and isinstance(node.args[0], Sym) and not kept & set(node.outs):
             known[node.outs[0]] = node.args[0]
             continue
         if not node.op.moves or fixed & {*node.values(), *node.outs}:
@@ -42,7 +41,7 @@ def _replaced(a: Arg, known: dict[Value, Value]) -> Arg:
 
 
 def _key(a: Arg) -> object:
-    """An argument, with its type: 1 and True are different."""
+    """Return an argument with its type: 1 and True are different."""
     return tuple(map(_key, a)) if isinstance(a, tuple) else (type(a), a)
 
 
@@ -51,7 +50,7 @@ def _declared(v: Value) -> object:
 
 
 def _is_same(node: Node) -> bool:
-    """Whether a view has the shape of its source, whatever that is."""
+    """Return True if a view has the shape of its source, whatever that is."""
     source, out = node.args[0], node.outs[0]
     if node.op.view is None or not isinstance(source, Tensor) or not isinstance(out, Tensor):
         return False

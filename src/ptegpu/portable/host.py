@@ -9,11 +9,13 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
-from ..graph.linear import Call, Var
+from ..graph.linear import Call, Operand, Var
 from ..graph.narrow import from_device
 from ..ops import REGISTRY
+from ..ops.registry import Traits
 from ..ops.schema import Schema
 from . import PORTABLE, PRIMS, OutSpec, call
+from .registry import NONE
 
 
 def on_host(c: Call) -> bool:
@@ -25,6 +27,17 @@ def schema_of(op: str) -> Schema | None:
     """What an operator takes, wherever it runs; None if nobody has it."""
     kernel = PORTABLE.get(op) or PRIMS.get(op)
     return REGISTRY.get(op) or (kernel.schema if kernel else None)
+
+
+def facts_of(op: str) -> Traits:
+    """Return what others may rely on about an operator, wherever it runs."""
+    return REGISTRY.get(op) or (PORTABLE[op].facts if op in PORTABLE else NONE)
+
+
+def operands(c: Call) -> dict[str, Operand]:
+    """Return the arguments of a call by the names of its operator's parameters; empty if nobody has it."""
+    schema = schema_of(c.op)
+    return schema.operands(c.args) if schema else {}
 
 
 def run(c: Call, args: Sequence[Any]) -> list[Any]:

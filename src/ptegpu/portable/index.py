@@ -203,7 +203,7 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
     return found
 
 
-@portable("aten.nonzero.default")
+@portable("aten.nonzero.default", places=0)
 def nonzero(x: Array) -> Array:
     return np.argwhere(x)
 

@@ -30,6 +30,7 @@ from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedPro
 from ..graph.graph import Tensor
 from ..limits import exceeded, left
 from ..ops import REGISTRY
+from ..ops.registry import Traits
 from ..ops.schema import Number as Number
 from ..ops.schema import Options as Options
 from ..ops.schema import Parameter, Schema, accepts, describe, parameters_of
@@ -37,6 +38,7 @@ from ..ops.schema import Parameter, Schema, accepts, describe, parameters_of
 Array: TypeAlias = np.ndarray
 Function = TypeVar("Function", bound=Callable[..., Any])
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
+NONE = Traits()
 Sizes: TypeAlias = Callable[..., Sequence[int]]  # of bound arguments
 
 
@@ -64,6 +66,7 @@ class Kernel:
     wants_outs: bool = False
     random: bool = False  # gives other results every time
     sizes: Sizes | None = None  # the shape of its result, where no rule of the GPU says it
+    facts: Traits = NONE  # what others may rely on, where no rule of the GPU says it
 
     @property
     def schema(self) -> Schema:
@@ -75,13 +78,15 @@ class Kernel:
         return self.function(*self.schema.bind(args), **extras)
 
 
-def kernel_of(name: str, function: Callable[..., Any], random: bool = False, sizes: Sizes | None = None) -> Kernel:
+def kernel_of(
+    name: str, function: Callable[..., Any], random: bool = False, sizes: Sizes | None = None, **traits: Any
+) -> Kernel:
     """A function as a kernel; TypeError if it is not what the operator's GPU rule takes."""
     own, signature = Schema(name, parameters_of(function)), inspect.signature(function)
     rule = REGISTRY.get(name)
     if rule is not None and not _agree(own.parameters, rule.parameters):
         raise TypeError(f"the kernel of {name} takes {signature}, its GPU rule {inspect.signature(rule.rule)}")
-    return Kernel(name, function, own, "outs" in signature.parameters, random, sizes)
+    return Kernel(name, function, own, "outs" in signature.parameters, random, sizes, Traits(**traits))
 
 
 def _agree(own: Sequence[Parameter], wanted: Sequence[Parameter]) -> bool:
@@ -93,8 +98,14 @@ def _agree(own: Sequence[Parameter], wanted: Sequence[Parameter]) -> bool:
 PORTABLE: dict[str, Kernel] = {}
 
 
-def portable(*names: str, random: bool = False, sizes: Sizes | None = None) -> Callable[[Function], Function]:
-    """Register a kernel under each name; `random` if it gives other results every time, `sizes` says their shape."""
+def portable(
+    *names: str, random: bool = False, sizes: Sizes | None = None, **traits: Any
+) -> Callable[[Function], Function]:
+    """Register a kernel under each name.
+
+    `random`: it gives other results every time. `sizes` returns their shape. `traits` are those of `ops/registry.py`
+    that hold wherever the operator runs; if the GPU has a rule for it, they belong there.
+    """
 
     def register(function: Function) -> Function:
         for name in names:
@@ -103,7 +114,7 @@ def portable(*names: str, random: bool = False, sizes: Sizes | None = None) -> C
                     f"kernel {name} is registered already: give yours another name, "
                     f"or delete ptegpu.portable.PORTABLE[{name!r}] first"
                 )
-            PORTABLE[name] = kernel_of(name, function, random, sizes)
+            PORTABLE[name] = kernel_of(name, function, random, sizes, **traits)
         return function
 
     return register

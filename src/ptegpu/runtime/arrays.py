@@ -20,7 +20,7 @@ BF16_KINDS = "pass a torch.bfloat16 tensor, an ml_dtypes.bfloat16 array, a list 
 
 
 def as_array(value: Any, var: Var, what: str) -> np.ndarray:
-    """An argument as a logical array of the declared dtype and an allowed shape; InvalidInput says what is wrong.
+    """Return an argument as a logical array of the declared dtype and an allowed shape, or raise InvalidInput.
 
     NumPy arrays, torch tensors, anything with DLPack; Python numbers and lists take the declared dtype. Arrays that are
     not contiguous, or channels_last, are read in their logical order. bfloat16 is carried as uint16 bits.
@@ -43,13 +43,13 @@ def _check_shape(array: np.ndarray, var: Var, what: str) -> None:
 
 
 def fits(shape: tuple[int, ...], var: Var) -> bool:
-    """Whether a slot can hold a tensor of this shape."""
+    """Return whether a slot can hold a tensor of this shape."""
     sizes = var.sizes
     return shape == sizes or (var.dynamic and len(shape) == len(sizes) and all(map(le, shape, sizes)))
 
 
 def _converted(value: Any, var: Var, what: str) -> np.ndarray:
-    """What is not yet an array of the declared dtype."""
+    """Convert what is not yet an array of the declared dtype."""
     dtype = var.dtype
     assert dtype is not None
     if isinstance(value, bool | int | float | list | tuple):
@@ -62,7 +62,7 @@ def _converted(value: Any, var: Var, what: str) -> np.ndarray:
 
 
 def _from_numbers(value: Any, dtype: DType, what: str) -> np.ndarray:
-    """Python numbers take the declared dtype; none loses its fraction."""
+    """Convert Python numbers to the declared dtype; none loses its fraction."""
     try:
         found = np.asarray(value)
         if found.dtype.kind in "SU":
@@ -79,7 +79,7 @@ def _from_numbers(value: Any, dtype: DType, what: str) -> np.ndarray:
 
 
 def _from_arrays(value: Any, dtype: DType, what: str) -> tuple[np.ndarray, str]:
-    """An array of NumPy or of another library, and what to call its dtype."""
+    """Return an array of NumPy or of another library, and what to call its dtype."""
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidInput(f"{what} is a masked array: fill its gaps first, as with .filled(0)")
     try:
@@ -111,7 +111,7 @@ def _from_torch(tensor: Any, what: str) -> tuple[np.ndarray, str]:
 
 
 def is_torch(value: Any) -> bool:
-    """Whether `value` is a torch tensor, without importing torch."""
+    """Return whether `value` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -152,7 +152,7 @@ class Kind(NamedTuple):
         return Kind(torch, bfloat16)
 
     def result(self, array: np.ndarray, dtype: DType) -> Any:
-        """A writable array as this caller wants it."""
+        """Return a writable array as this caller wants it."""
         if self.torch:
             torch = sys.modules["torch"]
             tensor = torch.from_numpy(array)

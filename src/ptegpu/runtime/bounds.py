@@ -20,7 +20,7 @@ from ..plan.plan import VALUES, Bound, Expr, Number, Plan
 Value = Callable[[Number], int]
 
 
-class Limits:
+class IndexBounds:
     """Bounds of a plan at the sizes of a run."""
 
     def __init__(self, plan: Plan, bounds: Sequence[Bound], value: Value) -> None:
@@ -60,7 +60,7 @@ class Limits:
 
 
 def distinct(bounds: Sequence[Bound]) -> list[Bound]:
-    """Of those that ask the same of the same, the first."""
+    """Drop duplicate checks."""
     found: dict[tuple[object, ...], Bound] = {}
     for b in bounds:
         found.setdefault((b.kind, b.source, b.low, b.end, b.moves), b)
@@ -68,7 +68,7 @@ def distinct(bounds: Sequence[Bound]) -> list[Bound]:
 
 
 def fixed(bound: Bound) -> bool:
-    """Whether it is the same in every call, and all elements of its source count."""
+    """Return whether a bound is the same in every call, and all elements of its source count."""
     return not any(isinstance(n, Expr) for n in (bound.low, bound.end)) and all(m.op == "view" for m in bound.moves)
 
 
@@ -86,7 +86,7 @@ def _raise_outside(bound: Bound, array: np.ndarray, low: int, end: int, value: V
 
 
 def _first_outside(bound: Bound, array: np.ndarray, low: int, end: int, value: Value) -> tuple[int, list[int]] | None:
-    """The first value of the source that reaches the index and is out of range, and its place in the source."""
+    """Return the first value of the source that reaches the index and is out of range, and its place there."""
     reaching = np.arange(array.size).reshape(array.shape)  # positions in the source, moved like the values
     for move in () if all(m.op == "view" for m in bound.moves) else bound.moves:
         if move.op == "view":

@@ -28,7 +28,7 @@ _TAGS = {type(None): "None", bool: "Bool", int: "Int", float: "Double", str: "St
 
 
 class TensorInfo:
-    """What a tensor looks like; `sizes` are upper bounds where shapes are dynamic."""
+    """The dtype and sizes of a tensor; `sizes` are upper bounds where shapes are dynamic."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -37,7 +37,7 @@ class TensorInfo:
         return self._tensor.sizes
 
     def dtype(self) -> int:
-        """The number of its element type in PyTorch's `ScalarType`: 6 is float32."""
+        """Return the number of its element type in PyTorch's `ScalarType`: 6 is float32."""
         return _CODES[self._tensor.dtype]
 
     def is_memory_planned(self) -> bool:
@@ -71,7 +71,7 @@ class MethodMeta:
         return len(self._outputs)
 
     def num_attributes(self) -> int:
-        """How many tensors the file has a name for: buffers, where the exporter was told to name them."""
+        """Count the tensors that the file names: buffers, where the exporter was asked to name them."""
         return len(self._attributes)
 
     def input_tensor_meta(self, index: int) -> TensorInfo:

@@ -12,14 +12,14 @@ import numpy as np
 
 from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
-from ..gpu.session import Points
+from ..gpu.inputs import Points
 from ..graph.linear import Call, Jump, Move, Operand, Var
 from ..graph.narrow import clipped, from_device, seen, to_device
 from ..limits import Budget, exceeded, tick
 from ..plan.bundle import Host, Item, Outer, Run
 from ..progress import Progress, silent
 from .arrays import Kind, as_array, assign, check_writable, fits
-from .engine import Engine, Extend
+from .runner import Extend, PlanRunner
 from .signature import Signature
 
 Mark = Literal["called", "accepted", "submitted", "ran", "answered"]  # how far a call is; a plan is submitted, then ran
@@ -27,8 +27,8 @@ NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembered
 
 
-class Method:
-    """A method ready to run. Make it through `Program.method`."""
+class MethodRunner:
+    """A method ready to run, as the public `Method` has it."""
 
     def __init__(self, outer: Outer, budget: Budget | None = None) -> None:
         self.name, self.outer, self.items = outer.name, outer, outer.items
@@ -37,8 +37,8 @@ class Method:
         places = [f"{spec.name} of {self.name}" for spec in self.signature.inputs]  # what messages call inputs
         self._takes = [(o, *_plainly(o), what) for o, what in zip(outer.inputs, places, strict=True)]
         self.env: dict[Var, Any] = {}
-        self.engines: dict[int, Engine] = {}  # by the position of their item
-        self._early: list[tuple[Engine, Run, set[int]]] = []
+        self.runners: dict[int, PlanRunner] = {}  # by the position of their item
+        self._early: list[tuple[PlanRunner, Run, set[int]]] = []
         self._by_size = [item for item in self.items if isinstance(item, Host) and item.by_size]
         self._remembered: dict[tuple[Any, ...], dict[Var, Any]] = {}
         self._made = 0  # bytes that the host has computed in this call, and that slots hold
@@ -57,25 +57,25 @@ class Method:
         for k, item in enumerate(self.items):
             if isinstance(item, Run):
                 plan, more = self.outer.plans[item.plan], extend.get(item.plan)
-                self.engines[k] = Engine(plan, device, constants, more, points, progress)
+                self.runners[k] = PlanRunner(plan, device, constants, more, points, progress)
         if len(self.items) > 1:
             given = set(self.outer.given)
-            for k, engine in self.engines.items():  # of the plans that every call runs, before one changes a state
+            for k, runner in self.runners.items():  # of the plans that every call runs, before one changes a state
                 run = self.items[k]
                 if k < self.outer.branch and isinstance(run, Run):
-                    self._early.append((engine, run, {p for p, v in enumerate(run.inputs) if v in given}))
+                    self._early.append((runner, run, {p for p, v in enumerate(run.inputs) if v in given}))
         self.reset()
 
     def prepare(self) -> None:
         """Compile what any size may need."""
         with self.budget.spending("compiling its kernels"):
-            for engine in self.engines.values():
-                engine.warm()
+            for runner in self.runners.values():
+                runner.session.warm(runner.loaded)
 
     def reset(self) -> None:
-        """States back to their initial values."""
-        for engine in self.engines.values():
-            engine.reset()
+        """Set states back to their initial values."""
+        for runner in self.runners.values():
+            runner.session.reset()
         nbytes = sum(math.prod(v.sizes) * v.dtype.size for v in self.outer.states if v.dtype)
         self.budget.hold((self, "states"), nbytes, f"method {self.name}")
         try:
@@ -85,9 +85,9 @@ class Method:
             raise OutOfMemory(f"{message}: free memory, or export with smaller states") from None
 
     def close(self) -> None:
-        for engine in self.engines.values():
-            engine.close()
-        self.engines, self._early = {}, []
+        for runner in self.runners.values():
+            runner.close()
+        self.runners, self._early = {}, []
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
         """Run, write the inputs that the module writes, and return what it returned."""
@@ -103,7 +103,7 @@ class Method:
         return self.signature.unflatten(results)
 
     def execute(self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS) -> list[Any]:
-        """Run; a list of all outputs, in the program's order."""
+        """Run; return all outputs, in the program's order."""
         with self.budget.spending(self.name):
             try:
                 return self._execute(arguments, keywords)
@@ -113,8 +113,8 @@ class Method:
     def _execute(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
         self._mark("called")
         leaves, env = self._accept(arguments, keywords)
-        for engine, run, known in self._early:
-            engine.check_early([env.get(v) for v in run.inputs], known)
+        for runner, run, known in self._early:
+            runner.check_early([env.get(v) for v in run.inputs], known)
         self._mark("accepted")
         try:
             self._run(env)
@@ -132,7 +132,7 @@ class Method:
 
     @cached_property
     def in_one_plan(self) -> bool:
-        """Whether the GPU runs all of it at once, so that it can be started without waiting."""
+        """Return whether the GPU runs all of it at once, so that it can be started without waiting."""
         match self.items:
             case [Run() as run] if not self.outer.states:
                 return all(o in run.outputs for o in self.outer.outputs)
@@ -144,19 +144,19 @@ class Method:
         assert isinstance(run, Run)
         with self.budget.spending(self.name):
             _, env = self._accept(arguments)
-            pending = self.engines[0].start(self._inputs(env, run), run.read if read else (), hold)
+            pending = self.runners[0].start(self._inputs(env, run), run.read if read else (), hold)
         return Running(pending, self._order, self.outer.outputs, self.budget)
 
     @cached_property
     def _order(self) -> list[int]:
-        """Which of its plan's outputs each of its own is, where it is `in_one_plan`."""
+        """Return the number of each output among those of the plan, where the method is `in_one_plan`."""
         (run,) = self.items
         return [run.outputs.index(o) for o in self.outer.outputs]  # type: ignore[union-attr, arg-type]
 
     def _accept(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any] = NO_KEYWORDS
     ) -> tuple[list[Any], dict[Var, Any]]:
-        """The arguments one by one, and the slots with their first values."""
+        """Return the arguments one by one, and the slots with their first values."""
         leaves = self.signature.flatten(arguments, keywords)
         env = dict(self.env)
         for (declared, dtype, sizes, what), given in zip(self._takes, leaves, strict=True):
@@ -210,7 +210,7 @@ class Method:
         return bool(np.all(value)) if isinstance(value, np.ndarray) else bool(value)
 
     def _inputs(self, env: dict[Var, Any], run: Run) -> list[Any]:
-        """What a plan takes, in the types that the device has."""
+        """Return the inputs of a plan, in the types that the device has."""
         inputs = []
         for var, declared in zip(run.inputs, self.outer.plans[run.plan].inputs, strict=True):
             value = env.get(var)
@@ -243,7 +243,7 @@ class Method:
                 raise
             self._run_exact(env, run)
             return
-        pending = self.engines[k].start(inputs, run.read)
+        pending = self.runners[k].start(inputs, run.read)
         self._mark("submitted", run)
         for var, result in zip(run.outputs, pending.result(), strict=True):
             if isinstance(result, np.ndarray):
@@ -270,12 +270,12 @@ class Method:
         env.update(zip(c.outs, results, strict=True))
 
     def _shape_of(self, env: dict[Var, Any], operand: Operand) -> Any:
-        """A value that nothing but the shape is asked of: what is on the GPU stays there."""
+        """Return a value, or a placeholder with its shape if it is on the GPU; avoids a readback."""
         there = env.get(operand) if isinstance(operand, Var) else None
         return np.broadcast_to(0, there.shape) if isinstance(there, DeviceTensor) else self._value(env, operand)
 
     def _recall(self, env: dict[Var, Any]) -> int:
-        """The values that depend on the sizes of the inputs only, and how many items that does away with."""
+        """Set the values that depend on the sizes of the inputs only; return how many items need not run."""
         if not self._by_size:
             return 0
         given = [env[v] for v in self.outer.inputs if isinstance(v, Var)]
@@ -297,14 +297,14 @@ class Method:
         return len(self._by_size)
 
     def _value(self, env: dict[Var, Any], operand: Operand) -> Any:
-        """What the host sees: arrays read back if they are still on the GPU, lists resolved."""
+        """Return what the host sees: arrays read back if they are still on the GPU, lists resolved."""
         if isinstance(operand, tuple):
             return [self._value(env, o) for o in operand]
         value = self._stored(env, operand)
         return seen(value, operand) if isinstance(operand, Var) else value
 
     def _stored(self, env: dict[Var, Any], operand: Operand) -> Any:
-        """The same as slots hold it: bfloat16 as its bits."""
+        """Return a value as slots hold it: bfloat16 as its bits."""
         if not isinstance(operand, Var):
             return operand
         if operand in env:
@@ -337,18 +337,18 @@ class Running:
         self._started, self._order, self._outputs, self._budget = started, order, outputs, budget
 
     def result(self) -> list[Any]:
-        """Wait; arrays in the types that the program declares."""
+        """Wait; return arrays in the types that the program declares."""
         with self._budget.spending("waiting for a result"):
             results = self._started.result()
         return [_declared(results[k], o) for k, o in zip(self._order, self._outputs, strict=True)]
 
     def resident(self) -> list[Any]:
-        """The outputs as they are on the device, for the next call."""
+        """Return the outputs as they are on the device, for the next call."""
         results = self._started.outputs
         return [results[k] for k in self._order]
 
     def discard(self) -> None:
-        """Nobody will ask for the result."""
+        """Give the result up."""
         self._started.discard()
 
 
@@ -360,12 +360,12 @@ def _declared(result: Any, output: Operand) -> Any:
 
 
 def _plainly(declared: Operand) -> tuple[np.dtype | None, tuple[int, ...]]:
-    """The arrays that are taken without a further look."""
+    """Return dtype and shape of arrays that need no further check."""
     return (declared.dtype.numpy, declared.sizes) if isinstance(declared, Var) and declared.dtype else (None, ())
 
 
 def _fitting(given: DeviceTensor, declared: Var, what: str) -> DeviceTensor:
-    """A tensor of the device that can be this input."""
+    """Return `given` if it can be this input, else raise InvalidInput."""
     wanted = None if declared.dtype is None else declared.dtype.device
     if given.dtype is not wanted or not fits(given.shape, declared):
         raise InvalidInput(f"{what} must be {declared!r}, not {given!r}")

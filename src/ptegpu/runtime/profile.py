@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from ..errors import InvalidInput
 from ..gpu import AdapterInfo, Device, measure
-from ..gpu.loads import warm
 from ..gpu.profile import KernelTime, busy, kernel_times, launches
+from ..gpu.stress import warm
 from ..gpu.timer import TimedRun, Timer
 from ..plan.plan import Dispatch, plain
 from ..plan.target import DeviceClass
-from .account import Step, by_name, steps_of, together
-from .method import Method
+from .call_timeline import Step, by_name, steps_of, together
+from .method import MethodRunner
 
 By = Literal["kernel", "operator", "dispatch"]
 
@@ -59,26 +59,26 @@ class Profile:
 
     @property
     def kernel_seconds(self) -> float:
-        """All kernels, added up."""
+        """Add up all kernels."""
         return sum(k.seconds for k in self.kernels)
 
     @property
     def split_seconds(self) -> float:
-        """What a pass for each kernel costs more than one pass for all."""
+        """Return what a pass for each kernel costs more than one pass for all."""
         return self.kernel_seconds - self.pass_seconds
 
     @property
     def host_seconds(self) -> float:
-        """The part of a call in which the GPU does not compute: inputs, recording, waiting, reading back."""
+        """Return the time in which the GPU does not compute: inputs, recording, waiting, reading back."""
         return self.wall_seconds - self.pass_seconds
 
     @property
     def step_seconds(self) -> float:
-        """All steps, added up."""
+        """Add up all steps."""
         return sum(step.seconds for step in self.steps)
 
     def rows(self, by: By = "kernel") -> list[Row]:
-        """Dispatches added up by kernel or operator, the longest first; by dispatch, in their order."""
+        """Add up dispatches by kernel or operator, the longest first; by dispatch, list them in their order."""
         if by == "dispatch":
             return [_row(k.dispatch.label, [k], k.kernel) for k in self.kernels]
         groups: dict[str, list[KernelTime]] = {}
@@ -87,7 +87,7 @@ class Profile:
         return sorted((_row(name, ks) for name, ks in groups.items()), key=lambda row: -row.seconds)
 
     def to_json(self, by: By = "kernel") -> dict[str, Any]:
-        """Totals, ceilings, rows and steps as plain data."""
+        """Return totals, ceilings, rows and steps as plain data."""
         total = self.kernel_seconds
         peak = self.ceilings
         all_steps = together(self.steps, "sum")
@@ -173,17 +173,17 @@ def _event(thread: int, category: str, name: str, begin: float, seconds: float) 
 
 
 def operator_of(dispatch: Dispatch) -> str:
-    """The operator that a dispatch serves: its label without the node's number."""
+    """Return the operator that a dispatch serves: its label without the node's number."""
     return _PLACE.sub("", dispatch.label)
 
 
-def profile_method(method: Method, device: Device, arguments: Sequence[Any], repeats: int) -> Profile:
-    """Calls the method `repeats` times each plainly, with its steps timed, with its passes, with its kernels."""
+def profile_method(method: MethodRunner, device: Device, arguments: Sequence[Any], repeats: int) -> Profile:
+    """Call the method `repeats` times each: plainly, with its steps timed, with its passes, with its kernels."""
     if repeats < 1:
         raise InvalidInput(f"a profile takes at least 1 call, not {repeats}")
     each, whole = Timer(device, each=True), Timer(device, each=False)
     peak = measure(device)
-    sessions = [engine.session for engine in method.engines.values()]
+    sessions = [runner.session for runner in method.runners.values()]
 
     def call() -> float:
         method.reset()
@@ -193,7 +193,7 @@ def profile_method(method: Method, device: Device, arguments: Sequence[Any], rep
         return time.perf_counter() - started
 
     def calls(timer: Timer) -> list[list[TimedRun]]:
-        """The plans that each of the calls ran."""
+        """Return the plans that each of the calls ran."""
         with timer.watching(sessions):
             return [_taken(timer, call) for _ in range(repeats)]
 

@@ -16,13 +16,12 @@ from ..plan.plan import Plan
 from ..plan.target import Cache, Precision
 from ..printing import shown
 from ..progress import Progress, silent
-from .copies import copy_what_is_read
-from .engine import Extend
+from .detach import detach_from_file
 from .metadata import MethodMeta
-from .method import Method as Compiled
-from .method import Running
+from .method import MethodRunner, Running
 from .options import LoadOptions
 from .profile import Profile, profile_method
+from .runner import Extend
 from .signature import Spec
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class _Shared:
 
 
 def _saved(path: Any) -> Bundle | None:
-    """The bundle in a path or in bytes, if that is what it is."""
+    """Load the bundle in a path or in bytes; return None if it is no bundle."""
     from ..plan.read import is_bundle
 
     return Bundle.load(path) if is_bundle(path) else None
@@ -165,7 +164,7 @@ class Program:
         self._shared = shared or _Shared(bundle.file)
         self._shared.kept.append(bundle)
         self.bundle, self.file, self.device, self.limits = bundle, bundle.file, device, budget.limits
-        methods = {name: Compiled(outer, budget) for name, outer in outers.items()}
+        methods = {name: MethodRunner(outer, budget) for name, outer in outers.items()}
         self._methods = methods
         self._bound = {name: Method(self, method) for name, method in methods.items()}
         self._lock = Lock()
@@ -180,18 +179,18 @@ class Program:
                 planners = {k: p for k in range(count) if (p := bundle.planner(method.outer, k)) is not None}
                 extend = {k: _extender(p) for k, p in planners.items()}
                 method.open(device, self._shared.constants, extend, first.get(method.name, ()), progress)
-                copy_what_is_read(method.outer, planners.values())
+                detach_from_file(method.outer, planners.values())
         except BaseException:
             self.close()
             raise
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The names of its methods."""
+        """Return the names of its methods."""
         return tuple(self._methods)
 
     def method(self, name: str) -> Method:
-        """One method, to call and to ask what it takes."""
+        """Return one method, to call and to ask what it takes."""
         self._check_open()
         if name not in self._bound:
             raise _no_method(name, self._methods)
@@ -204,15 +203,15 @@ class Program:
 
     @property
     def method_names(self) -> set[str]:
-        """The names of its methods, as ExecuTorch has them."""
+        """Return the names of its methods, as ExecuTorch has them."""
         return set(self._methods)
 
     def load_method(self, name: str) -> Method:
-        """One method, as ExecuTorch asks for it; it is ready already."""
+        """Return one method under ExecuTorch's name; it is ready already."""
         return self.method(name)
 
     def metadata(self, method_name: str) -> MethodMeta:
-        """What ExecuTorch tells of a method."""
+        """Return what ExecuTorch tells of a method."""
         for method in self.file.methods:
             if method.name == method_name:
                 return MethodMeta(method)
@@ -227,7 +226,7 @@ class Program:
                 method.prepare()
 
     def reset(self) -> None:
-        """All state (caches, buffers) back to its initial values."""
+        """Set all state (caches, buffers) back to its initial values."""
         with self._lock:
             self._check_open()
             for method in self._methods.values():
@@ -259,23 +258,23 @@ class Program:
 class Method:
     """One method of a program. Call it with its inputs, by position or, where the file has names, by name."""
 
-    def __init__(self, program: Program, method: Compiled) -> None:
+    def __init__(self, program: Program, method: MethodRunner) -> None:
         self._program, self._method = program, method
         self.name = method.name
 
     @property
     def inputs(self) -> tuple[Spec, ...]:
-        """What it takes: names, dtypes, shapes or their bounds."""
+        """Return the inputs: names, dtypes, shapes or their bounds."""
         return self._method.signature.inputs
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
-        """What it gives, in the order of `execute`."""
+        """Return the outputs, in the order of `execute`."""
         return self._method.signature.outputs
 
     @property
     def metadata(self) -> MethodMeta:
-        """What ExecuTorch tells of it."""
+        """Return what ExecuTorch tells of it."""
         return self._program.metadata(self.name)
 
     def __call__(self, /, *inputs: Any, **keywords: Any) -> Any:
@@ -304,7 +303,7 @@ class Method:
 
     @property
     def in_one_plan(self) -> bool:
-        """Whether `start` can be used."""
+        """Return whether `start` can be used."""
         return self._method.in_one_plan
 
     def start(self, inputs: Sequence[Any], hold: bool = False, read: bool = True) -> Running:
@@ -319,15 +318,15 @@ class Method:
 
     @property
     def plans(self) -> list[Plan]:
-        """What runs on the GPU, in order, for all sizes."""
-        return [e.plan for e in self._method.engines.values()]
+        """Return what runs on the GPU, in order, for all sizes."""
+        return [runner.plan for runner in self._method.runners.values()]
 
     def __repr__(self) -> str:
         return f"<ptegpu.Method {self._method.signature}>"
 
 
 def _extender(planner: Any) -> Extend:
-    """Traces a plan for sizes that it lacks."""
+    """Return a function that traces a plan for sizes that it lacks."""
 
     def extend(shapes: Sequence[Any], item: Callable[[int, int], int]) -> Plan:
         planner.extend(shapes, item)

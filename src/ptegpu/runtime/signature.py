@@ -36,7 +36,7 @@ class Spec:
 
     @staticmethod
     def of(name: str, value: Operand | Value) -> Spec:
-        """A value as the file declares it, or as a loaded method does."""
+        """Return a value as the file declares it, or as a loaded method does."""
         if isinstance(value, Tensor):
             return Spec(name, value.dtype.value, value.sizes if value.bounded else None, value.dynamic)
         if isinstance(value, Var):
@@ -86,7 +86,7 @@ class Signature:
         self._takes = takes
 
     def flatten(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
-        """The arguments of a call one by one, in the program's order.
+        """List the arguments of a call one by one, in the program's order.
 
         As many as the method has inputs are taken as they are. Otherwise tuples, lists and dicts are opened as they
         were when the program was exported. A keyword input that takes one value only may be left out.
@@ -175,13 +175,13 @@ def _is_container(value: Any) -> bool:
 
 
 def _fitting(text: str, count: int) -> Tree | None:
-    """A tree that can group `count` outputs, of which the first may be mutated inputs."""
+    """Return a tree that can group `count` outputs, of which the first may be mutated inputs."""
     tree = read_tree(text)
     return tree if tree is not None and tree.leaves <= count else None
 
 
 def _arguments(text: str, values: Sequence[Any]) -> tuple[list[Tree], dict[str, Tree]]:
-    """The trees of the positional inputs, and of those with a name; inputs that were appended have one."""
+    """Return the trees of the positional inputs, and of those with a name; inputs that were appended have one."""
     root = read_tree(text)
     if root is not None and [child.kind for child in root.children] == ["tuple", "dict"]:
         args, kwargs = root.children

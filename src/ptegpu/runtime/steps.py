@@ -11,7 +11,7 @@ Kind = Literal["plan", "NumPy call", "scalar call", "jump", "move"]
 
 
 def kind_of(item: Item) -> Kind:
-    """A plan of the GPU; or, on the host: a NumPy kernel, arithmetic on scalars, a jump, a move."""
+    """Return what an item is: a plan of the GPU; or, on the host, a NumPy kernel, scalar arithmetic, a jump, a move."""
     if isinstance(item, Run):
         return "plan"
     if isinstance(item.instruction, Call):
@@ -22,7 +22,7 @@ def kind_of(item: Item) -> Kind:
 
 
 def name_of(item: Item) -> str:
-    """The operator of a call; the kind of anything else."""
+    """Return the operator of a call; the kind of anything else."""
     if isinstance(item, Run) or not isinstance(item.instruction, Call):
         return kind_of(item)
     return item.instruction.op

@@ -30,15 +30,15 @@ class Tree:
 
     @property
     def leaves(self) -> int:
-        """How many there are."""
+        """Count the leaves."""
         return 1 if self.kind == "leaf" else sum(child.leaves for child in self.children)
 
     def items(self) -> Iterator[tuple[Any, Tree]]:
-        """The children with their keys or numbers."""
+        """Return the children with their keys or numbers."""
         return zip(self.keys or range(len(self.children)), self.children, strict=True)
 
     def paths(self, at: str) -> Iterator[str]:
-        """What to call each leaf, where the whole is called `at`: x[0]['key']."""
+        """Name each leaf, where the whole is called `at`: x[0]['key']."""
         if self.kind == "leaf":
             yield at
         for key, child in self.items():
@@ -68,13 +68,13 @@ class Tree:
             child.flatten(value[key], (*path, key), leaves)
 
     def maker(self, first: int = 0) -> Callable[[Sequence[Any]], Any]:
-        """A function from results, of which number `first` is the first leaf, to a value of this structure."""
+        """Return a function from results, of which number `first` is the first leaf, to a value of this structure."""
         keys: list[Any] = []
         text = self._text(count(first), keys)
         return eval(f"lambda r: {text}", {"k": keys})  # type: ignore[no-any-return]  # brackets and numbers only
 
     def _text(self, numbers: Iterator[int], keys: list[Any]) -> str:
-        """Python that makes a value, of the results `r` and the keys `k`."""
+        """Return Python that makes a value, of the results `r` and the keys `k`."""
         if self.kind == "leaf":
             return f"r[{next(numbers)}]"
         items = [child._text(numbers, keys) for child in self.children]
@@ -87,13 +87,13 @@ class Tree:
 
 
 def _said(path: Path) -> str:
-    """What a message calls it: the first is a name and where it belongs, the others are keys."""
+    """Return what a message calls it: the first is a name and where it belongs, the others are keys."""
     (name, of), *keys = path
     return f"{name}{''.join(f'[{key!r}]' for key in keys)} of {of}"
 
 
 def read_tree(text: str) -> Tree | None:
-    """The tree that a file holds; None where there is none, or one of another kind."""
+    """Return the tree that a file holds; None where there is none, or one of another kind."""
     try:
         version, root = json.loads(text)
         return _node(root, MAX_DEPTH) if version == VERSION else None

@@ -21,30 +21,24 @@ from ...errors import UnsupportedProgram
 from ...graph.graph import Shape
 from ...graph.linear import Call, Linear, Operand, Var, variables
 from ...kernels.attention import PAGE
+from ...ops import REGISTRY
+from ...ops.attention import OVER_CACHE, WITH_CACHE
+from ...ops.cache import WRITE
+from ...ops.index import TAKE
 from ...ops.latest import FILL, KEEP
-from ...ops.ragged import (
-    ATTEND,
-    LAST,
-    OVER_CACHE,
-    POSITION,
-    ROTARY,
-    SAME,
-    SELECT,
-    SIZE,
-    SLICE,
-    SUM,
-    TAKE,
-    VIEW,
-    WITH_CACHE,
-    WRITE,
-)
+from ...ops.moves import SELECT, SLICE
+from ...ops.ragged import ATTEND
+from ...ops.rope import ROTARY
 from ...ops.sample import SAMPLE_ROWS
+from ...ops.symbols import SIZE, SUM
+from ...ops.views import VIEW
+from ...portable.host import facts_of
 from ...sampling import SETTINGS
 from .sampling import words_of
 from .signature import Signature
 
 Count = int | Callable[[Sequence[int]], int]
-HEADS = ("linear", "aten.mm.", "aten.addmm.", "aten._weight_int8pack_mm.")
+LAST = (SELECT, SLICE)
 
 
 def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tail], None]:
@@ -139,14 +133,14 @@ class _Rewrite:
             self.lengths.add(c.outs[0])
         if not used & (self.starts | self.ends):
             self.code.append(c)
-        elif c.op in POSITION and c.args[0] in self.starts:
+        elif (c.op == SELECT or facts_of(c.op).reads) and c.args[0] in self.starts:
             self.starts.add(c.outs[0])
         elif c.op in SUM and self._after_last(c.args):
             self.ends.add(c.outs[0])
         elif c.op == ROTARY and c.args[4] in self.starts and all(len(t.sizes) == 2 for t in _vars(c.args[2:4])):
             cos, sin = (self._by_row(t) for t in _vars(c.args[2:4]))
             self.code.append(replace(c, args=(*c.args[:2], cos, sin, 0)))
-        elif c.op in SLICE and c.args[1] == 0 and c.args[2] in self.starts and self._constant(c.args[0]):
+        elif c.op == SLICE and c.args[1] == 0 and c.args[2] in self.starts and self._constant(c.args[0]):
             self.code.append(replace(c, op=TAKE, args=(c.args[0], 0, self.places)))
         elif c.op in WRITE and c.args[2] in self.starts:
             value, cache = _vars(c.args[:2])
@@ -205,11 +199,12 @@ class _Rewrite:
         made = {o: c for c in self.code for o in c.outs}
         at, found = made.get(logits), None
         while at is not None and found is None:
+            by_row = facts_of(at.op).by_row
             if at.op in LAST and at.args[1] == 1 and len(_vars(at.args[:1])[0].sizes) == 3:
                 found = at
-            elif any(name in at.op for name in HEADS):
+            elif by_row == "product":
                 found = _last_row(at, made) or at
-            elif at.op in SAME or at.op.startswith(("aten.mul.", "aten.div.", "aten.tanh.")):
+            elif by_row == "elements" or _is_view(at):
                 at = made.get(_vars(at.args[:1])[0])
             else:
                 at = None
@@ -244,9 +239,13 @@ class _Rewrite:
 def _last_row(head: Call, made: dict[Var, Call]) -> Call | None:
     """The call that takes the last row, between the product of the logits and the layers before it."""
     at = made.get(_vars(head.args[:1])[0])
-    while at is not None and at.op not in LAST and (at.op in SAME or "norm" in at.op):
+    while at is not None and at.op not in LAST and (_is_view(at) or facts_of(at.op).by_row in ("norm", "elements")):
         at = made.get(_vars(at.args[:1])[0])
     return at if at is not None and at.op in LAST and at.args[1] == 1 else None
+
+
+def _is_view(call: Call) -> bool:
+    return call.op in REGISTRY and REGISTRY[call.op].view is not None
 
 
 def _viewed(last: Var) -> tuple[int, ...]:

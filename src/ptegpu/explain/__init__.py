@@ -1,0 +1,1 @@
+"""Explanations of a program that does not run: an analysis, guards in words, costs, drawings."""

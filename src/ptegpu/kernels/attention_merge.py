@@ -1,0 +1,78 @@
+"""Joining the parts of rows whose keys were split over workgroups (flash decoding).
+
+Whoever reads the result can do that instead of a kernel of its own: `Merge` has the text for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..dtypes import DType
+from ..plan.target import Target
+from ..sizes import cached
+from .attention import OWN, Form, owned, put, strides, used
+from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
+
+AT_ONCE = 4  # parts that a merge loads together
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What a kernel that merges parts is generated for."""
+
+    quads: int  # of a value
+    cached: bool
+    paged: bool = False
+
+    @property
+    def params(self) -> list[tuple[str, str]]:
+        names = ("keys", "splits", "part", "queries", "sharing", "heads", "apart")  # apart: quads from part to part
+        start = [("start", "sym")] if self.cached and not self.paged else []
+        return [*u32s(*names), ("empty", "f32"), *start]
+
+    def helpers(self, parts: str) -> str:
+        """`merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
+        each = range(AT_ONCE)
+        lines = [f"let at{k} = place + min(i + {k}u, count - 1u) * P.apart;" for k in each]
+        lines += [f"let s{k} = {parts}_at4(at{k} + {self.quads}u).xy;" for k in each]
+        lines += [f"let v{k} = {parts}_at4(at{k} + d);" for k in each]
+        lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
+        lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
+        for k in each:  # what has no sum may be anything
+            lines.append(f"if (i + {k}u < count && !(s{k}.y == 0.0)) {{")
+            lines.append(
+                f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
+            )
+            lines.append("}")
+        return (
+            f"{used(self.cached, self.paged)}\n"
+            "fn merged(place: u32, d: u32) -> vec4<f32> {\n"
+            f"  let count = used(); var top = {LOWEST}; var sum = 0.0; var acc = vec4<f32>();\n"
+            f"  for (var i = 0u; i < count; i += {AT_ONCE}u) {{\n    "
+            + "\n    ".join(lines)
+            + "\n  }\n  return select(acc / sum, vec4<f32>(P.empty), sum == 0.0);\n}"
+        )
+
+
+@cached(64)
+def merge(form: Form, target: Target) -> KernelSpec:
+    """An invocation per quad of the result."""
+    m, how = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
+    body = [
+        f"let i = group * WG + lid; let d = i % {m}u; let at = i / {m}u;",
+        "let rows = P.queries * P.sharing; let zh = at / rows;",
+        f"if (i < P.apart / {m + 1}u * {m}u) {{",
+        f"  {OWN.format(z='zh / P.heads')}" if form.paged else "",
+        f"  put(zh / P.heads, zh % P.heads, at % rows, d, merged(at * {m + 1}u, d));",
+        "}",
+    ]
+    return build(
+        "attention_merge",
+        owned("\n".join(f"  {line}" for line in body if line), form.paged),
+        target=target,
+        reads={"parts": Storage(DType.F32, 4), **({"rows": I32} if form.paged else {})},
+        writes={"y": Storage(form.y, 4 if form.quads else 1)},
+        params=[*how.params, *strides("y")],
+        workgroup=target.workgroup(128),
+        helpers=owned(f"{how.helpers('parts')}\n{put(form)}", form.paged),
+    )

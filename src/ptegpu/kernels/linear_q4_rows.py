@@ -1,0 +1,169 @@
+"""The rows of `a` in products with packed weights: in registers, in workgroup memory, or there as ints.
+
+Where there is one row, it can be made ints, which GPUs multiply four at a time: each block of elements becomes v · s of
+ints v < 2²¹, which are written as three digits of 7 bits, v = (d₀ · 128 + d₁) · 128 + d₂. That is as exact as f32,
+relative to the largest element of the block, and takes a third of the instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .attention_merge import Merge
+from .gemv import Gemv
+from .packing import Packing
+from .wgsl import ELEMENT_BYTES
+
+DIGITS = 3  # of 7 bits
+LARGEST = 2**21 - 1  # that three digits write, of which only the first has a sign
+LOW = ("", " & 0x7f7f7f7fu", " & 0x7f7f7f7fu")
+STAGED_HEAD = 2  # lines of `InputRows.lines` that say which elements there are
+
+
+@dataclass(frozen=True, slots=True)
+class InputRows:
+    """`count` rows of `a`, or fewer if `masked`, for a workgroup whose part of K has `blocks`; a block is one load."""
+
+    how: Gemv
+    packing: Packing
+    count: int
+    blocks: int
+    masked: bool = False
+    normed: bool = False  # their squares are summed, too
+
+    @property
+    def elements(self) -> int:
+        """Elements of a block."""
+        return self.how.words * self.packing.elements
+
+    def memory(self) -> dict[str, tuple[str, int]]:
+        """Return the workgroup arrays of rows that are staged."""
+        if not self.how.digits:
+            return {"xs": ("vec4<f32>", self.count * self.elements // 4 * self.blocks)}
+        items = self.elements // 8 * self.blocks
+        return {"xs": ("vec4<u32>", items), "lows": ("vec2<u32>", items), "tops": ("vec2<f32>", items)}
+
+    def staged_bytes(self) -> int:
+        return sum(ELEMENT_BYTES[element] * n for element, n in self.memory().values())
+
+    def lines(self) -> list[str]:
+        """Return lines that declare the lane, its part of K and what it needs of the rows, which may be staged."""
+        lines = [
+            f"let lane = lid % {self.how.lanes}u;",
+            f"let begin = part * {self.blocks}u; let end = min(begin + {self.blocks}u, P.row_blocks);",
+        ]
+        lines += [f"var square{m} = 0.0;" for m in range(self.count) if self.normed]
+        lines += [f"let row{m} = {f'min({m}u, P.m - 1u)' if self.masked else f'{m}u'};" for m in range(1, self.count)]
+        return lines + (self._digits() if self.how.digits else self._floats() if self.how.staged else [])
+
+    def quad(self, name: str, m: int, k: str, g: str = "") -> list[str]:
+        """Return lines that declare four elements of row m; normed ones times `g`, by default that of element k."""
+        row = f"row{m}" if m else "0u"
+        if not self.normed:
+            return [f"let {name} = x_quad({row}, {k});"]
+        plain = f"{name}_plain"
+        squares = f"square{m} += dot({plain}, {plain});"
+        return [f"let {plain} = x_quad({row}, {k});", squares, f"let {name} = {plain} * {g or f'g_quad(0u, {k})'};"]
+
+    def _square(self, m: int, first: str) -> str:
+        """Return the lane's share of row m's sum of squares, from what the invocations left from `first` on."""
+        shares = (f"squares[{first}{s * self.how.lanes}u + lane]" for s in range(self.how.slots))
+        return f"square{m} = {' + '.join(shares)};"
+
+    def _floats(self) -> list[str]:
+        """Return lines that bring rows into workgroup memory, and sums of squares to the lanes."""
+        quads, blocks, lines = self.elements // 4, self.blocks, list[str]()
+        for m in range(self.count):
+            lines += [f"for (var i = lid; i < {quads * blocks}u; i += WG) {{"]
+            lines += [f"  {line}" for line in self.quad("v", m, f"begin * {4 * quads}u + i * 4u")]
+            lines += [f"  xs[({m * quads}u + i % {quads}u) * {blocks}u + i / {quads}u] = v;", "}"]
+            lines += [f"squares[{m}u * WG + lid] = square{m};"] if self.normed else []
+        lines.append("workgroupBarrier();")
+        return lines + [self._square(m, f"{m}u * WG + ") for m in range(self.count) if self.normed]
+
+    def _digits(self) -> list[str]:
+        """Return lines that bring the only row into workgroup memory as digits.
+
+        A part of a block has eight elements, and two words of four for each digit: `xs` the upper two digits, `lows`
+        the last one. `tops` has the largest of its elements, and their sum. Adding 1.5 · 2²³ rounds a number to an int,
+        in its lowest bits.
+        """
+        elements, threads = self.elements, self.how.lanes * self.how.slots
+        parts, packing, blocks = elements // 8, self.packing, self.blocks
+        items = parts * blocks
+        rounds = range(-(-items // threads))
+        lines: list[str] = []
+        for r in rounds:
+            k = f"(begin * {elements}u + item{r} * 8u)"
+            lines += [f"let item{r} = lid + {r * threads}u; var v{r}_0 = vec4<f32>(); var v{r}_1 = vec4<f32>();"]
+            lines.append(f"if (item{r} < {items}u) {{")
+            for h in (0, 1):
+                at = f"{k} + {4 * h}u"
+                lines += [f"  {line}" for line in self.quad(f"v{h}", 0, at)]
+                lines.append(f"  v{r}_{h} = v{h};")
+            lines += [
+                "  let a = max(abs(v0), abs(v1)); let most = max(max(a.x, a.y), max(a.z, a.w));",
+                f"  tops[item{r}] = vec2<f32>(most, dot(v0 + v1, vec4<f32>(1.0)));",
+                "}",
+            ]
+        lines += ["squares[lid] = square0;"] if self.normed else []
+        lines.append("workgroupBarrier();")
+        lines += [self._square(0, "")] if self.normed else []
+        for r in rounds:
+            lines += [f"if (item{r} < {items}u) {{", f"  let inverse = inverse_unit(item{r} / {parts}u);"]
+            first, second = f"v{r}_0", f"v{r}_1"
+            if packing.bits == 4:  # even elements, and odd ones
+                even, odd = ("yw", "xz") if packing.high_first else ("xz", "yw")
+                first, second = (f"vec4<f32>(v{r}_0.{c}, v{r}_1.{c})" for c in (even, odd))
+            for h, v in enumerate((first, second)):
+                rounded = f"bitcast<vec4<i32>>({v} * inverse + vec4<f32>(12582912.0))"
+                lines.append(f"  let i{h} = bitcast<vec4<u32>>({rounded} - vec4<i32>(0x4b400000));")
+            packed = [[f"pack4xU8(i{h} >> vec4<u32>({14 - 7 * d}u)){low}" for h in (0, 1)] for d, low in enumerate(LOW)]
+            lines += [
+                f"  let at = item{r} % {parts}u * {blocks}u + item{r} / {parts}u;",
+                f"  xs[at] = vec4<u32>({', '.join(packed[0] + packed[1])});"
+                f" lows[at] = vec2<u32>({', '.join(packed[2])});",
+                "}",
+            ]
+        return [*lines, "workgroupBarrier();"]
+
+    def units(self) -> str:
+        """Return WGSL of what a block's digits are made with, and what they stand for: a unit, and the offset of the
+        weight times x."""
+        parts = self.elements // 8
+        most, total = "tops[block * {n}u].x", "tops[block * {n}u].y"
+        for j in range(1, parts):
+            most = f"max({most}, tops[block * {parts}u + {j}u].x)"
+            total += f" + tops[block * {parts}u + {j}u].y"
+        most, total = most.format(n=parts), total.format(n=parts)
+        offset = "-8.0" if self.packing.bits == 4 else "0.0"
+        return (
+            "fn inverse_unit(block: u32) -> f32 {\n"
+            f"  let most = {most};\n  return select(0.0, {float(LARGEST)} / most, most > 0.0);\n}}\n"
+            "fn unit(block: u32) -> vec2<f32> {\n"
+            f"  return vec2<f32>({most} / {float(LARGEST)}, {offset} * ({total}));\n}}"
+        )
+
+
+def along_k(name: str, binding: str, quads: bool, tail: bool, row: str = "0u") -> str:
+    """`name_quad(row, k)`: four elements of a row of the binding, which begins at `row`, zero beyond K."""
+    if not quads:
+        lanes = (f"select(0.0, {binding}_at({row} + min(k + {j}u, P.k - 1u)), k + {j}u < P.k)" for j in range(4))
+        value = f"vec4<f32>({', '.join(lanes)})"
+    elif tail:
+        value = f"select(vec4<f32>(), {binding}_at4(({row} + min(k, P.k - 4u)) >> 2u), k < P.k)"
+    else:
+        value = f"{binding}_at4(({row} + k) >> 2u)"
+    return f"fn {name}_quad(row: u32, k: u32) -> vec4<f32> {{ return {value}; }}"
+
+
+def merged(merge: Merge, tail: bool) -> str:
+    """`x_quad(row, k)`: four elements of a row that is merged of parts, zero beyond K."""
+    value = f"merged(((z * P.heads + h / P.sharing) * rows + row_) * {merge.quads + 1}u, quad % {merge.quads}u)"
+    return (
+        f"{merge.helpers('a')}\n"
+        "fn x_quad(row: u32, k: u32) -> vec4<f32> {\n"
+        f"  let quad = min(k, P.k - 4u) >> 2u; let h = quad / {merge.quads}u; let rows = P.queries * P.sharing;\n"
+        "  let z = row / P.queries; let row_ = row % P.queries * P.sharing + h % P.sharing;\n"
+        f"  return {f'select(vec4<f32>(), {value}, k < P.k)' if tail else value};\n}}"
+    )

@@ -1,0 +1,163 @@
+"""Radix selection of the least logit to keep, and a draw of one token of those kept, by several workgroups each."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..dtypes import DType
+from ..plan.target import Target
+from ..sizes import cached
+from .functions import functions
+from .lanes import Lanes
+from .sample import BEFORE, best, best_memory, lanes_of, part_loop, setting
+from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
+
+Pick = Literal["none", "given", "share"]  # no digit to end, towards a remaining weight, or towards top_p of all
+BINS = 2048
+DIGITS = ((21, 2047, 0), (10, 2047, 0xFFE00000), (0, 1023, 0xFFFFFC00))  # shift, mask, bits of a key already settled
+STATE_WORDS = 3  # after the bins, per digit: the settled bits, the weight still wanted, the least key allowed
+KEY_OF = "fn key(v: f32) -> u32 { let b = bitcast<u32>(v); return select(b | 0x80000000u, ~b, (b >> 31u) == 1u); }"
+_KEY = f"{KEY_OF}\nfn word(w: u32) -> u32 {{ return atomicLoad(&work[w]); }}"
+WORK = Storage(DType.I32, raw="atomic<u32>")
+
+
+def scanned(workgroup: int) -> list[str]:
+    """Return lines that add up what the invocations have as `own`: `upto` is the sum up to each one, kept in `sums`."""
+    lines = ["  var upto = own;", "  sums[lid] = upto;", "  workgroupBarrier();"]
+    step = 1
+    while step < workgroup:
+        lines += [
+            f"  if (lid >= {step}u) {{ upto += sums[lid - {step}u]; }}",
+            "  workgroupBarrier();",
+            "  sums[lid] = upto;",
+            "  workgroupBarrier();",
+        ]
+        step *= 2
+    return lines
+
+
+def _pick(pick: Pick, fresh: bool, lanes: Lanes) -> str:
+    """Declares the state after the digit before: `settled` bits, weight `wanted`, least key `least`.
+
+    The bin sought is the highest at which the weight from the top reaches what is wanted. Where all bins together do
+    not reach it, it is bin 0, and so on to key 0: everything is kept. `fresh` begins another selection.
+    """
+    if pick == "none":
+        return "  let settled = 0u; let wanted = word(P.old_state + 1u); let least = 0u;"
+    each = BINS // lanes.workgroup
+    lines = [
+        "  if (lid == 0u) { found[0] = 0u; found[1] = 0u; }",
+        f"  var own = 0u; let high = P.old_bins + {BINS - 1}u - lid * {each}u;",
+        f"  for (var k = 0u; k < {each}u; k++) {{ own += word(high - k); }}",
+        *scanned(lanes.workgroup),
+    ]
+    share = f"max(1u, u32(f32(sums[{lanes.workgroup - 1}]) * {setting('top_p')}))"
+    lines += [
+        f"  let target_weight = {share if pick == 'share' else 'word(P.old_state + 1u)'};",
+        "  if (upto - own < target_weight && target_weight <= upto) {",
+        "    var above = upto - own; var k = 0u;",
+        "    while (above + word(high - k) < target_weight) { above += word(high - k); k++; }",
+        "    found[0] = high - k - P.old_bins; found[1] = above;",
+        "  }",
+        "  workgroupBarrier();",
+        "  let picked = word(P.old_state) | (found[0] << P.old_shift);",
+    ]
+    if fresh:
+        lines.append("  let settled = 0u; let wanted = 0u; let least = picked;")
+    else:
+        lines.append(
+            "  let settled = picked; let wanted = target_weight - found[1]; let least = word(P.old_state + 2u);"
+        )
+    return "\n".join(lines)
+
+
+_STATE = u32s("length", "span", "old_bins", "old_state", "old_shift")
+
+
+@cached(64)
+def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
+    """Ends the digit before, as `pick` says, and fills the bins of the next with tokens, or with probability `mass`."""
+    lanes, apart = lanes_of(target), not target.software  # a workgroup has bins of its own, where many add at once
+    weight = "u32(exp(v - summary_at(1u)) * unit + 0.5)" if mass else "1u"
+    body = [
+        "  let lane = lid; let part = group;",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}" if apart else "",
+        _pick(pick, fresh, lanes),
+        "  workgroupBarrier();",
+        "  let unit = 2147483648.0 / summary_at(2u);" if mass else "",
+        part_loop(
+            "let v = x_at(i); let k = key(v);"
+            " if ((k & P.settled_bits) == settled && k >= least)"
+            f" {{ atomicAdd(&{'bins[' if apart else 'work[P.bins + '}((k >> P.shift) & P.mask)], {weight}); }}"
+        ),
+        "  workgroupBarrier();" if apart else "",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);" if apart else "",
+        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }" if apart else "",
+        "  if (group == 0u && lid == 0u) { atomicStore(&work[P.state], settled);",
+        "    atomicStore(&work[P.state + 1u], wanted); atomicStore(&work[P.state + 2u], least); }",
+    ]
+    reads = {"x": Storage(DType.F32)}
+    if mass:
+        reads["summary"] = Storage(DType.F32)
+    if pick == "share":
+        reads["settings"] = I32
+    return build(
+        "sample_select",
+        "\n".join(body),
+        target=target,
+        reads=reads,
+        writes={"work": WORK},
+        params=[*_STATE, *u32s("bins", "state", "shift", "mask", "settled_bits")],
+        workgroup=lanes.workgroup,
+        shared=({"bins": ("atomic<u32>", BINS)} if apart else {})
+        | {"sums": ("u32", lanes.workgroup), "found": ("u32", 2)},
+        helpers=_KEY,
+    )
+
+
+NOISE = """\
+fn mixed(n: u32) -> u32 {
+  var h = n; h ^= h >> 16u; h *= 0x7feb352du; h ^= h >> 15u; h *= 0x846ca68bu; h ^= h >> 16u;
+  return h;
+}
+fn noise(h: u32) -> f32 { return -log(-log1p(-min((f32(h) + 0.5) * 2.3283064365386963e-10, 0.99999994))); }"""
+
+
+def seeded(first: str = "") -> list[str]:
+    """Return lines that declare the `seed` and `salt` of the noise; the settings begin at `first`."""
+    return [
+        f"  let seed = mixed({setting('seed', first)} ^ mixed({setting('step', first)} + 0x9e3779b9u));",
+        "  let salt = mixed(seed + 1u);",
+    ]
+
+
+@cached(64)
+def draw(selects: bool, target: Target) -> KernelSpec:
+    """Per part: the token kept whose changed logit plus noise is largest."""
+    lanes = lanes_of(target)
+    helpers = f"{functions(NOISE)}\n{NOISE}"
+    body = [
+        "  let lane = lid; let part = group;",
+        _pick("given", True, lanes) if selects else "  let least = 0u;",
+        f"  let low = summary_at(1u) + {setting('floor')};",
+        *seeded(),
+        f"  var top = {LOWEST}; var at = 0x7fffffffu;",
+        part_loop(
+            "let x = x_at(i);"
+            + (" if (x >= low && key(x) >= least) {" if selects else " if (x >= low) {")
+            + f" let v = x + noise(mixed(mixed(i ^ seed) + salt)); if {BEFORE} {{ top = v; at = i; }} }}"
+        ),
+        best(lanes),
+        "  if (lid == 0u) { parts_put(group * 2u, bitcast<i32>(top)); parts_put(group * 2u + 1u, i32(at)); }",
+    ]
+    return build(
+        "sample_draw",
+        "\n".join(body),
+        target=target,
+        reads={"x": Storage(DType.F32), "summary": Storage(DType.F32), "settings": I32},
+        writes={**({"work": WORK} if selects else {}), "parts": I32},
+        params=_STATE if selects else _STATE[:2],
+        workgroup=lanes.workgroup,
+        shared={**best_memory(lanes), **({"sums": ("u32", lanes.workgroup), "found": ("u32", 2)} if selects else {})},
+        helpers=f"{_KEY if selects else ''}\n{helpers}",
+    )
