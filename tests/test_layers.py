@@ -25,7 +25,7 @@ PACKAGE = SRC / "ptegpu"
 
 # Bottom to top: a module may import from its own row and from the rows above it here.
 LAYERS = (
-    {"errors", "dtypes", "files", "limits", "printing", "progress", "sampling", "sizes", "units"},
+    {"errors", "dtypes", "files", "lazy", "limits", "printing", "progress", "sampling", "sizes", "units"},
     {"format"},
     {"plan"},
     {"kernels"},
@@ -37,13 +37,30 @@ LAYERS = (
     {"gpu"},
     {"runtime"},
     {"explain"},
-    {"__init__", "models", "export", "module", "site", "serve"},
+    {"__init__", "models"},
+    {"export"},
+    {"module"},
+    {"site"},
+    {"serve"},
     {"cli", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 IMPORTABLE_ALONE = ("format", "graph", "ops", "kernels", "plan", "compiler", "sizes")
 # What runs plans may import; no operators.
-RUNNER_SEES = {"errors", "dtypes", "files", "limits", "printing", "progress", "format", "plan", "gpu", "__init__"}
+RUNNER_SEES = {"errors", "dtypes", "files", "lazy", "limits", "printing", "progress", "format", "plan", "gpu"}
+RUNNER_SEES |= {"__init__"}
+    "errors",
+    "dtypes",
+    "files",
+    "lazy",
+    "limits",
+    "printing",
+    "progress",
+    "format",
+    "plan",
+    "gpu",
+    "__init__",
+}
 BLOCKER = """
 import sys
 
@@ -142,6 +159,38 @@ def test_every_module_has_a_layer() -> None:
 
 def test_imports_go_down_only() -> None:
     assert violations(lambda module, found: found.when != "never" and goes_up(module, found.target)) == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports of modules above the runtime, when they are loaded, have no cycle."""
+    above = {name for row in LAYERS[LAYERS.index({"runtime"}) + 1 :] for name in row} - {"__init__"}
+    graph = {
+        module: {i.target for i in imports(path) if i.when == "load" and i.target.startswith("ptegpu.")} - {module}
+        for path in python_files()
+        if layer(module := module_name(path)) in above
+    }
+    while ends := {module for module, targets in graph.items() if not targets & set(graph)}:
+        graph = {module: targets for module, targets in graph.items() if module not in ends}
+    assert {} == graph
+
+
+PACKAGES = {"format", "plan", "compiler", "gpu", "runtime"}  # whose insides are their own
+MOST_INSIDE = 40  # statements that import them all the same
+
+
+def inside() -> set[str]:
+    """Return the statements above the runtime that import a module inside of a package below, not its exports."""
+    above = {name for row in LAYERS[LAYERS.index({"runtime"}) + 1 :] for name in row} - {"__init__"}
+
+    def breaks(module: str, found: Import) -> bool:
+        parts = found.target.split(".")
+        return layer(module) in above and parts[0] == "ptegpu" and len(parts) > 2 and parts[1] in PACKAGES
+
+    return set(violations(breaks))
+
+
+def test_few_imports_reach_inside() -> None:
+    assert len(inside()) <= MOST_INSIDE, inside()
 
 
 def test_only_gpu_imports_wgpu() -> None:
@@ -364,6 +413,10 @@ def test_the_import_finder(tmp_path: Path) -> None:
         ("ptegpu.compiler.planner", "ptegpu.sizes", False),
         ("ptegpu.plan.bundle", "ptegpu.compiler", True),
         ("ptegpu.runtime.program", "ptegpu", True),
+        ("ptegpu.models.door", "ptegpu", False),
+        ("ptegpu.models.checkpoints", "ptegpu.export", True),
+        ("ptegpu.export.llm", "ptegpu.models.card", False),
+        ("ptegpu.site.site", "ptegpu.serve", True),
         ("ptegpu.cli.run", "ptegpu", False),
         ("ptegpu", "ptegpu.runtime", False),
         ("ptegpu.format.pte", "numpy", False),

@@ -13,6 +13,7 @@ import pytest
 from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
+import ptegpu
 from ptegpu.compiler.partition import Facts, joins
 from ptegpu.dtypes import DType
 from ptegpu.explain.analysis import why_on_host
@@ -40,6 +41,16 @@ def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
     memory = method["memory"]
     assert memory["constants"] == method["constants"]["nbytes"]
     assert memory["total"] == sum(n for name, n in memory.items() if name != "total")
+
+
+def test_the_card(invoke: Invoke, mlp: Path) -> None:
+    tales = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+    card = invoke("inspect", tales, "--json").json()["card"]
+    assert ("text", 256, [1]) == (card["kind"], card["context"], card["stop"])
+    out = invoke("inspect", tales).out.splitlines()
+    assert {"card", "  kind        text", "  context     256", "  inputs      tokens position"} <= set(out)
+    assert {"kind": "program"} == invoke("inspect", mlp, "--json").json()["card"]
+    assert "card" not in invoke("inspect", mlp).out.splitlines()
 
 
 def test_a_method_for_people(invoke: Invoke, mlp: Path) -> None:

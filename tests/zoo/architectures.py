@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from ptegpu.export import quiet
 from ptegpu.export.hf_models import KINDS, Bounds, task_of, wrapped
-from ptegpu.models.facts import Task
 from tests.zoo.specimen import Specimen
 
 VOCABULARY = 99
@@ -36,7 +35,7 @@ class Architecture:
     why: str = ""  # there is a host step, or more than two plans
 
     @property
-    def hf(self) -> Task | None:
+    def hf(self) -> str | None:
         """The task that `ptegpu export hf` exports it for."""
         return None if self.gives else task_of(self.model, KINDS[next(iter(self.takes))])
 

@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ExportError
 from ..files import MODEL_OR_SENTENCE, check_checkpoint, check_writable
-from ..models.facts import TASKS
+from ..models.tasks.specs import TASKS
 from ..units import counted, duration, number, size
 from .answers import takes_text, try_it
 from .console import bars, print_json, progress, say, show_table
@@ -189,19 +189,19 @@ def torch(
 
 
 def _show_task(made: ExportedTask, output: Path) -> None:
-    facts, lowered = made.facts, made.exported.lowered
+    card, lowered = made.card, made.exported.lowered
     say((output.name, "bold"), f" · {size(len(lowered.data))}")
-    _line("model", f"{facts.architecture}, {made.parameters:,} parameters, for {facts.task}")
-    _line("takes", "; ".join(takes_text(facts)))
-    if facts.labels:
-        shown = ", ".join(facts.labels[:SHOWN]) + (" …" if len(facts.labels) > SHOWN else "")
-        _line("labels", f"{len(facts.labels):,}: {shown}")
+    _line("model", f"{card.architecture}, {made.parameters:,} parameters, for {card.task}")
+    _line("takes", "; ".join(takes_text(card)))
+    if card.labels:
+        shown = ", ".join(card.labels[:SHOWN]) + (" …" if len(card.labels) > SHOWN else "")
+        _line("labels", f"{len(card.labels):,}: {shown}")
     _show_lowered(lowered)
     if made.exported.difference is not None:
         _line("check", f"at most {number(made.exported.difference)} from eager PyTorch")
     _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
     _line("files", ", ".join(path.name for path in made.files))
-    _line("try", try_it(facts, output))
+    _line("try", try_it(card, output))
     _show_notes(made.notes)
 
 
@@ -213,8 +213,8 @@ def _show_model(made: ExportedModel, output: Path) -> None:
     _line("model", f"{c.family}, {made.parameters:,} parameters: {shape}")
     _line("matrices", ", ".join(f"{count} in {how}" for how, count in _stored(made).items()))
     _line("tokens", f"{o.max_seq:,} in one call, {o.max_context:,} remembered")
-    if made.pictures:
-        p = made.pictures
+    if made.card.vision:
+        p = made.card.vision
         _line("pictures", f"tiles of {p.size} × {p.size} pixels, {counted(p.rows, 'token')} each")
     _show_lowered(made.lowered)
     if made.check:
@@ -227,7 +227,8 @@ def _show_model(made: ExportedModel, output: Path) -> None:
 
 
 def _show_speech(made: ExportedSpeech, output: Path) -> None:
-    c, f = made.config, made.facts
+    c, f = made.config, made.card.speech
+    assert f is not None
     say((output.name, "bold"), f" · {size(len(made.lowered.data))}")
     layers = f"{counted(c.encoder_layers, 'layer')} that hear and {c.decoder_layers} that write"
     _line("model", f"whisper, {made.parameters:,} parameters: {layers}, of {c.dim:,}, vocabulary {c.vocab:,}")
@@ -248,7 +249,7 @@ def _speech_json(made: ExportedSpeech) -> dict[str, Any]:
         "encoder_layers": made.config.encoder_layers,
         "decoder_layers": made.config.decoder_layers,
         "vocab_size": made.config.vocab,
-        "languages": list(made.facts.languages or {}),
+        "languages": list((made.card.speech and made.card.speech.languages) or {}),
         **_lowered_json(made.lowered),
         "difference": made.difference,
         "notes": made.notes,
@@ -293,7 +294,7 @@ def _task_json(made: ExportedTask) -> dict[str, Any]:
         "files": [str(path) for path in made.files],
         "nbytes": len(made.exported.lowered.data),
         "parameters": made.parameters,
-        "facts": loads(made.facts.json()),
+        "card": loads(made.card.json()),
         **_lowered_json(made.exported.lowered),
         "difference": made.exported.difference,
         "notes": made.notes,
@@ -323,7 +324,7 @@ def _model_json(made: ExportedModel) -> dict[str, Any]:
         "max_seq": o.max_seq,
         "max_context": o.max_context,
         "matrices": _stored(made),
-        **({"pictures": {"size": made.pictures.size, "tokens": made.pictures.rows}} if made.pictures else {}),
+        **({"pictures": {"size": made.card.vision.size, "tokens": made.card.vision.rows}} if made.card.vision else {}),
         **_lowered_json(made.lowered),
         "check": check,
         "notes": made.notes,

@@ -17,7 +17,7 @@ from ..format import read_program
 from ..graph.flat import FlatMethod
 from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
-from ..limits import Budget, Limits, spend
+from ..limits import Budget, Limits, has_read, spend
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle
@@ -52,7 +52,7 @@ class Cut:
 
 
 def compile(
-    source: Source | BinaryIO,
+    source: Source | BinaryIO | File,
     data: Data = None,
     targets: Target | Sequence[Target] | None = None,
     sizes: Sizes | None = None,
@@ -98,8 +98,11 @@ def compile(
     return Bundle(file, wanted, tuple(made), planners)
 
 
-def read_source(source: Source | BinaryIO) -> File:
-    """The program in a path, in bytes, or in an open file."""
+def read_source(source: Source | BinaryIO | File) -> File:
+    """Return the program in a path, in bytes, or in an open file; one that was read already, as it is."""
+    if isinstance(source, File):
+        has_read(source.nbytes)
+        return source
     given: Any = source.read() if hasattr(source, "read") else source
     if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
         raise InvalidInput(f"a program is a path, bytes or a file open for reading bytes, not {type(source).__name__}")

@@ -22,8 +22,8 @@ from ..format.delegate import BlobGraph, BlobTensor, read_delegate
 from ..graph.importer import BACKENDS, NamedData
 from ..graph.names import functional
 from ..ops import REGISTRY
-from ..plan.method import Call, CompiledMethod, Operand, Var, variables
-from ..plan.target import Target
+from ..plan import CompiledMethod, Target
+from ..plan.method import Call, Operand, Var, variables
 from ..portable import PORTABLE, PRIMS
 from ..portable.host import on_host
 

@@ -1,7 +1,8 @@
 """A language model from a Hugging Face checkpoint folder to one `.pte` for prefill and decode.
 
 The program's method `forward(tokens int64 (1, S), position int64 (1))` keeps keys and values on the GPU and gives the
-logits of the last token. Methods that take nothing tell what a runner must know; see `metadata`. The tokenizer is
+logits of the last token. Methods that take nothing tell what a runner must know: the card, and what ExecuTorch's own
+runners ask for; see `metadata`. The tokenizer is
 written beside the program: MODEL.tokenizer.json and MODEL.tokenizer_config.json, with the chat template in it.
 """
 
@@ -20,8 +21,10 @@ import ptegpu
 
 from ..errors import ExportError
 from ..files import check_inside, check_writable, read, read_object, read_text, write
-from ..models.text.pictures import METHOD as PICTURES
-from ..models.text.pictures import VISION, Facts
+from ..models.card import METHOD, Card
+from ..models.kinds import SEEING, architecture
+from ..models.kinds import TEXT as WRITING
+from ..models.text.signature import VISION
 from ..progress import Progress, silent
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
@@ -29,9 +32,9 @@ from .checkpoint import Store, Weights, check, check_sources, load, plain_source
 from .config import Config, read_config
 from .decoder import Decoder
 from .lowering import NO_LIMITS, Lowered, lower, trace
+from .origin import origin_of
 from .vision import CONNECTOR, TEXT, TOWER, Vision, VisionConfig, read_vision
 
-VERSION = 1  # of what the methods and files mean
 DTYPES = ("float32", "float16")
 QUANTIZATIONS = ("none", "4bit", "8da4w", "8bit")
 EMBEDDINGS = ("float", "4bit")
@@ -98,6 +101,7 @@ class Check:
 class ExportedModel:
     config: Config
     options: Options
+    card: Card
     lowered: Lowered
     parameters: int
     stored: dict[str, int]  # matrices, by the way they are stored
@@ -105,7 +109,6 @@ class ExportedModel:
     files: list[Path]  # written
     check: Check | None
     seconds: dict[str, float] = field(default_factory=dict)  # of each phase
-    pictures: Facts | None = None  # None: it does not see
 
 
 def export_llm(
@@ -137,7 +140,21 @@ def export_llm(
     tokenizer = read_tokenizer(source)
     chosen = (options or Options()).checked(config)
     seeing = read_vision(source)
-    constants = metadata(config, chosen)
+    seen = seeing[1] if seeing else None
+    card = Card(
+        SEEING if seen else WRITING,
+        architecture=architecture(read_object(source / "config.json", ExportError)),
+        inputs=("tokens", "position", "kept", "rows") if seen else ("tokens", "position"),
+        outputs=("logits",),
+        vision=seen,
+        tokenizer=next(iter(tokenizer), None),
+        chat_template=_chats(tokenizer),
+        context=chosen.max_context,
+        chunk=chosen.max_seq,
+        stop=tuple(config.eos),
+        **origin_of(source),
+    )
+    constants = metadata(config, chosen) | {METHOD: card.json()}
     with phase("Reading weights"):
         decoder, weights, parameters = load_decoder(source, chosen, progress)
         vision = load_vision(source, seeing[0], progress) if seeing else None
@@ -145,7 +162,6 @@ def export_llm(
         programs = {"forward": trace(decoder, *example(chosen, decoder, vision))}
         if seeing and vision:
             programs[VISION] = trace(vision, (torch.zeros(1, 3, seeing[0].size, seeing[0].size),))
-            constants[PICTURES] = seeing[1].to_json()
             parameters += sum(p.numel() for p in vision.parameters())
     with phase("Lowering"):
         lowered = lower(programs, options=_partitioner_options(chosen), constants=constants)
@@ -166,8 +182,7 @@ def export_llm(
         if not tokenizer:
             notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
     files = [target, *beside]
-    pictures = seeing[1] if seeing else None
-    return ExportedModel(config, chosen, lowered, parameters, weights.stored, notes, files, found, seconds, pictures)
+    return ExportedModel(config, chosen, card, lowered, parameters, weights.stored, notes, files, found, seconds)
 
 
 def load_decoder(
@@ -237,7 +252,7 @@ def _partitioner_options(options: Options) -> dict[str, Any]:
 
 
 def metadata(config: Config, options: Options) -> dict[str, Any]:
-    """What methods of the program return; the first seven are ExecuTorch's own names."""
+    """Return what methods of the program give to ExecuTorch's own runners."""
     found: dict[str, Any] = {
         "get_max_seq_len": options.max_seq,
         "get_max_context_len": options.max_context,
@@ -247,8 +262,6 @@ def metadata(config: Config, options: Options) -> dict[str, Any]:
         "use_sdpa_with_kv_cache": True,
         "enable_dynamic_shape": True,
         "get_bos_id": config.bos,  # -1: there is none
-        "ptegpu_llm_version": VERSION,
-        "ptegpu_all_logits": options.all_logits,
     }
     return found | ({"get_eos_ids": list(config.eos)} if config.eos else {})
 
@@ -270,6 +283,11 @@ def read_tokenizer(folder: Path) -> dict[str, bytes]:
             "utf-8", "backslashreplace"
         ),  # half a pair of surrogates has no bytes
     }
+
+
+def _chats(tokenizer: dict[str, bytes]) -> bool:
+    settings = tokenizer.get(".tokenizer_config.json")
+    return settings is not None and bool(json.loads(settings).get("chat_template"))
 
 
 def compare(decoder: Decoder, data: bytes, longest: int, vision: Vision | None = None) -> Check:

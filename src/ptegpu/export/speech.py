@@ -2,7 +2,7 @@
 
 Methods: `log_mel(samples (1, n)) → (F, mels)`; `encode(mel (1, mels, F))` → keys and values of each layer of the
 decoder; `forward(tokens int64 (1, S), position int64 (1), keys and values) → logits (1, V)` of the last token, which
-keeps the keys and values of tokens. The method `ptegpu_speech` gives what a runner must know, as JSON.
+keeps the keys and values of tokens. The method `ptegpu_card` gives what a runner must know, as JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ import ptegpu
 
 from ..errors import ExportError
 from ..files import check_writable, write
-from ..models.speech.facts import METHOD, Facts
+from ..models.card import METHOD, Card
+from ..models.kinds import SPEECH
 from ..progress import Progress, silent
 from .backend import torch
 from .check import THIS_MACHINE, TOLERANCE, distance
 from .checkpoint import Store, check_sources, plain_sources, read_into
 from .llm import read_tokenizer
 from .lowering import NO_LIMITS, Lowered, lower, trace
+from .origin import origin_of
 from .sound import Config, read_sound_config
 from .whisper import Decode, Encode, LogMel, Whisper
 
@@ -39,7 +41,7 @@ OUTPUT = "proj_out.weight"  # the embedding of tokens
 @dataclass(frozen=True, slots=True)
 class ExportedSpeech:
     config: Config
-    facts: Facts
+    card: Card
     lowered: Lowered
     parameters: int
     notes: list[str]
@@ -72,15 +74,24 @@ def export_speech(
 
     source, target = Path(folder), Path(path)
     check_writable(target)
-    config, facts = read_sound_config(source)
+    config, speech = read_sound_config(source)
     tokenizer = read_tokenizer(source)
+    card = Card(
+        SPEECH,
+        architecture="WhisperForConditionalGeneration",
+        inputs=("tokens", "position", "heard"),
+        outputs=("logits",),
+        speech=speech,
+        tokenizer=next(iter(tokenizer), None),
+        **origin_of(source),
+    )
     with phase("Reading weights"):
         model = load_whisper(source, config, progress)
     with phase("Tracing"):
         modules = methods(model)
         traced = {name: trace(module, *example(config, name)) for name, module in modules.items()}
     with phase("Lowering"):
-        lowered = lower(traced, options={"texture_limits": NO_LIMITS}, constants={METHOD: facts.to_json()})
+        lowered = lower(traced, options={"texture_limits": NO_LIMITS}, constants={METHOD: card.json()})
         del traced
     difference, notes = None, []
     if check:
@@ -97,7 +108,7 @@ def export_speech(
         if not tokenizer:
             notes.append(f"{source} has no tokenizer.json: the model can be run, but gives no text")
     parameters = sum(p.numel() for p in dict.fromkeys(model.parameters()))
-    return ExportedSpeech(config, facts, lowered, parameters, notes, [target, *beside], difference, seconds)
+    return ExportedSpeech(config, card, lowered, parameters, notes, [target, *beside], difference, seconds)
 
 
 def load_whisper(folder: Path, config: Config, progress: Progress = silent) -> Whisper:

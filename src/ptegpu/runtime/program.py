@@ -34,7 +34,7 @@ DEFAULT = "forward"
 
 
 def load(
-    path: Source | BinaryIO | Bundle,
+    path: Source | BinaryIO | Bundle | File,
     data: Data = None,
     device: str | int | Device = "auto",
     *,
@@ -71,7 +71,7 @@ def load(
 
 
 def open_program(
-    source: Source | BinaryIO | Bundle,
+    source: Source | BinaryIO | Bundle | File,
     options: LoadOptions,
     data: Data = None,
     *,

@@ -14,12 +14,9 @@ from ..dtypes import DType
 from ..errors import PtegpuError
 from ..models.text.compiling import GENERATE
 from ..models.text.signature import Signature
-from ..plan.bundle import Bundle
-from ..plan.method import CompiledMethod, Run, Var
+from ..plan import Bundle, CompiledMethod, DeviceClass, Run, evaluated, plain
+from ..plan.method import Var
 from ..plan.narrow import from_device, to_device
-from ..plan.plan import plain
-from ..plan.resolve import evaluated
-from ..plan.target import DeviceClass
 from ..plan.web import needed
 from ..sampling import SETTINGS
 

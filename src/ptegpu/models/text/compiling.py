@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import UnsupportedProgram
+from ...format import Program
 from ...sampling import MODES, PENALTY, words_of
+from ..card import Card
+from ..door import Openable, Source
+from ..kinds import LANGUAGE
 from .signature import METHOD, Signature, read_signature
 
 if TYPE_CHECKING:
     from ...compiler.append import Append, Tail
     from ...compiler.ragged import Count
-    from ...plan.bundle import Bundle
+    from ...plan import Bundle
 
 GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
 SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
@@ -56,26 +59,32 @@ class Many(NamedTuple):
     rows: int = 512  # of a run, where the model takes so many
 
 
-def compile(path: Any, data: Any = None, targets: Any = None, *, many: Many | None = None, **how: Any) -> Bundle:
-    """A language model as a bundle that `LanguageModel` and `ptegpu generate` take; its own methods are in it, too.
+def plans(file: Program, card: Card) -> dict[str, Any]:
+    """Return what `ptegpu.compile` is given for a language model: the method that generates, and its sizes."""
+    signature = read_signature(file, card)
+    return {"also": {GENERATE: (METHOD, sampling_of(signature))}, "points": {GENERATE: points_of(signature)}}
+
+
+def compile(
+    source: Openable, data: Any = None, targets: Any = None, *, many: Many | None = None, **options: Any
+) -> Bundle:
+    """Compile a language model to a bundle that `LanguageModel` and `ptegpu generate` take, with its own methods.
 
     With `many`, `BatchEngine` and `ptegpu serve` take it for many sequences at once. Raises UnsupportedProgram if it is
     no language model, or cannot do that. See `ptegpu.compile` for the arguments.
     """
-    from ...compiler.program import compile as compile_program
-    from ...compiler.program import read_source
-    from ...plan.target import Target
+    from ...compiler import compile as compile_program
+    from ...plan import Target
 
-    signature = read_signature(read_source(path))
-    also = {GENERATE: (METHOD, sampling_of(signature))}
-    points = {GENERATE: points_of(signature)}
+    found = Source.of(source, kinds=LANGUAGE)
+    planned = plans(found.file, found.card)
     if many is not None:
         wanted = [Target()] if targets is None else [targets] if isinstance(targets, Target) else [*targets]
         limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in wanted)
-        half = any(t.cache == "f16" for t in wanted) or how.get("cache") == "f16"
-        more, points[SERVE] = _serving(signature, many, limit, half)
-        also |= more
-    return compile_program(path, data, targets, also=also, points=points, **how)
+        half = any(t.cache == "f16" for t in wanted) or options.get("cache") == "f16"
+        more, planned["points"][SERVE] = _serving(read_signature(found.file, found.card), many, limit, half)
+        planned["also"] |= more
+    return compile_program(found.file, data, targets, **planned, **options)
 
 
 def _serving(
@@ -101,14 +110,3 @@ def _serving(
 
     also = {SERVE: (METHOD, serving_of(signature, count, sequences)), LIMITS: (METHOD, limits)}
     return also, points_of_many(signature, rows, sequences)
-
-
-def is_language_model(path: Any) -> bool:
-    """Whether generation can use a program."""
-    from ...compiler.program import read_source
-
-    try:
-        read_signature(read_source(path))
-    except UnsupportedProgram:
-        return False
-    return True
