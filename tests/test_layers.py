@@ -49,18 +49,6 @@ IMPORTABLE_ALONE = ("format", "graph", "ops", "kernels", "plan", "compiler", "si
 # What runs plans may import; no operators.
 RUNNER_SEES = {"errors", "dtypes", "files", "lazy", "limits", "printing", "progress", "format", "plan", "gpu"}
 RUNNER_SEES |= {"__init__"}
-    "errors",
-    "dtypes",
-    "files",
-    "lazy",
-    "limits",
-    "printing",
-    "progress",
-    "format",
-    "plan",
-    "gpu",
-    "__init__",
-}
 BLOCKER = """
 import sys
 

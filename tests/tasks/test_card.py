@@ -24,7 +24,7 @@ def program(value: Any) -> Program:
     """One that says so."""
 
     def method(name: str, *values: Any) -> Method:
-        return Method(name, values, (), tuple(range(len(values))), (), (), "", "", ())
+        return Method(name, values, (), tuple(range(len(values))), (), (), "", "")
 
     return Program(None, 0, 0, (method("forward"), method("ptegpu_card", value)), {})
 
@@ -116,7 +116,7 @@ def earlier(name: str, value: Any, **constants: Any) -> Program:
     methods = {"forward": (), name: (value,)} | {
         key: v if isinstance(v, tuple) else (v,) for key, v in constants.items()
     }
-    made = [Method(key, v, (), tuple(range(len(v))), (), (), "", "", ()) for key, v in methods.items()]
+    made = [Method(key, v, (), tuple(range(len(v))), (), (), "", "") for key, v in methods.items()]
     return Program(None, 0, 0, tuple(made), {})
 
 
