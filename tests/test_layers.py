@@ -222,7 +222,7 @@ def test_a_host_step_of_a_bundle_imports_one_family_of_kernels(tmp_path: Path) -
     assert [m for m in called if layer(m) in makers] == []
     assert [f for f in FAMILIES if f"ptegpu.portable.{f}" in called] == ["sort"]
     assert len(called - loaded) <= 10
-    assert len([m for m in called if layer(m) != "gpu"]) < 47
+    assert len([m for m in called if layer(m) != "gpu"]) < 48
 
 
 def median() -> Bundle:

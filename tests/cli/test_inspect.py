@@ -14,7 +14,7 @@ from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
 import ptegpu
-from ptegpu.compiler.partition import Facts, joins
+from ptegpu.compiler.partition import ValueBounds, joins
 from ptegpu.dtypes import DType
 from ptegpu.explain.analysis import why_on_host
 from ptegpu.graph.flat import FlatMethod
@@ -122,7 +122,7 @@ F, S = Var("f", None), Var("s", None)  # scalars: a float, an int
 )
 def test_every_reason_has_a_text(operator: str, args: tuple[Operand, ...], out: Var, why: str) -> None:
     call = Call(operator, args, (out,), operator)
-    facts = Facts(FlatMethod("forward", [S]))
+    facts = ValueBounds(FlatMethod("forward", [S]))
     assert why_on_host(call, lambda c: joins(c, facts)) == why.format("which its GPU kernel does not take")
 
 
@@ -130,7 +130,7 @@ def test_arguments_that_the_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch) -
     relu = REGISTRY["aten.relu.default"]
     monkeypatch.setitem(REGISTRY, relu.name, replace(relu, serves=lambda _: False))
     call = Call(relu.name, (X,), (X,), relu.name)
-    facts = Facts(FlatMethod("forward"))
+    facts = ValueBounds(FlatMethod("forward"))
     assert why_on_host(call, lambda c: joins(c, facts)) == "arguments that its GPU kernel does not take"
 
 

@@ -12,7 +12,7 @@ from ..dtypes import DType
 from ..errors import InvalidInput
 from ..format import Method, Program, Tensor, Value
 from ..models.door import Source
-from ..plan.narrow import from_device, to_device
+from ..plan import from_device, to_device
 from ..units import number
 
 FIRST = 6  # values shown of an output

@@ -96,7 +96,7 @@ def places_of(flat: FlatMethod) -> list[bool]:
     for i in flat.code:
         if isinstance(i, Call):
             _check(i)
-    facts = Facts(flat)
+    facts = ValueBounds(flat)
     while True:
         tick()
         known, places = len(facts.unproved), []
@@ -127,8 +127,8 @@ def _check(call: Call) -> None:
         raise InvalidProgram(f"{call.where} cannot have {len(call.outs)} results")
 
 
-class Facts:
-    """What is known of the values of a method without running it."""
+class ValueBounds:
+    """The bounds of a method's values, as far as they are known without running it."""
 
     def __init__(self, flat: FlatMethod) -> None:
         self.ints = _int_scalars(flat)
@@ -163,7 +163,7 @@ def _without_scalars(item: Item) -> list[Item]:
     return [Host(item.start + k, c) for k, c in enumerate(item.calls)]
 
 
-def joins(call: Call, facts: Facts) -> bool:
+def joins(call: Call, facts: ValueBounds) -> bool:
     """Whether the GPU's registry serves this call, with these dtypes, exactly."""
     definition = REGISTRY.get(call.op)
     if definition is None:
@@ -216,7 +216,7 @@ def stand_ins(operands: Sequence[Operand]) -> tuple[list[Arg], dict[Var, Tensor]
     return [stand_in(o) for o in operands], tensors
 
 
-def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
+def _exact_in_32_bits(call: Call, definition: OpDef, facts: ValueBounds) -> bool:
     """int64 values that came in range stay in range if they are only moved, or if the result is proved to be.
 
     What a float becomes may be out of it.

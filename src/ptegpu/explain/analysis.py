@@ -12,9 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..compiler.data import named_data
-from ..compiler.partition import Facts, Stretch, joins
-from ..compiler.program import Cut, cut_method, plan_methods
+from ..compiler import Cut, Stretch, ValueBounds, cut_method, joins, named_data, plan_methods
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
 from ..format import DelegateCall, KernelCall, Method, Program, Tensor
@@ -22,8 +20,7 @@ from ..format.delegate import BlobGraph, BlobTensor, read_delegate
 from ..graph.importer import BACKENDS, NamedData
 from ..graph.names import functional
 from ..ops import REGISTRY
-from ..plan import CompiledMethod, Target
-from ..plan.method import Call, Operand, Var, variables
+from ..plan import Call, CompiledMethod, Operand, Target, Var, variables
 from ..portable import PORTABLE, PRIMS
 from ..portable.host import on_host
 
@@ -112,7 +109,7 @@ def _zeros(key: str, nbytes: int) -> memoryview:
 
 
 def _judge(found: Analysis, cut: Cut) -> None:
-    facts = Facts(cut.flat)
+    facts = ValueBounds(cut.flat)
     for once in cut.flat.folded:
         if not is_joint(once.where):
             found.operators[once.op, HOST, "once, at load"] += 1

@@ -7,11 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..compiler.order import writes
+from ..compiler import writes
 from ..errors import InvalidInput
-from ..plan.method import CompiledMethod, Host, Jump, Var
-from ..plan.plan import Input, Plan, Port
-from ..plan.resolve import Resolver, chosen, evaluated
+from ..plan import CompiledMethod, Host, Input, Jump, Plan, Port, Resolver, Var, chosen, evaluated
 from .guards import GuardText, equal_sizes, sizes_of
 
 

@@ -9,9 +9,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Literal
 
-from ..compiler.build import Joined
-from ..compiler.partition import Stretch
-from ..compiler.program import Cut
+from ..compiler import Cut, Joined, Stretch
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.graph import Graph, Sym, flatten
@@ -20,7 +18,7 @@ from ..graph.schema import Schema
 from ..ops import REGISTRY
 from ..ops.lookup import schema_of
 from ..ops.registry import OpDef
-from ..plan.method import Call, Jump, Move, Var, variables
+from ..plan import Call, Jump, Move, Var, variables
 from ..portable.host import on_host
 from ..units import dims, number
 from .analysis import Analysis, is_joint

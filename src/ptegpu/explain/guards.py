@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.method import CompiledMethod
-from ..plan.numbers import Many, needed
-from ..plan.plan import Family, Input, Plan
+from ..plan import CompiledMethod, Family, Input, Many, Plan, needed
 from ..portable import PORTABLE
 
 MAX_POINTS = 1 << 16  # sizes at which guards are compared; where there are more, all guards are shown

@@ -13,11 +13,8 @@ import numpy as np
 
 from ..errors import InvalidInput
 from ..format import Program
-from ..plan.bundle import Bundle
-from ..plan.method import CompiledMethod, Host
-from ..plan.target import Target
-from ..runtime.signature import Signature, Spec
-from ..runtime.steps import Kind, kind_of
+from ..plan import Bundle, CompiledMethod, Host, Target
+from ..runtime import Kind, Signature, Spec, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, memory
 from .costs import costs
 from .guards import numpy_calls, plan_report

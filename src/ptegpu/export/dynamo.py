@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ExportError, IndexOutOfRange, InvalidInput, PtegpuError, ShapeError
-from ..gpu.threads import Lock
+from ..gpu import Lock
 from ..printing import shown
 from .backend import torch
 from .compiled import CompiledModule, compile_module

@@ -9,14 +9,31 @@ from .target import CLASSES, Cache, DeviceClass, Precision, Target
 
 if TYPE_CHECKING:
     from .bundle import Bundle
-    from .method import CompiledMethod, Host, Item, Run
-    from .resolve import evaluated
+    from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
+    from .narrow import from_device, to_device
+    from .numbers import Many, needed
+    from .resolve import Resolver, chosen, evaluated
 
-__getattr__ = lazy(
-    __name__,
-    {"evaluated": ".resolve", "Bundle": ".bundle"}
-    | dict.fromkeys(("CompiledMethod", "Host", "Item", "Run"), ".method"),
-)
+_LAZY = {
+    ".bundle": ["Bundle"],
+    ".method": [
+        "Call",
+        "CompiledMethod",
+        "Host",
+        "Instruction",
+        "Item",
+        "Jump",
+        "Move",
+        "Operand",
+        "Run",
+        "Var",
+        "variables",
+    ],
+    ".narrow": ["from_device", "to_device"],
+    ".numbers": ["Many", "needed"],
+    ".resolve": ["Resolver", "chosen", "evaluated"],
+}
+__getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
 
 __all__ = [
     "CLASSES",
@@ -24,6 +41,7 @@ __all__ = [
     "Buffer",
     "Bundle",
     "Cache",
+    "Call",
     "CompiledMethod",
     "Copy",
     "DeviceClass",
@@ -31,14 +49,26 @@ __all__ = [
     "Family",
     "Host",
     "Input",
+    "Instruction",
     "Item",
+    "Jump",
     "Kernel",
+    "Many",
+    "Move",
+    "Operand",
     "Plan",
     "Port",
     "Precision",
+    "Resolver",
     "Run",
     "Target",
+    "Var",
+    "chosen",
     "evaluated",
+    "from_device",
+    "needed",
     "plain",
     "source",
+    "to_device",
+    "variables",
 ]

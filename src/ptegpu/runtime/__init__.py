@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .options import LoadOptions
     from .program import Program, open_program
     from .signature import Signature, Spec
+    from .steps import Kind, kind_of
 
 __getattr__ = lazy(
     __name__,
@@ -19,8 +20,10 @@ __getattr__ = lazy(
         "Program": ".program",
         "Signature": ".signature",
         "Spec": ".signature",
+        "Kind": ".steps",
+        "kind_of": ".steps",
         "open_program": ".program",
     },
 )
 
-__all__ = ["LoadOptions", "Program", "Signature", "Spec", "open_program"]
+__all__ = ["Kind", "LoadOptions", "Program", "Signature", "Spec", "kind_of", "open_program"]

@@ -14,9 +14,7 @@ from ..dtypes import DType
 from ..errors import PtegpuError
 from ..models.text.compiling import GENERATE
 from ..models.text.signature import Signature
-from ..plan import Bundle, CompiledMethod, DeviceClass, Run, evaluated, plain
-from ..plan.method import Var
-from ..plan.narrow import from_device, to_device
+from ..plan import Bundle, CompiledMethod, DeviceClass, Run, Var, evaluated, from_device, plain, to_device
 from ..plan.web import needed
 from ..sampling import SETTINGS
 

@@ -16,7 +16,7 @@ import numpy as np
 from ...errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ...format import Program as File
 from ...format import Tensor
-from ...gpu.threads import Lock
+from ...gpu import Lock
 from ...progress import Progress, silent
 from ...runtime import open_program
 from ..door import Loading, Openable, Source, loading

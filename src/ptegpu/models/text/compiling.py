@@ -13,7 +13,7 @@ from ..kinds import LANGUAGE
 from .signature import METHOD, Signature, read_signature
 
 if TYPE_CHECKING:
-    from ...compiler.append import Append, Tail
+    from ...compiler import Append, Tail
     from ...compiler.ragged import Count
     from ...plan import Bundle
 

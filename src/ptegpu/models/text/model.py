@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from ...errors import ExecutionError, InvalidInput, UnsupportedProgram
-from ...gpu.threads import Lock
+from ...gpu import Lock
 from ...runtime import open_program
 from ...sampling import GREEDY, SETTINGS
 from ..door import Loading, Openable, Source, loading

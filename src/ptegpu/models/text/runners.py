@@ -12,8 +12,7 @@ import numpy as np
 from ...errors import InvalidInput, UnsupportedProgram
 from ...format import Program as File
 from ...kernels.attention import PAGE
-from ...plan import Bundle
-from ...plan.method import Var
+from ...plan import Bundle, Var
 from ...runtime import LoadOptions, open_program
 from ...sampling import SETTINGS, words_of
 from .compiling import LIMITS, SERVE, serving_of
