@@ -106,7 +106,7 @@ def serve(
     for path in models:
         os.stat(path)  # before anything is loaded
         if is_checkpoint(path):
-            check_folder_kind(path, SERVED)
+            check_folder_kind(path, SERVED, "a language model or an encoder")
             check_tokenizer(path, tokenizer)
     with bars() as told:
         models = [program_of(path, told) for path in models]

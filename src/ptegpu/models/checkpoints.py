@@ -27,14 +27,14 @@ def is_checkpoint(path: Any) -> bool:
     return isinstance(path, str | os.PathLike) and (Path(path) / "config.json").is_file()
 
 
-def check_folder_kind(folder: Path, kinds: Sequence[str]) -> None:
+def check_folder_kind(folder: Path, kinds: Sequence[str], wanted: str = "") -> None:
     """Raise UnsupportedProgram if a folder becomes a program of another kind, by its `config.json` alone."""
     kind = kind_of_folder(folder)
     if kind not in kinds:
         settings = files.read_object(folder / "config.json", ExportError)
         what = architecture(settings) or settings.get("model_type") or "no architecture"
-        wanted = " or ".join(dict.fromkeys(KINDS[k].noun for k in kinds))
-        raise UnsupportedProgram(f"{folder} is a checkpoint of {what}, which becomes {KINDS[kind].noun}, not {wanted}")
+        noun, wanted = KINDS[kind].noun, wanted or KINDS[kinds[0]].noun
+        raise UnsupportedProgram(f"{folder} is a checkpoint of {what}, which becomes {noun}, not {wanted}")
 
 
 def program_of(path: Any, progress: Progress = silent, kinds: Sequence[str] = ()) -> Any:
