@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ptegpu.models.text.compiling import compile as compile_llm
+import ptegpu
 
 from . import programs
 from .harness import EAGER, Bench, Row, Way, difference
@@ -58,6 +58,7 @@ print(imported - began, loaded - start, done - loaded)
 LANGUAGE_MODEL = """
 import json, sys, time
 began = time.perf_counter()
+import ptegpu
 from ptegpu.models.text import LanguageModel
 imported = time.perf_counter()
 model = LanguageModel(sys.argv[1], **json.loads(sys.argv[2]))
@@ -108,7 +109,7 @@ def demo(bench: Bench, case: str, way: Way) -> dict[str, Any]:
         path = Path(str(DEMO))
         if case.endswith("bundle"):
             path = Path(folder) / "tales.bundle"
-            compile_llm(Path(str(DEMO)), targets=bench.target(way)).save(path)
+            ptegpu.compile(Path(str(DEMO)), targets=bench.target(way)).save(path)
         arguments = [LANGUAGE_MODEL.format(prompt=PROMPT), str(path), json.dumps(bench.how(way))]
         return figures([times[:3] for times in repeated(bench, False, lambda cache: child(arguments, cache))])
 

@@ -98,8 +98,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         file.write_bytes(exported.read_bytes())
         for beside in exported.parent.glob(f"{exported.stem}.tokenizer*"):
             (place / beside.name.removeprefix(f"{exported.stem}.")).write_bytes(beside.read_bytes())
-    planned = resolve(row.plans)((source := Source.of(file)).file, source.card) if row.plans else {}
-    ptegpu.compile(file, **planned).save(bundle)
+    ptegpu.compile(file).save(bundle)
     return Made(kind, folder if write else None, file, bundle)
 
 

@@ -39,7 +39,7 @@ from .errors import (
 from .limits import Limits
 
 if TYPE_CHECKING:
-    from .compiler.program import compile
+    from .models.compiling import compile
     from .models.door import open
     from .models.tasks.pipeline import Pipeline, pipeline
     from .module import compile_module
@@ -54,7 +54,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Bundle": ".plan.bundle",
-    "compile": ".compiler.program",
+    "compile": ".models.compiling",
     "compile_module": ".module",
     "load": ".runtime.program",
     "LoadOptions": ".runtime.options",

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 import ptegpu
+from ptegpu import compile
 from ptegpu.errors import Closed, DeviceLost, ExecutionError, InvalidInput, QueueFull, UnsupportedProgram
 from ptegpu.gpu import open_device
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
-from ptegpu.models.text.compiling import GENERATE, Many, compile
+from ptegpu.models.text.compiling import GENERATE, Many
 from ptegpu.models.text.generation import Generation
 from ptegpu.models.text.handle import Finished, Handle, Piece
 from ptegpu.plan.bundle import Bundle

@@ -19,10 +19,10 @@ from tests.zoo.language import CONTEXT, TinyLM
 from tests.zoo.words import TEXT, VOCABULARY
 
 import ptegpu
+from ptegpu import compile
 from ptegpu.compiler.planner import Planner
 from ptegpu.errors import ExecutionError, InvalidInput, UnsupportedProgram
 from ptegpu.models.text import LanguageModel
-from ptegpu.models.text.compiling import compile
 from ptegpu.models.text.prompts import PromptTooLong
 from ptegpu.plan.plan import Port
 from ptegpu.plan.resolve import chosen
@@ -446,7 +446,7 @@ def test_signatures_that_are_refused(folder: Path) -> None:
 INTERRUPTED = """
 import random, signal, sys
 from ptegpu.models.text import LanguageModel
-from ptegpu.models.text.compiling import compile
+from ptegpu import compile
 
 def generate(number):
     made = model.generate(prompts[number], max_tokens=16, temperature=float(number % 2), seed=1, stop_tokens=())

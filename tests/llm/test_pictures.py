@@ -224,7 +224,7 @@ def test_others(tmp_path: Path, kind: str, tied: bool, split: bool, options: Opt
 
 @pytest.mark.heavy
 def test_quantized_and_in_a_bundle(reference: Any, tmp_path: Path) -> None:
-    from ptegpu.models.text.compiling import compile
+    from ptegpu import compile
 
     folder = seeing.save(reference, tmp_path)
     export_llm(folder, tmp_path / "model.pte", Options(quantize="4bit", max_seq=16))

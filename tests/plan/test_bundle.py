@@ -20,12 +20,12 @@ from tests.plan.mutants import mutants, parts, whole
 from tests.saved import read
 
 import ptegpu
+from ptegpu.compiler import plan_program
 from ptegpu.dtypes import DType
 from ptegpu.errors import IndexOutOfRange, InvalidInput, InvalidProgram, LimitExceeded, PtegpuError
 from ptegpu.format import source as sources
 from ptegpu.gpu import Device, open_device
 from ptegpu.models.text import LanguageModel
-from ptegpu.models.text.compiling import compile as compile_llm
 from ptegpu.plan import save
 from ptegpu.plan.bundle import Bundle
 from ptegpu.plan.layout import HEAD, MANIFEST
@@ -61,7 +61,7 @@ def content(name: str) -> bytes:
 
 @cache
 def tales() -> bytes:
-    return to_bytes(compile_llm(TALES, targets=device().target))
+    return to_bytes(ptegpu.compile(TALES, targets=device().target))
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -357,7 +357,7 @@ def test_a_bundle_takes_nothing_more(extra: dict[str, Any]) -> None:
 
 
 def test_a_language_model_that_was_compiled_as_any_program() -> None:
-    saved = to_bytes(ptegpu.compile(TALES, targets=device().target, sizes={"input 0[1]": [1]}))
+    saved = to_bytes(plan_program(TALES, targets=[device().target], sizes={"input 0[1]": [1]}))
     with pytest.raises(InvalidInput, match=r"the bundle has no method 'ptegpu\.generate': make it with"):
         LanguageModel(saved)
 

@@ -12,7 +12,7 @@ import ptegpu
 from ..errors import PtegpuError
 from ..printing import shown
 from .chat import chat
-from .compile import compile
+from .compile import compile_program
 from .console import print_error
 from .demo import demo
 from .doctor import doctor
@@ -36,8 +36,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (run, inspect, compile, web, profile, doctor, generate, chat, transcribe, serve, evaluate):
-    app.command()(_command)
+_COMMANDS = (run, inspect, compile_program, web, profile, doctor, generate, chat, transcribe, serve, evaluate)
+for _command in _COMMANDS:
+    app.command(_command.__name__.partition("_")[0])(_command)
 app.add_typer(export)
 app.add_typer(demo)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +15,6 @@ from ..errors import InvalidInput
 from ..explain.analysis import memory
 from ..explain.guards import numpy_calls
 from ..models.door import Source
-from ..models.kinds import KINDS, LANGUAGE, resolve
-from ..models.text import compiling
 from ..models.text.compiling import Many
 from ..plan import Bundle, Target
 from ..units import counted, duration
@@ -30,7 +27,7 @@ from .values import check_folder, find_method
 BROWSER, THIS = "browser", "this"
 
 
-def compile(
+def compile_program(
     model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.", show_default=False)],
     data: Data = None,
@@ -79,12 +76,13 @@ def compile(
     targets = [_target(name, engine) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
-        bundle = _maker(source, method, Many(sequences, int(memory * 2**30)) if serve else None, sizes)(
-            source.file,
+        bundle = ptegpu.compile(
+            source,
             data or None,
             targets,
             sizes=sizes or None,
             methods=method or None,
+            many=Many(sequences, int(memory * 2**30)) if serve else None,
             precision=precision,
             progress=lambda name, done, total: step(done, total, name),
             cache=cache,
@@ -99,17 +97,6 @@ def compile(
         return
     say((output.name, "bold"), f" · {size_text(nbytes)}, made of {model.name} in {duration(seconds)}")
     _show(methods, several=len(targets) > 1)
-
-
-def _maker(source: Source, methods: Sequence[str] | None, many: Many | None, sizes: Any) -> Callable[..., Bundle]:
-    """Return what compiles a program, with what its kind plans unless its method is left out or sizes are given."""
-    if many is not None:
-        return partial(compiling.compile, many=many)
-    row = KINDS[source.card.kind]
-    language = source.card.kind in LANGUAGE
-    if row.plans is None or (methods and compiling.METHOD not in methods) or (sizes and not language):
-        return ptegpu.compile
-    return partial(ptegpu.compile, **resolve(row.plans)(source.file, source.card))
 
 
 def _target(name: str, engine: Engine) -> Target:

@@ -1,4 +1,4 @@
-"""From a program to a bundle, without a device: `compile` is the entry point. (`ptegpu.compile` is that function.)"""
+"""From a program to a bundle, without a device: `plan_program` is the entry point."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .data import named_data
     from .order import writes
     from .partition import Stretch, ValueBounds, joins
-    from .program import Cut, compile, cut_method, cut_methods, plan_methods, read_source
+    from .program import Cut, cut_method, cut_methods, plan_methods, plan_program, read_source
 
 _LAZY = {
     ".append": ["Append", "Tail"],
@@ -18,7 +18,7 @@ _LAZY = {
     ".data": ["named_data"],
     ".order": ["writes"],
     ".partition": ["Stretch", "ValueBounds", "joins"],
-    ".program": ["Cut", "compile", "cut_method", "cut_methods", "plan_methods", "read_source"],
+    ".program": ["Cut", "cut_method", "cut_methods", "plan_methods", "plan_program", "read_source"],
 }
 __getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
 
@@ -29,12 +29,12 @@ __all__ = [
     "Stretch",
     "Tail",
     "ValueBounds",
-    "compile",
     "cut_method",
     "cut_methods",
     "joins",
     "named_data",
     "plan_methods",
+    "plan_program",
     "read_source",
     "writes",
 ]

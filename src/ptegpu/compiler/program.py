@@ -22,7 +22,7 @@ from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
 from ..plan.bundle import Bundle
 from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Run, Var, variables
-from ..plan.target import Cache, Precision, Target, check_cache, check_precision
+from ..plan.target import Target
 from ..portable.host import on_host
 from ..printing import shown
 from ..progress import Progress
@@ -51,51 +51,35 @@ class Cut:
     joined: Join
 
 
-def compile(
+def plan_program(
     source: Source | BinaryIO | File,
     data: Data = None,
-    targets: Target | Sequence[Target] | None = None,
+    targets: Sequence[Target] = (Target(),),
     sizes: Sizes | None = None,
     *,
     methods: str | Iterable[str] | None = None,
     append: Mapping[str, Append] | None = None,
     also: Mapping[str, tuple[str, Append]] | None = None,
     points: Mapping[str, Points] | None = None,
-    precision: Precision | None = None,
-    cache: Cache | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
-    """A program as a bundle for `targets` (by default what every browser grants). Needs no GPU.
+    """Return a program as a bundle for `targets`. See `ptegpu.compile`, which also plans what the program's kind needs.
 
-    `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); without
-    them all sizes that the program allows, or a sample where there are too many. `points`
-    are sizes one by one, by method. `also` makes further methods: by their names, the method that each is made from,
-    and what is appended to it. `precision` is instead of the targets' own. See `ptegpu.load` for the rest.
+    `also` makes further methods: by their names, the method that each is made from, and what is appended to it.
     """
-    if targets is None:
-        targets = (Target(),)
-    wanted = (targets,) if isinstance(targets, Target) else tuple(targets)
-    if not wanted:
-        raise InvalidInput("a bundle needs at least one target")
-    if precision is not None:
-        check_precision(precision)
-        wanted = tuple(replace(target, precision=precision) for target in wanted)
-    if cache is not None:
-        check_cache(cache)
-        wanted = tuple(replace(target, cache=cache) for target in wanted)
     budget = Budget(limits)
     with budget.spending("compiling it"):
         file = read_source(source)
     made, planners = [], {}
-    for number, target in enumerate(wanted):  # planning splits constants: each target begins anew
+    for number, target in enumerate(targets):  # planning splits constants: each target begins anew
         with budget.copy().spending("compiling it"):
             cuts = cut_methods(file, data, methods, append, also)
             outers, found = plan_methods(cuts, target, sizes, points, progress, ahead=True)
         made.append(outers)
         if number == 0:
             planners = found
-    return Bundle(file, wanted, tuple(made), planners)
+    return Bundle(file, tuple(targets), tuple(made), planners)
 
 
 def read_source(source: Source | BinaryIO | File) -> File:

@@ -175,9 +175,9 @@ class Device:
     def pipelines(self, kernels: Sequence[Kernel]) -> list[Pipeline]:
         """Compile several kernels side by side."""
         found = self._pipelines.found(kernels)
-        return self.compile(kernels).result() if found is None else found
+        return self.compile_kernels(kernels).result() if found is None else found
 
-    def compile(self, kernels: Sequence[Kernel], progress: Progress = silent) -> threads.Job[list[Pipeline]]:
+    def compile_kernels(self, kernels: Sequence[Kernel], progress: Progress = silent) -> threads.Job[list[Pipeline]]:
         """Begin to compile in another thread. If nobody waits for it, that goes on, and whoever asks again has it."""
 
         def told(what: str, done: int, of: int) -> None:

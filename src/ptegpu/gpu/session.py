@@ -66,7 +66,7 @@ class Session:
             loaded = LoadedPlan(self)
             kernels = kernels_at(plan, points) if plan.rows else list(range(len(plan.kernels)))
             loaded.reserve(len(kernels))
-            compiling = self.device.compile([plan.kernels[k] for k in kernels], progress)
+            compiling = self.device.compile_kernels([plan.kernels[k] for k in kernels], progress)
             try:
                 self._store.add(plan, missing, progress)
                 pipelines = compiling.result()

@@ -56,10 +56,13 @@ class Source:
         return self.bundle or self.file
 
     @staticmethod
-    def of(source: Openable, options: LoadOptions | None = None, kinds: Sequence[str] = ()) -> Source:
+    def of(
+        source: Openable, options: LoadOptions | None = None, kinds: Sequence[str] = (), work: str = "loading it"
+    ) -> Source:
         """Read a program: a file, a bundle, bytes, or a checkpoint folder, which is exported first and kept.
 
-        A folder of a kind that is not in `kinds` is refused by its `config.json` alone.
+        A folder of a kind that is not in `kinds` is refused by its `config.json` alone. Errors of
+        limits name the `work`.
         """
         if isinstance(source, Source):
             return source
@@ -67,7 +70,7 @@ class Source:
         if is_checkpoint(source):
             source = program_of(source, options.progress, kinds)
         path = Path(source) if isinstance(source, str | os.PathLike) else None
-        with Budget(options.limits).spending("loading it"):
+        with Budget(options.limits).spending(work):
             bundle = source if isinstance(source, Bundle) else None
             if bundle is None and is_bundle(source):
                 bundle = Bundle.load(source)

@@ -6,8 +6,8 @@ needed. A new kind is a row here and a file with what it names.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,21 @@ SENTENCES = "modules.json"  # lists the parts of a sentence-transformers model
 
 
 @dataclass(frozen=True, slots=True)
+class Additions:
+    """What a kind adds to the plans of its programs."""
+
+    points: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)  # sizes, by method
+    also: Mapping[str, tuple[str, Callable[..., None]]] = field(default_factory=dict)  # name → method, tail
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """A row of the table."""
 
     noun: str
     opener: str  # (source, options, **more) → the model
     page: str  # the page of a site that shows it, where nothing speaks against it
-    plans: str | None = None  # (file, card) → the sizes and further methods that `ptegpu.compile` is given
+    plans: str | None = None  # (file, card) → the `Additions` of `ptegpu.compile`
     exporter: str | None = None  # (folder, path, progress=…) writes the program of a checkpoint
     command: str = ""  # that makes one
     endpoint: str | None = None  # (source, options, **more) → an engine of `ptegpu serve`; None: it is not served

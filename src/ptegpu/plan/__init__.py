@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..lazy import lazy
 from .dialect import source
 from .plan import Binding, Buffer, Copy, Dispatch, Family, Input, Kernel, Plan, Port, plain
-from .target import CLASSES, Cache, DeviceClass, Precision, Target
+from .target import CLASSES, Cache, DeviceClass, Precision, Target, check_cache, check_precision
 
 if TYPE_CHECKING:
     from .bundle import Bundle
@@ -63,6 +63,8 @@ __all__ = [
     "Run",
     "Target",
     "Var",
+    "check_cache",
+    "check_precision",
     "chosen",
     "evaluated",
     "from_device",

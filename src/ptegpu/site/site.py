@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..compiler import compile
+from ..compiler import plan_program
 from ..errors import ExportError, InvalidInput, UnsupportedProgram
 from ..files import naming, read
 from ..models.door import Source
@@ -204,11 +204,12 @@ def _compile(
 
     planned: dict[str, Any] = {}
     if page.name == "chat":
-        planned = plans(source.file, source.card) | {"methods": ()}
+        added = plans(source.file, source.card)
+        planned = {"points": added.points, "also": added.also, "methods": ()}
     elif source.card.kind == TASK and not sizes:
         alone = None if len(source.card.takes) > 1 else [1]  # the page asks of one text or picture, or several labels
         planned = {"points": {"forward": points_of(source.card, alone)}}
-    return compile(source.file, data, wanted, sizes=sizes or None, progress=planning, **planned)
+    return plan_program(source.file, data, wanted, sizes=sizes or None, progress=planning, **planned)
 
 
 def _kept(bundle: Bundle, page: Page) -> Bundle:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...format import Program
 from ..card import Card
+from ..kinds import Additions
 
 METHOD = "forward"
 
@@ -28,6 +28,6 @@ def points_of(card: Card, batches: Sequence[int] | None = None) -> list[dict[str
     return points
 
 
-def plans(_: Program, card: Card) -> dict[str, Any]:
-    """Return what `ptegpu.compile` is given for it."""
-    return {"points": {METHOD: points_of(card)}}
+def plans(_: Program, card: Card) -> Additions:
+    """Return the sizes of a program for a task."""
+    return Additions({METHOD: points_of(card)})

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...format import Program
 from ...sampling import MODES, PENALTY, words_of
 from ..card import Card
-from ..door import Openable, Source
-from ..kinds import LANGUAGE
+from ..kinds import Additions
 from .signature import METHOD, Signature, read_signature
 
 if TYPE_CHECKING:
     from ...compiler import Append, Tail
     from ...compiler.ragged import Count
-    from ...plan import Bundle
+    from ...plan import Target
 
 GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
 SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
@@ -59,32 +58,18 @@ class Many(NamedTuple):
     rows: int = 512  # of a run, where the model takes so many
 
 
-def plans(file: Program, card: Card) -> dict[str, Any]:
-    """Return what `ptegpu.compile` is given for a language model: the method that generates, and its sizes."""
+def plans(file: Program, card: Card) -> Additions:
+    """Return the method that generates text, and its sizes."""
     signature = read_signature(file, card)
-    return {"also": {GENERATE: (METHOD, sampling_of(signature))}, "points": {GENERATE: points_of(signature)}}
+    return Additions({GENERATE: points_of(signature)}, {GENERATE: (METHOD, sampling_of(signature))})
 
 
-def compile(
-    source: Openable, data: Any = None, targets: Any = None, *, many: Many | None = None, **options: Any
-) -> Bundle:
-    """Compile a language model to a bundle that `LanguageModel` and `ptegpu generate` take, with its own methods.
-
-    With `many`, `BatchEngine` and `ptegpu serve` take it for many sequences at once. Raises UnsupportedProgram if it is
-    no language model, or cannot do that. See `ptegpu.compile` for the arguments.
-    """
-    from ...compiler import compile as compile_program
-    from ...plan import Target
-
-    found = Source.of(source, kinds=LANGUAGE)
-    planned = plans(found.file, found.card)
-    if many is not None:
-        wanted = [Target()] if targets is None else [targets] if isinstance(targets, Target) else [*targets]
-        limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in wanted)
-        half = any(t.cache == "f16" for t in wanted) or options.get("cache") == "f16"
-        more, planned["points"][SERVE] = _serving(read_signature(found.file, found.card), many, limit, half)
-        planned["also"] |= more
-    return compile_program(found.file, data, targets, **planned, **options)
+def serving_plans(file: Program, card: Card, many: Many, targets: Sequence[Target]) -> Additions:
+    """Return the methods that generate text, for one sequence and for many, and their sizes."""
+    signature, alone = read_signature(file, card), plans(file, card)
+    limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in targets)
+    also, points = _serving(signature, many, limit, any(t.cache == "f16" for t in targets))
+    return Additions({**alone.points, SERVE: points}, {**alone.also, **also})
 
 
 def _serving(
