@@ -12,8 +12,7 @@ from ..errors import UnsupportedProgram
 from ..format import Program as File
 from ..gpu import Device
 from ..limits import Budget
-from ..plan import Bundle
-from ..plan.read import is_bundle
+from ..plan import Bundle, find_bundle
 from ..runtime import LoadOptions, Program, open_program
 from .card import Card, read_card
 from .checkpoints import is_checkpoint, program_of
@@ -71,9 +70,7 @@ class Source:
             source = program_of(source, options.progress, kinds)
         path = Path(source) if isinstance(source, str | os.PathLike) else None
         with Budget(options.limits).spending(work):
-            bundle = source if isinstance(source, Bundle) else None
-            if bundle is None and is_bundle(source):
-                bundle = Bundle.load(source)
+            bundle = source if isinstance(source, Bundle) else find_bundle(source)
             file = bundle.file if bundle else _read(source)
             return Source(file, read_card(file), bundle, path)
 

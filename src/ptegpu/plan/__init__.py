@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
     from .narrow import from_device, to_device
     from .numbers import Many, needed
+    from .read import find_bundle
     from .resolve import Resolver, chosen, evaluated
 
 _LAZY = {
@@ -31,6 +32,7 @@ _LAZY = {
     ],
     ".narrow": ["from_device", "to_device"],
     ".numbers": ["Many", "needed"],
+    ".read": ["find_bundle"],
     ".resolve": ["Resolver", "chosen", "evaluated"],
 }
 __getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
@@ -67,6 +69,7 @@ __all__ = [
     "check_precision",
     "chosen",
     "evaluated",
+    "find_bundle",
     "from_device",
     "needed",
     "plain",

@@ -47,6 +47,11 @@ def is_bundle(source: Any) -> bool:
         return False
 
 
+def find_bundle(source: Any) -> Bundle | None:
+    """Load the bundle in a path or in bytes; return None if it is another file."""
+    return load(source) if is_bundle(source) else None
+
+
 def load(source: Any) -> Bundle:
     """The bundle in a file, a folder or bytes; InvalidProgram, saying what is wrong, if it is none."""
     label = None if isinstance(source, bytes | bytearray | memoryview) else os.fspath(source)

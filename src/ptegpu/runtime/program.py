@@ -11,7 +11,7 @@ from ..format import Program as File
 from ..gpu import Device, Engine, SharedConstants
 from ..gpu.threads import Lock
 from ..limits import Budget, Limits
-from ..plan.bundle import Bundle
+from ..plan import Bundle, find_bundle
 from ..plan.method import CompiledMethod
 from ..plan.plan import Plan
 from ..plan.target import Cache, Precision
@@ -85,7 +85,7 @@ def open_program(
     """Load a program; see `load` for the parameters."""
     budget, first = Budget(options.limits), first or {}
     with budget.spending("loading it"):
-        bundle = source if isinstance(source, Bundle) else _saved(source)
+        bundle = source if isinstance(source, Bundle) else find_bundle(source)
         if bundle is not None:
             if beside is not None:
                 raise InvalidInput("`beside` cannot be combined with a bundle, which has all its methods already")
@@ -126,13 +126,6 @@ class _Shared:
     names: dict[Any, str] = field(default_factory=dict)  # of constants, by where they are in the host's memory
     constants: SharedConstants = field(default_factory=SharedConstants)
     kept: list[Bundle] = field(default_factory=list)  # so that nothing else comes to be there
-
-
-def _saved(path: Any) -> Bundle | None:
-    """Load the bundle in a path or in bytes; return None if it is no bundle."""
-    from ..plan.read import is_bundle
-
-    return Bundle.load(path) if is_bundle(path) else None
 
 
 def _methods_of(
