@@ -15,7 +15,8 @@ import torch
 
 from ..errors import ExportError, PtegpuError
 from ..files import check_checkpoint, read_object
-from .families import FAMILIES, LLAMA, SLIDING, Family
+from .families import FAMILIES
+from .family import LLAMA, SLIDING, Family
 from .keys import Keys
 
 SEEING = ("smolvlm", "idefics3")  # see vision.py

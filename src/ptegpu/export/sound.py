@@ -11,7 +11,7 @@ from ..errors import ExportError, PtegpuError
 from ..files import check_checkpoint, read_object
 from ..models.speech.facts import MOST, Facts
 from .config import ACTIVATIONS
-from .families import MOST_LAYERS
+from .family import MOST_LAYERS
 from .keys import Keys
 
 MODEL_TYPE = "whisper"
