@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-deps --
 # A worker is one core's work: PyTorch's threads would only wait for each other, busily.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export INSTALL
+# What is imported is compiled once: without its bytecode, PyTorch and ExecuTorch cost each process six seconds more.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo web-demo test test-dawn test-web test-quick test-heavy lint types format bench lock audit clean
 .DEFAULT_GOAL := help

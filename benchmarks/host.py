@@ -19,10 +19,9 @@ import ptegpu
 from ptegpu.dtypes import DType
 from ptegpu.gpu import Counters, Session, SharedConstants
 from ptegpu.gpu.combined import Combined
-from ptegpu.graph.linear import Var
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
-from ptegpu.plan.bundle import Outer, Run
+from ptegpu.plan.method import CompiledMethod, Run, Var
 from ptegpu.plan.plan import Binding, Buffer, Dispatch, Kernel, Plan, Port, fixed
 from ptegpu.runtime.method import MethodRunner
 
@@ -192,7 +191,7 @@ def static(dispatches: int, shape: tuple[int, ...], bench: Bench, way: Way, stac
     y = Var("y", DType.F32, (1, 1000))
     leaf = {"type": None, "context": None, "children_spec": []}
     tree = json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_spec": [leaf]}])
-    outer = Outer("forward", (x,), (y,), "", tree, (Run(0, (x,), (y,), (0,)),), (plan,), (), (), (x,))
+    outer = CompiledMethod("forward", (x,), (y,), "", tree, (Run(0, (x,), (y,), (0,)),), (plan,), (), (), (x,))
     method, given = MethodRunner(outer), np.ones(shape, np.float32)
     method.open(bench.device(way.engine), SharedConstants())
     stack.callback(method.close)

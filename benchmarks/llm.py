@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ptegpu.format import BlobGraph, BlobTensor, read_delegate, read_program
+from ptegpu.format import read_program
+from ptegpu.format.delegate import BlobGraph, BlobTensor, read_delegate
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.sampling import Sampling
 

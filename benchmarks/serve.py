@@ -27,6 +27,7 @@ from rich.table import Table
 
 import ptegpu
 from ptegpu.format import read_program
+from ptegpu.models.card import read_card
 from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.batch import BatchEngine
 from ptegpu.models.text.signature import read_signature
@@ -331,7 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore", UserWarning)  # what an engine warns of is in the first line
     if not given.url:
         given.model = given.model or MODEL
-        signature = read_signature(read_program(given.model))
+        file = read_program(given.model)
+        signature = read_signature(file, read_card(file))
         given.context, given.vocabulary = given.context or signature.context, given.vocabulary or signature.vocabulary
     given.context, given.vocabulary = given.context or 1024, given.vocabulary or 256
     if given.in_process:

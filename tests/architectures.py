@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import ptegpu
 from ptegpu.export import quiet
-from ptegpu.plan.bundle import Host, Run
+from ptegpu.plan.method import Host, Run
 from tests.exporting import export
 from tests.zoo.architectures import Architecture, Made
 

@@ -21,10 +21,10 @@ from ptegpu import ops  # noqa: F401  (fills the registry)
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.graph.graph import Arg, Graph, Node, Sym, Tensor
-from ptegpu.graph.live import settle
 from ptegpu.ops.registry import REGISTRY
 from ptegpu.plan.plan import Plan
 from ptegpu.plan.target import CLASSES, Target
+from tests.graphs import settle
 
 ONE_UNIT = replace(CLASSES["discrete"], units=1)  # where any product has tiles enough to be large ones
 ATOL = {DType.F32: 1e-4, DType.F16: 1e-2}

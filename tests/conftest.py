@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,7 @@ from ptegpu.plan.plan import Kernel
 
 os.environ["PTEGPU_CACHE"] = "off"  # no test depends on what was once measured on this machine
 os.environ.setdefault("PTEGPU_ENGINE", "wgpu")  # or on what else is installed
+os.environ.setdefault("GALLIVM_PERF", "nopt")  # most kernels run once: lavapipe need not optimize them
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks are looked at
@@ -27,6 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     heavy = [item for item in items if item.get_closest_marker("heavy")]
     for item in heavy[int(k) :: int(count)] if int(count) else ():
         item.add_marker("chosen")
+
+
+def pytest_collection_finish() -> None:
+    if "torch" in sys.modules:
+        from tests.exporting import hasten
+
+        hasten()
 
 
 @pytest.fixture(scope="session", autouse=True)

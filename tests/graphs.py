@@ -10,8 +10,10 @@ import numpy as np
 from ptegpu import ops  # noqa: F401  (fills the registry)
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
+from ptegpu.errors import ExecutionError
 from ptegpu.graph.graph import Arg, Graph, Sym, Tensor, Value, flatten
 from ptegpu.graph.graph import Node as GraphNode
+from ptegpu.graph.live import evaluate
 from ptegpu.ops.pointwise import pointwise
 from ptegpu.ops.registry import REGISTRY, OpDef, Out, Parameter, Steps
 from ptegpu.passes.memory import Memory
@@ -90,6 +92,20 @@ class Sketch:
     def returns(self, *values: Arg) -> Graph:
         self.graph.outputs.extend(values)
         return self.graph
+
+
+def settle(graph: Graph) -> None:
+    """Run every rule once from the maximum shapes: how a graph of fixed shapes is checked."""
+
+    def no_item(tensor: Tensor, element: int) -> int:
+        raise ExecutionError(f"{tensor.name} has no data before the run")
+
+    for node in graph.nodes:
+        if node.op.sym is None:
+            outs = [o for o in node.outs if isinstance(o, Tensor)]
+            for out, shape in zip(outs, evaluate(node, no_item), strict=True):
+                assert isinstance(shape, tuple)
+                out.shape = shape
 
 
 def plan_of(graph: Graph, target: Target | None = None) -> tuple[Plan, Memory]:

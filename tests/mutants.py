@@ -22,10 +22,11 @@ import numpy as np
 
 import ptegpu
 from ptegpu.dtypes import DType
-from ptegpu.format import read_data, read_delegate, read_program
+from ptegpu.format import read_program
 from ptegpu.format.container import SCALAR_TYPES
-from ptegpu.format.delegate import DATA_TYPES
+from ptegpu.format.delegate import DATA_TYPES, read_delegate
 from ptegpu.format.flatbuffer import Table
+from ptegpu.format.ptd import read_data
 from tests.cases import Problem, S, T
 from tests.format.build import Table as Built
 from tests.format.build import (

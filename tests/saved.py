@@ -19,8 +19,8 @@ import numpy as np
 import ptegpu
 from ptegpu.compiler.program import cut_methods, read_source
 from ptegpu.dtypes import DType
-from ptegpu.graph.linear import Call as KernelCall
-from ptegpu.plan.bundle import Host
+from ptegpu.plan.method import Call as KernelCall
+from ptegpu.plan.method import Host
 from ptegpu.plan.target import Precision
 
 from .cases import Case, Problem, S, T, compare, declared, walk

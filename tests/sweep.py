@@ -22,9 +22,10 @@ from ptegpu.compiler.program import Cut, plan_methods
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded, PtegpuError, UnsupportedProgram
 from ptegpu.gpu import SharedConstants
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.graph import Tensor
-from ptegpu.graph.linear import Call, Linear, Operand, Var
 from ptegpu.ops.registry import REGISTRY, OpDef, Out
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.plan.target import Target
 from ptegpu.portable import PORTABLE
 from ptegpu.runtime.method import MethodRunner
@@ -107,7 +108,7 @@ def _tensors(t: T) -> Iterator[tuple[str, T]]:
         yield str(list(other)), replace(t, shape=other, limit=None)
 
 
-def method_of(changed: Changed) -> tuple[Linear, list[Any]]:
+def method_of(changed: Changed) -> tuple[FlatMethod, list[Any]]:
     """A method of one call, and what to give it."""
     case, rng = changed.case, np.random.default_rng(0)
     definition = REGISTRY[case.op]
@@ -140,7 +141,7 @@ def method_of(changed: Changed) -> tuple[Linear, list[Any]]:
         v.dynamic = dynamic
     if definition.sym is not None:
         outs = [Var(v.name, None) for v in outs]
-    return Linear("forward", list(inputs), list(outs), [Call(case.op, args, tuple(outs), f"{case.op} #0")]), given
+    return FlatMethod("forward", list(inputs), list(outs), [Call(case.op, args, tuple(outs), f"{case.op} #0")]), given
 
 
 def _made(t: T, rng: np.random.Generator) -> np.ndarray:

@@ -21,11 +21,11 @@ from ptegpu.cli.export import export as export_commands
 from ptegpu.compiler.program import compile, cut_methods, read_source
 from ptegpu.export import wrapped
 from ptegpu.export.families import FAMILIES
-from ptegpu.export.hf_models import ENDINGS, POOLINGS
+from ptegpu.export.hf_models import POOLINGS
 from ptegpu.export.keys import Keys
 from ptegpu.export.llm import GROUPS, Options, metadata
 from ptegpu.graph import match
-from ptegpu.models.facts import TASKS, inputs_of
+from ptegpu.models.tasks.specs import TASKS
 from ptegpu.ops import elementwise
 from ptegpu.plan.save import to_bytes
 from ptegpu.portable.registry import PORTABLE
@@ -145,12 +145,12 @@ def test_the_tasks_of_the_exporter_are_in_its_page() -> None:
     rows = {row[0]: row for row in table("export.md", "task | architectures")}
     assert set(TASKS) == set(rows)
     assert all(pooling in rows["sentence-embedding"][1] for pooling in POOLINGS)
-    for task in TASKS:
-        beside = {"--context"} if task == "question-answering" else set()
+    for task, spec in TASKS.items():
+        beside = {"--context"} if spec.context else set()
         takes = {option.split()[0] for option in code(rows[task][2])} - {"--out"}
-        assert takes == {f"--{kind}" for kind in inputs_of(task)} | beside
+        assert takes == {f"--{kind}" for kind in spec.inputs} | beside
     shown = {(task, ending.removeprefix("…")) for task, row in rows.items() for ending in code(row[1]) if "…" in ending}
-    known = {(task, ending) for ending, tasks in ENDINGS for task in tasks.values()}
+    known = {(task, ending) for task, spec in TASKS.items() for ending in spec.suffixes}
     assert shown <= known
     assert known - shown == {
         ("image-classification", "ForImageClassificationWithTeacher"),  # another spelling of what is listed

@@ -8,9 +8,9 @@ import pytest
 from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.graph.graph import Tensor
+from ptegpu.graph.schema import Parameter
 from ptegpu.kernels.wgsl import KernelSpec, Storage, build
 from ptegpu.ops.registry import Dispatch, OpDef, Out, Steps
-from ptegpu.ops.schema import Parameter
 from ptegpu.plan.target import Target
 from tests.emulated import adapter, emulate, rolled
 from tests.graphs import Sketch, engine_of

@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidInput, InvalidProgram, LimitExceeded, OutOfMemory
 from ptegpu.format import pte, source
 from ptegpu.format.source import open_source, steady
-from ptegpu.graph.linear import Call, Var
 from ptegpu.limits import Budget, Limits
+from ptegpu.plan.method import Call, Var
 from ptegpu.plan.target import Target
 from ptegpu.runtime import detach
 from ptegpu.runtime.method import MethodRunner
@@ -42,7 +43,7 @@ def f64(*sizes: int, **more: Any) -> pte.Tensor:
 
 
 def program(values: list[pte.Value], outputs: list[int], *chain: pte.Instruction) -> pte.Method:
-    return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "", ())
+    return pte.Method("forward", tuple(values), (), tuple(outputs), (chain,), (), "", "")
 
 
 def refused(made: pte.Method, **given: Any) -> str:
@@ -165,7 +166,7 @@ def test_folding_ends_where_its_bytes_do(folded: int, left: int) -> None:
     values: list[pte.Value] = [100, pte.IntList((0,)), 2.0, f64(100), f64(100)]
     fills = [pte.KernelCall("aten::full.out", (1, 2, 3 + k, 3 + k)) for k in range(2)]
     with Budget(Limits(folded=folded)).spending("loading it"):
-        assert left == len(cut_method(program(values, [3, 4], *fills), {}, None).linear.code)
+        assert left == len(cut_method(program(values, [3, 4], *fills), {}, None).flat.code)
 
 
 def test_ints_have_64_bits() -> None:
@@ -262,3 +263,17 @@ def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path, monkey
     with pytest.raises(InvalidProgram) as error:
         list(steady(view[1000:60000]))
     assert f"{file}: the file was cut while it was loaded" == str(error.value)
+
+
+def test_an_interrupt_right_after_a_budget_is_set_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable, interrupts = module._current, iter([KeyboardInterrupt()])
+
+    def interrupted(value: Any) -> None:
+        variable.set(value)
+        for interrupt in interrupts:
+            raise interrupt
+
+    monkeypatch.setattr(module, "_current", SimpleNamespace(get=variable.get, set=interrupted))
+    with pytest.raises(KeyboardInterrupt), Budget().spending("a call"):
+        pass
+    assert module.current() is None

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ptegpu.errors import PtegpuError
-from ptegpu.graph.live import settle
 from ptegpu.ops.registry import REGISTRY
 from tests.cases import Problem, T, device, graph_of, tables, walk
+from tests.graphs import settle
 from tests.oracle import problem
 
 MORE = 3

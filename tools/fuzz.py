@@ -23,7 +23,9 @@ except ImportError:
 with atheris.instrument_imports(include=["ptegpu.format", "ptegpu.plan"]):
     import ptegpu
     import ptegpu.plan.read  # which `Bundle.load` imports late
-    from ptegpu.format import read_data, read_delegate, read_program
+    from ptegpu.format import read_program
+    from ptegpu.format.delegate import read_delegate
+    from ptegpu.format.ptd import read_data
     from ptegpu.plan.bundle import Bundle
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"

@@ -5,7 +5,7 @@
     program = ptegpu.load("model.pte")
     y = program(x)                           # NumPy in, NumPy out; torch in, torch out
     program.method("forward").inputs         # names, dtypes and bounds of what it takes
-    ptegpu.pipeline("vit.pte")("cat.png")    # programs that say what they are for: see `ptegpu export hf`
+    ptegpu.open("vit.pte")("cat.png")        # what the program is for: see `ptegpu export`
     ptegpu.compile("model.pte").save("model.bundle")  # without a GPU; load takes bundles, too
     gpu = ptegpu.compile_module(module, (x,))         # an nn.Module without a file; or torch.compile
 
@@ -40,11 +40,13 @@ from .limits import Limits
 
 if TYPE_CHECKING:
     from .compiler.program import compile
+    from .models.door import open
     from .models.tasks.pipeline import Pipeline, pipeline
     from .module import compile_module
     from .plan.bundle import Bundle
     from .runtime.executorch import Runtime, Verification
     from .runtime.metadata import MethodMeta, TensorInfo
+    from .runtime.options import LoadOptions
     from .runtime.program import Method, Program, load
     from .runtime.signature import Spec
 
@@ -55,8 +57,10 @@ _LAZY = {
     "compile": ".compiler.program",
     "compile_module": ".module",
     "load": ".runtime.program",
+    "LoadOptions": ".runtime.options",
     "Method": ".runtime.program",
     "MethodMeta": ".runtime.metadata",
+    "open": ".models.door",
     "Pipeline": ".models.tasks.pipeline",
     "pipeline": ".models.tasks.pipeline",
     "Program": ".runtime.program",
@@ -79,6 +83,7 @@ __all__ = [
     "KernelError",
     "LimitExceeded",
     "Limits",
+    "LoadOptions",
     "Method",
     "MethodMeta",
     "NoAdapter",
@@ -97,6 +102,7 @@ __all__ = [
     "compile",
     "compile_module",
     "load",
+    "open",
     "pipeline",
 ]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .export.compiled import CompiledModule
     from .gpu import Device, Engine
     from .limits import Limits
-    from .plan.target import Precision
+    from .plan import Precision
     from .progress import Progress
 
 

@@ -13,11 +13,13 @@ import pytest
 from tests.cli.conftest import DATA, Invoke
 from tests.test_layers import BLOCKER, SRC
 
-from ptegpu.compiler.partition import Facts, joins
+import ptegpu
+from ptegpu.compiler.partition import ValueBounds, joins
 from ptegpu.dtypes import DType
 from ptegpu.explain.analysis import why_on_host
-from ptegpu.graph.linear import Call, Linear, Operand, Var
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.ops import REGISTRY
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.plan.target import Target
 
 
@@ -39,6 +41,16 @@ def test_a_method_in_json(invoke: Invoke, mlp: Path) -> None:
     memory = method["memory"]
     assert memory["constants"] == method["constants"]["nbytes"]
     assert memory["total"] == sum(n for name, n in memory.items() if name != "total")
+
+
+def test_the_card(invoke: Invoke, mlp: Path) -> None:
+    tales = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
+    card = invoke("inspect", tales, "--json").json()["card"]
+    assert ("text", 256, [1]) == (card["kind"], card["context"], card["stop"])
+    out = invoke("inspect", tales).out.splitlines()
+    assert {"card", "  kind        text", "  context     256", "  inputs      tokens position"} <= set(out)
+    assert {"kind": "program"} == invoke("inspect", mlp, "--json").json()["card"]
+    assert "card" not in invoke("inspect", mlp).out.splitlines()
 
 
 def test_a_method_for_people(invoke: Invoke, mlp: Path) -> None:
@@ -110,7 +122,7 @@ F, S = Var("f", None), Var("s", None)  # scalars: a float, an int
 )
 def test_every_reason_has_a_text(operator: str, args: tuple[Operand, ...], out: Var, why: str) -> None:
     call = Call(operator, args, (out,), operator)
-    facts = Facts(Linear("forward", [S]))
+    facts = ValueBounds(FlatMethod("forward", [S]))
     assert why_on_host(call, lambda c: joins(c, facts)) == why.format("which its GPU kernel does not take")
 
 
@@ -118,9 +130,8 @@ def test_arguments_that_the_gpu_does_not_take(monkeypatch: pytest.MonkeyPatch) -
     relu = REGISTRY["aten.relu.default"]
     monkeypatch.setitem(REGISTRY, relu.name, replace(relu, serves=lambda _: False))
     call = Call(relu.name, (X,), (X,), relu.name)
-    assert (
-        why_on_host(call, lambda c: joins(c, Facts(Linear("forward")))) == "arguments that its GPU kernel does not take"
-    )
+    facts = ValueBounds(FlatMethod("forward"))
+    assert why_on_host(call, lambda c: joins(c, facts)) == "arguments that its GPU kernel does not take"
 
 
 def test_what_the_gpu_could_run() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from tests.cli.conftest import Invoke
 from tests.exporting import export
 
 import ptegpu
+from ptegpu.runtime import LoadOptions
+from ptegpu.runtime.program import open_program
 
 
 @pytest.fixture
@@ -31,11 +34,15 @@ def test_it_prints_inputs_outputs_adapter_and_times(invoke: Invoke, mlp: Path) -
 
 
 def test_engine_and_precision_are_passed_on(invoke: Invoke, mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[dict[str, object]] = []
-    load = ptegpu.load
-    monkeypatch.setattr(ptegpu, "load", lambda *args, **how: given.append(how) or load(*args, **how))
+    given: list[LoadOptions] = []
+
+    def noted(source: Any, options: LoadOptions, *args: Any, **more: Any) -> Any:
+        given.append(options)
+        return open_program(source, options, *args, **more)
+
+    monkeypatch.setattr("ptegpu.cli.run.open_program", noted)
     report = invoke("run", mlp, "--engine", "wgpu", "--precision", "exact", "--json").json()
-    assert [("wgpu", "exact")] == [(how["engine"], how["precision"]) for how in given]
+    assert [("wgpu", "exact")] == [(options.engine, options.precision) for options in given]
     assert report["adapter"]["engine"] == "wgpu"
     refused = invoke("run", mlp, "--precision", "half")
     assert (refused.code, "'half' is not one of 'auto', 'exact', 'fast'" in refused.err) == (2, True)

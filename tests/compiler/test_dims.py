@@ -9,7 +9,8 @@ from ptegpu.compiler.dims import check_dims
 from ptegpu.compiler.planner import Planner
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
-from ptegpu.graph.linear import Call, Linear, Operand, Var
+from ptegpu.graph.flat import FlatMethod
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.plan.target import Target
 
 SIZE, SELECT = "sym_size.int", "et_vk.select_as_symint.default"
@@ -20,7 +21,7 @@ SCALAR = Var("d0.v1", DType.F32)
 
 def checked(op: str, *args: Operand) -> None:
     code = Call(op, args, (Var("v9", None),), f"{op} #4 of delegate 0")
-    check_dims(Linear("forward", code=[code]), "m.pte")
+    check_dims(FlatMethod("forward", code=[code]), "m.pte")
 
 
 @pytest.mark.parametrize(

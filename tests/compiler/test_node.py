@@ -206,7 +206,7 @@ def shifted(*amounts: int | Sym) -> Graph:
         out = yield Out(x.shape, x.dtype)
         yield Launch(kernel, [x], [out], x.numel, {"k": amount})
 
-    parameters = tuple(Parameter(name, keeps=True) for name in ("x", "amount"))
+    parameters = tuple(Parameter(name) for name in ("x", "amount"))
     shift = OpDef("test.shift", parameters, frozenset(), steps=steps)
     x = Tensor("x", DType.I32, (3,), "input")
     graph = Graph("g", [x, *(a for a in amounts if isinstance(a, Sym))])

@@ -8,7 +8,8 @@ import pytest
 import ptegpu.compiler.position_tables as position_tables
 from ptegpu.compiler.partition import Host, cut
 from ptegpu.dtypes import DType
-from ptegpu.graph.linear import Call, Instruction, Linear, Operand, Var
+from ptegpu.graph.flat import FlatMethod
+from ptegpu.plan.method import Call, Instruction, Operand, Var
 
 F32, I64 = DType.F32, DType.I64
 MOST = 6
@@ -44,7 +45,7 @@ class Code:
         """What the host runs when the method adds these, as floats, to its input, and the tables that were made."""
         for v in results:
             self.call("aten.add.Tensor", self.x, self.floats(v), dtype=F32, sizes=(MOST, MOST))
-        linear = Linear("forward", [self.x], [], self.calls)
+        linear = FlatMethod("forward", [self.x], [], self.calls)
         items, unsupported = cut(linear)
         assert not unsupported
         host = [i.instruction.op for i in items if isinstance(i, Host) and isinstance(i.instruction, Call)]

@@ -10,8 +10,8 @@ from tests.exporting import export
 import ptegpu
 from ptegpu.compiler.zero_tests import ask_factors
 from ptegpu.dtypes import DType
-from ptegpu.graph.linear import Call, Instruction, Linear, Operand, Var
-from ptegpu.plan.bundle import Host
+from ptegpu.graph.flat import FlatMethod
+from ptegpu.plan.method import Call, Host, Instruction, Operand, Var
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 CAST, MUL = "aten._to_copy.default", "aten.mul.Tensor"
@@ -27,7 +27,7 @@ def call(op: str, *args: Operand, out: Var) -> Call:
 
 def operators(code: list[Instruction], *outputs: Var) -> list[str]:
     given = {v for i in code if isinstance(i, Call) for v in i.args if isinstance(v, Var) and v.kind == "input"}
-    linear = Linear("forward", list(given), list(outputs), code)
+    linear = FlatMethod("forward", list(given), list(outputs), code)
     ask_factors(linear)
     return [i.op for i in linear.code if isinstance(i, Call)]
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.cases import Problem, device, given, graph_of, grows, plan_of, run_plan
+from tests.graphs import settle
 from tests.saved import read
 
 from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
-from ptegpu.graph.live import settle
 from ptegpu.ops import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,9 @@ import torch
 from tests.zoo.checkpoints import LLAMA3, config
 
 from ptegpu.errors import ExportError
-from ptegpu.export.config import SEEING, Config, Rope, read_config
+from ptegpu.export.config import Config, Rope, read_config
 from ptegpu.export.families import FAMILIES
+from ptegpu.models.kinds import SEEING_TYPES
 
 
 def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str, Any] | None = None) -> Config:
@@ -82,7 +83,7 @@ def test_special_tokens(generation: dict[str, Any] | None, expected: tuple[int, 
     assert expected == (found.bos, found.eos)
 
 
-NAMES = ", ".join((*FAMILIES, *SEEING))
+NAMES = ", ".join((*FAMILIES, *SEEING_TYPES))
 
 
 @pytest.mark.parametrize(

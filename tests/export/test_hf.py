@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import wave
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from ptegpu.export import Bounds, export_hf, wrapped
 from ptegpu.export.hf import load_model
 from ptegpu.export.hf_facts import read_processing
 from ptegpu.export.hf_sentences import finish_of
-from ptegpu.models.tasks.pipeline import Pipeline
+from ptegpu.models.tasks.results import Row, labels
 from ptegpu.site import VARIANTS, make_site
 
 TEXTS = ["the cat sat on a red mat.", "who runs"]
@@ -122,7 +121,7 @@ def test_sentences_in_one_command_each(invoke: Invoke, tmp_path: Path) -> None: 
 def test_pictures_in_one_command_each(invoke: Invoke, tmp_path: Path, picture: Path) -> None:  # noqa: F811
     folder, path = write(tmp_path / "folder", "vit"), tmp_path / "vit.pte"
     made = invoke("export", "hf", folder, "-o", path, "--no-delegate", "--json").json()
-    assert "image-classification" == made["facts"]["task"] and [] == made["notes"]
+    assert "image-classification" == made["card"]["task"] and [] == made["notes"]
     expected = probabilities(image_outputs(folder, "AutoModelForImageClassification", picture).logits[0])
     found = invoke("run", path, "--image", picture, "--json").json()["results"][0]["labels"]
     assert expected == pytest.approx({r["label"]: r["score"] for r in found}, abs=CLOSE)
@@ -139,7 +138,7 @@ def test_pictures_in_one_command_each(invoke: Invoke, tmp_path: Path, picture: P
 @pytest.mark.heavy
 def test_sounds_of_any_length(tmp_path: Path, sound: Path, invoke: Invoke) -> None:  # noqa: F811
     folder, path, made = exported(tmp_path, "hubert", bounds=Bounds(seconds=0.9))
-    assert (120, 14_400) == (made.summary.facts.audio.least, made.summary.facts.audio.most)
+    assert (120, 14_400) == (made.summary.card.audio.least, made.summary.card.audio.most)
     with wave.open(str(sound)) as file:
         samples = np.frombuffer(file.readframes(14_400), "<i2").reshape(-1, 2)
     short = tmp_path / "short.wav"
@@ -157,7 +156,7 @@ def test_sounds_of_any_length(tmp_path: Path, sound: Path, invoke: Invoke) -> No
 @pytest.mark.parametrize("delegate", [False, True])
 def test_labels_of_texts(tmp_path: Path, delegate: bool) -> None:
     folder, path = write(tmp_path / "folder", "roberta"), tmp_path / "m.pte"
-    assert 62 < export_hf(folder, path, delegate=delegate).summary.facts.text.length  # type: ignore[union-attr]
+    assert 62 < export_hf(folder, path, delegate=delegate).summary.card.text.length  # type: ignore[union-attr]
     logits = text_outputs(folder, "AutoModelForSequenceClassification", TEXTS)[0].logits
     with ptegpu.pipeline(path) as pipe:
         for found, expected in zip(pipe(TEXTS), logits):
@@ -167,7 +166,7 @@ def test_labels_of_texts(tmp_path: Path, delegate: bool) -> None:
 @pytest.mark.heavy
 def test_a_regression_gives_its_outputs_themselves(tmp_path: Path, invoke: Invoke) -> None:  # noqa: F811
     folder, path, made = exported(tmp_path, "regression")
-    assert (True, False) == (made.summary.facts.regression, made.summary.facts.many)
+    assert (True, False) == (made.summary.card.regression, made.summary.card.many)
     value = text_outputs(folder, "AutoModelForSequenceClassification", TEXTS[:1])[0].logits.item()
     found = invoke("run", path, "--text", TEXTS[0], "--json").json()["results"][0]["labels"]
     assert [("LABEL_0", pytest.approx(value, abs=CLOSE))] == [(r["label"], r["score"]) for r in found]
@@ -260,7 +259,7 @@ def test_speech(tmp_path: Path, sound: Path) -> None:
 @pytest.mark.heavy
 def test_spectrograms(tmp_path: Path, sound: Path) -> None:
     folder, path, made = exported(tmp_path, "ast")
-    assert "fbank" == made.summary.facts.audio.features and [] == made.notes
+    assert "fbank" == made.summary.card.audio.features and [] == made.notes
     expected = probabilities(sound_outputs(folder, "AutoModelForAudioClassification", sound).logits[0])
     with ptegpu.pipeline(path) as pipe:
         assert expected == pytest.approx(scores(pipe(sound)), abs=1e-3)
@@ -343,9 +342,8 @@ def test_a_model_without_a_head_may_name_labels(tmp_path: Path) -> None:
 def test_scores_are_what_the_config_says(tmp_path: Path, name: str, settings: dict[str, Any], expected: float) -> None:
     folder = changed(write(tmp_path / "folder", name), **settings)
     model, task, _ = load_model(folder)
-    facts = read_processing(folder, folder, model, task, Bounds()).facts
-    program: Any = SimpleNamespace(method=lambda name: None)
-    assert expected == pytest.approx(Pipeline(program, facts, None)._labels(np.float32([2.681]), 1)[0].score, abs=1e-3)
+    card = read_processing(folder, folder, model, task, Bounds()).card
+    assert expected == pytest.approx(labels(Row([np.float32([2.681])], card))[0].score, abs=1e-3)
 
 
 def test_weights_are_safetensors_inside_the_folder(tmp_path: Path) -> None:

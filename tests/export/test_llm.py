@@ -107,6 +107,14 @@ def test_everything_a_runner_must_know(tmp_path: Path) -> None:
     assert [1, 1] == [sorted(map(len, program.named_data.values())).count(n) for n in (packed, scales)]
     assert program.nbytes < 65_000
     constants = {m.name: [m.values[k] for k in m.outputs] for m in program.methods if m.name != "forward"}
+    card = json.loads(constants.pop("ptegpu_card")[0])
+    assert ("text", 32, 16, [2, 7], True) == (
+        card["kind"],
+        card["context"],
+        card["chunk"],
+        card["stop"],
+        card["chat_template"],
+    )
     assert {
         "get_max_seq_len": [16],
         "get_max_context_len": [32],
@@ -117,8 +125,6 @@ def test_everything_a_runner_must_know(tmp_path: Path) -> None:
         "enable_dynamic_shape": [True],
         "get_bos_id": [1],
         "get_eos_ids": [2, 7],
-        "ptegpu_llm_version": [1],
-        "ptegpu_all_logits": [False],
     } == constants
 
 

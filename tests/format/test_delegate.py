@@ -28,19 +28,17 @@ from tests.format.build import (
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
-from ptegpu.format import (
+from ptegpu.format import BoolList, FloatList, read_program
+from ptegpu.format.delegate import (
     BlobGraph,
     BlobTensor,
     BlobValue,
-    BoolList,
     Call,
     Constant,
-    FloatList,
     Ints,
     SymInt,
     ValueList,
     read_delegate,
-    read_program,
 )
 
 DATA = Path(__file__).parent.parent / "data"

@@ -29,7 +29,9 @@ from tests.format.build import (
 )
 
 from ptegpu.errors import InvalidProgram
-from ptegpu.format import BlobTensor, Tensor, read_data, read_delegate, read_program
+from ptegpu.format import Tensor, read_program
+from ptegpu.format.delegate import BlobTensor, read_delegate
+from ptegpu.format.ptd import read_data
 
 DATA = Path(__file__).parent.parent / "data"
 PROGRAMS = sorted(DATA.glob("*.pte"))

@@ -11,7 +11,9 @@ from tests.format.build import Field, Table, Tables, Vector, data_file, i8, tabl
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
-from ptegpu.format import NamedTensor, read_data, read_delegate, read_program
+from ptegpu.format import read_program
+from ptegpu.format.delegate import read_delegate
+from ptegpu.format.ptd import NamedTensor, read_data
 
 DATA = Path(__file__).parent.parent / "data"
 

@@ -103,11 +103,11 @@ def test_compile_errors_name_the_line(device, wgsl, needs, messages):
 
 def test_a_missing_entry_point_is_a_kernel_error(device):
     with pytest.raises(KernelError) as caught:
-        device.pipeline(replace(plans.ADD, entry="other"))
+        device.pipeline(replace(plans.ADD, wgsl=plans.ADD.wgsl.replace("fn main", "fn other")))
     said = {
         "wgpu": "In wgpuDeviceCreateComputePipeline, label = 'add': Error matching shader requirements against the "
-        "pipeline: Unable to find entry point 'other'",
-        "dawn": 'Entry point ""other"" doesn\'t exist in the shader module [ShaderModule "add"]',
+        "pipeline: Unable to find entry point 'main'",
+        "dawn": 'Entry point ""main"" doesn\'t exist in the shader module [ShaderModule "add"]',
     }
     assert f"kernel add does not compile: {said[device.info.engine]}" == str(caught.value)
 

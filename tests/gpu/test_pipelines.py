@@ -61,7 +61,7 @@ def test_of_several_the_wrong_one_is_named(device: Device) -> None:
     cache = PipelineCache(device.api)
     kernels = [replace(plans.ADD, name=f"add{k}", wgsl=f"{plans.ADD.wgsl}// one of {k}\n") for k in range(4)]
     syntax = replace(kernels[2], wgsl="fn main() {")
-    entry = replace(kernels[2], entry="other")
+    entry = replace(kernels[2], wgsl=kernels[2].wgsl.replace("fn main", "fn other"))
     for wrong in (syntax, entry):
         with pytest.raises(KernelError, match=r"^kernel add2 does not compile"):
             cache.get_all([*kernels[:2], wrong, kernels[3]])

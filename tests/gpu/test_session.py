@@ -489,6 +489,19 @@ def test_what_was_held_with_a_run_that_fails_never_begins(session, monkeypatch):
     np.testing.assert_array_equal(X, session.run(total, [X])[0])
 
 
+def test_a_large_upload_that_fails_counts_nothing_as_written(session, monkeypatch):
+    add = session.prepare(plans.add())
+    session.run(add, [X, X])
+    assert [add] == list(session._guard.params)
+    monkeypatch.setattr("ptegpu.gpu.session.LARGEST", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.device, "write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            session.run(add, [X, X])
+    assert {} == session._guard.params
+    np.testing.assert_array_equal(X + X, session.run(add, [X, X])[0])
+
+
 def test_runs_that_are_held_and_discarded(session):
     add = session.prepare(plans.add())
     held = [session.start(add, [X, n * ONES], hold=n < 5) for n in range(6)]

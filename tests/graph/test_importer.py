@@ -13,33 +13,35 @@ from ptegpu.compiler.data import named_data
 from ptegpu.compiler.partition import mutates
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
-from ptegpu.format import BlobGraph, BlobTensor, Constant, SymInt, pte, read_program
+from ptegpu.format import pte, read_program
+from ptegpu.format.delegate import BlobGraph, BlobTensor, Constant, SymInt
 from ptegpu.format.delegate import Call as BlobCall
 from ptegpu.format.ptd import NamedTensor
 from ptegpu.graph import importer
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.importer import NamedData, array_of, import_method
 from ptegpu.graph.inline import PREPACK
-from ptegpu.graph.linear import Call, Jump, Linear, Move, Operand, Var, variables
+from ptegpu.plan.method import Call, Jump, Move, Operand, Var, variables
 
 DATA = Path(__file__).parent.parent / "data"
 
 
-def imported(name: str, method: str = "forward", *data: str) -> Linear:
+def imported(name: str, method: str = "forward", *data: str) -> FlatMethod:
     file = read_program(DATA / f"{name}.pte")
     (found,) = [m for m in file.methods if m.name == method]
     return import_method(found, named_data(file, [DATA / d for d in data]), mutates)
 
 
-def calls(linear: Linear) -> list[Call]:
+def calls(linear: FlatMethod) -> list[Call]:
     return [i for i in linear.code if isinstance(i, Call)]
 
 
-def call(linear: Linear, op: str) -> Call:
+def call(linear: FlatMethod, op: str) -> Call:
     (found,) = [c for c in calls(linear) if c.op == op]
     return found
 
 
-def slots(linear: Linear) -> dict[str, Var]:
+def slots(linear: FlatMethod) -> dict[str, Var]:
     """Every slot by its name."""
     operands = [*linear.inputs, *linear.outputs, *(a for c in calls(linear) for a in (*c.args, *c.outs))]
     return {v.name: v for v in variables(tuple(operands))}
@@ -159,10 +161,10 @@ def tensor(*sizes: int, **more: Any) -> pte.Tensor:
 
 
 def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> pte.Method:
-    return pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "", ())
+    return pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
 
 
-def by_hand(found: pte.Method, data: NamedData | None = None) -> Linear:
+def by_hand(found: pte.Method, data: NamedData | None = None) -> FlatMethod:
     return import_method(found, data or {}, mutates, "model.pte")
 
 
@@ -293,7 +295,7 @@ def test_external_data_must_be_what_the_program_says(data: NamedData, expected: 
 def test_other_backends_are_named() -> None:
     steps = [pte.DelegateCall(k, (0,)) for k in range(3)]
     ids = ("CoreMLBackend", "VulkanBackend", "XnnpackBackend", "UncalledBackend")
-    delegates = tuple(pte.Delegate(name, memoryview(b""), ()) for name in ids)
+    delegates = tuple(pte.Delegate(name, memoryview(b"")) for name in ids)
     with pytest.raises(UnsupportedProgram) as error:
         by_hand(replace(method([tensor(4)], [0], [0], *steps), delegates=delegates))
     expected = (
@@ -313,7 +315,7 @@ def test_element_types_that_do_not_run_are_listed_once_each_with_foreign_backend
         "export it with tensors of bools, ints and floats"
     )
     assert expected == str(error.value)
-    delegates = (pte.Delegate("XnnpackBackend", memoryview(b""), ()),)
+    delegates = (pte.Delegate("XnnpackBackend", memoryview(b"")),)
     with pytest.raises(UnsupportedProgram) as error:
         by_hand(replace(method([*complexes], [0], [2], *steps, pte.DelegateCall(0, (2,))), delegates=delegates))
     backend, types = str(error.value).splitlines()
@@ -329,7 +331,7 @@ def of_constants(dims: tuple[int, ...], *constants: Constant) -> pte.Method:
     call = pte.DelegateCall(0, tuple(range(count)))
     outs: list[pte.Value] = [tensor(*dims) for _ in constants]
     found = method(outs, [], list(range(count)), call)
-    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),))  # type: ignore[arg-type]
+    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -365,7 +367,7 @@ NO_VALUE = "which is no input, no constant and no result of a call before it"
 def with_blob(graph: BlobGraph) -> pte.Method:
     """A method that calls a delegate with one input and one output."""
     found = method([tensor(4), tensor(4)], [0], [1], pte.DelegateCall(0, (0, 1)))
-    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),))  # type: ignore[arg-type]
+    return replace(found, delegates=(pte.Delegate("VulkanBackend", graph),))  # type: ignore[arg-type]
 
 
 def blob(*calls: BlobCall, outputs: tuple[int, ...] = (1,), **values: BlobTensor) -> BlobGraph:
@@ -390,7 +392,7 @@ def test_checks_of_sizes_in_a_delegate_compute_nothing() -> None:
     )
     graph = replace(blob(UPLOAD, *checks, ADD), values=values, inputs=(0, 6))
     found = method([tensor(4), 3, tensor(4)], [0], [2], pte.DelegateCall(0, (0, 1, 2)))
-    linear = by_hand(replace(found, delegates=(pte.Delegate("VulkanBackend", graph, ()),)))  # type: ignore[arg-type]
+    linear = by_hand(replace(found, delegates=(pte.Delegate("VulkanBackend", graph),)))  # type: ignore[arg-type]
     assert ["aten.add.Tensor", "aten.alias_copy.default"] == [c.op for c in calls(linear)]
     expected = f"aten._assert_scalar.default #2 reads d0.v6, {NO_VALUE}"
     assert f"model.pte: delegate 0: {expected}" == refused(with_blob(replace(graph, inputs=(0,))))

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from tests.graphs import Sketch, plan_of
+from tests.graphs import Sketch, plan_of, settle
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, ShapeError
 from ptegpu.graph.graph import Arg, Graph, Node, Tensor
-from ptegpu.graph.live import evaluate, settle
+from ptegpu.graph.live import evaluate
 from ptegpu.ops.registry import REGISTRY, OpDef, Out, Parameter
 
 HUGE = 2**62

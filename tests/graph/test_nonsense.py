@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cases import Case, T, graph_of, tables, walk
+from tests.graphs import settle
 from tests.oracle import reference
 from tests.portable import harness
 
@@ -23,7 +24,6 @@ from ptegpu.compiler.planner import planned
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, InvalidProgram, PtegpuError
 from ptegpu.graph.graph import Graph, Tensor
-from ptegpu.graph.live import settle
 from ptegpu.passes.memory import Memory
 from ptegpu.plan.target import Target
 from ptegpu.portable import OutSpec, call

@@ -14,9 +14,9 @@ from tests.cases import device
 from tests.kernels.running import run
 
 from ptegpu.dtypes import DType
-from ptegpu.graph.narrow import from_device, to_device
 from ptegpu.kernels.functions import _library, functions
 from ptegpu.kernels.wgsl import Storage, build
+from ptegpu.plan.narrow import from_device, to_device
 
 F32, I32 = DType.F32, DType.I32
 INF, NAN, PI = math.inf, math.nan, math.pi

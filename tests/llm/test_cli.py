@@ -109,12 +109,16 @@ def test_a_missing_tokenizer_is_reported_before_anything_is_planned(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it is loaded")
 
-    for name in ("ptegpu.load", "ptegpu.models.checkpoints._export", "ptegpu.serve.models.BatchEngine"):
+    for name in (
+        "ptegpu.models.text.model.open_program",
+        "ptegpu.models.checkpoints._export",
+        "ptegpu.serve.models.BatchEngine",
+    ):
         monkeypatch.setattr(name, never)
     bare, checkpoint = tmp_path / "bare.pte", tmp_path / "checkpoint"
     bare.write_bytes((folder / "tiny.pte").read_bytes())
     checkpoint.mkdir()
-    (checkpoint / "config.json").write_text("{}")
+    (checkpoint / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     prompt = [PROMPT] if command == "generate" else []
     looked = f"{tmp_path / 'bare.tokenizer.json'} and {tmp_path / 'tokenizer.json'}"
     for path, where in ((bare, looked), (checkpoint, checkpoint / "tokenizer.json")):
@@ -234,7 +238,7 @@ def test_evaluate_compares_with_a_checkpoint(
         def score(self, prompt: list[int], first: int = 1) -> np.ndarray:
             return model.score(prompt, first) - np.log(2)
 
-    monkeypatch.setattr("ptegpu.models.text.reference.Reference", Halved)
+    monkeypatch.setattr("ptegpu.export.reference.Reference", Halved)
     text = tmp_path / "text.txt"
     text.write_text("The fox said: the wood was quiet, and the fox was happy.", "utf-8")
     arguments = ("evaluate", folder / "every.pte", text, "--window", 16, "--checkpoint", tmp_path, "--quantize", "4bit")

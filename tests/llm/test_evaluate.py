@@ -17,9 +17,9 @@ from tests.zoo.language import TinyLM
 from tests.zoo.words import TEXT
 
 from ptegpu.errors import InvalidInput
+from ptegpu.export.reference import Reference
 from ptegpu.models.text import LanguageModel, evaluate
-from ptegpu.models.text.evaluate import windows
-from ptegpu.models.text.reference import Reference
+from ptegpu.models.text.perplexity import windows
 
 
 @given(st.integers(2, 200), st.integers(2, 50), st.data())

@@ -414,6 +414,7 @@ def test_a_tokenizer_that_is_none(folder: Path, tmp_path: Path) -> None:
 def test_signatures_that_are_refused(folder: Path) -> None:
     from ptegpu.dtypes import DType
     from ptegpu.format import Tensor, read_program
+    from ptegpu.models.card import Card
     from ptegpu.models.text.signature import SHAPE, read_signature
 
     file = read_program(folder / "tiny.pte")
@@ -421,7 +422,7 @@ def test_signatures_that_are_refused(folder: Path) -> None:
 
     def reason(**changes: object) -> str:
         methods = tuple(replace(m, **changes) if m is forward else m for m in file.methods)  # type: ignore[arg-type]
-        said = refused(UnsupportedProgram, read_signature, replace(file, methods=methods, path="x.pte"))
+        said = refused(UnsupportedProgram, read_signature, replace(file, methods=methods, path="x.pte"), Card("text"))
         assert said.startswith("x.pte is not a language model: ") and said.endswith(f"; it needs a method {SHAPE}")
         return said.removeprefix("x.pte is not a language model: ").removesuffix(f"; it needs a method {SHAPE}")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,10 @@ from tests.cases import close
 from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
 from tests.zoo import seeing
 
-from ptegpu.errors import InvalidInput, InvalidProgram
+from ptegpu.errors import InvalidInput
 from ptegpu.export import Exported, ModelSummary, Options, export_llm
 from ptegpu.models.text import BatchEngine, LanguageModel
-from ptegpu.models.text.pictures import Facts, pixels
+from ptegpu.models.text.pictures import pixels
 
 PICTURES = [seeing.picture(40, 60), seeing.picture(50, 20, 1), seeing.picture(64, 64, 2), seeing.picture(7, 300, 3)]
 PROMPT = "w1 w2 <image> w3 w4"
@@ -87,7 +89,7 @@ def test_one_plan(exported: Exported[ModelSummary], model: LanguageModel) -> Non
 
 @pytest.mark.parametrize("split", [False, True])
 def test_pixels(exported: Exported[ModelSummary], split: bool) -> None:
-    facts = Facts(**{f: getattr(exported.summary.pictures, f) for f in Facts.__dataclass_fields__} | {"split": split})
+    facts = replace(exported.summary.card.vision, split=split)
     for picture in PICTURES:
         wanted = seeing.processor(split)(picture, return_tensors="np", return_row_col_info=True)
         tiles, down, across = pixels(picture, facts)
@@ -155,20 +157,19 @@ def test_what_is_refused(model: LanguageModel, tmp_path: Path) -> None:
         model.see(tmp_path / "no.png")
 
 
-def test_facts(exported: Exported[ModelSummary]) -> None:
-    facts = exported.summary.pictures
-    assert facts and facts == Facts.from_json(facts.to_json(), "x")
-    good = facts.to_json()
+def test_numbers_and_marks(exported: Exported[ModelSummary]) -> None:
+    vision = exported.summary.card.vision
+    assert vision
+    vision.check()
     for wrong in (
-        "",
-        "[]",
-        "{}",
-        good.replace("32", "-1", 1),
-        good.replace("0.5", "1e999", 1),
-        good.replace('"<image>"', "1"),
+        {"size": -1},
+        {"size": 1 << 20},
+        {"mean": (math.inf, 0.5, 0.5)},
+        {"std": (0.0, 1.0, 1.0)},
+        {"mark": ""},
     ):
-        with pytest.raises(InvalidProgram, match="x: the facts about pictures are wrong"):
-            Facts.from_json(wrong, "x")
+        with pytest.raises(ValueError, match=r"is|are"):
+            replace(vision, **wrong).check()
 
 
 def test_on_the_command_line(

@@ -11,25 +11,31 @@ import ptegpu
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.format import read_program
 from ptegpu.kernels.attention import PAGE
+from ptegpu.models.card import read_card
 from ptegpu.models.text import LanguageModel
-from ptegpu.models.text.ragged import serving
+from ptegpu.models.text.compiling import serving_of
 from ptegpu.models.text.sampling import Sampling
-from ptegpu.models.text.signature import read_signature
+from ptegpu.models.text.signature import Signature, read_signature
 
 DEMO = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 SEQUENCES, PAGES = 4, 40
+
+
+def signature_of(path: Path) -> Signature:
+    file = read_program(path)
+    return read_signature(file, read_card(file))
 
 
 class Rows:
     """A program for many sequences, with tables of pages that nobody would choose."""
 
     def __init__(self, path: Path) -> None:
-        self.signature = read_signature(read_program(path))
+        self.signature = signature_of(path)
         points = [
             {"input 0[1]": n, "rows[0]": n, "wanted[0]": w, "settings[0]": w, "seen[0]": w, "seen[1]": 0}
             for n, w in ((1, 1), (2, 2), (9, 3))
         ]
-        append = {"forward": serving(self.signature, PAGES, SEQUENCES)}
+        append = {"forward": serving_of(self.signature, PAGES, SEQUENCES)}
         self.program = ptegpu.load(path, append=append, methods=["forward"], points={"forward": points})
         width = -(-self.signature.context // PAGE)
         self.tables = np.full((SEQUENCES, width), -1, np.int32)
@@ -102,7 +108,7 @@ def test_a_program_that_writes_its_cache_apart(tmp_path: Path, every: bool) -> N
 
 
 def test_what_cannot_be_turned_says_why() -> None:
-    signature = read_signature(read_program(DEMO))
+    signature = signature_of(DEMO)
     control = Path(__file__).parents[1] / "data" / "control.pte"
     with pytest.raises(UnsupportedProgram, match="cannot serve several sequences at once: "):
-        ptegpu.load(control, append={"forward": serving(signature, 4, 2)}, methods=["forward"])
+        ptegpu.load(control, append={"forward": serving_of(signature, 4, 2)}, methods=["forward"])

@@ -17,12 +17,12 @@ from ptegpu.dtypes import DType
 from ptegpu.gpu import open_device
 from ptegpu.gpu.device import Device
 from ptegpu.graph.graph import Tensor
+from ptegpu.graph.schema import Parameter
 from ptegpu.kernels.tensor_core_blocks import NEEDS
 from ptegpu.kernels.tensor_core_products import LARGE, TILES
 from ptegpu.ops import matrices
 from ptegpu.ops.product import Product
 from ptegpu.ops.registry import OpDef, Out, Steps
-from ptegpu.ops.schema import Parameter
 from ptegpu.passes.fuse import fuse_elementwise
 from ptegpu.passes.norms import fuse_norms
 from ptegpu.passes.siblings import fuse_siblings

@@ -15,6 +15,7 @@ from ptegpu import ops
 from ptegpu.dtypes import ON_GPU, DType
 from ptegpu.errors import InvalidProgram, ShapeError
 from ptegpu.graph.graph import Arg, Sym, Tensor
+from ptegpu.graph.schema import REQUIRED
 from ptegpu.kernels.wgsl import COMPUTE
 from ptegpu.ops.registry import (
     REGISTRY,
@@ -29,7 +30,6 @@ from ptegpu.ops.registry import (
     normalise_dim,
     op,
 )
-from ptegpu.ops.schema import REQUIRED
 
 
 def offenders(breaks: Callable[[OpDef], bool]) -> list[str]:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ptegpu.dtypes import DType
-from ptegpu.graph.linear import Call, Operand, Var
+from ptegpu.ops.lookup import facts_of, operands
 from ptegpu.ops.spans import INT32, Of, Span, fits, of_dtype, spans
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.portable import PORTABLE, PRIMS, OutSpec, call
-from ptegpu.portable.host import facts_of, operands
 
 SHAPE = (3, 4)
 X, Y, LOW, HIGH = (Var(name, DType.I64, SHAPE) for name in ("x", "y", "low", "high"))

@@ -28,8 +28,9 @@ from ptegpu.models.text import LanguageModel
 from ptegpu.models.text.compiling import compile as compile_llm
 from ptegpu.plan import save
 from ptegpu.plan.bundle import Bundle
+from ptegpu.plan.layout import HEAD, MANIFEST
 from ptegpu.plan.read import load
-from ptegpu.plan.save import HEAD, MANIFEST, save_web, to_bytes
+from ptegpu.plan.save import save_web, to_bytes
 from ptegpu.plan.target import CLASSES, Target
 from ptegpu.plan.web import variant_needs
 
@@ -322,7 +323,7 @@ def test_the_first_target_that_fits_is_taken(here: Target, targets: Sequence[Tar
     """On a software adapter, targets for one are the first; elsewhere they are the last."""
     methods = [{str(k): bundle("mlp").methods[0]["forward"]} for k in range(len(targets))]
     made = Bundle(bundle("mlp").file, tuple(targets), tuple(methods))
-    assert made.outers(here) is methods[taken]
+    assert made.methods_for(here) is methods[taken]
 
 
 def test_a_size_that_it_was_not_compiled_for() -> None:

@@ -105,7 +105,7 @@ def spec(value: torch.Tensor | None) -> OutSpec:
         return OutSpec(DType.F32, (1,))
     name = str(value.dtype).removeprefix("torch.")
     dtype = {"complex64": DType.F32}.get(name) or DType(name)
-    return OutSpec(dtype, tuple(value.shape), tuple(range(value.dim())))
+    return OutSpec(dtype, tuple(value.shape))
 
 
 def check(case: Case) -> None:

@@ -67,4 +67,4 @@ def test_an_int_beyond_the_int32_that_a_program_stores_it_in_is_refused() -> Non
         r"which stores such ints in 64 bits"
     )
     with pytest.raises(ExecutionError, match=message):
-        call("aten.scalar_tensor.default", [3000000000], [OutSpec(DType.I32, (), ())])
+        call("aten.scalar_tensor.default", [3000000000], [OutSpec(DType.I32, ())])

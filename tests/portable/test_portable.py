@@ -8,28 +8,15 @@ import re
 import numpy as np
 import pytest
 from tests.graph.test_names import portable_operators
-from tests.portable.harness import NAN, parameters, schema
+from tests.portable.harness import NAN, expected, parameters, schema, spec, to_numpy
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import ExecutionError, IndexOutOfRange, InvalidProgram, ShapeError, UnsupportedProgram
 from ptegpu.graph.names import functional
-from ptegpu.ops.schema import OPTIONS, REQUIRED
-from ptegpu.portable import PORTABLE, OutSpec, call, portable
+from ptegpu.graph.schema import OPTIONS, REQUIRED
+from ptegpu.portable import PORTABLE, OutSpec, call, portable, registry
+from ptegpu.portable.families import FAMILIES
 
-FAMILIES = [
-    "elementwise",
-    "reduce",
-    "sort",
-    "moves",
-    "index",
-    "nn",
-    "convolution",
-    "pool",
-    "resample",
-    "linalg",
-    "create",
-    "quantized",
-]
 BY_HAND = {  # no oracle that gives comparable numbers
     "aten.rand.default",
     "aten.randn.default",
@@ -57,9 +44,32 @@ def test_every_kernel_has_a_case() -> None:
     assert set(PORTABLE) - BY_HAND == cases
 
 
+def test_each_family_lists_its_operators() -> None:
+    listed = {(family, name) for family, names in FAMILIES.items() for name in names.split()}
+    made = {(k.function.__module__.rpartition(".")[2], name.split(".")[1]) for name, k in PORTABLE.items()}
+    assert made == listed
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_results_are_bounded_before_a_kernel_computes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that is larger than its arguments needs `sizes`, or a call of `afford`."""
+    asked: list[int] = []
+    for module in (registry, *(importlib.import_module(f"ptegpu.portable.{name}") for name in FAMILIES)):
+        if hasattr(module, "afford"):
+            monkeypatch.setattr(module, "afford", asked.append)
+    exceeded = set()
+    for c in importlib.import_module(f"tests.portable.test_{family}").CASES:
+        wanted = expected(c)
+        asked.clear()
+        results = call(c.name, to_numpy(list(c.args)), [spec(w) for w in wanted])
+        if max(r.nbytes for r in results) > max(asked):
+            exceeded.add(c.name)
+    assert exceeded == set()
+
+
 @pytest.mark.parametrize("name", [n for n in PORTABLE if not n.startswith("et_copy.")])
 def test_a_schema_is_that_of_pytorch(name: str) -> None:
-    found = [p for p in PORTABLE[name].schema.parameters if p.name != "options"]
+    found = [p for p in PORTABLE[name].parameters if p.name != "options"]
     wanted = parameters(name)
     assert len(found) >= len(wanted)  # overloads that share a kernel may know fewer arguments
     for p, argument in zip(found, wanted):
@@ -69,7 +79,7 @@ def test_a_schema_is_that_of_pytorch(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in PORTABLE if not n.startswith("et_copy.")])
 def test_options_stand_where_pytorch_has_them(name: str) -> None:
     given = [a.name for a in schema(name).arguments]
-    found = [p.name for p in PORTABLE[name].schema.parameters]
+    found = [p.name for p in PORTABLE[name].parameters]
     assert ("options" in found) == ("pin_memory" in given)
     if "options" in found:
         assert OPTIONS == tuple(given[found.index("options") :][:4])

@@ -12,7 +12,9 @@ from ptegpu.errors import DeviceLost, ExecutionError, InvalidInput
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
 
+from ptegpu.runtime.options import LoadOptions
 from ptegpu.serve import Limits
+from ptegpu.serve.models import Room
 from ptegpu.serve.ray import deployment, serving
 
 
@@ -22,8 +24,7 @@ def test_health_fails_when_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) ->
     for name, engine in engines.items():
         monkeypatch.setattr(engine, "close", lambda name=name: closed.append(name))
     monkeypatch.setattr("ptegpu.serve.models.open_model", lambda path, name, *_: engines[name])
-    how = {"device": "auto", "engine": "auto"}
-    replica = serving.Replica({"a": "a.pte", "b": "b.pte"}, None, {}, how, None, Limits())
+    replica = serving.Replica({"a": "a.pte", "b": "b.pte"}, None, Room(), LoadOptions(), None, Limits())
     replica.check_health()
     engines["a"].fail = DeviceLost("it is gone")
     with pytest.raises(ExecutionError, match="a can run nothing more: it is gone"):

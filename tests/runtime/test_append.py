@@ -11,7 +11,7 @@ import ptegpu
 from ptegpu.compiler.append import Tail
 from ptegpu.dtypes import DType
 from ptegpu.errors import Closed, UnsupportedProgram
-from ptegpu.graph.linear import Var
+from ptegpu.plan.method import Var
 
 
 class Twice(torch.nn.Module):

@@ -9,7 +9,7 @@ import pytest
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidInput
-from ptegpu.graph.linear import Var
+from ptegpu.plan.method import Var
 from ptegpu.runtime.arrays import Kind, as_array
 
 MASKED = np.ma.masked_array(np.float32([1, 2]), [True, False])

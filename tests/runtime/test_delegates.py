@@ -13,7 +13,8 @@ from torch.export import Dim
 
 import ptegpu
 from ptegpu.export.backend import VkGraphBuilder, VulkanPartitioner, keep_unread_inputs, to_edge_transform_and_lower
-from ptegpu.format import DelegateCall, read_delegate, read_program
+from ptegpu.format import DelegateCall, read_program
+from ptegpu.format.delegate import read_delegate
 
 
 def lowered(module: nn.Module, args: tuple[Any, ...], partitioner: Any) -> bytes:

@@ -20,8 +20,9 @@ from ptegpu.compiler.join import join
 from ptegpu.compiler.partition import partition
 from ptegpu.dtypes import DType
 from ptegpu.format import pte
-from ptegpu.graph.linear import Call, Linear, Operand, Var
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.ops import REGISTRY
+from ptegpu.plan.method import Call, Operand, Var
 from ptegpu.runtime.method import MethodRunner
 
 
@@ -330,7 +331,7 @@ MISTAKEN = [
 
 @pytest.mark.parametrize(("mistake", "message"), MISTAKEN, ids=[m for _, m in MISTAKEN])
 def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message: str) -> None:
-    linear = Linear("forward", [X], [Y], [mistake])
+    linear = FlatMethod("forward", [X], [Y], [mistake])
     with pytest.raises(ptegpu.InvalidProgram) as error:
         join(linear, partition(linear))
     assert str(error.value) == message
@@ -338,7 +339,7 @@ def test_arguments_and_results_of_other_kinds_are_refused(mistake: Call, message
 
 def host_method(operator: str, values: list[pte.Value], inputs: tuple[int, ...], args: tuple[int, ...]) -> MethodRunner:
     chain = (pte.KernelCall(operator, args),)
-    return method_of(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", "", ()))
+    return method_of(pte.Method("forward", tuple(values), inputs, args[-1:], (chain,), (), "", ""))
 
 
 def test_arithmetic_of_the_host_that_fails_names_the_instruction() -> None:

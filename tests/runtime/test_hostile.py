@@ -15,13 +15,14 @@ from ptegpu.compiler.partition import partition
 from ptegpu.compiler.planner import Planner
 from ptegpu.compiler.program import compile
 from ptegpu.dtypes import DType
+from ptegpu.graph.flat import FlatMethod
 from ptegpu.graph.graph import Sym, Tensor
-from ptegpu.graph.linear import Call, Linear, Operand, Var, variables
+from ptegpu.graph.schema import Kinds
 from ptegpu.ops import REGISTRY
-from ptegpu.ops.schema import Kinds
-from ptegpu.plan import Target
+from ptegpu.ops.lookup import schema_of
+from ptegpu.plan.method import Call, Operand, Var, variables
+from ptegpu.plan.target import Target
 from ptegpu.portable import PORTABLE, PRIMS
-from ptegpu.portable.host import schema_of
 
 DATA = Path(__file__).parents[1] / "data"
 MUTANTS = 300  # of each file
@@ -79,7 +80,7 @@ class Chance:
         scalars: dict[Any, Operand] = {int: numbers, float: numbers / 2, bool: True, str: "amax"}
         return scalars.get(kind)
 
-    def method(self, op: str) -> Linear:
+    def method(self, op: str) -> FlatMethod:
         schema = schema_of(op)
         assert schema is not None
         args = [self.operand(p.kinds) for p in schema.parameters if p.name != "options"]
@@ -88,7 +89,7 @@ class Chance:
         given = [v for v in variables(tuple(args)) if v.kind != "constant"]
         for v in given:
             v.kind = "input"
-        return Linear("forward", list(given), list(outs), [Call(op, tuple(args), outs, f"{op} #0")])
+        return FlatMethod("forward", list(given), list(outs), [Call(op, tuple(args), outs, f"{op} #0")])
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def i64(*sizes: int) -> pte.Tensor:
 
 
 def method(values: list[pte.Value], inputs: list[int], outputs: list[int], *chain: pte.Instruction) -> MethodRunner:
-    made = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "", ())
+    made = pte.Method("forward", tuple(values), tuple(inputs), tuple(outputs), (chain,), (), "", "")
     return method_of(made, "model.pte")
 
 

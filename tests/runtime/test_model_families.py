@@ -15,6 +15,7 @@ from torch.export import Dim
 import ptegpu
 from ptegpu.compiler.planner import Planner
 from ptegpu.compiler.program import cut_methods, read_source
+from ptegpu.models.card import read_card
 from ptegpu.models.text.compiling import points_of, sampling_of
 from ptegpu.models.text.signature import METHOD, read_signature
 from ptegpu.plan.target import CLASSES, Target
@@ -64,7 +65,8 @@ def test_every_prompt_length_of_the_bundled_model() -> None:
 
 
 def test_generation_with_the_bundled_model() -> None:
-    signature = read_signature(read_source(TALES))
+    file = read_source(TALES)
+    signature = read_signature(file, read_card(file))
     how = {"methods": [METHOD], "append": {METHOD: sampling_of(signature)}, "points": points_of(signature)}
     ran, seen = check(TALES, Target(), **how)
     assert ran == seen == POINTS

@@ -11,7 +11,8 @@ import pytest
 from ptegpu.compiler.order import arrange, reads, writes
 from ptegpu.compiler.partition import Host, Stretch, cut, places_of
 from ptegpu.dtypes import DType
-from ptegpu.graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var
+from ptegpu.graph.flat import FlatMethod
+from ptegpu.plan.method import Call, Instruction, Jump, Move, Operand, Var
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
 COUNT = "aten.nonzero.default"  # only the host has it
@@ -30,7 +31,7 @@ def call(op: str, *args: Operand, out: Var) -> Call:
     return Call(op, args, (out,), op)
 
 
-def shown(linear: Linear) -> str:
+def shown(linear: FlatMethod) -> str:
     """The results in order: those of a stretch in brackets, those that depend on sizes only with a star."""
     items, unsupported = cut(linear)
     assert not unsupported
@@ -51,14 +52,14 @@ def test_int64_arithmetic_on_constants_is_done_at_load() -> None:
         call("aten.mul.Scalar", steps, BIG, out=table),
         call("aten.index.Tensor", var("x"), (table,), out=var("y")),
     ]
-    assert "[y]" == shown(Linear("forward", [], [], code))
+    assert "[y]" == shown(FlatMethod("forward", [], [], code))
     assert "constant" == table.kind
     np.testing.assert_array_equal([0, BIG, 2 * BIG, 3 * BIG], table.data)
 
 
 def test_what_the_gpu_serves_alone_is_left_to_it() -> None:
     code: list[Instruction] = [call("aten.arange.start_step", 0, 4, 1, out=var("steps", I64))]
-    assert "[steps]" == shown(Linear("forward", [], [], code))
+    assert "[steps]" == shown(FlatMethod("forward", [], [], code))
 
 
 def test_what_depends_on_sizes_runs_first_and_is_remembered() -> None:
@@ -71,7 +72,7 @@ def test_what_depends_on_sizes_runs_first_and_is_remembered() -> None:
         call("aten.mul.Scalar", steps, BIG, out=table),
         call("aten.index.Tensor", y, (table,), out=var("z")),
     ]
-    assert "n* steps* table* [y z]" == shown(Linear("forward", [x], [], code))
+    assert "n* steps* table* [y z]" == shown(FlatMethod("forward", [x], [], code))
 
 
 def test_ints_that_the_caller_gave_go_first() -> None:
@@ -81,7 +82,7 @@ def test_ints_that_the_caller_gave_go_first() -> None:
         call("aten.add.Scalar", ids, 1, out=moved),
         call("aten.index.Tensor", y, (moved,), out=var("z")),
     ]
-    assert "moved [y z]" == shown(Linear("forward", [ids, x], [], code))
+    assert "moved [y z]" == shown(FlatMethod("forward", [ids, x], [], code))
 
 
 def test_the_host_does_not_take_float_arithmetic_from_the_gpu() -> None:
@@ -93,19 +94,19 @@ def test_the_host_does_not_take_float_arithmetic_from_the_gpu() -> None:
         call("aten.abs.default", y, out=var("z")),
         call("aten.index.Tensor", y, (where,), out=var("w")),
     ]
-    assert "[y z] where [w]" == shown(Linear("forward", [x], [], code))
+    assert "[y z] where [w]" == shown(FlatMethod("forward", [x], [], code))
 
 
 def test_random_numbers_are_made_anew_in_every_call() -> None:
     code: list[Instruction] = [call("aten.rand.default", (4,), out=var("r"))]
-    assert "r" == shown(Linear("forward", [], [], code))
+    assert "r" == shown(FlatMethod("forward", [], [], code))
 
 
 def test_a_state_is_not_constant() -> None:
     count = Var("count", I64, (1,), kind="state", data=np.array([3]))
     more = var("more", I64, 1)
     code: list[Instruction] = [call("aten.add.Scalar", count, 1, out=more), Move(more, count)]
-    assert "more count" == shown(Linear("forward", [], [], code))
+    assert "more count" == shown(FlatMethod("forward", [], [], code))
 
 
 def test_a_result_that_is_written_twice_is_no_constant() -> None:
@@ -116,7 +117,7 @@ def test_a_result_that_is_written_twice_is_no_constant() -> None:
         Jump(flag, 3),
         call("aten.mul.Tensor", three, three, out=out),
     ]
-    linear = Linear("forward", [flag], [out], code)
+    linear = FlatMethod("forward", [flag], [out], code)
     assert "out jump out" == shown(linear)
     assert "temp" == out.kind
 
@@ -132,7 +133,7 @@ def test_branches_go_where_they_went_when_calls_before_them_are_folded() -> None
         call("aten.abs.default", x, out=var("z")),
         Jump(flag, 6),
     ]
-    linear = Linear("forward", [flag, x], [], code)
+    linear = FlatMethod("forward", [flag, x], [], code)
     assert "jump [y] [z] jump" == shown(linear)
     assert [2, 4] == [i.target for i in linear.code if isinstance(i, Jump)]
 
@@ -142,7 +143,7 @@ def test_a_call_that_fails_on_constants_fails_when_it_runs() -> None:
         call("aten.full.default", (-1,), 0, out=var("y", I64)),
         call(COUNT, var("x"), out=var("z")),
     ]
-    places, _ = arrange(linear := Linear("forward", [], [], code), [False, False])
+    places, _ = arrange(linear := FlatMethod("forward", [], [], code), [False, False])
     assert [False, False] == places and 2 == len(linear.code)
 
 
@@ -152,7 +153,7 @@ def test_a_result_too_large_to_keep_is_not_folded() -> None:
         call("aten.full.default", huge.sizes, 7, out=huge),
         call("aten.mul.Scalar", huge, BIG, out=var("y", I64)),
     ]
-    cut(linear := Linear("forward", [], [], code))
+    cut(linear := FlatMethod("forward", [], [], code))
     assert 2 == len(linear.code) and huge.data is None
 
 
@@ -182,7 +183,7 @@ def test_any_order_computes_the_same(seed: int) -> None:
         args = (a, b, 1) if op == "aten.add.Tensor" else (a,)
         code.append(Move(a, out) if op == "move" else Call(op, args, (out,), f"{op} #{k}"))
     before = list(code)
-    linear = Linear("forward", [], list(slots), code)
+    linear = FlatMethod("forward", [], list(slots), code)
     on_gpu = places_of(linear)
     places, _ = arrange(linear, on_gpu)
     assert sorted(map(repr, before)) == sorted(map(repr, linear.code))
@@ -198,7 +199,7 @@ def test_items_say_which_of_them_depend_on_sizes() -> None:
         call("aten.arange.start_step", 0, n, 1, out=(steps := var("steps", I64))),
         call("aten.mul.Scalar", steps, BIG, out=var("y", I64)),
     ]
-    items, _ = cut(Linear("forward", [x], [], code))
+    items, _ = cut(FlatMethod("forward", [x], [], code))
     assert [True, True, True] == [isinstance(i, Host) and i.by_size for i in items]
 
 
@@ -212,7 +213,7 @@ def test_what_needs_a_result_that_could_not_be_folded_is_not_folded() -> None:
         call("aten.sym_size.int", where, 0, out=n),
         call("executorch_prim.mul.Scalar", n, 2, out=twice),
     ]
-    linear = Linear("forward", [], [table, twice], code)
+    linear = FlatMethod("forward", [], [table, twice], code)
     assert "where* table* n twice" == shown(linear)
     assert table.data is None and twice.initial is None
 
@@ -224,5 +225,5 @@ def test_steps_on_the_way_to_a_constant_are_not_kept() -> None:
         call("aten.mul.Scalar", steps, BIG, out=table),
         call("aten.add.Scalar", table, 1, out=more),
     ]
-    assert "" == shown(Linear("forward", [], [more], code))
+    assert "" == shown(FlatMethod("forward", [], [more], code))
     assert steps.data is None and table.data is None and more.data is not None

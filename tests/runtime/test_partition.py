@@ -11,7 +11,8 @@ from ptegpu.compiler import partition as module
 from ptegpu.compiler.partition import Host, Stretch, cut, describe, mutates, partition, places_of
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram, UnsupportedProgram
-from ptegpu.graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var
+from ptegpu.graph.flat import FlatMethod
+from ptegpu.plan.method import Call, Instruction, Jump, Move, Operand, Var
 
 F32, I64, I32, BOOL = DType.F32, DType.I64, DType.I32, DType.BOOL
 
@@ -28,7 +29,7 @@ def call(op: str, *args: Operand, out: Var | DType | None = F32) -> Call:
 
 def places(*code: Instruction, inputs: tuple[Operand, ...] = ()) -> str:
     """The items in order: `g` per call on the GPU, a bar between stretches, `h` per instruction on the host."""
-    items, _ = cut(Linear("forward", list(inputs), [], list(code)))
+    items, _ = cut(FlatMethod("forward", list(inputs), [], list(code)))
     shown = ""
     for before, item in zip([None, *items], items):
         if isinstance(item, Stretch):
@@ -196,7 +197,7 @@ def test_items_know_their_place_in_the_code() -> None:
     relu = call("aten.relu.default", var())
     jump = Jump(True, 2)
     assert [Stretch(0, [relu]), Host(1, jump), Stretch(2, [relu, relu])] == partition(
-        Linear("forward", [], [], [relu, jump, relu, relu])
+        FlatMethod("forward", [], [], [relu, jump, relu, relu])
     )
 
 
@@ -204,7 +205,7 @@ def test_all_operators_that_nothing_serves_are_listed_with_counts() -> None:
     strange = call("aten.strange.default", var(F32, 2, 3), (1, var(None)), None, "mean")
     code = [strange, call("aten.relu.default", var()), strange, call("my.own", var(I64, 5))]
     with pytest.raises(UnsupportedProgram) as error:
-        partition(Linear("forward", [], [], code))
+        partition(FlatMethod("forward", [], [], code))
     expected = (
         "method forward uses operators that ptegpu does not have:\n"
         "     2 × aten.strange.default(float32[2, 3], [1, int], None, 'mean')\n"
@@ -222,7 +223,7 @@ def test_a_state_may_have_what_is_not_written_to_it() -> None:
     state = Var("n", I64, (4,), kind="state", data=np.full(4, 2**40))
     best = call("aten.argmax.default", var(), 0, out=state)
     assert [False, True] == places_of(
-        Linear("forward", [], [], [call("aten.remainder.Scalar", state, 7, out=I64), best])
+        FlatMethod("forward", [], [], [call("aten.remainder.Scalar", state, 7, out=I64), best])
     )
 
 
@@ -230,7 +231,7 @@ def test_the_bits_of_bfloat16_bound_no_value() -> None:
     huge = var(DType.BF16, data=np.full(4, 0x5380, np.uint16))  # 2⁴⁰
     whole = var(I64)
     cast, product = call("aten._to_copy.default", huge, out=whole), call("aten.mul.Tensor", whole, var(BOOL), out=I64)
-    assert [False, False] == places_of(Linear("forward", [], [], [cast, product]))
+    assert [False, False] == places_of(FlatMethod("forward", [], [], [cast, product]))
 
 
 def test_a_chain_that_stays_on_the_host_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,5 +242,5 @@ def test_a_chain_that_stays_on_the_host_is_looked_at_once(monkeypatch: pytest.Mo
     chain = [var(I64) for _ in range(20)]
     code: list[Instruction] = [call("aten.mul.Tensor", var(I64), var(I64), out=chain[0])]
     code += [call("aten.clone.default", a, out=b) for a, b in pairwise(chain)]
-    assert not any(places_of(Linear("forward", [], [], code)))
+    assert not any(places_of(FlatMethod("forward", [], [], code)))
     assert 2 * len(code) == len(asked)

@@ -139,7 +139,7 @@ def identity(
     """A method that gives its inputs."""
     ids = tuple(range(len(values)))
     gives = ids if outputs is None else tuple(outputs)
-    return method_of(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree, ()))
+    return method_of(pte.Method("forward", tuple(values), ids, gives, ((),), (), input_tree, output_tree))
 
 
 def test_inputs_by_name() -> None:

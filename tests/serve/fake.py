@@ -12,7 +12,7 @@ import numpy as np
 from ptegpu.errors import InvalidInput, QueueFull
 from ptegpu.models.text.prompts import PromptTooLong
 from ptegpu.models.tokenizer import StopStrings
-from ptegpu.serve import Event, Facts, Finished, Piece, Stats
+from ptegpu.serve import Event, Finished, Piece, Served, Stats
 
 VOCABULARY = 1000
 END = 7  # the token that ends a text
@@ -45,7 +45,7 @@ class FakeEngine:
         has_chat: bool = True,
         raw: bytes | None = None,
     ) -> None:
-        self.model = Facts("fake", context, VOCABULARY, has_chat, sequences)
+        self.model = Served("fake", context, VOCABULARY, has_chat, sequences)
         self.delay, self.fail, self.fail_at, self.raw = delay, fail, fail_at, raw
         self.busy = False
         self.waiting = self.running = self.steps = 0
@@ -119,7 +119,7 @@ class FakeEngine:
 class FakeEncoder:
     """Rows of the length of a text, its first token, and a number."""
 
-    model = Facts("fake", 64, VOCABULARY, False)
+    model = Served("fake", 64, VOCABULARY, False)
 
     def encode(self, prompt: str) -> list[int]:
         """As engines do, it checks the length itself."""

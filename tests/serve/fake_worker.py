@@ -12,7 +12,7 @@ import numpy as np
 from tests.serve.fake import FakeEncoder, encode
 
 from ptegpu.errors import DeviceLost, InvalidInput
-from ptegpu.serve import Facts, Finished, Piece, Stats
+from ptegpu.serve import Finished, Piece, Served, Stats
 
 LOSE, REFUSE = "lose", "refuse"
 
@@ -29,7 +29,7 @@ class Batch:
     """A token every `delay` seconds: its text is the number of the process."""
 
     def __init__(self, delay: float) -> None:
-        self.model = Facts("fake", 64, 1000, True, 4)
+        self.model = Served("fake", 64, 1000, True, 4)
         self._delay, self._running, self._error = delay, 0, ""
 
     def encode(self, prompt: str) -> list[int]:

@@ -20,7 +20,7 @@ from tests.serve.conftest import wait_until
 import ptegpu
 from ptegpu.errors import UnsupportedProgram
 from ptegpu.models.text import LanguageModel
-from ptegpu.progress import silent
+from ptegpu.runtime.options import LoadOptions
 from ptegpu.serve.models import open_model
 from ptegpu.site.pages import TITLES as OFFERS
 
@@ -113,4 +113,4 @@ def test_a_program_that_is_neither_kind(tmp_path: Path, with_tokenizer: bool) ->
         f"^{re.escape(str(program))} cannot be served: .*; this is no encoder: its first input is no tensor of tokens"
     )
     with pytest.raises(UnsupportedProgram, match=neither):
-        open_model(program, "mlp", None, {}, {}, silent)
+        open_model(program, "mlp", LoadOptions())

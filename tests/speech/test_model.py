@@ -15,9 +15,9 @@ from tests.zoo import hearing
 from ptegpu.errors import InvalidInput, UnsupportedProgram
 from ptegpu.export import export_speech
 from ptegpu.format import read_program
+from ptegpu.models.card import read_card
 from ptegpu.models.speech import SpeechModel, Transcript
-from ptegpu.models.speech.facts import Facts
-from ptegpu.models.speech.model import read_facts
+from ptegpu.models.speech.model import check_shapes
 
 LONG = {"truncation": False, "padding": "longest"}
 
@@ -151,10 +151,9 @@ def test_what_is_refused(model: SpeechModel) -> None:
         model.transcribe(hearing.sound(2), timestamps=False)
 
 
-def test_facts_and_methods_agree(exported: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_card_and_methods_agree(exported: Any) -> None:
     file = read_program(exported.files[0])
-    assert exported.summary.facts == read_facts(file)
-    wrong = replace(exported.summary.facts, frames=exported.summary.facts.frames + 2)
-    monkeypatch.setattr(Facts, "from_json", lambda text, name: wrong)
+    assert exported.summary.card == read_card(file)
+    speech = exported.summary.card.speech
     with pytest.raises(UnsupportedProgram, match=r"log_mel takes \[\(1, 16320\)\] and not \[\(1, 16640\)\]"):
-        read_facts(file)
+        check_shapes(file, replace(speech, frames=speech.frames + 2))

@@ -7,12 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ptegpu.errors import InvalidProgram
-from ptegpu.models.speech.facts import Facts
+from ptegpu.models.parts import Speech
 from ptegpu.models.speech.rules import Piece, Rules, cut
 from ptegpu.models.speech.transcript import Segment, srt, vtt
 
-FACTS = Facts(
+FACTS = Speech(
     rate=16000, hop=160, window=400, frames=100, mels=80, context=40, vocab=60, start=31, end=30, no_timestamps=35,
     initial=9, no_speech=34, languages={"en": 32}, tasks={"transcribe": 33}, suppressed=(2, 31, 32, 33, 34),
     suppressed_first=(4, 30),
@@ -57,8 +56,8 @@ def test_cut() -> None:
     assert ([Piece(3, 20, [a, 1, b]), Piece(20, 31, [b, 2, c])], 100) == cut([a, 1, b, b, 2, c], 100, FACTS)
 
 
-def test_facts() -> None:
-    assert FACTS == Facts.from_json(FACTS.to_json(), "x")
+def test_sizes_and_tokens() -> None:
+    FACTS.check()
     assert (1.0, 0.02, ZERO) == (FACTS.seconds, FACTS.precision, FACTS.first_timestamp)
     for wrong in (
         {"end": 60},
@@ -68,11 +67,8 @@ def test_facts() -> None:
         {"suppressed": (60,)},
         {"rate": 1.5},
     ):
-        with pytest.raises(InvalidProgram, match="x: the facts about speech are wrong"):
-            Facts.from_json(replace(FACTS, **wrong).to_json(), "x")
-    for text in ("", "[]", "{}", '{"version": 1}', "[" * 100_000, "x" * 2_000_000):
-        with pytest.raises(InvalidProgram, match="x: the facts about speech are wrong"):
-            Facts.from_json(text, "x")
+        with pytest.raises(ValueError, match=r"is|fit"):
+            replace(FACTS, **wrong).check()
 
 
 def test_subtitles() -> None:

@@ -15,8 +15,8 @@ from PIL import Image as pillow
 
 from ptegpu.errors import InvalidInput
 from ptegpu.export.hf_facts import image_facts
-from ptegpu.models.facts import Audio, Image
 from ptegpu.models.media import enlarged, largest_class, open_image, pixels, read_wave, resample, sound
+from ptegpu.models.parts import Audio, Image
 
 SIDE = {"height": 32, "width": 32}
 PROCESSORS: dict[str, Any] = {

@@ -25,7 +25,9 @@ import ptegpu
 from ptegpu.errors import ExportError, InvalidInput, PtegpuError, UnsupportedProgram
 from ptegpu.format import Method, Program, Tensor, read_program
 from ptegpu.format.pte import DType
-from ptegpu.models.tasks import Audio, Facts, Image, Text
+from ptegpu.models.card import Card
+from ptegpu.models.door import Source
+from ptegpu.models.parts import Audio, Image, Text
 from ptegpu.models.tokenizer import CONFIG, FILE, TEMPLATE
 from ptegpu.site import PAGES, VARIANTS, Server, make_site, site
 from ptegpu.site.pages import Picture, choose, find_picture, image, task
@@ -272,7 +274,7 @@ def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: P
 def method(takes: list[Any], gives: list[Any], name: str = "forward") -> Method:
     values = (*takes, *gives)
     count = len(takes)
-    return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "", ())
+    return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "")
 
 
 def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tensor:
@@ -303,8 +305,8 @@ def test_what_is_a_picture(takes: Any, gives: Any, expected: Picture | str) -> N
     found = find_picture(method([takes], [gives]))
     assert found == expected if isinstance(expected, Picture) else expected in found
     program = Program(None, 0, 0, (method([takes], [gives]),), {})
-    assert choose(program, None).name == ("image" if isinstance(expected, Picture) else "any")
-    assert choose(program, "any").name == "any"
+    assert choose(Source.of(program), None).name == ("image" if isinstance(expected, Picture) else "any")
+    assert choose(Source.of(program), "any").name == "any"
 
 
 def test_two_pictures_are_none() -> None:
@@ -331,38 +333,49 @@ def test_two_pictures_are_none() -> None:
 )
 def test_a_page_that_does_not_fit(file: Path, page: Any, message: str) -> None:
     with pytest.raises(PtegpuError, match=message) as e:
-        choose(read_program(file), page)
+        choose(Source.of(file), page)
     assert "\n" not in str(e.value)
 
 
-def says(file: Path, facts: Facts) -> Program:
-    """The program of a file, with what it is for."""
+def says(file: Path, card: Card) -> Source:
+    """Return the program of a file, with what it is for."""
     program = read_program(file)
-    method = replace(program.methods[0], name="ptegpu_facts", values=(facts.json(),), inputs=(), outputs=(0,))
-    return replace(program, methods=(*program.methods, method))
+    method = replace(program.methods[0], name="ptegpu_card", values=(card.json(),), inputs=(), outputs=(0,))
+    return Source.of(replace(program, methods=(*program.methods, method)))
 
 
 def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     picture = Image(8, 8, 1, 1, (0.5,), (0.25,), shortest=9)
-    digits = choose(says(DIGITS, Facts("image-classification", "Net", image=picture, labels=(*"abcdefghij",))), None)
+    digits = choose(
+        says(DIGITS, Card.of_task("image-classification", "Net", image=picture, labels=(*"abcdefghij",))), None
+    )
     assert "image" == digits.name
     outer = ptegpu.compile(DIGITS).methods[0]["forward"]
     about = image(digits, outer, None, None, [1.0])
     assert ([*"abcdefghij"], [0.5], [1.0]) == (about["labels"], about["mean"], about["std"])
     assert (9, None) == (about["shortest"], about["resize"])
-    facts = Facts("text-classification", "Bert", text=Text(32, 8), labels=("bad", "good"))
-    page = choose(says(DIGITS, facts), None)
+    card = Card.of_task("text-classification", "Bert", text=Text(32, 8), labels=("bad", "good"))
+    page = choose(says(DIGITS, card), None)
     assert ("task", "it is for text-classification") == (page.name, page.why)
     (tmp_path / "m.tokenizer.json").write_text("{}")
     told, found = task(page, tmp_path / "m.pte", None)
-    assert (json.loads(facts.json()), {"tokenizer.json"}) == (told, set(found))
-    assert "any" == choose(says(DIGITS, facts), "any").name
-    sounds = Facts("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 32, 9))
+    assert {"tokenizer.json"} == set(found)
+    assert ("text-classification", "labels", False, ("bad", "good")) == (
+        told["task"],
+        told["result"],
+        told["context"],
+        told["labels"],
+    )
+    assert (32, 8, 0) == (told["text"]["length"], told["text"]["batch"], told["text"]["pad"])
+    assert "any" == choose(says(DIGITS, card), "any").name
+    sounds = Card.of_task("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 32, 9))
     assert "image" == choose(says(DIGITS, sounds), None).name  # by its shapes
     with pytest.raises(UnsupportedProgram, match="the page task is not for this program: spectrograms are not made"):
         choose(says(DIGITS, sounds), "task")
-    with pytest.raises(UnsupportedProgram, match="the page task is for programs that `ptegpu export hf` made"):
-        choose(read_program(DIGITS), "task")
+    with pytest.raises(
+        UnsupportedProgram, match="the page task is not for this program: it is a program that does not say"
+    ):
+        choose(Source.of(DIGITS), "task")
 
 
 def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from ptegpu.models.facts import Task
 from torch import nn
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
@@ -36,7 +35,7 @@ class Architecture:
     why: str = ""  # there is a host step, or more than two plans
 
     @property
-    def hf(self) -> Task | None:
+    def hf(self) -> str | None:
         """The task that `ptegpu export hf` exports it for."""
         return None if self.gives else task_of(self.model, KINDS[next(iter(self.takes))])
 

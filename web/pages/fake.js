@@ -124,7 +124,7 @@ const sites = {
     description: "Ask it something about a text: it finds the answer in it.",
     model: { file: "answers.pte", bytes: 2.1e6 },
     page: "task",
-    task: { task: "question-answering", text: { length: 512, batch: 8, types: true } },
+    task: { task: "question-answering", result: "answer", context: true, text: { length: 512, batch: 8, types: true } },
   },
 };
 export const site = /** @type {any} */ ({

@@ -6,7 +6,7 @@
  * @typedef {{height: number, width: number, channels: number, mean: number[], std: number[], scale: number,
  *   shortest?: number | null, resize?: number[] | null}} ImageFacts
  * @typedef {{rate: number, most: number, least: number, step?: number, normalize?: boolean}} AudioFacts
- * @typedef {{task: string, text?: TextFacts, image?: ImageFacts, audio?: AudioFacts, labels?: string[],
+ * @typedef {{task: string, result: string, context: boolean, text?: TextFacts, image?: ImageFacts, audio?: AudioFacts, labels?: string[],
  *   many?: boolean, regression?: boolean, blank?: number}} Facts
  * @typedef {{ids: number[], token_type_ids?: number[]}} Encoding
  * @typedef {{encode(text: string, options: object): Encoding}} Encoder

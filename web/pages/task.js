@@ -58,7 +58,7 @@ function pixels() {
 function ready() {
   return (!facts.text || text.value.trim()) && (!facts.image || picture) && (!facts.audio || samples) && asked();
 }
-const asked = () => facts.task !== "question-answering" || passage.value.trim();
+const asked = () => !facts.context || passage.value.trim();
 
 async function run() {
   if (!remote) return wake();
@@ -97,7 +97,7 @@ async function ask(remote) {
     const [found] = await go([pixels(), ...batch(names.map((name) => tokens(library, name, null, own)), own)]); // prettier-ignore
     return bars(scores(found.data, facts), (k) => names[k]);
   }
-  const pair = facts.task === "question-answering" ? passage.value : null;
+  const pair = facts.context ? passage.value : null;
   const one = tokens(library, text.value, pair, own);
   return read(await go(batch([one], own)), one.ids, library);
 }
@@ -110,9 +110,9 @@ function read(outputs, ids, library) {
   const [{ shape, data }] = outputs;
   const rows = shape.at(-1) ?? 1;
   const row = (/** @type {number} */ k) => Array.from(data.slice(k * rows, (k + 1) * rows), Number);
-  if (facts.task === "text-classification") return classes(data);
-  if (facts.task === "token-classification") return tags(ids, row, library);
-  if (facts.task === "question-answering") {
+  if (facts.result === "labels") return classes(data);
+  if (facts.result === "spans") return tags(ids, row, library);
+  if (facts.result === "answer") {
     let from = library.encode(text.value, { add_special_tokens: true }).ids.length;
     if (ids[from] === ids[from - 1]) from++; // RoBERTa has two marks between texts
     const { start, end, score } = answer(data, outputs[1].data, from, ids.length - 1);
@@ -120,7 +120,7 @@ function read(outputs, ids, library) {
     const words = passage.value.slice(places[start - from]?.[0], places[end - from]?.[1]);
     return say(words.trim(), `${(score * 100).toFixed(1)} %`);
   }
-  if (facts.task === "fill-mask") {
+  if (facts.result === "words") {
     const at = ids.indexOf(facts.text?.mask ?? -1);
     const mask = library.id_to_token(facts.text?.mask ?? -1);
     if (at < 0) return say("", `Write ${mask} where a word is missing.`);
@@ -140,17 +140,17 @@ function classes(data) {
 
 /** What a model says of a sound. @param {Output} output */
 function hear({ shape, data }) {
-  if (facts.task === "audio-classification") return classes(data);
-  if (facts.task === "speech-recognition") return say(spoken(data, shape[2], facts) || "Nothing was said.", "");
+  if (facts.result === "labels") return classes(data);
+  if (facts.result === "text") return say(spoken(data, shape[2], facts) || "Nothing was said.", "");
   numbers({ shape, data });
 }
 
 /** What a model says of a picture. @param {Output} output */
 function see({ shape, data }) {
   const [height, width] = shape.slice(-2);
-  if (facts.task === "image-classification") return classes(data);
-  if (facts.task === "image-segmentation") return segments(data, shape[1], height, width);
-  if (facts.task !== "depth-estimation") return numbers({ shape, data });
+  if (facts.result === "labels") return classes(data);
+  if (facts.result === "segments") return segments(data, shape[1], height, width);
+  if (facts.result !== "depths") return numbers({ shape, data });
   const canvas = make("canvas", { className: "plot", ariaLabel: "Depth" });
   canvas.setAttribute("role", "img");
   show(canvas);
@@ -271,8 +271,8 @@ open({
     base = from;
     $("task").textContent = facts.task.replaceAll("-", " ");
     $("text-part").hidden = !facts.text;
-    $("text-label").textContent = zeroShot() ? "Labels, one on each line" : facts.task === "question-answering" ? "Question" : "Text"; // prettier-ignore
-    $("passage-part").hidden = facts.task !== "question-answering";
+    $("text-label").textContent = zeroShot() ? "Labels, one on each line" : facts.context ? "Question" : "Text"; // prettier-ignore
+    $("passage-part").hidden = !facts.context;
     $("file-part").hidden = !facts.image && !facts.audio;
     $("choose").textContent = facts.image ? "Choose a picture" : "Choose a sound";
     file.accept = facts.image ? "image/*" : "audio/*";

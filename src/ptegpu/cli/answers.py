@@ -5,18 +5,20 @@ from __future__ import annotations
 import colorsys
 import shlex
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import ptegpu
-
 from ..errors import InvalidInput
 from ..files import naming
-from ..models.tasks import Answer, Facts, Label, Pipeline, Span
+from ..models.card import Card
+from ..models.tasks.pipeline import Pipeline
+from ..models.tasks.results import Answer, Label, Span
+from ..models.tasks.specs import TASKS
 from ..models.wave import read_wave
+from ..runtime import LoadOptions
 from ..units import dims, duration, number
 from .console import bars, note, print_json, progress, say, show_table
 from .values import check_folder, summary, values_text
@@ -38,61 +40,59 @@ class Asked:
     out: Path | None
 
 
-def takes_text(facts: Facts) -> list[str]:
+def takes_text(card: Card) -> list[str]:
     """What a program takes, in words."""
     found = []
-    if facts.image:
-        colours = "colour" if facts.image.channels == 3 else "grey"
-        sides = f"{facts.image.width} × {facts.image.height}"
-        found.append(f"{colours} pictures of {sides}, up to {facts.image.batch} at once")
-    if facts.audio:
-        lengths = f"up to {duration(facts.audio.most / facts.audio.rate)}"
-        found.append(f"sounds of {lengths}, {facts.audio.rate:,} samples in a second")
-    if facts.text:
-        found.append(f"texts of up to {facts.text.length:,} tokens, up to {facts.text.batch} at once")
+    if card.image:
+        colours = "colour" if card.image.channels == 3 else "grey"
+        sides = f"{card.image.width} × {card.image.height}"
+        found.append(f"{colours} pictures of {sides}, up to {card.image.batch} at once")
+    if card.audio:
+        lengths = f"up to {duration(card.audio.most / card.audio.rate)}"
+        found.append(f"sounds of {lengths}, {card.audio.rate:,} samples in a second")
+    if card.text:
+        found.append(f"texts of up to {card.text.length:,} tokens, up to {card.text.batch} at once")
     return found
 
 
-def try_it(facts: Facts, path: Path) -> str:
+def try_it(card: Card, path: Path) -> str:
     """A command that uses a program."""
     options = {
         "image": "--image picture.png",
         "audio": "--audio sound.wav",
         "text": '--text "…"',
     }
-    more = ' --context "…"' if facts.task == "question-answering" else ""
-    more = " --out result.png" if facts.task in ("image-segmentation", "depth-estimation") else more
-    return f"ptegpu run {shlex.quote(str(path))} {' '.join(options[name] for name in facts.takes)}{more}"
+    more = ' --context "…"' if card.spec.context else ""
+    more = " --out result.png" if card.spec.draws else more
+    return f"ptegpu run {shlex.quote(str(path))} {' '.join(options[name] for name in card.takes)}{more}"
 
 
-def answer(model: Path, asked: Asked, device: Any, limits: list[str], options: dict[str, Any], json: bool) -> None:
+def answer(model: Path, asked: Asked, options: LoadOptions, data: Any, json: bool) -> None:
     """Load the program, ask it, and print what it says."""
     check_folder(asked.out, "--out")
     if asked.out is not None and asked.out.suffix.lower() not in PICTURES:
         raise InvalidInput(f"--out {asked.out} must end in one of {', '.join(PICTURES)}")
     with bars(f"Loading {model.name}") as told:
         started = time.perf_counter()
-        opened = ptegpu.pipeline(
-            model, device, tokenizer=asked.tokenizer, limits=ptegpu.Limits.parse(limits), progress=told, **options
-        )
+        opened = Pipeline(model, replace(options, progress=told), asked.tokenizer, data=data)
         load_s = time.perf_counter() - started
     with opened as pipe:
-        given = _given(pipe.facts, asked)
+        given = _given(pipe.card, asked)
         with progress(f"Running {model.name}"):
             started = time.perf_counter()
             found = pipe(**given)
             run_s = time.perf_counter() - started
         adapter = pipe.program.device.info
-    names = [str(p) for p in asked.images] if pipe.facts.takes[0] == "image" else asked.texts or [str(asked.audio)]
-    results = found if isinstance(given.get(pipe.facts.takes[0]), list) else [found]
+    names = [str(p) for p in asked.images] if pipe.card.takes[0] == "image" else asked.texts or [str(asked.audio)]
+    results = found if isinstance(given.get(pipe.card.takes[0]), list) else [found]
     if asked.out is not None:
-        _save(asked.out, results, pipe.facts)
+        _save(asked.out, results, pipe.card)
     if json:
-        listed = [{"input": name, **_plain(result, pipe.facts)} for name, result in zip(names, results)]
-        head = {"model": str(model), "task": pipe.facts.task, "adapter": adapter.record, "results": listed}
+        listed = [{"input": name, **_plain(result, pipe.card)} for name, result in zip(names, results)]
+        head = {"model": str(model), "task": pipe.card.task, "adapter": adapter.record, "results": listed}
         print_json(head | ({"out": str(asked.out)} if asked.out else {}) | {"load_s": load_s, "run_s": run_s})
         return
-    say((model.name, "bold"), f" · {pipe.facts.task} on {adapter.place}")
+    say((model.name, "bold"), f" · {pipe.card.task} on {adapter.place}")
     for name, result in zip(names, results):
         _show(name if len(results) > 1 else "", result, pipe)
     if asked.out is not None:
@@ -100,21 +100,21 @@ def answer(model: Path, asked: Asked, device: Any, limits: list[str], options: d
     say(f"load {duration(load_s)} · run {duration(run_s)}")
 
 
-def _given(facts: Facts, asked: Asked) -> dict[str, Any]:
+def _given(card: Card, asked: Asked) -> dict[str, Any]:
     """The arguments of the pipeline."""
     options = {"image": asked.images, "audio": asked.audio, "text": asked.texts}
     for name, value in options.items():
-        if bool(value) != (name in facts.takes):
+        if bool(value) != (name in card.takes):
             raise InvalidInput(
-                f"this program is for {facts.task}: it takes {' and '.join('--' + n for n in facts.takes)}"
+                f"this program is for {card.task}: it takes {' and '.join('--' + n for n in card.takes)}"
                 + (f", not --{name}" if value else "")
             )
     given: dict[str, Any] = {"top": asked.top}
-    if "image" in facts.takes:
+    if "image" in card.takes:
         given["image"] = asked.images
-    if len(facts.takes) == 2:
+    if len(card.takes) == 2:
         if len(asked.images) > 1:
-            raise InvalidInput(f"{facts.task} takes one --image")
+            raise InvalidInput(f"{card.task} takes one --image")
         given |= {"image": asked.images[0], "text": asked.texts}
     elif asked.texts:
         given["text"] = asked.texts
@@ -122,14 +122,13 @@ def _given(facts: Facts, asked: Asked) -> dict[str, Any]:
         given["context"] = asked.context
     if asked.audio is not None:
         given["audio"] = asked.audio
-        assert facts.audio is not None
-        seconds, most = read_wave(asked.audio, 0.01)[2], facts.audio.most / facts.audio.rate
+        assert card.audio is not None
+        seconds, most = read_wave(asked.audio, 0.01)[2], card.audio.most / card.audio.rate
         if seconds > most:
             note(f"{asked.audio.name} has {duration(seconds)}, of which the first {duration(most)} are used")
-    if asked.out is not None and (
-        facts.task not in ("image-segmentation", "depth-estimation") or len(asked.images) > 1
-    ):
-        raise InvalidInput("--out is for the picture that image-segmentation and depth-estimation make of one --image")
+    if asked.out is not None and (not card.spec.draws or len(asked.images) > 1):
+        drawing = " and ".join(name for name, spec in TASKS.items() if spec.draws)
+        raise InvalidInput(f"--out is for the picture that {drawing} make of one --image")
     return given
 
 
@@ -144,12 +143,12 @@ def _show(name: str, result: Any, pipe: Pipeline) -> None:
     elif isinstance(result, list) and result and isinstance(result[0], Span):
         rows = [[s.text, s.label, _percent(s.score), f"{s.start}–{s.end}"] for s in result]
         show_table("", ["token", "label", "", "characters"], rows, right=(2,))
-    elif isinstance(result, list) and pipe.facts.regression:
+    elif isinstance(result, list) and pipe.card.regression:
         show_table("", ["output", ""], [[r.label, number(r.score)] for r in result], right=(1,))
     elif isinstance(result, list):
         show_table("", ["label", "", ""], [[r.label, _percent(r.score), _bar(r.score)] for r in result], right=(1,))
-    elif pipe.facts.task == "image-segmentation":
-        rows = [[label, _percent(part), _bar(part)] for label, part in _shares(result, pipe.facts)]
+    elif pipe.card.spec.drawn == "segments":
+        rows = [[label, _percent(part), _bar(part)] for label, part in _shares(result, pipe.card)]
         say(f"{dims(result.shape[::-1])} pixels, {'1 class' if len(rows) == 1 else f'{len(rows)} classes'}")
         show_table("", ["class", "pixels", ""], rows, right=(1,))
     else:
@@ -167,15 +166,15 @@ def _bar(part: float) -> str:
     return "█" * round(BAR * part)
 
 
-def _shares(classes: np.ndarray, facts: Facts) -> list[tuple[str, float]]:
+def _shares(classes: np.ndarray, card: Card) -> list[tuple[str, float]]:
     """The classes of pixels with their part of the picture, the largest first."""
     ids, counts = np.unique(classes, return_counts=True)
     order = np.argsort(-counts, kind="stable")
-    names = [facts.labels[k] if k < len(facts.labels) else f"class {k}" for k in ids]
+    names = [card.labels[k] if k < len(card.labels) else f"class {k}" for k in ids]
     return [(names[k], float(counts[k] / classes.size)) for k in order]
 
 
-def _plain(result: Any, facts: Facts) -> dict[str, Any]:
+def _plain(result: Any, card: Card) -> dict[str, Any]:
     """A result for programs."""
     if isinstance(result, str):
         return {"text": result}
@@ -184,19 +183,19 @@ def _plain(result: Any, facts: Facts) -> dict[str, Any]:
     if isinstance(result, list):
         kind = "tokens" if result and isinstance(result[0], Span) else "labels"
         return {kind: [asdict(r) for r in result]}
-    if facts.task == "image-segmentation":
-        return {"shape": list(result.shape), "classes": [asdict(Label(*pair)) for pair in _shares(result, facts)]}
-    if facts.task == "sentence-embedding":
+    if card.spec.drawn == "segments":
+        return {"shape": list(result.shape), "classes": [asdict(Label(*pair)) for pair in _shares(result, card)]}
+    if card.spec.drawn == "embedding":
         return {"shape": list(result.shape), "embedding": result.tolist()}
     return summary(result)
 
 
-def _save(path: Path, results: list[Any], facts: Facts) -> None:
+def _save(path: Path, results: list[Any], card: Card) -> None:
     """Classes in colours, or depths in grey, the nearest or largest white."""
     from PIL import Image
 
     (made,) = results
-    if facts.task == "image-segmentation":
+    if card.spec.drawn == "segments":
         colours = np.array([_colour(k) for k in range(int(made.max()) + 1)], np.uint8)
         picture = colours[made]
     else:

@@ -15,18 +15,17 @@ import ptegpu
 from ..errors import InvalidInput
 from ..explain.analysis import memory
 from ..explain.guards import numpy_calls
-from ..format import Program
-from ..models.facts import points_of, read_facts
+from ..models.door import Source
+from ..models.kinds import KINDS, LANGUAGE, resolve
 from ..models.text import compiling
 from ..models.text.compiling import Many
-from ..plan.bundle import Bundle
-from ..plan.target import Target
+from ..plan import Bundle, Target
 from ..units import counted, duration
 from ..units import size as size_text
 from .console import bar, explain, print_json, say, show_table
 from .options import AsJson, CacheType, Data, Engine, Precision
 from .sizes import parse_sizes
-from .values import check_folder, find_method, open_source
+from .values import check_folder, find_method
 
 BROWSER, THIS = "browser", "this"
 
@@ -70,18 +69,18 @@ def compile(
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
     check_folder(output, "--output")
     sizes = parse_sizes(size or [])
-    program, source = open_source(model)
-    if isinstance(source, Bundle):
+    source = Source.of(model)
+    if source.bundle is not None:
         raise InvalidInput(f"{model} is a bundle already")
     if output.exists() and output.samefile(model):
         raise InvalidInput(f"--output {output} is the program itself; name another file")
     for name in method or []:
-        find_method(program, name)
+        find_method(source.file, name)
     targets = [_target(name, engine) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
-        bundle = _maker(program, method, Many(sequences, int(memory * 2**30)) if serve else None, sizes)(
-            model,
+        bundle = _maker(source, method, Many(sequences, int(memory * 2**30)) if serve else None, sizes)(
+            source.file,
             data or None,
             targets,
             sizes=sizes or None,
@@ -102,16 +101,15 @@ def compile(
     _show(methods, several=len(targets) > 1)
 
 
-def _maker(program: Program, methods: Sequence[str] | None, many: Many | None, sizes: Any) -> Callable[..., Bundle]:
-    """What compiles a program: a language model gets what `ptegpu generate` needs, unless its method is left out; one
-    that says what it is for is planned for the sizes that its inputs have together."""
+def _maker(source: Source, methods: Sequence[str] | None, many: Many | None, sizes: Any) -> Callable[..., Bundle]:
+    """Return what compiles a program, with what its kind plans unless its method is left out or sizes are given."""
     if many is not None:
         return partial(compiling.compile, many=many)
-    whole = not methods or compiling.METHOD in methods
-    facts = None if sizes or not whole else read_facts(program)
-    if facts is not None:
-        return partial(ptegpu.compile, points={"forward": points_of(facts)})
-    return compiling.compile if whole and compiling.is_language_model(program.path) else ptegpu.compile
+    row = KINDS[source.card.kind]
+    language = source.card.kind in LANGUAGE
+    if row.plans is None or (methods and compiling.METHOD not in methods) or (sizes and not language):
+        return ptegpu.compile
+    return partial(ptegpu.compile, **resolve(row.plans)(source.file, source.card))
 
 
 def _target(name: str, engine: Engine) -> Target:

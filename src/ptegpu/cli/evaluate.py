@@ -54,9 +54,8 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compute the perplexity of a text; --checkpoint compares it with PyTorch's."""
-    from ..models.text import evaluate as perplexity
-    from ..models.text.evaluate import WINDOW
-    from ..models.text.reference import Reference
+    from ..models.text.perplexity import WINDOW
+    from ..models.text.perplexity import evaluate as perplexity
 
     decoded = read_text(text, InvalidInput)
     loaded, _ = open_model(model, tokenizer, device, engine, precision, cache)
@@ -82,6 +81,8 @@ def evaluate(
     expected = None
     if checkpoint is not None:
         with progress(f"Loading {checkpoint}"):
+            from ..export.reference import Reference
+
             reference = Reference(checkpoint, size, quantize=quantize, group=group, embedding=embedding)
         with bar("PyTorch") as update:
             expected = perplexity(reference, tokens, nbytes, size, stride, update)

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import ExportError
 from ..files import MODEL_OR_SENTENCE, check_checkpoint, check_writable
-from ..models.facts import TASKS
+from ..models.tasks.specs import TASKS
 from ..units import counted, duration, number, size
 from .answers import takes_text, try_it
 from .console import bars, print_json, progress, say, show_table
@@ -131,10 +131,10 @@ def hf(
             progress=report,
         )
     if json:
-        facts = {"parameters": made.summary.parameters, "facts": loads(made.summary.facts.json())}
-        print_json(_account(made, facts) | {"difference": made.difference})
+        account = {"parameters": made.summary.parameters, "card": loads(made.summary.card.json())}
+        print_json(_account(made, account) | {"difference": made.difference})
     else:
-        example = [("try", try_it(made.summary.facts, output))]
+        example = [("try", try_it(made.summary.card, output))]
         _show(made, output, _task_lines(made.summary), _elements(made), example)
 
 
@@ -232,17 +232,17 @@ def _logits(made: Exported[ModelSummary]) -> str | None:
 
 
 def _task_lines(summary: TaskSummary) -> Lines:
-    facts = summary.facts
-    shown = ", ".join(facts.labels[:SHOWN]) + (" …" if len(facts.labels) > SHOWN else "")
+    card = summary.card
+    shown = ", ".join(card.labels[:SHOWN]) + (" …" if len(card.labels) > SHOWN else "")
     return [
-        ("model", f"{facts.architecture}, {summary.parameters:,} parameters, for {facts.task}"),
-        ("takes", "; ".join(takes_text(facts))),
-        ("labels", f"{len(facts.labels):,}: {shown}" if facts.labels else None),
+        ("model", f"{card.architecture}, {summary.parameters:,} parameters, for {card.task}"),
+        ("takes", "; ".join(takes_text(card))),
+        ("labels", f"{len(card.labels):,}: {shown}" if card.labels else None),
     ]
 
 
 def _model_lines(summary: ModelSummary) -> Lines:
-    c, o, p = summary.config, summary.options, summary.pictures
+    c, o, p = summary.config, summary.options, summary.card.vision
     heads = f"{c.heads} heads of {c.head_dim}" + (f", {c.kv_heads} for keys" if c.kv_heads != c.heads else "")
     shape = f"{counted(len(c.layers), 'layer')} of {c.dim:,}, {heads}, vocabulary {c.vocab:,}"
     tiles = f"tiles of {p.size} × {p.size} pixels, {counted(p.rows, 'token')} each" if p else None
@@ -255,7 +255,8 @@ def _model_lines(summary: ModelSummary) -> Lines:
 
 
 def _speech_lines(summary: SpeechSummary) -> Lines:
-    c, f = summary.config, summary.facts
+    c, f = summary.config, summary.card.speech
+    assert f is not None
     layers = f"{counted(c.encoder_layers, 'layer')} that hear and {c.decoder_layers} that write"
     shape = f"{layers}, of {c.dim:,}, vocabulary {c.vocab:,}"
     return [
@@ -305,12 +306,12 @@ def _speech_json(summary: SpeechSummary) -> dict[str, Any]:
         "encoder_layers": summary.config.encoder_layers,
         "decoder_layers": summary.config.decoder_layers,
         "vocab_size": summary.config.vocab,
-        "languages": list(summary.facts.languages or {}),
+        "languages": list((summary.card.speech and summary.card.speech.languages) or {}),
     }
 
 
 def _model_json(summary: ModelSummary) -> dict[str, Any]:
-    c, o, p = summary.config, summary.options, summary.pictures
+    c, o, p = summary.config, summary.options, summary.card.vision
     return {
         "family": c.family,
         "parameters": summary.parameters,

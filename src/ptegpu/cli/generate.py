@@ -16,7 +16,8 @@ import typer
 from rich.text import Text
 
 from ..limits import Limits
-from ..models.checkpoints import is_checkpoint
+from ..models.checkpoints import check_folder_kind, is_checkpoint
+from ..models.kinds import LANGUAGE
 from ..printing import streamed
 from ..units import counted, duration
 from .console import bars, console, note, print_json
@@ -115,17 +116,22 @@ def open_model(
     limit: LimitNames = None,
 ) -> tuple[LanguageModel, float]:
     """The model with its tokenizer, or the error that there is none; and the seconds that took."""
+    from ..models.door import Source
     from ..models.text import LanguageModel
-    from ..models.text.signature import signature_of
-    from ..models.tokenizer import check_tokenizer
+    from ..models.text.signature import read_signature
+    from ..models.tokenizer import check_tokenizer, find_files
+    from ..runtime import LoadOptions
 
     with bars(f"Loading {path.name}") as told:
         started = time.perf_counter()
-        if not is_checkpoint(path):
-            signature_of(path)  # of what is no language model, that is the error
-        check_tokenizer(path, tokenizer)
-        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
-        loaded = LanguageModel(path, device, tokenizer, limits=Limits.parse(limit or []), **how)
+        if is_checkpoint(path):
+            check_folder_kind(path, LANGUAGE)
+            check_tokenizer(path, tokenizer)
+        options = LoadOptions(device, engine, precision, cache, Limits.parse(limit or []), told)
+        source = Source.of(path, options)
+        read_signature(source.file, source.card)  # of what is no language model, that is the error
+        find_files(source.path, tokenizer)
+        loaded = LanguageModel(source, options, tokenizer)
         try:
             assert loaded.tokenizer
         except BaseException:

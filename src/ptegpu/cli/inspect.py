@@ -16,12 +16,14 @@ from ..explain.costs import check_sizes
 from ..explain.picture import draw, html_page
 from ..explain.report import HOST_STEPS, bundle_report, file_report, method_report, planned_methods
 from ..files import naming
-from ..plan.bundle import Bundle
-from ..runtime.signature import Signature
+from ..models.card import Card, plain
+from ..models.door import Source
+from ..models.kinds import PROGRAM
+from ..runtime import Signature
 from ..units import counted, number, size
 from .console import explain, print_json, progress, say, show_table
 from .sizes import one_size_each
-from .values import check_folder, find_method, open_source
+from .values import check_folder, find_method, methods_of
 
 _WHERE = {  # most urgent first
     UNSUPPORTED: ("unsupported", "bold red"),
@@ -30,6 +32,7 @@ _WHERE = {  # most urgent first
     SHAPES: ("host, before the run", "dim"),
 }
 MAX_GUARDS = 12  # lines about the nodes of a family
+MAX_VALUES = 6  # of a list in a card
 
 
 def inspect(
@@ -55,17 +58,18 @@ def inspect(
     check_folder(graph, "--graph")
     given = one_size_each(size or [])
     with progress(f"Reading {model.name}"):
-        program, source = open_source(model)
-        if isinstance(source, Bundle):
+        source = Source.of(model)
+        program = methods_of(source)
+        if source.bundle is not None:
             if graph or data:
                 raise InvalidInput(
                     f"{model} is a bundle, which takes no data and has no operators to draw: give its .pte"
                 )
             found: list[Analysis] = []
-            made = planned_methods(source, method)
+            made = planned_methods(source.bundle, method)
             check_sizes([outer for _, outer in made], given)
             signatures = [Signature(outer) for _, outer in made]
-            report = bundle_report(source, model, made, given)
+            report = bundle_report(source.bundle, model, made, given)
         else:
             methods = [find_method(program, method)] if method else program.methods
             found = [analyse(program, m, data or []) for m in methods]
@@ -75,18 +79,41 @@ def inspect(
         drawn = found[0] if len(found) == 1 else next((a for a in found if a.method.name == "forward"), None)
         written = _write_picture(drawn, graph, model)
     if json:
+        report |= {"card": {"kind": source.card.kind} | plain(source.card)}
         print_json(report | {"written": [str(path) for path in written]})
         return
-    _show(report, model.name, signatures)
+    _show(report, model.name, source.card, signatures)
     for path in written:
         say(f"wrote {path}")
 
 
-def _show(report: Mapping[str, Any], model: str, signatures: Sequence[Signature]) -> None:
+def _show(report: Mapping[str, Any], model: str, card: Card, signatures: Sequence[Signature]) -> None:
     named = report.get("named_data", {"nbytes": 0})["nbytes"]
     say((model, "bold"), f" · {size(report['nbytes'])}", f" · named data {size(named)}" if named else "")
+    _show_card(card)
     for method, signature in zip(report["methods"], signatures, strict=True):
         _show_method(method, signature)
+
+
+def _show_card(card: Card) -> None:
+    """What a program is for; nothing where it does not say so."""
+    if card.kind == PROGRAM:
+        return
+    say()
+    say(("card", "bold cyan"))
+    _line("kind", f"{card.kind}, {card.task}" if card.task else card.kind)
+    for name, value in plain(card).items():
+        if name not in ("kind", "task", "version"):
+            _line(name.replace("_", " "), _card_text(value))
+
+
+def _card_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_card_text(v)}" for name, v in value.items())
+    if isinstance(value, list):
+        shown = " ".join(map(_card_text, value[:MAX_VALUES]))
+        return f"{shown} … {len(value):,} in all" if len(value) > MAX_VALUES else shown
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def _show_method(report: Mapping[str, Any], signature: Signature) -> None:

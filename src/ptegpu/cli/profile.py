@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json as json_text
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-import ptegpu
-
 from ..files import naming
+from ..limits import Limits
+from ..models.door import Source
+from ..runtime import LoadOptions, open_program
 from ..units import counted, duration, number, size
 from .console import bars, explain, print_json, progress, say, show_table
 from .inputs import make_inputs, parse_shapes
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
-from .values import check_folder, declared, find_method, open_source
+from .values import check_folder, declared, find_method, methods_of
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
     from ..runtime.call_timeline import Step
@@ -48,21 +50,13 @@ def profile(
 ) -> None:
     """Show where the time of a method goes. Its state is reset before every call."""
     check_folder(trace, "--trace")
-    file, source = open_source(model)
-    chosen = find_method(file, method)
+    options = LoadOptions(device, engine, precision, limits=Limits.parse(limit or []))
+    source = Source.of(model, options)
+    chosen = find_method(methods_of(source), method)
     takes, _ = declared(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
     with bars(f"Loading {model.name}") as told:
-        program = ptegpu.load(
-            source,
-            data or None,
-            device,
-            engine=engine,
-            precision=precision,
-            methods=[chosen.name],
-            limits=ptegpu.Limits.parse(limit or []),
-            progress=told,
-        )
+        program = open_program(source.program, replace(options, progress=told), data or None, methods=[chosen.name])
     with program, progress(f"Profiling {chosen.name}"):
         found = program.method(chosen.name).profile(*arguments, repeats=repeat)
     if trace:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-import ptegpu
-
 from ..errors import InvalidInput
 from ..files import naming
-from ..runtime.signature import Signature, Spec
+from ..limits import Limits
+from ..models.door import Source
+from ..runtime import LoadOptions, Signature, Spec, open_program
 from ..units import dims, duration, number
 from .answers import Asked, answer
 from .compare import SCALE, Difference, compare
@@ -23,7 +23,7 @@ from .console import bars, print_json, progress, say, show_table
 from .generate import TokenizerPath
 from .inputs import largest, make_inputs, parse_shapes, read_arrays
 from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
-from .values import check_folder, declared, find_method, open_source, readable, summary, values_text
+from .values import check_folder, declared, find_method, methods_of, readable, summary, values_text
 
 MISMATCH = 3  # the exit code
 
@@ -62,12 +62,12 @@ def run(
     json: AsJson = False,
 ) -> None:
     """Run a method and print its outputs; or what it says of a picture, a sound or a text."""
+    options = LoadOptions(device, engine, precision, limits=Limits.parse(limit or []))
     if image or audio or text:
         asked = Asked(image or [], audio, text or [], context, tokenizer, top, out)
-        given = {"data": data or None, "engine": engine, "precision": precision}
-        return answer(model, asked, device, limit or [], given, json)
-    file, source = open_source(model)
-    chosen = find_method(file, method)
+        return answer(model, asked, options, data or None, json)
+    source = Source.of(model, options)
+    chosen = find_method(methods_of(source), method)
     takes, gives = declared(chosen)
     signature = Signature(chosen)
     arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
@@ -77,16 +77,7 @@ def run(
     check_folder(save, "--save")
     with bars(f"Loading {model.name}") as told:
         started = time.perf_counter()
-        program = ptegpu.load(
-            source,
-            data or None,
-            device,
-            engine=engine,
-            precision=precision,
-            methods=[chosen.name],
-            limits=ptegpu.Limits.parse(limit or []),
-            progress=told,
-        )
+        program = open_program(source.program, replace(options, progress=told), data or None, methods=[chosen.name])
         load_s = time.perf_counter() - started
     with program, progress(f"Running {chosen.name}"):
         call = program.method(chosen.name)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import ptegpu
 
 from ..errors import InvalidInput
-from ..models.checkpoints import is_checkpoint, program_of
+from ..models.checkpoints import check_folder_kind, is_checkpoint, program_of
+from ..models.kinds import SERVED
 from ..units import counted
 from .console import bars, note, print_json, say
 from .generate import TokenizerPath
@@ -85,9 +87,10 @@ def serve(
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
     from ..models.tokenizer import check_tokenizer
+    from ..runtime import LoadOptions
     from ..serve import Limits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
-    from ..serve.models import open_model
+    from ..serve.models import Room, open_model
     from ..serve.workers import open_workers
     from ..site.pages import TITLES
 
@@ -103,21 +106,21 @@ def serve(
     for path in models:
         os.stat(path)  # before anything is loaded
         if is_checkpoint(path):
+            check_folder_kind(path, SERVED, "a language model or an encoder")
             check_tokenizer(path, tokenizer)
     with bars() as told:
         models = [program_of(path, told) for path in models]
     limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
-    many = {"sequences": sequences, "memory": None if memory is None else int(memory * 2**30)}
-    how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache}
-    how["limits"] = ptegpu.Limits.parse(limit or [])
+    room = Room(sequences, None if memory is None else int(memory * 2**30))
+    loading = LoadOptions("auto", engine, precision, cache, ptegpu.Limits.parse(limit or []))
     devices = device or ["auto"]
     with ExitStack() as stack, bind(host, port) as bound:
         page = url_of(bound) + "/"
         url = f"{page}v1"
         engines: dict[str, Engine] = {}
         for name, path in zip(names, models):
-            make = partial(open_model, path, name, tokenizer, many, prepare=True)
-            makes = [(where, partial(make, how | {"device": where})) for where in devices]
+            options = [(where, replace(loading, device=where)) for where in devices]
+            makes = [(where, partial(open_model, path, name, o, tokenizer, room, prepare=True)) for where, o in options]
             with bars(f"Loading {path.name}") as told:
                 opened = open_workers(name, makes, told)
             engines[name] = stack.enter_context(closing(opened))

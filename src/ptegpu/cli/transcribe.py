@@ -45,16 +45,17 @@ def transcribe(
         raise typer.BadParameter("give one of --srt, --vtt and --json")
     with bars() as told:
         from ..models import speech
+        from ..runtime import LoadOptions
 
-        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": told}
-        loaded = speech.SpeechModel(model, device, tokenizer, limits=Limits.parse(limit or []), **how)
+        options = LoadOptions(device, engine, precision, cache, Limits.parse(limit or []), told)
+        loaded = speech.SpeechModel(model, options, tokenizer)
     with loaded:
         started = time.perf_counter()
         marked = timestamps or srt or vtt
         shown = not (srt or vtt or json)
-        options: dict[str, Any] = {"language": language, "task": task, "no_speech": no_speech}
+        asked: dict[str, Any] = {"language": language, "task": task, "no_speech": no_speech}
         with bars() as told:
-            made, segments = loaded.stream(sound, timestamps=marked or None, progress=told, **options)
+            made, segments = loaded.stream(sound, timestamps=marked or None, progress=told, **asked)
             for segment in segments:
                 if shown and marked:
                     span = f"[{speech.clock(segment.start)} → {speech.clock(segment.end)}]"

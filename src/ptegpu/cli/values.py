@@ -10,23 +10,21 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidInput
-from ..format import Method, Program, Tensor, Value, read_program
-from ..graph.narrow import from_device, to_device
-from ..plan.bundle import Bundle
-from ..plan.read import is_bundle
+from ..format import Method, Program, Tensor, Value
+from ..models.door import Source
+from ..plan import from_device, to_device
 from ..units import number
 
 FIRST = 6  # values shown of an output
 DEFAULT = "forward"
 
 
-def open_source(path: Path) -> tuple[Program, Path | Bundle]:
-    """What a file says about its methods, and what `ptegpu.load` takes: the path of a `.pte`, or the bundle in it."""
-    if not is_bundle(path):
-        return read_program(path), path
-    bundle = Bundle.load(path)
-    methods = tuple(m for m in bundle.file.methods if m.name in bundle.methods[0])
-    return replace(bundle.file, methods=methods), bundle
+def methods_of(source: Source) -> Program:
+    """Return what a file says about the methods that it can run: of a bundle, those that were compiled."""
+    if source.bundle is None:
+        return source.file
+    methods = tuple(m for m in source.file.methods if m.name in source.bundle.methods[0])
+    return replace(source.file, methods=methods)
 
 
 def find_method(program: Program, name: str | None) -> Method:

@@ -10,13 +10,13 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram
 from ..graph.graph import Arg, Graph, Node, Sym, Tensor, Value
-from ..graph.linear import Call, Operand, Var, variables
-from ..graph.narrow import to_device
 from ..limits import copying, tick
 from ..ops import REGISTRY
 from ..ops.elementwise import ROUND
 from ..ops.views import CLONE
 from ..passes import REWRITES
+from ..plan.method import Call, Operand, Var, variables
+from ..plan.narrow import to_device
 
 
 class Joined:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidInput, InvalidProgram
-from ..format import NamedTensor, Program, read_data
+from ..format import Program
+from ..format.ptd import NamedTensor, read_data
 from ..graph.importer import NamedData
 from ..limits import has_read
 

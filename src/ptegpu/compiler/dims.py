@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ..errors import InvalidProgram, PtegpuError
+from ..graph.flat import FlatMethod
 from ..graph.graph import Tensor
-from ..graph.linear import Call, Linear, Var, variables
 from ..ops import REGISTRY
+from ..plan.method import Call, Var, variables
 
 
-def check_dims(linear: Linear, path: str | None) -> None:
+def check_dims(flat: FlatMethod, path: str | None) -> None:
     """Raise InvalidProgram for a symbolic int of a dimension or an element that a tensor lacks at its largest shape."""
-    for call in linear.code:
+    for call in flat.code:
         if isinstance(call, Call) and len(call.args) > 1 and not variables(call.args[1:]):
             _check(call, path)
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..graph.linear import Instruction, Linear, Var, variables
+from ..graph.flat import FlatMethod
 from ..limits import tick
+from ..plan.method import Instruction, Var, variables
 from .build import Joined, build
 from .order import reads, writes
 from .partition import Host, Item, Stretch
@@ -21,11 +22,11 @@ class Join(NamedTuple):
     read: dict[int, list[int]]  # positions of the outputs that the host looks at
 
 
-def join(linear: Linear, items: list[Item]) -> Join:
+def join(flat: FlatMethod, items: list[Item]) -> Join:
     """A graph per stretch: what it must hand on, what the host will look at, which states it keeps to itself."""
     touched = [_touched(item) for item in items]
     reads = [read_by(item) for item in items]
-    finals = {v for o in linear.outputs for v in variables(o)}
+    finals = {v for o in flat.outputs for v in variables(o)}
     users = Counter(v for found in touched for v in found)  # by how many items
     readers = Counter(v for found in reads for v in found)
     on_host = finals.union(*(read for read, item in zip(reads, items, strict=True) if isinstance(item, Host)))
@@ -41,7 +42,7 @@ def join(linear: Linear, items: list[Item]) -> Join:
         needed = [v for v in written if (v not in states and (v in wanted or v.kind == "state")) or v in finals]
         found.states[k] = states
         found.read[k] = [p for p, v in enumerate(needed) if v in on_host]
-        found.graphs[k] = build(f"{linear.name}.{k}", item.calls, needed, states)
+        found.graphs[k] = build(f"{flat.name}.{k}", item.calls, needed, states)
     return found
 
 

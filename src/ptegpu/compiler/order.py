@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import PtegpuError
-from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
-from ..graph.narrow import seen
+from ..graph.flat import FlatMethod
 from ..limits import may_fold
 from ..ops import REGISTRY
+from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
+from ..plan.narrow import seen
 from ..portable import PORTABLE
 from ..portable.host import on_host, run
 
@@ -54,39 +55,39 @@ def writes(instruction: Instruction) -> list[Var]:
     return [instruction.target] if isinstance(instruction, Move) else []
 
 
-def arrange(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
+def arrange(flat: FlatMethod, on_gpu: Sequence[bool]) -> tuple[list[bool], int]:
     """Fold and reorder the code in place.
 
     `on_gpu` says of each instruction whether the GPU serves it. Returns the same of the new ones, and how many at the
     front depend on sizes only.
     """
-    known, places = levels(linear, on_gpu)
-    folded = _fold_all(linear.code, [k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k]])
-    linear.folded += [c for k in sorted(folded) if isinstance(c := linear.code[k], Call)]
+    known, places = levels(flat, on_gpu)
+    folded = _fold_all(flat.code, [k for k, level in enumerate(known) if level is Known.AT_LOAD and not places[k]])
+    flat.folded += [c for k in sorted(folded) if isinstance(c := flat.code[k], Call)]
     order: list[int] = []
     moved: dict[int, int] = {}  # first instruction of a block → its new place
-    for block in _blocks(linear.code):
+    for block in _blocks(flat.code):
         moved[block.start] = len(order)
-        order += _alternate(linear.code, [k for k in block if k not in folded], places, known)
-    moved[len(linear.code)] = len(order)
-    ordered = [linear.code[k] for k in order]
-    linear.code = [Jump(i.condition, moved[i.target]) if isinstance(i, Jump) else i for i in ordered]
-    used = {*(v for i in linear.code for v in reads(i)), *(v for o in linear.outputs for v in variables(o))}
-    for v in (v for c in linear.folded for v in c.outs if v not in used):
+        order += _alternate(flat.code, [k for k in block if k not in folded], places, known)
+    moved[len(flat.code)] = len(order)
+    ordered = [flat.code[k] for k in order]
+    flat.code = [Jump(i.condition, moved[i.target]) if isinstance(i, Jump) else i for i in ordered]
+    used = {*(v for i in flat.code for v in reads(i)), *(v for o in flat.outputs for v in variables(o))}
+    for v in (v for c in flat.folded for v in c.outs if v not in used):
         v.data = None  # a step on the way to another constant
     front = next((n for n, k in enumerate(order) if places[k] or known[k] > Known.PER_SIZE), len(order))
     return [places[k] for k in order], front
 
 
-def levels(linear: Linear, on_gpu: Sequence[bool]) -> tuple[list[Known], list[bool]]:
+def levels(flat: FlatMethod, on_gpu: Sequence[bool]) -> tuple[list[Known], list[bool]]:
     """Of each instruction, when the host can know its results, and whether the GPU runs it."""
-    known = _known(linear)
-    return known, _hoist(linear.code, on_gpu, known)
+    known = _known(flat)
+    return known, _hoist(flat.code, on_gpu, known)
 
 
-def replace(linear: Linear, parts: Sequence[Sequence[Instruction]], pure: set[Var]) -> None:
+def replace(flat: FlatMethod, parts: Sequence[Sequence[Instruction]], pure: set[Var]) -> None:
     """Put new instructions in place of each, and leave out those that write pure values which nobody reads any more."""
-    used = {v for o in linear.outputs for v in variables(o)}
+    used = {v for o in flat.outputs for v in variables(o)}
     kept: list[list[Instruction]] = []
     for part in reversed(parts):
         kept.append([])
@@ -99,7 +100,7 @@ def replace(linear: Linear, parts: Sequence[Sequence[Instruction]], pure: set[Va
     for part in kept:
         starts.append(starts[-1] + len(part))
     code = [i for part in kept for i in part]
-    linear.code = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in code]
+    flat.code = [Jump(i.condition, starts[i.target]) if isinstance(i, Jump) else i for i in code]
 
 
 def _blocks(code: Sequence[Instruction]) -> list[range]:
@@ -109,17 +110,17 @@ def _blocks(code: Sequence[Instruction]) -> list[range]:
     return [range(a, b) for a, b in pairwise(ends)]
 
 
-def _known(linear: Linear) -> list[Known]:
+def _known(flat: FlatMethod) -> list[Known]:
     """When the host can know the results of each instruction."""
-    written = Counter(v for i in linear.code for v in writes(i))
+    written = Counter(v for i in flat.code for v in writes(i))
     levels: dict[Var, Known] = {}
-    for v in linear.inputs:
+    for v in flat.inputs:
         if isinstance(v, Var) and not written[v]:
             whole = v.dtype is not None and not v.dtype.is_float
             levels[v] = Known.PER_SIZE if v.dtype is None else Known.PER_CALL if whole else Known.LATER
-    entry = next(iter(_blocks(linear.code)), range(0))
+    entry = next(iter(_blocks(flat.code)), range(0))
     found = []
-    for k, instruction in enumerate(linear.code):
+    for k, instruction in enumerate(flat.code):
         level = Known.LATER
         if isinstance(instruction, Call) and _repeatable(instruction, written):
             level = _level(instruction, levels, written)

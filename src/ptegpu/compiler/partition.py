@@ -15,12 +15,14 @@ import numpy as np
 
 from ..dtypes import ON_GPU, DType
 from ..errors import InvalidProgram, UnsupportedProgram
+from ..graph.flat import FlatMethod
 from ..graph.graph import Arg, Sym, Tensor
-from ..graph.linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from ..limits import tick
 from ..ops import REGISTRY, OpDef
+from ..ops.lookup import facts_of, operands, schema_of
 from ..ops.spans import Span, fits, of_dtype, spans
-from ..portable.host import facts_of, on_host, operands, schema_of
+from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
+from ..portable.host import on_host
 from .order import arrange, levels, writes
 from .position_tables import tabulate
 
@@ -47,39 +49,34 @@ class Host:
 Item = Stretch | Host
 
 
-def branches(item: Item) -> bool:
-    """Whether it may skip what comes after it."""
-    return isinstance(item, Host) and isinstance(item.instruction, Jump)
-
-
 def mutates(op: str) -> tuple[int, ...]:
     """Positions of the arguments that an operator writes in place."""
     return REGISTRY[op].mutates if op in REGISTRY else ()
 
 
-def partition(linear: Linear) -> list[Item]:
+def partition(flat: FlatMethod) -> list[Item]:
     """Cut a method into stretches and host instructions; UnsupportedProgram lists all operators that neither serves."""
-    items, unsupported = cut(linear)
+    items, unsupported = cut(flat)
     if unsupported:
         listed = (f"  {count:4} × {what}" for what, count in sorted(unsupported.items()))
-        raise UnsupportedProgram(f"method {linear.name} uses operators that ptegpu does not have:", *listed)
+        raise UnsupportedProgram(f"method {flat.name} uses operators that ptegpu does not have:", *listed)
     return items
 
 
-def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
+def cut(flat: FlatMethod) -> tuple[list[Item], Counter[str]]:
     """Stretches and host instructions, and the calls among the latter that no kernel serves, described and counted.
 
     What depends on constants alone is computed here, and the rest of the code put into a better order.
     """
-    places = places_of(linear)
-    if tabulate(linear, *levels(linear, places)):
-        places = places_of(linear)
-    places, front = arrange(linear, places)
-    leaders = {i.target for i in linear.code if isinstance(i, Jump)}
+    places = places_of(flat)
+    if tabulate(flat, *levels(flat, places)):
+        places = places_of(flat)
+    places, front = arrange(flat, places)
+    leaders = {i.target for i in flat.code if isinstance(i, Jump)}
     items: list[Item] = []
     stretch: Stretch | None = None
     unsupported: Counter[str] = Counter()
-    for k, (instruction, on_gpu) in enumerate(zip(linear.code, places, strict=True)):
+    for k, (instruction, on_gpu) in enumerate(zip(flat.code, places, strict=True)):
         if not on_gpu:
             if isinstance(instruction, Call) and not on_host(instruction):
                 unsupported[describe(instruction)] += 1
@@ -94,16 +91,16 @@ def cut(linear: Linear) -> tuple[list[Item], Counter[str]]:
     return [part for item in items for part in _without_scalars(item)], unsupported
 
 
-def places_of(linear: Linear) -> list[bool]:
+def places_of(flat: FlatMethod) -> list[bool]:
     """Of each instruction, whether the GPU serves it. int64 that the host computed may not fit 32 bits afterwards."""
-    for i in linear.code:
+    for i in flat.code:
         if isinstance(i, Call):
             _check(i)
-    facts = Facts(linear)
+    facts = ValueBounds(flat)
     while True:
         tick()
         known, places = len(facts.unproved), []
-        for i in linear.code:
+        for i in flat.code:
             places.append(isinstance(i, Call) and joins(i, facts))
             if not places[-1]:
                 facts.unproved |= {v for v in writes(i) if v.dtype is DType.I64 and not fits(facts.span(v))}
@@ -130,15 +127,15 @@ def _check(call: Call) -> None:
         raise InvalidProgram(f"{call.where} cannot have {len(call.outs)} results")
 
 
-class Facts:
-    """What is known of the values of a method without running it."""
+class ValueBounds:
+    """The bounds of a method's values, as far as they are known without running it."""
 
-    def __init__(self, linear: Linear) -> None:
-        self.ints = _int_scalars(linear)
-        self.written = Counter(v for i in linear.code for v in writes(i))
+    def __init__(self, flat: FlatMethod) -> None:
+        self.ints = _int_scalars(flat)
+        self.written = Counter(v for i in flat.code for v in writes(i))
         self.unproved: set[Var] = set()  # int64 that the host computes and that may not fit 32 bits
         self._spans: dict[Var, Span | None] = {}
-        for i in linear.code:
+        for i in flat.code:
             if isinstance(i, Call):
                 facts = facts_of(i.op)
                 found = spans(facts.span, facts.places, operands(i), i.outs, self.span)
@@ -166,7 +163,7 @@ def _without_scalars(item: Item) -> list[Item]:
     return [Host(item.start + k, c) for k, c in enumerate(item.calls)]
 
 
-def joins(call: Call, facts: Facts) -> bool:
+def joins(call: Call, facts: ValueBounds) -> bool:
     """Whether the GPU's registry serves this call, with these dtypes, exactly."""
     definition = REGISTRY.get(call.op)
     if definition is None:
@@ -219,7 +216,7 @@ def stand_ins(operands: Sequence[Operand]) -> tuple[list[Arg], dict[Var, Tensor]
     return [stand_in(o) for o in operands], tensors
 
 
-def _exact_in_32_bits(call: Call, definition: OpDef, facts: Facts) -> bool:
+def _exact_in_32_bits(call: Call, definition: OpDef, facts: ValueBounds) -> bool:
     """int64 values that came in range stay in range if they are only moved, or if the result is proved to be.
 
     What a float becomes may be out of it.
@@ -253,10 +250,10 @@ def _int_like(operand: Operand, ints: set[Var]) -> bool:
     return isinstance(operand, bool | int) or (isinstance(operand, float) and operand.is_integer())
 
 
-def _int_scalars(linear: Linear) -> set[Var]:
+def _int_scalars(flat: FlatMethod) -> set[Var]:
     """Scalar slots that hold ints: sizes, items of int tensors, int inputs, and int arithmetic on these."""
-    ints = {v for v in linear.inputs if isinstance(v, Var) and v.dtype is None}
-    for instruction in linear.code:
+    ints = {v for v in flat.inputs if isinstance(v, Var) and v.dtype is None}
+    for instruction in flat.code:
         if isinstance(instruction, Call) and instruction.outs and instruction.outs[0].dtype is None:
             definition = REGISTRY.get(instruction.op)
             if definition is None or definition.sym is None:

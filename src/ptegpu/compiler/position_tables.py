@@ -12,33 +12,35 @@ from typing import Any
 import numpy as np
 
 from ..errors import PtegpuError
-from ..graph.linear import Call, Linear, Operand, Var, variables
-from ..graph.narrow import seen
+from ..graph.flat import FlatMethod
 from ..limits import may_fold
 from ..ops import REGISTRY
+from ..ops.lookup import facts_of, operands
 from ..ops.moves import SLICE
 from ..ops.prefix_stable import Dims
 from ..ops.spans import fits
-from ..portable.host import facts_of, operands, run
+from ..plan.method import Call, Operand, Var, variables
+from ..plan.narrow import seen
+from ..portable.host import run
 from .order import Known, reads, replace
 
 LARGEST = 1 << 24  # bytes of a table: a larger one is computed for the sizes of a call
 
 
-def tabulate(linear: Linear, known: Sequence[Known], on_gpu: Sequence[bool]) -> bool:
+def tabulate(flat: FlatMethod, known: Sequence[Known], on_gpu: Sequence[bool]) -> bool:
     """Replace what depends on sizes only, and is for the host, where that is possible; whether it was anywhere."""
     tables = _Tables()
-    for k, i in enumerate(linear.code):
+    for k, i in enumerate(flat.code):
         if isinstance(i, Call) and len(i.outs) == 1 and known[k] <= Known.PER_SIZE and (not on_gpu[k] or _scalar(i)):
             tables.add(i, known[k])
-    others = [k for k, i in enumerate(linear.code) if not (isinstance(i, Call) and i in tables.calls)]
-    early = {v for k in others if known[k] <= Known.PER_SIZE and not on_gpu[k] for v in reads(linear.code[k])}
-    wanted = {v for k in others for v in reads(linear.code[k])} - early
-    wanted |= {v for o in linear.outputs for v in variables(o)}
+    others = [k for k, i in enumerate(flat.code) if not (isinstance(i, Call) and i in tables.calls)]
+    early = {v for k in others if known[k] <= Known.PER_SIZE and not on_gpu[k] for v in reads(flat.code[k])}
+    wanted = {v for k in others for v in reads(flat.code[k])} - early
+    wanted |= {v for o in flat.outputs for v in variables(o)}
     made = {c: slices for c in tables.calls if c.outs[0] in wanted and (slices := tables.slices(c)) is not None}
     if made:
-        parts = [made.get(i, [i]) if isinstance(i, Call) else [i] for i in linear.code]
-        replace(linear, parts, set(tables.makers))
+        parts = [made.get(i, [i]) if isinstance(i, Call) else [i] for i in flat.code]
+        replace(flat, parts, set(tables.makers))
     return bool(made)
 
 

@@ -14,13 +14,14 @@ from ..errors import ExecutionError, InvalidInput, InvalidProgram, ShapeError, U
 from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format import read_program
+from ..graph.flat import FlatMethod
 from ..graph.graph import Sym
 from ..graph.importer import NamedData, import_method
-from ..graph.linear import Call, Jump, Linear, Var, variables
-from ..limits import Budget, Limits, spend
+from ..limits import Budget, Limits, has_read, spend
 from ..ops import REGISTRY
 from ..passes.memory import ConstantKey
-from ..plan.bundle import Bundle, Host, Item, Outer, Run
+from ..plan.bundle import Bundle
+from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Run, Var, variables
 from ..plan.target import Cache, Precision, Target, check_cache, check_precision
 from ..portable.host import on_host
 from ..printing import shown
@@ -45,13 +46,13 @@ MOST_EXACT_BYTES = 1 << 20  # constants of a stretch that the host may have to r
 class Cut:
     """A method as stretches and host instructions, each stretch with its graph."""
 
-    linear: Linear
+    flat: FlatMethod
     items: Sequence[Part]
     joined: Join
 
 
 def compile(
-    source: Source | BinaryIO,
+    source: Source | BinaryIO | File,
     data: Data = None,
     targets: Target | Sequence[Target] | None = None,
     sizes: Sizes | None = None,
@@ -97,8 +98,11 @@ def compile(
     return Bundle(file, wanted, tuple(made), planners)
 
 
-def read_source(source: Source | BinaryIO) -> File:
-    """The program in a path, in bytes, or in an open file."""
+def read_source(source: Source | BinaryIO | File) -> File:
+    """Return the program in a path, in bytes, or in an open file; one that was read already, as it is."""
+    if isinstance(source, File):
+        has_read(source.nbytes)
+        return source
     given: Any = source.read() if hasattr(source, "read") else source
     if not isinstance(given, str | os.PathLike | bytes | bytearray | memoryview):
         raise InvalidInput(f"a program is a path, bytes or a file open for reading bytes, not {type(source).__name__}")
@@ -149,19 +153,19 @@ def cut_method(
     unsupported: Counter[str] | None = None,
 ) -> Cut:
     """One method, cut and joined. Calls that no kernel serves are counted in `unsupported`, if given, or raise."""
-    linear = import_method(method, named, mutates, path)
-    check_dims(linear, path)
-    widen(linear)
-    ask_factors(linear)
+    flat = import_method(method, named, mutates, path)
+    check_dims(flat, path)
+    widen(flat)
+    ask_factors(flat)
     if append is not None:
-        append_calls(linear, append)
+        append_calls(flat, append)
     if unsupported is None:
-        items = partition(linear)
+        items = partition(flat)
     else:
-        items, found = cut_code(linear)
+        items, found = cut_code(flat)
         unsupported.update(found)
     spend("plans", max(0, sum(isinstance(i, Stretch) for i in items) - 1), f"method {method.name}")
-    return Cut(linear, items, join(linear, items))
+    return Cut(flat, items, join(flat, items))
 
 
 def plan_methods(
@@ -173,7 +177,7 @@ def plan_methods(
     names: dict[ConstantKey, str] | None = None,
     *,
     ahead: bool = False,
-) -> tuple[dict[str, Outer], dict[tuple[str, int], Planner]]:
+) -> tuple[dict[str, CompiledMethod], dict[tuple[str, int], Planner]]:
     """Each method planned for a target, and what traces its plans further. `names` are those that constants have.
 
     With `ahead`, plans are made to be saved: see `Planner`.
@@ -195,7 +199,7 @@ def plan_methods(
                 raise InvalidProgram(str(e)) from e
             planners[name, len(mine) - 1] = planner
             done += 1
-        outers[name] = _outer(name, cut, mine)
+        outers[name] = _compiled(name, cut, mine)
     if target.cache == "f16" and not any(p.halved for p in planners.values()):
         raise InvalidInput('cache="f16" needs key-value caches in float32 that only attention reads: there are none')
     return outers, planners
@@ -216,8 +220,8 @@ def _check_names(cuts: Mapping[str, Cut], sizes: Sizes) -> None:
             raise InvalidInput(f"the program has no size {name!r} that may change; those that may: {may}")
 
 
-def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
-    linear, parts = cut.linear, cut.items
+def _compiled(name: str, cut: Cut, planners: Mapping[int, Planner]) -> CompiledMethod:
+    flat, parts = cut.flat, cut.items
     starts = [part.start for part in parts]
     items: list[Item] = []
     numbers = {k: n for n, k in enumerate(planners)}
@@ -236,22 +240,20 @@ def _outer(name: str, cut: Cut, planners: Mapping[int, Planner]) -> Outer:
             instruction = replace(instruction, target=bisect_left(starts, instruction.target))
         items.append(Host(instruction, part.by_size, by_shape))
     inner = {v for s in cut.joined.states.values() for v in s}
-    touched = (
-        v for i in linear.code if isinstance(i, Call) for v in (*variables(i.args), *i.outs) if v.kind == "state"
-    )
+    touched = (v for i in flat.code if isinstance(i, Call) for v in (*variables(i.args), *i.outs) if v.kind == "state")
     states = tuple(dict.fromkeys(v for v in touched if v not in inner))
     early = [p for p in parts if not isinstance(p, Stretch) and p.by_size]
     others = [p for p in parts if isinstance(p, Stretch) or not p.by_size]
-    read = {v for p in others for v in read_by(p)}.union(*map(variables, linear.outputs))
+    read = {v for p in others for v in read_by(p)}.union(*map(variables, flat.outputs))
     kept = tuple(v for p in early for v in written_by(p) if v in read)
     written = {v for p in parts for v in written_by(p)}
-    given = tuple(v for v in linear.inputs if isinstance(v, Var) and v not in written)
-    return Outer(
+    given = tuple(v for v in flat.inputs if isinstance(v, Var) and v not in written)
+    return CompiledMethod(
         name,
-        tuple(linear.inputs),
-        tuple(linear.outputs),
-        linear.input_tree,
-        linear.output_tree,
+        tuple(flat.inputs),
+        tuple(flat.outputs),
+        flat.input_tree,
+        flat.output_tree,
         tuple(items),
         tuple(plans.values()),
         states,

@@ -7,16 +7,18 @@ computed as it is elsewhere: on the GPU where it provably fits 32 bits, else exa
 from __future__ import annotations
 
 from ..dtypes import DType
-from ..graph.linear import Call, Linear, Var, variables
+from ..graph.flat import FlatMethod
+from ..ops.lookup import facts_of, operands
 from ..ops.spans import Operands
-from ..portable.host import facts_of, on_host, operands
+from ..plan.method import Call, Var, variables
+from ..portable.host import on_host
 
 SMALL = (DType.BOOL, DType.U8, DType.I8, DType.I32, DType.I64)
 
 
-def widen(linear: Linear) -> None:
+def widen(flat: FlatMethod) -> None:
     """Give the slots of delegates that held int64 that type, in place."""
-    calls = [i for i in linear.code if isinstance(i, Call) and any(v.narrowed for v in (*variables(i.args), *i.outs))]
+    calls = [i for i in flat.code if isinstance(i, Call) and any(v.narrowed for v in (*variables(i.args), *i.outs))]
     while any([_widened(c) for c in calls]):
         pass
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections import Counter
 
 from ..dtypes import DType
-from ..graph.linear import Call, Instruction, Linear, Var
+from ..graph.flat import FlatMethod
 from ..ops.elementwise import AND
-from ..portable.host import facts_of, operands
+from ..ops.lookup import facts_of, operands
+from ..plan.method import Call, Instruction, Var
 from .order import replace, writes
 
 
-def ask_factors(linear: Linear) -> None:
+def ask_factors(flat: FlatMethod) -> None:
     """Replace what asks a product of given values whether it is 0, in place."""
-    written = Counter(v for i in linear.code for v in writes(i))
-    given = {v for v in linear.inputs if isinstance(v, Var) and _whole(v) and not written[v]}  # and what is moved of it
+    written = Counter(v for i in flat.code for v in writes(i))
+    given = {v for v in flat.inputs if isinstance(v, Var) and _whole(v) and not written[v]}  # and what is moved of it
     products: dict[Var, tuple[Var, ...]] = {}
     code: list[list[Instruction]] = []
     asked: set[Var] = set()
-    for i in linear.code:
+    for i in flat.code:
         code.append([i])
         if not isinstance(i, Call) or len(i.outs) != 1 or written[i.outs[0]] != 1 or i.outs[0].kind != "temp":
             continue
@@ -36,7 +37,7 @@ def ask_factors(linear: Linear) -> None:
             code[-1] = [Call(AND, products[source], i.outs, i.where)]
             asked.add(source)
     if asked:
-        replace(linear, code, asked)
+        replace(flat, code, asked)
 
 
 def _tests_zero(call: Call) -> bool:

@@ -12,18 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..compiler.data import named_data
-from ..compiler.partition import Facts, Stretch, joins
-from ..compiler.program import Cut, cut_method, plan_methods
+from ..compiler import Cut, Stretch, ValueBounds, cut_method, joins, named_data, plan_methods
 from ..dtypes import DType
 from ..errors import InvalidInput, InvalidProgram, LimitExceeded, UnsupportedProgram
-from ..format import BlobGraph, BlobTensor, DelegateCall, KernelCall, Method, Program, Tensor, read_delegate
+from ..format import DelegateCall, KernelCall, Method, Program, Tensor
+from ..format.delegate import BlobGraph, BlobTensor, read_delegate
 from ..graph.importer import BACKENDS, NamedData
-from ..graph.linear import Call, Operand, Var, variables
 from ..graph.names import functional
 from ..ops import REGISTRY
-from ..plan.bundle import Outer
-from ..plan.target import Target
+from ..plan import Call, CompiledMethod, Operand, Target, Var, variables
 from ..portable import PORTABLE, PRIMS
 from ..portable.host import on_host
 
@@ -39,7 +36,7 @@ class Analysis:
     method: Method
     blobs: dict[int, BlobGraph] = field(default_factory=dict)  # of the delegates that can be read
     cut: Cut | None = None
-    outer: Outer | None = None  # the method planned, for the limits that every browser grants if they suffice
+    outer: CompiledMethod | None = None  # the method planned, for the limits that every browser grants if they suffice
     operators: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (name, where it runs, why on the host)
     reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs it
     unsupported: Counter[str] = field(default_factory=Counter)
@@ -51,7 +48,7 @@ class Analysis:
 
     def stored(self, kind: str) -> list[Var]:
         """The constants or states that the method's calls touch."""
-        code = self.cut.linear.code if self.cut else []
+        code = self.cut.flat.code if self.cut else []
         touched = (v for c in code if isinstance(c, Call) for v in (*variables(c.args), *c.outs))
         return list(dict.fromkeys(v for v in touched if v.kind == kind))
 
@@ -84,7 +81,7 @@ def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
     return found
 
 
-def _planned(name: str, cut: Cut, target: Target) -> Outer:
+def _planned(name: str, cut: Cut, target: Target) -> CompiledMethod:
     outers, _ = plan_methods({name: cut}, target)
     return outers[name]
 
@@ -112,8 +109,8 @@ def _zeros(key: str, nbytes: int) -> memoryview:
 
 
 def _judge(found: Analysis, cut: Cut) -> None:
-    facts = Facts(cut.linear)
-    for once in cut.linear.folded:
+    facts = ValueBounds(cut.flat)
+    for once in cut.flat.folded:
         if not is_joint(once.where):
             found.operators[once.op, HOST, "once, at load"] += 1
     for item in cut.items:
@@ -198,7 +195,7 @@ def _judge_by_name(found: Analysis) -> None:
             found.unsupported[name] += 1
 
 
-def memory(outer: Outer) -> Mapping[str, int] | None:
+def memory(outer: CompiledMethod) -> Mapping[str, int] | None:
     """GPU bytes, the same at every size: constants, states, inputs, activations; None where the GPU runs nothing."""
     if not outer.plans:
         return None

@@ -7,12 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..compiler.order import writes
+from ..compiler import writes
 from ..errors import InvalidInput
-from ..graph.linear import Jump, Var
-from ..plan.bundle import Host, Outer
-from ..plan.plan import Input, Plan, Port
-from ..plan.resolve import Resolver, chosen, evaluated
+from ..plan import CompiledMethod, Host, Input, Jump, Plan, Port, Resolver, Var, chosen, evaluated
 from .guards import GuardText, equal_sizes, sizes_of
 
 
@@ -31,7 +28,7 @@ class Cost:
     refusal: str = ""
 
 
-def check_sizes(outers: Iterable[Outer], given: Mapping[str, int]) -> None:
+def check_sizes(outers: Iterable[CompiledMethod], given: Mapping[str, int]) -> None:
     """That some plan has these sizes, and that they are within its bounds."""
     known: dict[str, int | None] = {}
     for i in (i for outer in outers for plan in outer.plans for i in plan.inputs):
@@ -45,7 +42,7 @@ def check_sizes(outers: Iterable[Outer], given: Mapping[str, int]) -> None:
             raise InvalidInput(f"{name} is at most {most}, not {value}")
 
 
-def costs(outer: Outer, given: Mapping[str, int]) -> list[Cost]:
+def costs(outer: CompiledMethod, given: Mapping[str, int]) -> list[Cost]:
     """What each plan costs, in the order of the plans.
 
     Sizes that neither `given` nor a plan before says, and that need not equal one of these, are the largest; ints, and

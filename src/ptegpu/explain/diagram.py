@@ -9,18 +9,17 @@ from functools import cache
 from itertools import groupby
 from typing import Any, Literal
 
-from ..compiler.build import Joined
-from ..compiler.partition import Stretch
-from ..compiler.program import Cut
+from ..compiler import Cut, Joined, Stretch
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..graph.graph import Graph, Sym, flatten
 from ..graph.graph import Tensor as GraphTensor
-from ..graph.linear import Call, Jump, Move, Var, variables
+from ..graph.schema import Schema
 from ..ops import REGISTRY
+from ..ops.lookup import schema_of
 from ..ops.registry import OpDef
-from ..ops.schema import Schema
-from ..portable.host import on_host, schema_of
+from ..plan import Call, Jump, Move, Var, variables
+from ..portable.host import on_host
 from ..units import dims, number
 from .analysis import Analysis, is_joint
 from .palette import group
@@ -61,7 +60,7 @@ class _Builder:
         self.makers: dict[Key, list[int]] = {}  # the boxes a value may come from
 
     def build(self) -> Diagram:
-        for k, value in enumerate(self.cut.linear.inputs):
+        for k, value in enumerate(self.cut.flat.inputs):
             if isinstance(value, Var):
                 self.makers[value] = [self.add(Box("input", f"input {k}", gives=_text(value)))]
         until = 0  # instructions before it may be jumped over
@@ -85,7 +84,7 @@ class _Builder:
             guarded = [k for k in range(first, len(self.diagram.boxes)) if self.diagram.boxes[k].kind != "state"]
             if maybe and branch is not None and guarded:
                 self.diagram.edges.append((branch, guarded[0]))
-        for k, value in enumerate(self.cut.linear.outputs):
+        for k, value in enumerate(self.cut.flat.outputs):
             text = _text(value) if isinstance(value, Var) else repr(value)
             self.arrows(variables(value), self.add(Box("output", f"output {k}", gives=text)))
         return self.diagram

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..plan.bundle import Outer
-from ..plan.numbers import Many, needed
-from ..plan.plan import Family, Input, Plan
+from ..plan import CompiledMethod, Family, Input, Many, Plan, needed
 from ..portable import PORTABLE
 
 MAX_POINTS = 1 << 16  # sizes at which guards are compared; where there are more, all guards are shown
@@ -267,6 +265,6 @@ def sizes_of(i: Input) -> dict[str, int | None]:
     return {f"{i.name}[{d}]": n for d, n in enumerate(i.shape)} if i.dynamic else {}
 
 
-def numpy_calls(outer: Outer) -> Counter[str]:
+def numpy_calls(outer: CompiledMethod) -> Counter[str]:
     """The operators that need a NumPy kernel."""
     return Counter(op for op in outer.on_host if op in PORTABLE)

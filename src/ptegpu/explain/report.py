@@ -13,10 +13,8 @@ import numpy as np
 
 from ..errors import InvalidInput
 from ..format import Program
-from ..plan.bundle import Bundle, Host, Outer
-from ..plan.target import Target
-from ..runtime.signature import Signature, Spec
-from ..runtime.steps import Kind, kind_of
+from ..plan import Bundle, CompiledMethod, Host, Target
+from ..runtime import Kind, Signature, Spec, kind_of
 from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, memory
 from .costs import costs
 from .guards import numpy_calls, plan_report
@@ -35,7 +33,7 @@ def file_report(program: Program) -> dict[str, Any]:
     return {"file": program.path, "nbytes": program.nbytes, "version": program.version, "named_data": named}
 
 
-def planned_methods(bundle: Bundle, name: str | None) -> list[tuple[Target, Outer]]:
+def planned_methods(bundle: Bundle, name: str | None) -> list[tuple[Target, CompiledMethod]]:
     """All methods, or that of a name, for each target."""
     pairs = zip(bundle.targets, bundle.methods, strict=True)
     found = [(target, outer) for target, outers in pairs for outer in outers.values()]
@@ -45,7 +43,7 @@ def planned_methods(bundle: Bundle, name: str | None) -> list[tuple[Target, Oute
 
 
 def bundle_report(
-    bundle: Bundle, path: Path, made: Sequence[tuple[Target, Outer]], given: Mapping[str, int]
+    bundle: Bundle, path: Path, made: Sequence[tuple[Target, CompiledMethod]], given: Mapping[str, int]
 ) -> dict[str, Any]:
     """What a bundle knows: for each target and method what it takes, its plans, what the host does."""
     methods = [
@@ -89,7 +87,7 @@ def _signature(signature: Signature) -> dict[str, Any]:
     }
 
 
-def _runs(outer: Outer | None, given: Mapping[str, int]) -> dict[str, Any]:
+def _runs(outer: CompiledMethod | None, given: Mapping[str, int]) -> dict[str, Any]:
     """Plans, what the host does between them, what they take."""
     items = outer.items if outer else ()
     on_host = [item for item in items if isinstance(item, Host)]

@@ -13,8 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 import ptegpu
 
 from ..errors import ExportError, InvalidInput, ShapeError
-from ..runtime.program import Program
-from ..runtime.signature import Spec
+from ..runtime import Program, Spec
 from .backend import torch
 from .check import Check, NotChecked
 from .lowering import FORWARD, Lowered, Source

@@ -15,15 +15,14 @@ import torch
 
 from ..errors import ExportError, PtegpuError
 from ..files import check_checkpoint, read_object
+from ..models.kinds import DECODERS, SEEING_TYPES, architecture
 from .families import FAMILIES
 from .family import LLAMA, SLIDING, Family
 from .keys import Keys
 
-SEEING = ("smolvlm", "idefics3")  # see vision.py
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new")
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 ORIGINAL = "original_max_position_embeddings"
-DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that generate text
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +147,9 @@ def read_config(folder: Path) -> Config:
         raise ExportError(f"{path} cannot be understood: {e}") from None
 
 
-def architecture(settings: Mapping[str, Any]) -> str:
-    """Return the name of the class that `config.json` names, or nothing."""
-    names = settings.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-
-
 def text_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the language model in one that sees; any other as it is."""
-    if given.get("model_type") not in SEEING:
+    if given.get("model_type") not in SEEING_TYPES:
         return given
     inner = given.get("text_config") or {}
     return {"model_type": "llama", **inner, "tie_word_embeddings": given.get("tie_word_embeddings", False)}
@@ -165,7 +158,7 @@ def text_config(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _config(folder: Path, keys: Keys) -> Config:
     name = keys.get("model_type")
     if name not in FAMILIES:
-        supported = f"supported are {', '.join((*FAMILIES, *SEEING))}"
+        supported = f"supported are {', '.join((*FAMILIES, *SEEING_TYPES))}"
         other = (a := architecture(keys.given)) and not a.endswith(DECODERS)
         hint = ". `ptegpu export hf` exports models that generate no text" if other else ""
         raise keys.error(f"model_type {name!r} is not supported; {supported}{hint}")

@@ -18,7 +18,7 @@ from torch._dynamo import register_backend
 from torch.fx import GraphModule, Node
 
 from ..errors import ExportError, IndexOutOfRange, InvalidInput, PtegpuError, ShapeError
-from ..gpu.threads import Lock
+from ..gpu import Lock
 from ..printing import shown
 from .backend import torch
 from .compiled import CompiledModule, compile_module

@@ -15,14 +15,15 @@ from typing import Any
 
 from ..errors import ExportError
 from ..files import LARGEST, MODEL_OR_SENTENCE, check_checkpoint, check_inside, check_writable, read_object
-from ..models.facts import METHOD, TASKS, Facts, Task, inputs_of
+from ..models.card import METHOD, Card
+from ..models.kinds import DECODERS, LANGUAGE, SPEECH_TYPE, architecture, kind_of_folder
+from ..models.tasks.specs import SENTENCES, TASKS, ZERO_SHOT, task_of
 from ..progress import Progress, silent
 from .backend import quiet, torch
 from .causes import root_cause
 from .checkpoint import Store
-from .config import DECODERS, SEEING, architecture
 from .hf_facts import LOCAL, Processing, read_processing
-from .hf_models import AUTO, RATE, Bounds, kind_of, task_of, wrapped
+from .hf_models import RATE, Bounds, kind_of, wrapped
 from .hf_sentences import finish_of, is_sentence_model, transformer_folder
 from .lowering import FORWARD, CannotTrace, Source
 from .module import ModuleOptions, module_job
@@ -38,24 +39,21 @@ LOCAL_KERNELS = ("eager", "sdpa", "grouped_mm", "batched_mm")  # implementations
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    facts: Facts
+    card: Card
     parameters: int
 
 
 def is_decoder(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a language model, which `export_llm` is for."""
     check_checkpoint(Path(folder), ExportError, MODEL_OR_SENTENCE)
-    if is_sentence_model(Path(folder)):
-        return False
-    settings = read_object(Path(folder) / "config.json", ExportError)
-    return architecture(settings).endswith(DECODERS) or settings.get("model_type") in SEEING
+    return kind_of_folder(Path(folder)) in LANGUAGE
 
 
 def export_hf(
     folder: str | os.PathLike[str],
     path: str | os.PathLike[str],
     *,
-    task: Task | None = None,
+    task: str | None = None,
     bounds: Bounds | None = None,
     dtype: str = "float32",
     quantize: str = NONE,
@@ -79,7 +77,7 @@ def export_hf(
     pipeline = Pipeline(progress)
     with pipeline.phase("Reading weights"):
         model, task, parameters = load_model(source, task)
-        finish = finish_of(source) if task == "sentence-embedding" else None
+        finish = finish_of(source) if TASKS[task].drawn == "embedding" else None
         given = bounds or Bounds()
         processing = read_processing(source, transformer_folder(source), model, task, given)
     made = _exported(pipeline, model, parameters, processing, given, finish, options)
@@ -96,17 +94,18 @@ def _exported(
     finish: Any,
     options: ModuleOptions,
 ) -> Exported[TaskSummary]:
-    """The program, with sizes that may change where the model allows it; the facts say what it takes."""
-    facts, text, audio = processing.facts, processing.facts.text, processing.facts.audio
+    """The program, with sizes that may change where the model allows it; the card says what it takes."""
+    card, text, audio = processing.card, processing.card.text, processing.card.audio
+    assert card.task is not None
     if text is not None:
         bounds = replace(bounds, length=text.length)
     if audio is not None:
         bounds = replace(bounds, seconds=audio.most / RATE)
-    module, args, shapes = wrapped(model, facts.task, bounds, size=processing.size, finish=finish)
+    module, args, shapes = wrapped(model, card.task, bounds, size=processing.size, finish=finish)
 
     def made(source: Source, delegate: bool) -> Exported[TaskSummary]:
-        constants = {METHOD: processing.facts.json()}
-        summary = TaskSummary(processing.facts, parameters)
+        constants = {METHOD: processing.card.json()}
+        summary = TaskSummary(processing.card, parameters)
         return pipeline.make(module_job({FORWARD: source}, summary, replace(options, delegate=delegate), constants))
 
     wanted = [_largest(x, dims) for x, dims in zip(args, shapes)]
@@ -126,10 +125,10 @@ def _exported(
     args = tuple(_repeated(x, shape) for x, shape in zip(args, shapes_at_most))
     if text is not None:
         text = replace(text, batch=1, fixed=True)
-    image = processing.facts.image and replace(processing.facts.image, batch=1)
+    image = card.image and replace(card.image, batch=1)
     if audio is not None:
         audio = replace(audio, least=audio.most)
-    processing.facts = replace(facts, text=text, image=image, audio=audio)
+    processing.card = replace(card, text=text, image=image, audio=audio)
     return made(Source(module, args), delegate)
 
 
@@ -142,7 +141,7 @@ def _repeated(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.nn.functional.pad(x.double()[:1], (0, shape[-1] - x.shape[-1]), value=1).to(x.dtype)
 
 
-def load_model(folder: str | os.PathLike[str], task: Task | None = None) -> tuple[Any, Task, int]:
+def load_model(folder: str | os.PathLike[str], task: str | None = None) -> tuple[Any, str, int]:
     """The model of a folder for its task, with its weights in float32, and how many parameters it has."""
     source = Path(folder)
     _check_files(source)
@@ -156,7 +155,7 @@ def load_model(folder: str | os.PathLike[str], task: Task | None = None) -> tupl
     with muted(transformers):
         try:
             config = transformers.AutoConfig.from_pretrained(inner, **LOCAL)
-            auto = getattr(transformers, AUTO[found])
+            auto = getattr(transformers, TASKS[found].auto)
             with torch.device("meta"):
                 sketch = auto.from_config(config, trust_remote_code=False)
         except Exception as e:
@@ -207,25 +206,25 @@ def _check_files(folder: Path) -> None:
         raise ExportError(f"{folder} is an adapter of another model: merge it into that one first")
 
 
-def _task(folder: Path, wanted: Task | None) -> Task:
+def _task(folder: Path, wanted: str | None) -> str:
     """What is asked for, or what the folder is for."""
     if wanted is not None:
         return wanted
     if is_sentence_model(folder):
-        return "sentence-embedding"
+        return SENTENCES
     transformers = _transformers()
     settings = read_object(folder / "config.json", ExportError)
     name, kind = architecture(settings), settings.get("model_type")
     made = getattr(transformers, name, None) if name else None
     known = isinstance(made, type) and issubclass(made, transformers.PreTrainedModel)
-    found: Task | None = None
+    found: str | None = None
     if known and name.endswith("Model") and hasattr(made, "get_image_features") and hasattr(made, "get_text_features"):
-        found = "zero-shot-image-classification"
+        found = ZERO_SHOT
     elif known:
         found = task_of(name, kind_of(made))
     if found is None:
         hint = "; `ptegpu export llm` is for language models" if name.endswith(DECODERS) else ""
-        hint = "; `ptegpu transcribe` is for speech" if kind == "whisper" and not hint else hint
+        hint = "; `ptegpu transcribe` is for speech" if kind == SPEECH_TYPE and not hint else hint
         raise ExportError(
             f"{folder}: {name or kind or 'config.json names no architecture, which'} is for no task that can be "
             f"exported{hint}. Tasks are {', '.join(TASKS)}; --task chooses one"
@@ -292,10 +291,11 @@ def _check_size(sketch: Any, stored: dict[str, tuple[Path, str, list[int]]], fol
         )
 
 
-def _check_loaded(model: Any, account: Any, task: Task, folder: Path) -> None:
+def _check_loaded(model: Any, account: Any, task: str, folder: Path) -> None:
     """That no weight that matters was made up."""
     missing = sorted(account["missing_keys"])
-    if inputs_of(task) != ("text",) or task in ("feature-extraction", "sentence-embedding", "token-classification"):
+    spec = TASKS[task]
+    if spec.inputs != ("text",) or spec.outputs == ("last_hidden_state",) or spec.drawn == "spans":
         missing = [name for name in missing if "pooler." not in name]  # nothing here reads it
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""

@@ -1,4 +1,4 @@
-"""What a folder says about tokens, pixels and samples, as facts that need no transformers to be used."""
+"""What a folder says about tokens, pixels and samples, as a card that needs no transformers to be used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import numpy as np
 
 from ..errors import ExportError
 from ..files import read_object
-from ..models.facts import RATES, RESAMPLES, SIDE, Audio, Facts, Image, Task, Text, inputs_of
+from ..models.card import Card
+from ..models.kinds import TASK
 from ..models.media import pixels, sound
+from ..models.parts import RATES, RESAMPLES, SIDE, Audio, Image, Text
+from ..models.tasks.specs import TASKS, TaskSpec
 from .backend import quiet
 from .causes import root_cause
 from .hf_models import Bounds, has_types, least_samples, positions
+from .origin import origin_of
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 VOCABULARIES = (
@@ -26,42 +30,42 @@ VOCABULARIES = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
-LABELLED = ("text-classification", "token-classification", "image-classification", "image-segmentation")
 CLOSE = 0.02  # how far pixels may be from those of the folder's own processor, before a note says so
 WARPED = 384  # from this size on, ConvNeXt's pictures are not cropped
 
 
 @dataclass(slots=True)
 class Processing:
-    facts: Facts
+    card: Card
     size: tuple[int, int] | None = None  # of a picture
     tokenizer: dict[str, bytes] = field(default_factory=dict)  # files to write beside the program, by their ending
     notes: list[str] = field(default_factory=list)
 
 
-def read_processing(folder: Path, inner: Path, model: Any, task: Task, bounds: Bounds) -> Processing:
-    """The facts of a model in a folder; `inner` is where its `config.json` is."""
-    config, takes = model.config, inputs_of(task)
-    made = Processing(Facts(task, type(model).__name__))
-    found: dict[str, Any] = {}
-    if "text" in takes:
-        found["text"] = _text(folder, inner, model, task, bounds, made)
-    if "image" in takes:
-        found["image"] = image = _image(inner, model, task, bounds, made)
+def read_processing(folder: Path, inner: Path, model: Any, task: str, bounds: Bounds) -> Processing:
+    """Return the card of a model in a folder; `inner` is where its `config.json` is."""
+    config, spec = model.config, TASKS[task]
+    made = Processing(Card(TASK, task=task))
+    found: dict[str, Any] = origin_of(folder)
+    if "text" in spec.inputs:
+        found["text"] = _text(folder, inner, model, spec, bounds, made)
+        found["tokenizer"] = next(iter(made.tokenizer), None)
+    if "image" in spec.inputs:
+        found["image"] = image = _image(inner, model, spec, bounds, made)
         made.size = image.height, image.width
-    if "audio" in takes:
+    if "audio" in spec.inputs:
         found["audio"] = _audio(inner, model, bounds, made)
-    if task in (*LABELLED, "audio-classification"):
+    if spec.named:
         found["labels"] = labels_of(config)
         problem = getattr(config, "problem_type", None)
-        alone = task in ("text-classification", "image-classification") and len(found["labels"]) == 1
+        alone = spec.drawn == "labels" and "audio" not in spec.inputs and len(found["labels"]) == 1
         found["regression"] = problem == "regression"
         found["many"] = not found["regression"] and (alone or problem == "multi_label_classification")
-    if task == "zero-shot-image-classification":
+    if len(spec.inputs) > 1:
         found["many"] = config.model_type.startswith("siglip")
-    if task == "speech-recognition":
+    if spec.drawn == "text":
         found |= {"labels": _letters(inner), "blank": config.pad_token_id or 0}
-    made.facts = Facts(task, type(model).__name__, **found)
+    made.card = Card.of_task(task, type(model).__name__, **found)
     return made
 
 
@@ -71,7 +75,7 @@ def labels_of(config: Any) -> tuple[str, ...]:
     return tuple(str(given.get(k, f"class {k}")) for k in range(len(given)))
 
 
-def _text(folder: Path, inner: Path, model: Any, task: Task, bounds: Bounds, made: Processing) -> Text:
+def _text(folder: Path, inner: Path, model: Any, spec: TaskSpec, bounds: Bounds, made: Processing) -> Text:
     length = min(bounds.length, positions(model))
     file = folder / "sentence_bert_config.json"
     if file.is_file():
@@ -85,15 +89,14 @@ def _text(folder: Path, inner: Path, model: Any, task: Task, bounds: Bounds, mad
         mask = tokenizer.mask_token_id
     if length < 2:
         raise ExportError(f"{folder}: texts of {length} tokens are too short")
-    zero_shot = task == "zero-shot-image-classification"
     return Text(
         length,
-        1 if task == "fill-mask" else bounds.batch,
-        types=task in ("text-classification", "question-answering") and has_types(model),
+        1 if spec.masked else bounds.batch,
+        types=spec.types and has_types(model),
         pad=pad or 0,
-        mask=mask if task == "fill-mask" else None,
+        mask=mask if spec.masked else None,
         masked=not model.config.model_type.startswith("siglip"),
-        fixed=zero_shot,
+        fixed=len(spec.inputs) > 1,
     )
 
 
@@ -118,17 +121,17 @@ def _tokenizer(folder: Path | None, made: Processing) -> Any:
     return found
 
 
-def _image(inner: Path, model: Any, task: Task, bounds: Bounds, made: Processing) -> Image:
+def _image(inner: Path, model: Any, spec: TaskSpec, bounds: Bounds, made: Processing) -> Image:
     config = getattr(model.config, "vision_config", model.config)
     channels = getattr(config, "num_channels", 3)
-    batch = 1 if task == "zero-shot-image-classification" else bounds.batch
+    batch = 1 if len(spec.inputs) > 1 else bounds.batch
     processor = _processor(inner, "AutoImageProcessor")
     if processor is None:
         made.notes.append("there is no preprocessor_config.json: pixels are from -1 to 1, of the size in config.json")
         height, width = _pair(getattr(config, "image_size", None) or 224)
         half = (0.5,) * channels
         return Image(height, width, channels, batch, half, half, resize=(height, width))
-    image = image_facts(processor, channels, batch, whole=task in ("image-segmentation", "depth-estimation"))
+    image = image_facts(processor, channels, batch, whole=spec.draws)
     difference = _picture_difference(processor, image)
     if difference is None or difference > CLOSE:
         name = type(processor).__name__.removesuffix("Pil")

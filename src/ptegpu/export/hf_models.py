@@ -10,51 +10,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import ExportError
-from ..models.facts import TASKS, Task, inputs_of
+from ..models.tasks.specs import TASKS, TaskSpec, task_of
 from .backend import torch
 
 Activation = Callable[[Tensor], Tensor]
 Source = tuple[nn.Module, tuple[Tensor, ...], tuple[dict[int, Any] | None, ...]]
 
 KINDS = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
-ENDINGS: tuple[tuple[str, Mapping[str, Task]], ...] = (  # of a class's name; the task by the kind of its input
-    ("ForSequenceClassification", {"text": "text-classification", "audio": "audio-classification"}),
-    ("ForTokenClassification", {"text": "token-classification"}),
-    ("ForQuestionAnswering", {"text": "question-answering"}),
-    ("ForMaskedLM", {"text": "fill-mask"}),
-    ("ForImageClassification", {"image": "image-classification"}),
-    ("ForImageClassificationWithTeacher", {"image": "image-classification"}),
-    ("ForSemanticSegmentation", {"image": "image-segmentation"}),
-    ("ForDepthEstimation", {"image": "depth-estimation"}),
-    ("ForAudioClassification", {"audio": "audio-classification"}),
-    ("ForCTC", {"audio": "speech-recognition"}),
-    ("ForPreTraining", {"text": "feature-extraction", "audio": "audio-feature-extraction"}),
-    ("ForMaskedImageModeling", {"image": "image-feature-extraction"}),
-    (
-        "Model",
-        {
-            "text": "feature-extraction",
-            "image": "image-feature-extraction",
-            "audio": "audio-feature-extraction",
-        },
-    ),
-)
-AUTO: Mapping[Task, str] = {  # the class of transformers that makes the model of a task
-    "feature-extraction": "AutoModel",
-    "sentence-embedding": "AutoModel",
-    "text-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "question-answering": "AutoModelForQuestionAnswering",
-    "fill-mask": "AutoModelForMaskedLM",
-    "image-feature-extraction": "AutoModel",
-    "image-classification": "AutoModelForImageClassification",
-    "image-segmentation": "AutoModelForSemanticSegmentation",
-    "depth-estimation": "AutoModelForDepthEstimation",
-    "audio-feature-extraction": "AutoModel",
-    "audio-classification": "AutoModelForAudioClassification",
-    "speech-recognition": "AutoModelForCTC",
-    "zero-shot-image-classification": "AutoModelForZeroShotImageClassification",
-}
 RATE = 16_000  # samples in a second, of the sounds that models are traced with
 POOLINGS = ("cls", "mean", "max")
 
@@ -68,12 +30,6 @@ class Bounds:
     seconds: float = 15.0  # of sound
 
 
-def task_of(architecture: str, kind: str) -> Task | None:
-    """The task of a class by its name and the kind of its input; None if it is none of ours."""
-    found = [tasks for ending, tasks in ENDINGS if architecture.endswith(ending)]
-    return found[0].get(kind) if found else None
-
-
 def kind_of(model: Any) -> str:
     """What a model takes: text, image or audio."""
     return KINDS.get(getattr(model, "main_input_name", ""), "other")
@@ -81,7 +37,7 @@ def kind_of(model: Any) -> str:
 
 def wrapped(
     model: Any,
-    task: Task | None = None,
+    task: str | None = None,
     bounds: Bounds = Bounds(),  # noqa: B008 (frozen)
     *,
     size: tuple[int, int] | None = None,
@@ -97,24 +53,25 @@ def wrapped(
     if task is None or task not in TASKS:
         raise ExportError(f"{name} is of no task that can be exported; supported are {', '.join(TASKS)}")
     model.eval().requires_grad_(False)
-    if task == "zero-shot-image-classification":
+    spec = TASKS[task]
+    if len(spec.inputs) > 1:
         pixels, tokens, mask = picture(model, 1, size), *tokens_of(model, bounds)[:2]
         texts = _dynamic({0: (1, bounds.batch)})
         return Similarity(model), (pixels, tokens, mask), (None, texts, texts)
-    takes = inputs_of(task)[0]
+    (takes,) = spec.inputs
     if takes == "text":
         most = min(bounds.length, positions(model))
-        batch = 1 if task == "fill-mask" else bounds.batch  # its logits are large
-        inputs = tokens_of(model, bounds, types=task in ("text-classification", "question-answering"))
+        batch = 1 if spec.masked else bounds.batch  # its logits are large
+        inputs = tokens_of(model, bounds, types=spec.types)
         inputs = tuple(x[:batch, :most] for x in inputs)
         sizes = {1: (1, most)} | ({0: (1, batch)} if batch > 1 else {})
-        return TextModel(model, task, finish), inputs, tuple(_dynamic(sizes) for _ in inputs)
+        return TextModel(model, spec, finish), inputs, tuple(_dynamic(sizes) for _ in inputs)
     if takes == "image":
         example = picture(model, min(2, bounds.batch), size)
-        return Outputs(model, task, "pixel_values"), (example,), (_dynamic({0: (1, bounds.batch)}),)
+        return Outputs(model, spec, "pixel_values"), (example,), (_dynamic({0: (1, bounds.batch)}),)
     example, most = sound(model, bounds)
     wave = {1: (least_samples(model), most)} if example.dim() == 2 else {}
-    return Outputs(model, task, model.main_input_name), (example,), (_dynamic(wave),)
+    return Outputs(model, spec, model.main_input_name), (example,), (_dynamic(wave),)
 
 
 def _dynamic(sizes: Mapping[int, tuple[int, int]]) -> dict[int, Any] | None:
@@ -125,25 +82,25 @@ def _dynamic(sizes: Mapping[int, tuple[int, int]]) -> dict[int, Any] | None:
 class Outputs(nn.Module):
     """A model with one input; the outputs that its task is about."""
 
-    def __init__(self, model: Any, task: Task, name: str) -> None:
+    def __init__(self, model: Any, spec: TaskSpec, name: str) -> None:
         super().__init__()
-        self.model, self.task, self.name = model, task, name
+        self.model, self.spec, self.name = model, spec, name
 
     def forward(self, x: Tensor) -> Any:
-        return chosen(self.model(**{self.name: x}), self.task)
+        return chosen(self.model(**{self.name: x}), self.spec)
 
 
 class TextModel(nn.Module):
     """tokens and mask int64 (B, T), 0 at padding and else 1, and token types where the model has them."""
 
-    def __init__(self, model: Any, task: Task, finish: nn.Module | None = None) -> None:
+    def __init__(self, model: Any, spec: TaskSpec, finish: nn.Module | None = None) -> None:
         super().__init__()
-        self.model, self.task = model, task
-        self.finish = finish or (Finish() if task == "sentence-embedding" else None)
+        self.model, self.spec = model, spec
+        self.finish = finish or (Finish() if spec.drawn == "embedding" else None)
 
     def forward(self, tokens: Tensor, mask: Tensor, types: Tensor | None = None) -> Any:
         more = {} if types is None else {"token_type_ids": types}
-        found = chosen(self.model(input_ids=tokens, attention_mask=mask, **more), self.task)
+        found = chosen(self.model(input_ids=tokens, attention_mask=mask, **more), self.spec)
         return found if self.finish is None else self.finish(found, mask)
 
 
@@ -182,15 +139,10 @@ class Finish(nn.Module):
         return nn.functional.normalize(x) if self.normalize else x
 
 
-def chosen(outputs: Any, task: Task) -> Any:
-    """The tensors that a task is about."""
-    if task == "question-answering":
-        return outputs.start_logits, outputs.end_logits
-    if task == "depth-estimation":
-        return outputs.predicted_depth
-    if task in ("feature-extraction", "sentence-embedding", "image-feature-extraction", "audio-feature-extraction"):
-        return outputs.last_hidden_state
-    return outputs.logits
+def chosen(outputs: Any, spec: TaskSpec) -> Any:
+    """Return the tensors that a task is about."""
+    found = tuple(getattr(outputs, name) for name in spec.outputs)
+    return found if len(found) > 1 else found[0]
 
 
 def tokens_of(model: Any, bounds: Bounds, types: bool = False) -> tuple[Tensor, ...]:

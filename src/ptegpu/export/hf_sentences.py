@@ -10,16 +10,16 @@ from torch import nn
 
 from ..errors import ExportError
 from ..files import check_inside, read, read_object
+from ..models.kinds import SENTENCES
 from .backend import torch
 from .checkpoint import Store
 from .hf_models import POOLINGS, Activation, Finish
 
-MODULES = "modules.json"
 ACTIVATIONS: dict[str, Activation] = {"Tanh": torch.tanh, "Identity": lambda x: x, "ReLU": torch.relu}
 
 
 def is_sentence_model(folder: Path) -> bool:
-    return (folder / MODULES).is_file()
+    return (folder / SENTENCES).is_file()
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -28,13 +28,13 @@ def transformer_folder(folder: Path) -> Path:
         return folder
     (kind, path), *_ = modules(folder)
     if kind != "Transformer":
-        raise ExportError(f"{folder / MODULES} begins with {kind}, not with a Transformer")
+        raise ExportError(f"{folder / SENTENCES} begins with {kind}, not with a Transformer")
     return path
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
     """The kind of each module, and its folder."""
-    file = folder / MODULES
+    file = folder / SENTENCES
     check_inside(file, folder, ExportError)
     try:
         listed = json.loads(read(file, ExportError, 1 << 20))
@@ -62,7 +62,7 @@ def finish_of(folder: Path) -> Finish:
         elif kind == "Normalize":
             normalize = True
         else:
-            raise ExportError(f"{folder / MODULES}: {kind} cannot be exported; Pooling, Dense and Normalize can")
+            raise ExportError(f"{folder / SENTENCES}: {kind} cannot be exported; Pooling, Dense and Normalize can")
     return Finish(pooling, normalize, dense)
 
 

@@ -1,7 +1,8 @@
 """A language model from a Hugging Face checkpoint folder to one `.pte` for prefill and decode.
 
 The program's method `forward(tokens int64 (1, S), position int64 (1))` keeps keys and values on the GPU and gives the
-logits of the last token. Methods that take nothing tell what a runner must know; see `metadata`. The tokenizer is
+logits of the last token. Methods that take nothing tell what a runner must know: the card, and what ExecuTorch's own
+runners ask for; see `metadata`. The tokenizer is
 written beside the program: MODEL.tokenizer.json and MODEL.tokenizer_config.json, with the chat template in it.
 """
 
@@ -16,8 +17,10 @@ from typing import Any
 
 from ..errors import ExportError
 from ..files import check_inside, check_writable, read, read_object, read_text
-from ..models.text.pictures import METHOD as PICTURES
-from ..models.text.pictures import VISION, Facts
+from ..models.card import METHOD, Card
+from ..models.kinds import SEEING, architecture
+from ..models.kinds import TEXT as WRITING
+from ..models.text.signature import VISION
 from ..progress import Progress, silent
 from .backend import torch
 from .check import LOGITS, Call, Check, Script
@@ -26,10 +29,10 @@ from .checkpoint import check as check_names
 from .config import Config, read_config
 from .decoder import Decoder
 from .lowering import NO_LIMITS, Source
+from .origin import origin_of
 from .pipeline import Exported, Job, Pipeline
 from .vision import CONNECTOR, TEXT, TOWER, Vision, VisionConfig, read_vision
 
-VERSION = 1  # of what the methods and files mean
 DTYPES = ("float32", "float16")
 QUANTIZATIONS = ("none", "4bit", "8da4w", "8bit")
 EMBEDDINGS = ("float", "4bit")
@@ -76,10 +79,10 @@ class Options:
 class ModelSummary:
     config: Config
     options: Options
+    card: Card
     parameters: int
     stored: dict[str, int]  # matrices, by the way they are stored
     checked: int  # tokens that a check compares
-    pictures: Facts | None = None  # None: it does not see
 
 
 def export_llm(
@@ -101,10 +104,21 @@ def export_llm(
     tokenizer = read_tokenizer(source)
     chosen = (options or Options()).checked(config)
     seeing = read_vision(source)
-    pictures = seeing[1] if seeing else None
-    constants = metadata(config, chosen)
-    if pictures:
-        constants[PICTURES] = pictures.to_json()
+    seen = seeing[1] if seeing else None
+    card = Card(
+        SEEING if seen else WRITING,
+        architecture=architecture(read_object(source / "config.json", ExportError)),
+        inputs=("tokens", "position", "kept", "rows") if seen else ("tokens", "position"),
+        outputs=("logits",),
+        vision=seen,
+        tokenizer=next(iter(tokenizer), None),
+        chat_template=_chats(tokenizer),
+        context=chosen.max_context,
+        chunk=chosen.max_seq,
+        stop=tuple(config.eos),
+        **origin_of(source),
+    )
+    constants = metadata(config, chosen) | {METHOD: card.json()}
     pipeline = Pipeline(progress)
     with pipeline.phase("Reading weights"):
         decoder, weights, parameters = load_decoder(source, chosen, progress)
@@ -115,7 +129,7 @@ def export_llm(
         parameters += sum(p.numel() for p in vision.parameters())
     calls, checked = script(chosen, decoder, vision)
     comparison = Check({name: s.module for name, s in sources.items()}, calls, LOGITS) if check else None
-    summary = ModelSummary(config, chosen, parameters, weights.stored, checked, pictures)
+    summary = ModelSummary(config, chosen, card, parameters, weights.stored, checked)
     made = pipeline.make(
         Job(sources, comparison, summary, constants, _partitioner_options(chosen), notes=weights.notes)
     )
@@ -186,7 +200,7 @@ def _partitioner_options(options: Options) -> dict[str, Any]:
 
 
 def metadata(config: Config, options: Options) -> dict[str, Any]:
-    """What methods of the program return; the first seven are ExecuTorch's own names."""
+    """Return what methods of the program give to ExecuTorch's own runners."""
     found: dict[str, Any] = {
         "get_max_seq_len": options.max_seq,
         "get_max_context_len": options.max_context,
@@ -196,8 +210,6 @@ def metadata(config: Config, options: Options) -> dict[str, Any]:
         "use_sdpa_with_kv_cache": True,
         "enable_dynamic_shape": True,
         "get_bos_id": config.bos,  # -1: there is none
-        "ptegpu_llm_version": VERSION,
-        "ptegpu_all_logits": options.all_logits,
     }
     return found | ({"get_eos_ids": list(config.eos)} if config.eos else {})
 
@@ -219,6 +231,11 @@ def read_tokenizer(folder: Path) -> dict[str, bytes]:
             "utf-8", "backslashreplace"
         ),  # half a pair of surrogates has no bytes
     }
+
+
+def _chats(tokenizer: dict[str, bytes]) -> bool:
+    settings = tokenizer.get(".tokenizer_config.json")
+    return settings is not None and bool(json.loads(settings).get("chat_template"))
 
 
 def script(options: Options, decoder: Decoder, vision: Vision | None) -> tuple[Script, int]:

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_structure, treespec_dumps
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..errors import ExportError
-from ..format import KernelCall, Tensor, read_delegate, read_program
+from ..format import KernelCall, Tensor, read_program
+from ..format.delegate import read_delegate
 from ..graph.names import functional
 from .backend import (
     EdgeCompileConfig,

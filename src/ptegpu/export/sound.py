@@ -9,12 +9,11 @@ from typing import Any
 
 from ..errors import ExportError, PtegpuError
 from ..files import check_checkpoint, read_object
-from ..models.speech.facts import MOST, Facts
+from ..models.kinds import SPEECH_TYPE
+from ..models.parts import MOST, Speech
 from .config import ACTIVATIONS
 from .family import MOST_LAYERS
 from .keys import Keys
-
-MODEL_TYPE = "whisper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +36,16 @@ class Config:
     rate: int = 16000  # samples in a second
 
 
-def read_sound_config(folder: Path) -> tuple[Config, Facts]:
+def read_sound_config(folder: Path) -> tuple[Config, Speech]:
     """From `config.json`, `generation_config.json` and `preprocessor_config.json`."""
     check_checkpoint(folder, ExportError)
     path = folder / "config.json"
     try:
         given = read_object(path, ExportError)
-        if given.get("model_type") != MODEL_TYPE:
-            raise ExportError(f"{path}: model_type {given.get('model_type')!r} is not {MODEL_TYPE}")
+        if given.get("model_type") != SPEECH_TYPE:
+            raise ExportError(f"{path}: model_type {given.get('model_type')!r} is not {SPEECH_TYPE}")
         config = _config(path, given, _optional(folder / "preprocessor_config.json"))
-        return config, _facts(folder, config, given, _optional(folder / "generation_config.json"))
+        return config, _speech(config, given, _optional(folder / "generation_config.json"))
     except PtegpuError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
@@ -87,14 +86,14 @@ def _config(path: Path, given: Mapping[str, Any], sound: Mapping[str, Any]) -> C
     return config
 
 
-def _facts(folder: Path, config: Config, given: Mapping[str, Any], generation: Mapping[str, Any]) -> Facts:
+def _speech(config: Config, given: Mapping[str, Any], generation: Mapping[str, Any]) -> Speech:
     def value(key: str) -> Any:
         return generation.get(key, given.get(key))
 
     languages, tasks, no_timestamps = value("lang_to_id"), value("task_to_id"), value("no_timestamps_token_id")
     several = bool(languages) and value("is_multilingual") is not False
     end = value("eos_token_id")
-    made = Facts(
+    made = Speech(
         rate=config.rate,
         hop=config.hop,
         window=config.window,
@@ -112,4 +111,5 @@ def _facts(folder: Path, config: Config, given: Mapping[str, Any], generation: M
         suppressed=tuple(t for t in value("suppress_tokens") or () if t >= 0),
         suppressed_first=tuple(t for t in value("begin_suppress_tokens") or () if t >= 0),
     )
-    return Facts.from_json(made.to_json(), str(folder))
+    made.check()
+    return made

@@ -2,7 +2,7 @@
 
 Methods: `log_mel(samples (1, n)) → (F, mels)`; `encode(mel (1, mels, F))` → keys and values of each layer of the
 decoder; `forward(tokens int64 (1, S), position int64 (1), keys and values) → logits (1, V)` of the last token, which
-keeps the keys and values of tokens. The method `ptegpu_speech` gives what a runner must know, as JSON.
+keeps the keys and values of tokens. The method `ptegpu_card` gives what a runner must know, as JSON.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 from torch import nn
 
 from ..files import check_writable
-from ..models.speech.facts import METHOD, Facts
+from ..models.card import METHOD, Card
+from ..models.kinds import SPEECH
 from ..progress import Progress, silent
 from .backend import torch
 from .check import Call, Check, Script
 from .checkpoint import Store, load_plain
 from .llm import read_tokenizer
 from .lowering import NO_LIMITS, Source
+from .origin import origin_of
 from .pipeline import Exported, Job, Pipeline
 from .sound import Config, read_sound_config
 from .whisper import Decode, Encode, LogMel, Whisper
@@ -34,7 +36,7 @@ OUTPUT = "proj_out.weight"  # the embedding of tokens
 @dataclass(frozen=True, slots=True)
 class SpeechSummary:
     config: Config
-    facts: Facts
+    card: Card
     parameters: int
 
 
@@ -52,16 +54,25 @@ def export_speech(
     """
     source, target = Path(folder), Path(path)
     check_writable(target)
-    config, facts = read_sound_config(source)
+    config, speech = read_sound_config(source)
     tokenizer = read_tokenizer(source)
+    card = Card(
+        SPEECH,
+        architecture="WhisperForConditionalGeneration",
+        inputs=("tokens", "position", "heard"),
+        outputs=("logits",),
+        speech=speech,
+        tokenizer=next(iter(tokenizer), None),
+        **origin_of(source),
+    )
     pipeline = Pipeline(progress)
     with pipeline.phase("Reading weights"):
         model = load_whisper(source, config, progress)
     modules = methods(model)
     sources = {name: Source(module, *example(config, name)) for name, module in modules.items()}
     comparison = Check(modules, script(config)) if check else None
-    summary = SpeechSummary(config, facts, sum(p.numel() for p in dict.fromkeys(model.parameters())))
-    constants = {METHOD: facts.to_json()}
+    summary = SpeechSummary(config, card, sum(p.numel() for p in dict.fromkeys(model.parameters())))
+    constants = {METHOD: card.json()}
     made = pipeline.make(Job(sources, comparison, summary, constants, {"texture_limits": NO_LIMITS}))
     if not tokenizer:
         made.notes.append(f"{source} has no tokenizer.json: the model can be run, but gives no text")

@@ -17,9 +17,11 @@ from torch.nn import functional as F
 
 from ..errors import ExportError, PtegpuError
 from ..files import read_object
-from ..models.text.pictures import LARGEST, Facts
+from ..models.kinds import SEEING_TYPES
+from ..models.parts import TILE
+from ..models.parts import Vision as Seeing
 from .config import ACTIVATIONS as SUPPORTED
-from .config import SEEING, text_config
+from .config import text_config
 from .decoder import ACTIVATIONS
 from .family import MOST_LAYERS
 from .keys import Keys
@@ -50,11 +52,11 @@ class VisionConfig:
         return (self.side // self.pack) ** 2
 
 
-def read_vision(folder: Path) -> tuple[VisionConfig, Facts] | None:
+def read_vision(folder: Path) -> tuple[VisionConfig, Seeing] | None:
     """What a checkpoint sees with; None if it does not."""
     path = folder / "config.json"
     given = read_object(path, ExportError)
-    if given.get("model_type") not in SEEING:
+    if given.get("model_type") not in SEEING_TYPES:
         return None
     try:
         preprocessor = folder / "preprocessor_config.json"
@@ -65,7 +67,7 @@ def read_vision(folder: Path) -> tuple[VisionConfig, Facts] | None:
         raise ExportError(f"{path} cannot be understood: {e}") from None
 
 
-def _read(path: Path, given: Mapping[str, Any], how: Mapping[str, Any]) -> tuple[VisionConfig, Facts]:
+def _read(path: Path, given: Mapping[str, Any], pictures: Mapping[str, Any]) -> tuple[VisionConfig, Seeing]:
     keys, text = Keys(path, given.get("vision_config") or {}), Keys(path, text_config(given))
     config = VisionConfig(
         dim=keys.count("hidden_size", 1152),
@@ -74,8 +76,8 @@ def _read(path: Path, given: Mapping[str, Any], how: Mapping[str, Any]) -> tuple
         heads=keys.count("num_attention_heads", 16),
         eps=keys.number("layer_norm_eps", 1e-6),
         activation=str(keys.get("hidden_act", "gelu_pytorch_tanh")),
-        size=keys.count("image_size", 224, most=LARGEST),
-        patch=keys.count("patch_size", 32, most=LARGEST),
+        size=keys.count("image_size", 224, most=TILE),
+        patch=keys.count("patch_size", 32, most=TILE),
         pack=Keys(path, given).count("scale_factor", 2, most=64),
         out=text.count("hidden_size"),
     )
@@ -83,20 +85,26 @@ def _read(path: Path, given: Mapping[str, Any], how: Mapping[str, Any]) -> tuple
         raise keys.error(f"hidden_act {config.activation!r} is not supported; supported are {', '.join(SUPPORTED)}")
     if config.dim % config.heads or config.side == 0 or config.side % config.pack:
         raise keys.error("hidden_size and heads, or image_size, patch_size and scale_factor, do not fit together")
-    size = (how.get("max_image_size") or {}).get("longest_edge", config.size)
+    size = (pictures.get("max_image_size") or {}).get("longest_edge", config.size)
     if size != config.size:
         raise keys.error(f"pictures have {size} pixels in preprocessor_config.json, and {config.size} here")
-    facts = Facts(
+    seeing = Seeing(
         size=config.size,
         rows=config.rows,
         dim=config.out,
         token=Keys(path, given).count("image_token_id"),
-        longest=min((how.get("size") or {}).get("longest_edge", 4 * config.size), LARGEST),
-        split=bool(how.get("do_image_splitting", True)),
-        mean=tuple(how.get("image_mean") or (0.5, 0.5, 0.5)),
-        std=tuple(how.get("image_std") or (0.5, 0.5, 0.5)),
+        longest=min((pictures.get("size") or {}).get("longest_edge", 4 * config.size), TILE),
+        split=bool(pictures.get("do_image_splitting", True)),
+        mean=_three(pictures.get("image_mean")),
+        std=_three(pictures.get("image_std")),
     )
-    return config, Facts.from_json(facts.to_json(), str(path))
+    seeing.check()
+    return config, seeing
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    red, green, blue = map(float, values or (0.5, 0.5, 0.5))
+    return red, green, blue
 
 
 class Attention(nn.Module):

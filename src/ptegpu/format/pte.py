@@ -114,7 +114,6 @@ Instruction = KernelCall | DelegateCall | MoveCall | JumpFalse | FreeCall
 class Delegate:
     id: str
     blob: memoryview
-    specs: tuple[tuple[str, bytes], ...]
     offset: int = 0  # of the blob in the file
 
 
@@ -128,7 +127,6 @@ class Method:
     delegates: tuple[Delegate, ...]
     input_tree: str  # PyTorch's encoding of nested containers, "" if absent
     output_tree: str
-    buffer_sizes: tuple[int, ...]  # of planned memory, from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +245,7 @@ class _MethodReader:
         self._operators: tuple[str, ...] = ()
         self._delegates: tuple[Delegate, ...] = ()
         self._values: tuple[Value, ...] = ()
-        self._buffer_sizes = plan.ints(8, "q", MAX_IDS)
+        self._buffer_sizes = plan.ints(8, "q", MAX_IDS)  # of planned memory, from 1
 
     def read(self) -> Method:
         plan = self._plan
@@ -271,7 +269,6 @@ class _MethodReader:
             self._delegates,
             (trees and trees.string(0)) or "",
             (trees and trees.string(1)) or "",
-            self._buffer_sizes,
         )
 
     def _value(self, kind: int, table: Table) -> Value:
@@ -354,8 +351,7 @@ class _MethodReader:
         if reference is None:
             table.fail("a delegate has no blob")
         offset, blob = self._store.blob(reference)
-        specs = tuple([(s.required_string(0, "the key of a compile spec"), bytes(s.view(1))) for s in table.tables(2)])
-        return Delegate(table.required_string(0, "a delegate's id"), blob, specs, offset)
+        return Delegate(table.required_string(0, "a delegate's id"), blob, offset)
 
     def _chain(self, table: Table) -> tuple[Instruction, ...]:
         count = table.count(2)

@@ -11,6 +11,7 @@ from .readback import Pending
 from .session import Session
 from .store import SharedConstants
 from .tensor import DeviceTensor
+from .threads import Lock
 
 __all__ = [
     "PACKAGES",
@@ -20,6 +21,7 @@ __all__ = [
     "DeviceTensor",
     "Engine",
     "LoadedPlan",
+    "Lock",
     "Pending",
     "Session",
     "SharedConstants",

@@ -23,7 +23,7 @@ from .webgpu import Source, WebGPU
 
 _KEPT = 128
 
-_Key: TypeAlias = tuple[str, str, tuple[Access, ...]]  # source, entry, bindings
+_Key: TypeAlias = tuple[str, tuple[Access, ...]]  # source, bindings
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -61,7 +61,7 @@ class PipelineCache:
             with suppress(DeviceError):  # whose, is told one by one
                 sources = [self._source(kernel, key[0]) for key, kernel in new.items()]
                 made = self._api.pipelines(sources, lambda done: progress("Compiling kernels", done, len(new)))
-        alive = [Pipeline(handle, self._layout(key[2])[0]) for key, handle in zip(new, made)]
+        alive = [Pipeline(handle, self._layout(key[1])[0]) for key, handle in zip(new, made)]
         for key, pipeline in zip(new, alive):
             self._add(key, pipeline)
         return [self.get(kernel) for kernel in kernels]
@@ -99,10 +99,10 @@ class PipelineCache:
             ours = self._api.as_error(report)
             return ours if isinstance(ours, (DeviceLost, OutOfMemory)) else self._error(kernel, report.text, str(ours))
 
-        return Source(kernel.name, wgsl, kernel.entry, self._layout(kernel.access)[1], translate)
+        return Source(kernel.name, wgsl, self._layout(kernel.access)[1], translate)
 
     def _key(self, kernel: Kernel) -> _Key:
-        return dialect.source(kernel, self._api.dialect), kernel.entry, kernel.access
+        return dialect.source(kernel, self._api.dialect), kernel.access
 
     def _error(self, kernel: Kernel, words: str, summary: str) -> KernelError:
         """Return the error for the compiler's words; lines count in `kernel.wgsl`, without the prelude."""

@@ -40,7 +40,6 @@ class Source(NamedTuple):
 
     name: str
     wgsl: str
-    entry: str
     layout: Handle
     translate: Callable[[Report], Exception]  # makes an error of what the compiler reports
 
@@ -219,7 +218,7 @@ class WebGPU:
         """Describe a pipeline; return also what must live as long."""
         module = self.module(source)
         descriptor = self.ffi.new("WGPUComputePipelineDescriptor *")
-        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, source.entry)
+        texts = self._say(descriptor.label, source.name), self._say(descriptor.compute.entryPoint, "main")
         descriptor.layout, descriptor.compute.module = source.layout, module
         return descriptor, (module, texts)
 

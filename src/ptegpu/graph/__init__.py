@@ -1,6 +1,1 @@
 """What will run, without files and without a GPU: tensors, symbolic ints, nodes, and their live shapes."""
-
-from .graph import Graph, Node, Sym, Tensor
-from .live import settle
-
-__all__ = ["Graph", "Node", "Sym", "Tensor", "settle"]

@@ -1,4 +1,4 @@
-"""From a method of a file to a `Linear` program."""
+"""From a method of a file to a `FlatMethod` program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ..errors import InvalidProgram, UnsupportedProgram
 from ..format import ptd, pte
 from ..format.delegate import BlobGraph, read_delegate
 from ..limits import spend, tick
+from ..plan.method import Call, Instruction, Jump, Move, Operand, Var, variables
 from .ends import Ids, ends
+from .flat import FlatMethod
 from .graph import Shape
 from .inline import inline
-from .linear import Call, Instruction, Jump, Linear, Move, Operand, Var, variables
 from .names import COPY_INDEX, GIVING_SCALARS, VIEW, functional
 
 NamedData = Mapping[str, memoryview | ptd.NamedTensor]
@@ -25,7 +26,7 @@ Mutates = Callable[[str], tuple[int, ...]]  # operator name → positions of arg
 BACKENDS = ("VulkanBackend",)
 
 
-def import_method(method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None = None) -> Linear:
+def import_method(method: pte.Method, named_data: NamedData, mutates: Mutates, path: str | None = None) -> FlatMethod:
     """Everything the method does, as calls on slots."""
     return _Importer(method, named_data, mutates, path).run()
 
@@ -43,34 +44,34 @@ class _Importer:
         self.written = set(written)
         self.last = {v.place: k for k in written if isinstance(v := method.values[k], pte.Tensor)}
 
-    def run(self) -> Linear:
+    def run(self) -> FlatMethod:
         method = self.method
-        linear = Linear(method.name, input_tree=method.input_tree, output_tree=method.output_tree)
+        flat = FlatMethod(method.name, input_tree=method.input_tree, output_tree=method.output_tree)
         for k, value_id in enumerate(method.inputs):
             operand = self.operand(value_id)
             if isinstance(operand, Var):
                 operand.kind, operand.name = "input", f"input {k}"
             elif operand is None and value_id in self._used_ids:
                 operand = self.slots[value_id] = Var(f"input {k}", None, dynamic=True, kind="input")
-            linear.inputs.append(operand)
+            flat.inputs.append(operand)
         for value_id in method.inputs:
             self._write(value_id)
         for chain in self.chains:
-            self._chain(chain, linear.code)
-        self._find_views(method.outputs, linear.code)
-        linear.outputs = [self.operand(v) for v in method.outputs]
-        self._mark_states(linear)
-        self._check_written(linear)
-        _check_buffers(linear)
-        return linear
+            self._chain(chain, flat.code)
+        self._find_views(method.outputs, flat.code)
+        flat.outputs = [self.operand(v) for v in method.outputs]
+        self._mark_states(flat)
+        self._check_written(flat)
+        _check_buffers(flat)
+        return flat
 
-    def _check_written(self, linear: Linear) -> None:
+    def _check_written(self, flat: FlatMethod) -> None:
         """That there is an instruction that writes each output, whether or not every call gets there."""
-        written = {v for i in linear.code for v in (i.outs if isinstance(i, Call) else ())}
-        written |= {i.target for i in linear.code if isinstance(i, Move)}
-        for k, v in ((k, v) for k, o in enumerate(linear.outputs) for v in variables(o)):
+        written = {v for i in flat.code for v in (i.outs if isinstance(i, Call) else ())}
+        written |= {i.target for i in flat.code if isinstance(i, Move)}
+        for k, v in ((k, v) for k, o in enumerate(flat.outputs) for v in variables(o)):
             if v.kind == "temp" and v not in written and v.initial is None:
-                raise InvalidProgram(f"method {linear.name}: nothing writes its output {k}, {v!r}", path=self.path)
+                raise InvalidProgram(f"method {flat.name}: nothing writes its output {k}, {v!r}", path=self.path)
 
     def _check_supported(self) -> None:
         """Backends and element types that are not ptegpu's, all at once."""
@@ -304,13 +305,13 @@ class _Importer:
         given, results = [self.operand(i) for i in ids], [self.slot(i) for i in outs]
         return inline(self._blob(index), given, results, self.named_data, f"delegate {index}", self.path)
 
-    def _mark_states(self, linear: Linear) -> None:
+    def _mark_states(self, flat: FlatMethod) -> None:
         """Constants that get written, and planned tensors read before they are written, keep their value.
 
         And what is computed from a value of changing size may change its own.
         """
-        seen: set[Var] = {v for v in linear.inputs if isinstance(v, Var)}
-        for instruction in linear.code:
+        seen: set[Var] = {v for v in flat.inputs if isinstance(v, Var)}
+        for instruction in flat.code:
             if isinstance(instruction, Jump):
                 continue
             if isinstance(instruction, Move):
@@ -334,13 +335,13 @@ class _Importer:
                     v.dynamic = True
 
 
-def _check_buffers(linear: Linear) -> None:
+def _check_buffers(flat: FlatMethod) -> None:
     """Raise UnsupportedProgram if a buffer that a delegate writes may be a constant that is read outside it.
 
     Exporters store a buffer once for each delegate that uses it and once for the calls outside, without its name:
     equal elements are all that tells. The reader of another copy would never see what is written.
     """
-    calls = [i for i in linear.code if isinstance(i, Call)]
+    calls = [i for i in flat.code if isinstance(i, Call)]
     states = {v for c in calls for v in (*variables(c.args), *c.outs) if v.kind == "state" and _delegate_of(v)}
     for call in calls if states else ():
         for v in variables(call.args):

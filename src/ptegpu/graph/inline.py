@@ -14,7 +14,7 @@ from ..format.delegate import BlobGraph, BlobTensor, Ints, SymInt, ValueList
 from ..format.delegate import Call as BlobCall
 from ..format.pte import BoolList, FloatList
 from ..limits import spend
-from .linear import Call, Instruction, Operand, Var, variables
+from ..plan.method import Call, Instruction, Operand, Var, variables
 from .names import ADD, CHECKS, COPY, PREPACK
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, ShapeError
 from ..sizes import Size
-from .graph import Graph, Node, Shape, Tensor
+from .graph import Node, Shape, Tensor
 
 Item = Callable[[Tensor, int], int]  # an input's element, by its place among all
 
@@ -60,17 +60,3 @@ def _element(tensor: object, element: int, item: Item) -> int:
     if tensor.kind != "input":
         raise ExecutionError(f"the host cannot read {tensor.name} before the run")
     return item(tensor, element)
-
-
-def settle(graph: Graph) -> None:
-    """Run every rule once from the maximum shapes: how a graph of fixed shapes is checked."""
-    for node in graph.nodes:
-        if node.op.sym is None:
-            outs = [o for o in node.outs if isinstance(o, Tensor)]
-            for out, shape in zip(outs, evaluate(node, _no_item), strict=True):
-                assert isinstance(shape, tuple)
-                out.shape = shape
-
-
-def _no_item(tensor: Tensor, element: int) -> int:
-    raise ExecutionError(f"{tensor.name} has no data before the run")

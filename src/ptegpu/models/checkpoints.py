@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-import ptegpu
-
-from .. import files
-from ..errors import ExportError, InvalidInput
+from .. import __version__, files
+from ..errors import ExportError, InvalidInput, UnsupportedProgram
 from ..progress import Progress, silent
+from .kinds import KINDS, architecture, kind_of_folder, resolve
 
 FILES = ("*.json", "*.jinja", "*.model", "*.safetensors", "*/config.json")
 SUMS = ".sums.json"
-SPEECH = "whisper"
 STARTING = "Starting PyTorch"  # the first phase of an export
 
 
@@ -28,16 +27,31 @@ def is_checkpoint(path: Any) -> bool:
     return isinstance(path, str | os.PathLike) and (Path(path) / "config.json").is_file()
 
 
-def program_of(path: Any, progress: Progress = silent) -> Any:
-    """The program made of a checkpoint folder, which is made now unless it was before; all else is as it was."""
+def check_folder_kind(folder: Path, kinds: Sequence[str], wanted: str = "") -> None:
+    """Raise UnsupportedProgram if a folder becomes a program of another kind, by its `config.json` alone."""
+    kind = kind_of_folder(folder)
+    if kind not in kinds:
+        settings = files.read_object(folder / "config.json", ExportError)
+        what = architecture(settings) or settings.get("model_type") or "no architecture"
+        noun, wanted = KINDS[kind].noun, wanted or KINDS[kinds[0]].noun
+        raise UnsupportedProgram(f"{folder} is a checkpoint of {what}, which becomes {noun}, not {wanted}")
+
+
+def program_of(path: Any, progress: Progress = silent, kinds: Sequence[str] = ()) -> Any:
+    """Return the program of a checkpoint folder, which is exported unless it was before; anything else as it is.
+
+    With `kinds`, a folder that becomes a program of another kind is refused.
+    """
     if not is_checkpoint(path):
         return path
+    if kinds:
+        check_folder_kind(Path(path), kinds)
     cache = files.cache_folder()
     if cache is None:
         raise InvalidInput(f"{path} is a folder, and PTEGPU_CACHE=off: export it to a file first (`ptegpu export`)")
     folder = Path(path).resolve()
     own = f"{folder.name}-{_digest(str(folder))}"
-    target = cache / f"{own}-{_digest(ptegpu.__version__, *_facts(folder))}.pte"
+    target = cache / f"{own}-{_digest(__version__, *_facts(folder))}.pte"
     if not _is_intact(target):
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -79,16 +93,12 @@ def _sum(path: Path) -> str:
 
 
 def _export(folder: Path, target: Path, progress: Progress) -> None:
+    exporter = KINDS[kind_of_folder(folder)].exporter
+    assert exporter is not None
     progress(STARTING, 0, 1)
-    from ..export import export_hf, export_llm, export_speech, is_decoder
-
+    export = resolve(exporter)
     progress(STARTING, 1, 1)
-    if files.read_object(folder / "config.json", ExportError).get("model_type") == SPEECH:
-        export_speech(folder, target, progress=progress)
-    elif is_decoder(folder):
-        export_llm(folder, target, progress=progress)
-    else:
-        export_hf(folder, target, progress=progress)
+    export(folder, target, progress=progress)
 
 
 def _facts(folder: Path) -> list[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InvalidInput
 from ..files import check_regular
-from .facts import RESAMPLES, Audio, Image
+from .parts import RESAMPLES, Audio, Image
 from .wave import read_wave, resample
 
 PIXELS = 1 << 26  # of a picture, at most: 256 MiB as Pillow keeps them

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ..graph.graph import Node, Tensor
+from ..graph.schema import Role
 from ..plan.target import Target
 from .attention_record import Attention, Mask, Sizes
 from .fused import Fused
 from .nodes import apart, result
-from .registry import Role, Steps
+from .registry import Steps
 from .walks import Walk, backwards, order_of, regrouped, size_of, start, strides_of, through
 
 Places = tuple[Sizes, Sizes, Sizes, Sizes]  # of q, k, v and the result

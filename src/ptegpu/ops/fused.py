@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ..dtypes import DType
 from ..graph.graph import Arg, Node, Shape, Tensor
+from ..graph.schema import Role
 from ..kernels.matmul import Finish
 from ..plan.target import Target
 from .attention_record import Attention, Rotary, Written
@@ -20,7 +21,7 @@ from .nodes import Launches, apart, formula, launched, leaves, result, tensors
 from .norm import Norm
 from .pointwise import NAMES, pointwise
 from .product import Finishing, Product
-from .registry import Dispatch, OpDef, Out, Parameter, Role, Scratch, Steps, is_one
+from .registry import Dispatch, OpDef, Out, Parameter, Scratch, Steps, is_one
 from .walks import Walk, start, strides_of, through
 
 Scalars = dict[str, int | float]

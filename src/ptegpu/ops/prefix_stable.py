@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from typing import TypeAlias
 
-from ..graph.linear import Operand, Var
+from ..plan.method import Operand, Var
 from .spans import Operands
 
 Dims: TypeAlias = tuple["int | Var", ...]

@@ -16,18 +16,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
-
-import numpy as np
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..dtypes import DType
 from ..errors import InvalidProgram, PtegpuError, ShapeError
 from ..graph.graph import Arg, Shape, Sym, Tensor
+from ..graph.schema import Number, Options, Parameter, Schema, SymInt, Traits, parameters_of  # noqa: F401  (for the families)
 from ..kernels.wgsl import KernelSpec
 from ..plan.target import Target
 from . import prefix_stable, spans
-from .fits import Fits, parsed
-from .schema import Number, Options, Parameter, Schema, SymInt, parameters_of  # noqa: F401  (for the families)
+from .fits import parsed
 
 NONSENSE = (ArithmeticError, LookupError, ValueError)  # what Python raises where a program's numbers make no sense
 
@@ -108,61 +106,6 @@ Step: TypeAlias = Out | Scratch | Dispatch | Work
 Steps: TypeAlias = Generator[Step, Any, None]
 Rule = Callable[..., Steps]
 F = TypeVar("F", bound=Callable[..., Any])
-Indexes = Callable[[Mapping[str, Any]], Iterable[Bounded]]
-Serves = Callable[[Mapping[str, Any]], bool]
-ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
-Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
-Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
-ZeroTest = Callable[[spans.Operands], bool]
-ByRow = Literal["", "product", "norm", "elements"]
-Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Traits:
-    """What others may rely on about an operator. Decorators take these by name, and parameters by theirs."""
-
-    # Effects: what a call changes, and what changes a call.
-    mutates: tuple[int, ...] = ()  # parameters written in place (states)
-    hollow: bool = False  # its result holds nothing: no kernel writes it, and a program that looks finds zeros
-
-    # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
-    fits: Fits | None = None  # what its tensors must be; None: any that a GPU holds. Given as text: see `fits.py`
-    wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
-    moves: bool = False  # results have elements of the first argument only, in any order and number
-    serves: Serves | None = None  # whether the GPU takes a call: of bound arguments, tensors as the program declares
-
-    # Values: what follows about ints and sizes without running it. Of operands by name.
-    span: spans.Rule | None = None  # the range of its first result
-    elements: tuple[str, ...] = ()  # parameters whose elements that has (so it is wide); of what moves: the first
-    places: int | None = None  # which result has numbers of elements of the first argument
-    sums: bool = False  # adds or multiplies ints, in int64 unless its parameter `dtype` names another type
-    casts: bool = False  # converts to the dtype of its result
-    multiplies: bool = False  # its result is the product of its two arguments
-    tests_zero: ZeroTest | None = None  # whether its result says which elements of the first argument are not 0
-    neutral: int | None = None  # a second argument with which its result is the first one
-    prefix: prefix_stable.Rule | None = None  # the sizes of its result, if smaller ones see the first elements of it
-
-    # Indices: which arguments name elements, and their bounds at the live shapes. Of bound arguments.
-    indexes: Indexes | None = None
-
-    # Joining: what passes may make of it.
-    splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
-    role: Role = ""  # in fused nodes: its last step is a `Product`, or its only one another work of that kind
-
-    by_row: ByRow = ""  # how each row of its result follows from the same row of its first argument, if it does
-    by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
-    rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
-
-    walks: Walks | None = None  # how strides over its first argument become those over a result: see `walks.py`
-
-    # Symbolic ints.
-    whole: bool = False  # the result is an int whatever the argument's dtype
-    reads: bool = False  # the result is an element of the first argument: the rule says which of all
-
-    def copies(self, args: Sequence[object]) -> bool:
-        """Return whether a call with these arguments gives the first one."""
-        return self.neutral is not None and args[1:] == (self.neutral,)
 
 
 @dataclass(frozen=True, eq=False)

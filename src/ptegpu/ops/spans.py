@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ..dtypes import DType
-from ..graph.linear import Operand, Var
+from ..plan.method import Operand, Var
 
 Span: TypeAlias = tuple[int, int]
 Operands: TypeAlias = Mapping[str, Operand]  # by the names of parameters

@@ -46,11 +46,8 @@ def _before(node: Node, graph: Graph, uses: Uses) -> list[Node]:
     turner = uses.maker.get(attention.q)
     if new and turner and turner.op.role == "rotary" and uses.steady(turner):
         rotary = work(turner)
-        if (
-            isinstance(rotary, Rotary)
-            and rotary.outs == (attention.q, new[0])
-            and all(map(uses.only_reader, rotary.outs))
-        ):
+        private = all(map(uses.only_reader, turner.outs))
+        if private and isinstance(rotary, Rotary) and rotary.outs == (attention.q, new[0]):
             before.insert(0, turner)
     return sorted(before, key=uses.place.__getitem__)
 

@@ -22,17 +22,17 @@ def split_constants(graph: Graph, target: Target) -> None:
     uses = Uses(graph)
     for t in large:
         for node in uses.readers.get(t, ()):
-            if not _takes_parts(node, t):
+            if not takes_parts(node, t):
                 raise LimitExceeded(f"{node.name}: {_size(t, limit, target)}, and it cannot be given in parts")
         if t in uses.kept:
             raise LimitExceeded(f"{graph.name}: {_size(t, limit, target)}, and a result cannot be in parts")
         t.parts = _parts(t, limit, target)
 
 
-def _takes_parts(node: Node, t: Tensor) -> bool:
+def takes_parts(node: Node, t: Tensor) -> bool:
     """Return True if every place where the node has `t` takes parts."""
     if node.members:
-        return all(_takes_parts(member, t) for member in node.members)
+        return all(takes_parts(member, t) for member in node.members)
     return all(k in node.op.splits and a is t for k, a in enumerate(node.args) if t in flatten((a,)))
 
 

@@ -1,7 +1,74 @@
-"""Plans as plain data, the adapter they are made for, and how a runner evaluates them."""
+"""Plans and bundles as plain data, the adapter they are made for, and how a runner evaluates them."""
 
+from typing import TYPE_CHECKING
+
+from ..lazy import lazy
 from .dialect import source
-from .plan import Binding, Buffer, Copy, Dispatch, Kernel, Plan, Port
-from .target import Target
+from .plan import Binding, Buffer, Copy, Dispatch, Family, Input, Kernel, Plan, Port, plain
+from .target import CLASSES, Cache, DeviceClass, Precision, Target
 
-__all__ = ["Binding", "Buffer", "Copy", "Dispatch", "Kernel", "Plan", "Port", "Target", "source"]
+if TYPE_CHECKING:
+    from .bundle import Bundle
+    from .method import Call, CompiledMethod, Host, Instruction, Item, Jump, Move, Operand, Run, Var, variables
+    from .narrow import from_device, to_device
+    from .numbers import Many, needed
+    from .resolve import Resolver, chosen, evaluated
+
+_LAZY = {
+    ".bundle": ["Bundle"],
+    ".method": [
+        "Call",
+        "CompiledMethod",
+        "Host",
+        "Instruction",
+        "Item",
+        "Jump",
+        "Move",
+        "Operand",
+        "Run",
+        "Var",
+        "variables",
+    ],
+    ".narrow": ["from_device", "to_device"],
+    ".numbers": ["Many", "needed"],
+    ".resolve": ["Resolver", "chosen", "evaluated"],
+}
+__getattr__ = lazy(__name__, {name: module for module, names in _LAZY.items() for name in names})
+
+__all__ = [
+    "CLASSES",
+    "Binding",
+    "Buffer",
+    "Bundle",
+    "Cache",
+    "Call",
+    "CompiledMethod",
+    "Copy",
+    "DeviceClass",
+    "Dispatch",
+    "Family",
+    "Host",
+    "Input",
+    "Instruction",
+    "Item",
+    "Jump",
+    "Kernel",
+    "Many",
+    "Move",
+    "Operand",
+    "Plan",
+    "Port",
+    "Precision",
+    "Resolver",
+    "Run",
+    "Target",
+    "Var",
+    "chosen",
+    "evaluated",
+    "from_device",
+    "needed",
+    "plain",
+    "source",
+    "to_device",
+    "variables",
+]

@@ -10,9 +10,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from ..dtypes import DType
+from .layout import ARRAYS
 from .plan import Expr
 from .prove import damaged
-from .save import ARRAYS
 
 
 def literal(value: Any, where: str) -> Any:
@@ -59,6 +59,8 @@ def _reader(kind: Any) -> Reader:
         return _tuple_reader(parts)
     if origin in (UnionType, Union):
         return _union_reader(parts)
+    if origin is dict:
+        return _dict_reader(_reader(parts[1]))
     if origin is Literal or kind is DType:
         known = {v: v for v in parts} if origin is Literal else {d.value: d for d in DType}
         names = ", ".join(map(str, known))
@@ -133,6 +135,15 @@ def _tuple_reader(parts: tuple[Any, ...]) -> Reader:
             _no(value, "no list" if repeated else f"no list of {len(readers)}")
         each = itertools.repeat(readers[0]) if repeated else readers
         return tuple([reader(v) for reader, v in zip(each, value, strict=False)])
+
+    return read
+
+
+def _dict_reader(reader: Reader) -> Reader:
+    """Names, each with a value of one kind."""
+
+    def read(value: Any) -> Any:
+        return {name: reader(v) for name, v in value.items()} if type(value) is dict else _no(value, "no object")
 
     return read
 

@@ -75,7 +75,6 @@ class Kernel:
     workgroup: int  # invocations, one-dimensional
     shared_bytes: int = 0
     needs: tuple[Feature, ...] = ()
-    entry: str = "main"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,14 @@ from ..format import Method as FileMethod
 from ..format import Program as File
 from ..format.pte import Tensor as FileTensor
 from ..format.source import open_source
-from ..graph.linear import Call, Jump, Move, Var
 from ..limits import copying, has_read
-from .bundle import Bundle, Host, Item, Outer, Run
+from .bundle import Bundle
 from .fields import literal, read_field
+from .layout import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
+from .method import Call, CompiledMethod, Host, Item, Jump, Move, Run, Var
 from .plan import Buffer, Kernel, Plan
 from .prove import damaged, prove
-from .save import ALIGN, FORMAT, HEAD, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
 from .target import Target
-from .web import needed
 
 
 def is_bundle(source: Any) -> bool:
@@ -75,6 +74,8 @@ def load(source: Any) -> Bundle:
 
 
 def _load_web(folder: Path) -> Bundle:
+    from .web import needed
+
     document = _parse(read(folder / MANIFEST, InvalidProgram), WEB_VERSION)
     shards: dict[str, bytes] = {}
     for listed in _list(document.get("shards"), "shards"):
@@ -148,16 +149,16 @@ class _Bundle:
         self.ends = [_read_ends(m, f"methods[{k}]") for k, m in enumerate(_list(told.get("methods"), "methods"))]
         self.numbers = [read_field(int, told.get(name), f"file.{name}") for name in ("nbytes", "version")]
         self.targets: list[Target] = []
-        self.methods: list[dict[str, Outer]] = []
+        self.methods: list[dict[str, CompiledMethod]] = []
 
-    def variant(self, found: dict[str, Any], kernels: tuple[Kernel, ...]) -> dict[str, Outer]:
+    def variant(self, found: dict[str, Any], kernels: tuple[Kernel, ...]) -> dict[str, CompiledMethod]:
         where = f"variants[{len(self.targets)}]"
         self.targets.append(read_field(Target, found.get("target"), f"{where}.target"))
-        made: dict[str, Outer] = {}
+        made: dict[str, CompiledMethod] = {}
         constants: dict[str, Buffer] = {}
-        for j, outer in enumerate(_list(found.get("methods"), f"{where}.methods")):
-            told = _object(outer, f"{where}.methods[{j}]")
-            read = _Reader(told, kernels, self.blobs, f"{where}.methods[{j}]").outer()
+        for j, listed in enumerate(_list(found.get("methods"), f"{where}.methods")):
+            told = _object(listed, f"{where}.methods[{j}]")
+            read = _Reader(told, kernels, self.blobs, f"{where}.methods[{j}]").method()
             if read.name in made:
                 damaged(f"it has two methods {read.name}")
             made[read.name] = read
@@ -183,7 +184,7 @@ def _read_ends(m: Any, where: str) -> FileMethod:
         places[name] = tuple(range(len(values), len(values) + len(given)))
         values += [_read_value(v, f"{where}.{name}") for v in given]
     texts = [read_field(str, found.get(name), f"{where}.{name}") for name in ("name", "input_tree", "output_tree")]
-    return FileMethod(texts[0], tuple(values), places["inputs"], places["outputs"], (), (), texts[1], texts[2], ())
+    return FileMethod(texts[0], tuple(values), places["inputs"], places["outputs"], (), (), texts[1], texts[2])
 
 
 def _read_value(value: Any, where: str) -> Any:
@@ -258,7 +259,7 @@ class _Reader:
             damaged(f"{self.where} has a number where a slot must be")
         return found  # type: ignore[no-any-return]
 
-    def outer(self) -> Outer:
+    def method(self) -> CompiledMethod:
         found, where = self.found, self.where
         name = read_field(str, found.get("name"), f"{where}.name")
         plans = tuple(self.plan(p) for p in _list(found.get("plans"), f"{where}.plans"))
@@ -273,7 +274,7 @@ class _Reader:
         made = {v for i in early if isinstance(i.instruction, Call) for v in i.instruction.outs}
         if list(items[: len(early)]) != early or not made.issuperset(rest[1]):
             damaged(f"{where} keeps what its first items do not make")
-        return Outer(name, ends[0], ends[1], trees[0], trees[1], items, plans, rest[0], rest[1], rest[2])
+        return CompiledMethod(name, ends[0], ends[1], trees[0], trees[1], items, plans, rest[0], rest[1], rest[2])
 
     def item(self, i: Any, plans: tuple[Plan, ...], count: int) -> Item:
         found = _object(i, f"{self.where}.items")

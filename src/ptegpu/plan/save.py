@@ -24,22 +24,14 @@ import numpy as np
 from ..dtypes import DType
 from ..files import write
 from ..format import Method as FileMethod
-from ..format.pte import BoolList, FloatList, IntList, TensorList
 from ..format.pte import Tensor as FileTensor
-from ..graph.linear import Call, Jump, Move, Var
-from .bundle import Bundle, Item, Outer, Run
-from .plan import Binding, Buffer, Choice, Copy, Dispatch, Expr, Kernel, Moved, Patch, Plan
+from .bundle import Bundle
+from .layout import ALIGN, ARRAYS, FORMAT, LISTS, MAGIC, MANIFEST, VERSION, WEB_VERSION
+from .method import Call, CompiledMethod, Item, Jump, Move, Run, Var
+from .plan import Buffer, Expr, Kernel, Moved, Plan
 from .web import Buffers, Layouts, method_needs, variant_needs
 
-MAGIC = b"ptegpu\x00B"
-FORMAT = "ptegpu-bundle"
-VERSION, WEB_VERSION = 1, 2  # of the file, and of the folder
-HEAD = len(MAGIC) + 8 + 32
-ALIGN = 64
 SHARD = 24 << 20  # bytes: what content delivery networks take
-MANIFEST = "bundle.json"
-ARRAYS = (Binding, Patch, Dispatch, Choice, Copy)  # of which there are many: lists of their fields
-LISTS: dict[str, Any] = {"ints": IntList, "floats": FloatList, "bools": BoolList, "tensors": TensorList}
 
 
 def save(bundle: Bundle, path: Any) -> None:
@@ -52,7 +44,7 @@ def to_bytes(bundle: Bundle) -> bytes:
     blobs = _Blobs()
     kernels: dict[Kernel, int] = {}
     variants = [
-        {"target": _plain(target), "methods": [_outer(o, kernels, blobs) for o in methods.values()]}
+        {"target": _plain(target), "methods": [_method(o, kernels, blobs) for o in methods.values()]}
         for target, methods in zip(bundle.targets, bundle.methods, strict=True)
     ]
     told = {"format": FORMAT, "version": VERSION, "file": _file(bundle), "variants": variants}
@@ -68,11 +60,11 @@ def save_web(bundle: Bundle, folder: Any) -> list[Path]:
     names: dict[bytes, str] = {}  # targets for which everything is the same share a file
     for target, methods in zip(bundle.targets, bundle.methods, strict=True):
         kernels: dict[Kernel, int] = {}
-        made = [_outer(o, kernels, blobs, exact=False) for o in methods.values()]  # a browser has no NumPy
+        made = [_method(o, kernels, blobs, exact=False) for o in methods.values()]  # a browser has no NumPy
         buffers = Buffers(blobs.places)
-        for outer, told in zip(methods.values(), made, strict=True):
-            told |= method_needs(outer)
-            for plan, listed in zip(outer.plans, told["plans"], strict=True):
+        for method, told in zip(methods.values(), made, strict=True):
+            told |= method_needs(method)
+            for plan, listed in zip(method.plans, told["plans"], strict=True):
                 listed |= buffers.plan(plan, listed)
         host = not all(told["direct"] for told in made)
         sizes = not all(listed["fixed"] for told in made for listed in told["plans"])
@@ -161,7 +153,7 @@ def _value(value: Any) -> Any:
     return _plain(value)
 
 
-def _outer(outer: Outer, kernels: dict[Kernel, int], blobs: _Blobs, *, exact: bool = True) -> dict[str, Any]:
+def _method(method: CompiledMethod, kernels: dict[Kernel, int], blobs: _Blobs, *, exact: bool = True) -> dict[str, Any]:
     slots: dict[Var, int] = {}
 
     def operand(o: Any) -> Any:
@@ -183,16 +175,16 @@ def _outer(outer: Outer, kernels: dict[Kernel, int], blobs: _Blobs, *, exact: bo
                 return {"jump": operand(condition), "target": target}
 
     found = {
-        "name": outer.name,
-        "inputs": operand(outer.inputs),
-        "outputs": operand(outer.outputs),
-        "input_tree": outer.input_tree,
-        "output_tree": outer.output_tree,
-        "items": [item(i) for i in outer.items],
-        "plans": [_plan(p, kernels, blobs) for p in outer.plans],
-        "states": operand(outer.states),
-        "kept": operand(outer.kept),
-        "given": operand(outer.given),
+        "name": method.name,
+        "inputs": operand(method.inputs),
+        "outputs": operand(method.outputs),
+        "input_tree": method.input_tree,
+        "output_tree": method.output_tree,
+        "items": [item(i) for i in method.items],
+        "plans": [_plan(p, kernels, blobs) for p in method.plans],
+        "states": operand(method.states),
+        "kept": operand(method.kept),
+        "given": operand(method.given),
     }
     return found | {"slots": [_slot(v, blobs) for v in slots]}
 

@@ -11,14 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import InvalidInput
-from ..graph.linear import Var
-from .bundle import Outer, Run
+from .method import CompiledMethod, Run, Var
 from .plan import Access, Kernel, Plan
 from .resolve import Resolver
 from .target import Target
 
 
-def variant_needs(target: Target, methods: Iterable[Outer]) -> dict[str, Any]:
+def variant_needs(target: Target, methods: Iterable[CompiledMethod]) -> dict[str, Any]:
     """What an adapter must have; InvalidInput where no browser has it."""
     if target.matrices:
         raise InvalidInput(f"{target.name} multiplies matrices with subgroups, which no browser has: leave it out")
@@ -44,9 +43,9 @@ def variant_needs(target: Target, methods: Iterable[Outer]) -> dict[str, Any]:
     }
 
 
-def needed(methods: Iterable[Outer]) -> dict[str, int]:
+def needed(methods: Iterable[CompiledMethod]) -> dict[str, int]:
     """Bytes on the GPU: of all buffers, a constant counted once; of the largest one; of the largest binding."""
-    plans = [p for outer in methods for p in outer.plans]
+    plans = [p for method in methods for p in method.plans]
     once = {b.name: b.nbytes for p in plans for b in p.buffers if b.role == "constant"}
     sizes = [*once.values(), *(b.nbytes for p in plans for b in p.buffers if b.role != "constant")]
     sizes += [b.nbytes for p in plans for b in p.buffers if b.role == "state" and b.blob is not None]  # first bytes
@@ -118,13 +117,13 @@ def _fixed(plan: Plan) -> bool:
     return not any(found) and len(choices) == len(family.steps) and all(numbers)
 
 
-def method_needs(outer: Outer) -> dict[str, Any]:
+def method_needs(method: CompiledMethod) -> dict[str, Any]:
     """What a method takes and gives; and, where one plan does it all, what of it this plan takes and gives."""
     signature = {
-        "inputs": [_told(o, f"input {k}") for k, o in enumerate(outer.inputs)],
-        "outputs": [_told(o, f"output {k}") for k, o in enumerate(outer.outputs)],
+        "inputs": [_told(o, f"input {k}") for k, o in enumerate(method.inputs)],
+        "outputs": [_told(o, f"output {k}") for k, o in enumerate(method.outputs)],
     }
-    return {"signature": signature, "direct": _direct(outer)}
+    return {"signature": signature, "direct": _direct(method)}
 
 
 def _told(o: Any, name: str) -> dict[str, Any]:
@@ -135,16 +134,16 @@ def _told(o: Any, name: str) -> dict[str, Any]:
     return told | ({} if o.dtype is None else {"dtype": o.dtype.value, "device": o.dtype.device.value})
 
 
-def _direct(outer: Outer) -> dict[str, Any] | None:
-    item = outer.items[0] if len(outer.items) == 1 else None
-    if outer.states or not isinstance(item, Run):
+def _direct(method: CompiledMethod) -> dict[str, Any] | None:
+    item = method.items[0] if len(method.items) == 1 else None
+    if method.states or not isinstance(item, Run):
         return None
-    inputs = {v: k for k, v in enumerate(outer.inputs) if isinstance(v, Var)}
+    inputs = {v: k for k, v in enumerate(method.inputs) if isinstance(v, Var)}
     outputs = {v: k for k, v in enumerate(item.outputs)}
-    if not inputs.keys() >= set(item.inputs) or not all(isinstance(o, Var) and o in outputs for o in outer.outputs):
+    if not inputs.keys() >= set(item.inputs) or not all(isinstance(o, Var) and o in outputs for o in method.outputs):
         return None
     return {
         "plan": item.plan,
         "inputs": [inputs[v] for v in item.inputs],
-        "outputs": [outputs[v] for v in outer.outputs if isinstance(v, Var)],
+        "outputs": [outputs[v] for v in method.outputs if isinstance(v, Var)],
     }

@@ -1,26 +1,6 @@
 """Operators that run on the host, in NumPy: `call` runs one by its registry name, `PRIMS` holds scalar arithmetic."""
 
-from . import convolution, create, elementwise, index, linalg, moves, nn, pool, quantized, reduce, resample, sort
 from .prim import PRIMS
 from .registry import PORTABLE, Kernel, OutSpec, call, portable
 
-__all__ = [
-    "PORTABLE",
-    "PRIMS",
-    "Kernel",
-    "OutSpec",
-    "call",
-    "convolution",
-    "create",
-    "elementwise",
-    "index",
-    "linalg",
-    "moves",
-    "nn",
-    "pool",
-    "portable",
-    "quantized",
-    "reduce",
-    "resample",
-    "sort",
-]
+__all__ = ["PORTABLE", "PRIMS", "Kernel", "OutSpec", "call", "portable"]

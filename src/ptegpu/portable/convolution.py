@@ -72,6 +72,7 @@ def forward(x: Array, weight: Array, stride: Sizes, padding: Sizes, dilation: Si
     whole = padded(x, padding)
     positions = windows(whole[:0], kernel, stride, dilation).shape[2 : 2 + len(kernel)]
     taps = weight.reshape(groups, outputs // groups, -1)
+    afford(n * outputs * math.prod(positions) * x.itemsize)
     found = np.empty((n, outputs, *positions), x.dtype)
     for k in range(n):  # one at a time: columns take a kernel's size times the memory of the input
         rows, _ = columns(whole[k : k + 1], kernel, stride, dilation, groups)
@@ -86,9 +87,11 @@ def transpose(
     n, channels, *positions = x.shape
     if channels != weight.shape[0]:
         raise ShapeError(f"{channels} channels do not fit transposed weights {list(weight.shape)}")
+    full = [s + 2 * p for s, p in zip(sizes, padding)]
+    afford(n * groups * math.prod(weight.shape[1:]) * math.prod(positions) * x.itemsize)
+    afford(n * groups * weight.shape[1] * math.prod(full) * x.itemsize)
     pixels = x.reshape(n, groups, channels // groups, math.prod(positions)).swapaxes(2, 3)  # (N, g, positions, C / g)
     rows = pixels @ weight.reshape(groups, channels // groups, -1)
-    full = [s + 2 * p for s, p in zip(sizes, padding)]
     return cropped(fold(rows, full, positions, weight.shape[2:], stride, dilation), padding)
 
 

@@ -15,7 +15,7 @@ from .registry import Array, Number, Options, OutSpec, afford, cast, portable
 _random = np.random.default_rng()
 
 
-@portable("aten.full.default")
+@portable("aten.full.default", sizes=lambda size, *_: size)
 def full(size: Sequence[int], value: Number, options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
     return np.full(tuple(size), cast(value, outs[0].numpy))
 
@@ -27,7 +27,7 @@ def full_like(
     return full(x.shape, value, outs=outs)
 
 
-@portable("aten.zeros.default")
+@portable("aten.zeros.default", sizes=lambda size, *_: size)
 def zeros(size: Sequence[int], options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
     return np.zeros(tuple(size), outs[0].numpy)
 
@@ -37,7 +37,7 @@ def empty(size: Sequence[int], options: Options = None, order: Any = None, *, ou
     return zeros(size, outs=outs)
 
 
-@portable("aten.ones.default")
+@portable("aten.ones.default", sizes=lambda size, *_: size)
 def ones(size: Sequence[int], options: Options = None, *, outs: Sequence[OutSpec]) -> Array:
     return np.ones(tuple(size), outs[0].numpy)
 
@@ -64,6 +64,7 @@ def arange(start: Number, end: Number, step: Number = 1, options: Options = None
         start, end, step = int(start), int(end), int(step)
     if step == 0 or (end - start) * step < 0:
         raise ExecutionError(f"no range goes from {start} to {end} by {step}")
+    afford(8 * math.ceil((end - start) / step))
     if all(isinstance(v, int) for v in (start, end, step)):
         return np.arange(int(start), int(end), int(step), dtype=np.int64)
     return start + np.arange(math.ceil((end - start) / step)) * float(step)
@@ -76,13 +77,13 @@ def arange_to(end: Number, options: Options = None, *, outs: Sequence[OutSpec]) 
 
 @portable("aten.tril_indices.default")
 def tril_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
-    afford(row * col)
+    afford(16 * row * col)
     return np.stack(np.tril_indices(row, offset, col))
 
 
 @portable("aten.triu_indices.default")
 def triu_indices(row: int, col: int, offset: int = 0, options: Options = None) -> Array:
-    afford(row * col)
+    afford(16 * row * col)
     return np.stack(np.triu_indices(row, offset, col))
 
 

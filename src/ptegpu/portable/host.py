@@ -9,35 +9,14 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
-from ..graph.linear import Call, Operand, Var
-from ..graph.narrow import from_device
-from ..ops import REGISTRY
-from ..ops.registry import Traits
-from ..ops.schema import Schema
+from ..plan.method import Call, Var
+from ..plan.narrow import from_device
 from . import PORTABLE, PRIMS, OutSpec, call
-from .registry import NONE
 
 
 def on_host(c: Call) -> bool:
     """Whether there is a NumPy kernel or a primitive for it."""
     return c.op in PRIMS or c.op in PORTABLE
-
-
-def schema_of(op: str) -> Schema | None:
-    """What an operator takes, wherever it runs; None if nobody has it."""
-    kernel = PORTABLE.get(op) or PRIMS.get(op)
-    return REGISTRY.get(op) or (kernel.schema if kernel else None)
-
-
-def facts_of(op: str) -> Traits:
-    """Return what others may rely on about an operator, wherever it runs."""
-    return REGISTRY.get(op) or (PORTABLE[op].facts if op in PORTABLE else NONE)
-
-
-def operands(c: Call) -> dict[str, Operand]:
-    """Return the arguments of a call by the names of its operator's parameters; empty if nobody has it."""
-    schema = schema_of(c.op)
-    return schema.operands(c.args) if schema else {}
 
 
 def run(c: Call, args: Sequence[Any]) -> list[Any]:
@@ -46,7 +25,7 @@ def run(c: Call, args: Sequence[Any]) -> list[Any]:
         if c.op in PRIMS:
             results = [PRIMS[c.op](*args)]
         else:
-            specs = [OutSpec(_dtype(o), o.sizes, tuple(range(len(o.sizes)))) for o in c.outs]
+            specs = [OutSpec(_dtype(o), o.sizes) for o in c.outs]
             results = call(c.op, args, specs)
     except PtegpuError as e:
         raise type(e)(f"{c.where}: {e}") from e

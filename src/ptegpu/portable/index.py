@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ExecutionError, IndexOutOfRange
 from .promotion import at_least_1d, axis, compute_type, to
-from .registry import Array, Number, portable
+from .registry import Array, Number, afford, portable
 
 Position = tuple[Any, ...]  # NumPy subscripts: arrays and slices
 
@@ -23,7 +23,12 @@ def checked(index: Array, size: int, low: int = 0) -> Array:
     return index
 
 
-@portable("aten.index_select.default")
+def _selected(x: Array, dim: int, index: Array) -> list[int]:
+    along = axis(dim, x.ndim)
+    return [index.size if k == along else n for k, n in enumerate(x.shape)]
+
+
+@portable("aten.index_select.default", sizes=_selected)
 def index_select(x: Array, dim: int, index: Array) -> Array:
     along = axis(dim, x.ndim)
     row = at_least_1d(x)
@@ -31,14 +36,14 @@ def index_select(x: Array, dim: int, index: Array) -> Array:
     return found if x.ndim else found.reshape(())
 
 
-@portable("aten.embedding.default")
+@portable("aten.embedding.default", sizes=lambda weight, indices, *_: [*indices.shape, *weight.shape[1:]])
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False
 ) -> Array:
     return weight[checked(indices, weight.shape[0])]
 
 
-@portable("aten.gather.default")
+@portable("aten.gather.default", sizes=lambda x, dim, index, *_: index.shape)
 def gather(x: Array, dim: int, index: Array, sparse_grad: bool = False) -> Array:
     return at_least_1d(x)[_positions(x, dim, index)].reshape(index.shape)
 
@@ -205,6 +210,7 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
 
 @portable("aten.nonzero.default", places=0)
 def nonzero(x: Array) -> Array:
+    afford(8 * x.ndim * int(np.count_nonzero(x)))
     return np.argwhere(x)
 
 

@@ -13,13 +13,13 @@ from .reduce import p_norm
 from .registry import Array, Number, afford, portable
 
 
-@portable("aten.mm.default", "aten.bmm.default")
+@portable("aten.mm.default", "aten.bmm.default", sizes=lambda x, y: [*x.shape[:-1], y.shape[-1]])
 def matmul(x: Array, y: Array) -> Array:
     dtype = compute_type(x.dtype)
     return np.matmul(to(x, dtype), to(y, dtype))
 
 
-@portable("aten.addmm.default")
+@portable("aten.addmm.default", sizes=lambda bias, x, y, *_: [x.shape[0], y.shape[1]])
 def addmm(bias: Array, x: Array, y: Array, beta: Number = 1, alpha: Number = 1) -> Array:
     product = matmul(x, y)
     if alpha != 1:
@@ -27,7 +27,7 @@ def addmm(bias: Array, x: Array, y: Array, beta: Number = 1, alpha: Number = 1) 
     return product if beta == 0 else product + to(bias, product.dtype) * to(beta, product.dtype)
 
 
-@portable("aten.linear.default")
+@portable("aten.linear.default", sizes=lambda x, weight, bias: [*x.shape[:-1], weight.shape[0]])
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
     product = matmul(x, weight.T)
     return product if bias is None else product + to(bias, product.dtype)
@@ -35,7 +35,7 @@ def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
 
 @portable("aten._cdist_forward.default")
 def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
-    afford(x1.size * x2.shape[-2] * 8)
+    afford(math.prod(x1.shape[:-1]) * x2.shape[-2] * max(x1.shape[-1], 1) * 8)
     apart = np.abs(x1[..., :, None, :].astype(FLOAT64) - x2[..., None, :, :])  # (…, P, R, M)
     return p_norm(apart, p, (apart.ndim - 1,))
 

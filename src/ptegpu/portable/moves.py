@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import ExecutionError, ShapeError
-from .promotion import at_least_1d, axes, axis, result_type, to
+from .promotion import at_least_1d, axes, axis, inferred, result_type, to
 from .registry import Array, Number, Options, portable
 
 
@@ -39,30 +38,21 @@ def copy(x: Array, source: Array, non_blocking: bool = False) -> Array:
     return np.broadcast_to(source, x.shape)
 
 
-def inferred(x: Array, size: Sequence[int]) -> list[int]:
-    """The sizes of a view, with -1 replaced by what the element count leaves."""
-    sizes = list(size)
-    if -1 in sizes:
-        rest = math.prod(s for s in sizes if s != -1)
-        if rest == 0 or x.size % rest or sizes.count(-1) > 1:
-            raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
-        sizes[sizes.index(-1)] = x.size // rest
-    if math.prod(sizes) != x.size:
-        raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
-    return sizes
-
-
 @portable("aten.view_copy.default", "aten.reshape.default")
 def view_copy(x: Array, size: Sequence[int]) -> Array:
     return x.reshape(inferred(x, size))
 
 
-@portable("aten.expand_copy.default")
-def expand_copy(x: Array, size: Sequence[int], implicit: bool = False) -> Array:
+def _expanded(x: Array, size: Sequence[int], implicit: bool = False) -> list[int]:
     added = len(size) - x.ndim
     if added < 0:
         raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot expand to {list(size)}")
-    return np.broadcast_to(x, [x.shape[k - added] if s == -1 and k >= added else s for k, s in enumerate(size)])
+    return [x.shape[k - added] if s == -1 and k >= added else s for k, s in enumerate(size)]
+
+
+@portable("aten.expand_copy.default", sizes=_expanded)
+def expand_copy(x: Array, size: Sequence[int], implicit: bool = False) -> Array:
+    return np.broadcast_to(x, _expanded(x, size))
 
 
 @portable("aten.permute_copy.default")
@@ -191,14 +181,19 @@ def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
     return np.roll(x, tuple(shifts), tuple(dims)) if x.ndim else x
 
 
-@portable("aten.repeat.default")
-def repeat(x: Array, repeats: Sequence[int]) -> Array:
+def _repeated(x: Array, repeats: Sequence[int]) -> list[int]:
     if len(repeats) < x.ndim:
         raise ShapeError(f"{len(repeats)} repeats for a tensor of sizes {list(x.shape)}")
+    return [r * n for r, n in zip(repeats, [1] * (len(repeats) - x.ndim) + list(x.shape))]
+
+
+@portable("aten.repeat.default", sizes=_repeated)
+def repeat(x: Array, repeats: Sequence[int]) -> Array:
+    whole = _repeated(x, repeats)
     sizes = [1] * (len(repeats) - x.ndim) + list(x.shape)
     pairs = [n for pair in zip(repeats, sizes) for n in pair]  # np.tile crashes where the sizes overflow
     spread = np.broadcast_to(x.reshape([1 if k % 2 == 0 else n for k, n in enumerate(pairs)]), pairs)
-    return spread.reshape([r * n for r, n in zip(repeats, sizes)])
+    return spread.reshape(whole)
 
 
 @portable("aten.tril.default")
@@ -216,7 +211,7 @@ def diagonal_copy(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ar
     return np.diagonal(x, offset, axis(dim1, x.ndim), axis(dim2, x.ndim))
 
 
-@portable("aten.as_strided_copy.default")
+@portable("aten.as_strided_copy.default", sizes=lambda x, size, *_: size)
 def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Array:
     """Strides count elements of a contiguous `x`."""
     where = np.full(tuple(size), offset or 0, np.intp)
@@ -227,7 +222,14 @@ def as_strided_copy(x: Array, size: Sequence[int], stride: Sequence[int], offset
     return x.reshape(-1)[where]
 
 
-@portable("aten.unfold_copy.default")
+def _unfolded(x: Array, dim: int, size: int, step: int) -> list[int]:
+    along = axis(dim, x.ndim)
+    if x.ndim == 0:
+        return [min(size, 1)]
+    return [(n - size) // step + 1 if k == along else n for k, n in enumerate(x.shape)] + [size]
+
+
+@portable("aten.unfold_copy.default", sizes=_unfolded)
 def unfold_copy(x: Array, dim: int, size: int, step: int) -> Array:
     along = axis(dim, x.ndim)
     if x.ndim == 0:
@@ -255,20 +257,24 @@ def pixel_unshuffle(x: Array, factor: int) -> Array:
     return blocks.transpose(order).reshape(*batch, c * r * r, h // r, w // r)
 
 
-@portable("aten.constant_pad_nd.default")
-def constant_pad_nd(x: Array, pad: Sequence[int], value: Number = 0) -> Array:
-    widths = pad_widths(x, pad)
-    kept = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths))]
-    return np.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=to(value, x.dtype).item())
-
-
 def pad_widths(x: Array, pad: Sequence[int]) -> list[tuple[int, int]]:
     """(before, after) for every dimension; `pad` lists them from the last dimension on."""
     pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
     return [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
 
 
-@portable(*(f"aten.replication_pad{n}d.default" for n in (1, 2, 3)))
+def _padded(x: Array, pad: Sequence[int], *_: Any) -> list[int]:
+    return [n + a + b for n, (a, b) in zip(x.shape, pad_widths(x, pad))]
+
+
+@portable("aten.constant_pad_nd.default", sizes=_padded)
+def constant_pad_nd(x: Array, pad: Sequence[int], value: Number = 0) -> Array:
+    widths = pad_widths(x, pad)
+    kept = x[tuple(slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, widths))]
+    return np.pad(kept, [(max(a, 0), max(b, 0)) for a, b in widths], constant_values=to(value, x.dtype).item())
+
+
+@portable(*(f"aten.replication_pad{n}d.default" for n in (1, 2, 3)), sizes=_padded)
 def replication_pad(x: Array, padding: Sequence[int]) -> Array:
     for along, (a, b) in enumerate(pad_widths(x, padding)):
         n = x.shape[along]
@@ -276,7 +282,7 @@ def replication_pad(x: Array, padding: Sequence[int]) -> Array:
     return x
 
 
-@portable(*(f"aten.reflection_pad{n}d.default" for n in (1, 2, 3)))
+@portable(*(f"aten.reflection_pad{n}d.default" for n in (1, 2, 3)), sizes=_padded)
 def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
     for along, (a, b) in enumerate(pad_widths(x, padding)):
         n = x.shape[along]
@@ -286,6 +292,6 @@ def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
     return x
 
 
-@portable("aten.view_as_real_copy.default")
+@portable("aten.view_as_real_copy.default", sizes=lambda x: [*x.shape, 2])
 def view_as_real_copy(x: Array) -> Array:
     return np.stack([x.real, x.imag], -1)

@@ -117,7 +117,7 @@ def _define(rank: int) -> None:
             places = places * size + start + offset * d
         return np.take_along_axis(found, best[..., None], -1)[..., 0], places
 
-    @portable(f"aten._adaptive_avg_pool{rank}d.default")
+    @portable(f"aten._adaptive_avg_pool{rank}d.default", sizes=lambda x, size: [*x.shape[:-rank], *size])
     def adaptive_avg_pool(x: Array, output_size: Sequence[int]) -> Array:
         found = x.astype(FLOAT64)
         for axis, count in enumerate(output_size, -rank):

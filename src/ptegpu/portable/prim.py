@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ExecutionError, ShapeError
-from .moves import inferred
-from .promotion import axis
+from .promotion import axis, inferred
 from .registry import Array, Kernel, Number, afford, kernel_of
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from ..errors import ExecutionError
+from ..errors import ExecutionError, ShapeError
 from .registry import Array, Number, OutSpec, cast
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -98,3 +99,16 @@ def axes(dims: Sequence[int] | None, rank: int) -> tuple[int, ...]:
 def at_least_1d(x: Array) -> Array:
     """A 0-d tensor as one of one element, for operators that take it along its dimension 0."""
     return x.reshape(1) if x.ndim == 0 else x
+
+
+def inferred(x: Array, size: Sequence[int]) -> list[int]:
+    """The sizes of a view, with -1 replaced by what the element count leaves."""
+    sizes = list(size)
+    if -1 in sizes:
+        rest = math.prod(s for s in sizes if s != -1)
+        if rest == 0 or x.size % rest or sizes.count(-1) > 1:
+            raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
+        sizes[sizes.index(-1)] = x.size // rest
+    if math.prod(sizes) != x.size:
+        raise ShapeError(f"a tensor of sizes {list(x.shape)} cannot be viewed as {list(size)}")
+    return sizes

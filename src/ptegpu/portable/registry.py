@@ -3,14 +3,15 @@
     @portable("aten.topk.default")
     def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]: ...
 
-The positional parameters are the operator's schema (`ops/schema.py`), with `Array` for `Tensor`. If the operator has a
-rule for the GPU too, the rule's schema is the one, and the kernel must agree with it. Arrays of bfloat16 are float32.
+The positional parameters are the operator's schema (`graph/schema.py`), with `Array` for `Tensor`. If the operator has
+a rule for the GPU too, the kernel takes whatever the rule takes (a test compares them). Arrays of bfloat16 are float32.
 
 A kernel returns an array or a tuple of arrays of any dtype; `call` casts them to the declared one. A keyword-only
 parameter `outs` receives the declared outputs.
 
-`call` knows the sizes of results before a kernel computes: by the operator's rule, else by `sizes`, which an operator
-without one needs where its result can be larger than its arguments.
+`call` bounds the sizes of results before a kernel computes: by `sizes`, which a kernel needs if its result can be
+larger than its arguments broadcast together, unless it calls `afford` itself. `PORTABLE` imports a family of kernels
+(`families.py`) when one of its operators is looked up.
 """
 
 from __future__ import annotations
@@ -18,27 +19,26 @@ from __future__ import annotations
 import inspect
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from ..dtypes import DType
 from ..errors import ExecutionError, InvalidProgram, PtegpuError, UnsupportedProgram
-from ..graph.graph import Tensor
+from ..graph.schema import Number as Number
+from ..graph.schema import Options as Options
+from ..graph.schema import Schema, Traits, describe, parameters_of
 from ..limits import exceeded, left
-from ..ops import REGISTRY
-from ..ops.registry import Traits
-from ..ops.schema import Number as Number
-from ..ops.schema import Options as Options
-from ..ops.schema import Parameter, Schema, accepts, describe, parameters_of
+from .families import FAMILIES
 
 Array: TypeAlias = np.ndarray
 Function = TypeVar("Function", bound=Callable[..., Any])
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
-NONE = Traits()
+_NONE = Traits()
 Sizes: TypeAlias = Callable[..., Sequence[int]]  # of bound arguments
 
 
@@ -48,7 +48,6 @@ class OutSpec:
 
     dtype: DType
     sizes: tuple[int, ...] | None = None
-    dim_order: tuple[int, ...] = ()
 
     @property
     def numpy(self) -> np.dtype:
@@ -57,45 +56,64 @@ class OutSpec:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Kernel:
+class Kernel(Schema):
     """A registered kernel and how to call it."""
 
-    name: str
     function: Callable[..., Any]
-    own: Schema  # of its signature
     wants_outs: bool = False
     random: bool = False  # gives other results every time
-    sizes: Sizes | None = None  # the shape of its result, where no rule of the GPU says it
-    facts: Traits = NONE  # what others may rely on, where no rule of the GPU says it
-
-    @property
-    def schema(self) -> Schema:
-        """The operator's."""
-        return REGISTRY.get(self.name, self.own)
+    sizes: Sizes | None = None  # the shape of its result
+    facts: Traits = _NONE  # what others may rely on, where no rule of the GPU says it
 
     def __call__(self, *args: Any, **extras: Any) -> Any:
-        """What the function returns for arguments of the program."""
-        return self.function(*self.schema.bind(args), **extras)
+        """Return the function's result for arguments of the program."""
+        return self.function(*self.bind(args), **extras)
 
 
 def kernel_of(
     name: str, function: Callable[..., Any], random: bool = False, sizes: Sizes | None = None, **traits: Any
 ) -> Kernel:
-    """A function as a kernel; TypeError if it is not what the operator's GPU rule takes."""
-    own, signature = Schema(name, parameters_of(function)), inspect.signature(function)
-    rule = REGISTRY.get(name)
-    if rule is not None and not _agree(own.parameters, rule.parameters):
-        raise TypeError(f"the kernel of {name} takes {signature}, its GPU rule {inspect.signature(rule.rule)}")
-    return Kernel(name, function, own, "outs" in signature.parameters, random, sizes, Traits(**traits))
+    """Return a function as a kernel; `traits` are those of `Traits`."""
+    wants_outs = "outs" in inspect.signature(function).parameters
+    return Kernel(name, parameters_of(function), function, wants_outs, random, sizes, Traits(**traits))
 
 
-def _agree(own: Sequence[Parameter], wanted: Sequence[Parameter]) -> bool:
-    """Whether a kernel has the parameters of the schema; they may take more kinds, where overloads share a kernel."""
-    same = [(p.name, p.default) for p in own] == [(p.name, p.default) for p in wanted]
-    return same and all(accepts(p.kinds, w.kinds) for p, w in zip(own, wanted))
+class Kernels(MutableMapping[str, Kernel]):
+    """The kernels by name; a family is imported when one of its operators is looked up."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[str, Kernel] = {}
+        self._families: dict[str, list[str]] = {}
+        for family, names in FAMILIES.items():
+            for name in names.split():
+                self._families.setdefault(name, []).append(family)
+
+    def __getitem__(self, name: str) -> Kernel:
+        if name not in self._kernels:
+            for family in self._families.get("".join(name.split(".")[1:2]), ()):
+                import_module(f".{family}", __package__)
+        return self._kernels[name]
+
+    def __setitem__(self, name: str, kernel: Kernel) -> None:
+        self._kernels[name] = kernel
+
+    def __delitem__(self, name: str) -> None:
+        del self._kernels[self[name].name]
+
+    def __iter__(self) -> Iterator[str]:
+        for family in FAMILIES:
+            import_module(f".{family}", __package__)
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def taken(self, name: str, module: str) -> bool:
+        """Return True if `module` cannot register a kernel of this name; a family that loads asks for no other."""
+        return name in (self._kernels if module.startswith(f"{__package__}.") else self)
 
 
-PORTABLE: dict[str, Kernel] = {}
+PORTABLE = Kernels()
 
 
 def portable(
@@ -103,13 +121,13 @@ def portable(
 ) -> Callable[[Function], Function]:
     """Register a kernel under each name.
 
-    `random`: it gives other results every time. `sizes` returns their shape. `traits` are those of `ops/registry.py`
+    `random`: it gives other results every time. `sizes` returns their shape. `traits` are those of `graph/schema.py`
     that hold wherever the operator runs; if the GPU has a rule for it, they belong there.
     """
 
     def register(function: Function) -> Function:
         for name in names:
-            if name in PORTABLE:
+            if PORTABLE.taken(name, function.__module__):
                 raise ValueError(
                     f"kernel {name} is registered already: give yours another name, "
                     f"or delete ptegpu.portable.PORTABLE[{name!r}] first"
@@ -125,7 +143,7 @@ def call(name: str, args: Sequence[Any], outs: Sequence[OutSpec]) -> list[Array]
     kernel = PORTABLE.get(name)
     if kernel is None:
         raise UnsupportedProgram(f"{name} has no kernel on the host")
-    values = kernel.schema.bind(args)
+    values = kernel.bind(args)
     extras = {"outs": tuple(outs)} if kernel.wants_outs else {}
     check_sizes(kernel, values, outs)
     try:
@@ -143,48 +161,38 @@ def call(name: str, args: Sequence[Any], outs: Sequence[OutSpec]) -> list[Array]
 
 
 def check_sizes(kernel: Kernel, values: Sequence[Any], outs: Sequence[OutSpec]) -> None:
-    """That the results fit what the program declares, and what it may take, before they are computed."""
-    shapes = _shapes(kernel, values, outs)
-    if shapes is None:
-        arrays = [v for v in values if isinstance(v, Array)]
-        lists = [[a for a in v if isinstance(a, Array)] for v in values if isinstance(v, list | tuple)]
-        sizes = [1, *(a.size for a in arrays), *(sum(a.size for a in items) for items in lists)]
-        with suppress(ValueError):  # they do not broadcast
-            sizes.append(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
-        nbytes = max(sizes) * max([o.numpy.itemsize for o in outs], default=1)
-    else:
-        for shape, out in zip(shapes, outs):
-            if out.sizes is not None and (len(shape) != len(out.sizes) or any(map(operator.gt, shape, out.sizes))):
-                raise ExecutionError(f"its result is {list(shape)}, the program allows at most {list(out.sizes)}")
-        nbytes = sum(math.prod(s) * o.numpy.itemsize for s, o in zip(shapes, outs))
-    afford(nbytes)
+    """Raise before a kernel computes a result that exceeds what the program declares, or what it may take."""
+    shape: Sequence[int] | None = None
+    if kernel.sizes is not None:
+        with suppress(PtegpuError, *_NONSENSE):  # the kernel says what makes no sense
+            shape = kernel.sizes(*values)
+    if shape is None:
+        afford(_most(values, outs))
+        return
+    for out in outs:
+        if out.sizes is not None and (len(shape) != len(out.sizes) or any(map(operator.gt, shape, out.sizes))):
+            raise ExecutionError(f"its result is {list(shape)}, the program allows at most {list(out.sizes)}")
+    afford(math.prod(shape) * sum(o.numpy.itemsize for o in outs))
+
+
+def _most(values: Sequence[Any], outs: Sequence[OutSpec]) -> int:
+    """Return an upper bound of the bytes of the results, from the arguments and what the program declares."""
+    arrays = [v for v in values if isinstance(v, Array)]
+    lists = [[a for a in v if isinstance(a, Array)] for v in values if isinstance(v, list | tuple)]
+    largest = max([1, *(a.size for a in arrays), *(sum(a.size for a in items) for items in lists)])
+    grown = [math.prod(max(n, 1) for n in a.shape) for a in arrays]  # what a sum over an empty dimension leaves
+    with suppress(ValueError):  # they do not broadcast
+        grown.append(math.prod(np.broadcast_shapes(*(a.shape for a in arrays))))
+    nbytes = max(largest, *grown) * max([o.numpy.itemsize for o in outs], default=1)
+    if max(grown) > largest or any(o.sizes is None for o in outs):
+        return nbytes
+    return min(nbytes, sum(math.prod(o.sizes or ()) * o.numpy.itemsize for o in outs))
 
 
 def afford(nbytes: int) -> None:
     """LimitExceeded if the program may not take so much more, which a kernel is about to."""
     if nbytes > left():
         raise exceeded("memory", nbytes, left(), "a call on the host")
-
-
-def _shapes(kernel: Kernel, values: Sequence[Any], outs: Sequence[OutSpec]) -> Sequence[Sequence[int]] | None:
-    """Those of the results; None if nobody says."""
-    rule = REGISTRY.get(kernel.name)
-    try:
-        if kernel.sizes is not None:
-            return [kernel.sizes(*values)]
-        if rule is not None:
-            tensors = [Tensor(f"result {k}", o.dtype.device, o.sizes or ()) for k, o in enumerate(outs)]
-            return rule.infer([_stand_in(v) for v in values], tensors, any_dtype=True)
-    except (PtegpuError, *_NONSENSE):
-        pass  # the rule is the GPU's, which computes less; and the kernel says what makes no sense
-    return None
-
-
-def _stand_in(value: Any) -> Any:
-    """A tensor of this shape, for rules, which look at nothing else."""
-    if isinstance(value, Array):
-        return Tensor("an operand", DType.of(value.dtype).device, value.shape)
-    return tuple(map(_stand_in, value)) if isinstance(value, list | tuple) else value
 
 
 def cast(x: Any, dtype: np.dtype) -> Array:

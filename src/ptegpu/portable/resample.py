@@ -30,7 +30,7 @@ def _scale(size: int, count: int, factor: float | None, align_corners: bool) -> 
     return 1 / factor if factor else size / count
 
 
-@portable("aten.upsample_nearest2d.vec")
+@portable("aten.upsample_nearest2d.vec", sizes=lambda x, *size: [*x.shape[:2], *_target(x, *size)[0]])
 def upsample_nearest2d(x: Array, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None) -> Array:
     counts, factors = _target(x, output_size, scale_factors)
     for along, count, factor in zip((2, 3), counts, factors):
@@ -40,7 +40,7 @@ def upsample_nearest2d(x: Array, output_size: Sequence[int] | None, scale_factor
     return x
 
 
-@portable("aten.upsample_bilinear2d.vec")
+@portable("aten.upsample_bilinear2d.vec", sizes=lambda x, n, _, f: [*x.shape[:2], *_target(x, n, f)[0]])
 def upsample_bilinear2d(
     x: Array, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None
 ) -> Array:
@@ -93,7 +93,7 @@ def _triangles(size: int, count: int, factor: float | None, align_corners: bool)
     return weight / weight.sum(1, keepdims=True)
 
 
-@portable("aten.grid_sampler_2d.default")
+@portable("aten.grid_sampler_2d.default", sizes=lambda x, grid, *_: [*x.shape[:2], *grid.shape[1:3]])
 def grid_sampler_2d(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
     """Modes: bilinear 0, nearest 1, bicubic 2; zeros 0, border 1, reflection 2. grid is (N, H', W', (x, y))."""
     width, height = x.shape[3], x.shape[2]

@@ -71,7 +71,7 @@ def median(x: Array) -> Array:
     return median_along(x.reshape(-1), 0)[0] if x.size else np.asarray(np.nan)
 
 
-@portable("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
+@portable("aten.searchsorted.Tensor", "aten.searchsorted.Scalar", sizes=lambda _, values, *__: np.shape(values))
 def searchsorted(
     sequence: Array,
     values: Array | Number,
@@ -94,6 +94,6 @@ def searchsorted(
     return found
 
 
-@portable("aten.bucketize.Tensor", "aten.bucketize.Scalar")
+@portable("aten.bucketize.Tensor", "aten.bucketize.Scalar", sizes=lambda values, *_: np.shape(values))
 def bucketize(values: Array | Number, boundaries: Array, out_int32: bool = False, right: bool = False) -> Array:
     return searchsorted(boundaries, values, out_int32, right)

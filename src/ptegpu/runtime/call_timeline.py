@@ -13,7 +13,7 @@ from typing import Any
 
 from ..gpu import Device
 from ..gpu.device import Traffic
-from ..plan.bundle import Item
+from ..plan.method import Item
 from ..plan.plan import Plan
 from .method import Mark, MethodRunner
 from .steps import kind_of, name_of

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph.linear import Call, Jump, Operand, Var, variables
 from ..limits import copying
-from ..plan.bundle import Host, Outer
+from ..plan.method import Call, CompiledMethod, Host, Jump, Operand, Var, variables
 from ..plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 SMALL = 1 << 16  # bytes
 
 
-def detach_from_file(outer: Outer, planners: Iterable[Planner]) -> None:
+def detach_from_file(outer: CompiledMethod, planners: Iterable[Planner]) -> None:
     """Copy what one method still reads, in place."""
     for var in _slots(outer):
         var.data = _copied(var.data)
@@ -41,7 +40,7 @@ def _copied(array: np.ndarray | None) -> np.ndarray | None:
     return array.copy()
 
 
-def _slots(outer: Outer) -> set[Var]:
+def _slots(outer: CompiledMethod) -> set[Var]:
     found: list[Operand] = [*outer.outputs, *outer.states]
     for item in outer.items:
         if not isinstance(item, Host):

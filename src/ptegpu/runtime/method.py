@@ -13,10 +13,9 @@ import numpy as np
 from ..errors import ExecutionError, InvalidInput, OutOfMemory
 from ..gpu import Device, DeviceTensor, Pending, SharedConstants
 from ..gpu.inputs import Points
-from ..graph.linear import Call, Jump, Move, Operand, Var
-from ..graph.narrow import clipped, from_device, seen, to_device
 from ..limits import Budget, exceeded, tick
-from ..plan.bundle import Host, Item, Outer, Run
+from ..plan.method import Call, CompiledMethod, Host, Item, Jump, Move, Operand, Run, Var
+from ..plan.narrow import clipped, from_device, seen, to_device
 from ..progress import Progress, silent
 from .arrays import Kind, as_array, assign, check_writable, fits
 from .runner import Extend, PlanRunner
@@ -30,7 +29,7 @@ MAX_SIZES = 8  # sizes of inputs for which what depends on them alone is remembe
 class MethodRunner:
     """A method ready to run, as the public `Method` has it."""
 
-    def __init__(self, outer: Outer, budget: Budget | None = None) -> None:
+    def __init__(self, outer: CompiledMethod, budget: Budget | None = None) -> None:
         self.name, self.outer, self.items = outer.name, outer, outer.items
         self.budget = budget or Budget()
         self.signature = Signature(outer)

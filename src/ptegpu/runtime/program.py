@@ -11,16 +11,15 @@ from ..format import Program as File
 from ..gpu import Device, Engine, SharedConstants
 from ..gpu.threads import Lock
 from ..limits import Budget, Limits
-from ..plan.bundle import Bundle, Outer
+from ..plan.bundle import Bundle
+from ..plan.method import CompiledMethod
 from ..plan.plan import Plan
 from ..plan.target import Cache, Precision
 from ..printing import shown
 from ..progress import Progress, silent
 from .detach import detach_from_file
-from .metadata import MethodMeta
 from .method import MethodRunner, Running
 from .options import LoadOptions
-from .profile import Profile, profile_method
 from .runner import Extend
 from .signature import Spec
 
@@ -28,12 +27,14 @@ if TYPE_CHECKING:
     from ..compiler.append import Append
     from ..compiler.data import Data, Source
     from ..compiler.planner import Points, Sizes
+    from .metadata import MethodMeta
+    from .profile import Profile
 
 DEFAULT = "forward"
 
 
 def load(
-    path: Source | BinaryIO | Bundle,
+    path: Source | BinaryIO | Bundle | File,
     data: Data = None,
     device: str | int | Device = "auto",
     *,
@@ -70,7 +71,7 @@ def load(
 
 
 def open_program(
-    source: Source | BinaryIO | Bundle,
+    source: Source | BinaryIO | Bundle | File,
     options: LoadOptions,
     data: Data = None,
     *,
@@ -95,7 +96,8 @@ def open_program(
             if options.cache != "f32":
                 raise InvalidInput("a bundle has the caches that it was made with: give `cache` to ptegpu.compile")
             device, target = options.open()
-            return Program(bundle, _methods_of(bundle.outers(target), methods), device, first, budget, options.progress)
+            chosen = _methods_of(bundle.methods_for(target), methods)
+            return Program(bundle, chosen, device, first, budget, options.progress)
         from ..compiler.data import read_all
         from ..compiler.program import cut_methods, plan_methods, read_source
 
@@ -133,7 +135,9 @@ def _saved(path: Any) -> Bundle | None:
     return Bundle.load(path) if is_bundle(path) else None
 
 
-def _methods_of(outers: Mapping[str, Outer], methods: str | Iterable[str] | None) -> Mapping[str, Outer]:
+def _methods_of(
+    outers: Mapping[str, CompiledMethod], methods: str | Iterable[str] | None
+) -> Mapping[str, CompiledMethod]:
     wanted = list(outers) if methods is None else [methods] if isinstance(methods, str) else [*methods]
     for name in wanted:
         if name not in outers:
@@ -154,7 +158,7 @@ class Program:
     def __init__(
         self,
         bundle: Bundle,
-        outers: Mapping[str, Outer],
+        outers: Mapping[str, CompiledMethod],
         device: Device,
         first: Mapping[str, Points],
         budget: Budget,
@@ -212,6 +216,8 @@ class Program:
 
     def metadata(self, method_name: str) -> MethodMeta:
         """Return what ExecuTorch tells of a method."""
+        from .metadata import MethodMeta
+
         for method in self.file.methods:
             if method.name == method_name:
                 return MethodMeta(method)
@@ -297,6 +303,8 @@ class Method:
         The method's state is reset before every call and at the end. An adapter without timestamp queries raises
         LimitExceeded.
         """
+        from .profile import profile_method
+
         with self._program._lock:
             self._program._check_open()
             return profile_method(self._method, self._program.device, inputs, repeats)

@@ -10,8 +10,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ..format import Method as FileMethod
 from ..format import Tensor, Value
-from ..graph.linear import Operand, Var
-from ..plan.bundle import Outer
+from ..plan.method import CompiledMethod, Operand, Var
 from ..printing import shown
 from .tree import Tree, read_tree
 
@@ -64,7 +63,7 @@ class Spec:
 class Signature:
     """The inputs and outputs of a method, from the file or as loaded."""
 
-    def __init__(self, method: FileMethod | Outer) -> None:
+    def __init__(self, method: FileMethod | CompiledMethod) -> None:
         takes: list[Any] = list(method.inputs)
         gives: list[Any] = list(method.outputs)
         if isinstance(method, FileMethod):

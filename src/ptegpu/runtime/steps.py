@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..graph.linear import Call, Jump
-from ..plan.bundle import Item, Run
+from ..plan.method import Call, Item, Jump, Run
 
 Kind = Literal["plan", "NumPy call", "scalar call", "jump", "move"]
 

@@ -8,7 +8,7 @@ serve(Serving({"tales": engine}), bind(port=8000))
 from __future__ import annotations
 
 from .app import Serving
-from .engine import Embeds, Engine, Event, Facts, Finished, Piece, Stats, Writes
+from .engine import Embeds, Engine, Event, Finished, Piece, Served, Stats, Writes
 from .keys import Keys, read_keys
 from .limits import Limits
 from .run import bind, serve, url_of
@@ -17,11 +17,11 @@ __all__ = [
     "Embeds",
     "Engine",
     "Event",
-    "Facts",
     "Finished",
     "Keys",
     "Limits",
     "Piece",
+    "Served",
     "Serving",
     "Stats",
     "Writes",

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
-import ptegpu
-
 from ..errors import DeviceLost, UnsupportedProgram
-from ..format import read_program
+from ..format import Program
+from ..models.door import Source
 from ..models.tokenizer import find_tokenizer
-from ..plan.bundle import Bundle
-from ..plan.read import is_bundle
-from ..runtime.signature import Signature
-from .engine import Facts, Stats
+from ..runtime import LoadOptions, Signature, open_program
+from .engine import Served, Stats
 
 FORWARD = "forward"
 
@@ -29,25 +26,29 @@ class Encoder:
     It gives floats [B, D], or [B, S, D], of which the mean over the tokens of a text is taken.
     """
 
-    def __init__(self, path: Path, name: str, tokenizer: Path | None = None, **how: Any) -> None:
-        """`how` is what `ptegpu.load` takes."""
-        self._batch, context = _read_inputs(path)
-        self._tokenizer = find_tokenizer(path, tokenizer)
-        self._program = ptegpu.load(path, methods=[FORWARD], **how)
+    def __init__(
+        self, source: Source, name: str, options: LoadOptions, tokenizer: str | os.PathLike[str] | None = None
+    ) -> None:
+        self._batch, context = _read_inputs(source.file)
+        self._tokenizer = find_tokenizer(source.path, tokenizer)
+        self._roles = source.card.inputs
+        self._program = open_program(source.program, options, methods=[FORWARD])
         self._lock = threading.Lock()
         self._asked = 0
         self._error = ""  # after which nothing runs
         try:
             self._forward = self._program.method(FORWARD)
-            self.model = Facts(name, context, 1 << 31, False)  # the program says which tokens it knows
+            self.model = Served(name, context, 1 << 31, False)  # the program says which tokens it knows
         except BaseException:
             self._program.close()
             raise
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """What each input is."""
+        """What each input is: tokens, mask or types."""
         inputs = self._forward.inputs
+        if len(self._roles) == len(inputs):
+            return list(self._roles)
         swapped = len(inputs) > 1 and "type" in inputs[1].name
         return ["tokens", *(["types", "mask"] if swapped else ["mask", "types"])][: len(inputs)]
 
@@ -97,9 +98,8 @@ class Encoder:
             self._program.close()
 
 
-def _read_inputs(path: Path) -> tuple[int, int]:
-    """Return the texts and tokens that one call takes; UnsupportedProgram if the file is no encoder."""
-    program = Bundle.load(path).file if is_bundle(path) else read_program(path)
+def _read_inputs(program: Program) -> tuple[int, int]:
+    """Return the texts and tokens that one call takes; UnsupportedProgram if the program is no encoder."""
     found = next((Signature(m) for m in program.methods if m.name == FORWARD), None)
     if found is None:
         _refuse(f"it has no method {FORWARD!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ..models.text.batch import Facts, Finished, Piece, Stats
+from ..models.text.batch import Finished, Piece, Served, Stats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +19,7 @@ class Engine(Protocol):
     """One model. All but `stream`, which belongs to an event loop, may be called from any thread."""
 
     @property
-    def model(self) -> Facts: ...
+    def model(self) -> Served: ...
 
     def encode(self, prompt: str) -> list[int]: ...
 

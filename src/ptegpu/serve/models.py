@@ -1,46 +1,66 @@
-"""From a file to an engine: a language model for many requests, or an encoder."""
+"""From a file to an engine: a language model for many requests, or an encoder, as the table of kinds says."""
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UnsupportedProgram, quoted
+from ..models.door import Source
+from ..models.kinds import KINDS, resolve
 from ..models.text.batch import BatchEngine
-from ..models.text.signature import signature_of
-from ..models.tokenizer import check_tokenizer
+from ..models.text.signature import read_signature
+from ..models.tokenizer import find_files
+from ..progress import Progress, silent
 from .encoder import Encoder
 
 if TYPE_CHECKING:
+    from ..runtime import LoadOptions
     from .engine import Engine
 
 
+class Room(NamedTuple):
+    """What a language model may take while it serves."""
+
+    sequences: int = 64  # requests that run at once
+    memory: int | None = None  # bytes of caches; None: what the requests can use
+
+
 def open_model(
-    path: Path,
+    path: str | os.PathLike[str],
     name: str,
-    tokenizer: Path | None,
-    many: dict[str, Any],
-    how: dict[str, Any],
-    progress: Any,
+    options: LoadOptions,
+    tokenizer: Path | None = None,
+    room: Room = Room(),  # noqa: B008  (frozen)
+    progress: Progress = silent,
     *,
     prepare: bool = False,
 ) -> Engine:
-    """A language model, with `many` of `BatchEngine`, or an encoder, whichever the program is.
+    """Open a language model or an encoder, whichever the program is; UnsupportedProgram if it is neither.
 
     With `prepare`, whatever a request may need is compiled first: none waits for that later.
     """
-    try:
-        signature_of(path)
-    except UnsupportedProgram as reason:
-        try:
-            return Encoder(path, name, tokenizer, progress=progress, **how)
-        except UnsupportedProgram as other:
-            raise UnsupportedProgram(*quoted(f"{path} cannot be served: {reason}; ", other)) from None
-    check_tokenizer(path, tokenizer)
+    options = replace(options, progress=progress)
+    source = Source.of(path, options)
+    opener = KINDS[source.card.kind].endpoint
+    if opener is None:
+        raise UnsupportedProgram(f"{path} cannot be served: it is {KINDS[source.card.kind].noun}")
+    open_engine: Callable[..., Engine] = resolve(opener)
+    return open_engine(source, name, options, tokenizer, room, prepare)
+
+
+def open_writer(
+    source: Source, name: str, options: LoadOptions, tokenizer: Any, room: Room, prepare: bool
+) -> BatchEngine:
+    """Open a language model for many requests."""
+    find_files(source.path, tokenizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `alone` says it, too
-        opened = BatchEngine(path, tokenizer=tokenizer, queue=None, progress=progress, **many, **how)
+        opened = BatchEngine(source, options, tokenizer, queue=None, sequences=room.sequences, memory=room.memory)
     try:
         assert opened.tokenizer
         if prepare:
@@ -49,3 +69,15 @@ def open_model(
         opened.close()
         raise
     return opened
+
+
+def open_encoder(source: Source, name: str, options: LoadOptions, tokenizer: Any, room: Room, prepare: bool) -> Encoder:
+    """Open a program that makes vectors of texts."""
+    try:
+        return Encoder(source, name, options, tokenizer)
+    except UnsupportedProgram as refusal:
+        try:
+            read_signature(source.file, source.card)
+        except UnsupportedProgram as reason:
+            raise UnsupportedProgram(*quoted(f"{source.name} cannot be served: {reason}; ", refusal)) from None
+        raise

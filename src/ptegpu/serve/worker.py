@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from ..errors import DeviceLost, ExecutionError
-from .engine import Engine, Facts, Stats
+from .engine import Engine, Served, Stats
 
 Make = Callable[[Callable[[str, int, int], None]], Engine]  # given whom to tell how far it is; goes to another process
 TICK = 0.25  # seconds from one look at an engine to the next
@@ -26,7 +26,7 @@ CALLS = 4  # at once
 class Ready(NamedTuple):
     """What a worker says of its engine when it can be asked."""
 
-    model: Facts
+    model: Served
     writes: bool
     note: str  # why it answers one request at a time
 

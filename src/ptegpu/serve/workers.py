@@ -20,7 +20,7 @@ from ..errors import DeviceLost, ExecutionError
 from ..printing import shown
 from ..progress import Progress as Told
 from ..progress import silent
-from .engine import Event, Facts, Finished, Stats
+from .engine import Event, Finished, Served, Stats
 from .errors import ApiError
 from .worker import Answer, Ask, Call, End, Failed, Leave, Line, Make, Progress, Ready, work
 
@@ -207,7 +207,7 @@ class Workers:
     def __init__(self, name: str, workers: Sequence[Worker], readies: Sequence[Ready]) -> None:
         self._name, self._workers = name, workers
         first = readies[0].model
-        self.model: Facts = first._replace(name=name, sequences=sum(r.model.sequences for r in readies))
+        self.model: Served = first._replace(name=name, sequences=sum(r.model.sequences for r in readies))
         self.note = readies[0].note
         atexit.register(self.close)  # before multiprocessing waits for processes
 

@@ -12,14 +12,9 @@ import ptegpu
 
 from ..dtypes import DType
 from ..errors import PtegpuError
-from ..graph.linear import Var
-from ..graph.narrow import from_device, to_device
 from ..models.text.compiling import GENERATE
 from ..models.text.signature import Signature
-from ..plan.bundle import Bundle, Outer, Run
-from ..plan.plan import plain
-from ..plan.resolve import evaluated
-from ..plan.target import DeviceClass
+from ..plan import Bundle, CompiledMethod, DeviceClass, Run, Var, evaluated, from_device, plain, to_device
 from ..plan.web import needed
 from ..sampling import SETTINGS
 
@@ -49,7 +44,7 @@ def make_check(bundle: Bundle, method: str, signature: Signature | None, sizes: 
         from ..gpu import open_device
 
         device = open_device()
-        outer = alone.outers(device.target)[method]
+        outer = alone.methods_for(device.target)[method]
         about = device.target.device_class
         refused = "it takes no inputs that were tried"
         for inputs in _language(signature) if signature and method == GENERATE else _inputs(outer, sizes, uniform):
@@ -77,7 +72,7 @@ def _language(signature: Signature) -> Iterator[list[Any]]:
     yield [given, np.zeros(1, signature.position.numpy), settings, seen, 0, targets]
 
 
-def _inputs(outer: Outer, sizes: Sizes, uniform: bool) -> Iterator[list[Any]]:
+def _inputs(outer: CompiledMethod, sizes: Sizes, uniform: bool) -> Iterator[list[Any]]:
     """Numbers to try: of one batch, of the largest sizes; ints that are likely to be indices of something."""
     for largest in (False, True):
         for most in (2, 1):
@@ -105,7 +100,7 @@ def _value(position: int, v: Any, shape: tuple[int, ...], most: int, uniform: bo
     return random.integers(0, most, shape).astype(v.dtype.numpy)
 
 
-def _seconds(outer: Outer, inputs: Sequence[Any], about: DeviceClass) -> float:
+def _seconds(outer: CompiledMethod, inputs: Sequence[Any], about: DeviceClass) -> float:
     """What a call should take, with the upload; where shapes are known only on the way, at the largest."""
     known = {v: _shape(x) for v, x in zip(outer.inputs, inputs, strict=True) if isinstance(v, Var)}
     total = needed([outer])["buffers"] / about.bandwidth
@@ -121,7 +116,7 @@ def _shape(value: Any) -> Any:
     return value.shape if isinstance(value, np.ndarray) else value
 
 
-def _check(method: str, outer: Outer, inputs: Sequence[Any], outputs: Sequence[Any]) -> Check | str:
+def _check(method: str, outer: CompiledMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> Check | str:
     content = bytearray()
 
     def told(v: Any, value: Any) -> Any:

@@ -3,23 +3,24 @@ task for what `ptegpu export hf` made, any."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..dtypes import DType
 from ..errors import InvalidInput, UnsupportedProgram
 from ..files import check_inside, read_object
-from ..format import Method, Program, Tensor
-from ..models.facts import Facts, read_facts
+from ..format import Method, Tensor
+from ..models.card import Card
+from ..models.door import Source
+from ..models.kinds import KINDS, TASK
 from ..models.text.compiling import GENERATE
 from ..models.text.signature import Signature, read_signature
 from ..models.tokenizer import CONFIG, FILE, TEMPLATE, find_files
-from ..plan.bundle import Outer
+from ..plan import CompiledMethod
 
 Name = Literal["chat", "image", "task", "any"]
 
@@ -49,43 +50,58 @@ class Page:
 
     name: Name
     why: str
+    card: Card
     signature: Signature | None = None  # of a language model
     picture: Picture | None = None  # of an image model
-    facts: Facts | None = None  # of a program that says what it is for
 
 
-def choose(program: Program, wanted: Name | None, generates: bool = True) -> Page:
-    """The page for a program, or the one that is wanted; InvalidInput or UnsupportedProgram if that cannot be."""
+def choose(source: Source, wanted: Name | None) -> Page:
+    """Return the page for a program, or the one that is wanted; UnsupportedProgram if that does not fit."""
     if wanted not in (None, *PAGES):
         raise InvalidInput(f"page is {', '.join(PAGES)}, not {wanted!r}")
+    for name in dict.fromkeys((KINDS[source.card.kind].page, "image", "any") if wanted is None else (wanted,)):
+        found = FITS[name](source)
+        if isinstance(found, Page):
+            return replace(found, why="as asked for") if wanted == "any" else found
+    raise UnsupportedProgram(f"the page {wanted} is not for this program: {found}")
+
+
+def _chat(source: Source) -> Page | str:
+    if source.bundle is not None and GENERATE not in source.bundle.methods[0]:
+        return f"the bundle has no method {GENERATE!r}: make it with `ptegpu compile`"
     try:
-        signature = read_signature(program) if generates else None
-        refusal = f"the bundle has no method {GENERATE!r}: make it with `ptegpu compile`"
+        return Page("chat", "it is a language model", source.card, read_signature(source.file, source.card))
     except UnsupportedProgram as e:
-        signature, refusal = None, str(e)
-    if signature is not None and wanted in (None, "chat"):
-        return Page("chat", "it is a language model", signature)
-    if wanted == "chat":
-        raise UnsupportedProgram(f"the page chat is not for this program: {refusal}")
-    facts = read_facts(program)
-    exclusive = facts is not None and not facts.many and not facts.regression
-    if facts is not None and wanted in (None, "task") and not (facts.task == "image-classification" and exclusive):
-        refusal = "spectrograms are not made there" if facts.audio and facts.audio.features != "wave" else ""
-        if not refusal:
-            return Page("task", f"it is for {facts.task}", facts=facts)
-        if wanted == "task":
-            raise UnsupportedProgram(f"the page task is not for this program: {refusal}; take the page any")
-    if wanted == "task":
-        raise UnsupportedProgram("the page task is for programs that `ptegpu export hf` made; take another page")
-    methods = [m for m in program.methods if m.name == default_method([m.name for m in program.methods])]
-    picture = find_picture(methods[0]) if methods else "it has no method"
-    if isinstance(picture, Picture) and wanted in (None, "image"):
-        colours = "grey" if picture.channels == 1 else "colour"
-        why = f"it makes {picture.classes} numbers of a {colours} picture of {picture.width} × {picture.height}"
-        return Page("image", why, picture=picture, facts=facts)
-    if wanted == "image":
-        raise UnsupportedProgram(f"the page image is not for this program: {picture}; take the page any")
-    return Page("any", "as asked for" if wanted else "it is neither a language model nor an image classifier")
+        return str(e)
+
+
+def _task(source: Source) -> Page | str:
+    card = source.card
+    if card.kind != TASK:
+        return f"it is {KINDS[card.kind].noun}; take another page, or a program that `ptegpu export hf` made"
+    if card.takes == ("image",) and card.spec.drawn == "labels" and not card.many and not card.regression:
+        return "it is an image classifier; take the page image"
+    if card.audio and card.audio.features != "wave":
+        return "spectrograms are not made there; take the page any"
+    return Page("task", f"it is for {card.task}", card)
+
+
+def _image(source: Source) -> Page | str:
+    methods = source.file.methods
+    method = next((m for m in methods if m.name == default_method([m.name for m in methods])), None)
+    picture = find_picture(method) if method else "it has no method"
+    if isinstance(picture, str):
+        return f"{picture}; take the page any"
+    colours = "grey" if picture.channels == 1 else "colour"
+    why = f"it makes {picture.classes} numbers of a {colours} picture of {picture.width} × {picture.height}"
+    return Page("image", why, source.card, picture=picture)
+
+
+def _any(source: Source) -> Page | str:
+    return Page("any", "it is neither a language model nor an image classifier", source.card)
+
+
+FITS: dict[str, Callable[[Source], Page | str]] = {"chat": _chat, "image": _image, "task": _task, "any": _any}
 
 
 def page_files(folder: Path, page: Name, chats: bool) -> list[str]:
@@ -165,11 +181,14 @@ def language(
     return told, found
 
 
-def task(page: Page, model: Path, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Path]]:
+def task(page: Page, model: Path | None, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Path]]:
     """What the site says about a program for a task, and the tokenizer by its name in the site."""
-    assert page.facts is not None
-    told = json.loads(page.facts.json())
-    if page.facts.text is None:
+    card = page.card
+    told: dict[str, Any] = {"task": card.task, "result": card.spec.drawn, "context": card.spec.context}
+    told |= {"labels": card.labels, "many": card.many, "regression": card.regression, "blank": card.blank}
+    parts = {name: asdict(getattr(card, name)) for name in card.takes}
+    told |= {name: {k: v for k, v in part.items() if v is not None} for name, part in parts.items()}
+    if card.text is None:
         return told, {}
     path, _ = find_files(model, tokenizer)
     check_inside(path, path.parent, InvalidInput)
@@ -179,7 +198,7 @@ def task(page: Page, model: Path, tokenizer: Any) -> tuple[dict[str, Any], dict[
 
 def image(
     page: Page,
-    outer: Outer,
+    outer: CompiledMethod,
     labels: Sequence[str] | None,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
@@ -188,11 +207,10 @@ def image(
 
     A program that says so itself need not be told; what is given all the same wins.
     """
-    picture, facts = page.picture, page.facts
+    picture, told = page.picture, page.card.image
     assert picture is not None
-    told = facts.image if facts is not None else None
-    if facts is not None and told is not None:
-        labels = labels or (facts.labels if len(facts.labels) == picture.classes else None)
+    if told is not None:
+        labels = labels or (page.card.labels if len(page.card.labels) == picture.classes else None)
         mean, std = mean or told.mean, std or told.std
     if labels is not None and len(labels) != picture.classes:
         raise InvalidInput(f"there are {len(labels)} labels, the model has {picture.classes} classes: give one each")
@@ -219,7 +237,7 @@ def _each(values: Sequence[float] | None, channels: int, otherwise: float, name:
     return given * (channels // len(given))
 
 
-def _gives_probabilities(outer: Outer) -> bool:
+def _gives_probabilities(outer: CompiledMethod) -> bool:
     """Whether what is computed last makes probabilities of logits, as far as its name tells."""
     labels = [d.label for p in outer.plans for f in p.families for s in f.steps for c in s for d in c.dispatches]
     last = labels[-1] if labels else ""

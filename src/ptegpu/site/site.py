@@ -17,21 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ptegpu
-
-from ..compiler.program import read_source
+from .. import __version__
+from ..compiler import compile
 from ..errors import ExportError, InvalidInput, UnsupportedProgram
 from ..files import naming, read
-from ..models.facts import points_of
-from ..models.text.compiling import GENERATE
-from ..models.text.compiling import compile as compile_language_model
-from ..plan.bundle import Bundle, Outer
-from ..plan.read import is_bundle
-from ..plan.save import MANIFEST, save_web
-from ..plan.target import CLASSES, Target
+from ..models.door import Source
+from ..models.kinds import TASK
+from ..models.tasks.sizes import points_of
+from ..models.text.compiling import GENERATE, plans
+from ..plan import CLASSES, Bundle, CompiledMethod, Target
+from ..plan.layout import MANIFEST
+from ..plan.save import save_web
 from ..portable import PORTABLE, PRIMS
 from ..printing import shown
 from ..progress import Progress, silent
+from ..runtime import LoadOptions
 from .check import Check, make_check
 from .pages import PAGES, Name, Page, choose, default_method, image, language, page_files, task
 
@@ -114,28 +114,27 @@ def make_site(
     path, folder = Path(model), Path(os.path.abspath(output))
     check_output(folder)
     wanted = {name: list(values) for name, values in (sizes or {}).items()}
-    saved = Bundle.load(path) if is_bundle(path) else None
-    if saved is not None and (data is not None or wanted or targets is not None):
+    source = Source.of(path, LoadOptions(progress=tell))
+    if source.bundle is not None and (data is not None or wanted or targets is not None):
         raise InvalidInput(f"{path} is a bundle: its data, sizes and targets are given to `ptegpu compile`")
-    file = saved.file if saved is not None else read_source(path)
-    chosen = choose(file, page, generates=saved is None or GENERATE in saved.methods[0])
+    chosen = choose(source, page)
     _fits(chosen, labels=labels, mean=mean, std=std, tokenizer=tokenizer, examples=examples)
     told: dict[str, Any] = {"title": shown(title or path.stem), "page": chosen.name}
     content: dict[str, bytes] = {}
     about: dict[str, Any] = {}
     if chosen.name == "chat":
-        about["language"], found = language(chosen, path, tokenizer, examples)
-        content |= {name: read(source, InvalidInput) for name, source in found.items()}
+        about["language"], found = language(chosen, source.path, tokenizer, examples)
+        content |= {name: read(file, InvalidInput) for name, file in found.items()}
     if chosen.name == "task":
-        about["task"], found = task(chosen, path, tokenizer)
-        content |= {name: read(source, InvalidInput) for name, source in found.items()}
-    made = saved or _compile(path, data, wanted, targets, chosen, tell)
+        about["task"], found = task(chosen, source.path, tokenizer)
+        content |= {name: read(file, InvalidInput) for name, file in found.items()}
+    made = source.bundle or _compile(source, data, wanted, targets, chosen, tell)
     bundle = _kept(made, chosen)
     method = default_method(list(bundle.methods[0]))
     if chosen.name == "image":
         about["image"] = image(chosen, bundle.methods[0][method], labels, mean, std)
-    told |= {"method": method, "made": f"ptegpu {ptegpu.__version__}"}
-    told |= {"model": {"file": shown(path.name), "bytes": file.nbytes}} | about
+    told |= {"method": method, "made": f"ptegpu {__version__}"}
+    told |= {"model": {"file": shown(path.name), "bytes": source.file.nbytes}} | about
     tell("Reference", 0, 1)
     reference: Check | str = "it was not asked for"
     if check:
@@ -188,7 +187,7 @@ def _fits(page: Page, **given: Any) -> None:
 
 
 def _compile(
-    path: Path,
+    source: Source,
     data: Any,
     sizes: Mapping[str, Sequence[int]],
     targets: Sequence[Target] | None,
@@ -203,19 +202,19 @@ def _compile(
         finished += done == 0
         tell("Planning", (finished - 1) * of + done, of * len(wanted))
 
-    given: dict[str, Any] = {"sizes": sizes or None, "progress": planning}
+    planned: dict[str, Any] = {}
     if page.name == "chat":
-        return compile_language_model(path, data, wanted, methods=(), **given)
-    if page.facts is not None and not sizes:
-        alone = None if len(page.facts.takes) > 1 else [1]  # the page asks of one text or picture, or of several labels
-        given["points"] = {"forward": points_of(page.facts, alone)}
-    return ptegpu.compile(path, data, wanted, **given)
+        planned = plans(source.file, source.card) | {"methods": ()}
+    elif source.card.kind == TASK and not sizes:
+        alone = None if len(source.card.takes) > 1 else [1]  # the page asks of one text or picture, or several labels
+        planned = {"points": {"forward": points_of(source.card, alone)}}
+    return compile(source.file, data, wanted, sizes=sizes or None, progress=planning, **planned)
 
 
 def _kept(bundle: Bundle, page: Page) -> Bundle:
     """The bundle with the methods that a page can run: no constants; of a language model, what generates."""
 
-    def kept(outers: Mapping[str, Outer]) -> dict[str, Outer]:
+    def kept(outers: Mapping[str, CompiledMethod]) -> dict[str, CompiledMethod]:
         return {name: o for name, o in outers.items() if (name == GENERATE if page.name == "chat" else o.items)}
 
     methods = tuple(kept(outers) for outers in bundle.methods)
@@ -231,7 +230,7 @@ def _kept(bundle: Bundle, page: Page) -> Bundle:
 
 def _description(page: Page, title: str) -> str:
     kinds = {"chat": "a language model", "image": "an image classifier", "any": "a program"}
-    what = f"a model for {page.facts.task}" if page.name == "task" and page.facts else kinds[page.name]
+    what = f"a model for {page.card.task}" if page.name == "task" else kinds[page.name]
     return f"{title}: {what} that runs on your own GPU, in this page. Nothing that you enter leaves it."
 
 

@@ -7,34 +7,25 @@ of each token is made on the host, by `rules`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-import ptegpu
-
 from ...errors import ExecutionError, InvalidInput, UnsupportedProgram
-from ...format import Method as FileMethod
 from ...format import Program as File
-from ...format import Tensor, read_program
-from ...gpu.threads import Lock
-from ...limits import Limits
-from ...plan.bundle import Bundle
-from ...plan.read import is_bundle
-from ...plan.target import Cache, Precision
+from ...format import Tensor
+from ...gpu import Lock
 from ...progress import Progress, silent
-from ..checkpoints import program_of
+from ...runtime import open_program
+from ..door import Loading, Openable, Source, loading
+from ..kinds import SPEECH
+from ..parts import Speech
 from ..tokenizer import find_tokenizer
 from ..wave import read_wave, resample
-from .facts import METHOD, Facts
 from .rules import Piece, Rules, cut, log_softmax
 from .transcript import Segment, Transcript
-
-if TYPE_CHECKING:
-    from ...gpu import Engine
 
 METHODS = ("log_mel", "encode", "forward")
 RANGE = 8.0  # powers of ten below the loudest that are heard
@@ -43,23 +34,11 @@ NO_SPEECH, UNLIKELY = 0.6, -1.0  # a window is silent if that is likelier, and i
 Sound = str | os.PathLike[str] | np.ndarray
 
 
-def read_facts(file: File) -> Facts:
-    """UnsupportedProgram if the program is not one for speech."""
-    name = file.path or "the program"
-    found = {m.name: m for m in file.methods}
-    missing = [m for m in (METHOD, *METHODS) if m not in found]
-    if missing:
-        raise UnsupportedProgram(
-            f"{name} is no program for speech: it has no method {missing[0]!r}; make one with `ptegpu export speech`"
-        )
-    (text,) = [found[METHOD].values[k] for k in found[METHOD].outputs] or [None]
-    facts = Facts.from_json(text if isinstance(text, str) else "", name)
-    _check_shapes(found, facts, name)
-    return facts
-
-
-def _check_shapes(methods: Mapping[str, FileMethod], f: Facts, name: str) -> None:
-    """That the methods take and give what the facts say."""
+def check_shapes(file: File, f: Speech) -> None:
+    """Raise UnsupportedProgram unless the methods take and give what the card says."""
+    name, methods = file.path or "the program", {m.name: m for m in file.methods}
+    if missing := [m for m in METHODS if m not in methods]:
+        raise UnsupportedProgram(f"{name} is no program for speech: it has no method {missing[0]!r}")
 
     def shapes(method: str, given: bool) -> list[tuple[int, ...]]:
         m = methods[method]
@@ -84,7 +63,7 @@ def _check_shapes(methods: Mapping[str, FileMethod], f: Facts, name: str) -> Non
 class _Prompt:
     """What a window's tokens begin with, once the language is known."""
 
-    facts: Facts
+    facts: Speech
     language: int | None
     task: str
     timestamps: bool
@@ -107,30 +86,27 @@ class _Window:
 class SpeechModel:
     """A Whisper model on a GPU. Close it, or use it as a context manager.
 
-    `path` is a `.pte` or bundle of `ptegpu export speech`, or a checkpoint folder, which is exported once and kept in
-    the cache. The tokenizer is looked for beside it. Other arguments are those of `ptegpu.load`.
+    `source` is a `.pte` or bundle of `ptegpu export speech`, or a checkpoint folder, which is exported once and kept in
+    the cache. The tokenizer is looked for beside it. `options` are `LoadOptions`, or a device; `more` are their
+    fields by name.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
-        device: str | int = "auto",
+        source: Openable,
+        options: Loading = None,
         tokenizer: str | os.PathLike[str] | None = None,
-        *,
-        engine: Engine = "auto",
-        precision: Precision = "auto",
-        cache: Cache = "f32",
-        limits: Limits | None = None,
-        progress: Progress = silent,
+        **more: Any,
     ) -> None:
-        path = program_of(path, progress)
-        saved = Bundle.load(path) if is_bundle(path) else None
-        self.facts = read_facts(saved.file if saved else read_program(path))
-        self.tokenizer = find_tokenizer(Path(path), tokenizer)
+        options = loading(options, more)
+        found = Source.of(source, options, (SPEECH,))
+        found.check_kind(SPEECH)
+        assert found.card.speech is not None
+        self.facts = found.card.speech
+        check_shapes(found.file, self.facts)
+        self.tokenizer = find_tokenizer(found.path, tokenizer)
         step = {"forward": [{"input 0[1]": 1}]}
-        how: dict[str, Any] = {"engine": engine, "precision": precision, "limits": limits, "progress": progress}
-        how |= {} if saved else {"cache": cache}
-        self.program = ptegpu.load(saved or path, device=device, methods=METHODS, first=step, **how)
+        self.program = open_program(found.program, options, methods=METHODS, first=step)
         self._mel, self._encode, self._forward = map(self.program.method, METHODS)
         self._lock = Lock()
 
@@ -294,7 +270,7 @@ def _checked(samples: np.ndarray) -> np.ndarray:
     return samples.astype(np.float32)
 
 
-def transcribe(sound: Sound, model: str | os.PathLike[str], device: str | int = "auto", **options: Any) -> Transcript:
-    """What is said in a WAV file or in samples, by a model that is loaded for it; see `SpeechModel`."""
+def transcribe(sound: Sound, model: Openable, device: Loading = None, **options: Any) -> Transcript:
+    """Return what is said in a WAV file or in samples, by a model that is loaded for it; see `SpeechModel`."""
     with SpeechModel(model, device) as loaded:
         return loaded.transcribe(sound, **options)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .facts import Facts
+from ..parts import Speech
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
@@ -20,7 +20,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 class Rules:
     """`timestamps`: they come first, then in pairs, and never go back."""
 
-    def __init__(self, facts: Facts, timestamps: bool) -> None:
+    def __init__(self, facts: Speech, timestamps: bool) -> None:
         self.facts, self.timestamps = facts, timestamps
         self._never = list(facts.suppressed)
         self._never_first = list(facts.suppressed_first)
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
     tokens: list[int]
 
 
-def cut(tokens: list[int], frames: int, facts: Facts) -> tuple[list[Piece], int]:
+def cut(tokens: list[int], frames: int, facts: Speech) -> tuple[list[Piece], int]:
     """The pieces of a window that has so many frames of sound, and how many frames on the next window begins.
 
     Pairs of timestamps are where pieces end. What follows the last pair is heard again in the next window, unless one

@@ -1,22 +1,29 @@
 """From a picture, a sound or a text to an answer: programs that say what they are for (`ptegpu export hf`).
 
-`facts.py` is what such a file says, `media.py` makes arrays of pictures and sounds, `pipeline.py` runs the program and
-reads its outputs. PyTorch is not needed.
+`specs.py` is the table of tasks, `results.py` reads outputs, `pipeline.py` runs the program. PyTorch is not needed.
 """
 
-from ..facts import Audio, Facts, Image, Text, points_of, read_facts
-from .pipeline import Answer, Label, Pipeline, Span, pipeline
+from __future__ import annotations
 
-__all__ = [
-    "Answer",
-    "Audio",
-    "Facts",
-    "Image",
-    "Label",
-    "Pipeline",
-    "Span",
-    "Text",
-    "pipeline",
-    "points_of",
-    "read_facts",
-]
+from typing import TYPE_CHECKING
+
+from ...lazy import lazy
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+    from .results import Answer, Label, Span
+    from .specs import TASKS, TaskSpec
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "Answer": ".results",
+        "Label": ".results",
+        "Pipeline": ".pipeline",
+        "Span": ".results",
+        "TASKS": ".specs",
+        "TaskSpec": ".specs",
+    },
+)
+
+__all__ = ["TASKS", "Answer", "Label", "Pipeline", "Span", "TaskSpec"]

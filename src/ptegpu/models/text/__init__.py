@@ -1,20 +1,40 @@
 """Text from language models: prompts in, text out, with the KV cache and the sampling of tokens on the GPU.
 
-from ptegpu.models.text import LanguageModel
-with LanguageModel("model.pte") as model:
+with ptegpu.open("model.pte") as model:
     for text in model.stream("Once upon a time", temperature=0.8, seed=1):
         print(text, end="", flush=True)
 """
 
 from __future__ import annotations
 
-from ..tokenizer import Tokenizer
-from .batch import BatchEngine
-from .chat import Conversation
-from .evaluate import Evaluation, evaluate
-from .generation import Generation, Stream, Timings
-from .model import LanguageModel
-from .sampling import Sampling
+from typing import TYPE_CHECKING
+
+from ...lazy import lazy
+
+if TYPE_CHECKING:
+    from ..tokenizer import Tokenizer
+    from .batch import BatchEngine
+    from .chat import Conversation
+    from .generation import Generation, Stream, Timings
+    from .model import LanguageModel
+    from .perplexity import Evaluation, evaluate
+    from .sampling import Sampling
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "BatchEngine": ".batch",
+        "Conversation": ".chat",
+        "Evaluation": ".perplexity",
+        "Generation": ".generation",
+        "LanguageModel": ".model",
+        "Sampling": ".sampling",
+        "Stream": ".generation",
+        "Timings": ".generation",
+        "Tokenizer": "..tokenizer",
+        "evaluate": ".perplexity",
+    },
+)
 
 __all__ = [
     "BatchEngine",

@@ -24,13 +24,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 
 from ...errors import Closed, DeviceLost, ExecutionError, InvalidInput, UnsupportedProgram
-from ...format import read_program
 from ...gpu import threads
-from ...limits import Limits
-from ...plan.bundle import Bundle
-from ...plan.read import is_bundle
-from ...plan.target import Cache, Precision
-from ...progress import Progress, silent
+from ..door import Loading, Openable, Source, loading
+from ..kinds import LANGUAGE
 from .generation import Generation
 from .handle import Finished, Handle, Piece, Told
 from .prompts import MAX_TOKENS, Options, Prompt, Prompts, check_max_tokens
@@ -40,8 +36,7 @@ from .schedule import Event, Request, Work
 from .signature import read_signature
 
 if TYPE_CHECKING:
-    from ...gpu import Engine
-    from ...runtime.program import Program
+    from ...runtime import Program
 
 SEQUENCES = 64
 QUEUE = 256
@@ -56,8 +51,8 @@ class BatchOptions(Options, total=False):
     owner: str  # owners take turns: many requests of one do not keep others waiting
 
 
-class Facts(NamedTuple):
-    """About a model, as it was loaded."""
+class Served(NamedTuple):
+    """A model as clients see it."""
 
     name: str
     context: int  # tokens
@@ -94,8 +89,8 @@ class BatchEngine(Prompts):
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | bytes,
-        device: str | int = "auto",
+        source: Openable,
+        options: Loading = None,
         tokenizer: str | os.PathLike[str] | None = None,
         *,
         data: Any = None,
@@ -106,27 +101,21 @@ class BatchEngine(Prompts):
         beside: int = BESIDE,
         one_by_one: bool = True,
         shares: Program | None = None,
-        engine: Engine = "auto",
-        precision: Precision = "auto",
-        cache: Cache = "f32",
-        limits: Limits | None = None,
-        progress: Progress = silent,
+        **more: Any,
     ) -> None:
         for name, value in (("sequences", sequences), ("queue", queue), ("rows", rows), ("beside", beside)):
             if value is not None and value < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {value}")
-        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
-        how["limits"] = limits
+        options = loading(options, more)
         limit = math.inf if queue is None else queue
-        saved = Bundle.load(path) if is_bundle(path) else None
-        file = saved.file if saved else shares.file if shares else read_program(path)
-        super().__init__(path, read_signature(file), tokenizer)
+        found = Source.of(source, options, LANGUAGE)
+        super().__init__(found.path, read_signature(found.file, found.card), tokenizer)
         self.alone = ""
         self._runner: Runner
         try:
             self._runner = ManyRunner(
-                saved or path, self.signature, device=device, data=data, sequences=sequences, memory=memory, rows=rows,
-                beside=beside, queue=limit, shares=shares, how=how,
+                found.program, self.signature, options, data=data, sequences=sequences, memory=memory, rows=rows,
+                beside=beside, queue=limit, shares=shares,
             )  # fmt: skip
         except UnsupportedProgram as reason:
             if not one_by_one:
@@ -135,9 +124,9 @@ class BatchEngine(Prompts):
 
             self.alone = str(reason)
             warnings.warn(f"{reason}; requests are served one at a time", stacklevel=2)
-            self._runner = OneRunner(LanguageModel(path, device, tokenizer, data=data, chunk=rows, **how), limit)
+            self._runner = OneRunner(LanguageModel(found, options, tokenizer, data=data, chunk=rows), limit)
         self._scheduler = self._runner.scheduler
-        self.model = Facts(
+        self.model = Served(
             self._path.stem if self._path else "model",
             self.signature.context,
             self.signature.vocabulary,

@@ -1,47 +1,39 @@
-"""What generation adds to a language model: the next token is chosen on the GPU, in the same plan as the model."""
+"""Bundles of language models, with what generation adds to their methods and the sizes that it runs at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...dtypes import DType
-from ...errors import UnsupportedProgram
-from ...graph.linear import Var
-from ...sampling import MODES, PENALTY, SETTINGS
-from .sampling import words_of
+from ...format import Program
+from ...sampling import MODES, PENALTY, words_of
+from ..card import Card
+from ..door import Openable, Source
+from ..kinds import LANGUAGE
 from .signature import METHOD, Signature, read_signature
 
 if TYPE_CHECKING:
-    from ...compiler.append import Tail
-    from ...plan.bundle import Bundle
+    from ...compiler import Append, Tail
+    from ...compiler.ragged import Count
+    from ...plan import Bundle
 
 GENERATE = "ptegpu.generate"  # the name of `forward` with this, in a bundle
 SERVE = "ptegpu.serve"  # the name of `forward` for many sequences
 LIMITS = "ptegpu.serve.limits"  # a constant method beside it: the pages of its caches, the most rows of a run
 
 
-def sampling_of(signature: Signature) -> Callable[[Tail], None]:
-    """The last logits become a token; the logits of given tokens become their log-probabilities."""
+def sampling_of(signature: Signature) -> Append:
+    """Return what appends the choice of the next token to the model."""
+    from ...compiler.sampling import sampling
 
-    from ...ops.sample import SAMPLE, SCORE
-    from ...ops.views import VIEW
+    return sampling(signature.vocabulary, signature.chunk if signature.every else 1)
 
-    def append(tail: Tail) -> None:
-        logits = tail.outputs[-1]
-        assert isinstance(logits, Var)
-        settings = tail.input("settings", DType.I32, (len(SETTINGS),))
-        seen = tail.input("seen", DType.I32, (words_of(signature.vocabulary),), dynamic=True)
-        how = tail.input("how")
-        sampled = [(DType.I32, (1,)), (DType.F32, (1,))]
-        token, logprob = tail.call(SAMPLE, logits, settings, seen, how, gives=sampled)
-        rows = (1, signature.chunk if signature.every else 1)
-        targets = tail.input("targets", DType.I32, rows, dynamic=True)
-        (scores,) = tail.call(SCORE, logits, targets, gives=[(DType.F32, rows)])
-        (following,) = tail.call(VIEW, token, (1, 1), gives=[(DType.I32, (1, 1))])
-        tail.outputs = [following, logprob, scores]
 
-    return append
+def serving_of(signature: Signature, pages: Count, sequences: int) -> Append:
+    """Return what makes `forward` a method of many sequences, with that many `pages` of caches in all."""
+    from ...compiler.ragged import serving
+
+    return serving(signature.vocabulary, signature.context, signature.chunk, pages, sequences)
 
 
 def points_of(signature: Signature) -> Sequence[Mapping[str, int]]:
@@ -67,33 +59,38 @@ class Many(NamedTuple):
     rows: int = 512  # of a run, where the model takes so many
 
 
-def compile(path: Any, data: Any = None, targets: Any = None, *, many: Many | None = None, **how: Any) -> Bundle:
-    """A language model as a bundle that `LanguageModel` and `ptegpu generate` take; its own methods are in it, too.
+def plans(file: Program, card: Card) -> dict[str, Any]:
+    """Return what `ptegpu.compile` is given for a language model: the method that generates, and its sizes."""
+    signature = read_signature(file, card)
+    return {"also": {GENERATE: (METHOD, sampling_of(signature))}, "points": {GENERATE: points_of(signature)}}
+
+
+def compile(
+    source: Openable, data: Any = None, targets: Any = None, *, many: Many | None = None, **options: Any
+) -> Bundle:
+    """Compile a language model to a bundle that `LanguageModel` and `ptegpu generate` take, with its own methods.
 
     With `many`, `BatchEngine` and `ptegpu serve` take it for many sequences at once. Raises UnsupportedProgram if it is
     no language model, or cannot do that. See `ptegpu.compile` for the arguments.
     """
-    from ...compiler.program import compile as compile_program
-    from ...compiler.program import read_source
-    from ...plan.target import Target
+    from ...compiler import compile as compile_program
+    from ...plan import Target
 
-    signature = read_signature(read_source(path))
-    also = {GENERATE: (METHOD, sampling_of(signature))}
-    points = {GENERATE: points_of(signature)}
+    found = Source.of(source, kinds=LANGUAGE)
+    planned = plans(found.file, found.card)
     if many is not None:
         wanted = [Target()] if targets is None else [targets] if isinstance(targets, Target) else [*targets]
         limit = min(min(t.max_binding_bytes, t.max_buffer_bytes) for t in wanted)
-        half = any(t.cache == "f16" for t in wanted) or how.get("cache") == "f16"
-        more, points[SERVE] = _serving(signature, many, limit, half)
-        also |= more
-    return compile_program(path, data, targets, also=also, points=points, **how)
+        half = any(t.cache == "f16" for t in wanted) or options.get("cache") == "f16"
+        more, planned["points"][SERVE] = _serving(read_signature(found.file, found.card), many, limit, half)
+        planned["also"] |= more
+    return compile_program(found.file, data, targets, **planned, **options)
 
 
 def _serving(
     signature: Signature, many: Many, limit: int, half: bool
-) -> tuple[dict[str, tuple[str, Callable[[Tail], None]]], Sequence[Mapping[str, int]]]:
+) -> tuple[dict[str, tuple[str, Append]], Sequence[Mapping[str, int]]]:
     """`forward` for many sequences and its limits, as further methods; the sizes of the former."""
-    from .ragged import serving
     from .runners import check_chunk, pages_of
     from .runners import points_of as points_of_many
 
@@ -108,19 +105,8 @@ def _serving(
         return pages
 
     def limits(tail: Tail) -> None:
-        tail.linear.inputs, tail.linear.code, tail.linear.input_tree = [], [], ""
+        tail.flat.inputs, tail.flat.code, tail.flat.input_tree = [], [], ""
         tail.outputs = [pages, rows]  # known by now: methods are made in order
 
-    also = {SERVE: (METHOD, serving(signature, count, sequences)), LIMITS: (METHOD, limits)}
+    also = {SERVE: (METHOD, serving_of(signature, count, sequences)), LIMITS: (METHOD, limits)}
     return also, points_of_many(signature, rows, sequences)
-
-
-def is_language_model(path: Any) -> bool:
-    """Whether generation can use a program."""
-    from ...compiler.program import read_source
-
-    try:
-        read_signature(read_source(path))
-    except UnsupportedProgram:
-        return False
-    return True

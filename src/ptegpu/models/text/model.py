@@ -16,27 +16,20 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-import ptegpu
-
 from ...errors import ExecutionError, InvalidInput, UnsupportedProgram
-from ...format import read_program
-from ...gpu.threads import Lock
-from ...limits import Limits
-from ...plan.bundle import Bundle
-from ...plan.read import is_bundle
-from ...plan.target import Cache, Precision
-from ...progress import Progress, silent
+from ...gpu import Lock
+from ...runtime import open_program
 from ...sampling import GREEDY, SETTINGS
-from ..checkpoints import program_of
+from ..door import Loading, Openable, Source, loading
+from ..kinds import LANGUAGE
 from .compiling import GENERATE, SERVE, points_of, sampling_of
 from .generation import Generation, Stream
-from .pictures import VISION, Picture, Pictures
+from .pictures import Picture, Pictures
 from .prompts import MAX_TOKENS, Options, Prompt, Prompts, Writer, check_max_tokens
 from .sampling import Sampling, Seen
-from .signature import METHOD, read_signature
+from .signature import METHOD, VISION, read_signature
 
 if TYPE_CHECKING:
-    from ...gpu import Engine
     from ..template import Message
     from .batch import BatchEngine
 
@@ -52,50 +45,46 @@ NO_TARGETS = np.zeros((1, 0), np.int32)
 class LanguageModel(Prompts):
     """A language model on a GPU. Close it, or use it as a context manager.
 
-    `path` may be a checkpoint folder, too: it is exported once, as `ptegpu export llm` does, and kept in the cache.
-    `device` is "auto", an adapter's index, or part of its name. The tokenizer is looked for beside the model
-    (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of tokens.
-    `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. `engine`, `precision`,
-    `limits` and `progress` are those of `ptegpu.load`; so is `cache`: with "f16", long contexts are faster.
+    `source` may be a checkpoint folder, too: it is exported once, as `ptegpu export llm` does, and kept in the cache.
+    `options` are `LoadOptions`, or a device; `more` are fields of them by name. The tokenizer is looked for beside the
+    model (`NAME.tokenizer.json`, `tokenizer.json`), or given as a file or folder; without one, prompts are lists of
+    tokens. `data` is one or several `.ptd` files. `chunk` is how many tokens of a prompt run at once. With the option
+    `cache="f16"`, long contexts are faster.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | bytes,
-        device: str | int = "auto",
+        source: Openable,
+        options: Loading = None,
         tokenizer: str | os.PathLike[str] | None = None,
         *,
         data: Any = None,
         chunk: int | None = None,
-        engine: Engine = "auto",
-        precision: Precision = "auto",
-        cache: Cache = "f32",
-        limits: Limits | None = None,
-        progress: Progress = silent,
+        **more: Any,
     ) -> None:
-        how: dict[str, Any] = {"engine": engine, "precision": precision, "cache": cache, "progress": progress}
-        how["limits"] = limits
-        path = program_of(path, progress)
-        saved = Bundle.load(path) if is_bundle(path) else None
-        super().__init__(path, read_signature(saved.file if saved else read_program(path)), tokenizer)
+        options = loading(options, more)
+        found = Source.of(source, options, LANGUAGE)
+        super().__init__(found.path, read_signature(found.file, found.card), tokenizer)
         if chunk is not None and chunk < 1:
             raise InvalidInput(f"chunk must be at least 1, not {chunk}")
-        alone = saved is not None and SERVE not in saved.methods[0]
-        self._source = None if alone else (path, device, tokenizer, {"data": data, **how})  # of the same for many
+        alone = found.bundle is not None and SERVE not in found.bundle.methods[0]
+        self._source = None if alone else (found, options, tokenizer, data)  # of the same for many
         self._many: BatchEngine | None = None
         facts = self.signature.pictures
         sees = [VISION] if facts else []
         points = points_of(self.signature)
         step = [p for p in points if p["how"] == GREEDY][:1]  # a token of greedy decoding
-        if saved is not None:
-            if GENERATE not in saved.methods[0]:
-                where = self._path or "the bundle"
-                raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
-            self.program = ptegpu.load(saved, data, device, methods=[GENERATE, *sees], first={GENERATE: step}, **how)
-        else:
-            how |= {"append": {METHOD: sampling_of(self.signature)}, "points": {METHOD: points}}
-            self.program = ptegpu.load(path, data, device, methods=[METHOD, *sees], first={METHOD: step}, **how)
-        self._forward = self.program.method(METHOD if saved is None else GENERATE)
+        method = METHOD if found.bundle is None else GENERATE
+        planned: dict[str, Any] = {}
+        if found.bundle is None:
+            planned = {"append": {METHOD: sampling_of(self.signature)}, "points": {METHOD: points}}
+        elif GENERATE not in found.bundle.methods[0]:
+            where = self._path or "the bundle"
+            raise InvalidInput(f"{where} has no method {GENERATE!r}: make it with `ptegpu compile`")
+        self.program = open_program(
+            found.program, options, data, methods=[method, *sees], first={method: step}, **planned
+        )
+        self._forward = self.program.method(method)
         self.pictures: Pictures | None = None  # that it has seen, if it can see
         if facts is not None:
             self.pictures = Pictures(facts, self.signature.vocabulary, self.program.method(VISION))
@@ -177,11 +166,11 @@ class LanguageModel(Prompts):
 
         with self._lock:
             if self._many is None and self._source is not None:
-                path, device, tokenizer, how = self._source
+                source, options, tokenizer, data = self._source
                 try:
                     self._many = BatchEngine(
-                        path, device, tokenizer, sequences=TOGETHER_MANY, queue=None, one_by_one=False,
-                        shares=self.program, **how,
+                        source, options, tokenizer, data=data, sequences=TOGETHER_MANY, queue=None, one_by_one=False,
+                        shares=self.program,
                     )  # fmt: skip
                 except UnsupportedProgram:
                     self._source = None

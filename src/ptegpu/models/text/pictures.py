@@ -1,4 +1,4 @@
-"""Pictures for language models that see: what a program says about them, pixels from files, and text around them.
+"""Pictures for language models that see: pixels from files, and text around them.
 
 A picture becomes tiles of one size, each of which the program turns into rows that stand in place of tokens. Rows are
 kept under ids of their own, above those of the vocabulary, so that equal pictures have equal ids: what the cache holds
@@ -8,23 +8,16 @@ is known token by token, pictures included.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import InvalidInput, InvalidProgram
-from ..facts import RESAMPLES
+from ...errors import InvalidInput
 from ..media import open_image
-
-METHOD = "ptegpu_pictures"  # gives the facts as JSON
-VISION = "vision"  # pixels (1, 3, size, size) → rows (rows, dim)
-VERSION = 1
-LARGEST = 4096  # pixels of a side, before it is cut into tiles
+from ..parts import RESAMPLES, Vision
 
 
 class Look(NamedTuple):
@@ -38,58 +31,7 @@ class Look(NamedTuple):
 Picture = str | os.PathLike[str] | np.ndarray | Look  # a file, or uint8 (height, width, 3)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    size: int  # pixels of a tile's side
-    rows: int  # that a tile becomes
-    dim: int  # of a row
-    token: int  # that stands for a row in a prompt
-    longest: int  # pixels that the longer side of a picture gets
-    split: bool  # a picture is cut into tiles, and seen as a whole besides
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    mark: str = "<image>"  # what stands for a picture in a text, and for each row
-    around: str = "<fake_token_around_image>"
-    whole: str = "<global-img>"
-
-    def to_json(self) -> str:
-        return json.dumps({"version": VERSION} | asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str, name: str) -> Facts:
-        """Checked: InvalidProgram if they cannot be."""
-        try:
-            found = json.loads(text[: 1 << 16])
-            if found.pop("version", None) != VERSION or set(found) != {f.name for f in fields(cls)}:
-                raise ValueError("they are of another version of ptegpu")
-            made = cls(**found | {"mean": tuple(found["mean"]), "std": tuple(found["std"])})
-            made._check()
-            return made
-        except (ValueError, TypeError, AttributeError, RecursionError) as e:
-            raise InvalidProgram(f"the facts about pictures are wrong: {e}", path=name) from None
-
-    def _check(self) -> None:
-        for key in ("size", "rows", "dim", "longest", "token"):
-            value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or not (key != "token") <= value <= 1 << 24:
-                raise ValueError(f"{key} is {value!r}")
-        numbers = (*self.mean, *self.std)
-        if len(numbers) != 6 or not all(isinstance(x, int | float) and math.isfinite(x) for x in numbers):
-            raise ValueError("means and deviations are no numbers")
-        if not all(self.std) or self.longest > LARGEST or self.size > LARGEST:
-            raise ValueError("sizes or deviations are out of range")
-        if not all(isinstance(t, str) and t for t in (self.mark, self.around, self.whole)):
-            raise ValueError("marks are no texts")
-
-    def text(self, down: int, across: int) -> str:
-        """What a prompt has for a picture of so many tiles, without the whole one."""
-        row, made = self.mark * self.rows, ""
-        for r in range(1, down + 1):
-            made += "".join(f"{self.around}<row_{r}_col_{c}>{row}" for c in range(1, across + 1)) + "\n"
-        return made + ("\n" if down else "") + self.around + self.whole + row + self.around
-
-
-def pixels(picture: str | os.PathLike[str] | np.ndarray, facts: Facts) -> tuple[np.ndarray, int, int]:
+def pixels(picture: str | os.PathLike[str] | np.ndarray, facts: Vision) -> tuple[np.ndarray, int, int]:
     """A picture as tiles float32 (n, 3, size, size), and how many there are down and across; the last is the whole."""
     image = open_image(picture)
     image = _resized(image, *_longest(image.width, image.height, facts.longest))
@@ -129,7 +71,7 @@ def _resized(image: Any, width: int, height: int) -> Any:
 class Pictures:
     """The rows of all pictures that a model has seen, by their ids: `first` and above."""
 
-    def __init__(self, facts: Facts, first: int, see: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, facts: Vision, first: int, see: Callable[[np.ndarray], np.ndarray]) -> None:
         self.facts, self.first, self._see = facts, first, see
         self.rows = np.zeros((0, facts.dim), np.float32)
         self._known: dict[bytes, int] = {}  # tiles: where their rows begin

@@ -43,12 +43,12 @@ class Prompts:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | bytes,
+        path: Path | None,
         signature: Signature,
         tokenizer: str | os.PathLike[str] | None,
     ) -> None:
         self.signature = signature
-        self._path = None if isinstance(path, bytes) else Path(path)
+        self._path = path
         self._tokenizer_path = tokenizer
         self._tokenizer: Tokenizer | None = None
         if tokenizer is not None:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-import ptegpu
-
 from ...errors import InvalidInput, UnsupportedProgram
-from ...gpu import open_device
-from ...graph.linear import Var
+from ...format import Program as File
 from ...kernels.attention import PAGE
-from ...plan.bundle import Bundle
-from ...sampling import SETTINGS
-from .compiling import LIMITS, SERVE
+from ...plan import Bundle, Var
+from ...runtime import LoadOptions, open_program
+from ...sampling import SETTINGS, words_of
+from .compiling import LIMITS, SERVE, serving_of
 from .generation import Generation, Stream
 from .pages import Pages
-from .sampling import Sampling, Seen, words_of
+from .sampling import Sampling, Seen
 from .schedule import Request, Scheduler, Work
 from .signature import METHOD, Signature
 
 if TYPE_CHECKING:
-    from ...runtime.program import Program
+    from ...runtime import Program
     from .model import LanguageModel
 
 SHARE = 2  # the part of the memory that weights leave free which caches take at most, if nobody says otherwise
@@ -61,10 +60,10 @@ class ManyRunner:
 
     def __init__(
         self,
-        path: Any,
+        source: File | Bundle,
         signature: Signature,
+        options: LoadOptions,
         *,
-        device: str | int,
         data: Any,
         sequences: int,
         memory: int | None,
@@ -72,17 +71,17 @@ class ManyRunner:
         beside: int,
         queue: float,
         shares: Program | None,
-        how: Mapping[str, Any],
     ) -> None:
         check_chunk(signature)
-        opened = open_device(device, engine=how["engine"]) if shares is None else shares.device
-        if isinstance(path, Bundle):
+        opened = options.open()[0] if shares is None else shares.device
+        options = replace(options, device=opened)
+        if isinstance(source, Bundle):
             if memory is not None:
                 raise InvalidInput("a bundle has the caches that it was made with: give the memory to ptegpu compile")
-            pages, most, places = bundle_limits(path)
+            pages, most, places = bundle_limits(source)
             most = min(rows or most, most)
             first = {SERVE: points_of(signature, 1, 1)[:1]}
-            self.program = ptegpu.load(path, data, opened, methods=[SERVE], first=first, **how)
+            self.program = open_program(source, options, data, methods=[SERVE], first=first)
             self._method = self.program.method(SERVE)
         else:
             most = min(rows or ROWS_OF.get(opened.info.type, ROWS), signature.chunk)
@@ -93,24 +92,21 @@ class ManyRunner:
                 nonlocal pages
                 given, free = memory, opened.available_bytes()
                 if given is None and free is not None:
-                    given = max(0, free - (_bytes_of(path, data) if shares is None else 0)) // SHARE
+                    given = max(0, free - (source.nbytes + _bytes_of(data) if shares is None else 0)) // SHARE
                 limit = min(opened.target.max_binding_bytes, opened.target.max_buffer_bytes)
-                pages = pages_of(signature, places, sizes, given, limit, how["cache"] == "f16")
+                pages = pages_of(signature, places, sizes, given, limit, options.cache == "f16")
                 return pages
 
-            from .ragged import serving
-
             points = points_of(signature, most, places)
-            self.program = ptegpu.load(
-                path,
+            self.program = open_program(
+                source,
+                options,
                 data,
-                opened,
                 methods=[METHOD],
-                append={METHOD: serving(signature, count, places)},
+                append={METHOD: serving_of(signature, count, places)},
                 points={METHOD: points},
                 first={METHOD: points[:1]},
                 beside=shares,
-                **how,
             )
             self._method = self.program.method(METHOD)
         self.ahead = int(self._method.in_one_plan)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...errors import InvalidInput
-from ...sampling import DRAW, GREEDY, PENALTY, TOP_K, TOP_P
+from ...sampling import DRAW, GREEDY, PENALTY, TOP_K, TOP_P, words_of
 
 SEEDS = 1 << 32
 
@@ -86,11 +86,6 @@ class Seen:
                 view[t >> 5] |= np.uint32(1 << (t & 31))
             self._count = len(tokens)
         return self.bits
-
-
-def words_of(vocabulary: int) -> int:
-    """Words that have a bit per token."""
-    return -(-vocabulary // 32)
 
 
 def _single(value: float) -> float:

@@ -2,25 +2,24 @@
 
 A language model is a method `forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]` that keeps its
 KV cache inside. One that sees pictures has a method `vision` beside it, and takes rows of it in place of tokens (see
-`pictures.py`). `executorch.examples.models.llama` and `ptegpu.export` write such methods, and constant methods
-(`get_max_context_len`, `get_eos_ids`, …) beside them.
+`pictures.py`). `executorch.examples.models.llama` and `ptegpu.export` write such methods.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import NoReturn, TypeGuard
+from typing import TYPE_CHECKING, NoReturn, TypeGuard
 
 from ...dtypes import DType
 from ...errors import UnsupportedProgram
-from ...format import Method, Program, Tensor, read_program
-from ...plan.bundle import Bundle
-from ...plan.read import is_bundle
-from .pictures import METHOD as PICTURES
-from .pictures import VISION, Facts
+from ...format import Method, Program, Tensor
+from ..parts import Vision
+
+if TYPE_CHECKING:
+    from ..card import Card
 
 METHOD = "forward"
+VISION = "vision"  # pixels (1, 3, size, size) → rows (rows, dim)
 SHAPE = "forward(tokens int [1, S], input_pos int [1]) → logits [1, V] or [1, S, V]"
 
 
@@ -33,23 +32,18 @@ class Signature:
     tokens: DType
     position: DType
     eos: tuple[int, ...]
-    pictures: Facts | None = None  # None: it does not see
+    pictures: Vision | None = None  # None: it does not see
 
 
-def signature_of(path: str | os.PathLike[str]) -> Signature:
-    """Return the signature of the language model in a file, a program or a bundle."""
-    return read_signature(Bundle.load(path).file if is_bundle(path) else read_program(path))
-
-
-def read_signature(program: Program) -> Signature:
-    """UnsupportedProgram, with what is missing, if the program is no language model."""
+def read_signature(program: Program, card: Card) -> Signature:
+    """Return the signature of a language model; UnsupportedProgram, with what is missing, if it is none."""
     name = program.path or "the program"
     methods = {m.name: m for m in program.methods}
     if METHOD not in methods:
         _refuse(name, f"it has no method {METHOD!r}")
     takes = [methods[METHOD].values[k] for k in methods[METHOD].inputs]
     gives = [methods[METHOD].values[k] for k in methods[METHOD].outputs]
-    pictures = _pictures(methods, name)
+    pictures = card.vision
     if len(takes) != (4 if pictures else 2):
         _refuse(name, f"its {METHOD} takes {len(takes)} inputs")
     tokens, position = takes[:2]
@@ -64,35 +58,26 @@ def read_signature(program: Program) -> Signature:
         _refuse(name, f"the output of its {METHOD} is {_show(logits)}")
     if logits.sizes[0] != 1 or logits.sizes[1:-1] not in ((), (1,), tokens.sizes[1:]):
         _refuse(name, f"the output of its {METHOD} is {_show(logits)}")
-    if _constant(methods, "use_kv_cache")[:1] == [0]:
+    if ints_of(methods.get("use_kv_cache"))[:1] == [0]:
         _refuse(name, "it was exported without a KV cache")
     chunk = tokens.sizes[1]
     if pictures:
         _check_pictures(methods, name, pictures, chunk, logits.sizes[-1])
-    lengths = _constant(methods, "get_max_context_len") or _constant(methods, "get_max_seq_len") or [chunk]
-    eos = _constant(methods, "get_eos_ids") or _constant(methods, "get_eos_id")
+    context = card.context or chunk
     return Signature(
         logits.sizes[-1],
-        lengths[0],
-        min(chunk, lengths[0]),
+        context,
+        min(chunk, context),
         len(logits.sizes) == 3 and logits.sizes[1] == chunk,
         tokens.dtype,
         position.dtype,
-        tuple(eos),
+        card.stop,
         pictures,
     )
 
 
-def _pictures(methods: dict[str, Method], name: str) -> Facts | None:
-    method = methods.get(PICTURES)
-    if method is None:
-        return None
-    (text,) = [method.values[k] for k in method.outputs] or [None]
-    return Facts.from_json(text if isinstance(text, str) else "", name)
-
-
-def _check_pictures(methods: dict[str, Method], name: str, facts: Facts, chunk: int, vocabulary: int) -> None:
-    """That the methods are what the facts say."""
+def _check_pictures(methods: dict[str, Method], name: str, facts: Vision, chunk: int, vocabulary: int) -> None:
+    """Raise UnsupportedProgram unless the methods are what the card says."""
     wanted = [(1, chunk, 1), (1, chunk, facts.dim), (1, 3, facts.size, facts.size), (facts.rows, facts.dim)]
     vision, forward = methods.get(VISION), methods[METHOD]
     if vision is None or len(vision.inputs) != 1 or len(vision.outputs) != 1:
@@ -105,9 +90,8 @@ def _check_pictures(methods: dict[str, Method], name: str, facts: Facts, chunk: 
         _refuse(name, f"token {facts.token} is beyond its vocabulary of {vocabulary}")
 
 
-def _constant(methods: dict[str, Method], name: str) -> list[int]:
-    """The ints that a constant method gives; none if there is no such method."""
-    method = methods.get(name)
+def ints_of(method: Method | None) -> list[int]:
+    """Return the ints that a constant method gives; nothing if there is no such method."""
     if method is None:
         return []
     return [int(v) for k in method.outputs if isinstance(v := method.values[k], int)]

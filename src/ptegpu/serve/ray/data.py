@@ -6,19 +6,16 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import ray
 
-import ptegpu
-
 from ...errors import DeviceLost, InvalidInput
-from ...runtime.signature import Spec
+from ...models.door import Loading, Source, split_options
+from ...runtime import Spec, open_program
 from .gpus import assigned
-
-if TYPE_CHECKING:
-    from ...gpu import Engine
 
 Batch = Mapping[str, np.ndarray]
 FITTING = {"f": "buif", "i": "bui", "u": "bui", "b": "b"}  # by the kind of an input, the kinds of columns
@@ -43,11 +40,12 @@ class Predictor:
         outputs: Sequence[str | None] | None = None,
         *,
         method: str = "forward",
-        device: str | int = "auto",
-        engine: Engine = "auto",
-        **how: Any,
+        options: Loading = None,
+        **more: Any,
     ) -> None:
-        self._program = ptegpu.load(path, device=assigned(device, engine), engine=engine, methods=[method], **how)
+        options = split_options(options, more)
+        options = replace(options, device=assigned(options.device, options.engine))
+        self._program = open_program(Source.of(path, options).program, options, methods=[method], **more)
         self._method = self._program.method(method)
         taken = [s for s in self._method.inputs if s.value is None and s.dtype != "None"]
         if not taken:

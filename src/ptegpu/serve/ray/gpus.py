@@ -7,11 +7,11 @@ import os
 import ray
 
 from ...errors import NoAdapter
-from ...gpu import Engine
+from ...gpu import Device, Engine
 from ...gpu.adapters import adapters
 
 
-def assigned(device: str | int = "auto", engine: Engine = "auto") -> str | int:
+def assigned(device: str | int | Device = "auto", engine: Engine = "auto") -> str | int | Device:
     """What to give as `device`: Ray's choice where there is one, unless the caller made one.
 
     Ray numbers the discrete GPUs of a machine, ptegpu all adapters; in the same order.

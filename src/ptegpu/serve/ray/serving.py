@@ -6,16 +6,19 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ExecutionError, InvalidInput
 from ...printing import shown
+from ...runtime import LoadOptions
+from ..models import Room
 from .gpus import assigned
 
 if TYPE_CHECKING:
     from ...gpu import Engine
-    from ...plan.target import Cache, Precision
+    from ...plan import Cache, Precision
     from .. import Keys, Limits
 
 Models = Mapping[str, str | os.PathLike[str]]
@@ -28,19 +31,18 @@ class Replica:
         self,
         models: Models,
         tokenizer: Path | None,
-        many: dict[str, Any],
-        how: dict[str, Any],
+        room: Room,
+        options: LoadOptions,
         keys: Keys | None,
         limits: Limits,
     ) -> None:
-        from ...progress import silent
         from .. import Serving
         from ..models import open_model
 
-        how = how | {"device": assigned(how["device"], how["engine"])}
+        options = replace(options, device=assigned(options.device, options.engine))
         with ExitStack() as stack:
             engines = {
-                name: stack.enter_context(closing(open_model(Path(path), name, tokenizer, many, how, silent)))
+                name: stack.enter_context(closing(open_model(Path(path), name, options, tokenizer, room)))
                 for name, path in models.items()
             }
             for name, engine in engines.items():
@@ -113,6 +115,6 @@ def deployment(
         "ray_actor_options": {"num_gpus": gpus} | options.pop("ray_actor_options", {}),
     }
     made = serve.deployment(serve.ingress()(Replica), **defaults | options)
-    how = {"device": device, "engine": engine, "precision": precision, "cache": cache}
-    many = {"sequences": sequences, "memory": memory}
-    return made.bind(named, Path(tokenizer) if tokenizer else None, many, how, keys, limits)
+    loading = LoadOptions(device, engine, precision, cache)
+    room = Room(sequences, memory)
+    return made.bind(named, Path(tokenizer) if tokenizer else None, room, loading, keys, limits)

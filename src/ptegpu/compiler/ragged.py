@@ -15,54 +15,52 @@ from dataclasses import replace
 from math import prod
 from typing import NoReturn
 
-from ...compiler.append import Tail
-from ...dtypes import DType
-from ...errors import UnsupportedProgram
-from ...graph.graph import Shape
-from ...graph.linear import Call, Linear, Operand, Var, variables
-from ...kernels.attention import PAGE
-from ...ops import REGISTRY
-from ...ops.attention import OVER_CACHE, WITH_CACHE
-from ...ops.cache import WRITE
-from ...ops.index import TAKE
-from ...ops.latest import FILL, KEEP
-from ...ops.moves import SELECT, SLICE
-from ...ops.ragged import ATTEND
-from ...ops.rope import ROTARY
-from ...ops.sample import SAMPLE_ROWS
-from ...ops.symbols import SIZE, SUM
-from ...ops.views import VIEW
-from ...portable.host import facts_of
-from ...sampling import SETTINGS
-from .sampling import words_of
-from .signature import Signature
+from ..dtypes import DType
+from ..errors import UnsupportedProgram
+from ..graph.flat import FlatMethod
+from ..graph.graph import Shape
+from ..kernels.attention import PAGE
+from ..ops import REGISTRY
+from ..ops.attention import OVER_CACHE, WITH_CACHE
+from ..ops.cache import WRITE
+from ..ops.index import TAKE
+from ..ops.latest import FILL, KEEP
+from ..ops.lookup import facts_of
+from ..ops.moves import SELECT, SLICE
+from ..ops.ragged import ATTEND
+from ..ops.rope import ROTARY
+from ..ops.sample import SAMPLE_ROWS
+from ..ops.symbols import SIZE, SUM
+from ..ops.views import VIEW
+from ..plan.method import Call, Operand, Var, variables
+from ..sampling import SETTINGS, words_of
+from .append import Append, Tail
 
 Count = int | Callable[[Sequence[int]], int]
 LAST = (SELECT, SLICE)
 
 
-def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tail], None]:
-    """What makes a method of many sequences, with that many pages of caches in all, of `forward`.
+def serving(vocabulary: int, context: int, chunk: int, pages: Count, sequences: int) -> Append:
+    """Return what makes `forward`, of `chunk` tokens at most, a method of many sequences with `pages` of caches in all.
 
-    How many may depend on the bytes that a page of each cache takes, in its own type.
+    A function for `pages` gets the bytes that a page of each cache takes, in its own type.
 
     Its inputs are tokens [1, S] (-1: the latest that was chosen for the sequence), rows int32 [S, 2] (sequence,
     position), tables int32 [sequences, pages of each], wanted int32 [W] (rows), settings int32 [W, 9] and seen int32
     [W, words or 0]; its results tokens (W,) and their log-probabilities (W,).
     """
-    width = -(-signature.context // PAGE)
+    width = -(-context // PAGE)
 
     def append(tail: Tail) -> None:
-        linear = tail.linear
-        rewrite = _Rewrite(linear, pages)
-        rows = tail.input("rows", DType.I32, (signature.chunk, 2), dynamic=True)
+        rewrite = _Rewrite(tail.flat, pages)
+        rows = tail.input("rows", DType.I32, (chunk, 2), dynamic=True)
         tables = tail.input("tables", DType.I32, (sequences, width))
-        wanted = tail.input("wanted", DType.I32, (signature.chunk,), dynamic=True)
-        settings = tail.input("settings", DType.I32, (signature.chunk, len(SETTINGS) + 1), dynamic=True)
-        seen = tail.input("seen", DType.I32, (signature.chunk, words_of(signature.vocabulary)), dynamic=True)
+        wanted = tail.input("wanted", DType.I32, (chunk,), dynamic=True)
+        settings = tail.input("settings", DType.I32, (chunk, len(SETTINGS) + 1), dynamic=True)
+        seen = tail.input("seen", DType.I32, (chunk, words_of(vocabulary)), dynamic=True)
         held = Var("latest tokens", DType.I32, (sequences,), kind="state")
         logits = rewrite.run(rows, tables, wanted, held, tail.outputs[-1])
-        many = (DType.I32, (signature.chunk,)), (DType.F32, (signature.chunk,))
+        many = (DType.I32, (chunk,)), (DType.F32, (chunk,))
         if len(logits.sizes) == 2:
             every = (1, -1, logits.sizes[1])
             (logits,) = tail.call(VIEW, logits, every, gives=[(logits.dtype, (1, *logits.sizes))])  # type: ignore[list-item]
@@ -75,9 +73,9 @@ def serving(signature: Signature, pages: Count, sequences: int) -> Callable[[Tai
 class _Rewrite:
     """The calls of a method, one after the other."""
 
-    def __init__(self, linear: Linear, pages: Count) -> None:
-        self.linear, self.pages = linear, pages
-        tokens, position = linear.inputs
+    def __init__(self, flat: FlatMethod, pages: Count) -> None:
+        self.flat, self.pages = flat, pages
+        tokens, position = flat.inputs
         assert isinstance(tokens, Var) and isinstance(position, Var)
         self.length = tokens.sizes[1]
         self.starts: set[Var] = {position}  # what is the position
@@ -95,7 +93,7 @@ class _Rewrite:
         self.rows, self.tables = rows, tables
         self._fill(held)
         (self.places,) = self._new(SELECT, (rows, 1, 1), [(DType.I32, (self.length,))])
-        for instruction in self.linear.code:
+        for instruction in self.flat.code:
             if not isinstance(instruction, Call):
                 self._refuse("the program branches")
             self._call(instruction)
@@ -108,14 +106,14 @@ class _Rewrite:
             cache.sizes = (count, *cache.sizes[1:])
         if not isinstance(logits, Var):
             self._refuse("its logits are not computed")
-        self.linear.inputs = [x for x in self.linear.inputs if x is not self.position]
-        self.linear.code = [*self._only_wanted(wanted, logits)]
+        self.flat.inputs = [x for x in self.flat.inputs if x is not self.position]
+        self.flat.code = [*self._only_wanted(wanted, logits)]
         return logits
 
     def _fill(self, held: Var) -> None:
         """The tokens are those given, with the latest where they are -1."""
         given = replace(self.tokens)
-        self.linear.inputs = [given if x is self.tokens else x for x in self.linear.inputs]
+        self.flat.inputs = [given if x is self.tokens else x for x in self.flat.inputs]
         self.tokens.name, self.tokens.kind = f"{given.name} with the latest", "temp"
         self.code.append(Call(FILL, (given, self.rows, held), (self.tokens,), f"{FILL} of {given.name}"))
 
@@ -233,7 +231,7 @@ class _Rewrite:
         return replace(c, args=(c.args[0], tuple(-1 if n in self.lengths else n for n in c.args[1])))  # type: ignore[union-attr]
 
     def _refuse(self, why: str) -> NoReturn:
-        raise UnsupportedProgram(f"{self.linear.name} cannot serve several sequences at once: {why}")
+        raise UnsupportedProgram(f"{self.flat.name} cannot serve several sequences at once: {why}")
 
 
 def _last_row(head: Call, made: dict[Var, Call]) -> Call | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..dtypes import DType
 from ..errors import InvalidInput
-from .linear import Var
+from .method import Var
 
 _I32 = np.iinfo(np.int32)
 _F32_MAX = float(np.finfo(np.float32).max)

@@ -10,27 +10,47 @@ merges equal scalars, so an index may arrive as `Double(1.0)`): `Tensor` (`Array
 kernel call none of them, and no kernel needs them, because the program declares the result.
 
 A symbolic int given for a plain `int` is its value now.
+
+`Traits` are what the rest of the code may rely on about an operator, whether the GPU or the host runs it. Rules for the
+GPU (`@op`) and NumPy kernels (`@portable`) declare them where they are registered. The types of their values are those
+of `ops/`, which is not imported here, so that a host step of a bundle needs none of it.
 """
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..errors import InvalidProgram
-from ..graph.graph import Sym, Tensor
 from ..sizes import Size, real
+from .graph import Sym, Tensor
+
+if TYPE_CHECKING:
+    from ..ops.fits import Fits
+    from ..ops.prefix_stable import Rule as PrefixRule
+    from ..ops.registry import Bounded
+    from ..ops.spans import Operands
+    from ..ops.spans import Rule as SpanRule
+    from .graph import Arg
 
 Number: TypeAlias = int | float
 SymInt: TypeAlias = int | Sym
 Convert = Callable[[Any], Any]
 Kinds: TypeAlias = frozenset[Any]  # types, `Any`, and the kinds of a list's items
+Indexes = Callable[[Mapping[str, Any]], "Iterable[Bounded]"]
+Serves = Callable[[Mapping[str, Any]], bool]
+ByChannel = Callable[[Mapping[str, Any]], "tuple[np.ndarray, np.ndarray] | None"]
+Rescaled = Callable[[Mapping[str, Any], np.ndarray, np.ndarray], "tuple[Arg, ...] | None"]
+Walks = Callable[[Mapping[str, Any], Any, Tensor, int], Any]
+ZeroTest = Callable[["Operands"], bool]
+ByRow = Literal["", "product", "norm", "elements"]
+Role = Literal["", "product", "norm", "attention", "rotary", "cache", "row"]
 
 REQUIRED = inspect.Parameter.empty  # the default of a parameter that has none
 OPTIONS = ("dtype", "layout", "device", "pin_memory")
@@ -97,6 +117,53 @@ class Schema:
         return (*args[:at], None, *args[at + given :])
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Traits:
+    """What others may rely on about an operator. Decorators take these by name, and parameters by theirs."""
+
+    # Effects: what a call changes, and what changes a call.
+    mutates: tuple[int, ...] = ()  # parameters written in place (states)
+    hollow: bool = False  # its result holds nothing: no kernel writes it, and a program that looks finds zeros
+
+    # Exactness: which calls the GPU computes as PyTorch would. The host has the others.
+    fits: Fits | None = None  # what its tensors must be; None: any that a GPU holds. Given as text: see `fits.py`
+    wide: bool = False  # moves or compares values only, so int64 narrowed with a range check stays exact
+    moves: bool = False  # results have elements of the first argument only, in any order and number
+    serves: Serves | None = None  # whether the GPU takes a call: of bound arguments, tensors as the program declares
+
+    # Values: what follows about ints and sizes without running it. Of operands by name.
+    span: SpanRule | None = None  # the range of its first result
+    elements: tuple[str, ...] = ()  # parameters whose elements that has (so it is wide); of what moves: the first
+    places: int | None = None  # which result has numbers of elements of the first argument
+    sums: bool = False  # adds or multiplies ints, in int64 unless its parameter `dtype` names another type
+    casts: bool = False  # converts to the dtype of its result
+    multiplies: bool = False  # its result is the product of its two arguments
+    tests_zero: ZeroTest | None = None  # whether its result says which elements of the first argument are not 0
+    neutral: int | None = None  # a second argument with which its result is the first one
+    prefix: PrefixRule | None = None  # the sizes of its result, if smaller ones see the first elements of it
+
+    # Indices: which arguments name elements, and their bounds at the live shapes. Of bound arguments.
+    indexes: Indexes | None = None
+
+    # Joining: what passes may make of it.
+    splits: tuple[int, ...] = ()  # parameters that may be constants in parts (`Tensor.parts`)
+    role: Role = ""  # in fused nodes: its last step is a `Product`, or its only one another work of that kind
+
+    by_row: ByRow = ""  # how each row of its result follows from the same row of its first argument, if it does
+    by_channel: ByChannel | None = None  # what each channel of its first argument is multiplied with, and what is added
+    rescaled: Rescaled | None = None  # the arguments by which its result has such factors; None where that cannot be
+
+    walks: Walks | None = None  # how strides over its first argument become those over a result: see `walks.py`
+
+    # Symbolic ints.
+    whole: bool = False  # the result is an int whatever the argument's dtype
+    reads: bool = False  # the result is an element of the first argument: the rule says which of all
+
+    def copies(self, args: Sequence[object]) -> bool:
+        """Return whether a call with these arguments gives the first one."""
+        return self.neutral is not None and args[1:] == (self.neutral,)
+
+
 def describe(value: Any) -> str:
     """An argument in a message: an array by its type and shape."""
     if isinstance(value, np.ndarray):
@@ -148,16 +215,6 @@ def kinds_of(hint: Any) -> Kinds:
     if typing.get_origin(hint) in (list, Sequence):
         return frozenset({kinds_of(typing.get_args(hint)[0])})
     return frozenset({Tensor if hint is np.ndarray else type(None) if hint is None else hint})
-
-
-def accepts(wider: Kinds, narrower: Kinds) -> bool:
-    """Whether a parameter of some kinds can take all values of others; NumPy kernels get a Sym by its value."""
-    if Any in wider:
-        return True
-    lists = [k for k in wider if isinstance(k, frozenset)]
-    return all(
-        any(accepts(own, k) for own in lists) if isinstance(k, frozenset) else k in wider for k in narrower - {Sym}
-    )
 
 
 def _converter(kinds: Kinds) -> Convert:

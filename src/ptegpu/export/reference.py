@@ -1,4 +1,4 @@
-"""The same model in eager PyTorch, from its checkpoint, to compare with. Needs the extra `export`."""
+"""A language model in eager PyTorch, from its checkpoint, to compare with."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from .backend import torch
+from .llm import Options, load_decoder
+
 
 class Reference:
-    """Scores tokens as `LanguageModel` does; `how` are `ptegpu.export.Options` (quantize, group, embedding, …).
+    """Scores tokens as `LanguageModel` does; `options` are `ptegpu.export.Options` (quantize, group, embedding, …).
 
     With the options of the export, its weights are those of the program.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], context: int, **how: Any) -> None:
-        from ...export import Options, load_decoder
-
-        self._decoder = load_decoder(folder, Options(max_context=context, max_seq=context, all_logits=True, **how))[0]
+    def __init__(self, folder: str | os.PathLike[str], context: int, **options: Any) -> None:
+        chosen = Options(max_context=context, max_seq=context, all_logits=True, **options)
+        self._decoder = load_decoder(folder, chosen)[0]
 
     def score(self, prompt: list[int], first: int = 1) -> np.ndarray:
         """The log-probability of each token, from number `first` on, given those before it."""
-        import torch
-
         with torch.no_grad():
             self._decoder.reset()
             tokens = torch.tensor([prompt])

@@ -1,0 +1,186 @@
+"""The table of kinds, row by row: each exports, opens from folder, file, bundle and bytes, is shown and served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any, NamedTuple
+
+import pytest
+
+import ptegpu
+from ptegpu.errors import UnsupportedProgram
+from ptegpu.format import pte
+from ptegpu.models.checkpoints import program_of
+from ptegpu.models.door import Source
+from ptegpu.models.kinds import KINDS, SERVED, kind_of_folder, resolve
+from ptegpu.models.speech import SpeechModel
+from ptegpu.models.tasks import TASKS, Pipeline
+from ptegpu.models.text import LanguageModel
+from ptegpu.runtime import LoadOptions
+from ptegpu.serve.models import open_model
+from ptegpu.site.pages import PAGES, choose
+from tests import zoo
+from tests.test_layers import run_blocked
+
+torch = pytest.importorskip("torch")
+
+
+def write_text(folder: Path) -> None:
+    import tokenizers
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=32, **sizes)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    words = tokenizers.models.WordLevel({f"w{k}": k for k in range(32)}, unk_token="w0")
+    made = tokenizers.Tokenizer(words)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(folder / "tokenizer.json"))
+
+
+def copied(kind: str, name: str) -> Callable[[Path], object]:
+    """Return what writes the folder of a tiny model."""
+    return lambda folder: copytree(zoo.folder(kind, name), folder, dirs_exist_ok=True)
+
+
+class Row(NamedTuple):
+    """What the tests know of a kind."""
+
+    opens: type
+    page: str
+    write: Callable[[Path], object] | None = None  # a checkpoint folder; None: there are none
+
+
+ROWS = {
+    "text": Row(LanguageModel, "chat", write_text),
+    "vision-language": Row(LanguageModel, "chat", copied("seeing", "smolvlm")),
+    "speech": Row(SpeechModel, "any", copied("hearing", "whisper")),
+    "task": Row(Pipeline, "task", copied("tasks", "minilm")),
+    "program": Row(ptegpu.Program, "any"),
+}
+
+
+class Made(NamedTuple):
+    kind: str
+    folder: Path | None
+    file: Path
+    bundle: Path
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PTEGPU_CACHE", str(folder := tmp_path_factory.mktemp("cache")))
+        yield folder
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Made:
+    """A program of each kind: its folder, what the row's exporter makes of it, and a bundle of that."""
+    kind: str = request.param
+    place = tmp_path_factory.mktemp(kind)
+    folder, file, bundle = place / "checkpoint", place / "model.pte", place / "model.bundle"
+    row = KINDS[kind]
+    write = ROWS[kind].write
+    if write is None:
+        assert row.exporter is None
+        file.write_bytes((Path(__file__).parent / "data" / "mlp.pte").read_bytes())
+    else:
+        assert row.exporter is not None
+        folder.mkdir()
+        write(folder)
+        assert kind == kind_of_folder(folder)
+        exported = program_of(folder)  # by the row's exporter
+        file.write_bytes(exported.read_bytes())
+        for beside in exported.parent.glob(f"{exported.stem}.tokenizer*"):
+            (place / beside.name.removeprefix(f"{exported.stem}.")).write_bytes(beside.read_bytes())
+    planned = resolve(row.plans)((source := Source.of(file)).file, source.card) if row.plans else {}
+    ptegpu.compile(file, **planned).save(bundle)
+    return Made(kind, folder if write else None, file, bundle)
+
+
+def test_every_kind_and_task_has_what_the_table_names() -> None:
+    assert set(ROWS) == set(KINDS)
+    for row in KINDS.values():
+        assert row.page in PAGES
+        for name in (row.opener, row.plans, row.exporter, row.endpoint):
+            assert name is None or callable(resolve(name))
+    drawn = (Path(__file__).parent.parent / "web" / "pages" / "task.js").read_text("utf-8")
+    for task, spec in TASKS.items():
+        assert callable(spec.read) and f'"{task}"' not in drawn
+        assert spec.drawn in ("embedding", "array") or f'facts.result === "{spec.drawn}"' in drawn or spec.draws
+
+
+@pytest.mark.parametrize("form", ["folder", "file", "bundle", "bytes"])
+def test_it_opens(made: Made, form: str) -> None:
+    sources = {"folder": made.folder, "file": made.file, "bundle": made.bundle, "bytes": made.file.read_bytes()}
+    source = sources[form]
+    if source is None:
+        pytest.skip("there are no folders of this kind")
+    beside = made.file.with_name("tokenizer.json")
+    with ptegpu.open(source, tokenizer=beside if beside.exists() else None) as model:
+        assert type(model) is ROWS[made.kind].opens
+
+
+def test_a_file_is_parsed_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens it: `ptegpu.open`, or a server."""
+    parsed: list[Any] = []
+    read = pte._read_header
+
+    def counted(data: Any, path: Any) -> Any:
+        parsed.append(path)
+        return read(data, path)
+
+    monkeypatch.setattr(pte, "_read_header", counted)
+    ptegpu.open(made.file).close()
+    assert 1 == len(parsed)
+    try:
+        open_model(made.file, "model", LoadOptions()).close()
+    except UnsupportedProgram:
+        assert made.kind not in SERVED or made.kind == "program"
+    assert 2 == len(parsed)
+
+
+def test_it_is_shown(made: Made) -> None:
+    for path in (made.file, made.bundle):
+        assert ROWS[made.kind].page == choose(Source.of(path), None).name
+
+
+def test_it_is_served_or_refused(made: Made) -> None:
+    if made.kind in ("speech", "program"):
+        with pytest.raises(UnsupportedProgram, match="cannot be served"):
+            open_model(made.file, "model", LoadOptions())
+    else:
+        engine = open_model(made.file, "model", LoadOptions())
+        assert "model" == engine.model.name
+        engine.close()
+
+
+def test_a_folder_of_another_kind_is_refused_at_once(made: Made, tmp_path: Path) -> None:
+    if made.folder is None:
+        pytest.skip("there are no folders of this kind")
+    others = {LanguageModel: LanguageModel, SpeechModel: SpeechModel, Pipeline: Pipeline}
+    del others[ROWS[made.kind].opens]
+    for opener in others.values():
+        started = time.perf_counter()
+        with pytest.raises(UnsupportedProgram, match=r"checkpoint is a checkpoint of \w+, which becomes a .*, not a "):
+            opener(made.folder)
+        assert time.perf_counter() - started < 1
+
+
+def test_that_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    done = run_blocked(
+        "from ptegpu.errors import UnsupportedProgram\n"
+        "from ptegpu.models.text import LanguageModel\n"
+        "try:\n"
+        f"    LanguageModel({str(tmp_path)!r})\n"
+        "except UnsupportedProgram as e:\n"
+        "    print(e)\n"
+    )
+    refusal = f"{tmp_path} is a checkpoint of BertModel, which becomes a program for a task, not a language model"
+    assert done.stdout.startswith(refusal) and "" == done.stderr
