@@ -120,7 +120,7 @@ def test_failures_in_the_users_code(invoke: Invoke, tmp_path: Path, monkeypatch:
 def test_the_same_as_json(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     from ptegpu.export import Lowered
 
-    monkeypatch.setattr("ptegpu.export.llm.lower", lambda *_, **__: Lowered(b"123", 1))
+    monkeypatch.setattr("ptegpu.export.pipeline.lower", lambda *_, **__: Lowered(b"123", 1))
     folder = write(tmp_path / "source", "llama")
     command = ("export", "llm", folder, "-o", tmp_path / "m.pte", "--no-check", "--json", "--dtype", "float16")
     found = invoke(*command).json()

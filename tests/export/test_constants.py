@@ -19,7 +19,7 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-def exported(module: nn.Module, *args: Any, dynamic: Any = None, delegate: bool = True) -> Exported:
+def exported(module: nn.Module, *args: Any, dynamic: Any = None, delegate: bool = True) -> Exported[None]:
     """Checked against eager PyTorch, and without notes."""
     made = export_with_account(Source(module, args, dynamic), delegate=delegate)
     assert [] == made.notes

@@ -82,7 +82,8 @@ def scores(labels: Any) -> dict[str, float]:
 def exported(tmp_path: Path, name: str, **options: Any) -> tuple[Path, Path, Any]:
     folder, path = write(tmp_path / "folder", name), tmp_path / f"{name}.pte"
     made = export_hf(folder, path, delegate=False, **options)
-    assert made.exported.difference is not None
+    assert made.difference is not None
+    assert ["Reading weights", "Tracing", "Lowering", "Checking", "Writing"] == list(made.seconds)
     return folder, path, made
 
 
@@ -137,7 +138,7 @@ def test_pictures_in_one_command_each(invoke: Invoke, tmp_path: Path, picture: P
 @pytest.mark.heavy
 def test_sounds_of_any_length(tmp_path: Path, sound: Path, invoke: Invoke) -> None:  # noqa: F811
     folder, path, made = exported(tmp_path, "hubert", bounds=Bounds(seconds=0.9))
-    assert (120, 14_400) == (made.card.audio.least, made.card.audio.most)
+    assert (120, 14_400) == (made.summary.card.audio.least, made.summary.card.audio.most)
     with wave.open(str(sound)) as file:
         samples = np.frombuffer(file.readframes(14_400), "<i2").reshape(-1, 2)
     short = tmp_path / "short.wav"
@@ -155,7 +156,7 @@ def test_sounds_of_any_length(tmp_path: Path, sound: Path, invoke: Invoke) -> No
 @pytest.mark.parametrize("delegate", [False, True])
 def test_labels_of_texts(tmp_path: Path, delegate: bool) -> None:
     folder, path = write(tmp_path / "folder", "roberta"), tmp_path / "m.pte"
-    assert 62 < export_hf(folder, path, delegate=delegate).card.text.length  # type: ignore[union-attr]
+    assert 62 < export_hf(folder, path, delegate=delegate).summary.card.text.length  # type: ignore[union-attr]
     logits = text_outputs(folder, "AutoModelForSequenceClassification", TEXTS)[0].logits
     with ptegpu.pipeline(path) as pipe:
         for found, expected in zip(pipe(TEXTS), logits):
@@ -165,7 +166,7 @@ def test_labels_of_texts(tmp_path: Path, delegate: bool) -> None:
 @pytest.mark.heavy
 def test_a_regression_gives_its_outputs_themselves(tmp_path: Path, invoke: Invoke) -> None:  # noqa: F811
     folder, path, made = exported(tmp_path, "regression")
-    assert (True, False) == (made.card.regression, made.card.many)
+    assert (True, False) == (made.summary.card.regression, made.summary.card.many)
     value = text_outputs(folder, "AutoModelForSequenceClassification", TEXTS[:1])[0].logits.item()
     found = invoke("run", path, "--text", TEXTS[0], "--json").json()["results"][0]["labels"]
     assert [("LABEL_0", pytest.approx(value, abs=CLOSE))] == [(r["label"], r["score"]) for r in found]
@@ -258,7 +259,7 @@ def test_speech(tmp_path: Path, sound: Path) -> None:
 @pytest.mark.heavy
 def test_spectrograms(tmp_path: Path, sound: Path) -> None:
     folder, path, made = exported(tmp_path, "ast")
-    assert "fbank" == made.card.audio.features and [] == made.notes
+    assert "fbank" == made.summary.card.audio.features and [] == made.notes
     expected = probabilities(sound_outputs(folder, "AutoModelForAudioClassification", sound).logits[0])
     with ptegpu.pipeline(path) as pipe:
         assert expected == pytest.approx(scores(pipe(sound)), abs=1e-3)

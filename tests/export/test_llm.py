@@ -15,7 +15,7 @@ from tests.zoo.checkpoints import TOKENS, by_transformers, write
 
 import ptegpu
 from ptegpu.errors import ExportError, NoAdapter
-from ptegpu.export import ExportedModel, Lowered, Options, export_llm, load_decoder
+from ptegpu.export import Exported, Lowered, ModelSummary, Options, export_llm, load_decoder
 from ptegpu.export.decoder import Decoder
 from ptegpu.format import read_program
 
@@ -44,7 +44,9 @@ def eager(decoder: Decoder) -> np.ndarray:
     return np.stack(found)
 
 
-def exported(folder: Path, name: str, options: Options, changes: dict[str, Any] | None = None) -> ExportedModel:
+def exported(
+    folder: Path, name: str, options: Options, changes: dict[str, Any] | None = None
+) -> Exported[ModelSummary]:
     return export_llm(write(folder, name, changes), folder / "model.pte", options, check=False)
 
 
@@ -73,7 +75,7 @@ def test_as_eager(name: str, options: Options, operators: dict[str, int], tmp_pa
     close(on_gpu(tmp_path / "model.pte"), expected)
     assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
     assert operators == {op: made.lowered.delegated[op] for op in operators}
-    assert ((1, made.options.max_seq), (1,)) == made.lowered.bounds
+    assert ((1, made.summary.options.max_seq), (1,)) == made.lowered.bounds
 
 
 def test_everything_a_runner_must_know(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_without_tokenizer_and_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise NoAdapter("no adapter here")
 
     monkeypatch.setattr(ptegpu, "load", none, raising=False)
-    monkeypatch.setattr("ptegpu.export.llm.lower", lambda *_, **__: Lowered(b"", 0, bounds=((1, 64), (1,))))
+    monkeypatch.setattr("ptegpu.export.pipeline.lower", lambda *_, **__: Lowered(b"", 0, bounds=((1, 64), (1,))))
     folder = write(tmp_path, "llama")
     made = export_llm(folder, tmp_path / "model.pte")
     assert made.check is None

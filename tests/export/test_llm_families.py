@@ -11,7 +11,7 @@ from tests.zoo.families import FAMILIES, write
 
 import ptegpu
 from ptegpu.errors import UnsupportedProgram
-from ptegpu.export import ExportedModel, Options, export_llm, load_decoder
+from ptegpu.export import Exported, ModelSummary, Options, export_llm, load_decoder
 from ptegpu.export.backend import torch
 from ptegpu.models.text import BatchEngine, LanguageModel
 
@@ -30,7 +30,7 @@ def on_gpu(path: Path, chunks: list[int]) -> torch.Tensor:
     return torch.stack(found)
 
 
-def exported(folder: Path, options: Options | None = None) -> ExportedModel:
+def exported(folder: Path, options: Options | None = None) -> Exported[ModelSummary]:
     made = export_llm(folder, folder / "model.pte", options, check=False)
     assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
     return made
@@ -47,12 +47,12 @@ def test_as_transformers(name: str, tmp_path: Path) -> None:
         several_at_once(tmp_path / "model.pte", made)
 
 
-def several_at_once(path: Path, made: ExportedModel) -> None:
+def several_at_once(path: Path, made: Exported[ModelSummary]) -> None:
     """The same texts as one by one; where a program cannot be turned, it has windows or capped scores."""
     prompts = [TOKENS[0, k : k + n].tolist() for k, n in ((0, 5), (7, 9), (20, 3))]
     with LanguageModel(path) as model:
         alone = [model.generate(prompt, max_tokens=8, temperature=0).tokens for prompt in prompts]
-    masked = made.config.attention_cap is not None or any(layer.window for layer in made.config.layers)
+    masked = made.summary.config.attention_cap is not None or any(layer.window for layer in made.summary.config.layers)
     try:
         with BatchEngine(path, one_by_one=False) as engine:
             together = [engine.submit(prompt, {"max_tokens": 8, "temperature": 0}) for prompt in prompts]

@@ -17,6 +17,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 import ptegpu
 from ptegpu.errors import ExportError
 from ptegpu.export import Source, export, export_with_account, quiet
+from ptegpu.export.check import Check, Checked
 
 X = torch.randn((4, 64), generator=torch.Generator().manual_seed(0))
 SOURCE = """
@@ -183,11 +184,11 @@ def test_methods_that_cannot_be(methods: dict[str, Any], message: str) -> None:
 def test_the_results_of_every_method_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
 
-    def difference(self: Any, data: bytes, *, rounded: bool) -> float:
-        checked.append(self.method)
-        return float(len(checked))
+    def compare(self: Check, data: bytes, *, rounded: bool) -> Checked:
+        checked.extend(self.modules)
+        return Checked(float(len(checked)))
 
-    monkeypatch.setattr("ptegpu.export.check.Check.difference", difference)
+    monkeypatch.setattr(Check, "compare", compare)
     made = export_with_account(Source(nn.ReLU(), (X,)), methods={"other": Source(nn.Tanh(), (X,))})
     assert (["forward", "other"], 2.0) == (checked, made.difference)
 

@@ -19,7 +19,7 @@ from tests.cli.conftest import Invoke, invoke  # noqa: F401 (a fixture)
 from tests.zoo import seeing
 
 from ptegpu.errors import InvalidInput
-from ptegpu.export import ExportedModel, Options, export_llm
+from ptegpu.export import Exported, ModelSummary, Options, export_llm
 from ptegpu.models.text import BatchEngine, LanguageModel
 from ptegpu.models.text.pictures import pixels
 
@@ -33,13 +33,13 @@ def reference() -> Any:
 
 
 @pytest.fixture(scope="module")
-def exported(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> ExportedModel:
+def exported(reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Exported[ModelSummary]:
     folder = seeing.save(reference, tmp_path_factory.mktemp("seeing"))
     return export_llm(folder, folder / "model.pte", Options(max_seq=64))
 
 
 @pytest.fixture(scope="module")
-def loaded(exported: ExportedModel) -> Iterator[LanguageModel]:
+def loaded(exported: Exported[ModelSummary]) -> Iterator[LanguageModel]:
     with LanguageModel(exported.files[0]) as model:
         yield model
 
@@ -81,15 +81,15 @@ def logits_of(model: LanguageModel, tokens: list[int]) -> np.ndarray:
     return np.asarray(found)[0]
 
 
-def test_one_plan(exported: ExportedModel, model: LanguageModel) -> None:
+def test_one_plan(exported: Exported[ModelSummary], model: LanguageModel) -> None:
     assert (2, ()) == (exported.lowered.partitions, exported.lowered.outside)
     assert exported.check and exported.check.difference < 1e-4
     assert model._forward.in_one_plan and 1 == len(model.program.method("vision").plans)
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_pixels(exported: ExportedModel, split: bool) -> None:
-    facts = replace(exported.card.vision, split=split)
+def test_pixels(exported: Exported[ModelSummary], split: bool) -> None:
+    facts = replace(exported.summary.card.vision, split=split)
     for picture in PICTURES:
         wanted = seeing.processor(split)(picture, return_tensors="np", return_row_col_info=True)
         tiles, down, across = pixels(picture, facts)
@@ -157,8 +157,8 @@ def test_what_is_refused(model: LanguageModel, tmp_path: Path) -> None:
         model.see(tmp_path / "no.png")
 
 
-def test_numbers_and_marks(exported: ExportedModel) -> None:
-    vision = exported.card.vision
+def test_numbers_and_marks(exported: Exported[ModelSummary]) -> None:
+    vision = exported.summary.card.vision
     assert vision
     vision.check()
     for wrong in (
@@ -174,7 +174,7 @@ def test_numbers_and_marks(exported: ExportedModel) -> None:
 
 def test_on_the_command_line(
     invoke: Invoke,  # noqa: F811
-    exported: ExportedModel,
+    exported: Exported[ModelSummary],
     model: LanguageModel,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -193,7 +193,7 @@ def test_on_the_command_line(
     assert missing.endswith("no.png: No such file or directory") and "is no picture that Pillow can read" in other
 
 
-def test_one_request_at_a_time(exported: ExportedModel, model: LanguageModel) -> None:
+def test_one_request_at_a_time(exported: Exported[ModelSummary], model: LanguageModel) -> None:
     with (
         pytest.warns(UserWarning, match="a program that sees pictures cannot serve several sequences at once"),
         BatchEngine(exported.files[0]) as engine,

@@ -43,7 +43,7 @@ def theirs(reference: Any, given: torch.Tensor, **how: Any) -> list[tuple[float,
 
 
 def test_one_plan_for_each_method(exported: Any, model: SpeechModel) -> None:
-    assert exported.difference < 1e-5
+    assert exported.check.relative < 1e-5
     assert ["aten.log.default"] == [o.operator for o in exported.lowered.outside]
     assert [1, 1, 1] == [len(model.program.method(m).plans) for m in model.program.methods]
     assert all(model.program.method(m).in_one_plan for m in model.program.methods)
@@ -129,7 +129,7 @@ def test_the_shape_of_whisper_tiny(tmp_path: Path) -> None:
         1, 0.3, vocab_size=51865, max_source_positions=1500, max_target_positions=48, **wide, **heads
     )
     made = export_speech(hearing.save(reference, tmp_path), tmp_path / "whisper.pte")
-    assert 37_000_000 < made.parameters < 38_000_000
+    assert 37_000_000 < made.summary.parameters < 38_000_000
     with SpeechModel(tmp_path / "whisper.pte") as model:
         for seconds in (4.0, 33.0):
             samples, more = hearing.sound(seconds), {} if seconds < 30 else LONG
@@ -153,7 +153,7 @@ def test_what_is_refused(model: SpeechModel) -> None:
 
 def test_card_and_methods_agree(exported: Any) -> None:
     file = read_program(exported.files[0])
-    assert exported.card == read_card(file)
-    speech = exported.card.speech
+    assert exported.summary.card == read_card(file)
+    speech = exported.summary.card.speech
     with pytest.raises(UnsupportedProgram, match=r"log_mel takes \[\(1, 16320\)\] and not \[\(1, 16640\)\]"):
         check_shapes(file, replace(speech, frames=speech.frames + 2))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -18,7 +19,7 @@ from .answers import takes_text, try_it
 from .console import bars, print_json, progress, say, show_table
 
 if TYPE_CHECKING:
-    from ..export import ExportedModel, ExportedSpeech, ExportedTask, Lowered
+    from ..export import Exported, Lowered, ModelSummary, SpeechSummary, TaskSummary
 
 export = typer.Typer(name="export", help="Make a .pte from a checkpoint or a PyTorch module.", no_args_is_help=True)
 
@@ -43,12 +44,19 @@ class Embedding(StrEnum):
     bits4 = "4bit"
 
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face checkpoint folder.", show_default=False)]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+QuantizeLinear = Annotated[
+    Quantize, typer.Option(help="Linear layers: weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
+]
+Delegate = Annotated[bool, typer.Option(help="Use the Vulkan/WebGPU partitioner.")]
+
+
 @export.command()
 def llm(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A Hugging Face checkpoint folder.", show_default=False)
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    folder: Folder,
+    output: Output,
     dtype: Annotated[DType, typer.Option(help="Of everything that is not quantized.")] = DType.float32,
     quantize: Annotated[
         Quantize, typer.Option(help="Weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
@@ -61,7 +69,7 @@ def llm(
     max_context: Annotated[int | None, typer.Option(help="Tokens it remembers.", show_default="up to 2048")] = None,
     all_logits: Annotated[bool, typer.Option("--all-logits", help="Of every token, not of the last.")] = False,
     check: Annotated[bool, typer.Option(help="Compare a few tokens with eager PyTorch.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Export a language model (Llama, Mistral, Qwen, Gemma, Phi, Falcon, GPT-2, …), with its tokenizer beside it."""
     check_writable(output)
@@ -73,30 +81,34 @@ def llm(
     with bars() as report:
         made = export_llm(folder, output, options, check=check, progress=report)
     if json:
-        print_json(_model_json(made))
+        check_account = made.check and {
+            "tokens": made.summary.checked,
+            "difference": made.check.difference,
+            "largest": made.check.largest,
+            "same_choice": made.check.same_choice,
+        }
+        print_json(_account(made, _model_json(made.summary)) | {"check": check_account})
     else:
-        _show_model(made, output)
+        _show(made, output, _model_lines(made.summary), _logits(made))
 
 
 @export.command()
 def hf(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face model folder.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    output: Output,
     task: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(TASKS)}.", show_default="what config.json says")
     ] = None,
     dtype: Annotated[DType, typer.Option(help="Of weights and activations.")] = DType.float32,
-    quantize: Annotated[
-        Quantize, typer.Option(help="Linear layers: weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
-    ] = Quantize.none,
+    quantize: QuantizeLinear = Quantize.none,
     max_batch: Annotated[int, typer.Option(help="Texts or pictures in one call.", min=1)] = 8,
     max_length: Annotated[
         int | None, typer.Option(help="Tokens of a text.", show_default="what the model allows, up to 512", min=2)
     ] = None,
     max_seconds: Annotated[float, typer.Option(help="Of a sound.", min=0.1)] = 15.0,
-    delegate: Annotated[bool, typer.Option(help="Use the Vulkan/WebGPU partitioner.")] = True,
+    delegate: Delegate = True,
     check: Annotated[bool, typer.Option(help="Compare with eager PyTorch.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Export a model for texts, pictures or sounds, with what `ptegpu run` needs to use it."""
     check_writable(output)
@@ -119,19 +131,19 @@ def hf(
             progress=report,
         )
     if json:
-        print_json(_task_json(made))
+        account = {"parameters": made.summary.parameters, "card": loads(made.summary.card.json())}
+        print_json(_account(made, account) | {"difference": made.difference})
     else:
-        _show_task(made, output)
+        example = [("try", try_it(made.summary.card, output))]
+        _show(made, output, _task_lines(made.summary), _elements(made), example)
 
 
 @export.command()
 def speech(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A Hugging Face checkpoint folder.", show_default=False)
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    folder: Folder,
+    output: Output,
     check: Annotated[bool, typer.Option(help="Compare noise and a few tokens with eager PyTorch.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Export a Whisper model for `ptegpu transcribe`, with its tokenizer beside it."""
     check_writable(output)
@@ -141,9 +153,12 @@ def speech(
     with bars() as report:
         made = export_speech(folder, output, check=check, progress=report)
     if json:
-        print_json(_speech_json(made))
+        difference = made.check.relative if made.check else None
+        print_json(_account(made, _speech_json(made.summary)) | {"difference": difference})
     else:
-        _show_speech(made, output)
+        far = "at most {} of the largest value from eager PyTorch"
+        check_line = far.format(number(made.check.relative)) if made.check else None
+        _show(made, output, _speech_lines(made.summary), check_line)
 
 
 @export.command()
@@ -156,17 +171,15 @@ def torch(
             show_default=False,
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where to write the .pte.", show_default=False)],
+    output: Output,
     dynamic: Annotated[
         list[str] | None,
         typer.Option(help="INPUT:DIMENSION=LOW..HIGH, as 0:1=1..64; repeat for more.", show_default=False),
     ] = None,
-    quantize: Annotated[
-        Quantize, typer.Option(help="Linear layers: weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
-    ] = Quantize.none,
-    delegate: Annotated[bool, typer.Option(help="Use the Vulkan/WebGPU partitioner.")] = True,
+    quantize: QuantizeLinear = Quantize.none,
+    delegate: Delegate = True,
     check: Annotated[bool, typer.Option(help="Compare with eager PyTorch on the example inputs.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Export any module, with example inputs and dimensions that may change."""
     check_writable(output)
@@ -174,96 +187,92 @@ def torch(
         from ..export import export_with_account, find_source
     started = time.perf_counter()
     with progress(f"Exporting {function}"):
-        how: dict[str, Any] = {"quantize": quantize.value, "delegate": delegate, "check": check}
-        made = export_with_account(find_source(function), output, dynamic or (), **how)
-    seconds, nbytes = time.perf_counter() - started, len(made.lowered.data)
+        made = export_with_account(
+            find_source(function), output, dynamic or (), quantize=quantize.value, delegate=delegate, check=check
+        )
+    seconds = time.perf_counter() - started
     if json:
-        account = _lowered_json(made.lowered) | {"notes": made.notes, "difference": made.difference}
-        print_json({"files": [str(output)], "nbytes": nbytes} | account | {"seconds": seconds})
+        print_json(_account(made, {}) | {"difference": made.difference, "seconds": seconds})
         return
-    say((output.name, "bold"), f" · {size(nbytes)} · {duration(seconds)}")
+    say((output.name, "bold"), f" · {size(len(made.lowered.data))} · {duration(seconds)}")
     _show_lowered(made.lowered)
-    if made.difference is not None:
-        _line("check", f"at most {number(made.difference)} from eager PyTorch")
+    _show_lines([("check", _elements(made))])
     _show_notes(made.notes)
 
 
-def _show_task(made: ExportedTask, output: Path) -> None:
-    card, lowered = made.card, made.exported.lowered
-    say((output.name, "bold"), f" · {size(len(lowered.data))}")
-    _line("model", f"{card.architecture}, {made.parameters:,} parameters, for {card.task}")
-    _line("takes", "; ".join(takes_text(card)))
-    if card.labels:
-        shown = ", ".join(card.labels[:SHOWN]) + (" …" if len(card.labels) > SHOWN else "")
-        _line("labels", f"{len(card.labels):,}: {shown}")
-    _show_lowered(lowered)
-    if made.exported.difference is not None:
-        _line("check", f"at most {number(made.exported.difference)} from eager PyTorch")
-    _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
-    _line("files", ", ".join(path.name for path in made.files))
-    _line("try", try_it(card, output))
-    _show_notes(made.notes)
+Lines: TypeAlias = Sequence[tuple[str, str | None]]  # a name, and what to say; None: nothing
 
 
-def _show_model(made: ExportedModel, output: Path) -> None:
-    c, o = made.config, made.options
+def _show(made: Exported[Any], output: Path, lines: Lines, check: str | None, more: Lines = ()) -> None:
     say((output.name, "bold"), f" · {size(len(made.lowered.data))}")
+    _show_lines(lines)
+    _show_lowered(made.lowered)
+    times = " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items())
+    files = ", ".join(path.name for path in made.files)
+    _show_lines([("check", check), ("time", times), ("files", files), *more])
+    _show_notes(made.notes)
+
+
+def _show_lines(lines: Lines) -> None:
+    for name, text in lines:
+        if text is not None:
+            say(f"  {name:<12}", text)
+
+
+def _elements(made: Exported[Any]) -> str | None:
+    return f"at most {number(made.check.difference)} from eager PyTorch" if made.check else None
+
+
+def _logits(made: Exported[ModelSummary]) -> str | None:
+    if made.check is None:
+        return None
+    far = f"logits at most {number(made.check.difference)} from eager PyTorch's, of which the largest is"
+    choice = "the same choice" if made.check.same_choice else "another choice"
+    return f"{far} {number(made.check.largest)}; {choice} after {made.summary.checked} tokens"
+
+
+def _task_lines(summary: TaskSummary) -> Lines:
+    card = summary.card
+    shown = ", ".join(card.labels[:SHOWN]) + (" …" if len(card.labels) > SHOWN else "")
+    return [
+        ("model", f"{card.architecture}, {summary.parameters:,} parameters, for {card.task}"),
+        ("takes", "; ".join(takes_text(card))),
+        ("labels", f"{len(card.labels):,}: {shown}" if card.labels else None),
+    ]
+
+
+def _model_lines(summary: ModelSummary) -> Lines:
+    c, o, p = summary.config, summary.options, summary.card.vision
     heads = f"{c.heads} heads of {c.head_dim}" + (f", {c.kv_heads} for keys" if c.kv_heads != c.heads else "")
     shape = f"{counted(len(c.layers), 'layer')} of {c.dim:,}, {heads}, vocabulary {c.vocab:,}"
-    _line("model", f"{c.family}, {made.parameters:,} parameters: {shape}")
-    _line("matrices", ", ".join(f"{count} in {how}" for how, count in _stored(made).items()))
-    _line("tokens", f"{o.max_seq:,} in one call, {o.max_context:,} remembered")
-    if made.card.vision:
-        p = made.card.vision
-        _line("pictures", f"tiles of {p.size} × {p.size} pixels, {counted(p.rows, 'token')} each")
-    _show_lowered(made.lowered)
-    if made.check:
-        far = f"logits at most {number(made.check.difference)} from eager PyTorch's, of which the largest is"
-        choice = "the same choice" if made.check.same_choice else "another choice"
-        _line("check", f"{far} {number(made.check.largest)}; {choice} after {made.check.tokens} tokens")
-    _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
-    _line("files", ", ".join(path.name for path in made.files))
-    _show_notes(made.notes)
+    tiles = f"tiles of {p.size} × {p.size} pixels, {counted(p.rows, 'token')} each" if p else None
+    return [
+        ("model", f"{c.family}, {summary.parameters:,} parameters: {shape}"),
+        ("matrices", ", ".join(f"{count} in {form}" for form, count in _stored(summary).items())),
+        ("tokens", f"{o.max_seq:,} in one call, {o.max_context:,} remembered"),
+        ("pictures", tiles),
+    ]
 
 
-def _show_speech(made: ExportedSpeech, output: Path) -> None:
-    c, f = made.config, made.card.speech
+def _speech_lines(summary: SpeechSummary) -> Lines:
+    c, f = summary.config, summary.card.speech
     assert f is not None
-    say((output.name, "bold"), f" · {size(len(made.lowered.data))}")
     layers = f"{counted(c.encoder_layers, 'layer')} that hear and {c.decoder_layers} that write"
-    _line("model", f"whisper, {made.parameters:,} parameters: {layers}, of {c.dim:,}, vocabulary {c.vocab:,}")
-    _line("hears", f"{f.seconds:g} s at once, {counted(len(f.languages or {}) or 1, 'language')}")
-    _show_lowered(made.lowered)
-    if made.difference is not None:
-        _line("check", f"at most {number(made.difference)} of the largest value from eager PyTorch")
-    _line("time", " · ".join(f"{name.lower()} {duration(s)}" for name, s in made.seconds.items()))
-    _line("files", ", ".join(path.name for path in made.files))
-    _show_notes(made.notes)
+    shape = f"{layers}, of {c.dim:,}, vocabulary {c.vocab:,}"
+    return [
+        ("model", f"whisper, {summary.parameters:,} parameters: {shape}"),
+        ("hears", f"{f.seconds:g} s at once, {counted(len(f.languages or {}) or 1, 'language')}"),
+    ]
 
 
-def _speech_json(made: ExportedSpeech) -> dict[str, Any]:
-    return {
-        "files": [str(path) for path in made.files],
-        "nbytes": len(made.lowered.data),
-        "parameters": made.parameters,
-        "encoder_layers": made.config.encoder_layers,
-        "decoder_layers": made.config.decoder_layers,
-        "vocab_size": made.config.vocab,
-        "languages": list((made.card.speech and made.card.speech.languages) or {}),
-        **_lowered_json(made.lowered),
-        "difference": made.difference,
-        "notes": made.notes,
-        "seconds": made.seconds,
-    }
-
-
-def _stored(made: ExportedModel) -> dict[str, int]:
-    return {made.options.dtype if how == "float" else how: count for how, count in made.stored.items()}
+def _stored(summary: ModelSummary) -> dict[str, int]:
+    dtype = summary.options.dtype
+    return {dtype if form == "float" else form: count for form, count in summary.stored.items()}
 
 
 def _show_lowered(lowered: Lowered) -> None:
     inside = f"{counted(sum(lowered.delegated.values()), 'operator')} in {counted(lowered.partitions, 'partition')}"
-    _line("delegated", inside + (", nothing outside" if not lowered.outside else ""))
+    _show_lines([("delegated", inside + (", nothing outside" if not lowered.outside else ""))])
     if lowered.outside:
         rows = [[o.operator, o.count, o.reason] for o in lowered.outside]
         show_table("", ["outside, run by ptegpu all the same", "count", "why"], rows, right=(1,))
@@ -277,44 +286,35 @@ def _show_notes(notes: list[str]) -> None:
             say(line)
 
 
-def _line(name: str, text: str) -> None:
-    say(f"  {name:<12}", text)
-
-
-def _lowered_json(lowered: Lowered) -> dict[str, Any]:
-    return {
-        "partitions": lowered.partitions,
-        "delegated": dict(lowered.delegated),
-        "outside": [{"operator": o.operator, "count": o.count, "reason": o.reason} for o in lowered.outside],
-    }
-
-
-def _task_json(made: ExportedTask) -> dict[str, Any]:
+def _account(made: Exported[Any], summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an export as JSON; `summary` is what its source says of it."""
     return {
         "files": [str(path) for path in made.files],
-        "nbytes": len(made.exported.lowered.data),
-        "parameters": made.parameters,
-        "card": loads(made.card.json()),
-        **_lowered_json(made.exported.lowered),
-        "difference": made.exported.difference,
+        "nbytes": len(made.lowered.data),
+        **summary,
+        "partitions": made.lowered.partitions,
+        "delegated": dict(made.lowered.delegated),
+        "outside": [{"operator": o.operator, "count": o.count, "reason": o.reason} for o in made.lowered.outside],
         "notes": made.notes,
         "seconds": made.seconds,
     }
 
 
-def _model_json(made: ExportedModel) -> dict[str, Any]:
-    c, o = made.config, made.options
-    check = made.check and {
-        "tokens": made.check.tokens,
-        "difference": made.check.difference,
-        "largest": made.check.largest,
-        "same_choice": made.check.same_choice,
-    }
+def _speech_json(summary: SpeechSummary) -> dict[str, Any]:
     return {
-        "files": [str(path) for path in made.files],
-        "nbytes": len(made.lowered.data),
+        "parameters": summary.parameters,
+        "encoder_layers": summary.config.encoder_layers,
+        "decoder_layers": summary.config.decoder_layers,
+        "vocab_size": summary.config.vocab,
+        "languages": list((summary.card.speech and summary.card.speech.languages) or {}),
+    }
+
+
+def _model_json(summary: ModelSummary) -> dict[str, Any]:
+    c, o, p = summary.config, summary.options, summary.card.vision
+    return {
         "family": c.family,
-        "parameters": made.parameters,
+        "parameters": summary.parameters,
         "layers": len(c.layers),
         "vocab_size": c.vocab,
         "dtype": o.dtype,
@@ -323,10 +323,6 @@ def _model_json(made: ExportedModel) -> dict[str, Any]:
         "embedding": o.embedding,
         "max_seq": o.max_seq,
         "max_context": o.max_context,
-        "matrices": _stored(made),
-        **({"pictures": {"size": made.card.vision.size, "tokens": made.card.vision.rows}} if made.card.vision else {}),
-        **_lowered_json(made.lowered),
-        "check": check,
-        "notes": made.notes,
-        "seconds": made.seconds,
+        "matrices": _stored(summary),
+        **({"pictures": {"size": p.size, "tokens": p.rows}} if p else {}),
     }

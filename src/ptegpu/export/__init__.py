@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from .backend import cache_patterns, quiet
+from .check import Checked
 from .compiled import CompiledModule
 from .dynamo import EagerFallback, torch_backend
-from .hf import ExportedTask, export_hf, is_decoder
+from .hf import TaskSummary, export_hf, is_decoder
 from .hf_models import Bounds, wrapped
-from .llm import Check, ExportedModel, Options, export_llm, load_decoder
-from .lowering import Lowered, Outside, lower, trace
-from .module import Exported, Source, export, export_with_account, find_source
+from .llm import ModelSummary, Options, export_llm, load_decoder
+from .lowering import Lowered, Outside, Source, lower, trace
+from .module import export, export_with_account, find_source
+from .pipeline import Exported
 from .quantize import QUANTIZATIONS
-from .speech import ExportedSpeech, export_speech
+from .speech import SpeechSummary, export_speech
 
 __all__ = [
     "QUANTIZATIONS",
     "Bounds",
-    "Check",
+    "Checked",
     "CompiledModule",
     "EagerFallback",
     "Exported",
-    "ExportedModel",
-    "ExportedSpeech",
-    "ExportedTask",
     "Lowered",
+    "ModelSummary",
     "Options",
     "Outside",
     "Source",
+    "SpeechSummary",
+    "TaskSummary",
     "cache_patterns",
     "export",
     "export_hf",

@@ -1,13 +1,13 @@
-"""An exported program against eager PyTorch on the example inputs."""
+"""An exported program against eager PyTorch: both make the same calls, and each result may be off by rounding."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from torch.utils._pytree import tree_leaves, tree_map
@@ -17,16 +17,27 @@ import ptegpu
 from ..errors import DeviceLost, ExportError, LimitExceeded, NoAdapter, OutOfMemory, quoted
 from .backend import quiet, torch
 from .causes import explained
+from .lowering import Source
 
-TOLERANCE = 1e-3  # of the largest element that is expected
-ROUNDED_TOLERANCE = 2e-2  # where activations have 16 or 8 bits: a step of 8 bits is 1/127 of the largest
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The allowed difference of a result, as a share of its largest expected element."""
+
+    exact: float
+    rounded: float  # where activations have 16 or 8 bits
+
+
+ELEMENTS = Tolerance(1e-3, 2e-2)  # a step of 8 bits is 1/127 of the largest
+LOGITS = Tolerance(1e-3, 5e-2)  # every layer of a language model rounds again
 NOISE = 8  # times what eager PyTorch itself is from float64
 ZERO = 1e-6  # where zeros are expected
 TIES = 0.01  # of the integers of a result: where two are nearly equal, rounding decides
 THIS_MACHINE = (NoAdapter, OutOfMemory, LimitExceeded, DeviceLost)  # says nothing about the program
 
-
-Runs: TypeAlias = Callable[[list[Any]], Any]
+Call: TypeAlias = Callable[..., list[Any]]  # of a method by its name, with inputs
+Script: TypeAlias = Callable[[Call], Iterable[tuple[str, list[Any]]]]  # a label for messages, and results to compare
+Results: TypeAlias = list[list[torch.Tensor]]  # of each step of a script
 
 
 class CannotRun(ExportError):
@@ -41,94 +52,162 @@ class NotChecked(Exception):
 class Difference:
     """Of a result from what is expected."""
 
+    step: int
     output: int
     largest: float  # of any element
     scale: float  # the largest element that is expected
     allowed: float
+    same_choice: bool  # the largest element of each row is where it is expected
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The worst of all results."""
+
+    difference: float = 0.0  # from eager PyTorch, the largest of any element
+    largest: float = 0.0  # element that is expected
+    relative: float = 0.0  # the largest difference of a result, as a share of its largest element
+    same_choice: bool = True
+
+    def and_also(self, d: Difference) -> Checked:
+        """Return the worst of these and another one."""
+        relative = d.largest / d.scale if d.scale else d.largest
+        return Checked(
+            max(self.difference, d.largest),
+            max(self.largest, d.scale),
+            max(self.relative, relative),
+            self.same_choice and d.same_choice,
+        )
 
 
 class Check:
-    """Compares programs made of one module. Eager PyTorch runs once, and again only where results differ."""
+    """Compares programs made of the same modules. Eager PyTorch runs once, and again only where results differ.
+
+    A script calls methods by their names, in order, with inputs that may be results of earlier calls. With `again`,
+    each run has copies of modules and inputs, and results that differ are measured against float64 before they count
+    as wrong. Modules too large for that run as they are; the script sets their state.
+    """
 
     def __init__(
         self,
-        module: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] = MappingProxyType({}),
-        method: str = "forward",
+        modules: Mapping[str, torch.nn.Module],
+        script: Script,
+        tolerance: Tolerance = ELEMENTS,
+        *,
+        again: bool = False,
     ) -> None:
-        self.module, self.args, self.kwargs, self.method = module, args, dict(kwargs), method
-        self.expected: list[torch.Tensor] | None = None
+        self.modules, self.script, self.tolerance, self.again = modules, script, tolerance, again
+        self.labels: list[str] = []
+        self.expected: Results | None = None
 
-    def difference(self, program: bytes | Runs, *, rounded: bool = False) -> float:
-        """The largest of any element of any output; ExportError if it is too large for rounding.
+    @staticmethod
+    def of_examples(sources: Mapping[str, Source]) -> Check:
+        """Return a check by one call of each method with its example inputs."""
 
-        `program` is one to load, or runs on a list of inputs. `rounded`: it rounds activations to 16 or 8 bits.
+        def calls(call: Call) -> Iterator[tuple[str, list[Any]]]:
+            for name, source in sources.items():
+                yield "output {} is", call(name, *source.args, **source.kwargs)
+
+        return Check({name: source.module for name, source in sources.items()}, calls, again=True)
+
+    def compare(self, program: bytes | Callable[[list[Any]], Any], *, rounded: bool = False) -> Checked:
+        """Return the worst of all differences; raise ExportError if one is too large for rounding.
+
+        `program` is one to load, or a function of the inputs of `forward`, one by one. `rounded`: it rounds
+        activations to 16 or 8 bits.
         """
-        tolerance = ROUNDED_TOLERANCE if rounded else TOLERANCE
         if self.expected is None:
             self.expected = self._eager()
-        found = self._run(program, len(self.expected))
-        differences = [_compared(k, y, e, tolerance) for k, (y, e) in enumerate(zip(found, self.expected))]
-        if wrong := [d for d in differences if not d.largest <= d.allowed]:
-            self._judge(wrong)
-        return max((d.largest for d in differences), default=0.0)
+        steps = self._run(program)
+        differences = []
+        for step, (results, expected) in enumerate(zip(steps, self.expected, strict=True)):
+            if len(results) < len(expected):
+                raise CannotRun(f"the program gives {len(results)} results, and eager PyTorch {len(expected)}")
+            last = results[len(results) - len(expected) :]  # inputs that the program writes come first
+            share = self.tolerance.rounded if rounded else self.tolerance.exact
+            differences += [_compared(step, k, y, e, share) for k, (y, e) in enumerate(zip(last, expected))]
+        wrong = [d for d in differences if not d.largest <= d.allowed]
+        if wrong and self.again:
+            wrong = self._beyond_noise(wrong)
+        for d in wrong[:1]:
+            hint = ". Try without partitions (--no-delegate, delegate=False)" if self.again else ""
+            raise ExportError(
+                f"the exported program is wrong: its {self.labels[d.step].format(d.output)} up to {d.largest:.4g} "
+                f"from eager PyTorch's, whose largest element is {d.scale:.4g}. Nothing was written; please report "
+                f"it{hint}"
+            )
+        return functools.reduce(Checked.and_also, differences, Checked())
 
-    def _eager(self, convert: Any = lambda x: x) -> list[torch.Tensor]:
-        """What a copy of the module gives."""
-        try:
-            with quiet(), torch.no_grad():
-                module = convert(copy.deepcopy(self.module))
+    def _eager(self, convert: Any = lambda x: x) -> Results:
+        """Return what eager PyTorch gives."""
+
+        def call(method: str, *args: Any, **kwargs: Any) -> list[Any]:
+            module, given = self.modules[method], (args, kwargs)
+            if self.again:
+                module, given = convert(copy.deepcopy(module)), tree_map(convert, copy.deepcopy(given))
                 with suppress(NotImplementedError):  # of a module that was traced before
                     module.eval()
-                args, kwargs = tree_map(convert, copy.deepcopy((self.args, self.kwargs)))
-                return _tensors(module(*args, **kwargs))
+            return tree_leaves(module(*given[0], **given[1]))
+
+        try:
+            with quiet(), torch.no_grad():
+                steps = list(self.script(call))
         except Exception as e:
             raise NotChecked("\n".join(explained("the module itself fails in eager PyTorch", e))) from e
+        self.labels = [label for label, _ in steps]
+        return [_tensors(results) for _, results in steps]
 
-    def _run(self, program: bytes | Runs, count: int) -> list[torch.Tensor]:
-        inputs = tree_leaves(copy.deepcopy((self.args, self.kwargs)))
+    def _run(self, program: bytes | Callable[[list[Any]], Any]) -> Results:
+        """Return what a program gives."""
+
+        def leaves(*given: Any) -> list[Any]:
+            return tree_leaves(copy.deepcopy(given) if self.again else given)
+
         try:
             if isinstance(program, bytes):
-                with ptegpu.load(program, methods=[self.method]) as loaded:
-                    found = _tensors(loaded.method(self.method).execute(inputs))
+                with ptegpu.load(program, methods=list(self.modules)) as loaded, torch.no_grad():
+                    calls = {name: loaded.method(name).execute for name in self.modules}
+                    steps = list(self.script(lambda method, *a, **k: calls[method](leaves(a, k))))
             else:
-                found = _tensors(program(inputs))
+                steps = list(self.script(lambda _, *a, **k: program(leaves(a, k))))
+            return [_tensors(results) for _, results in steps]
         except THIS_MACHINE as e:
             raise NotChecked(str(e)) from e
         except Exception as e:
             raise CannotRun(*quoted("ptegpu cannot run the program: ", e)) from e
-        if len(found) < count:
-            raise CannotRun(f"the program gives {len(found)} results, and eager PyTorch {count}")
-        return found[len(found) - count :]
 
-    def _judge(self, wrong: Sequence[Difference]) -> None:
-        """Raises, unless eager PyTorch is as far from itself: by chance, or by rounding."""
+    def _beyond_noise(self, wrong: Sequence[Difference]) -> list[Difference]:
+        """Return those for which eager PyTorch is nearer to itself, by chance or by rounding."""
         assert self.expected is not None
-        again = self._eager()
-        try:
+        repeated = exact = self._eager()
+        with suppress(NotChecked):
             exact = self._eager(_double)
-        except NotChecked:
-            exact = self.expected
+        beyond = []
         for d in wrong:
-            expected = self.expected[d.output]
-            if not distance(again[d.output], expected)[0] <= d.allowed:
+            expected = self.expected[d.step][d.output]
+            if not distance(repeated[d.step][d.output], expected)[0] <= d.allowed:
                 raise NotChecked("the module gives other results each time")
-            own = distance(exact[d.output], expected)[0]
+            own = distance(exact[d.step][d.output], expected)[0]
             if not (d.largest <= NOISE * own < math.inf):
-                raise ExportError(
-                    f"the exported program is wrong: its output {d.output} is up to {d.largest:.4g} from eager "
-                    f"PyTorch's, whose largest element is {d.scale:.4g}. Nothing was written; please report it. Try "
-                    "without partitions (--no-delegate, delegate=False)"
-                )
+                beyond.append(d)
+        return beyond
 
 
-def _compared(output: int, found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> Difference:
+def _compared(step: int, output: int, found: torch.Tensor, expected: torch.Tensor, share: float) -> Difference:
     largest, scale = distance(found, expected)
-    if expected.dtype.is_floating_point or found.shape != expected.shape:
-        return Difference(output, largest, scale, tolerance * scale or ZERO)
-    different = (found != expected).double().mean().item() if expected.numel() else 0.0
-    return Difference(output, largest, scale, largest if different <= TIES else 0.0)
+    same = found.shape == expected.shape
+    if expected.dtype.is_floating_point or not same:
+        allowed = share * scale or ZERO
+    else:
+        different = (found != expected).double().mean().item() if expected.numel() else 0.0
+        allowed = largest if different <= TIES else 0.0
+    return Difference(step, output, largest, scale, allowed, same and _same_choice(found, expected))
+
+
+def _same_choice(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    if not expected.dtype.is_floating_point or not expected.dim() or not expected.numel():
+        return True
+    return torch.equal(found.argmax(-1), expected.argmax(-1))
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:

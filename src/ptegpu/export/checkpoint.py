@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -19,9 +19,11 @@ from .backend import SafetensorError, safe_open, torch
 from .config import Config
 from .decoder import Decoder, Norm, Positions, Router
 from .experts import ByteExperts, Experts, GroupedExperts
-from .families import FAMILIES, NAMES
+from .families import FAMILIES
+from .family import NAMES
 from .layers import ByteLinear, GroupedEmbedding, GroupedLinear, GroupedWeight
 
+M = TypeVar("M", bound=nn.Module)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 PREFIXES = re.compile(r"^(model|transformer|gpt_neox)\.")  # of names in checkpoints
 COMPUTED = re.compile(r"\.(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)$")  # every loader makes it anew
@@ -41,8 +43,8 @@ class Weights:
     stored: dict[str, int] = field(default_factory=dict)  # matrices, by the way they are stored
     notes: list[str] = field(default_factory=list)
 
-    def count(self, how: str) -> None:
-        self.stored[how] = self.stored.get(how, 0) + 1
+    def count(self, form: str) -> None:
+        self.stored[form] = self.stored.get(form, 0) + 1
 
 
 def load(decoder: Decoder, store: Store, weights: Weights, progress: Progress) -> int:
@@ -318,17 +320,19 @@ def check(config: Config, store: Store) -> None:
     check_sources(store, wanted, ignored)
 
 
-def read_into(module: nn.Module, store: Store, sources: Mapping[str, Source], progress: Progress) -> None:
-    """Weights in float32, each by its name."""
+def load_plain(make: Callable[[], M], store: Store, progress: Progress, ignored: Collection[str] = ()) -> M:
+    """Return a module with weights in float32 that have the names and shapes of the checkpoint; `ignored` ones, which
+    it may lack, are not read."""
+    with torch.device("meta"):
+        sketch = make().named_parameters()
+    sources = {name: Source((name,), tuple(p.shape), tuple(p.shape)) for name, p in sketch if name not in ignored}
+    check_sources(store, sources, ignored)
+    module = make()
     for done, (name, source) in enumerate(sources.items()):
         progress("Reading weights", done, len(sources))
         parent, _, last = name.rpartition(".")
         setattr(module.get_submodule(parent), last, nn.Parameter(store.read(source), requires_grad=False))
-
-
-def plain_sources(module: nn.Module) -> dict[str, Source]:
-    """Of a module whose weights have the names and shapes that the checkpoint has for them."""
-    return {name: Source((name,), tuple(p.shape), tuple(p.shape)) for name, p in module.named_parameters()}
+    return module.eval()
 
 
 def check_sources(store: Store, wanted: Mapping[str, Source], ignored: Collection[str] = ()) -> None:

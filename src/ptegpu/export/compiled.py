@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten, treespec_dumps
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 import ptegpu
 
@@ -16,8 +16,9 @@ from ..errors import ExportError, InvalidInput, ShapeError
 from ..runtime import Program, Spec
 from .backend import torch
 from .check import Check, NotChecked
-from .lowering import Lowered, trace
-from .module import arguments, lower_either_way, rounds
+from .lowering import FORWARD, Lowered, Source
+from .module import arguments
+from .pipeline import Job, Pipeline, rounds
 from .shapes import Shapes
 
 VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
@@ -40,31 +41,27 @@ def compile_module(
         what = f"its part {training[0]}" if training[0] else "the module"
         raise ExportError(f"{what} is in training mode: call module.eval() first")
     args, kwargs = arguments(example, kwargs)
-
-    def traced() -> torch.export.ExportedProgram:
-        return trace(module, args, dynamic_shapes, kwargs)
-
-    program = traced()
-    comparison = Check(module, args, kwargs) if check else None
-    rounded = loading.get("precision") == "fast" or rounds(program)
-    form = Form(program, module.forward, args, kwargs)
-    form.shapes.check_bounds()
-    _forget_groups(program)
+    job = Job({FORWARD: Source(module, args, dynamic_shapes, kwargs)}, None, None, delegate=delegate, fallback=True)
+    pipeline = Pipeline()
+    traced = pipeline.trace(job.sources)
+    form = Form(traced[FORWARD], module.forward, args, kwargs)
+    comparison = Check.of_examples(job.sources) if check else None
+    rounded = loading.get("precision") == "fast" or rounds(traced[FORWARD])
 
     def loaded(lowered: Lowered, notes: list[str]) -> CompiledModule:
         with ExitStack() as stack:
-            compiled = CompiledModule(ptegpu.load(lowered.data, methods="forward", **loading), form, lowered, notes)
+            compiled = CompiledModule(ptegpu.load(lowered.data, methods=FORWARD, **loading), form, lowered, notes)
             stack.callback(compiled.close)
             if comparison is not None:
                 try:
-                    compiled.difference = comparison.difference(compiled.run, rounded=rounded)
+                    compiled.difference = comparison.compare(compiled.run, rounded=rounded).difference
                 except NotChecked as e:
                     compiled.notes = [*notes, f"not checked: {e}"]
                 compiled.reset()
             stack.pop_all()
         return compiled
 
-    return lower_either_way(program, lambda: _forget_groups(traced()), loaded, delegate=delegate)
+    return pipeline.lower(job, traced, loaded)
 
 
 class Form:
@@ -177,20 +174,6 @@ class CompiledModule:
 
     def __repr__(self) -> str:
         return repr(self.program).replace("Program from memory", "CompiledModule", 1)
-
-
-def _forget_groups(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Leaves out what a file cannot say: groups of a class that has no name for files."""
-    signature = program.module_call_graph[0].signature
-    assert signature is not None
-    for kind in ("in_spec", "out_spec"):
-        spec = getattr(signature, kind)
-        try:
-            treespec_dumps(spec)
-        except NotImplementedError:
-            flat = tuple(range(spec.num_leaves))
-            setattr(signature, kind, tree_structure((flat, {}) if kind == "in_spec" else flat))
-    return program
 
 
 def _said(spec: Any) -> str:

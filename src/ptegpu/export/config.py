@@ -16,7 +16,8 @@ import torch
 from ..errors import ExportError, PtegpuError
 from ..files import check_checkpoint, read_object
 from ..models.kinds import DECODERS, SEEING_TYPES, architecture
-from .families import FAMILIES, LLAMA, SLIDING, Family
+from .families import FAMILIES
+from .family import LLAMA, SLIDING, Family
 from .keys import Keys
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new")

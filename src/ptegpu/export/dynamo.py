@@ -15,15 +15,14 @@ from importlib.metadata import entry_points
 from typing import Any, TypeAlias
 
 from torch._dynamo import register_backend
-from torch.fx import GraphModule, Interpreter, Node
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.fx import GraphModule, Node
 
 from ..errors import ExportError, IndexOutOfRange, InvalidInput, PtegpuError, ShapeError
 from ..gpu import Lock
 from ..printing import shown
 from .backend import torch
 from .compiled import CompiledModule, compile_module
+from .interpreters import Plain, Watched
 
 NAME, GROUP = "ptegpu", "torch_dynamo_backends"
 LOADING = ("device", "engine", "precision", "limits")
@@ -33,7 +32,6 @@ MOST_PROGRAMS = 8  # for sizes of one variant
 MOST_NUMBERS = 8  # that a graph is lowered for, with the same weights
 SHOWN = 4  # lines of an error
 OPERATOR = re.compile(r"\d+ × (?:\w+(?:::|\.))?(\w+)")
-PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
 
 Values: TypeAlias = Mapping[Any, int]  # of symbols
 
@@ -161,7 +159,7 @@ class Graph:
             return self.module(*args)
         self.warned = True
         why = " ".join(line.strip() for line in str(self.error).splitlines()[:SHOWN])
-        watched = _Watched(self.module)
+        watched = Watched(self.module)
         result = watched.run(*args)
         places = [place for name in OPERATOR.findall(why) if (place := watched.place(name))]
         where = "; ".join(dict.fromkeys(places)) or watched.place(None)
@@ -203,16 +201,16 @@ class Graph:
     def _lowered(self, args: Sequence[Any]) -> CompiledModule:
         traced = _Traced(self, args).eval()
         tensors = tuple([_example(args[k]) for k in self.tensors])
-        how = {name: value for name, value in self.options.items() if name != "fallback"}
+        options = {name: value for name, value in self.options.items() if name != "fallback"}
         shapes = [_dynamic(self.fakes[k], args[k]) for k in self.tensors]
         with torch.inference_mode(False), torch.no_grad():
             program = None
             if any(shapes):
                 try:
-                    program = compile_module(traced, tensors, {"tensors": tuple(shapes)}, check=False, **how)
+                    program = compile_module(traced, tensors, {"tensors": tuple(shapes)}, check=False, **options)
                 except (ExportError, ShapeError):
                     pass  # each size on its own, then
-            program = program or compile_module(traced, tensors, check=False, **how)
+            program = program or compile_module(traced, tensors, check=False, **options)
         written = {int(name.removeprefix("weight_")) for name in program.lowered.kept if name.startswith("weight_")}
         if written:
             self.weights = [k for k in self.weights if k not in written]
@@ -245,90 +243,7 @@ class _Traced(torch.nn.Module):
         given = dict(zip(self.order, tensors)) | self.numbers
         given |= {k: tensors[i].shape[d] for k, (i, d) in self.sizes.items()}
         given |= {k: getattr(self, name) for k, name in self.weights.items()}
-        return tuple(_Plain(self.module).run(*[given[k] for k in range(self.count)]))
-
-
-class _Plain(Interpreter):
-    """Numbers are numbers already, gradients are off, and layers of attention are made of several operators."""
-
-    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return args[0] if target == "item" and isinstance(args[0], float) else super().call_method(target, args, kwargs)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch._C._set_grad_enabled:
-            return None
-        if target is torch._transformer_encoder_layer_fwd and args[18] is None and not kwargs:
-            return _encoder_layer(*args[:18])
-        return super().call_function(target, args, kwargs)
-
-
-def _encoder_layer(
-    x: torch.Tensor, _width: int, heads: int, qkv: torch.Tensor, qkv_bias: torch.Tensor, out: torch.Tensor,
-    out_bias: torch.Tensor, gelu: bool, norm_first: bool, epsilon: float, *rest: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    """What `torch._transformer_encoder_layer_fwd` computes without a mask."""
-    norm1, norm2 = rest[:2], rest[2:4]
-    up, up_bias, down, down_bias = rest[4:]
-
-    def attended(y: torch.Tensor) -> torch.Tensor:  # (B, T, D)
-        parts = F.linear(y, qkv, qkv_bias).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-        found = F.scaled_dot_product_attention(parts[0], parts[1], parts[2])  # (B, heads, T, D / heads)
-        return F.linear(found.transpose(1, 2).flatten(2), out, out_bias)
-
-    def fed(y: torch.Tensor) -> torch.Tensor:
-        inner = F.linear(y, up, up_bias)
-        return F.linear(F.gelu(inner) if gelu else F.relu(inner), down, down_bias)
-
-    def normed(y: torch.Tensor, norm: Sequence[torch.Tensor]) -> torch.Tensor:
-        return F.layer_norm(y, y.shape[-1:], norm[0], norm[1], epsilon)
-
-    if norm_first:
-        x = x + attended(normed(x, norm1))
-        return x + fed(normed(x, norm2))
-    x = normed(x + attended(x), norm1)
-    return normed(x + fed(x), norm2)
-
-
-class _Watched(Interpreter):
-    """Runs a graph and sees which of its nodes calls which operators."""
-
-    def __init__(self, module: GraphModule) -> None:
-        super().__init__(module)
-        self.seen: dict[str, Node] = {}
-        self.node: Node | None = None
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        with _Dispatch(self):
-            return super().run(*args, **kwargs)
-
-    def run_node(self, n: Node) -> Any:
-        self.node = n
-        return super().run_node(n)
-
-    def place(self, operator: str | None) -> str:
-        """Where an operator is called, or the first one: file.py:12 in forward of Model."""
-        node = self.seen.get(operator) if operator else next(iter(self.seen.values()), None)
-        found = PLACE.findall(node.meta.get("stack_trace") or "") if node is not None else []
-        if not found:
-            return ""
-        file, line, function = found[-1]
-        owners = [getattr(kind, "__name__", str(kind).rpartition(".")[2]) for _, kind in _owners(node)]
-        return f"{file.rpartition('/')[2]}:{line} in {function}" + (f" of {owners[-1]}" if owners else "")
-
-
-def _owners(node: Node | None) -> list[tuple[str, Any]]:
-    return list((node.meta.get("nn_module_stack") or {}).values()) if node is not None else []
-
-
-class _Dispatch(TorchDispatchMode):
-    def __init__(self, watched: _Watched) -> None:
-        super().__init__()
-        self.watched = watched
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.watched.node is not None:
-            self.watched.seen.setdefault(func.overloadpacket.__name__, self.watched.node)
-        return func(*args, **(kwargs or {}))
+        return tuple(Plain(self.module).run(*[given[k] for k in range(self.count)]))
 
 
 def _results(module: GraphModule, places: Sequence[Node]) -> list[Callable[..., Any] | None]:

@@ -1,66 +1,27 @@
-"""What each family of decoders is made of: one table of facts, and nothing else knows a family by its name.
+"""The families of decoders: a table with one row for each, and nothing else knows a family by its name.
 
-A fact is a field of `Config`, or what a layer has. It is a value, or a function that reads it from `config.json`;
-where a family says nothing, it is as Llama. `names` are those of modules in checkpoints, by the decoder's names.
+The terms are those of `family`: a `Family` names its facts, and what its checkpoints call the decoder's modules.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from .family import (
+    FULL,
+    MOST_EXPERTS,
+    MOST_HEADS,
+    MOST_LAYERS,
+    SLIDING,
+    Family,
+    every_layer,
+    fused,
+    last_of,
+    rotary,
+    windows,
+)
 from .keys import Keys
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-MOST_LAYERS, MOST_HEADS, MOST_EXPERTS = 1 << 12, 1 << 14, 1 << 12
-
-Names = Mapping[str, str | tuple[str, ...]]
-Fact = Callable[[Keys], Any]
-
-
-def _nothing(keys: Keys) -> str | None:
-    return None
-
-
-def _rotary(theta: float = 1e4, share: float = 1.0) -> Callable[[Keys, str], dict[str, Any]]:
-    def found(keys: Keys, kind: str) -> dict[str, Any]:
-        named = {"rope_theta": keys.get("rope_theta", theta)}
-        return named | {"partial_rotary_factor": keys.get("partial_rotary_factor", share)}
-
-    return found
-
-
-ROTARY = _rotary()
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    title: str  # the models, as people call them
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    names: Names = field(default_factory=dict)  # where there are several, the first that the checkpoint has
-    fused: str = "rows"  # queries, keys, values in one matrix: one after the other, or "groups": by head of keys
-    transposed: bool = False  # matrices are (in, out)
-    kinds: Callable[[Keys, int], list[str]] = lambda keys, count: [FULL] * count  # of layers
-    turned: Callable[[Keys, list[str]], list[bool]] = lambda keys, kinds: [True] * len(kinds)  # rotary layers
-    sparse: Callable[[Keys, int], list[bool]] = lambda keys, count: [False] * count  # layers of experts
-    rope: Callable[[Keys, str], dict[str, Any]] = ROTARY  # where `rope_parameters` say nothing
-    local: bool = False  # layers with a window take no `rope_scaling`
-    partial: bool = False  # `partial_rotary_factor` has a meaning
-    ropes: Mapping[str, str] = field(default_factory=dict)  # other names for kinds of scaling
-    refused: Fact = _nothing  # the key for which a config cannot be had
-
-    @property
-    def fused_modules(self) -> frozenset[str]:
-        """Those that are rows of one matrix."""
-        counts = Counter(self.names.values())
-        return frozenset(module for module, name in self.names.items() if counts[name] > 1)
-
-
-def _windows(keys: Keys, count: int) -> list[str]:
-    return [SLIDING if keys.get("sliding_window") else FULL] * count
 
 
 def _some_windows(keys: Keys, count: int) -> list[str]:
@@ -68,16 +29,6 @@ def _some_windows(keys: Keys, count: int) -> list[str]:
     on = keys.flag("use_sliding_window") and keys.get("sliding_window")
     first = keys.get("max_window_layers", 28)
     return [SLIDING if on and layer >= first else FULL for layer in range(count)]
-
-
-def _last_of(key: str, default: int) -> Callable[[Keys, int], list[str]]:
-    """The last of every so many layers sees everything."""
-
-    def kinds(keys: Keys, count: int) -> list[str]:
-        every = keys.get(key, default) if key else default
-        return [FULL if layer % every == every - 1 else SLIDING for layer in range(count)]
-
-    return kinds
 
 
 def _smollm3_turned(keys: Keys, kinds: list[str]) -> list[bool]:
@@ -91,11 +42,7 @@ def _smollm3_turned(keys: Keys, kinds: list[str]) -> list[bool]:
 def _smollm3_kinds(keys: Keys, count: int) -> list[str]:
     on = keys.flag("use_sliding_window") and keys.get("sliding_window")
     turned = _smollm3_turned(keys, [FULL] * count)
-    return [SLIDING if on and not rotary else FULL for rotary in turned]
-
-
-def _every_layer(keys: Keys, count: int) -> list[bool]:
-    return [True] * count
+    return [SLIDING if on and not turns else FULL for turns in turned]
 
 
 def _qwen_sparse(keys: Keys, count: int) -> list[bool]:
@@ -152,22 +99,6 @@ def _falcon_shared_norm(keys: Keys) -> bool:
     return _falcon_parallel(keys) and not (new and keys.get("num_ln_in_parallel_attn", 2) == 2)
 
 
-LLAMA: dict[str, Any] = {
-    "vocab": lambda c: c.count("vocab_size"),
-    "dim": lambda c: c.count("hidden_size"),
-    "heads": lambda c: c.count("num_attention_heads", most=MOST_HEADS),
-    "kv_heads": lambda c: c.count("num_key_value_heads", c["heads"]),
-    "head_dim": lambda c: c.count("head_dim", c["dim"] // c["heads"]),
-    "hidden": lambda c: c.count("intermediate_size"),
-    "depth": lambda c: c.count("num_hidden_layers", most=MOST_LAYERS),
-    "eps": lambda c: c.number("rms_norm_eps", 1e-6),
-    "activation": lambda c: c.get("hidden_act", "silu"),
-    "tied": lambda c: c.flag("tie_word_embeddings"),
-    "context": lambda c: c.count("max_position_embeddings", 2048),
-    "qkv_bias": lambda c: c.flag("attention_bias"),
-    "output_bias": lambda c: c.flag("attention_bias"),
-    "mlp_bias": lambda c: c.flag("mlp_bias"),
-}
 LAYER_NORM: dict[str, Any] = {"norm": "layer", "eps": lambda c: c.number("layer_norm_eps", 1e-5)}
 GEMMA: dict[str, Any] = {
     "head_dim": lambda c: c.count("head_dim", 256),
@@ -191,10 +122,6 @@ COHERE = LAYER_NORM | {
     "tied": lambda c: c.flag("tie_word_embeddings", True),
 }
 
-NAMES: dict[str, str] = {  # in checkpoints of most families
-    "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-}
 SANDWICH_NAMES = {
     "mlp_norm": "pre_feedforward_layernorm",
     "attention_out_norm": "post_attention_layernorm",
@@ -205,15 +132,11 @@ SANDWICH_NAMES = {
 QWEN_EXPERTS = {f"mlp.expert_{each}": f"mlp.experts.*.{each}_proj" for each in ("gate", "up", "down")}
 
 
-def _fused(name: str) -> dict[str, str]:
-    return {f"self_attn.{each}_proj": name for each in "qkv"}
-
-
 GPT2_REFUSED = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
 
 FAMILIES: dict[str, Family] = {
     "llama": Family("Llama, SmolLM, and others in their shape"),
-    "mistral": Family("Mistral", kinds=_windows),
+    "mistral": Family("Mistral", kinds=windows),
     "qwen2": Family("Qwen 2, 2.5", {"qkv_bias": True}, kinds=_some_windows),
     "qwen3": Family("Qwen 3", {"qk_norm": "head"}, kinds=_some_windows),
     "gemma": Family("Gemma", GEMMA),
@@ -225,13 +148,13 @@ FAMILIES: dict[str, Family] = {
             "logit_cap": lambda c: c.cap("final_logit_softcapping", 30.0),
         },
         SANDWICH_NAMES,
-        kinds=_last_of("", 2),
+        kinds=last_of("", 2),
     ),
     "gemma3_text": Family(
         "Gemma 3, text",
         SANDWICH | {"qk_norm": "head"},
         SANDWICH_NAMES,
-        kinds=_last_of("sliding_window_pattern", 6),
+        kinds=last_of("sliding_window_pattern", 6),
         rope=_gemma3_rope,
         local=True,
     ),
@@ -261,9 +184,9 @@ FAMILIES: dict[str, Family] = {
             "mlp.expert_up": "block_sparse_moe.experts.*.w3",
             "mlp.expert_down": "block_sparse_moe.experts.*.w2",
         },
-        kinds=_windows,
-        sparse=_every_layer,
-        rope=_rotary(1e6),
+        kinds=windows,
+        sparse=every_layer,
+        rope=rotary(1e6),
     ),
     "phi": Family(
         "Phi 1, 1.5, 2",
@@ -276,15 +199,15 @@ FAMILIES: dict[str, Family] = {
             "mlp.up_proj": "mlp.fc1",
             "mlp.down_proj": "mlp.fc2",
         },
-        rope=_rotary(share=0.5),
+        rope=rotary(share=0.5),
         partial=True,
         refused=lambda c: "qk_layernorm" if c.flag("qk_layernorm") else None,
     ),
     "phi3": Family(
         "Phi 3, 3.5, 4",
         {"eps": lambda c: c.number("rms_norm_eps", 1e-5), "qkv_bias": False, "output_bias": False},
-        _fused("self_attn.qkv_proj") | {"mlp.gate_proj": "mlp.gate_up_proj", "mlp.up_proj": "mlp.gate_up_proj"},
-        kinds=_windows,
+        fused("self_attn.qkv_proj") | {"mlp.gate_proj": "mlp.gate_up_proj", "mlp.up_proj": "mlp.gate_up_proj"},
+        kinds=windows,
         partial=True,
         ropes={"su": "longrope", "yarn": "longrope"},
     ),
@@ -308,7 +231,7 @@ FAMILIES: dict[str, Family] = {
             **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), lambda c: c.flag("use_bias", True)),
         },
         {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
-        kinds=_windows,
+        kinds=windows,
     ),
     "gpt_neox": Family(
         "GPT-NeoX, Pythia",
@@ -322,7 +245,7 @@ FAMILIES: dict[str, Family] = {
             "parallel": lambda c: c.flag("use_parallel_residual", True),
             **dict.fromkeys(("qkv_bias", "output_bias"), lambda c: c.flag("attention_bias", True)),
         },
-        _fused("attention.query_key_value")
+        fused("attention.query_key_value")
         | {
             "embed_tokens": "embed_in",
             "norm": "final_layer_norm",
@@ -350,7 +273,7 @@ FAMILIES: dict[str, Family] = {
             "shared_norm": _falcon_shared_norm,
             **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), lambda c: c.flag("bias")),
         },
-        _fused("self_attention.query_key_value")
+        fused("self_attention.query_key_value")
         | {
             "embed_tokens": "word_embeddings",
             "layers": "h",
@@ -373,8 +296,8 @@ FAMILIES: dict[str, Family] = {
         "OLMo 3",
         {"eps": lambda c: c.number("rms_norm_eps", 1e-5), "norms": "after", "qk_norm": "row"},
         SANDWICH_NAMES,
-        kinds=_last_of("", 4),
-        rope=_rotary(5e5),
+        kinds=last_of("", 4),
+        rope=rotary(5e5),
         local=True,
     ),
     "smollm3": Family(
@@ -382,7 +305,7 @@ FAMILIES: dict[str, Family] = {
         {"tied": lambda c: c.flag("tie_word_embeddings", True)},
         kinds=_smollm3_kinds,
         turned=_smollm3_turned,
-        rope=_rotary(2e6),
+        rope=rotary(2e6),
     ),
     "stablelm": Family(
         "StableLM",
@@ -398,7 +321,7 @@ FAMILIES: dict[str, Family] = {
             "self_attn.q_norm": "self_attn.q_layernorm.norms.*",
             "self_attn.k_norm": "self_attn.k_layernorm.norms.*",
         },
-        rope=_rotary(share=0.25),
+        rope=rotary(share=0.25),
         partial=True,
     ),
     "gpt2": Family(
@@ -419,7 +342,7 @@ FAMILIES: dict[str, Family] = {
             "attention_scale": lambda c: None if c.flag("scale_attn_weights", True) else 1.0,
             **dict.fromkeys(("learned_positions", "qkv_bias", "output_bias", "mlp_bias"), True),
         },
-        _fused("attn.c_attn")
+        fused("attn.c_attn")
         | {
             "embed_tokens": "wte",
             "embed_positions": "wpe",
@@ -438,12 +361,12 @@ FAMILIES: dict[str, Family] = {
     "cohere": Family(
         "Cohere Command-R",
         COHERE | {"qk_norm": lambda c: "heads" if c.flag("use_qk_norm") else None},
-        rope=_rotary(5e5),
+        rope=rotary(5e5),
     ),
     "cohere2": Family(
         "Cohere Command-R7B, A",
         COHERE,
-        kinds=_last_of("sliding_window_pattern", 4),
+        kinds=last_of("sliding_window_pattern", 4),
         turned=lambda keys, kinds: [kind == SLIDING for kind in kinds],
     ),
 }

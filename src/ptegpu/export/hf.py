@@ -7,15 +7,14 @@ that is larger than its weights is refused before it is made. The tokenizer is w
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import ExportError
-from ..files import LARGEST, MODEL_OR_SENTENCE, check_checkpoint, check_inside, check_writable, read_object, write
+from ..files import LARGEST, MODEL_OR_SENTENCE, check_checkpoint, check_inside, check_writable, read_object
 from ..models.card import METHOD, Card
 from ..models.kinds import DECODERS, LANGUAGE, SPEECH_TYPE, architecture, kind_of_folder
 from ..models.tasks.specs import SENTENCES, TASKS, ZERO_SHOT, task_of
@@ -26,8 +25,9 @@ from .checkpoint import Store
 from .hf_facts import LOCAL, Processing, read_processing
 from .hf_models import RATE, Bounds, kind_of, wrapped
 from .hf_sentences import finish_of, is_sentence_model, transformer_folder
-from .lowering import CannotTrace
-from .module import Exported, Source, export_with_account
+from .lowering import FORWARD, CannotTrace, Source
+from .module import ModuleOptions, module_job
+from .pipeline import Exported, Pipeline
 from .quantize import NONE, check_quantization
 
 READ = (".json", ".txt", ".model", ".safetensors")  # endings of files that anything here reads
@@ -38,13 +38,9 @@ LOCAL_KERNELS = ("eager", "sdpa", "grouped_mm", "batched_mm")  # implementations
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedTask:
+class TaskSummary:
     card: Card
-    exported: Exported
     parameters: int
-    notes: list[str]
-    files: list[Path]  # written
-    seconds: dict[str, float] = field(default_factory=dict)  # of each phase
 
 
 def is_decoder(folder: str | os.PathLike[str]) -> bool:
@@ -64,22 +60,12 @@ def export_hf(
     delegate: bool = True,
     check: bool = True,
     progress: Progress = silent,
-) -> ExportedTask:
+) -> Exported[TaskSummary]:
     """Writes the program to `path`, and the tokenizer of a text model beside it.
 
     Without a `task`, `config.json` decides. With `check`, the program is compared with eager PyTorch first: if results
     differ by more than rounding, that is an error, and nothing is written. `quantize` is one of `QUANTIZATIONS`.
     """
-    seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        progress(name, 0, 1)
-        started = time.perf_counter()
-        yield
-        seconds[name] = time.perf_counter() - started
-        progress(name, 1, 1)
-
     source, target = Path(folder), Path(path)
     check_writable(target)
     if task is not None and task not in TASKS:
@@ -87,32 +73,27 @@ def export_hf(
     if dtype not in ("float32", "float16"):
         raise ExportError(f"dtype is {dtype!r}; choose from float32, float16")
     check_quantization(quantize, delegate)
-    with phase("Reading weights"):
+    options = ModuleOptions(quantize, delegate, {"force_fp16": True} if dtype == "float16" else {}, check)
+    pipeline = Pipeline(progress)
+    with pipeline.phase("Reading weights"):
         model, task, parameters = load_model(source, task)
         finish = finish_of(source) if TASKS[task].drawn == "embedding" else None
         given = bounds or Bounds()
         processing = read_processing(source, transformer_folder(source), model, task, given)
-    with phase("Exporting"):
-        exported = _exported(model, processing, given, finish, dtype, quantize, delegate, check)
-    with phase("Writing"):
-        write(target, exported.lowered.data)
-        beside = {target.with_suffix(ending): data for ending, data in processing.tokenizer.items()}
-        for file, data in beside.items():
-            write(file, data)
-    notes = [*processing.notes, *exported.notes]
-    return ExportedTask(processing.card, exported, parameters, notes, [target, *beside], seconds)
+    made = _exported(pipeline, model, parameters, processing, given, finish, options)
+    made = replace(made, notes=[*processing.notes, *made.notes])
+    return pipeline.write(made, target, processing.tokenizer)
 
 
 def _exported(
+    pipeline: Pipeline,
     model: Any,
+    parameters: int,
     processing: Processing,
     bounds: Bounds,
     finish: Any,
-    dtype: str,
-    quantize: str,
-    delegate: bool,
-    check: bool,
-) -> Exported:
+    options: ModuleOptions,
+) -> Exported[TaskSummary]:
     """The program, with sizes that may change where the model allows it; the card says what it takes."""
     card, text, audio = processing.card, processing.card.text, processing.card.audio
     assert card.task is not None
@@ -122,16 +103,15 @@ def _exported(
         bounds = replace(bounds, seconds=audio.most / RATE)
     module, args, shapes = wrapped(model, card.task, bounds, size=processing.size, finish=finish)
 
-    def made(source: Source, delegate: bool) -> Exported:
+    def made(source: Source, delegate: bool) -> Exported[TaskSummary]:
         constants = {METHOD: processing.card.json()}
-        options = {"force_fp16": True} if dtype == "float16" else {}
-        return export_with_account(
-            source, quantize=quantize, delegate=delegate, options=options, constants=constants, check=check
-        )
+        summary = TaskSummary(processing.card, parameters)
+        return pipeline.make(module_job({FORWARD: source}, summary, replace(options, delegate=delegate), constants))
 
     wanted = [_largest(x, dims) for x, dims in zip(args, shapes)]
     refusal = ""
-    for partitions in (True, False) if delegate and audio is None else (False,):  # of sounds it would cut the length
+    delegate = options.delegate and audio is None  # of sounds, partitions would cut the length
+    for partitions in (True, False) if delegate else (False,):
         try:
             found = made(Source(module, args, shapes), partitions)
         except CannotTrace as e:
@@ -149,7 +129,7 @@ def _exported(
     if audio is not None:
         audio = replace(audio, least=audio.most)
     processing.card = replace(card, text=text, image=image, audio=audio)
-    return made(Source(module, args), delegate and audio is None)
+    return made(Source(module, args), delegate)
 
 
 def _largest(x: torch.Tensor, dims: dict[int, Any] | None) -> tuple[int, ...]:

@@ -10,29 +10,27 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ptegpu
-
 from ..errors import ExportError
-from ..files import check_inside, check_writable, read, read_object, read_text, write
+from ..files import check_inside, check_writable, read, read_object, read_text
 from ..models.card import METHOD, Card
 from ..models.kinds import SEEING, architecture
 from ..models.kinds import TEXT as WRITING
 from ..models.text.signature import VISION
 from ..progress import Progress, silent
 from .backend import torch
-from .check import THIS_MACHINE, TOLERANCE, distance
-from .checkpoint import Store, Weights, check, check_sources, load, plain_sources, read_into
+from .check import LOGITS, Call, Check, Script
+from .checkpoint import Store, Weights, load, load_plain
+from .checkpoint import check as check_names
 from .config import Config, read_config
 from .decoder import Decoder
-from .lowering import NO_LIMITS, Lowered, lower, trace
+from .lowering import NO_LIMITS, Source
 from .origin import origin_of
+from .pipeline import Exported, Job, Pipeline
 from .vision import CONNECTOR, TEXT, TOWER, Vision, VisionConfig, read_vision
 
 DTYPES = ("float32", "float16")
@@ -42,7 +40,6 @@ GROUPS = (32, 64, 128)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONTEXT, CHUNK = 2048, 512  # at most, unless asked for more
 CHECKED = 8  # tokens
-ROUNDED_TOLERANCE = 5e-2  # of the largest logit, where activations have 16 or 8 bits
 TEXTURE_DEPTH = 2048  # beyond it, the partitioner would cut max_seq down to it
 
 
@@ -79,36 +76,13 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """The program against eager PyTorch: a prompt, then one token."""
-
-    tokens: int
-    difference: float  # the largest, of any logit
-    largest: float  # logit
-    same_choice: bool
-
-    def held(self, options: Options) -> None:
-        """Raises if the difference is more than rounding."""
-        rounded = options.dtype == "float16" or options.quantize == "8da4w"
-        if not self.difference <= (ROUNDED_TOLERANCE if rounded else TOLERANCE) * self.largest:
-            raise ExportError(
-                f"the exported program is wrong: its logits are up to {self.difference:.4g} from eager PyTorch's, of "
-                f"which the largest is {self.largest:.4g}. Nothing was written; please report it"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class ExportedModel:
+class ModelSummary:
     config: Config
     options: Options
     card: Card
-    lowered: Lowered
     parameters: int
     stored: dict[str, int]  # matrices, by the way they are stored
-    notes: list[str]
-    files: list[Path]  # written
-    check: Check | None
-    seconds: dict[str, float] = field(default_factory=dict)  # of each phase
+    checked: int  # tokens that a check compares
 
 
 def export_llm(
@@ -118,22 +92,12 @@ def export_llm(
     *,
     check: bool = True,
     progress: Progress = silent,
-) -> ExportedModel:
+) -> Exported[ModelSummary]:
     """Writes the program to `path` and the tokenizer beside it.
 
     With `check`, a few tokens are run by ptegpu and by PyTorch first: if their logits differ by more than rounding,
     that is an error, and nothing is written.
     """
-    seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        progress(name, 0, 1)
-        started = time.perf_counter()
-        yield
-        seconds[name] = time.perf_counter() - started
-        progress(name, 1, 1)
-
     source, target = Path(folder), Path(path)
     check_writable(target)
     config = read_config(source)
@@ -155,34 +119,23 @@ def export_llm(
         **origin_of(source),
     )
     constants = metadata(config, chosen) | {METHOD: card.json()}
-    with phase("Reading weights"):
+    pipeline = Pipeline(progress)
+    with pipeline.phase("Reading weights"):
         decoder, weights, parameters = load_decoder(source, chosen, progress)
         vision = load_vision(source, seeing[0], progress) if seeing else None
-    with phase("Tracing"):
-        programs = {"forward": trace(decoder, *example(chosen, decoder, vision))}
-        if seeing and vision:
-            programs[VISION] = trace(vision, (torch.zeros(1, 3, seeing[0].size, seeing[0].size),))
-            parameters += sum(p.numel() for p in vision.parameters())
-    with phase("Lowering"):
-        lowered = lower(programs, options=_partitioner_options(chosen), constants=constants)
-        del programs
-    found, notes = None, list(weights.notes)
-    if check:
-        with phase("Checking"):
-            try:
-                found = compare(decoder, lowered.data, lowered.bounds[0][1], vision)
-                found.held(chosen)
-            except THIS_MACHINE as e:
-                notes.append(f"not checked: {e}")
-    with phase("Writing"):
-        write(target, lowered.data)
-        beside = {target.with_suffix(ending): data for ending, data in tokenizer.items()}
-        for file, data in beside.items():
-            write(file, data)
-        if not tokenizer:
-            notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
-    files = [target, *beside]
-    return ExportedModel(config, chosen, card, lowered, parameters, weights.stored, notes, files, found, seconds)
+    sources = {"forward": Source(decoder, *example(chosen, decoder, vision))}
+    if vision:
+        sources[VISION] = Source(vision, (torch.zeros(1, 3, vision.config.size, vision.config.size),))
+        parameters += sum(p.numel() for p in vision.parameters())
+    calls, checked = script(chosen, decoder, vision)
+    comparison = Check({name: s.module for name, s in sources.items()}, calls, LOGITS) if check else None
+    summary = ModelSummary(config, chosen, card, parameters, weights.stored, checked)
+    made = pipeline.make(
+        Job(sources, comparison, summary, constants, _partitioner_options(chosen), notes=weights.notes)
+    )
+    if not tokenizer:
+        made.notes.append(f"{source} has no tokenizer.json: the model can be run, but not be given text")
+    return pipeline.write(made, target, tokenizer)
 
 
 def load_decoder(
@@ -198,7 +151,7 @@ def load_decoder(
     store = Store(source)
     if any(name.startswith(TEXT) for name in store.files):
         store = store.part(TEXT, "lm_head.weight")
-    check(config, store)
+    check_names(config, store)
     decoder = Decoder(config, chosen.max_context, all_logits=chosen.all_logits)
     weights = Weights(chosen.quantize, chosen.embedding, chosen.group)
     parameters = load(decoder, store, weights, progress)
@@ -209,12 +162,7 @@ def load_vision(folder: Path, config: VisionConfig, progress: Progress = silent)
     """What the model sees with, as eager PyTorch in float32."""
     store = Store(folder)
     store.files = {n: f for n, f in store.files.items() if n.startswith((TOWER, CONNECTOR))}
-    with torch.device("meta"):
-        sources = plain_sources(Vision(config))
-    check_sources(store, sources)
-    vision = Vision(config)
-    read_into(vision, store, sources, progress)
-    return vision.eval()
+    return load_plain(lambda: Vision(config), store, progress)
 
 
 def example(
@@ -290,28 +238,23 @@ def _chats(tokenizer: dict[str, bytes]) -> bool:
     return settings is not None and bool(json.loads(settings).get("chat_template"))
 
 
-def compare(decoder: Decoder, data: bytes, longest: int, vision: Vision | None = None) -> Check:
-    """A prompt, of at most `longest` tokens, and one more token through both; with a picture, where they see."""
-    prompt = min(CHECKED - 1, longest)
+def script(options: Options, decoder: Decoder, vision: Vision | None) -> tuple[Script, int]:
+    """Return the calls of a check and how many tokens they take: a prompt that fits in one call, then one more token,
+    if there is room; with a picture, where the model sees."""
+    assert options.max_seq is not None
+    prompt = min(CHECKED - 1, options.max_seq)
     count = min(prompt + 1, decoder.context)
     tokens = torch.randint(0, decoder.config.vocab, (1, count), generator=torch.Generator().manual_seed(0))
-    decoder.reset()
-    difference, largest, same = 0.0, 0.0, True
-    methods = ["forward", VISION] if vision else ["forward"]
-    with ptegpu.load(data, methods=methods) as program, torch.no_grad():
-        rows: list[torch.Tensor] = []
+
+    def calls(call: Call) -> Iterator[tuple[str, list[Any]]]:
+        decoder.reset()
+        rows: list[Any] = []
         if vision:
-            picture = torch.randn(
-                1, 3, vision.config.size, vision.config.size, generator=torch.Generator().manual_seed(0)
-            )
-            rows = [vision(picture), torch.as_tensor(program.method(VISION)(picture))]
-        for first, given in zip((0, prompt), tokens.split(prompt, dim=1)):
-            position = torch.tensor([first])
-            ours, theirs = [with_rows(given.shape[1], r) for r in rows] or ((), ())
-            expected = decoder(given, position, *ours)
-            found = torch.as_tensor(program(given, position, *theirs))
-            apart, scale = distance(found, expected)
-            difference, largest = max(difference, apart), max(largest, scale)
-            same = same and bool((found.argmax(-1) == expected.argmax(-1)).all())
-    decoder.reset()
-    return Check(count, difference, largest, same)
+            size = vision.config.size
+            rows = call(VISION, torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0)))
+        for first, some in zip((0, prompt), tokens.split(prompt, dim=1)):
+            pictures = [x for seen in rows for x in with_rows(some.shape[1], seen)]
+            yield "logits are", call("forward", some, torch.tensor([first]), *pictures)
+        decoder.reset()
+
+    return calls, count

@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_structure, treespec_dumps
 from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..errors import ExportError
@@ -64,6 +64,16 @@ class CannotTrace(ExportError):
 
 class CannotLower(ExportError):
     """ExecuTorch fails on a traced program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a method is made of: the module, inputs to trace it with, and which dimensions may change."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    dynamic_shapes: Any = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +151,6 @@ def _range(size: int | torch.SymInt, program: ExportedProgram) -> tuple[int, int
     return int(found.lower), int(found.upper) if found.upper.is_Integer else sys.maxsize
 
 
-def lower_untightened(program: Programs, again: Callable[[], Programs], **how: Any) -> Lowered:
-    """`lower`, so that inputs keep their bounds: checking the sizes of textures, which ptegpu does not use, the
-    partitioner may tighten them silently. `again` traces anew, since lowering uses a program up."""
-    if isinstance(program, Mapping) and len(program) > 1:
-        return lower(program, **how | {"options": {**how.get("options", {}), "texture_limits": NO_LIMITS}})
-    wanted = ranges(program[FORWARD] if isinstance(program, Mapping) else program)
-    lowered = lower(program, **how)
-    if all(high <= found for dims, shape in zip(wanted, lowered.bounds) for (_, high), found in zip(dims, shape)):
-        return lowered
-    return lower(again(), **how | {"options": {**how.get("options", {}), "texture_limits": NO_LIMITS}})
-
-
 def lower(
     program: Programs,
     *,
@@ -175,6 +173,7 @@ def lower(
     wanted = 0
     for traced in [program] if isinstance(program, ExportedProgram) else program.values():
         wanted += sum(SCALES in str(n.target) for n in traced.graph.nodes)
+        _forget_groups(traced)
         keep_written_parameters(traced)
         copy_shared_values(traced)
         own_constants(traced)
@@ -201,6 +200,19 @@ def lower(
     if delegate and rounded < wanted:
         notes.append(FLOATS.format(wanted - rounded, wanted))
     return replace(lowered, written=written, kept=tuple(sorted(prepare.kept)), notes=tuple(notes))
+
+
+def _forget_groups(program: ExportedProgram) -> None:
+    """Flatten inputs or outputs that are grouped by a class which has no name for files, in place."""
+    signature = program.module_call_graph[0].signature
+    assert signature is not None
+    for kind in ("in_spec", "out_spec"):
+        spec = getattr(signature, kind)
+        try:
+            treespec_dumps(spec)
+        except NotImplementedError:
+            flat = tuple(range(spec.num_leaves))
+            setattr(signature, kind, tree_structure((flat, {}) if kind == "in_spec" else flat))
 
 
 def _settle_attention(program: ExportedProgram) -> None:

@@ -7,42 +7,33 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-from ..errors import ExportError, InvalidProgram, UnsupportedProgram
-from ..files import check_writable, write
+from ..errors import ExportError
+from ..files import check_writable
 from .backend import torch
 from .causes import explained
-from .check import CannotRun, Check, NotChecked
-from .lowering import FORWARD, CannotLower, Lowered, Programs, lower, lower_untightened, ranges, trace
+from .check import Check
+from .lowering import FORWARD, Source, ranges
+from .pipeline import Exported, Job, Pipeline, S
 from .quantize import NONE, check_quantization, has_linear, quantized
-from .shapes import Shapes
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
-QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # activations; weights are quantized before
-T = TypeVar("T")
 MOST_SPECIAL = 2  # PyTorch may say from 2 on, and the program takes 1 as well
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a function to export gives: the module, inputs to trace it with, and which dimensions may change."""
+class ModuleOptions:
+    """How to export modules with example inputs."""
 
-    module: torch.nn.Module
-    args: tuple[Any, ...]
-    dynamic_shapes: Any = None
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    lowered: Lowered
-    notes: list[str]
-    difference: float | None  # from eager PyTorch, the largest of any element; None: not checked
+    quantize: str = NONE
+    delegate: bool = True  # with partitions
+    partitioner: Mapping[str, Any] = field(default_factory=dict)  # its options
+    check: bool = True
 
 
 def export(
@@ -67,9 +58,15 @@ def export(
     `check`, the program is run on them and compared with eager PyTorch; see `export_with_account`.
     """
     positional, named = arguments(args, kwargs)
-    source = Source(module, positional, dynamic_shapes, named)
-    how: dict[str, Any] = {"methods": methods, "quantize": quantize, "delegate": delegate}
-    made = export_with_account(source, path, **how, options=options, check=check)
+    made = export_with_account(
+        Source(module, positional, dynamic_shapes, named),
+        path,
+        methods=methods,
+        quantize=quantize,
+        delegate=delegate,
+        options=options,
+        check=check,
+    )
     for note in made.notes:
         warnings.warn(note, stacklevel=2)
     return made.lowered.data
@@ -86,7 +83,7 @@ def export_with_account(
     check: bool = True,
     methods: Mapping[str, Source] | None = None,
     quantize: str = NONE,
-) -> Exported:
+) -> Exported[None]:
     """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own. `constants`
     become methods that return them, `methods` those that they name, beside `forward`, which is the source.
 
@@ -100,34 +97,22 @@ def export_with_account(
     wanted = parse_dynamic(dynamic, source.args)
     if wanted:
         source = replace(source, dynamic_shapes=_shapes(wanted, source.args))
-    sources, stays = _quantized(_named(source, methods or {}), quantize)
+    chosen = ModuleOptions(quantize, delegate, options or {}, check)
+    job = module_job(_named(source, methods or {}), None, chosen, constants or {})
+    pipeline = Pipeline()
+    traced = pipeline.trace(job.sources)
+    _check_dynamic(traced[FORWARD], wanted, source.args)
+    made = pipeline.make(job, traced)
+    return made if path is None else pipeline.write(made, path)
 
-    def traced() -> dict[str, torch.export.ExportedProgram]:
-        programs = {}
-        for name, s in sources.items():
-            programs[name] = trace(s.module, s.args, s.dynamic_shapes, s.kwargs)
-            Shapes.of(programs[name]).check_bounds()
-        _check_dynamic(programs[FORWARD], wanted, source.args)
-        return programs
 
-    def compared(lowered: Lowered, notes: list[str]) -> Exported:
-        notes = [*stays, *notes]
-        if not check:
-            return Exported(lowered, notes, None)
-        try:
-            found = [c.difference(lowered.data, rounded=rounded) for c in comparisons]
-            return Exported(lowered, notes, max(found))
-        except NotChecked as e:
-            return Exported(lowered, [*notes, f"not checked: {e}"], None)
-
-    options = dict(options or {})
-    comparisons = [Check(s.module, s.args, s.kwargs, name) for name, s in sources.items()]
-    programs = traced()
-    rounded = bool(options.get("force_fp16")) or any(map(rounds, programs.values()))
-    made = lower_either_way(programs, traced, compared, delegate=delegate, options=options, constants=constants)
-    if path is not None:
-        write(path, made.lowered.data)
-    return made
+def module_job(
+    sources: Mapping[str, Source], summary: S, options: ModuleOptions, constants: Mapping[str, Any]
+) -> Job[S]:
+    """Return the job of modules that run on their example inputs: quantized, and each checked on its own."""
+    sources, notes = _quantized(sources, options.quantize)
+    check = Check.of_examples(sources) if options.check else None
+    return Job(sources, check, summary, constants, options.partitioner, options.delegate, fallback=True, notes=notes)
 
 
 def _named(source: Source, methods: Mapping[str, Source]) -> dict[str, Source]:
@@ -142,16 +127,15 @@ def _named(source: Source, methods: Mapping[str, Source]) -> dict[str, Source]:
     return {FORWARD: source, **methods}
 
 
-def _quantized(sources: Mapping[str, Source], how: str) -> tuple[dict[str, Source], list[str]]:
+def _quantized(sources: Mapping[str, Source], quantize: str) -> tuple[dict[str, Source], list[str]]:
     """Return the sources with their modules quantized, those without linear layers beside others as they are."""
-    made = {id(s.module): s.module for s in sources.values()}
+    modules = {id(s.module): s.module for s in sources.values()}
     notes: list[str] = []
-    if how != NONE:
-        able = {k: m for k, m in made.items() if has_linear(m)} or made
-        for key, module in able.items():
-            made[key], more = quantized(module, how)
+    if quantize != NONE:
+        for key, module in ({k: m for k, m in modules.items() if has_linear(m)} or modules.copy()).items():
+            modules[key], more = quantized(module, quantize)
             notes += more
-    return {name: replace(s, module=made[id(s.module)]) for name, s in sources.items()}, notes
+    return {name: replace(s, module=modules[id(s.module)]) for name, s in sources.items()}, notes
 
 
 def arguments(example: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -159,34 +143,6 @@ def arguments(example: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any
     if isinstance(example, Mapping) and kwargs is None:
         return (), dict(example)
     return tuple(example) if isinstance(example, tuple | list) else (example,), dict(kwargs or {})
-
-
-def lower_either_way(
-    program: Programs,
-    again: Callable[[], Programs],
-    use: Callable[[Lowered, list[str]], T],
-    *,
-    delegate: bool = True,
-    options: Mapping[str, Any] | None = None,
-    constants: Mapping[str, Any] | None = None,
-) -> T:
-    """What `use` makes of the program with partitions, or without any where that fails; the notes say why.
-
-    `again` traces anew, since lowering uses a program up.
-    """
-    if not delegate:
-        return use(lower(program, delegate=False, constants=constants), [])
-    try:
-        lowered = lower_untightened(program, again, options=dict(options or {}), constants=constants)
-        return use(lowered, list(lowered.notes))
-    except (CannotLower, CannotRun, InvalidProgram, UnsupportedProgram) as e:
-        notes = [f"there are no partitions: {e}"]
-    return use(lower(again(), delegate=False, constants=constants), notes)
-
-
-def rounds(program: torch.export.ExportedProgram) -> bool:
-    """Whether it rounds activations to few bits."""
-    return any(QUANTIZES.search(str(n.target)) for n in program.graph.nodes)
 
 
 def find_source(name: str) -> Source:

@@ -24,32 +24,32 @@ GROUP = 32  # weights that share a scale
 ROWS = 4  # of which ExecuTorch packs weights in groups
 
 
-def check_quantization(how: str, delegate: bool) -> None:
+def check_quantization(form: str, delegate: bool) -> None:
     """Raise ExportError unless there is such a way, with or without partitions."""
-    if how not in QUANTIZATIONS:
-        raise ExportError(f"quantize is {how!r}; choose from {', '.join(QUANTIZATIONS)}")
-    if how in GROUPED and not delegate:
+    if form not in QUANTIZATIONS:
+        raise ExportError(f"quantize is {form!r}; choose from {', '.join(QUANTIZATIONS)}")
+    if form in GROUPED and not delegate:
         raise ExportError(
-            f"quantize is {how!r}, whose operators partitions alone have: choose 8bit, or leave out --no-delegate "
+            f"quantize is {form!r}, whose operators partitions alone have: choose 8bit, or leave out --no-delegate "
             "(delegate=False)"
         )
 
 
-def quantized(module: nn.Module, how: str) -> tuple[nn.Module, list[str]]:
+def quantized(module: nn.Module, form: str) -> tuple[nn.Module, list[str]]:
     """Return the module with its linear layers quantized, and notes; the one that is given stays as it is."""
     linears = {name: m for name, m in module.named_modules() if type(m) is nn.Linear}
-    odd = [name or "the module" for name, m in linears.items() if how != "8bit" and not _has_groups(m)]
+    odd = [name or "the module" for name, m in linears.items() if form != "8bit" and not _has_groups(m)]
     if not has_linear(module):
-        raise ExportError(f"quantize is {how!r}, but the module has no linear layers (torch.nn.Linear): leave it out")
+        raise ExportError(f"quantize is {form!r}, but the module has no linear layers (torch.nn.Linear): leave it out")
     for name, layer in linears.items():
         if layer.weight.dtype is not torch.float32:
             raise ExportError(
-                f"quantize is {how!r}, but {name or 'the module'} has weights of {layer.weight.dtype}: call "
+                f"quantize is {form!r}, but {name or 'the module'} has weights of {layer.weight.dtype}: call "
                 "module.float() first"
             )
     shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
     made = copy.deepcopy(module, shared)  # a copy of the structure alone
-    made = _in_bytes(made) if how == "8bit" else _in_groups(made, how)
+    made = _in_bytes(made) if form == "8bit" else _in_groups(made, form)
     why = f"their columns do not divide into groups of {GROUP}, or their rows by {ROWS}"
     return made, [f"linear layers that stay in floats, as {why}: {', '.join(odd)}"] if odd else []
 
@@ -73,7 +73,7 @@ def _in_bytes(module: nn.Module) -> nn.Module:
     return module
 
 
-def _in_groups(module: nn.Module, how: str) -> nn.Module:
+def _in_groups(module: nn.Module, form: str) -> nn.Module:
     from torchao.quantization import (
         Int8DynamicActivationIntxWeightConfig,
         IntxWeightOnlyConfig,
@@ -92,5 +92,5 @@ def _in_groups(module: nn.Module, how: str) -> nn.Module:
         return type(layer) is nn.Linear and _has_groups(layer)
 
     with quiet():
-        quantize_(module, configs[how](), filter_fn=fits)
+        quantize_(module, configs[form](), filter_fn=fits)
     return module

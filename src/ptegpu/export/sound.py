@@ -12,7 +12,7 @@ from ..files import check_checkpoint, read_object
 from ..models.kinds import SPEECH_TYPE
 from ..models.parts import MOST, Speech
 from .config import ACTIVATIONS
-from .families import MOST_LAYERS
+from .family import MOST_LAYERS
 from .keys import Keys
 
 

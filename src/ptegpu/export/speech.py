@@ -8,29 +8,24 @@ keeps the keys and values of tokens. The method `ptegpu_card` gives what a runne
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-import ptegpu
-
-from ..errors import ExportError
-from ..files import check_writable, write
+from ..files import check_writable
 from ..models.card import METHOD, Card
 from ..models.kinds import SPEECH
 from ..progress import Progress, silent
 from .backend import torch
-from .check import THIS_MACHINE, TOLERANCE, distance
-from .checkpoint import Store, check_sources, plain_sources, read_into
+from .check import Call, Check, Script
+from .checkpoint import Store, load_plain
 from .llm import read_tokenizer
-from .lowering import NO_LIMITS, Lowered, lower, trace
+from .lowering import NO_LIMITS, Source
 from .origin import origin_of
+from .pipeline import Exported, Job, Pipeline
 from .sound import Config, read_sound_config
 from .whisper import Decode, Encode, LogMel, Whisper
 
@@ -39,15 +34,10 @@ OUTPUT = "proj_out.weight"  # the embedding of tokens
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedSpeech:
+class SpeechSummary:
     config: Config
     card: Card
-    lowered: Lowered
     parameters: int
-    notes: list[str]
-    files: list[Path]  # written
-    difference: float | None  # from eager PyTorch, of what is largest; None: not checked
-    seconds: dict[str, float] = field(default_factory=dict)  # of each phase
 
 
 def export_speech(
@@ -56,22 +46,12 @@ def export_speech(
     *,
     check: bool = True,
     progress: Progress = silent,
-) -> ExportedSpeech:
+) -> Exported[SpeechSummary]:
     """Writes the program to `path` and the tokenizer beside it.
 
     With `check`, some noise and a few tokens are run by ptegpu and by PyTorch first: if results differ by more than
     rounding, that is an error, and nothing is written.
     """
-    seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        progress(name, 0, 1)
-        started = time.perf_counter()
-        yield
-        seconds[name] = time.perf_counter() - started
-        progress(name, 1, 1)
-
     source, target = Path(folder), Path(path)
     check_writable(target)
     config, speech = read_sound_config(source)
@@ -85,43 +65,25 @@ def export_speech(
         tokenizer=next(iter(tokenizer), None),
         **origin_of(source),
     )
-    with phase("Reading weights"):
+    pipeline = Pipeline(progress)
+    with pipeline.phase("Reading weights"):
         model = load_whisper(source, config, progress)
-    with phase("Tracing"):
-        modules = methods(model)
-        traced = {name: trace(module, *example(config, name)) for name, module in modules.items()}
-    with phase("Lowering"):
-        lowered = lower(traced, options={"texture_limits": NO_LIMITS}, constants={METHOD: card.json()})
-        del traced
-    difference, notes = None, []
-    if check:
-        with phase("Checking"):
-            try:
-                difference = compare(modules, config, lowered.data)
-            except THIS_MACHINE as e:
-                notes.append(f"not checked: {e}")
-    with phase("Writing"):
-        write(target, lowered.data)
-        beside = {target.with_suffix(ending): data for ending, data in tokenizer.items()}
-        for file, data in beside.items():
-            write(file, data)
-        if not tokenizer:
-            notes.append(f"{source} has no tokenizer.json: the model can be run, but gives no text")
-    parameters = sum(p.numel() for p in dict.fromkeys(model.parameters()))
-    return ExportedSpeech(config, card, lowered, parameters, notes, [target, *beside], difference, seconds)
+    modules = methods(model)
+    sources = {name: Source(module, *example(config, name)) for name, module in modules.items()}
+    comparison = Check(modules, script(config)) if check else None
+    summary = SpeechSummary(config, card, sum(p.numel() for p in dict.fromkeys(model.parameters())))
+    constants = {METHOD: card.json()}
+    made = pipeline.make(Job(sources, comparison, summary, constants, {"texture_limits": NO_LIMITS}))
+    if not tokenizer:
+        made.notes.append(f"{source} has no tokenizer.json: the model can be run, but gives no text")
+    return pipeline.write(made, target, tokenizer)
 
 
 def load_whisper(folder: Path, config: Config, progress: Progress = silent) -> Whisper:
     """The model as eager PyTorch, in float32."""
-    store = Store(folder)
-    with torch.device("meta"):
-        sources = plain_sources(Whisper(config))
-    del sources[OUTPUT]
-    check_sources(store, sources, {OUTPUT})
-    model = Whisper(config)
-    read_into(model, store, sources, progress)
+    model = load_plain(lambda: Whisper(config), Store(folder), progress, {OUTPUT})
     model.proj_out.weight = model.decoder.embed_tokens.weight
-    return model.eval()
+    return model
 
 
 def methods(model: Whisper) -> dict[str, nn.Module]:
@@ -142,31 +104,18 @@ def example(config: Config, name: str) -> tuple[tuple[Any, ...], Any]:
     return (torch.zeros((1, 4), dtype=torch.int64), position, heard), shapes
 
 
-def compare(modules: dict[str, nn.Module], config: Config, data: bytes) -> float:
-    """The largest difference of any result, each by its largest element: sound, then a prompt, then one token."""
+def script(config: Config) -> Script:
+    """Return the calls of a check: sound, then a prompt about what was heard, then one token."""
     random = torch.Generator().manual_seed(0)
     samples = torch.randn(example(config, "log_mel")[0][0].shape, generator=random) * 0.1
     mel = torch.randn(1, config.mels, config.frames, generator=random)
     tokens = torch.randint(0, config.vocab, (1, CHECKED), generator=random)
-    worst = 0.0
-    with ptegpu.load(data, methods=list(modules)) as program, torch.no_grad():
 
-        def run(name: str, *inputs: Any) -> Any:
-            nonlocal worst
-            expected, found = modules[name](*inputs), program.method(name)(*inputs)
-            every = isinstance(expected, list)
-            for e, f in zip(expected if every else [expected], found if every else [found], strict=True):
-                apart, scale = distance(torch.as_tensor(np.asarray(f)), e)
-                worst = max(worst, apart / scale)
-            return expected
+    def calls(call: Call) -> Iterator[tuple[str, list[Any]]]:
+        yield "spectrogram is", call("log_mel", samples)
+        heard = call("encode", mel)
+        yield "keys and values of sound are", heard
+        for first, some in ((0, tokens[:, :-1]), (CHECKED - 1, tokens[:, -1:])):
+            yield "logits are", call("forward", some, torch.tensor([first]), heard)
 
-        run("log_mel", samples)
-        heard = run("encode", mel)
-        for first, given in ((0, tokens[:, :-1]), (CHECKED - 1, tokens[:, -1:])):
-            run("forward", given, torch.tensor([first]), heard)
-    if not worst <= TOLERANCE:
-        raise ExportError(
-            f"the exported program is wrong: it is up to {worst:.4g} of the largest value from eager PyTorch. Nothing "
-            "was written; please report it"
-        )
-    return worst
+    return calls

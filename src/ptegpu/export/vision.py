@@ -23,7 +23,7 @@ from ..models.parts import Vision as Seeing
 from .config import ACTIVATIONS as SUPPORTED
 from .config import text_config
 from .decoder import ACTIVATIONS
-from .families import MOST_LAYERS
+from .family import MOST_LAYERS
 from .keys import Keys
 
 TEXT, TOWER, CONNECTOR = "text_model.", "vision_model.", "connector."  # what names in checkpoints begin with
