@@ -14,11 +14,11 @@ import torch
 import typer
 from tools import operators
 
-import ptegpu.portable  # noqa: F401  (fills its registry)
+import ptegpu.portable
 from ptegpu import errors
 from ptegpu.cli.export import DType, Embedding, Quantize
 from ptegpu.cli.export import export as export_commands
-from ptegpu.compiler.program import compile, cut_methods, read_source
+from ptegpu.compiler.program import cut_methods, read_source
 from ptegpu.export import wrapped
 from ptegpu.export.families import FAMILIES
 from ptegpu.export.hf_models import POOLINGS
@@ -207,12 +207,12 @@ def test_the_worked_example_is_what_the_code_prints() -> None:
     whole, rows = map(json.loads, re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     file = export(Worked(), (torch.ones(2, 3),))
     (joined,) = cut_methods(read_source(file))["forward"].joined.graphs.values()
-    saved = to_bytes(compile(file))
+    saved = to_bytes(ptegpu.compile(file))
     assert repr(joined.graph) in page
     assert f"{len(file):,} bytes" in page and f"{len(saved):,} bytes" in page
     assert whole == first_plan(saved)
     sized = export(Worked(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: torch.export.Dim("n", max=8)}})
-    plan = first_plan(to_bytes(compile(sized)))
+    plan = first_plan(to_bytes(ptegpu.compile(sized)))
     assert rows == {k: plan["rows"][int(k)] for k in rows}
     assert [[16], 1] == plan["families"][0]["steps"][0][0][1][0][2]  # the grid that these rows explain
 

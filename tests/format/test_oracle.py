@@ -10,7 +10,7 @@ import pytest
 
 from ptegpu import format as ours
 from ptegpu.format.container import SCALAR_TYPES
-from ptegpu.format.delegate import DATA_TYPES
+from ptegpu.format.delegate import DATA_TYPES, read_delegate
 
 pytestmark = pytest.mark.torch
 DATA = Path(__file__).parent.parent / "data"
@@ -138,7 +138,7 @@ def test_delegates_agree(path: Path) -> None:
 
     for method in ours.read_program(path).methods:
         for delegate in method.delegates:
-            found = ours.read_delegate(delegate.blob)
+            found = read_delegate(delegate.blob)
             theirs = upstream.flatbuffer_to_vk_graph(upstream.extract_vk_flatbuffer(bytes(delegate.blob)))
             assert found.version == theirs.version
             assert found.values == tuple(expected_blob_value(value.value) for value in theirs.values)
