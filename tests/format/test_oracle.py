@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ptegpu import format as ours
+from ptegpu.format import delegate as blobs
 from ptegpu.format.container import SCALAR_TYPES
 from ptegpu.format.delegate import DATA_TYPES, read_delegate
 
@@ -104,7 +105,7 @@ def test_programs_agree(path: Path) -> None:
     }
 
 
-def expected_blob_value(value: Any) -> ours.BlobValue:
+def expected_blob_value(value: Any) -> blobs.BlobValue:
     match type(value).__name__:
         case "Null":
             return None
@@ -117,18 +118,18 @@ def expected_blob_value(value: Any) -> ours.BlobValue:
         case "String":
             return value.string_val
         case "SymInt":
-            return ours.SymInt(value.value)
+            return blobs.SymInt(value.value)
         case "IntList":
-            return ours.Ints(tuple(value.items))
+            return blobs.Ints(tuple(value.items))
         case "DoubleList":
             return ours.FloatList(tuple(value.items))
         case "BoolList":
             return ours.BoolList(tuple(value.items))
         case "ValueList":
-            return ours.ValueList(tuple(value.items))
+            return blobs.ValueList(tuple(value.items))
         case "VkTensor":
             dtype, staging = DATA_TYPES[int(value.datatype)], DATA_TYPES.get(int(value.staging_datatype))
-            return ours.BlobTensor(dtype, tuple(value.dims), value.constant_id, value.mem_obj_id, staging)
+            return blobs.BlobTensor(dtype, tuple(value.dims), value.constant_id, value.mem_obj_id, staging)
     raise AssertionError(value)
 
 
@@ -142,7 +143,7 @@ def test_delegates_agree(path: Path) -> None:
             theirs = upstream.flatbuffer_to_vk_graph(upstream.extract_vk_flatbuffer(bytes(delegate.blob)))
             assert found.version == theirs.version
             assert found.values == tuple(expected_blob_value(value.value) for value in theirs.values)
-            assert found.calls == tuple(ours.Call(call.node_id, call.name, tuple(call.args)) for call in theirs.chain)
+            assert found.calls == tuple(blobs.Call(call.node_id, call.name, tuple(call.args)) for call in theirs.chain)
             assert (found.inputs, found.outputs) == (tuple(theirs.input_ids), tuple(theirs.output_ids))
             assert [(c.key, c.nbytes) for c in found.constants] == [(c.named_key, c.length) for c in theirs.constants]
 
