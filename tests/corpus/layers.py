@@ -127,7 +127,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "a slice": lambda x: _slice_in_place(x),
     "a row": lambda x: _row_in_place(x),
     "index_add_": lambda x: torch.zeros(3, 4).index_add_(0, torch.tensor([0, 2, 0]), x),
-    "scatter_": lambda x: torch.zeros(3, 4).scatter_(1, torch.tensor([[0, 2], [1, 1], [3, 0]]), x[:, :2]),
+    "scatter_": lambda x: torch.zeros(3, 4).scatter_(1, torch.tensor([[0, 2], [1, 3], [3, 0]]), x[:, :2]),
     "sub_ of a view": lambda x: _view_in_place(x),
 }
 
