@@ -75,6 +75,9 @@ def plan_program(
     for number, target in enumerate(targets):  # planning splits constants: each target begins anew
         with budget.copy().spending("compiling it"):
             cuts = cut_methods(file, data, methods, append, also)
+            for name in points or ():
+                if name not in cuts:
+                    raise no_method(name, cuts)
             outers, found = plan_methods(cuts, target, sizes, points, progress, ahead=True)
         made.append(outers)
         if number == 0:

@@ -28,6 +28,8 @@ class LoadOptions:
             raise InvalidInput(f'device is "auto", an index or part of a name, not {type(self.device).__name__}')
         if self.limits is not None and not isinstance(self.limits, Limits):
             raise InvalidInput(f"limits are ptegpu.Limits(…), not {type(self.limits).__name__}")
+        if not callable(self.progress):
+            raise InvalidInput(f"progress is a function of (phase, done, of), not {type(self.progress).__name__}")
         check_engine(self.engine)
         check_precision(self.precision)
         check_cache(self.cache)
