@@ -17,7 +17,7 @@ export INSTALL
 # What is imported is compiled once: without its bytecode, PyTorch and ExecuTorch cost each process six seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo web-demo test test-dawn test-web test-quick test-heavy lint types format bench lock audit clean
+.PHONY: help demo web-demo test test-dawn test-web test-quick test-heavy lint types docs format release-check bench lock audit clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
-demo: .venv/.base .venv/.vulkan ## let the bundled language model tell a tale
+demo: .venv/.base .venv/.vulkan ## generate a short story with the bundled language model
 	@$(BIN)/ptegpu demo
 
 web-demo: .venv/.base ## make a web page of the bundled language model, and serve it
@@ -61,9 +61,16 @@ test-heavy: .venv/.test .venv/.vulkan ## run the tests that `make test` leaves o
 lint: .venv/.dev ## check style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.words
 
 types: .venv/.dev ## check types
 	$(BIN)/mypy
+
+docs: .venv/.dev ## build the documentation into build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+release-check: .venv/.dev ## build the packages, install each into an empty environment, and try it
+	$(BIN)/python -m tools.release_check $(ARGS)
 
 format: .venv/.dev ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .

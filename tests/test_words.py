@@ -19,7 +19,7 @@ def counted(path: Path, source: str) -> tuple[int, int, int]:
     ("source", "expected"),
     [
         ('def f():\n    """What it returns."""\n', (1, 0, 0)),
-        ('def f():\n    """Add to what is there."""\n', (0, 1, 0)),
+        ('def f():\n    """Return one less."""\n', (0, 1, 0)),
         ("x = 1  # nobody reads this\n", (0, 1, 0)),
         ('def f(x):\n    raise ValueError(f"{x} is no number")\n', (0, 1, 0)),
         ('add(help="Show all of those that are left.")\n', (0, 1, 0)),
@@ -32,7 +32,7 @@ def test_python(tmp_path: Path, source: str, expected: tuple[int, int, int]) -> 
 
 
 def test_javascript(tmp_path: Path) -> None:
-    source = 'fetch("https://nobody.example");\n// nobody\n/** So many\n * as there are. */\n'
+    source = 'fetch("https://nobody.example");\n// nobody\n/** Read by\n * whoever asks. */\n'
     assert (0, 2, 0) == counted(tmp_path / "x.mjs", source)
 
 

@@ -41,9 +41,12 @@ class Package:
 
 
 def project() -> dict[str, list[str]]:
-    """ptegpu's requirements, by extra; "" are those of all."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    return {"": table["dependencies"], **table["optional-dependencies"]}
+    """Return ptegpu's requirements by extra or dependency group; "" are those of every installation."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    named = {"": table["project"]["dependencies"], **table["project"]["optional-dependencies"]}
+    for name, group in table["dependency-groups"].items():
+        named[name] = [f"ptegpu[{item['include-group']}]" if isinstance(item, dict) else item for item in group]
+    return named
 
 
 def digest() -> str:
@@ -65,9 +68,9 @@ def resolved() -> dict[str, Package]:
     """Every package that any file needs, as pip chooses it here."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        extras = ",".join(extra for group in EXTRAS.values() for extra in group)
+        needed = {str(r) for group in EXTRAS.values() for r in requirements(group)}
         command = [sys.executable, "-m", "pip", "install", "-qq", "--dry-run", "--ignore-installed", "--report", report]
-        subprocess.run([*command, "-c", "constraints.txt", "-e", f".[{extras}]", *BUILD], cwd=ROOT, check=True)
+        subprocess.run([*command, "-c", "constraints.txt", *sorted(needed), *BUILD], cwd=ROOT, check=True)
         items = json.loads(report.read_text())["install"]
     return dict(map(package, items))
 

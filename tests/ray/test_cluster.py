@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+
+pytest.importorskip("ray", reason="ray is not installed: pip install 'ptegpu[ray]'")
+
 from tests.ray.predictors import RECORDS
 from tests.serve.conftest import wait_until
 
