@@ -191,7 +191,7 @@ def test_a_bundle_is_inspected(invoke: Invoke, counting: Path, data: Path, tmp_p
     assert "  runs as     1 plan (12 nodes)" in lines
     for option, value in (("--graph", tmp_path / "x.svg"), ("--data", data / "dynamic-0.ptd")):
         ended = invoke("inspect", file, option, value)
-        expected = f"error: {file} is a bundle, which takes no data and has no operators to draw: give its .pte\n"
+        expected = f"error: {file} is a bundle: --data and --graph need the .pte that it was made of\n"
         assert (ended.code, ended.err) == (1, expected)
     assert invoke("compile", counting, "-o", file).code == 0
     assert "  needs NumPy kernels of aten.mul.Tensor (1), " in invoke("inspect", file).out

@@ -10,7 +10,7 @@ from importlib.resources import files
 import pytest
 from tests.cli.conftest import Invoke
 
-from ptegpu.cli.demo import SEED, TITLE, Lines
+from ptegpu.cli.demo import SEED, TITLE, WrappedLines
 
 FEW = ("--max-tokens", 20)
 
@@ -81,7 +81,7 @@ def test_without_tokenizers_it_says_what_to_install(invoke: Invoke, monkeypatch:
 )
 @pytest.mark.parametrize("width", [1, 10, 14, 80, None])
 def test_lines_of_whole_words(pieces: list[str], width: int | None) -> None:
-    lines, shown = Lines(width), io.StringIO()
+    lines, shown = WrappedLines(width), io.StringIO()
     for piece in pieces:
         shown.write(lines.push(piece))
     shown.write(lines.finish())
@@ -94,5 +94,5 @@ def test_lines_of_whole_words(pieces: list[str], width: int | None) -> None:
 
 
 def test_lines_break_where_the_width_ends() -> None:
-    lines = Lines(9)
+    lines = WrappedLines(9)
     assert "The old\nKing sat\ndown" == lines.push("The old King sat down") + lines.finish()

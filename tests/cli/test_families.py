@@ -14,7 +14,7 @@ from tests.cli.conftest import DATA
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.cli.sizes import one_size_each, parse_sizes
+from ptegpu.cli.inputs import one_size_each, parse_sizes
 from ptegpu.dtypes import DType
 from ptegpu.explain.costs import costs
 from ptegpu.explain.guards import GuardText, numpy_calls, plan_report

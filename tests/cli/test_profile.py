@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Invoke
 
 import ptegpu
-from ptegpu.cli.profile import By, note, report, show
+from ptegpu.cli.profile import By, profile_report, split_note
 from ptegpu.gpu import AdapterInfo, open_device
 from ptegpu.gpu.device import Traffic
 from ptegpu.gpu.profile import KernelTime
@@ -61,7 +61,7 @@ def lines_of(out: str) -> list[str]:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show(made_up(), By.KERNEL, "m.pte")
+    profile_report(made_up(), By.KERNEL, Path("m.pte")).print(False)
     lines = [line for line in lines_of(capsys.readouterr().out) if not line.startswith("──")]
     assert [
         "m.pte · forward on A GPU (discrete, Vulkan through wgpu)",
@@ -89,7 +89,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("by", By)
 def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch, capsys: Capture, by: By) -> None:
     monkeypatch.setattr("ptegpu.cli.console.PIPE_WIDTH", 80)
-    show(made_up(), by, "m.pte")
+    profile_report(made_up(), by, Path("m.pte")).print(False)
     out = capsys.readouterr().out
     tables = [line for line in out.splitlines() if line.startswith(" ")]
     assert tables and max(map(len, tables)) <= 80
@@ -97,10 +97,10 @@ def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_rows_by_operator_and_by_dispatch(capsys: pytest.CaptureFixture[str]) -> None:
-    show(made_up(), By.OPERATOR, "m.pte")
+    profile_report(made_up(), By.OPERATOR, Path("m.pte")).print(False)
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines() if "aten." in line][:-1]
     assert [["aten.linear.default", "2", "60", "µs"], ["aten.relu.default", "1", "4", "µs"]] == rows
-    show(made_up(), By.DISPATCH, "m.pte")
+    profile_report(made_up(), By.DISPATCH, Path("m.pte")).print(False)
     rows = [line.split()[:8] for line in capsys.readouterr().out.splitlines() if "delegate" in line]
     assert [
         ["aten.linear.default", "#0", "of", "delegate", "0", "gemv", "20", "µs"],
@@ -113,20 +113,20 @@ def test_splitting_that_costs_nothing() -> None:
     assert (
         "Profiling gives each kernel a pass of its own, ordinary calls run all in one: the kernels add up to 64 µs, "
         "the single pass takes 70 µs, so splitting costs nothing measurable."
-    ) == note(made_up(pass_seconds=70e-6))
+    ) == split_note(made_up(pass_seconds=70e-6))
 
 
 def test_a_method_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     made = made_up()
     empty = Profile("forward", made.adapter, 1, (), 0.0, 1e-3, made.ceilings, STEPS[:1])
-    show(empty, By.KERNEL, "m.pte")
+    profile_report(empty, By.KERNEL, Path("m.pte")).print(False)
     assert "dispatches 0 · kernels 0 µs · single pass 0 µs · wall 1 ms · host 1 ms" in capsys.readouterr().out
-    assert [] == report(empty, By.KERNEL)["rows"]
+    assert [] == profile_report(empty, By.KERNEL, Path("m.pte")).record["rows"]
     assert ["arguments"] == [e["name"] for e in events(empty.trace())]
 
 
 def test_the_report() -> None:
-    found = report(made_up(), By.KERNEL)
+    found = profile_report(made_up(), By.KERNEL, Path("m.pte")).record
     assert {"index": 0, "name": "A GPU", "type": "discrete", "backend": "Vulkan", "engine": "wgpu"} == found["adapter"]
     assert {"bytes_per_s": 4e9, "flops_per_s": 1e12} == found["ceilings"]
     assert (
@@ -174,7 +174,7 @@ def test_the_report() -> None:
 
 
 def test_the_steps_of_the_report() -> None:
-    steps = report(made_up(), By.KERNEL)["steps"]
+    steps = profile_report(made_up(), By.KERNEL, Path("m.pte")).record["steps"]
     names = ["arguments", "plan 1 (2 nodes)", "aten.topk.default", "jump", "plan 2 (1 node)", "results"]
     assert names == [row["name"] for row in steps]
     assert 1 == pytest.approx(sum(row["share"] for row in steps))

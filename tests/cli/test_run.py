@@ -40,7 +40,7 @@ def test_engine_and_precision_are_passed_on(invoke: Invoke, mlp: Path, monkeypat
         given.append(options)
         return open_program(source, options, *args, **more)
 
-    monkeypatch.setattr("ptegpu.cli.run.open_program", noted)
+    monkeypatch.setattr("ptegpu.cli.inputs.open_program", noted)
     report = invoke("run", mlp, "--engine", "wgpu", "--precision", "exact", "--json").json()
     assert [("wgpu", "exact")] == [(options.engine, options.precision) for options in given]
     assert report["adapter"]["engine"] == "wgpu"

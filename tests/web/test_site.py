@@ -29,7 +29,7 @@ from ptegpu.models.card import Card
 from ptegpu.models.door import Source
 from ptegpu.models.parts import Audio, Image, Text
 from ptegpu.models.tokenizer import CONFIG, FILE, TEMPLATE
-from ptegpu.site import PAGES, VARIANTS, Server, make_site, site
+from ptegpu.site import PAGES, VARIANTS, SiteServer, make_site, site
 from ptegpu.site.pages import Picture, choose, find_picture, image, task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -587,8 +587,8 @@ def test_json(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([DIGITS, "--variant", "quantum"], 2, "'quantum' is none of subgroups, generic, software"),
-        ([DIGITS, "--mean", "a,b"], 2, "'a,b' is no list of numbers, such as 0.5,0.5,0.5"),
+        ([DIGITS, "--variant", "quantum"], 2, "'quantum' is not one of subgroups, generic, software"),
+        ([DIGITS, "--mean", "a,b"], 2, "'a,b': expected numbers, such as 0.5,0.5,0.5"),
         ([DIGITS, "--size", "x"], 2, "'x' is not of the form"),
         ([DIGITS, "--page", "film"], 2, "'film' is not one of 'chat', 'image', 'task', 'any'"),
         ([DATA / "counting.pte"], 1, "needs NumPy for"),
@@ -613,7 +613,7 @@ def test_errors_are_one_line(
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[SiteServer]:
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "index.html").write_text("<p>hello")
@@ -625,7 +625,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "outside.txt").symlink_to("../secret.txt")
     (folder / "copy.html").symlink_to("index.html")
-    with Server(folder, 0, ["site.example"]) as made:
+    with SiteServer(folder, 0, ["site.example"]) as made:
         thread = threading.Thread(target=made.run)
         thread.start()
         yield made
@@ -636,7 +636,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 Answer = tuple[int, dict[str, str], bytes]
 
 
-def ask(server: Server, path: str, how: str = "GET", **head: str) -> Answer:
+def ask(server: SiteServer, path: str, how: str = "GET", **head: str) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", int(server.url.split(":")[2].strip("/")), timeout=30)
     connection.request(how, path, headers={name.replace("_", "-"): value for name, value in head.items()})
     response = connection.getresponse()
@@ -654,7 +654,7 @@ def ask(server: Server, path: str, how: str = "GET", **head: str) -> Answer:
         ("/shard%2D000.bin", "application/octet-stream", bytes(range(256))),
     ],
 )
-def test_files_are_served(server: Server, path: str, kind: str, body: bytes) -> None:
+def test_files_are_served(server: SiteServer, path: str, kind: str, body: bytes) -> None:
     status, head, found = ask(server, path)
     assert (status, head["Content-Type"], found) == (200, kind, body)
     assert (head["Cache-Control"], head["Accept-Ranges"]) == ("no-store", "bytes")
@@ -662,7 +662,7 @@ def test_files_are_served(server: Server, path: str, kind: str, body: bytes) -> 
     assert (status, head["Content-Length"], found) == (200, str(len(body)), b"")
 
 
-def test_text_is_compressed(server: Server) -> None:
+def test_text_is_compressed(server: SiteServer) -> None:
     _, plain, text = ask(server, "/site.json")
     _, head, body = ask(server, "/site.json", Accept_Encoding="br, gzip")
     assert (head["Content-Encoding"], gzip.decompress(body)) == ("gzip", text)
@@ -684,7 +684,7 @@ def test_text_is_compressed(server: Server) -> None:
         ("bytes=0-1,4-5", 200, 0, 256),
     ],
 )
-def test_parts_of_files(server: Server, asked: str, status: int, start: int, end: int) -> None:
+def test_parts_of_files(server: SiteServer, asked: str, status: int, start: int, end: int) -> None:
     found, head, body = ask(server, "/shard-000.bin", Range=asked)
     assert (found, body) == (status, bytes(range(start, end)))
     expected = {206: f"bytes {start}-{end - 1}/256", 416: "bytes */256"}.get(status)
@@ -706,12 +706,12 @@ def test_parts_of_files(server: Server, asked: str, status: int, start: int, end
         f"/{'a' * 5000}",
     ],
 )
-def test_nothing_else_is_served(server: Server, path: str) -> None:
+def test_nothing_else_is_served(server: SiteServer, path: str) -> None:
     status, _, body = ask(server, path)
     assert (status, body) == (404, b"There is no such file.\n")
 
 
-def test_a_link_inside_the_folder_is_served(server: Server) -> None:
+def test_a_link_inside_the_folder_is_served(server: SiteServer) -> None:
     assert (200, b"<p>hello") == ask(server, "/copy.html")[::2]
 
 
@@ -720,19 +720,19 @@ def test_a_link_inside_the_folder_is_served(server: Server) -> None:
     ("host", "status"),
     [("localhost:80", 200), ("127.0.0.1", 200), ("site.example", 200), ("evil.example", 403), ("192.0.2.7", 403)],
 )
-def test_the_server_answers_to_its_own_names_only(server: Server, how: str, host: str, status: int) -> None:
+def test_the_server_answers_to_its_own_names_only(server: SiteServer, how: str, host: str, status: int) -> None:
     found, _, body = ask(server, "/", how, Host=host)
     assert status == found
     assert b"hello" not in body or 200 == status
 
 
-def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
+def test_a_port_that_is_taken(server: SiteServer, tmp_path: Path) -> None:
     port = int(server.url.split(":")[2].strip("/"))
     with pytest.raises(InvalidInput, match=f"port {port}: .*; give another one with --port"):
-        Server(tmp_path, port)
+        SiteServer(tmp_path, port)
 
 
-def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: SiteServer, tmp_path: Path) -> None:  # noqa: F811
     port = int(server.url.split(":")[2].strip("/"))
     ended = invoke("web", "digits", "-o", tmp_path / "new", "--serve", "--port", port)
     assert (ended.code, ended.out, (tmp_path / "new").exists()) == (1, "", False)

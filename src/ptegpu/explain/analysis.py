@@ -195,7 +195,7 @@ def _judge_by_name(found: Analysis) -> None:
             found.unsupported[name] += 1
 
 
-def memory(outer: CompiledMethod) -> Mapping[str, int] | None:
+def memory_bytes(outer: CompiledMethod) -> Mapping[str, int] | None:
     """GPU bytes, the same at every size: constants, states, inputs, activations; None where the GPU runs nothing."""
     if not outer.plans:
         return None

@@ -15,7 +15,7 @@ from ..errors import InvalidInput
 from ..format import Program
 from ..plan import Bundle, CompiledMethod, Host, Target
 from ..runtime import Kind, Signature, Spec, kind_of
-from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, memory
+from .analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, memory_bytes
 from .costs import costs
 from .guards import numpy_calls, plan_report
 
@@ -98,7 +98,7 @@ def _runs(outer: CompiledMethod | None, given: Mapping[str, int]) -> dict[str, A
         "host_steps": len(on_host),
         "host": {name: kinds[kind] for name, kind in HOST_STEPS.items()},
         "numpy": dict(numpy_calls(outer)) if outer else {},
-        "memory": memory(outer) if outer else None,
+        "memory": memory_bytes(outer) if outer else None,
     }
 
 

@@ -27,7 +27,7 @@ TYPES = {
 OTHER = "application/octet-stream"
 
 
-class Server:
+class SiteServer:
     """Serves the files of a folder; none of its subfolders. `port` None takes the usual one, or any that is free."""
 
     def __init__(self, folder: Path, port: int | None = None, hosts: Iterable[str] = ()) -> None:
@@ -58,7 +58,7 @@ class Server:
         """Gives the port back."""
         self._server.server_close()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> SiteServer:
         return self
 
     def __exit__(self, *_: object) -> None:

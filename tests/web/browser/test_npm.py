@@ -17,7 +17,7 @@ from tests.web.browser.conftest import ROOT
 from tests.web.browser.sites import DEMO
 
 import ptegpu
-from ptegpu.site.serve import Server
+from ptegpu.site.serve import SiteServer
 from ptegpu.site.site import make_site
 
 WEB = ROOT / "web"
@@ -62,7 +62,7 @@ def test_its_types_check(consumer: Path) -> None:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a site."""
     site = make_site(DEMO / "digits.pte", tmp_path_factory.mktemp("sites") / "digits")
-    with Server(site.folder) as server:
+    with SiteServer(site.folder) as server:
         thread = threading.Thread(target=server.run)
         thread.start()
         yield server.url
