@@ -35,6 +35,8 @@ def test_help_tells_of_the_main_things() -> None:
 
 @pytest.mark.parametrize(("name", "own"), [("digits", "methods"), ("tales", "chunk")])
 def test_an_unknown_option_is_named_beside_the_valid_ones(name: str, own: str) -> None:
-    with pytest.raises(ptegpu.InvalidInput, match=f"unknown option 'engin'; options are .*{own}.*, tokenizer$") as error:
+    with pytest.raises(
+        ptegpu.InvalidInput, match=f"unknown option 'engin'; options are .*{own}.*, tokenizer$"
+    ) as error:
         ptegpu.open(DEMO / f"{name}.pte", engin="dawn")
     assert "engine" in str(error.value)
