@@ -245,10 +245,10 @@ def test_a_size_that_was_not_planned(invoke: Invoke, data: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        ("input 1[0]=3", 1, "there is no size 'input 1[0]' that may change; those that may: input 0[0], input 0[1]"),
+        ("input 1[0]=3", 1, "unknown dynamic size 'input 1[0]'; dynamic sizes are: input 0[0], input 0[1]"),
         ("input 0[1]=17", 1, "input 0[1] is at most 16, not 17"),
         ("input 0[1]", 2, "'input 0[1]' is not of the form 'input 0[1]=1..512'"),
-        ("input 0[1]=1..2", 2, "input 0[1] has 2 values, it can be shown at one"),
+        ("input 0[1]=1..2", 2, "input 0[1] has 2 values; expected one"),
         ("input 0[1]=3..2", 2, "'input 0[1]=3..2': the range is empty"),
     ],
 )

@@ -30,7 +30,7 @@ from ptegpu.models.door import Source
 from ptegpu.models.parts import Audio, Image, Text
 from ptegpu.models.tokenizer import CONFIG, FILE, TEMPLATE
 from ptegpu.site import PAGES, VARIANTS, SiteServer, make_site, site
-from ptegpu.site.pages import Picture, choose, find_picture, image, task
+from ptegpu.site.pages import ImageInput, choose, find_image_input, image, task
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -168,7 +168,7 @@ def test_an_image_model(tmp_path: Path) -> None:
         "draw": True,
         "softmax": False,  # the program has one
     }
-    assert made.page.why == "it makes 10 numbers of a grey picture of 8 × 8"
+    assert made.page.why == "it returns 10 numbers for a grey picture of 8 × 8"
     assert {f.name: f.nbytes for f in made.files} == {p.name: p.stat().st_size for p in made.folder.iterdir()}
     assert {f.part for f in made.files} == {"page", "runner", "plans", "weights"}
 
@@ -247,7 +247,7 @@ def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
     make_site(DIGITS, tmp_path / "two", title="x", targets=GENERIC)
     one, two = content(tmp_path / "one"), content(tmp_path / "two")
     assert [name for name in one if one[name] != two[name]] == ["site.json"]  # the file's name
-    with pytest.raises(InvalidInput, match="is a bundle: its data, sizes and targets are given to `ptegpu compile`"):
+    with pytest.raises(InvalidInput, match="is a bundle: data, sizes and targets were chosen by `ptegpu compile`"):
         make_site(tmp_path / "digits.bundle", tmp_path / "three", targets=GENERIC)
 
 
@@ -284,35 +284,35 @@ def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tens
 @pytest.mark.parametrize(
     ("takes", "gives", "expected"),
     [
-        (tensor(1, 3, 224, 224), tensor(1, 1000), Picture((1, 3, 224, 224), 3, 224, 224, 1000)),
-        (tensor(8, 3, 32, 48, dynamic=True), tensor(8, 5), Picture((1, 3, 32, 48), 3, 32, 48, 5)),
-        (tensor(1, 1, 28, 28), tensor(10), Picture((1, 1, 28, 28), 1, 28, 28, 10)),
-        (tensor(1, 8, 8), tensor(1, 10), Picture((1, 8, 8), 1, 8, 8, 10)),
-        (tensor(1, 8, 16), tensor(1, 10), "no picture"),
-        (tensor(2, 3, 32, 32), tensor(2, 10), "no picture"),
-        (tensor(1, 4, 32, 32), tensor(1, 10), "no picture"),
-        (tensor(1, 3, 2, 2), tensor(1, 10), "no picture"),
-        (tensor(1, 3, 4, 4000), tensor(1, 10), "no picture"),
-        (tensor(), tensor(1, 10), "no picture"),
-        (tensor(1, 3, 32, 32), tensor(1, 1), "no number for each class"),
-        (tensor(1, 3, 32, 32), tensor(1, 10, 7, 7), "no number for each class"),
-        (tensor(1, 3, 32, 32, dtype=DType.I32), tensor(1, 10), "does not take one float32 tensor alone"),
-        (7, tensor(1, 10), "does not take one float32 tensor alone"),
-        (tensor(1, 3, 32, 32), tensor(1, 10, dtype=DType.I64), "does not give one tensor of floats alone"),
+        (tensor(1, 3, 224, 224), tensor(1, 1000), ImageInput((1, 3, 224, 224), 3, 224, 224, 1000)),
+        (tensor(8, 3, 32, 48, dynamic=True), tensor(8, 5), ImageInput((1, 3, 32, 48), 3, 32, 48, 5)),
+        (tensor(1, 1, 28, 28), tensor(10), ImageInput((1, 1, 28, 28), 1, 28, 28, 10)),
+        (tensor(1, 8, 8), tensor(1, 10), ImageInput((1, 8, 8), 1, 8, 8, 10)),
+        (tensor(1, 8, 16), tensor(1, 10), "not that of a picture"),
+        (tensor(2, 3, 32, 32), tensor(2, 10), "not that of a picture"),
+        (tensor(1, 4, 32, 32), tensor(1, 10), "not that of a picture"),
+        (tensor(1, 3, 2, 2), tensor(1, 10), "not that of a picture"),
+        (tensor(1, 3, 4, 4000), tensor(1, 10), "not that of a picture"),
+        (tensor(), tensor(1, 10), "not that of a picture"),
+        (tensor(1, 3, 32, 32), tensor(1, 1), "not a number for each class"),
+        (tensor(1, 3, 32, 32), tensor(1, 10, 7, 7), "not a number for each class"),
+        (tensor(1, 3, 32, 32, dtype=DType.I32), tensor(1, 10), "does not take exactly one float32 tensor"),
+        (7, tensor(1, 10), "does not take exactly one float32 tensor"),
+        (tensor(1, 3, 32, 32), tensor(1, 10, dtype=DType.I64), "does not return exactly one tensor of floats"),
     ],
 )
-def test_what_is_a_picture(takes: Any, gives: Any, expected: Picture | str) -> None:
-    found = find_picture(method([takes], [gives]))
-    assert found == expected if isinstance(expected, Picture) else expected in found
+def test_what_is_a_picture(takes: Any, gives: Any, expected: ImageInput | str) -> None:
+    found = find_image_input(method([takes], [gives]))
+    assert found == expected if isinstance(expected, ImageInput) else expected in found
     program = Program(None, 0, 0, (method([takes], [gives]),), {})
-    assert choose(Source.of(program), None).name == ("image" if isinstance(expected, Picture) else "any")
+    assert choose(Source.of(program), None).name == ("image" if isinstance(expected, ImageInput) else "any")
     assert choose(Source.of(program), "any").name == "any"
 
 
 def test_two_pictures_are_none() -> None:
     picture = tensor(1, 3, 32, 32)
-    assert "does not take one" in str(find_picture(method([picture, picture], [tensor(1, 10)])))
-    assert "does not give one" in str(find_picture(method([picture], [tensor(1, 10)] * 2)))
+    assert "does not take exactly one" in str(find_image_input(method([picture, picture], [tensor(1, 10)])))
+    assert "does not return exactly one" in str(find_image_input(method([picture], [tensor(1, 10)] * 2)))
 
 
 @pytest.mark.parametrize(
@@ -326,9 +326,9 @@ def test_two_pictures_are_none() -> None:
         (
             TALES,
             "image",
-            "the page image is not for this program: forward does not take one float32 tensor alone; take",
+            "the page image is not for this program: forward does not take exactly one float32 tensor; take",
         ),
-        (DIGITS, "film", "page is chat, image, task, any, not 'film'"),
+        (DIGITS, "film", "unknown page 'film': expected chat, image, task, any"),
     ],
 )
 def test_a_page_that_does_not_fit(file: Path, page: Any, message: str) -> None:
@@ -370,7 +370,9 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     assert "any" == choose(says(DIGITS, card), "any").name
     sounds = Card.of_task("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 32, 9))
     assert "image" == choose(says(DIGITS, sounds), None).name  # by its shapes
-    with pytest.raises(UnsupportedProgram, match="the page task is not for this program: spectrograms are not made"):
+    with pytest.raises(
+        UnsupportedProgram, match="the page task is not for this program: pages cannot compute spectrograms"
+    ):
         choose(says(DIGITS, sounds), "task")
     with pytest.raises(
         UnsupportedProgram, match="the page task is not for this program: it is a program that does not say"
@@ -394,13 +396,18 @@ def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
             DATA / "counting.pte",
             {},
             UnsupportedProgram,
-            r"counting.pte cannot run in a browser, it needs NumPy for .*aten.masked_scatter.default",
+            r"counting.pte cannot run in a browser: it needs NumPy for .*aten.masked_scatter.default",
         ),
-        (DIGITS, {"labels": ["a"]}, InvalidInput, "there are 1 labels, the model has 10 classes"),
-        (DIGITS, {"mean": [1, 2, 3]}, InvalidInput, r"mean is one number; there are 3: \[1.0, 2.0, 3.0\]"),
-        (DATA / "cnn.pte", {"std": [1, 0, 1]}, InvalidInput, "std is one number, or 3, one for each channel, not 0"),
-        (DIGITS, {"mean": [float("nan")]}, InvalidInput, r"mean is one number; there are 1: \[nan\]"),
-        (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it makes 10"),
+        (DIGITS, {"labels": ["a"]}, InvalidInput, "1 labels for 10 classes: give one for each class"),
+        (DIGITS, {"mean": [1, 2, 3]}, InvalidInput, r"invalid mean \[1.0, 2.0, 3.0\]: expected one number"),
+        (
+            DATA / "cnn.pte",
+            {"std": [1, 0, 1]},
+            InvalidInput,
+            "invalid std .*: expected one number, or 3, one for each channel, not 0",
+        ),
+        (DIGITS, {"mean": [float("nan")]}, InvalidInput, r"invalid mean \[nan\]: expected one number"),
+        (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it returns 10"),
         (DATA / "mlp.pte", {"labels": ["a"]}, InvalidInput, "labels is for the page image; this one is any"),
         (TALES, {"tokenizer": "nowhere"}, InvalidInput, "no tokenizer: nowhere does not exist"),
         (DIGITS, {"sizes": {"x": [1]}}, InvalidInput, "the program has no size 'x' that may change"),
@@ -451,13 +458,13 @@ def test_other_things_are_not_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "thesis.tex").write_text("precious")
-    with pytest.raises(ExportError, match="is not empty, and no site of ptegpu: name another folder, or empty it"):
+    with pytest.raises(ExportError, match="is not empty and was not made by ptegpu: name another folder, or empty it"):
         make(folder)
     (folder / "site.json").write_text('{"made": "by hand"}')
-    with pytest.raises(ExportError, match="no site of ptegpu"):
+    with pytest.raises(ExportError, match="was not made by ptegpu"):
         make(folder)
     (folder / "site.json").write_text('{"made": "ptegpu 0.1.0"}')
-    with pytest.raises(ExportError, match=r"site/thesis.tex is no part of a site: move it away, or name another"):
+    with pytest.raises(ExportError, match=r"site/thesis.tex does not belong to a site: move it away, or name another"):
         make(folder)
     assert (folder / "thesis.tex").read_text() == "precious"
     with pytest.raises(ExportError, match="is a file; name a folder for the site"):
@@ -558,7 +565,7 @@ def test_the_command(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert lines[0].startswith("digits-site · ") and "made of digits.pte in" in lines[0]
-    assert lines[1] == "The page is image: it makes 10 numbers of a grey picture of 8 × 8."
+    assert lines[1] == "The page is image: it returns 10 numbers for a grey picture of 8 × 8."
     rows = [line.split() for line in lines]
     assert ["part", "file", "size", "gzipped", "for"] in rows
     assert any(row[:1] == ["variant-1.json"] and row[-1] == "generic" for row in rows)
@@ -728,7 +735,7 @@ def test_the_server_answers_to_its_own_names_only(server: SiteServer, how: str, 
 
 def test_a_port_that_is_taken(server: SiteServer, tmp_path: Path) -> None:
     port = int(server.url.split(":")[2].strip("/"))
-    with pytest.raises(InvalidInput, match=f"port {port}: .*; give another one with --port"):
+    with pytest.raises(InvalidInput, match=f"port {port}: .*; choose another one with --port"):
         SiteServer(tmp_path, port)
 
 
@@ -736,7 +743,7 @@ def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Si
     port = int(server.url.split(":")[2].strip("/"))
     ended = invoke("web", "digits", "-o", tmp_path / "new", "--serve", "--port", port)
     assert (ended.code, ended.out, (tmp_path / "new").exists()) == (1, "", False)
-    assert ended.err.startswith(f"error: port {port}: ") and ended.err.endswith("give another one with --port\n")
+    assert ended.err.startswith(f"error: port {port}: ") and ended.err.endswith("choose another one with --port\n")
 
 
 def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:

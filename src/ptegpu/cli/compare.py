@@ -27,7 +27,7 @@ class ArrayDifference:
 
 
 def scale_of(expected: np.ndarray) -> float:
-    """Return the largest finite magnitude, or 0 if there is none."""
+    """Return the largest finite magnitude, or 0 without finite elements."""
     wide = expected.astype(np.float64)
     return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
 

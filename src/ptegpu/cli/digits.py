@@ -72,6 +72,6 @@ def digits(
 
 
 def picture(image: np.ndarray) -> str:
-    """Draw brightness from 0 to 1 as shaded blocks, two characters wide so that they are about square."""
+    """Draw brightness from 0 to 1 as shaded blocks, two characters wide to be about square."""
     levels = np.clip(np.rint(image * (len(SHADES) - 1)), 0, len(SHADES) - 1).astype(int)
     return "\n".join("".join(SHADES[level] * 2 for level in row) for row in levels)

@@ -56,7 +56,7 @@ class Random:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The same number everywhere."""
+    """An array filled with one number."""
 
     value: float
 

@@ -51,7 +51,7 @@ def inspect(
     ] = None,
     graph: Annotated[Path | None, typer.Option(help="Draw the method as FILE.svg or FILE.html.")] = None,
 ) -> CommandReport:
-    """Show methods, operators and where they run, plans and the sizes they hold for, memory, and what is unsupported.
+    """Show methods, operators and where they run, plans and the sizes they hold for, memory, and unsupported operators.
 
     Needs no GPU.
     """

@@ -63,7 +63,7 @@ JsonAtEnd = Annotated[bool, typer.Option("--json", help="Print one JSON object a
 
 @dataclass(frozen=True, slots=True)
 class LoadFlags:
-    """How a program is loaded."""
+    """The options for loading a program."""
 
     PANEL: ClassVar[str] = "How to load the model"
 
@@ -87,7 +87,7 @@ class LoadFlags:
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags:
-    """How the tokens of a text are chosen."""
+    """The options for sampling tokens."""
 
     PANEL: ClassVar[str] = "How to choose tokens"
 

@@ -36,7 +36,7 @@ class TextTable:
 
 @dataclass(slots=True)
 class CommandReport:
-    """What a command found: a record for programs, and the same as text for people."""
+    """The result of a command: a record for programs, and the same as text for people."""
 
     record: dict[str, Any]
     exit_code: int = 0
