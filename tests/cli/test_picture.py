@@ -17,7 +17,7 @@ from tests.cli.conftest import DATA, Invoke
 
 from ptegpu.explain.diagram import Box, Diagram, short_name
 from ptegpu.explain.palette import COLOURS, FAINT, GROUND, GROUPS, INK, OTHER, SOLID, group, style
-from ptegpu.explain.picture import MAX_LABEL, html_page, picture
+from ptegpu.explain.picture import MAX_LABEL, html_page, svg_of
 from ptegpu.printing import LONGEST
 
 DEMO = DATA.parent.parent / "src" / "ptegpu" / "demo"
@@ -117,7 +117,7 @@ def made_up(count: int, seed: int, names: list[str] | None = None) -> Diagram:
 @pytest.mark.parametrize("count", [5, 17, 60, 150, 300])
 def test_text_never_overlaps(count: int) -> None:
     for seed in range(3):
-        check(picture(made_up(count, seed)).svg)
+        check(svg_of(made_up(count, seed)))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "dynamic", "control", "methods", "tales", "digits"])
@@ -143,7 +143,7 @@ def _y(t: float, y1: float, bend: float, y2: float) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_lines_cross_no_box(seed: int) -> None:
-    svg = picture(made_up(80, seed)).svg
+    svg = svg_of(made_up(80, seed))
     boxes = [e for e in ElementTree.fromstring(svg).iter(f"{SVG}g") if "box" in e.get("class", "").split()]
     extents = [_extent(box) for box in boxes]
     assert len(extents) == 81
@@ -160,18 +160,18 @@ def test_any_name_is_well_formed() -> None:
         diagram.boxes[k + 1].constants = [name]
         diagram.boxes[k + 1].gives = name
     diagram.title = "".join(HOSTILE)
-    drawn = picture(diagram)
-    check(drawn.svg)
-    drawn.svg.encode("utf-8")
-    html_page(drawn).encode("utf-8")
-    names = [e.text or "" for e in ElementTree.fromstring(drawn.svg).iter(f"{SVG}text") if e.get("class") == "name"]
+    svg = svg_of(diagram)
+    check(svg)
+    svg.encode("utf-8")
+    html_page(diagram).encode("utf-8")
+    names = [e.text or "" for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("class") == "name"]
     assert names[1] == r"a\x00b\x1b[31mred\x07\x7f\x85"
     assert names[2] == r"\u202eevil\u2066\u200e\u2069"
     assert names[3] == HOSTILE[2]
     assert names[5] == r"\ud800 and \udfff"
     assert names[9] == "x" * (MAX_LABEL - 1) + "…"
     assert names[10] == r"two\nlines\tand\ra tab"
-    titles = [e.text or "" for e in ElementTree.fromstring(drawn.svg).iter(f"{SVG}title")]
+    titles = [e.text or "" for e in ElementTree.fromstring(svg).iter(f"{SVG}title")]
     first, *_ = titles[10].split("\n")  # the first title is the picture's
     assert LONGEST == len(first) and first.startswith("x" * 1000)
 

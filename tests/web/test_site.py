@@ -633,10 +633,10 @@ def server(tmp_path: Path) -> Iterator[SiteServer]:
     (folder / "outside.txt").symlink_to("../secret.txt")
     (folder / "copy.html").symlink_to("index.html")
     with SiteServer(folder, 0, ["site.example"]) as made:
-        thread = threading.Thread(target=made.run)
+        thread = threading.Thread(target=made.serve_forever, args=(0.1,))
         thread.start()
         yield made
-        made.stop()
+        made.shutdown()
         thread.join()
 
 

@@ -84,13 +84,13 @@ def answer(
     first = card.takes[0]
     results = result if isinstance(arguments.get(first), list) else [result]
     names = [str(path) for path in flags.image or []] if first == "image" else flags.text or [str(flags.audio)]
-    items = [{"input": name, **_record(result, card)} for name, result in zip(names, results)]
+    items: list[dict[str, Any]] = []
     report = CommandReport({"model": str(model), "task": card.task, "adapter": adapter.record, "results": items})
     report.line((model.name, "bold"), f" · {card.task} on {adapter.place}")
     for name, result in zip(names, results):
         if len(results) > 1:
             report.line((name, "bold"))
-        _add_result(report, result, card)
+        items.append({"input": name, **_add_result(report, result, card)})
     if flags.out is not None:
         _save(flags.out, results, card)
         report.record["out"] = str(flags.out)
@@ -124,60 +124,55 @@ def _arguments(card: Card, flags: TaskFlags) -> dict[str, Any]:
     return {"top": flags.top} | {name: value for name, value in inputs.items() if value not in (None, [])}
 
 
-def _add_result(report: CommandReport, result: Any, card: Card) -> None:
+def _add_result(report: CommandReport, result: Any, card: Card) -> dict[str, Any]:
+    """Add the text of a result to the report; return its record."""
     if isinstance(result, str):
         report.line(result or "(no speech)")
-    elif isinstance(result, Answer):
+        return {"text": result}
+    if isinstance(result, Answer):
         where = f"characters {result.start} to {result.end}"
         report.line((result.text or "(no answer)", "bold"), f" · {_percent(result.score)}, {where}")
-    elif isinstance(result, list) and result and isinstance(result[0], Span):
-        rows = [[s.text, s.label, _percent(s.score), f"{s.start}–{s.end}"] for s in result]
-        report.table(["token", "label", "", "characters"], rows, right=(2,))
-    elif isinstance(result, list) and card.regression:
-        report.table(["output", ""], [[r.label, number(r.score)] for r in result], right=(1,))
-    elif isinstance(result, list):
-        report.table(["label", "", ""], [_share_row(r.label, r.score) for r in result], right=(1,))
-    elif card.spec.drawn == "segments":
-        rows = [_share_row(*share) for share in _shares(result, card)]
-        report.line(f"{dims(result.shape[::-1])} pixels, {'1 class' if len(rows) == 1 else f'{len(rows)} classes'}")
-        report.table(["class", "pixels", ""], rows, right=(1,))
-    else:
-        figures = summary(result)
-        extent = f"from {number(figures['min'])} to {number(figures['max'])}, mean {number(figures['mean'])}"
-        report.line(f"{dims(result.shape)} · {extent}")
-        report.line(values_text(result))
+        return {"answer": asdict(result)}
+    if isinstance(result, list):
+        records = [asdict(r) for r in result]
+        if result and isinstance(result[0], Span):
+            rows = [[s.text, s.label, _percent(s.score), f"{s.start}–{s.end}"] for s in result]
+            report.table(["token", "label", "", "characters"], rows, right=(2,))
+            return {"tokens": records}
+        if card.regression:
+            report.table(["output", ""], [[r.label, number(r.score)] for r in result], right=(1,))
+        else:
+            report.table(["label", "", ""], map(_share_row, result), right=(1,))
+        return {"labels": records}
+    if card.spec.drawn == "segments":
+        shares = _shares(result, card)
+        classes = "1 class" if len(shares) == 1 else f"{len(shares)} classes"
+        report.line(f"{dims(result.shape[::-1])} pixels, {classes}")
+        report.table(["class", "pixels", ""], map(_share_row, shares), right=(1,))
+        return {"shape": list(result.shape), "classes": [asdict(share) for share in shares]}
+    figures = summary(result)
+    extent = f"from {number(figures['min'])} to {number(figures['max'])}, mean {number(figures['mean'])}"
+    report.line(f"{dims(result.shape)} · {extent}")
+    report.line(values_text(result))
+    if card.spec.drawn == "embedding":
+        return {"shape": list(result.shape), "embedding": result.tolist()}
+    return figures
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def _share_row(label: str, share: float) -> list[str]:
-    return [label, _percent(share), "█" * round(BAR * share)]
+def _share_row(share: Label) -> list[str]:
+    return [share.label, _percent(share.score), "█" * round(BAR * share.score)]
 
 
-def _shares(classes: np.ndarray, card: Card) -> list[tuple[str, float]]:
+def _shares(classes: np.ndarray, card: Card) -> list[Label]:
     """Return each class of pixels with its share of the picture, the largest first."""
     ids, counts = np.unique(classes, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
     names = [card.labels[k] if k < len(card.labels) else f"class {k}" for k in ids]
-    return [(names[k], float(counts[k] / classes.size)) for k in order]
-
-
-def _record(result: Any, card: Card) -> dict[str, Any]:
-    """Return a result as JSON."""
-    if isinstance(result, str):
-        return {"text": result}
-    if isinstance(result, Answer):
-        return {"answer": asdict(result)}
-    if isinstance(result, list):
-        kind = "tokens" if result and isinstance(result[0], Span) else "labels"
-        return {kind: [asdict(r) for r in result]}
-    if card.spec.drawn == "segments":
-        return {"shape": list(result.shape), "classes": [asdict(Label(*share)) for share in _shares(result, card)]}
-    if card.spec.drawn == "embedding":
-        return {"shape": list(result.shape), "embedding": result.tolist()}
-    return summary(result)
+    order = np.argsort(-counts, kind="stable")
+    return [Label(names[k], float(counts[k] / classes.size)) for k in order]
 
 
 def _save(path: Path, results: list[Any], card: Card) -> None:

@@ -13,7 +13,8 @@ from rich.text import Text
 from ..errors import InvalidInput
 from ..explain.analysis import GPU, HOST, SHAPES, UNSUPPORTED, Analysis, analyse
 from ..explain.costs import check_sizes
-from ..explain.picture import draw, html_page
+from ..explain.diagram import diagram
+from ..explain.picture import html_page, svg_of
 from ..explain.report import HOST_STEPS, bundle_report, file_report, method_report, planned_methods
 from ..files import naming
 from ..models.card import Card, plain
@@ -94,9 +95,9 @@ def _draw(analyses: Sequence[Analysis], path: Path, model: Path) -> None:
         raise InvalidInput(
             "the program has several methods and none is called forward: choose one for --graph with --method"
         )
-    picture = draw(chosen, f"{model.name} · {chosen.method.name}")
+    drawn = diagram(chosen, f"{model.name} · {chosen.method.name}")
     with naming(path):
-        path.write_text(html_page(picture) if path.suffix == ".html" else picture.svg, "utf-8")
+        path.write_text((html_page if path.suffix == ".html" else svg_of)(drawn), "utf-8")
 
 
 def _add_card(report: CommandReport, card: Card) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import InvalidInput
 from ..files import naming
-from ..runtime import Signature, Spec
+from ..runtime import Signature
 from ..units import dims, duration, number
 from .answers import TaskFlags, answer
 from .compare import SCALE, ArrayDifference, compare
@@ -83,7 +83,11 @@ def run(
         }
     )
     report.line((model.name, "bold"), f" · {method.name} on {adapter.place}")
-    _add_arrays(report, [*zip(signature.inputs, arguments), *zip(signature.outputs, results)])
+    rows = [
+        [r["name"], r["dtype"], dims(r["shape"]) if r["shape"] is not None else "", *_extremes(r), values_text(x)]
+        for r, x in zip(report.record["inputs"] + report.record["outputs"], [*arguments, *results])
+    ]
+    report.table(["", "dtype", "shape", "min", "mean", "max", "first values"], rows, right=(3, 4, 5))
     report.line(f"load {duration(load_s)} · run {_timings(runs_s)}")
     if save:
         report.line(f"saved {save}")
@@ -106,14 +110,8 @@ def save_outputs(path: Path, outputs: list[Any]) -> None:
             np.save(path, next(iter(arrays.values())))
 
 
-def _add_arrays(report: CommandReport, values: list[tuple[Spec, Any]]) -> None:
-    rows = []
-    for spec, value in values:
-        figures = summary(value)
-        shape = "" if figures["shape"] is None else dims(figures["shape"])
-        texts = ["" if figures.get(name) is None else number(figures[name]) for name in ("min", "mean", "max")]
-        rows.append([spec.name, figures["dtype"], shape, *texts, values_text(value)])
-    report.table(["", "dtype", "shape", "min", "mean", "max", "first values"], rows, right=(3, 4, 5))
+def _extremes(record: dict[str, Any]) -> list[str]:
+    return ["" if record.get(name) is None else number(record[name]) for name in ("min", "mean", "max")]
 
 
 def _timings(runs_s: list[float]) -> str:

@@ -130,7 +130,7 @@ def web(
         report.line("Serving ", (server.url, "bold"), " until Ctrl-C.")
         report.print(json)
         try:
-            server.run()
+            server.serve_forever(0.1)
         except KeyboardInterrupt:
             if not json:
                 say()

@@ -11,8 +11,7 @@ from html import escape
 from rich.cells import cell_len, set_cell_size
 
 from ..printing import shown
-from .analysis import Analysis
-from .diagram import Box, Diagram, diagram
+from .diagram import Box, Diagram
 from .layout import BoxLayout, Spot, layout
 from .page import PAGE
 from .palette import SOLID, style
@@ -29,12 +28,6 @@ TIP = 9.0  # length of an arrow's tip
 
 
 @dataclass(frozen=True, slots=True)
-class GraphPicture:
-    title: str
-    svg: str
-
-
-@dataclass(frozen=True, slots=True)
 class BoxText:
     """The text of a box: its name and the lines below it, which determine its size."""
 
@@ -47,22 +40,17 @@ class BoxText:
         return widest + 2 * PAD, 12 + LINE * (1 + len(self.lines))
 
 
-def draw(analysis: Analysis, title: str) -> GraphPicture:
-    """Draw a method."""
-    return picture(diagram(analysis, title))
-
-
-def picture(drawn: Diagram) -> GraphPicture:
+def svg_of(drawn: Diagram) -> str:
     """Draw a diagram."""
     texts = [box_text(box) for box in drawn.boxes]
     top = [k for k, box in enumerate(drawn.boxes) if box.kind == "input"]
     placed = layout([c.size for c in texts], drawn.edges, top)
-    return GraphPicture(drawn.title, _svg(drawn, texts, placed))
+    return _svg(drawn, texts, placed)
 
 
-def html_page(drawn: GraphPicture) -> str:
-    """Return the picture as a page."""
-    return PAGE.format(title=_xml(drawn.title), svg=drawn.svg)
+def html_page(drawn: Diagram) -> str:
+    """Draw a diagram in a page."""
+    return PAGE.format(title=_xml(drawn.title), svg=svg_of(drawn))
 
 
 def box_text(box: Box) -> BoxText:

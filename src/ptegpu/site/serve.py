@@ -27,47 +27,28 @@ TYPES = {
 OTHER = "application/octet-stream"
 
 
-class SiteServer:
+class SiteServer(ThreadingHTTPServer):
     """A server of the files of a folder, without subfolders. `port` None means 8000, or else any free port."""
+
+    daemon_threads = True
 
     def __init__(self, folder: Path, port: int | None = None, hosts: Iterable[str] = ()) -> None:
         """`hosts` are names to accept besides loopback names."""
-        self.folder = folder
-        handler = type("Handler", (_Handler,), {"folder": folder, "hosts": Hosts(hosts)})
+        self.folder, self.hosts = folder, Hosts(hosts)
         try:
-            self._server = ThreadingHTTPServer((ADDRESS, PORT if port is None else port), handler)
+            super().__init__((ADDRESS, PORT if port is None else port), _Handler)
         except OSError as e:
             if port is not None:
                 raise InvalidInput(f"port {port}: {e.strerror}; choose another one with --port") from None
-            self._server = ThreadingHTTPServer((ADDRESS, 0), handler)
-        self._server.daemon_threads = True
+            super().__init__((ADDRESS, 0), _Handler)
 
     @property
     def url(self) -> str:
-        return f"http://{ADDRESS}:{self._server.server_address[1]}/"
-
-    def run(self) -> None:
-        """Serve until `stop` or an interrupt."""
-        self._server.serve_forever(0.1)
-
-    def stop(self) -> None:
-        """End `run`, from another thread."""
-        self._server.shutdown()
-
-    def close(self) -> None:
-        """Release the port."""
-        self._server.server_close()
-
-    def __enter__(self) -> SiteServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    folder: Path
-    hosts: Hosts
+    server: SiteServer
     timeout = 30.0  # seconds without a byte
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "ptegpu", ""
@@ -79,12 +60,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
-        if not self.hosts.accepts(self.headers.get("Host")):
+        if not self.server.hosts.accepts(self.headers.get("Host")):
             text = b"This server does not accept that host: allow it with --allow-host.\n"
             self._send(HTTPStatus.FORBIDDEN, text, body, {"Content-Type": TYPES[".txt"]})
             return
         name = unquote(self.path.partition("?")[0].partition("#")[0])[1:] or "index.html"
-        path = self.folder / name
+        path = self.server.folder / name
         if re.search(r"[/\\\0]", name) or name in (".", "..") or not self._is_here(path):
             self._send(HTTPStatus.NOT_FOUND, b"There is no such file.\n", body, {"Content-Type": TYPES[".txt"]})
             return
@@ -107,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_here(self, path: Path) -> bool:
         """Return whether this is a file, and, if it is a link, one to a file of this folder."""
         try:
-            return path.is_file() and path.resolve().parent == self.folder.resolve()
+            return path.is_file() and path.resolve().parent == self.server.folder.resolve()
         except OSError:  # the name is too long
             return False
 

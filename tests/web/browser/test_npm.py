@@ -63,10 +63,10 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a site."""
     site = make_site(DEMO / "digits.pte", tmp_path_factory.mktemp("sites") / "digits")
     with SiteServer(site.folder) as server:
-        thread = threading.Thread(target=server.run)
+        thread = threading.Thread(target=server.serve_forever, args=(0.1,))
         thread.start()
         yield server.url
-        server.stop()
+        server.shutdown()
         thread.join()
 
 
