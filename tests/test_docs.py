@@ -16,8 +16,9 @@ from tools import operators
 
 import ptegpu.portable
 from ptegpu import errors
-from ptegpu.cli.export import Embedding, FloatType, Quantize
+from ptegpu.cli.export import FloatType
 from ptegpu.cli.export import export as export_commands
+from ptegpu.cli.options import Embedding, Quantize
 from ptegpu.compiler.program import cut_methods, read_source
 from ptegpu.export import wrapped
 from ptegpu.export.families import FAMILIES

@@ -13,7 +13,7 @@ from ..files import read_text
 from ..units import counted, duration
 from .console import bar, note, progress
 from .generate import TextModel, open_model
-from .options import AsJson, LoadFlags, TokenizerPath
+from .options import AsJson, LoadFlags, QuantizeFlags, TokenizerPath
 from .report import CommandReport
 
 if TYPE_CHECKING:
@@ -38,16 +38,13 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after this many tokens.", min=2, show_default="all")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Compare with eager PyTorch, using this checkpoint folder.", show_default=False)
-    ] = None,
-    quantize: Annotated[str, typer.Option(help="How to quantize the checkpoint, as in `export llm`.")] = "none",
-    group: Annotated[int, typer.Option(help="Number of weights that share a scale, as in `export llm`.")] = 32,
-    embedding: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
-            help="How to store its embedding, as in `export llm`.", show_default="4bit if the weights are in 4 bits"
+            help="Compare with eager PyTorch, using this checkpoint folder.",
+            show_default=False,
         ),
     ] = None,
+    weights: QuantizeFlags,  # of the checkpoint, as in `export llm`
     tokenizer: TokenizerPath = None,
     loading: LoadFlags,
     json: AsJson = False,
@@ -84,7 +81,7 @@ def evaluate(
     with progress(f"Loading {checkpoint}"):
         from ..export.reference import Reference
 
-        reference = Reference(checkpoint, size, quantize=quantize, group=group, embedding=embedding)
+        reference = Reference(checkpoint, size, **weights.options())
     with bar("PyTorch") as update:
         expected = perplexity(reference, tokens, nbytes, size, stride, update)
     difference = result.perplexity / expected.perplexity - 1

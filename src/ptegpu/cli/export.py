@@ -17,7 +17,7 @@ from ..models.tasks.specs import TASKS
 from ..units import counted, duration, number, size
 from .answers import takes_text, try_it
 from .console import bars, progress
-from .options import command
+from .options import Quantize, QuantizeFlags, QuantizeName, command
 from .report import CommandReport
 
 if TYPE_CHECKING:
@@ -33,23 +33,8 @@ class FloatType(StrEnum):
     float16 = "float16"
 
 
-class Quantize(StrEnum):
-    none = "none"
-    bits4 = "4bit"
-    bits4_dynamic = "8da4w"
-    bits8 = "8bit"
-
-
-class Embedding(StrEnum):
-    float = "float"
-    bits4 = "4bit"
-
-
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face checkpoint folder.", show_default=False)]
 Output = Annotated[Path, typer.Option("-o", "--output", help="The .pte to write.", show_default=False)]
-QuantizeLinear = Annotated[
-    Quantize, typer.Option(help="Linear layers: weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
-]
 Delegate = Annotated[bool, typer.Option(help="Use the Vulkan/WebGPU partitioner.")]
 Entries: TypeAlias = Sequence[tuple[str, str | None]]  # a name and its text; None: nothing to show
 
@@ -59,14 +44,9 @@ Entries: TypeAlias = Sequence[tuple[str, str | None]]  # a name and its text; No
 def llm(
     folder: Folder,
     output: Output,
+    *,
     dtype: Annotated[FloatType, typer.Option(help="Of everything that is not quantized.")] = FloatType.float32,
-    quantize: Annotated[
-        Quantize, typer.Option(help="Weights in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
-    ] = Quantize.none,
-    group: Annotated[int, typer.Option(help="Number of weights that share a scale: 32, 64 or 128.")] = 32,
-    embedding: Annotated[
-        Embedding | None, typer.Option(help="The token table.", show_default="4bit if the weights are in 4 bits")
-    ] = None,
+    weights: QuantizeFlags,
     max_seq: Annotated[int | None, typer.Option(help="Tokens in one call.", show_default="up to 512")] = None,
     max_context: Annotated[int | None, typer.Option(help="Context length.", show_default="up to 2048")] = None,
     all_logits: Annotated[
@@ -75,10 +55,8 @@ def llm(
     check: Annotated[bool, typer.Option(help="Compare a few tokens with eager PyTorch.")] = True,
 ) -> CommandReport:
     """Export a language model (Llama, Mistral, Qwen, Gemma, Phi, Falcon, GPT-2, …), with its tokenizer beside it."""
-    form = embedding.value if embedding else None
-    return _export_llm(
-        folder, output, check, dtype.value, quantize.value, group, form, max_seq, max_context, all_logits
-    )
+    forms = weights.options().values()
+    return _export_llm(folder, output, check, dtype.value, *forms, max_seq, max_context, all_logits)
 
 
 def _export_llm(folder: Path, output: Path, check: bool, *options: Any) -> CommandReport:
@@ -114,7 +92,7 @@ def hf(
         str | None, typer.Option(help=f"One of {', '.join(TASKS)}.", show_default="the task of config.json")
     ] = None,
     dtype: Annotated[FloatType, typer.Option(help="Of weights and activations.")] = FloatType.float32,
-    quantize: QuantizeLinear = Quantize.none,
+    quantize: QuantizeName = Quantize.none,
     max_batch: Annotated[int, typer.Option(help="Texts or pictures in one call.", min=1)] = 8,
     max_length: Annotated[
         int | None, typer.Option(help="Tokens of a text.", show_default="the model's maximum, up to 512", min=2)
@@ -193,7 +171,7 @@ def torch(
         list[str] | None,
         typer.Option(help="INPUT:DIMENSION=LOW..HIGH, as 0:1=1..64; repeat for more.", show_default=False),
     ] = None,
-    quantize: QuantizeLinear = Quantize.none,
+    quantize: QuantizeName = Quantize.none,
     delegate: Delegate = True,
     check: Annotated[bool, typer.Option(help="Compare with eager PyTorch on the example inputs.")] = True,
 ) -> CommandReport:

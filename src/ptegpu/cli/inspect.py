@@ -46,8 +46,7 @@ def inspect(
     size: Annotated[
         list[str] | None,
         typer.Option(
-            help="Show what plans cost at a size, such as 'input 0[1]=37'; repeat for more. Others are the largest.",
-            show_default="none",
+            help="Show what plans cost at a size, such as 'input 0[1]=37'; repeat for more. Others are the largest."
         ),
     ] = None,
     graph: Annotated[Path | None, typer.Option(help="Draw the method as FILE.svg or FILE.html.")] = None,

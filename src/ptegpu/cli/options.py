@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from copy import copy
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from enum import StrEnum
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
@@ -30,8 +31,7 @@ EngineName = Annotated[
 PrecisionName = Annotated[
     Literal["auto", "exact", "fast"],
     typer.Option(
-        help="fast rounds the operands of products to f16, exact never does; auto rounds where weights are quantized "
-        "or f16."
+        help="fast rounds operands of products to f16, exact does not; auto: fast if weights are quantized or f16."
     ),
 ]
 CacheType = Annotated[
@@ -75,14 +75,48 @@ class LoadFlags:
         list[str] | None,
         typer.Option(
             metavar="NAME=NUMBER",
-            help="An upper bound on what the program may use, such as memory=2G or seconds=10; repeat for more. See "
-            "docs/limits.md.",
+            help="An upper bound, such as memory=2G or seconds=10 (see docs/limits.md); repeat for more.",
         ),
     ] = None
 
     def options(self, progress: Progress = silent) -> LoadOptions:
         limits = Limits.parse(self.limit or [])
         return LoadOptions(self.device, self.engine, self.precision, self.cache, limits, progress)
+
+
+class Quantize(StrEnum):
+    none = "none"
+    bits4 = "4bit"
+    bits4_dynamic = "8da4w"
+    bits8 = "8bit"
+
+
+class Embedding(StrEnum):
+    float = "float"
+    bits4 = "4bit"
+
+
+QuantizeName = Annotated[
+    Quantize, typer.Option(help="Weights of linear layers in 4 or 8 bits; 8da4w: in 4 bits, activations in 8.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeFlags:
+    """The options for storing the weights of a language model."""
+
+    PANEL: ClassVar[str] = "How to store weights"
+
+    quantize: QuantizeName = Quantize.none
+    group: Annotated[int, typer.Option(help="Number of weights that share a scale: 32, 64 or 128.")] = 32
+    embedding: Annotated[
+        Embedding | None, typer.Option(help="The token table.", show_default="4bit if the weights are in 4 bits")
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields of those names in `ptegpu.export.Options`."""
+        embedding = self.embedding.value if self.embedding else None
+        return {"quantize": self.quantize.value, "group": self.group, "embedding": embedding}
 
 
 @dataclass(frozen=True, slots=True)

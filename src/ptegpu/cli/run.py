@@ -36,9 +36,7 @@ def run(
     ] = None,
     atol: Annotated[
         float | None,
-        typer.Option(
-            help="Absolute tolerance of --expect.", min=0, show_default=f"{SCALE:g} of the output's largest value"
-        ),
+        typer.Option(help="Absolute tolerance of --expect.", min=0, show_default=f"{SCALE:g} of the largest value"),
     ] = None,
     rtol: Annotated[float, typer.Option(help="Relative tolerance of --expect.", min=0)] = 1e-3,
     repeat: Annotated[int, typer.Option(help="Number of runs to time; state is reset before each.", min=1)] = 1,

@@ -47,8 +47,7 @@ def serve(
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="A file with an API key on each line, in addition to the environment variable PTEGPU_API_KEYS.",
-            show_default="no key is needed",
+            help="A file of API keys, one per line, besides PTEGPU_API_KEYS.", show_default="no key is needed"
         ),
     ] = None,
     open: Annotated[bool, typer.Option("--open", help="Allow requests without an API key.")] = False,
@@ -56,7 +55,7 @@ def serve(
     memory: Annotated[
         float | None,
         typer.Option(
-            help="GiB for the key-value cache of each model.", min=0, show_default="what its requests can use"
+            help="GiB for the key-value cache of each model.", min=0, show_default="as much as its requests can use"
         ),
     ] = None,
     queue: Annotated[int, typer.Option(help="The most requests that wait, for each model.", min=0)] = 64,

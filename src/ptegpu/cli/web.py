@@ -55,8 +55,7 @@ def web(
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"A target for kernels: {', '.join(VARIANTS)}; repeat for more. A browser fetches only the first that "
-            "it can run.",
+            help=f"Kernels for {', '.join(VARIANTS)}; repeat for more. A browser fetches the first that it can run.",
             show_default="all of these",
         ),
     ] = None,
@@ -71,15 +70,11 @@ def web(
     labels: Annotated[Path | None, typer.Option(help="Class names, one per line.", rich_help_panel=IMAGES)] = None,
     mean: Annotated[
         str | None,
-        typer.Option(
-            help="Mean of pixels from 0 to 1, such as 0.485,0.456,0.406.", show_default="0", rich_help_panel=IMAGES
-        ),
+        typer.Option(help="Mean of pixels (0 to 1), as 0.485,0.456,0.406.", show_default="0", rich_help_panel=IMAGES),
     ] = None,
     std: Annotated[
         str | None,
-        typer.Option(
-            help="Standard deviation of pixels, such as 0.229,0.224,0.225.", show_default="1", rich_help_panel=IMAGES
-        ),
+        typer.Option(help="Their standard deviation, as 0.229,0.224,0.225.", show_default="1", rich_help_panel=IMAGES),
     ] = None,
     tokenizer: TokenizerPath = None,
     example: Annotated[
@@ -87,9 +82,7 @@ def web(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check/--no-check", help="If it is quick, run the model here, so that the page can compare its results."
-        ),
+        typer.Option("--check/--no-check", help="Run the model here, if it is quick, for the page to compare with."),
     ] = True,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the folder on this machine, until Ctrl-C.")] = False,
     port: Annotated[
