@@ -45,8 +45,8 @@ def test_groups(capsys: Capture) -> None:
         return CommandReport({"limit": limit, "cache": loading.options().cache, **sampling.options()}, exit_code=4)
 
     assert 4 == run(show, "--limit", 5, "--cache", "f16", "--top-k", 2, "--json")
-    found = json.loads(capsys.readouterr().out)
-    assert (5, "f16", 7, 2, 0.5) == tuple(found[name] for name in ("limit", "cache", "max_tokens", "top_k", "top_p"))
+    record = json.loads(capsys.readouterr().out)
+    assert (5, "f16", 7, 2, 0.5) == tuple(record[name] for name in ("limit", "cache", "max_tokens", "top_k", "top_p"))
 
 
 def test_a_command_may_print_its_report_itself(capsys: Capture) -> None:

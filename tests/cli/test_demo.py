@@ -31,13 +31,13 @@ def test_it_tells_a_tale(invoke: Invoke) -> None:
 
 
 def test_as_json(invoke: Invoke) -> None:
-    found = invoke("demo", "--json", *FEW).json()
-    assert (SEED, "length") == (found["seed"], found["finish_reason"])
-    assert 20 == len(found["tokens"]) == len(found["logprobs"])
-    assert {"index", "name", "type", "backend", "engine"} == set(found["adapter"])
-    assert found["timings"]["decode_tokens"] == 19
+    record = invoke("demo", "--json", *FEW).json()
+    assert (SEED, "length") == (record["seed"], record["finish_reason"])
+    assert 20 == len(record["tokens"]) == len(record["logprobs"])
+    assert {"index", "name", "type", "backend", "engine"} == set(record["adapter"])
+    assert record["timings"]["decode_tokens"] == 19
     again = invoke("demo", *FEW).out
-    assert found["text"] in again
+    assert record["text"] in again
 
 
 @pytest.mark.slow
@@ -55,8 +55,8 @@ def test_an_empty_title_is_a_tale_without_one(invoke: Invoke) -> None:
 
 
 def test_a_tale_ends_where_the_context_does(invoke: Invoke) -> None:
-    found = invoke("demo", "--prompt", "and the " * 125, "--max-tokens", 20, "--json").json()
-    assert ("context", 256) == (found["finish_reason"], len(found["prompt_tokens"]) + len(found["tokens"]) - 1)
+    record = invoke("demo", "--prompt", "and the " * 125, "--max-tokens", 20, "--json").json()
+    assert ("context", 256) == (record["finish_reason"], len(record["prompt_tokens"]) + len(record["tokens"]) - 1)
 
 
 def test_options_before_digits_are_not_lost(invoke: Invoke) -> None:

@@ -235,8 +235,8 @@ def test_what_a_size_costs(invoke: Invoke, data: Path) -> None:
 def test_a_size_that_was_not_planned(invoke: Invoke, data: Path, tmp_path: Path) -> None:
     file = tmp_path / "dynamic.bundle"
     files = ["--data", data / "dynamic-0.ptd", "--data", data / "dynamic-1.ptd"]
-    given = ["--size", "input 0[1]=16", "--size", "input 0[0]=1"]
-    assert invoke("compile", data / "dynamic.pte", *files, *given, "-o", file).code == 0
+    options = ["--size", "input 0[1]=16", "--size", "input 0[0]=1"]
+    assert invoke("compile", data / "dynamic.pte", *files, *options, "-o", file).code == 0
     (method,) = invoke("inspect", file, "--size", "input 0[1]=0", "--json").json()["methods"]
     assert method["at"][0]["family"] is None
     assert "not planned" in invoke("inspect", file, "--size", "input 0[1]=0").out

@@ -39,7 +39,7 @@ def test_boxes_do_not_overlap_and_arrows_go_down(
 
 
 def _way(placed: BoxLayout, source: int, target: int) -> bool:
-    """Whether a line leads from one box to the other, always downwards."""
+    """Return whether a line leads from one box down to the other."""
     spots = [placed.boxes[source]]
     while spots:
         spot = spots.pop()

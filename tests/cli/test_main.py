@@ -1,4 +1,4 @@
-"""What all commands share: help, version, errors on stderr, exit codes."""
+"""Behaviour shared by all commands: help, version, errors on stderr, exit codes."""
 
 from __future__ import annotations
 

@@ -72,10 +72,10 @@ def check(svg: str) -> None:
     """No text touches another, or leaves the picture, or its box."""
     root = ElementTree.fromstring(svg)
     _, _, width, height = map(float, root.get("viewBox", "").split())
-    found = sorted(texts(svg), key=lambda t: t.top)
-    for k, a in enumerate(found):
+    boxes = sorted(texts(svg), key=lambda t: t.top)
+    for k, a in enumerate(boxes):
         assert 0 <= a.left <= a.right <= width and 0 <= a.top <= a.bottom <= height, a
-        for b in found[k + 1 :]:
+        for b in boxes[k + 1 :]:
             if b.top >= a.bottom:
                 break
             assert a.right <= b.left or b.right <= a.left, (a, b)
@@ -185,9 +185,9 @@ def test_hostile_names_of_a_file(invoke: Invoke, mlp: Path, tmp_path: Path) -> N
     assert ended.out.startswith(r"\udcff\x1b<&.pte · ")
     assert "\x1b" not in ended.out
     assert r"aten.\x1b]0<&\x07.default" in ended.out
-    found = [t.text for t in texts(svg.read_text("utf-8"))]
-    assert found[0] == r"\udcff\x1b<&.pte · forward"
-    assert r"\x1b]0<&\x07" in found
+    lines = [t.text for t in texts(svg.read_text("utf-8"))]
+    assert lines[0] == r"\udcff\x1b<&.pte · forward"
+    assert r"\x1b]0<&\x07" in lines
     report = invoke("inspect", file, "--json")
     report.out.encode("utf-8")
     assert report.json()["file"] == str(file)
@@ -284,8 +284,8 @@ def test_colours_can_be_told_apart(mode: int) -> None:
     assert len({colours[mode] for colours in COLOURS.values()}) == len(COLOURS)
     alike = [name for name in (*GROUPS, OTHER) if name != "size"]  # of one shape; sizes are dotted
     for a, b in combinations(alike, 2):
-        for seen in CVD.values():
-            first, second = (oklab(np.clip(seen @ linear(COLOURS[name][mode]), 0, 1)) for name in (a, b))
+        for vision in CVD.values():
+            first, second = (oklab(np.clip(vision @ linear(COLOURS[name][mode]), 0, 1)) for name in (a, b))
             assert np.linalg.norm(first - second) > 0.07, (a, b)
     for name, colours in COLOURS.items():
         assert contrast(colours[mode], GROUND[mode]) > (4.5 if name in SOLID else 2.1), name

@@ -131,7 +131,7 @@ def test_a_language_model(tales: Path) -> None:
 
 
 def test_it_is_a_bundle(tales: Path) -> None:
-    """Which Python reads, with what generates and nothing else."""
+    """Python reads the site, which has only the method that generates."""
     bundle = ptegpu.Bundle.load(tales)
     assert [list(outers) for outers in bundle.methods] == [["ptegpu.generate"]] * len(VARIANTS)
     assert bundle.targets == tuple(VARIANTS.values())
@@ -146,13 +146,13 @@ def test_software_adapters_have_fewer_kernels_to_compile(tales: Path) -> None:
 def test_python_runs_a_site(tales: Path) -> None:
     from ptegpu.models.text import LanguageModel
 
-    with LanguageModel(tales) as one, LanguageModel(TALES) as other:
+    with LanguageModel(tales) as original, LanguageModel(TALES) as other:
         prompt = "The Wolf\n"
-        assert one.generate(prompt, max_tokens=3).text == other.generate(prompt, max_tokens=3).text
+        assert original.generate(prompt, max_tokens=3).text == other.generate(prompt, max_tokens=3).text
 
 
 def test_an_image_model(tmp_path: Path) -> None:
-    made = make_site(DIGITS, tmp_path / "site", labels=[*"abcdefghij"], mean=[0.5], targets=GENERIC)
+    site = make_site(DIGITS, tmp_path / "site", labels=[*"abcdefghij"], mean=[0.5], targets=GENERIC)
     assert names(tmp_path / "site") - {"check.bin"} == {*BUNDLE, *RUNNER, "image.js", "variant-0.json", "shard-000.bin"}
     about = told(tmp_path / "site")
     assert (about["page"], about["method"]) == ("image", "forward")
@@ -168,9 +168,9 @@ def test_an_image_model(tmp_path: Path) -> None:
         "draw": True,
         "softmax": False,  # the program has one
     }
-    assert made.page.why == "it returns 10 numbers for a grey picture of 8 × 8"
-    assert {f.name: f.nbytes for f in made.files} == {p.name: p.stat().st_size for p in made.folder.iterdir()}
-    assert {f.part for f in made.files} == {"page", "runner", "plans", "weights"}
+    assert site.page.why == "it returns 10 numbers for a grey picture of 8 × 8"
+    assert {f.name: f.nbytes for f in site.files} == {p.name: p.stat().st_size for p in site.folder.iterdir()}
+    assert {f.part for f in site.files} == {"page", "runner", "plans", "weights"}
 
 
 def test_any_program(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_titles_are_text(tmp_path: Path) -> None:
 
 def test_equal_targets_share_a_file(tmp_path: Path) -> None:
     twins = [*GENERIC, replace(*GENERIC, name="twin"), VARIANTS["software"]]
-    made = make_site(DIGITS, tmp_path / "site", targets=twins, check=False)
-    assert made.variants == (
+    twin_site = make_site(DIGITS, tmp_path / "site", targets=twins, check=False)
+    assert twin_site.variants == (
         ("generic", "variant-0.json"),
         ("twin", "variant-0.json"),
         ("software", "variant-1.json"),
@@ -226,8 +226,8 @@ def test_a_chat_template_beside_the_tokenizer(tmp_path: Path) -> None:
     folder.mkdir()
     shutil.copy(DEMO / f"tales.{FILE}", folder / FILE)
     (folder / TEMPLATE).write_text("{{ messages }}")
-    made = {"targets": GENERIC, "check": False, "sizes": {"input 0[1]": [1]}}
-    make_site(TALES, tmp_path / "site", tokenizer=folder, examples=["Hello"], **made)
+    options = {"targets": GENERIC, "check": False, "sizes": {"input 0[1]": [1]}}
+    make_site(TALES, tmp_path / "site", tokenizer=folder, examples=["Hello"], **options)
     language = told(tmp_path / "site")["language"]
     assert (language["config"], language["template"], language["chat"]) == (None, TEMPLATE, True)
     assert language["examples"] == ["Hello"]
@@ -235,7 +235,7 @@ def test_a_chat_template_beside_the_tokenizer(tmp_path: Path) -> None:
     assert names(tmp_path / "site") > TEMPLATES
     (folder / TEMPLATE).unlink()
     (folder / CONFIG).write_text('{"chat_template": "x"}')
-    make_site(TALES, tmp_path / "site", tokenizer=folder / FILE, **made)
+    make_site(TALES, tmp_path / "site", tokenizer=folder / FILE, **options)
     language = told(tmp_path / "site")["language"]
     assert (language["config"], language["template"], language["chat"]) == (CONFIG, None, True)
     assert TEMPLATE not in names(tmp_path / "site")
@@ -253,27 +253,27 @@ def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", [DIGITS, DATA / "mlp.pte", TALES])
 def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    """What a page and its modules cannot do without is in the folder."""
+    """The folder has everything that a page and its modules need."""
     monkeypatch.setattr(site, "FILES", REAL)
     sizes = {"input 0[1]": [1]} if file == TALES else {}
-    made = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
-    page = (made / "index.html").read_text("utf-8")
+    folder = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
+    page = (folder / "index.html").read_text("utf-8")
     assert "{{" not in page and f"<title>{file.stem}</title>" in page
     policy = page.index('http-equiv="Content-Security-Policy" content="default-src \'none\'; ')
     assert policy < page.index("<script") and policy < page.index("<link")
     linked = re.findall(r'(?:src|href)="([^"#:]+)"', page)
-    assert f"{told(made)['page']}.js" in linked
-    assert set(linked) <= names(made)
-    named = {n for path in made.glob("*.js") for n in re.findall(r'from"\./([a-z]+\.js)"', path.read_text("utf-8"))}
-    assert named <= names(made)
+    assert f"{told(folder)['page']}.js" in linked
+    assert set(linked) <= names(folder)
+    named = {n for path in folder.glob("*.js") for n in re.findall(r'from"\./([a-z]+\.js)"', path.read_text("utf-8"))}
+    assert named <= names(folder)
 
 
 # Which page
 
 
-def method(takes: list[Any], gives: list[Any], name: str = "forward") -> Method:
-    values = (*takes, *gives)
-    count = len(takes)
+def method(inputs: list[Any], outputs: list[Any], name: str = "forward") -> Method:
+    values = (*inputs, *outputs)
+    count = len(inputs)
     return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "")
 
 
@@ -302,8 +302,8 @@ def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tens
     ],
 )
 def test_what_is_a_picture(takes: Any, gives: Any, expected: ImageInput | str) -> None:
-    found = find_image_input(method([takes], [gives]))
-    assert found == expected if isinstance(expected, ImageInput) else expected in found
+    picture = find_image_input(method([takes], [gives]))
+    assert picture == expected if isinstance(expected, ImageInput) else expected in picture
     program = Program(None, 0, 0, (method([takes], [gives]),), {})
     assert choose(Source.of(program), None).name == ("image" if isinstance(expected, ImageInput) else "any")
     assert choose(Source.of(program), "any").name == "any"
@@ -358,15 +358,15 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     page = choose(says(DIGITS, card), None)
     assert ("task", "it is for text-classification") == (page.name, page.why)
     (tmp_path / "m.tokenizer.json").write_text("{}")
-    told, found = task(page, tmp_path / "m.pte", None)
-    assert {"tokenizer.json"} == set(found)
+    settings, files = task(page, tmp_path / "m.pte", None)
+    assert {"tokenizer.json"} == set(files)
     assert ("text-classification", "labels", False, ("bad", "good")) == (
-        told["task"],
-        told["result"],
-        told["context"],
-        told["labels"],
+        settings["task"],
+        settings["result"],
+        settings["context"],
+        settings["labels"],
     )
-    assert (32, 8, 0) == (told["text"]["length"], told["text"]["batch"], told["text"]["pad"])
+    assert (32, 8, 0) == (settings["text"]["length"], settings["text"]["batch"], settings["text"]["pad"])
     assert "any" == choose(says(DIGITS, card), "any").name
     sounds = Card.of_task("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 32, 9))
     assert "image" == choose(says(DIGITS, sounds), None).name  # by its shapes
@@ -499,38 +499,38 @@ def numbers(folder: Path, entry: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["mlp", "control", "cnn"])
 def test_the_reference_is_what_the_program_gives(tmp_path: Path, name: str) -> None:
-    made = make_site(DATA / f"{name}.pte", tmp_path / "site", targets=GENERIC)
-    assert (made.check, made.note) == (True, "")
-    check = told(made.folder)["check"]
-    inputs = [numbers(made.folder, entry) for entry in check["inputs"]]
+    written = make_site(DATA / f"{name}.pte", tmp_path / "site", targets=GENERIC)
+    assert (written.check, written.note) == (True, "")
+    check = told(written.folder)["check"]
+    inputs = [numbers(written.folder, entry) for entry in check["inputs"]]
     with ptegpu.load(DATA / f"{name}.pte") as program:
         expected = program.method(check["method"]).execute(inputs)
     assert len(expected) == len(check["outputs"])
-    for one, other in zip(expected, check["outputs"]):
-        np.testing.assert_allclose(one, numbers(made.folder, other), rtol=1e-4, atol=1e-5)
+    for result, other in zip(expected, check["outputs"]):
+        np.testing.assert_allclose(result, numbers(written.folder, other), rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_are_kept_by_the_reference(tmp_path: Path) -> None:
     data = [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]
     sizes = {"input 0[0]": [1], "input 0[1]": [4, 7]}
-    made = make_site(DATA / "dynamic.pte", tmp_path / "site", data=data, sizes=sizes, targets=GENERIC)
-    assert made.check, made.note
-    assert told(made.folder)["check"]["inputs"][0]["shape"] == [1, 7]
+    written = make_site(DATA / "dynamic.pte", tmp_path / "site", data=data, sizes=sizes, targets=GENERIC)
+    assert written.check, written.note
+    assert told(written.folder)["check"]["inputs"][0]["shape"] == [1, 7]
 
 
 @pytest.mark.slow
 def test_the_reference_of_a_language_model(tmp_path: Path) -> None:
-    """What it says of tokens is what Python's model does."""
+    """The reference scores of tokens are those of Python's model."""
     from ptegpu.models.text import LanguageModel
 
-    made = make_site(TALES, tmp_path / "site", targets=[VARIANTS["software"]])
-    check = told(made.folder)["check"]
+    written = make_site(TALES, tmp_path / "site", targets=[VARIANTS["software"]])
+    check = told(written.folder)["check"]
     assert check["outputs"][:2] == [None, None]
-    (tokens,), (targets,) = (numbers(made.folder, check["inputs"][k]).tolist() for k in (0, 5))
+    (tokens,), (targets,) = (numbers(written.folder, check["inputs"][k]).tolist() for k in (0, 5))
     assert tokens[1:] == targets[:-1]
     with LanguageModel(TALES) as model:
         expected = model.score([*tokens, targets[-1]])
-    np.testing.assert_allclose(expected, numbers(made.folder, check["outputs"][2])[0], rtol=1e-4)
+    np.testing.assert_allclose(expected, numbers(written.folder, check["outputs"][2])[0], rtol=1e-4)
 
 
 def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
@@ -548,9 +548,9 @@ def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
 
 def test_what_takes_long_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptegpu.site.check.SECONDS", 0.0)
-    made = make_site(DIGITS, tmp_path / "site", targets=GENERIC)
-    assert not made.check
-    assert made.note.endswith(" takes too long")
+    written = make_site(DIGITS, tmp_path / "site", targets=GENERIC)
+    assert not written.check
+    assert written.note.endswith(" takes too long")
     monkeypatch.setattr("ptegpu.site.check.SECONDS", 1.0)
     monkeypatch.setattr("ptegpu.site.check.MOST_BYTES", 100)
     assert make_site(DIGITS, tmp_path / "site", targets=GENERIC).note == "its inputs and outputs have 296 bytes"
@@ -632,11 +632,11 @@ def server(tmp_path: Path) -> Iterator[SiteServer]:
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "outside.txt").symlink_to("../secret.txt")
     (folder / "copy.html").symlink_to("index.html")
-    with SiteServer(folder, 0, ["site.example"]) as made:
-        thread = threading.Thread(target=made.serve_forever, args=(0.1,))
+    with SiteServer(folder, 0, ["site.example"]) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.1,))
         thread.start()
-        yield made
-        made.shutdown()
+        yield running
+        running.shutdown()
         thread.join()
 
 
@@ -662,11 +662,11 @@ def ask(server: SiteServer, path: str, how: str = "GET", **head: str) -> Answer:
     ],
 )
 def test_files_are_served(server: SiteServer, path: str, kind: str, body: bytes) -> None:
-    status, head, found = ask(server, path)
-    assert (status, head["Content-Type"], found) == (200, kind, body)
+    status, head, content = ask(server, path)
+    assert (status, head["Content-Type"], content) == (200, kind, body)
     assert (head["Cache-Control"], head["Accept-Ranges"]) == ("no-store", "bytes")
-    status, head, found = ask(server, path, "HEAD")
-    assert (status, head["Content-Length"], found) == (200, str(len(body)), b"")
+    status, head, content = ask(server, path, "HEAD")
+    assert (status, head["Content-Length"], content) == (200, str(len(body)), b"")
 
 
 def test_text_is_compressed(server: SiteServer) -> None:
@@ -692,8 +692,8 @@ def test_text_is_compressed(server: SiteServer) -> None:
     ],
 )
 def test_parts_of_files(server: SiteServer, asked: str, status: int, start: int, end: int) -> None:
-    found, head, body = ask(server, "/shard-000.bin", Range=asked)
-    assert (found, body) == (status, bytes(range(start, end)))
+    code, head, body = ask(server, "/shard-000.bin", Range=asked)
+    assert (code, body) == (status, bytes(range(start, end)))
     expected = {206: f"bytes {start}-{end - 1}/256", 416: "bytes */256"}.get(status)
     assert head.get("Content-Range") == expected
 
@@ -728,8 +728,8 @@ def test_a_link_inside_the_folder_is_served(server: SiteServer) -> None:
     [("localhost:80", 200), ("127.0.0.1", 200), ("site.example", 200), ("evil.example", 403), ("192.0.2.7", 403)],
 )
 def test_the_server_answers_to_its_own_names_only(server: SiteServer, how: str, host: str, status: int) -> None:
-    found, _, body = ask(server, "/", how, Host=host)
-    assert status == found
+    code, _, body = ask(server, "/", how, Host=host)
+    assert status == code
     assert b"hello" not in body or 200 == status
 
 

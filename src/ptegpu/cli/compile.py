@@ -66,7 +66,7 @@ def compile_program(
     if output.exists() and output.samefile(model):
         raise InvalidInput(f"--output {output} is the program itself; name another file")
     for name in method or []:
-        find_method(source.file, name)
+        find_method(source, name)
     targets = [_target(name, engine) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:

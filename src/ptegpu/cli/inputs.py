@@ -22,7 +22,7 @@ from ..models.door import Source
 from ..runtime import LoadOptions, Program, open_program
 from ..units import counted
 from .options import DataFiles
-from .values import declared, find_method, methods_of, writable
+from .values import declared, find_method, writable
 
 GRAMMAR = "random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, FILE.npy or FILE.npz"
 
@@ -105,7 +105,7 @@ class CallFlags:
     def prepare(self, model: Path, options: LoadOptions) -> MethodCall:
         """Read the program, find the method and make its arguments."""
         source = Source.of(model, options)
-        method = find_method(methods_of(source), self.method)
+        method = find_method(source, self.method)
         inputs, _ = declared(method)
         shapes = parse_shapes(self.shape or [], len(inputs))
         return MethodCall(source, method, make_inputs(inputs, self.input or [], shapes))

@@ -67,12 +67,11 @@ def inspect(
             signatures = [Signature(outer) for _, outer in pairs]
             record = bundle_report(source.bundle, model, pairs, sizes)
         else:
-            program = methods_of(source)
-            methods = [find_method(program, method)] if method else program.methods
-            analyses = [analyse(program, m, data or []) for m in methods]
+            methods = [find_method(source, method)] if method else methods_of(source)
+            analyses = [analyse(source.file, m, data or []) for m in methods]
             check_sizes([a.outer for a in analyses if a.outer], sizes)
             signatures = [Signature(m) for m in methods]
-            record = file_report(program) | {"methods": [method_report(a, sizes) for a in analyses]}
+            record = file_report(source.file) | {"methods": [method_report(a, sizes) for a in analyses]}
             if graph:
                 _draw(analyses, graph, model)
     record |= {"card": {"kind": source.card.kind} | plain(source.card), "written": [str(graph)] if graph else []}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import typer
 
 from ..dtypes import DType
 from ..errors import InvalidInput
-from ..format import Method, Program, Tensor, Value
+from ..format import Method, Tensor, Value
 from ..models.door import Source
 from ..plan import from_device, to_device
 from ..units import number
@@ -19,21 +18,19 @@ from ..units import number
 FIRST = 6  # values shown of an output
 
 
-def methods_of(source: Source) -> Program:
-    """Return the program with the methods that it can run: those of a bundle that were compiled."""
-    if source.bundle is None:
-        return source.file
-    methods = tuple(m for m in source.file.methods if m.name in source.bundle.methods[0])
-    return replace(source.file, methods=methods)
+def methods_of(source: Source) -> list[Method]:
+    """Return the methods that a program can run: those of a bundle that were compiled."""
+    bundle = source.bundle
+    return [m for m in source.file.methods if bundle is None or m.name in bundle.methods[0]]
 
 
-def find_method(program: Program, name: str | None) -> Method:
+def find_method(source: Source, name: str | None) -> Method:
     """Return the method of that name, or by default `forward` or the program's only method."""
-    names = [method.name for method in program.methods]
-    chosen = name or ("forward" if "forward" in names or len(names) != 1 else names[0])
-    if chosen not in names:
-        raise InvalidInput(f"no method {chosen!r}; the program has {', '.join(names) or 'none'}")
-    return program.methods[names.index(chosen)]
+    methods = {method.name: method for method in methods_of(source)}
+    chosen = name or ("forward" if "forward" in methods or len(methods) != 1 else next(iter(methods)))
+    if chosen not in methods:
+        raise InvalidInput(f"no method {chosen!r}; the program has {', '.join(methods) or 'none'}")
+    return methods[chosen]
 
 
 def check_output(file: Path | None, option: str, *suffixes: str) -> None:
