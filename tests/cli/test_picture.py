@@ -100,7 +100,7 @@ def made_up(count: int, seed: int, names: list[str] | None = None) -> Diagram:
     """A graph as models have them: mostly a chain, with branches, long ways around, constants and states."""
     rng = random.Random(seed)
     labels = names or ["mm", "view_copy", "rms_norm + linear_q4gsw ×3", "sdpa_with_kv_cache", "if"]
-    boxes = [Box("input", "input 0", gives="1×256 i64")]
+    boxes = [Box("input", "input 0", value_text="1×256 i64")]
     edges = []
     for k in range(1, count):
         kind = rng.choices(["operator", "state", "host", "branch", "unsupported"], [20, 1, 2, 1, 1])[0]
@@ -110,7 +110,7 @@ def made_up(count: int, seed: int, names: list[str] | None = None) -> Diagram:
         if kind != "state":
             sources = {max(0, k - 1 - int(rng.expovariate(0.6))) for _ in range(rng.randint(1, 3))}
             edges += [(source, k) for source in sources]
-    boxes.append(Box("output", "output 0", gives="1×2×3 f32"))
+    boxes.append(Box("output", "output 0", value_text="1×2×3 f32"))
     return Diagram("made up", boxes, [*edges, (count - 1, count)])
 
 
@@ -158,7 +158,7 @@ def test_any_name_is_well_formed() -> None:
         diagram.boxes[k + 1].label = name
         diagram.boxes[k + 1].details.append(name)
         diagram.boxes[k + 1].constants = [name]
-        diagram.boxes[k + 1].gives = name
+        diagram.boxes[k + 1].value_text = name
     diagram.title = "".join(HOSTILE)
     svg = svg_of(diagram)
     check(svg)

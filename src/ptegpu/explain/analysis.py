@@ -38,13 +38,9 @@ class Analysis:
     cut: Cut | None = None
     outer: CompiledMethod | None = None  # planned for the limits that every browser grants, if they suffice
     operators: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (name, where it runs, why on the host)
-    reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs it
+    reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs a call
     unsupported: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
-
-    def why(self, call: Call) -> str:
-        """Return why the host runs a call; empty if the GPU runs it, or nothing can."""
-        return self.reasons.get(call, "")
 
     def stored(self, kind: str) -> list[Var]:
         """Return the constants or states that the method's calls touch."""
@@ -74,16 +70,11 @@ def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
         return analysis
     _judge(analysis, analysis.cut)
     try:
-        analysis.outer = _planned(method.name, analysis.cut, BROWSER)
+        analysis.outer = plan_methods({method.name: analysis.cut}, BROWSER)[0][method.name]
     except LimitExceeded as e:
         analysis.notes.append(f"too large for a browser's limits: {e}")
-        analysis.outer = _planned(method.name, analysis.cut, UNLIMITED)
+        analysis.outer = plan_methods({method.name: analysis.cut}, UNLIMITED)[0][method.name]
     return analysis
-
-
-def _planned(name: str, cut: Cut, target: Target) -> CompiledMethod:
-    outers, _ = plan_methods({name: cut}, target)
-    return outers[name]
 
 
 def _missing(analysis: Analysis, constants: NamedData) -> dict[str, memoryview]:
@@ -120,7 +111,7 @@ def _judge(analysis: Analysis, cut: Cut) -> None:
             where = _where(call.op) if isinstance(item, Stretch) else HOST if on_host(call) else UNSUPPORTED
             if where is HOST:
                 analysis.reasons[call] = why_on_host(call, lambda c: joins(c, bounds))
-            analysis.operators[call.op, where, analysis.why(call)] += 1
+            analysis.operators[call.op, where, analysis.reasons.get(call, "")] += 1
 
 
 def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:

@@ -35,7 +35,7 @@ class Box:
     group: str = ""  # of an operator, see `palette`
     details: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
-    gives: str = ""  # the text of its outgoing arrows
+    value_text: str = ""  # of its outgoing arrows
     ints: bool = False  # its arrows carry only symbolic ints
 
 
@@ -62,7 +62,7 @@ class _DiagramBuilder:
     def build(self) -> Diagram:
         for k, value in enumerate(self.cut.flat.inputs):
             if isinstance(value, Var):
-                self.makers[value] = [self.add(Box("input", f"input {k}", gives=_text(value)))]
+                self.makers[value] = [self.add(Box("input", f"input {k}", value_text=_text(value)))]
         until = 0  # instructions before this one may be skipped by a jump
         branch: int | None = None  # the box that decides whether they run
         for k, item in enumerate(self.cut.items):
@@ -86,7 +86,7 @@ class _DiagramBuilder:
                 self.diagram.edges.append((branch, guarded[0]))
         for k, value in enumerate(self.cut.flat.outputs):
             text = _text(value) if isinstance(value, Var) else repr(value)
-            self.arrows(variables(value), self.add(Box("output", f"output {k}", gives=text)))
+            self.arrows(variables(value), self.add(Box("output", f"output {k}", value_text=text)))
         return self.diagram
 
     def add(self, box: Box) -> int:
@@ -99,7 +99,7 @@ class _DiagramBuilder:
     def sources(self, value: Key) -> list[int]:
         """Return the boxes that make a value; a state gets its box when it is first read."""
         if value not in self.makers and not isinstance(value, Sym) and value.kind == "state":
-            self.makers[value] = [self.add(Box("state", "state", details=[value.name], gives=_text(value)))]
+            self.makers[value] = [self.add(Box("state", "state", details=[value.name], value_text=_text(value)))]
         return self.makers.get(value, [])
 
     def bring(self, value: Key, makers: list[int], maybe: bool) -> None:
@@ -108,7 +108,7 @@ class _DiagramBuilder:
 
     def call(self, call: Call, kind: Kind, maybe: bool) -> None:
         makers = [maker for v in variables(call.args) if v.kind != "constant" for maker in self.sources(v)]
-        reason = self.analysis.why(call)
+        reason = self.analysis.reasons.get(call, "")
         args = with_names(schema_of(call.op), call.args)
         box = self.operator(kind, call.op, (), call.where, args, call.outs, reason)
         self.diagram.edges += [(maker, box) for maker in makers]
@@ -153,7 +153,7 @@ class _DiagramBuilder:
             for value in (*node.outs, *node.mutates):
                 self.makers[value] = [box]
         for state, value in graph.writebacks:
-            self.arrows([value], self.add(Box("state", "new state", details=[state.name], gives=_text(state))))
+            self.arrows([value], self.add(Box("state", "new state", details=[state.name], value_text=_text(state))))
         for var, result in zip(joined.outputs, graph.outputs, strict=True):
             self.bring(var, [m for v in flatten((result,)) for m in self.sources(v)], maybe)
 

@@ -57,7 +57,11 @@ def box_text(box: Box) -> BoxText:
     """Return the text of a box: its name, its first constants and its results."""
     rest = len(box.constants) - MAX_CONSTANTS
     lines = [*box.constants[:MAX_CONSTANTS], *([f"and {rest} more"] if rest > 0 else [])]
-    lines += [f"→ {box.gives}" if box.kind not in ("input", "output", "state") else box.gives] if box.gives else []
+    lines += (
+        [f"→ {box.value_text}" if box.kind not in ("input", "output", "state") else box.value_text]
+        if box.value_text
+        else []
+    )
     return BoxText(_short(box.label, MAX_LABEL), tuple(_short(line, MAX_LINE) for line in lines))
 
 
@@ -155,7 +159,7 @@ def _shape(kind: str, left: float, top: float, width: float, height: float) -> s
 
 def _box(number: int, box: Box, drawn: BoxText, spot: Spot) -> str:
     left, top = spot.x - spot.width / 2, spot.y - spot.height / 2
-    title = [box.label, *box.details, *([box.gives] if box.kind not in ("operator", "host") else [])]
+    title = [box.label, *box.details, *([box.value_text] if box.kind not in ("operator", "host") else [])]
     texts = [f'<text class="name" x="{spot.x:.1f}" y="{top + 17:.1f}" text-anchor="middle">{escape(drawn.name)}</text>']
     for k, line in enumerate(drawn.lines):
         y = top + 17 + LINE * (k + 1)

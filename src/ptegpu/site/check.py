@@ -25,7 +25,7 @@ TOLERANCE = 1e-3  # of the largest value
 SECONDS = 1.0  # upper bound on its estimated cost
 MOST_BYTES = 4 << 20  # of inputs and outputs
 TOKENS = 16
-SCORES = 2  # the output of a language model to compare; it also returns a token, which is random
+SCORES = 2  # the output of a language model to compare: the scores; no token is sampled here
 ALIGN = 8  # bytes, of each array in the file
 
 
