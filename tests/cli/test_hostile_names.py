@@ -56,12 +56,12 @@ def made(
     backend: str = "",
 ) -> bytes:
     """A program of one method, an operator and, perhaps, a delegate."""
-    given = list(values) or [tensor(), tensor()]
+    inputs = list(values) or [tensor(), tensor()]
     call = union(2, table(None, ids(0, 1))) if backend else union(1, table(i32(0), ids(0, 1, 1)))
     plan = {
         0: text(method),
         1: table(text(tree([keys]))),
-        2: Tables(given),
+        2: Tables(inputs),
         3: ids(0),
         4: ids(1),
         5: Tables([table(None, None, Tables([call]))]),

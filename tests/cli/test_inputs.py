@@ -183,11 +183,11 @@ def test_arrays_that_are_larger_than_the_method_takes_are_not_read(tmp_path: Pat
     assert 1 == len(read_arrays(path, "output", 1, most=1000))
 
 
-@pytest.mark.parametrize("how", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_an_archive_that_numpy_would_not_write_is_not_unpacked(tmp_path: Path, how: int) -> None:
-    """16 MiB in some KB: these ways unpack it all for the first bytes."""
+@pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_an_archive_that_numpy_would_not_write_is_not_unpacked(tmp_path: Path, compression: int) -> None:
+    """16 MiB in some KB: these methods unpack everything for the first bytes."""
     path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w", how) as file:
+    with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("arr_0.npy", npy(np.zeros(1 << 21)))
     tracemalloc.start()
     try:

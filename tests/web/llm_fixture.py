@@ -105,8 +105,8 @@ REFUSED = [
 class Plain:
     """A tokenizer of the library as `Detokenizer` wants one."""
 
-    def __init__(self, made: tokenizers.Tokenizer) -> None:
-        self.made = made
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.made = tokenizer
 
     def decode(self, tokens: list[int]) -> str:
         return self.made.decode(list(tokens), skip_special_tokens=True)
@@ -157,8 +157,8 @@ def make() -> dict[str, Any]:
             "eos": tales.eos,
         },
         "tokenizers": {
-            name: {"json": json.loads(made.to_str()), "texts": [pieces(made, t) for t in TEXTS]}
-            for name, made in both.items()
+            name: {"json": json.loads(tokenizer.to_str()), "texts": [pieces(tokenizer, t) for t in TEXTS]}
+            for name, tokenizer in both.items()
         },
         "stops": [stopped(s, p) for s in STOPS for p in PIECES],
         "special": SPECIAL,

@@ -245,8 +245,8 @@ def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
     ptegpu.compile(DIGITS).save(tmp_path / "digits.bundle")
     make_site(tmp_path / "digits.bundle", tmp_path / "one", title="x", targets=None)
     make_site(DIGITS, tmp_path / "two", title="x", targets=GENERIC)
-    one, two = content(tmp_path / "one"), content(tmp_path / "two")
-    assert [name for name in one if one[name] != two[name]] == ["site.json"]  # the file's name
+    first, two = content(tmp_path / "one"), content(tmp_path / "two")
+    assert [name for name in first if first[name] != two[name]] == ["site.json"]  # the file's name
     with pytest.raises(InvalidInput, match="is a bundle: data, sizes and targets were chosen by `ptegpu compile`"):
         make_site(tmp_path / "digits.bundle", tmp_path / "three", targets=GENERIC)
 
@@ -282,7 +282,7 @@ def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tens
 
 
 @pytest.mark.parametrize(
-    ("takes", "gives", "expected"),
+    ("inputs", "outputs", "expected"),
     [
         (tensor(1, 3, 224, 224), tensor(1, 1000), ImageInput((1, 3, 224, 224), 3, 224, 224, 1000)),
         (tensor(8, 3, 32, 48, dynamic=True), tensor(8, 5), ImageInput((1, 3, 32, 48), 3, 32, 48, 5)),
@@ -301,10 +301,10 @@ def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tens
         (tensor(1, 3, 32, 32), tensor(1, 10, dtype=DType.I64), "does not return exactly one tensor of floats"),
     ],
 )
-def test_what_is_a_picture(takes: Any, gives: Any, expected: ImageInput | str) -> None:
-    picture = find_image_input(method([takes], [gives]))
+def test_what_is_a_picture(inputs: Any, outputs: Any, expected: ImageInput | str) -> None:
+    picture = find_image_input(method([inputs], [outputs]))
     assert picture == expected if isinstance(expected, ImageInput) else expected in picture
-    program = Program(None, 0, 0, (method([takes], [gives]),), {})
+    program = Program(None, 0, 0, (method([inputs], [outputs]),), {})
     assert choose(Source.of(program), None).name == ("image" if isinstance(expected, ImageInput) else "any")
     assert choose(Source.of(program), "any").name == "any"
 
@@ -643,9 +643,9 @@ def server(tmp_path: Path) -> Iterator[SiteServer]:
 Answer = tuple[int, dict[str, str], bytes]
 
 
-def ask(server: SiteServer, path: str, how: str = "GET", **head: str) -> Answer:
+def ask(server: SiteServer, path: str, method: str = "GET", **head: str) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", int(server.url.split(":")[2].strip("/")), timeout=30)
-    connection.request(how, path, headers={name.replace("_", "-"): value for name, value in head.items()})
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in head.items()})
     response = connection.getresponse()
     body = response.read()
     connection.close()
@@ -678,7 +678,7 @@ def test_text_is_compressed(server: SiteServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "start", "end"),
+    ("requested", "status", "start", "end"),
     [
         ("bytes=0-9", 206, 0, 10),
         ("bytes=250-", 206, 250, 256),
@@ -691,8 +691,8 @@ def test_text_is_compressed(server: SiteServer) -> None:
         ("bytes=0-1,4-5", 200, 0, 256),
     ],
 )
-def test_parts_of_files(server: SiteServer, asked: str, status: int, start: int, end: int) -> None:
-    code, head, body = ask(server, "/shard-000.bin", Range=asked)
+def test_parts_of_files(server: SiteServer, requested: str, status: int, start: int, end: int) -> None:
+    code, head, body = ask(server, "/shard-000.bin", Range=requested)
     assert (code, body) == (status, bytes(range(start, end)))
     expected = {206: f"bytes {start}-{end - 1}/256", 416: "bytes */256"}.get(status)
     assert head.get("Content-Range") == expected
@@ -722,13 +722,13 @@ def test_a_link_inside_the_folder_is_served(server: SiteServer) -> None:
     assert (200, b"<p>hello") == ask(server, "/copy.html")[::2]
 
 
-@pytest.mark.parametrize("how", ["GET", "HEAD"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize(
     ("host", "status"),
     [("localhost:80", 200), ("127.0.0.1", 200), ("site.example", 200), ("evil.example", 403), ("192.0.2.7", 403)],
 )
-def test_the_server_answers_to_its_own_names_only(server: SiteServer, how: str, host: str, status: int) -> None:
-    code, _, body = ask(server, "/", how, Host=host)
+def test_the_server_answers_to_its_own_names_only(server: SiteServer, method: str, host: str, status: int) -> None:
+    code, _, body = ask(server, "/", method, Host=host)
     assert status == code
     assert b"hello" not in body or 200 == status
 
