@@ -45,10 +45,12 @@ def llm(
     folder: Folder,
     output: Output,
     *,
-    dtype: Annotated[FloatType, typer.Option(help="Of everything that is not quantized.")] = FloatType.float32,
+    dtype: Annotated[FloatType, typer.Option(help="Type of all values that are not quantized.")] = FloatType.float32,
     weights: QuantizeFlags,
-    max_seq: Annotated[int | None, typer.Option(help="Tokens in one call.", show_default="up to 512")] = None,
-    max_context: Annotated[int | None, typer.Option(help="Context length.", show_default="up to 2048")] = None,
+    max_seq: Annotated[int | None, typer.Option(help="The most tokens in one call.", show_default="up to 512")] = None,
+    max_context: Annotated[
+        int | None, typer.Option(help="Context length in tokens.", show_default="up to 2048")
+    ] = None,
     all_logits: Annotated[
         bool, typer.Option("--all-logits", help="Return the logits of every token, not only the last.")
     ] = False,
@@ -91,13 +93,14 @@ def hf(
     task: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(TASKS)}.", show_default="the task of config.json")
     ] = None,
-    dtype: Annotated[FloatType, typer.Option(help="Of weights and activations.")] = FloatType.float32,
+    dtype: Annotated[FloatType, typer.Option(help="Type of weights and activations.")] = FloatType.float32,
     quantize: QuantizeName = Quantize.none,
-    max_batch: Annotated[int, typer.Option(help="Texts or pictures in one call.", min=1)] = 8,
+    max_batch: Annotated[int, typer.Option(help="The most texts or pictures in one call.", min=1)] = 8,
     max_length: Annotated[
-        int | None, typer.Option(help="Tokens of a text.", show_default="the model's maximum, up to 512", min=2)
+        int | None,
+        typer.Option(help="The most tokens of a text.", show_default="the model's maximum, up to 512", min=2),
     ] = None,
-    max_seconds: Annotated[float, typer.Option(help="Of a sound.", min=0.1)] = 15.0,
+    max_seconds: Annotated[float, typer.Option(help="The longest sound.", min=0.1)] = 15.0,
     delegate: Delegate = True,
     check: Annotated[bool, typer.Option(help="Compare with eager PyTorch.")] = True,
 ) -> CommandReport:
@@ -162,7 +165,7 @@ def torch(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="Returns (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes).",
+            help="A function that returns (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes).",
             show_default=False,
         ),
     ],

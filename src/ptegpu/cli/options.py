@@ -110,7 +110,8 @@ class QuantizeFlags:
     quantize: QuantizeName = Quantize.none
     group: Annotated[int, typer.Option(help="Number of weights that share a scale: 32, 64 or 128.")] = 32
     embedding: Annotated[
-        Embedding | None, typer.Option(help="The token table.", show_default="4bit if the weights are in 4 bits")
+        Embedding | None,
+        typer.Option(help="Form of the token table.", show_default="4bit if the weights are in 4 bits"),
     ] = None
 
     def options(self) -> dict[str, Any]:

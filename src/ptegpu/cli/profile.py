@@ -33,7 +33,7 @@ def profile(
     *,
     call: CallFlags,
     repeat: Annotated[int, typer.Option(help="Number of calls to time; times are medians.", min=1)] = 10,
-    by: Annotated[By, typer.Option(help="The subject of a row of the table.")] = By.KERNEL,
+    by: Annotated[By, typer.Option(help="What each row of the table describes.")] = By.KERNEL,
     trace: Annotated[
         Path | None, typer.Option(help="Write kernels and steps with their times to FILE.json, for ui.perfetto.dev.")
     ] = None,
