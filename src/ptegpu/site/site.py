@@ -80,7 +80,7 @@ class Site:
     files: tuple[SiteFile, ...]
     variants: tuple[tuple[str, str], ...]  # a target's name, its file
     check: bool  # whether there is a reference
-    note: str = ""  # why there is no reference
+    note: str = ""  # why the reference is missing
 
 
 def make_site(
