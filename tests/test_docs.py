@@ -16,8 +16,9 @@ from tools import operators
 
 import ptegpu.portable
 from ptegpu import errors
-from ptegpu.cli.export import DType, Embedding, Quantize
+from ptegpu.cli.export import FloatType
 from ptegpu.cli.export import export as export_commands
+from ptegpu.cli.options import Embedding, Quantize
 from ptegpu.compiler.program import cut_methods, read_source
 from ptegpu.export import wrapped
 from ptegpu.export.families import FAMILIES
@@ -35,7 +36,7 @@ from tests.zoo.tasks import MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-CHOICES: dict[str, Any] = {"--dtype": DType, "--quantize": Quantize, "--embedding": Embedding, "--group": GROUPS}
+CHOICES: dict[str, Any] = {"--dtype": FloatType, "--quantize": Quantize, "--embedding": Embedding, "--group": GROUPS}
 LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptegpu.cli.compare import Difference, compare
+from ptegpu.cli.compare import ArrayDifference, compare
 
 NAN, INF = float("nan"), float("inf")
 
@@ -33,14 +33,14 @@ def test_how_many_are_wrong(got: object, expected: np.ndarray, wrong: int) -> No
 
 def test_the_worst_wrong_element_is_found() -> None:
     got, expected = np.array([[1e6, 1.0], [0.0, 0.0]]), np.array([[1e6 + 5, 1.5], [0.0, 0.2]])
-    found = compare(got, expected, 0.01, 1e-4)
-    assert found == Difference(2, 4, (0, 1), 1.0, 1.5)
-    assert found.error == 0.5
+    difference = compare(got, expected, 0.01, 1e-4)
+    assert difference == ArrayDifference(2, 4, (0, 1), 1.0, 1.5)
+    assert difference.error == 0.5
 
 
 def test_the_worst_of_equal_ones() -> None:
-    found = compare(floats(1, 2, 3), floats(1, 2.25, 3), 1.0, 0.0)
-    assert (found.wrong, found.index, found.error) == (0, (1,), 0.25)
+    difference = compare(floats(1, 2, 3), floats(1, 2.25, 3), 1.0, 0.0)
+    assert (difference.wrong, difference.index, difference.error) == (0, (1,), 0.25)
 
 
 def test_what_cannot_be_compared() -> None:

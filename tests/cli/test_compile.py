@@ -36,7 +36,7 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without_gpu(*arguments: str) -> Any:
-    """What a command prints where there is neither wgpu nor torch."""
+    """Return what a command prints without wgpu and torch."""
     code = f"{BLOCKER}\nsys.path.insert(0, {str(SRC)!r})\nfrom ptegpu.cli import main\nmain({list(arguments)!r})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -69,20 +69,20 @@ def test_json(invoke: Invoke, data: Path, tmp_path: Path) -> None:
 
 def test_precision_is_that_of_the_targets(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlp.bundle"
-    for given, expected in ((["--precision", "exact"], "exact"), ([], "auto")):
-        assert invoke("compile", mlp, "-o", file, "--target", "browser", "--target", "this", *given).code == 0
+    for options, expected in ((["--precision", "exact"], "exact"), ([], "auto")):
+        assert invoke("compile", mlp, "-o", file, "--target", "browser", "--target", "this", *options).code == 0
         assert [expected] * 2 == [target.precision for target in Bundle.load(file).targets]
 
 
 def test_sizes_make_it_smaller(invoke: Invoke, data: Path, tmp_path: Path) -> None:
-    all_sizes, one = tmp_path / "all.bundle", tmp_path / "one.bundle"
+    all_sizes, one_size = tmp_path / "all.bundle", tmp_path / "one.bundle"
     assert invoke("compile", data / "dynamic.pte", *FILES, "-o", all_sizes).code == 0
-    given = ["--size", "input 0[1]=16", "--size", "input 0[0]=1"]
-    assert invoke("compile", data / "dynamic.pte", *FILES, *given, "-o", one).code == 0
-    assert one.stat().st_size < all_sizes.stat().st_size
-    report = invoke("run", one, "--shape", "0=1x16", "--json").json()
+    size_options = ["--size", "input 0[1]=16", "--size", "input 0[0]=1"]
+    assert invoke("compile", data / "dynamic.pte", *FILES, *size_options, "-o", one_size).code == 0
+    assert one_size.stat().st_size < all_sizes.stat().st_size
+    report = invoke("run", one_size, "--shape", "0=1x16", "--json").json()
     assert report["outputs"][0]["shape"] == [2, 16, 4]
-    ended = invoke("run", one, "--shape", "0=1x2")
+    ended = invoke("run", one_size, "--shape", "0=1x2")
     assert ended.code == 1
     assert "compile the program again with these sizes" in ended.err
     assert invoke("run", all_sizes, "--shape", "0=1x2").code == 0
@@ -130,10 +130,10 @@ def test_a_program_is_not_overwritten(invoke: Invoke, mlp: Path, tmp_path: Path)
 def test_a_bundle_is_profiled(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     file = tmp_path / "mlp.bundle"
     assert invoke("compile", mlp, "-o", file).code == 0
-    found = invoke("profile", file, "--repeat", 1, "--json").json()
+    record = invoke("profile", file, "--repeat", 1, "--json").json()
     expected = invoke("profile", mlp, "--repeat", 1, "--json").json()
-    assert (found["model"], found["method"]) == (str(file), "forward")
-    assert found["totals"]["flops"] == expected["totals"]["flops"] > 0
+    assert (record["model"], record["method"]) == (str(file), "forward")
+    assert record["totals"]["flops"] == expected["totals"]["flops"] > 0
 
 
 def test_several_targets(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_bundle_is_inspected(invoke: Invoke, counting: Path, data: Path, tmp_p
     assert "  runs as     1 plan (12 nodes)" in lines
     for option, value in (("--graph", tmp_path / "x.svg"), ("--data", data / "dynamic-0.ptd")):
         ended = invoke("inspect", file, option, value)
-        expected = f"error: {file} is a bundle, which takes no data and has no operators to draw: give its .pte\n"
+        expected = f"error: {file} is a bundle: --data and --graph need the .pte that it was made of\n"
         assert (ended.code, ended.err) == (1, expected)
     assert invoke("compile", counting, "-o", file).code == 0
     assert "  needs NumPy kernels of aten.mul.Tensor (1), " in invoke("inspect", file).out
@@ -217,15 +217,15 @@ def test_a_bundle_to_serve_has_the_limits_that_were_asked_for(tales: Path) -> No
 @pytest.mark.slow
 def test_a_language_model_generates_from_its_bundle(invoke: Invoke, tales: Path) -> None:
     options = ["The Wolf", "--max-tokens", 8, "--json"]
-    made = invoke("generate", tales, *options).json()
+    generation = invoke("generate", tales, *options).json()
     expected = invoke("generate", DEMO / "tales.pte", *options).json()
-    assert (made["text"], made["tokens"]) == (expected["text"], expected["tokens"])
-    np.testing.assert_allclose(made["logprobs"], expected["logprobs"], atol=1e-4)
+    assert (generation["text"], generation["tokens"]) == (expected["text"], expected["tokens"])
+    np.testing.assert_allclose(generation["logprobs"], expected["logprobs"], atol=1e-4)
     text = tales.parent / "text.txt"
     text.write_text("Once upon a time there was a wolf.")
-    found, wanted = (invoke("evaluate", m, text, "--json").json() for m in (tales, DEMO / "tales.pte"))
-    assert found["scored"] == wanted["scored"]
-    assert found["perplexity"] == pytest.approx(wanted["perplexity"], rel=1e-3)
+    from_bundle, from_program = (invoke("evaluate", m, text, "--json").json() for m in (tales, DEMO / "tales.pte"))
+    assert from_bundle["scored"] == from_program["scored"]
+    assert from_bundle["perplexity"] == pytest.approx(from_program["perplexity"], rel=1e-3)
 
 
 def test_compiling_needs_no_wgpu_and_no_torch(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from importlib.resources import files
 import pytest
 from tests.cli.conftest import Invoke
 
-from ptegpu.cli.demo import SEED, TITLE, Lines
+from ptegpu.cli.demo import SEED, TITLE, WrappedLines
 
 FEW = ("--max-tokens", 20)
 
@@ -31,13 +31,13 @@ def test_it_tells_a_tale(invoke: Invoke) -> None:
 
 
 def test_as_json(invoke: Invoke) -> None:
-    found = invoke("demo", "--json", *FEW).json()
-    assert (SEED, "length") == (found["seed"], found["finish_reason"])
-    assert 20 == len(found["tokens"]) == len(found["logprobs"])
-    assert {"index", "name", "type", "backend", "engine"} == set(found["adapter"])
-    assert found["timings"]["decode_tokens"] == 19
+    record = invoke("demo", "--json", *FEW).json()
+    assert (SEED, "length") == (record["seed"], record["finish_reason"])
+    assert 20 == len(record["tokens"]) == len(record["logprobs"])
+    assert {"index", "name", "type", "backend", "engine"} == set(record["adapter"])
+    assert record["timings"]["decode_tokens"] == 19
     again = invoke("demo", *FEW).out
-    assert found["text"] in again
+    assert record["text"] in again
 
 
 @pytest.mark.slow
@@ -55,8 +55,8 @@ def test_an_empty_title_is_a_tale_without_one(invoke: Invoke) -> None:
 
 
 def test_a_tale_ends_where_the_context_does(invoke: Invoke) -> None:
-    found = invoke("demo", "--prompt", "and the " * 125, "--max-tokens", 20, "--json").json()
-    assert ("context", 256) == (found["finish_reason"], len(found["prompt_tokens"]) + len(found["tokens"]) - 1)
+    record = invoke("demo", "--prompt", "and the " * 125, "--max-tokens", 20, "--json").json()
+    assert ("context", 256) == (record["finish_reason"], len(record["prompt_tokens"]) + len(record["tokens"]) - 1)
 
 
 def test_options_before_digits_are_not_lost(invoke: Invoke) -> None:
@@ -81,7 +81,7 @@ def test_without_tokenizers_it_says_what_to_install(invoke: Invoke, monkeypatch:
 )
 @pytest.mark.parametrize("width", [1, 10, 14, 80, None])
 def test_lines_of_whole_words(pieces: list[str], width: int | None) -> None:
-    lines, shown = Lines(width), io.StringIO()
+    lines, shown = WrappedLines(width), io.StringIO()
     for piece in pieces:
         shown.write(lines.push(piece))
     shown.write(lines.finish())
@@ -94,5 +94,5 @@ def test_lines_of_whole_words(pieces: list[str], width: int | None) -> None:
 
 
 def test_lines_break_where_the_width_ends() -> None:
-    lines = Lines(9)
+    lines = WrappedLines(9)
     assert "The old\nKing sat\ndown" == lines.push("The old King sat down") + lines.finish()

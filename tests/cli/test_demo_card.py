@@ -26,9 +26,9 @@ def card() -> str:
 def test_the_held_out_figures(model: LanguageModel, card: str) -> None:
     (row,) = re.findall(rf"their first {PREFIX} tokens \| (.+) \|$", card, re.MULTILINE)
     tokens, *stated = (float(cell) for cell in row.split(" | "))
-    found = measure(model, PREFIX)
-    assert found.tokens == tokens == PREFIX
-    assert [found.nats, found.perplexity, found.bits_per_byte] == pytest.approx(stated, rel=1e-3)
+    evaluation = measure(model, PREFIX)
+    assert evaluation.tokens == tokens == PREFIX
+    assert [evaluation.nats, evaluation.perplexity, evaluation.bits_per_byte] == pytest.approx(stated, rel=1e-3)
 
 
 def test_the_greedy_sample(model: LanguageModel, card: str) -> None:

@@ -64,10 +64,10 @@ def test_the_class_and_its_figures(invoke: Invoke, tmp_path: Path, monkeypatch: 
         assert f"class     software · {shown} them out)\n" in invoke("doctor").out
     assert not list(tmp_path.iterdir())
 
-    found = invoke("doctor", "--measure", "--json").json()
-    assert (found["healthy"], found["problems"]) == (True, [])
-    assert found["class"] == asdict(classes.class_of(device.info))
-    assert found["class"]["measured"]
+    record = invoke("doctor", "--measure", "--json").json()
+    assert (record["healthy"], record["problems"]) == (True, [])
+    assert record["class"] == asdict(classes.class_of(device.info))
+    assert record["class"]["measured"]
     assert "(measured)\n" in invoke("doctor", "--measure").out
 
 

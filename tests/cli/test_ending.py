@@ -1,4 +1,4 @@
-"""How a process of the command line ends when it is interrupted, or when nobody reads what it prints."""
+"""The end of a command's process that is interrupted, or whose output is not read."""
 
 from __future__ import annotations
 

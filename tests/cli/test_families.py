@@ -14,7 +14,7 @@ from tests.cli.conftest import DATA
 from tests.exporting import export
 
 import ptegpu
-from ptegpu.cli.sizes import one_size_each, parse_sizes
+from ptegpu.cli.inputs import one_size_each, parse_sizes
 from ptegpu.dtypes import DType
 from ptegpu.explain.costs import costs
 from ptegpu.explain.guards import GuardText, numpy_calls, plan_report
@@ -96,8 +96,8 @@ def test_rows_as_text(row: int, text: str) -> None:
 def test_every_text_means_what_its_row_does() -> None:
     text, rows = GuardText(plan_of(ROWS)), range(len(ROWS))
     for shapes in ((1, 1), (2, 9), (3, 10), (4, 256)):
-        given = [shapes, 7, (8,)]
-        expected = program(ROWS, list(rows))(given, lambda _, __: 7)
+        inputs = [shapes, 7, (8,)]
+        expected = program(ROWS, list(rows))(inputs, lambda _, __: 7)
         names = {"tokens": shapes, "how": 7, "ceil": math.ceil, "min": min, "max": max}
         for row in rows:
             got = eval(text(row).replace("item 0 of input 2", "7"), names)
@@ -114,7 +114,7 @@ def test_long_expressions_are_cut_short() -> None:
 
 
 def test_guards_of_any_plan_can_be_shown() -> None:
-    """What no program asks for, a file may."""
+    """A file may hold guards that no program leads to."""
     rows: list[Row] = [("size", 0, 0), ("const", 2**70, 0), ("mul", 0, 1), ("lt", 2, 1)]
     rows += [("eq", 0, 1), ("const", 5, 0), ("eq", 0, 5)]
     wide = Input("tokens", 0, DType.I32, (2**40, 2**40), dynamic=True)
@@ -167,9 +167,9 @@ def test_texts_hold_where_guards_do(model: Path) -> None:
                 assert _means(plan, shown, shapes) == inside
                 if not inside:
                     continue
-                known = {tuple(c.guards for c in choices) for choices in family.steps}
-                found = {tuple(_means(plan, c, shapes) for c in step["choices"]) for step in shown["steps"]}
-                assert found == {tuple(_all(plan, guards, shapes) for guards in choices) for choices in known}
+                step_guards = {tuple(c.guards for c in choices) for choices in family.steps}
+                meanings = {tuple(_means(plan, c, shapes) for c in step["choices"]) for step in shown["steps"]}
+                assert meanings == {tuple(_all(plan, guards, shapes) for guards in choices) for choices in step_guards}
 
 
 def _all(plan: Plan, guards: tuple[int, ...], shapes: list[tuple[int, ...]]) -> bool:
@@ -177,7 +177,7 @@ def _all(plan: Plan, guards: tuple[int, ...], shapes: list[tuple[int, ...]]) -> 
 
 
 def _means(plan: Plan, shown: dict[str, Any], shapes: list[tuple[int, ...]]) -> bool:
-    """Whether the sizes are those that the text names, and the guards agree."""
+    """Return whether the text matches the sizes, after checking that the guards agree."""
 
     def row(number: int) -> int:  # what would be too long a text
         return program(plan.rows, [number])(shapes, lambda _, __: 0)[0]  # type: ignore[no-any-return]
@@ -188,10 +188,10 @@ def _means(plan: Plan, shown: dict[str, Any], shapes: list[tuple[int, ...]]) -> 
         spelled = (re.sub(r"row (\d+)", r"row(\1)", re.sub(r"input (\d)", r"shapes[\1]", t)) for t in texts)
         return all(eval(text, names) for text in spelled)
 
-    found = hold(shown["where"])
+    holds = hold(shown["where"])
     if 0 not in shapes[0]:  # by which Python does not divide
-        assert hold(shown["guards"]) == found
-    return found
+        assert hold(shown["guards"]) == holds
+    return holds
 
 
 def test_costs_are_those_of_the_plan_at_that_size() -> None:
@@ -241,8 +241,8 @@ def test_sizes_go_from_plan_to_plan(tmp_path: Path) -> None:
 
 
 def test_sizes_on_the_command_line() -> None:
-    given = ["input 0[1]=1..3", " input 0[1] = 8", "how=-1,4..5"]
-    assert parse_sizes(given) == {"input 0[1]": [1, 2, 3, 8], "how": [-1, 4, 5]}
+    texts = ["input 0[1]=1..3", " input 0[1] = 8", "how=-1,4..5"]
+    assert parse_sizes(texts) == {"input 0[1]": [1, 2, 3, 8], "how": [-1, 4, 5]}
     assert one_size_each(["how=3"]) == {"how": 3}
     for text in ("3", "=3", "how=", "how=1..", "how=a", "how=1,,2"):
         with pytest.raises(typer.BadParameter):

@@ -56,12 +56,12 @@ def made(
     backend: str = "",
 ) -> bytes:
     """A program of one method, an operator and, perhaps, a delegate."""
-    given = list(values) or [tensor(), tensor()]
+    inputs = list(values) or [tensor(), tensor()]
     call = union(2, table(None, ids(0, 1))) if backend else union(1, table(i32(0), ids(0, 1, 1)))
     plan = {
         0: text(method),
         1: table(text(tree([keys]))),
-        2: Tables(given),
+        2: Tables(inputs),
         3: ids(0),
         4: ids(1),
         5: Tables([table(None, None, Tables([call]))]),
@@ -138,9 +138,9 @@ def test_a_site_shows_names_as_text(tmp_path: Path, invoke: Invoke) -> None:
     assert 0 == invoke("web", file, "-o", site, "--no-check", "--variant", "generic").code
     page = (site / "index.html").read_text("utf-8")
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page and "\x1b" not in page and "\u202e" not in page
-    told = json.loads((site / "site.json").read_bytes())
-    assert told["title"].isprintable() and told["model"]["file"].isprintable()
-    assert NAME == told["method"]  # by which the page asks for it
+    config = json.loads((site / "site.json").read_bytes())
+    assert config["title"].isprintable() and config["model"]["file"].isprintable()
+    assert NAME == config["method"]  # by which the page asks for it
 
 
 def test_what_is_no_file_is_named_at_once(tmp_path: Path, mlp: Path, invoke: Invoke) -> None:
@@ -201,17 +201,17 @@ def test_pages_show_text_as_text() -> None:
     sources = [path for folder in ("src", "pages") for path in sorted((ROOT / "web" / folder).glob("*.js"))]
     assert len(sources) > 10
     for path in sources:
-        found = re.findall(
+        matches = re.findall(
             r"(?:inner|outer)HTML|insertAdjacentHTML|document\.write|srcdoc|createContextual", path.read_text()
         )
-        assert [] == found, path
+        assert [] == matches, path
 
 
 def test_what_python_shows_of_a_program_is_shown_so_too() -> None:
-    with ptegpu.load(FILES["long"]) as found:
-        method = found.method(LONG)
-        for text in (repr(found), repr(method), *map(repr, method.inputs)):
+    with ptegpu.load(FILES["long"]) as program:
+        method = program.method(LONG)
+        for text in (repr(program), repr(method), *map(repr, method.inputs)):
             check(text)
         with pytest.raises(KeyError) as raised:
-            found.method("nothing")
+            program.method("nothing")
         check(str(raised.value))

@@ -129,12 +129,12 @@ def test_files(tmp_path: Path) -> None:
     np.savez(tmp_path / "by_name.npz", input1=b, input0=a)
     np.savez(tmp_path / "any.npz", x=a, ids=b)
     for texts in (["by_order.npz"], ["by_name.npz"], ["any.npz"]):
-        found = make_inputs([X, IDS], [str(tmp_path / t) for t in texts], {})
-        np.testing.assert_array_equal(found[0], a)
-        np.testing.assert_array_equal(found[1], b)
-    found = make_inputs([X, IDS], [str(tmp_path / "a.npy"), "zeros"], {})
-    np.testing.assert_array_equal(found[0], a)
-    assert not found[1].any()
+        arrays = make_inputs([X, IDS], [str(tmp_path / t) for t in texts], {})
+        np.testing.assert_array_equal(arrays[0], a)
+        np.testing.assert_array_equal(arrays[1], b)
+    arrays = make_inputs([X, IDS], [str(tmp_path / "a.npy"), "zeros"], {})
+    np.testing.assert_array_equal(arrays[0], a)
+    assert not arrays[1].any()
 
 
 def test_wrong_counts(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_arrays_that_are_larger_than_the_method_takes_are_not_read(tmp_path: Pat
     assert path.stat().st_size < 1 << 17
     tracemalloc.start()
     try:
-        for wanted in ([X], [X, X]):
+        for inputs in ([X], [X, X]):
             with pytest.raises(InvalidInput, match=r"bomb\.npz|holds 1 arrays"):
-                make_inputs(wanted, [str(path)], {})
+                make_inputs(inputs, [str(path)], {})
         with pytest.raises(InvalidInput) as raised:
             read_arrays(path, "output", 1, most=1000)
         assert f"{path} holds arrays of 67,108,864 bytes, more than the 1,000 expected here" == str(raised.value)
@@ -183,11 +183,11 @@ def test_arrays_that_are_larger_than_the_method_takes_are_not_read(tmp_path: Pat
     assert 1 == len(read_arrays(path, "output", 1, most=1000))
 
 
-@pytest.mark.parametrize("how", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_an_archive_that_numpy_would_not_write_is_not_unpacked(tmp_path: Path, how: int) -> None:
-    """16 MiB in some KB: these ways unpack it all for the first bytes."""
+@pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_an_archive_that_numpy_would_not_write_is_not_unpacked(tmp_path: Path, compression: int) -> None:
+    """16 MiB in some KB: these methods unpack everything for the first bytes."""
     path = tmp_path / "x.npz"
-    with zipfile.ZipFile(path, "w", how) as file:
+    with zipfile.ZipFile(path, "w", compression) as file:
         file.writestr("arr_0.npy", npy(np.zeros(1 << 21)))
     tracemalloc.start()
     try:

@@ -198,7 +198,7 @@ def test_families_and_their_guards(invoke: Invoke, data: Path) -> None:
     assert sum(step["nodes"] for step in first["steps"]) == plan["nodes"]
     lines = invoke("inspect", data / "dynamic.pte").out.splitlines()
     rows = [" ".join(line.split()) for line in lines]
-    assert "plan nodes kernels families choices expressions sizes that may change" in rows
+    assert "plan nodes kernels families choices expressions dynamic sizes" in rows
     figures = [1, plan["nodes"], plan["kernels"], len(plan["families"]), plan["choices"], plan["expressions"]]
     assert f"{' '.join(map(str, figures))} input 0[0] ≤ 1, input 0[1] ≤ 16" in rows
     assert f"  plan 1, family 1: {', '.join(first['where'])}" in lines
@@ -235,8 +235,8 @@ def test_what_a_size_costs(invoke: Invoke, data: Path) -> None:
 def test_a_size_that_was_not_planned(invoke: Invoke, data: Path, tmp_path: Path) -> None:
     file = tmp_path / "dynamic.bundle"
     files = ["--data", data / "dynamic-0.ptd", "--data", data / "dynamic-1.ptd"]
-    given = ["--size", "input 0[1]=16", "--size", "input 0[0]=1"]
-    assert invoke("compile", data / "dynamic.pte", *files, *given, "-o", file).code == 0
+    options = ["--size", "input 0[1]=16", "--size", "input 0[0]=1"]
+    assert invoke("compile", data / "dynamic.pte", *files, *options, "-o", file).code == 0
     (method,) = invoke("inspect", file, "--size", "input 0[1]=0", "--json").json()["methods"]
     assert method["at"][0]["family"] is None
     assert "not planned" in invoke("inspect", file, "--size", "input 0[1]=0").out
@@ -245,10 +245,10 @@ def test_a_size_that_was_not_planned(invoke: Invoke, data: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        ("input 1[0]=3", 1, "there is no size 'input 1[0]' that may change; those that may: input 0[0], input 0[1]"),
+        ("input 1[0]=3", 1, "unknown dynamic size 'input 1[0]'; dynamic sizes are: input 0[0], input 0[1]"),
         ("input 0[1]=17", 1, "input 0[1] is at most 16, not 17"),
         ("input 0[1]", 2, "'input 0[1]' is not of the form 'input 0[1]=1..512'"),
-        ("input 0[1]=1..2", 2, "input 0[1] has 2 values, it can be shown at one"),
+        ("input 0[1]=1..2", 2, "input 0[1] has 2 values; expected one"),
         ("input 0[1]=3..2", 2, "'input 0[1]=3..2': the range is empty"),
     ],
 )

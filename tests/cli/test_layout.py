@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ptegpu.explain.layout import Layout, layout
+from ptegpu.explain.layout import BoxLayout, layout
 
 
 @st.composite
@@ -38,8 +38,8 @@ def test_boxes_do_not_overlap_and_arrows_go_down(
         assert _way(placed, source, target)
 
 
-def _way(placed: Layout, source: int, target: int) -> bool:
-    """Whether a line leads from one box to the other, always downwards."""
+def _way(placed: BoxLayout, source: int, target: int) -> bool:
+    """Return whether a line leads from one box down to the other."""
     spots = [placed.boxes[source]]
     while spots:
         spot = spots.pop()

@@ -1,4 +1,4 @@
-"""What all commands share: help, version, errors on stderr, exit codes."""
+"""Behaviour shared by all commands: help, version, errors on stderr, exit codes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ ROWS = [["aten.a_long_name.default", 12, "1.5 µs", "why not so many words"], ["
 
 def table(capsys: Capture, monkeypatch: pytest.MonkeyPatch, width: int, **more: Any) -> list[str]:
     monkeypatch.setattr("ptegpu.cli.console.PIPE_WIDTH", width)
-    show_table("", ["operator", "count", "time", "why"], ROWS, right=(1, 2), **more)
+    show_table(["operator", "count", "time", "why"], ROWS, right=(1, 2), **more)
     lines = capsys.readouterr().out.splitlines()
     assert all(line == line.rstrip() for line in lines)
     assert max(map(len, lines)) <= width

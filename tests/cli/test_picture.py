@@ -17,7 +17,7 @@ from tests.cli.conftest import DATA, Invoke
 
 from ptegpu.explain.diagram import Box, Diagram, short_name
 from ptegpu.explain.palette import COLOURS, FAINT, GROUND, GROUPS, INK, OTHER, SOLID, group, style
-from ptegpu.explain.picture import MAX_LABEL, html_page, picture
+from ptegpu.explain.picture import MAX_LABEL, html_page, svg_of
 from ptegpu.printing import LONGEST
 
 DEMO = DATA.parent.parent / "src" / "ptegpu" / "demo"
@@ -72,10 +72,10 @@ def check(svg: str) -> None:
     """No text touches another, or leaves the picture, or its box."""
     root = ElementTree.fromstring(svg)
     _, _, width, height = map(float, root.get("viewBox", "").split())
-    found = sorted(texts(svg), key=lambda t: t.top)
-    for k, a in enumerate(found):
+    boxes = sorted(texts(svg), key=lambda t: t.top)
+    for k, a in enumerate(boxes):
         assert 0 <= a.left <= a.right <= width and 0 <= a.top <= a.bottom <= height, a
-        for b in found[k + 1 :]:
+        for b in boxes[k + 1 :]:
             if b.top >= a.bottom:
                 break
             assert a.right <= b.left or b.right <= a.left, (a, b)
@@ -100,7 +100,7 @@ def made_up(count: int, seed: int, names: list[str] | None = None) -> Diagram:
     """A graph as models have them: mostly a chain, with branches, long ways around, constants and states."""
     rng = random.Random(seed)
     labels = names or ["mm", "view_copy", "rms_norm + linear_q4gsw ×3", "sdpa_with_kv_cache", "if"]
-    boxes = [Box("input", "input 0", gives="1×256 i64")]
+    boxes = [Box("input", "input 0", value_text="1×256 i64")]
     edges = []
     for k in range(1, count):
         kind = rng.choices(["operator", "state", "host", "branch", "unsupported"], [20, 1, 2, 1, 1])[0]
@@ -110,14 +110,14 @@ def made_up(count: int, seed: int, names: list[str] | None = None) -> Diagram:
         if kind != "state":
             sources = {max(0, k - 1 - int(rng.expovariate(0.6))) for _ in range(rng.randint(1, 3))}
             edges += [(source, k) for source in sources]
-    boxes.append(Box("output", "output 0", gives="1×2×3 f32"))
+    boxes.append(Box("output", "output 0", value_text="1×2×3 f32"))
     return Diagram("made up", boxes, [*edges, (count - 1, count)])
 
 
 @pytest.mark.parametrize("count", [5, 17, 60, 150, 300])
 def test_text_never_overlaps(count: int) -> None:
     for seed in range(3):
-        check(picture(made_up(count, seed)).svg)
+        check(svg_of(made_up(count, seed)))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "dynamic", "control", "methods", "tales", "digits"])
@@ -143,7 +143,7 @@ def _y(t: float, y1: float, bend: float, y2: float) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_lines_cross_no_box(seed: int) -> None:
-    svg = picture(made_up(80, seed)).svg
+    svg = svg_of(made_up(80, seed))
     boxes = [e for e in ElementTree.fromstring(svg).iter(f"{SVG}g") if "box" in e.get("class", "").split()]
     extents = [_extent(box) for box in boxes]
     assert len(extents) == 81
@@ -158,20 +158,20 @@ def test_any_name_is_well_formed() -> None:
         diagram.boxes[k + 1].label = name
         diagram.boxes[k + 1].details.append(name)
         diagram.boxes[k + 1].constants = [name]
-        diagram.boxes[k + 1].gives = name
+        diagram.boxes[k + 1].value_text = name
     diagram.title = "".join(HOSTILE)
-    drawn = picture(diagram)
-    check(drawn.svg)
-    drawn.svg.encode("utf-8")
-    html_page(drawn).encode("utf-8")
-    names = [e.text or "" for e in ElementTree.fromstring(drawn.svg).iter(f"{SVG}text") if e.get("class") == "name"]
+    svg = svg_of(diagram)
+    check(svg)
+    svg.encode("utf-8")
+    html_page(diagram).encode("utf-8")
+    names = [e.text or "" for e in ElementTree.fromstring(svg).iter(f"{SVG}text") if e.get("class") == "name"]
     assert names[1] == r"a\x00b\x1b[31mred\x07\x7f\x85"
     assert names[2] == r"\u202eevil\u2066\u200e\u2069"
     assert names[3] == HOSTILE[2]
     assert names[5] == r"\ud800 and \udfff"
     assert names[9] == "x" * (MAX_LABEL - 1) + "…"
     assert names[10] == r"two\nlines\tand\ra tab"
-    titles = [e.text or "" for e in ElementTree.fromstring(drawn.svg).iter(f"{SVG}title")]
+    titles = [e.text or "" for e in ElementTree.fromstring(svg).iter(f"{SVG}title")]
     first, *_ = titles[10].split("\n")  # the first title is the picture's
     assert LONGEST == len(first) and first.startswith("x" * 1000)
 
@@ -185,9 +185,9 @@ def test_hostile_names_of_a_file(invoke: Invoke, mlp: Path, tmp_path: Path) -> N
     assert ended.out.startswith(r"\udcff\x1b<&.pte · ")
     assert "\x1b" not in ended.out
     assert r"aten.\x1b]0<&\x07.default" in ended.out
-    found = [t.text for t in texts(svg.read_text("utf-8"))]
-    assert found[0] == r"\udcff\x1b<&.pte · forward"
-    assert r"\x1b]0<&\x07" in found
+    lines = [t.text for t in texts(svg.read_text("utf-8"))]
+    assert lines[0] == r"\udcff\x1b<&.pte · forward"
+    assert r"\x1b]0<&\x07" in lines
     report = invoke("inspect", file, "--json")
     report.out.encode("utf-8")
     assert report.json()["file"] == str(file)
@@ -284,8 +284,8 @@ def test_colours_can_be_told_apart(mode: int) -> None:
     assert len({colours[mode] for colours in COLOURS.values()}) == len(COLOURS)
     alike = [name for name in (*GROUPS, OTHER) if name != "size"]  # of one shape; sizes are dotted
     for a, b in combinations(alike, 2):
-        for seen in CVD.values():
-            first, second = (oklab(np.clip(seen @ linear(COLOURS[name][mode]), 0, 1)) for name in (a, b))
+        for vision in CVD.values():
+            first, second = (oklab(np.clip(vision @ linear(COLOURS[name][mode]), 0, 1)) for name in (a, b))
             assert np.linalg.norm(first - second) > 0.07, (a, b)
     for name, colours in COLOURS.items():
         assert contrast(colours[mode], GROUND[mode]) > (4.5 if name in SOLID else 2.1), name

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.conftest import Invoke
 
 import ptegpu
-from ptegpu.cli.profile import By, note, report, show
+from ptegpu.cli.profile import By, profile_report, split_note
 from ptegpu.gpu import AdapterInfo, open_device
 from ptegpu.gpu.device import Traffic
 from ptegpu.gpu.profile import KernelTime
@@ -61,7 +61,7 @@ def lines_of(out: str) -> list[str]:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    show(made_up(), By.KERNEL, "m.pte")
+    profile_report(made_up(), By.KERNEL, Path("m.pte")).print(False)
     lines = [line for line in lines_of(capsys.readouterr().out) if not line.startswith("──")]
     assert [
         "m.pte · forward on A GPU (discrete, Vulkan through wgpu)",
@@ -89,7 +89,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("by", By)
 def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch, capsys: Capture, by: By) -> None:
     monkeypatch.setattr("ptegpu.cli.console.PIPE_WIDTH", 80)
-    show(made_up(), by, "m.pte")
+    profile_report(made_up(), by, Path("m.pte")).print(False)
     out = capsys.readouterr().out
     tables = [line for line in out.splitlines() if line.startswith(" ")]
     assert tables and max(map(len, tables)) <= 80
@@ -97,10 +97,10 @@ def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def test_rows_by_operator_and_by_dispatch(capsys: pytest.CaptureFixture[str]) -> None:
-    show(made_up(), By.OPERATOR, "m.pte")
+    profile_report(made_up(), By.OPERATOR, Path("m.pte")).print(False)
     rows = [line.split()[:4] for line in capsys.readouterr().out.splitlines() if "aten." in line][:-1]
     assert [["aten.linear.default", "2", "60", "µs"], ["aten.relu.default", "1", "4", "µs"]] == rows
-    show(made_up(), By.DISPATCH, "m.pte")
+    profile_report(made_up(), By.DISPATCH, Path("m.pte")).print(False)
     rows = [line.split()[:8] for line in capsys.readouterr().out.splitlines() if "delegate" in line]
     assert [
         ["aten.linear.default", "#0", "of", "delegate", "0", "gemv", "20", "µs"],
@@ -113,22 +113,22 @@ def test_splitting_that_costs_nothing() -> None:
     assert (
         "Profiling gives each kernel a pass of its own, ordinary calls run all in one: the kernels add up to 64 µs, "
         "the single pass takes 70 µs, so splitting costs nothing measurable."
-    ) == note(made_up(pass_seconds=70e-6))
+    ) == split_note(made_up(pass_seconds=70e-6))
 
 
 def test_a_method_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    made = made_up()
-    empty = Profile("forward", made.adapter, 1, (), 0.0, 1e-3, made.ceilings, STEPS[:1])
-    show(empty, By.KERNEL, "m.pte")
+    profile = made_up()
+    empty = Profile("forward", profile.adapter, 1, (), 0.0, 1e-3, profile.ceilings, STEPS[:1])
+    profile_report(empty, By.KERNEL, Path("m.pte")).print(False)
     assert "dispatches 0 · kernels 0 µs · single pass 0 µs · wall 1 ms · host 1 ms" in capsys.readouterr().out
-    assert [] == report(empty, By.KERNEL)["rows"]
+    assert [] == profile_report(empty, By.KERNEL, Path("m.pte")).record["rows"]
     assert ["arguments"] == [e["name"] for e in events(empty.trace())]
 
 
 def test_the_report() -> None:
-    found = report(made_up(), By.KERNEL)
-    assert {"index": 0, "name": "A GPU", "type": "discrete", "backend": "Vulkan", "engine": "wgpu"} == found["adapter"]
-    assert {"bytes_per_s": 4e9, "flops_per_s": 1e12} == found["ceilings"]
+    record = profile_report(made_up(), By.KERNEL, Path("m.pte")).record
+    assert {"index": 0, "name": "A GPU", "type": "discrete", "backend": "Vulkan", "engine": "wgpu"} == record["adapter"]
+    assert {"bytes_per_s": 4e9, "flops_per_s": 1e12} == record["ceilings"]
     assert (
         pytest.approx(
             {
@@ -151,10 +151,10 @@ def test_the_report() -> None:
                 "flops": 12_000_000,
             }
         )
-        == found["totals"]
+        == record["totals"]
     )
-    first = found["rows"][0]
-    assert ("kernel", "gemv") == (found["by"], first.pop("name"))
+    first = record["rows"][0]
+    assert ("kernel", "gemv") == (record["by"], first.pop("name"))
     assert (
         pytest.approx(
             {
@@ -174,7 +174,7 @@ def test_the_report() -> None:
 
 
 def test_the_steps_of_the_report() -> None:
-    steps = report(made_up(), By.KERNEL)["steps"]
+    steps = profile_report(made_up(), By.KERNEL, Path("m.pte")).record["steps"]
     names = ["arguments", "plan 1 (2 nodes)", "aten.topk.default", "jump", "plan 2 (1 node)", "results"]
     assert names == [row["name"] for row in steps]
     assert 1 == pytest.approx(sum(row["share"] for row in steps))
@@ -222,16 +222,16 @@ def test_it_prints_a_table(invoke: Invoke, mlp: Path) -> None:
 
 def test_json_and_trace(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    found = invoke("profile", mlp, "--repeat", 2, "--by", "operator", "--json", "--trace", file).json()
+    record = invoke("profile", mlp, "--repeat", 2, "--by", "operator", "--json", "--trace", file).json()
     expected = {"model": str(mlp), "method": "forward", "by": "operator", "trace": str(file)}
-    assert expected == {k: found[k] for k in expected}
+    assert expected == {k: record[k] for k in expected}
     assert {"aten.linear.default": 1, "aten.linear.default and 1 after it": 1} == {
-        r["name"]: r["count"] for r in found["rows"]
+        r["name"]: r["count"] for r in record["rows"]
     }
-    assert 2 == found["totals"]["dispatches"]
-    assert 1 == pytest.approx(sum(r["share"] for r in found["rows"]))
-    assert (1, 0) == (found["totals"]["plans"], found["totals"]["host_steps"])
-    assert ["arguments", "plan 1 (3 nodes)", "results"] == [row["name"] for row in found["steps"]]
+    assert 2 == record["totals"]["dispatches"]
+    assert 1 == pytest.approx(sum(r["share"] for r in record["rows"]))
+    assert (1, 0) == (record["totals"]["plans"], record["totals"]["host_steps"])
+    assert ["arguments", "plan 1 (3 nodes)", "results"] == [row["name"] for row in record["steps"]]
     every = events(json.loads(file.read_text("utf-8")))
     assert ["arguments", "plan 1 (3 nodes)", "results"] == [e["name"] for e in every if e["tid"] == 2]
     timed = [e for e in every if e["tid"] == 1]
@@ -240,18 +240,18 @@ def test_json_and_trace(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:
 
 
 def test_a_program_with_host_steps(invoke: Invoke, counting: Path) -> None:
-    found = invoke("profile", counting, "--repeat", 2, "--json").json()
-    steps = {row["name"]: row for row in found["steps"]}
+    record = invoke("profile", counting, "--repeat", 2, "--json").json()
+    steps = {row["name"]: row for row in record["steps"]}
     assert ["plan 1 (2 nodes)", "plan 2 (2 nodes)"] == [name for name, row in steps.items() if row["kind"] == "plan"]
     numpy = {name for name, row in steps.items() if row["kind"] == "NumPy call"}
     assert {"aten.masked_scatter.default", "aten.mul.Tensor", "aten.sum.dim_IntList"} <= numpy
     first = steps["plan 1 (2 nodes)"]  # takes x (3, 4), gives relu (3, 4) and where x is above 0
     assert (48, 48 + 12) == (first["upload_bytes"], first["readback_bytes"])
-    totals = found["totals"]
+    totals = record["totals"]
     assert (2, 5) == (totals["plans"], totals["host_steps"])
     assert (2, 48 + 48, 60 + 48) == tuple(totals[name] for name in ("uploads", "upload_bytes", "readback_bytes"))
-    assert totals["steps_s"] == pytest.approx(sum(row["seconds"] for row in found["steps"]))
-    for row in found["steps"]:
+    assert totals["steps_s"] == pytest.approx(sum(row["seconds"] for row in record["steps"]))
+    for row in record["steps"]:
         parts = row["upload_s"] + row["wait_s"] + row["readback_s"] + row["host_s"]
         assert 0 < row["seconds"] <= parts + 1e-9
     out = invoke("profile", counting, "--repeat", 1).out
@@ -260,8 +260,8 @@ def test_a_program_with_host_steps(invoke: Invoke, counting: Path) -> None:
 
 def test_the_bundled_language_model_needs_no_inputs(invoke: Invoke) -> None:
     tales = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
-    found = invoke("profile", tales, "--shape", "0=1x2", "--repeat", 1, "--json").json()
-    assert 1 == found["totals"]["plans"]
+    record = invoke("profile", tales, "--shape", "0=1x2", "--repeat", 1, "--json").json()
+    assert 1 == record["totals"]["plans"]
 
 
 def test_where_a_trace_is_saved_is_said(invoke: Invoke, mlp: Path, tmp_path: Path) -> None:

@@ -34,15 +34,15 @@ def test_it_prints_inputs_outputs_adapter_and_times(invoke: Invoke, mlp: Path) -
 
 
 def test_engine_and_precision_are_passed_on(invoke: Invoke, mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[LoadOptions] = []
+    recorded: list[LoadOptions] = []
 
     def noted(source: Any, options: LoadOptions, *args: Any, **more: Any) -> Any:
-        given.append(options)
+        recorded.append(options)
         return open_program(source, options, *args, **more)
 
-    monkeypatch.setattr("ptegpu.cli.run.open_program", noted)
+    monkeypatch.setattr("ptegpu.cli.inputs.open_program", noted)
     report = invoke("run", mlp, "--engine", "wgpu", "--precision", "exact", "--json").json()
-    assert [("wgpu", "exact")] == [(options.engine, options.precision) for options in given]
+    assert [("wgpu", "exact")] == [(options.engine, options.precision) for options in recorded]
     assert report["adapter"]["engine"] == "wgpu"
     refused = invoke("run", mlp, "--precision", "half")
     assert (refused.code, "'half' is not one of 'auto', 'exact', 'fast'" in refused.err) == (2, True)
@@ -56,8 +56,8 @@ def test_json_is_all_there_is_on_stdout(invoke: Invoke, mlp: Path, tmp_path: Pat
     assert report["method"] == "forward"
     assert report["adapter"]["name"]
     assert len(report["run_s"]) == 3
-    (given,), (got,) = report["inputs"], report["outputs"]
-    assert (given["dtype"], given["shape"], given["max"]) == ("float32", [2, 8], float(x.max()))
+    (input_record,), (got,) = report["inputs"], report["outputs"]
+    assert (input_record["dtype"], input_record["shape"], input_record["max"]) == ("float32", [2, 8], float(x.max()))
     assert (got["dtype"], got["shape"]) == ("float32", [2, 4])
     np.testing.assert_allclose(got["values"], expected.reshape(-1)[:6])
 

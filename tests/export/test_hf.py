@@ -149,7 +149,7 @@ def test_sounds_of_any_length(tmp_path: Path, sound: Path, invoke: Invoke) -> No
     found = invoke("run", path, "--audio", short, "--json").json()["results"][0]["labels"]
     assert expected == pytest.approx({r["label"]: r["score"] for r in found}, abs=CLOSE)
     long = invoke("run", path, "--audio", sound)
-    assert "s.wav has 1 s, of which the first 900 ms are used" in long.err
+    assert "s.wav lasts 1 s; only the first 900 ms are used" in long.err
 
 
 @pytest.mark.heavy

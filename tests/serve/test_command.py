@@ -91,7 +91,10 @@ ONE = "--tokenizer is for one model: put those of several beside them, as NAME.t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.pte", "--host", "0.0.0.0"], "0.0.0.0 can be reached by others: give API keys with --keys, or say --open"),
+        (
+            ["a.pte", "--host", "0.0.0.0"],
+            "0.0.0.0 is reachable from other machines: give API keys with --keys, or use --open",
+        ),
         (["a.pte", "b/a.pte"], "two models have one name, a: rename a file"),
         (["a.pte", "b.pte", "--tokenizer", "t.json"], ONE),
         (["a.pte", "--keys", "no.txt"], "no.txt: No such file or directory"),

@@ -1,4 +1,4 @@
-"""What Python says about settings, tokens, texts and templates, for the tests of the same in JavaScript.
+"""Python's results for settings, tokens, texts and templates, which the JavaScript tests compare with.
 
 PYTHONPATH=src:. python -m tests.web.llm_fixture       # writes web/test/llm.json
 """
@@ -105,30 +105,35 @@ REFUSED = [
 class Plain:
     """A tokenizer of the library as `Detokenizer` wants one."""
 
-    def __init__(self, made: tokenizers.Tokenizer) -> None:
-        self.made = made
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self.made = tokenizer
 
     def decode(self, tokens: list[int]) -> str:
         return self.made.decode(list(tokens), skip_special_tokens=True)
 
 
-def settings(given: dict[str, Any]) -> dict[str, Any]:
-    chosen = Sampling(**({"seed": 7} | given))
-    return {"given": given, "how": chosen.how, "words": [chosen.words(step).tolist() for step in (0, 300)]}
+def settings(options: dict[str, Any]) -> dict[str, Any]:
+    chosen = Sampling(**({"seed": 7} | options))
+    return {"given": options, "how": chosen.how, "words": [chosen.words(step).tolist() for step in (0, 300)]}
 
 
-def pieces(made: tokenizers.Tokenizer, text: str) -> dict[str, Any]:
-    tokens = made.encode(text).ids
-    after = Detokenizer(Plain(made), made.encode("Hello").ids)  # type: ignore[arg-type]
-    given = [after.push(t) for t in tokens]
-    cut = Detokenizer(Plain(made))  # type: ignore[arg-type]
-    return {"text": text, "tokens": tokens, "pieces": given, "cut": [cut.push(t) for t in tokens[:-1]] + [cut.finish()]}
+def pieces(tokenizer: tokenizers.Tokenizer, text: str) -> dict[str, Any]:
+    tokens = tokenizer.encode(text).ids
+    after = Detokenizer(Plain(tokenizer), tokenizer.encode("Hello").ids)  # type: ignore[arg-type]
+    parts = [after.push(t) for t in tokens]
+    cut = Detokenizer(Plain(tokenizer))  # type: ignore[arg-type]
+    return {
+        "text": text,
+        "tokens": tokens,
+        "pieces": parts,
+        "cut": [cut.push(t) for t in tokens[:-1]] + [cut.finish()],
+    }
 
 
-def stopped(stops: list[str], given: list[str]) -> dict[str, Any]:
+def stopped(stops: list[str], texts: list[str]) -> dict[str, Any]:
     passing = StopStrings(stops)
-    shown = [passing.push(piece) for piece in given]
-    return {"stops": stops, "given": given, "shown": [*shown, passing.finish()], "stopped": passing.stopped}
+    shown = [passing.push(piece) for piece in texts]
+    return {"stops": stops, "given": texts, "shown": [*shown, passing.finish()], "stopped": passing.stopped}
 
 
 def rendered(source: str, messages: list[dict[str, Any]], prompt: bool = True) -> str | dict[str, str]:
@@ -139,7 +144,7 @@ def rendered(source: str, messages: list[dict[str, Any]], prompt: bool = True) -
 
 
 def make() -> dict[str, Any]:
-    """All of it."""
+    """Return all results."""
     tales = Tokenizer(DEMO / "tales.tokenizer.json", "tales.")
     lines = (DEMO / "tales.heldout.txt").read_text("utf-8").splitlines()[:24]
     both = {"byte-level": byte_level(), "byte-fallback": byte_fallback()}
@@ -152,8 +157,8 @@ def make() -> dict[str, Any]:
             "eos": tales.eos,
         },
         "tokenizers": {
-            name: {"json": json.loads(made.to_str()), "texts": [pieces(made, t) for t in TEXTS]}
-            for name, made in both.items()
+            name: {"json": json.loads(tokenizer.to_str()), "texts": [pieces(tokenizer, t) for t in TEXTS]}
+            for name, tokenizer in both.items()
         },
         "stops": [stopped(s, p) for s in STOPS for p in PIECES],
         "special": SPECIAL,

@@ -23,12 +23,12 @@ PAIRED = [name for name in SCALAR if name not in ("ceil", "floor")]
 
 def made() -> dict[str, Any]:
     rows: list[Row] = [("const", n, 0) for n in WHOLE]
-    given = range(len(rows))
+    indices = range(len(rows))
     rows += [("size", 0, 0), ("size", 0, 1), ("size", 0, 2), ("size", 1, 0), ("int", 2, 0), ("int", 3, 0)]
     places = [("const", n, 0) for n in range(3)]
     rows += places
     rows += [("item", len(rows) - 3 + k, 1) for k in range(3)]
-    inner = range(len(given), len(rows))
+    inner = range(len(indices), len(rows))
     values = _values(rows)
 
     def add(op: str, a: int, b: int) -> None:
@@ -37,7 +37,7 @@ def made() -> dict[str, Any]:
             rows.append((op, a, b))
             values.append(value)
 
-    for op, a, b in product(PAIRED, given, given):
+    for op, a, b in product(PAIRED, indices, indices):
         add(op, a, b)
     for op, (a, b) in product(PAIRED, zip(inner, reversed(inner))):
         add(op, a, b)
@@ -51,8 +51,8 @@ def made() -> dict[str, Any]:
 
 
 def _values(rows: list[Row]) -> list[Any]:
-    found = program(rows, range(len(rows)))(SIZES, lambda source, place: ITEMS[source][place])
-    return list(found)
+    values = program(rows, range(len(rows)))(SIZES, lambda source, place: ITEMS[source][place])
+    return list(values)
 
 
 def text() -> str:

@@ -1,4 +1,4 @@
-"""What the tests in JavaScript hold language models to is what Python says."""
+"""The results that the JavaScript tests compare with are Python's."""
 
 from __future__ import annotations
 

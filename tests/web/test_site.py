@@ -29,8 +29,8 @@ from ptegpu.models.card import Card
 from ptegpu.models.door import Source
 from ptegpu.models.parts import Audio, Image, Text
 from ptegpu.models.tokenizer import CONFIG, FILE, TEMPLATE
-from ptegpu.site import PAGES, VARIANTS, Server, make_site, site
-from ptegpu.site.pages import Picture, choose, find_picture, image, task
+from ptegpu.site import PAGES, VARIANTS, SiteServer, make_site, site
+from ptegpu.site.pages import ImageInput, choose, find_image_input, image, task
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -131,7 +131,7 @@ def test_a_language_model(tales: Path) -> None:
 
 
 def test_it_is_a_bundle(tales: Path) -> None:
-    """Which Python reads, with what generates and nothing else."""
+    """Python reads the site, which has only the method that generates."""
     bundle = ptegpu.Bundle.load(tales)
     assert [list(outers) for outers in bundle.methods] == [["ptegpu.generate"]] * len(VARIANTS)
     assert bundle.targets == tuple(VARIANTS.values())
@@ -146,13 +146,13 @@ def test_software_adapters_have_fewer_kernels_to_compile(tales: Path) -> None:
 def test_python_runs_a_site(tales: Path) -> None:
     from ptegpu.models.text import LanguageModel
 
-    with LanguageModel(tales) as one, LanguageModel(TALES) as other:
+    with LanguageModel(tales) as original, LanguageModel(TALES) as other:
         prompt = "The Wolf\n"
-        assert one.generate(prompt, max_tokens=3).text == other.generate(prompt, max_tokens=3).text
+        assert original.generate(prompt, max_tokens=3).text == other.generate(prompt, max_tokens=3).text
 
 
 def test_an_image_model(tmp_path: Path) -> None:
-    made = make_site(DIGITS, tmp_path / "site", labels=[*"abcdefghij"], mean=[0.5], targets=GENERIC)
+    site = make_site(DIGITS, tmp_path / "site", labels=[*"abcdefghij"], mean=[0.5], targets=GENERIC)
     assert names(tmp_path / "site") - {"check.bin"} == {*BUNDLE, *RUNNER, "image.js", "variant-0.json", "shard-000.bin"}
     about = told(tmp_path / "site")
     assert (about["page"], about["method"]) == ("image", "forward")
@@ -168,9 +168,9 @@ def test_an_image_model(tmp_path: Path) -> None:
         "draw": True,
         "softmax": False,  # the program has one
     }
-    assert made.page.why == "it makes 10 numbers of a grey picture of 8 × 8"
-    assert {f.name: f.nbytes for f in made.files} == {p.name: p.stat().st_size for p in made.folder.iterdir()}
-    assert {f.part for f in made.files} == {"page", "runner", "plans", "weights"}
+    assert site.page.why == "it returns 10 numbers for a grey picture of 8 × 8"
+    assert {f.name: f.nbytes for f in site.files} == {p.name: p.stat().st_size for p in site.folder.iterdir()}
+    assert {f.part for f in site.files} == {"page", "runner", "plans", "weights"}
 
 
 def test_any_program(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_titles_are_text(tmp_path: Path) -> None:
 
 def test_equal_targets_share_a_file(tmp_path: Path) -> None:
     twins = [*GENERIC, replace(*GENERIC, name="twin"), VARIANTS["software"]]
-    made = make_site(DIGITS, tmp_path / "site", targets=twins, check=False)
-    assert made.variants == (
+    twin_site = make_site(DIGITS, tmp_path / "site", targets=twins, check=False)
+    assert twin_site.variants == (
         ("generic", "variant-0.json"),
         ("twin", "variant-0.json"),
         ("software", "variant-1.json"),
@@ -226,8 +226,8 @@ def test_a_chat_template_beside_the_tokenizer(tmp_path: Path) -> None:
     folder.mkdir()
     shutil.copy(DEMO / f"tales.{FILE}", folder / FILE)
     (folder / TEMPLATE).write_text("{{ messages }}")
-    made = {"targets": GENERIC, "check": False, "sizes": {"input 0[1]": [1]}}
-    make_site(TALES, tmp_path / "site", tokenizer=folder, examples=["Hello"], **made)
+    options = {"targets": GENERIC, "check": False, "sizes": {"input 0[1]": [1]}}
+    make_site(TALES, tmp_path / "site", tokenizer=folder, examples=["Hello"], **options)
     language = told(tmp_path / "site")["language"]
     assert (language["config"], language["template"], language["chat"]) == (None, TEMPLATE, True)
     assert language["examples"] == ["Hello"]
@@ -235,7 +235,7 @@ def test_a_chat_template_beside_the_tokenizer(tmp_path: Path) -> None:
     assert names(tmp_path / "site") > TEMPLATES
     (folder / TEMPLATE).unlink()
     (folder / CONFIG).write_text('{"chat_template": "x"}')
-    make_site(TALES, tmp_path / "site", tokenizer=folder / FILE, **made)
+    make_site(TALES, tmp_path / "site", tokenizer=folder / FILE, **options)
     language = told(tmp_path / "site")["language"]
     assert (language["config"], language["template"], language["chat"]) == (CONFIG, None, True)
     assert TEMPLATE not in names(tmp_path / "site")
@@ -245,35 +245,35 @@ def test_a_bundle_becomes_a_site(tmp_path: Path) -> None:
     ptegpu.compile(DIGITS).save(tmp_path / "digits.bundle")
     make_site(tmp_path / "digits.bundle", tmp_path / "one", title="x", targets=None)
     make_site(DIGITS, tmp_path / "two", title="x", targets=GENERIC)
-    one, two = content(tmp_path / "one"), content(tmp_path / "two")
-    assert [name for name in one if one[name] != two[name]] == ["site.json"]  # the file's name
-    with pytest.raises(InvalidInput, match="is a bundle: its data, sizes and targets are given to `ptegpu compile`"):
+    first, two = content(tmp_path / "one"), content(tmp_path / "two")
+    assert [name for name in first if first[name] != two[name]] == ["site.json"]  # the file's name
+    with pytest.raises(InvalidInput, match="is a bundle: data, sizes and targets were chosen by `ptegpu compile`"):
         make_site(tmp_path / "digits.bundle", tmp_path / "three", targets=GENERIC)
 
 
 @pytest.mark.parametrize("file", [DIGITS, DATA / "mlp.pte", TALES])
 def test_the_real_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    """What a page and its modules cannot do without is in the folder."""
+    """The folder has everything that a page and its modules need."""
     monkeypatch.setattr(site, "FILES", REAL)
     sizes = {"input 0[1]": [1]} if file == TALES else {}
-    made = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
-    page = (made / "index.html").read_text("utf-8")
+    folder = make_site(file, tmp_path / "site", sizes=sizes, targets=GENERIC, check=False).folder
+    page = (folder / "index.html").read_text("utf-8")
     assert "{{" not in page and f"<title>{file.stem}</title>" in page
     policy = page.index('http-equiv="Content-Security-Policy" content="default-src \'none\'; ')
     assert policy < page.index("<script") and policy < page.index("<link")
     linked = re.findall(r'(?:src|href)="([^"#:]+)"', page)
-    assert f"{told(made)['page']}.js" in linked
-    assert set(linked) <= names(made)
-    named = {n for path in made.glob("*.js") for n in re.findall(r'from"\./([a-z]+\.js)"', path.read_text("utf-8"))}
-    assert named <= names(made)
+    assert f"{told(folder)['page']}.js" in linked
+    assert set(linked) <= names(folder)
+    named = {n for path in folder.glob("*.js") for n in re.findall(r'from"\./([a-z]+\.js)"', path.read_text("utf-8"))}
+    assert named <= names(folder)
 
 
 # Which page
 
 
-def method(takes: list[Any], gives: list[Any], name: str = "forward") -> Method:
-    values = (*takes, *gives)
-    count = len(takes)
+def method(inputs: list[Any], outputs: list[Any], name: str = "forward") -> Method:
+    values = (*inputs, *outputs)
+    count = len(inputs)
     return Method(name, values, tuple(range(count)), tuple(range(count, len(values))), ((),), (), "", "")
 
 
@@ -282,37 +282,37 @@ def tensor(*sizes: int, dtype: DType = DType.F32, dynamic: bool = False) -> Tens
 
 
 @pytest.mark.parametrize(
-    ("takes", "gives", "expected"),
+    ("inputs", "outputs", "expected"),
     [
-        (tensor(1, 3, 224, 224), tensor(1, 1000), Picture((1, 3, 224, 224), 3, 224, 224, 1000)),
-        (tensor(8, 3, 32, 48, dynamic=True), tensor(8, 5), Picture((1, 3, 32, 48), 3, 32, 48, 5)),
-        (tensor(1, 1, 28, 28), tensor(10), Picture((1, 1, 28, 28), 1, 28, 28, 10)),
-        (tensor(1, 8, 8), tensor(1, 10), Picture((1, 8, 8), 1, 8, 8, 10)),
-        (tensor(1, 8, 16), tensor(1, 10), "no picture"),
-        (tensor(2, 3, 32, 32), tensor(2, 10), "no picture"),
-        (tensor(1, 4, 32, 32), tensor(1, 10), "no picture"),
-        (tensor(1, 3, 2, 2), tensor(1, 10), "no picture"),
-        (tensor(1, 3, 4, 4000), tensor(1, 10), "no picture"),
-        (tensor(), tensor(1, 10), "no picture"),
-        (tensor(1, 3, 32, 32), tensor(1, 1), "no number for each class"),
-        (tensor(1, 3, 32, 32), tensor(1, 10, 7, 7), "no number for each class"),
-        (tensor(1, 3, 32, 32, dtype=DType.I32), tensor(1, 10), "does not take one float32 tensor alone"),
-        (7, tensor(1, 10), "does not take one float32 tensor alone"),
-        (tensor(1, 3, 32, 32), tensor(1, 10, dtype=DType.I64), "does not give one tensor of floats alone"),
+        (tensor(1, 3, 224, 224), tensor(1, 1000), ImageInput((1, 3, 224, 224), 3, 224, 224, 1000)),
+        (tensor(8, 3, 32, 48, dynamic=True), tensor(8, 5), ImageInput((1, 3, 32, 48), 3, 32, 48, 5)),
+        (tensor(1, 1, 28, 28), tensor(10), ImageInput((1, 1, 28, 28), 1, 28, 28, 10)),
+        (tensor(1, 8, 8), tensor(1, 10), ImageInput((1, 8, 8), 1, 8, 8, 10)),
+        (tensor(1, 8, 16), tensor(1, 10), "not that of a picture"),
+        (tensor(2, 3, 32, 32), tensor(2, 10), "not that of a picture"),
+        (tensor(1, 4, 32, 32), tensor(1, 10), "not that of a picture"),
+        (tensor(1, 3, 2, 2), tensor(1, 10), "not that of a picture"),
+        (tensor(1, 3, 4, 4000), tensor(1, 10), "not that of a picture"),
+        (tensor(), tensor(1, 10), "not that of a picture"),
+        (tensor(1, 3, 32, 32), tensor(1, 1), "not a number for each class"),
+        (tensor(1, 3, 32, 32), tensor(1, 10, 7, 7), "not a number for each class"),
+        (tensor(1, 3, 32, 32, dtype=DType.I32), tensor(1, 10), "does not take exactly one float32 tensor"),
+        (7, tensor(1, 10), "does not take exactly one float32 tensor"),
+        (tensor(1, 3, 32, 32), tensor(1, 10, dtype=DType.I64), "does not return exactly one tensor of floats"),
     ],
 )
-def test_what_is_a_picture(takes: Any, gives: Any, expected: Picture | str) -> None:
-    found = find_picture(method([takes], [gives]))
-    assert found == expected if isinstance(expected, Picture) else expected in found
-    program = Program(None, 0, 0, (method([takes], [gives]),), {})
-    assert choose(Source.of(program), None).name == ("image" if isinstance(expected, Picture) else "any")
+def test_what_is_a_picture(inputs: Any, outputs: Any, expected: ImageInput | str) -> None:
+    picture = find_image_input(method([inputs], [outputs]))
+    assert picture == expected if isinstance(expected, ImageInput) else expected in picture
+    program = Program(None, 0, 0, (method([inputs], [outputs]),), {})
+    assert choose(Source.of(program), None).name == ("image" if isinstance(expected, ImageInput) else "any")
     assert choose(Source.of(program), "any").name == "any"
 
 
 def test_two_pictures_are_none() -> None:
     picture = tensor(1, 3, 32, 32)
-    assert "does not take one" in str(find_picture(method([picture, picture], [tensor(1, 10)])))
-    assert "does not give one" in str(find_picture(method([picture], [tensor(1, 10)] * 2)))
+    assert "does not take exactly one" in str(find_image_input(method([picture, picture], [tensor(1, 10)])))
+    assert "does not return exactly one" in str(find_image_input(method([picture], [tensor(1, 10)] * 2)))
 
 
 @pytest.mark.parametrize(
@@ -326,9 +326,9 @@ def test_two_pictures_are_none() -> None:
         (
             TALES,
             "image",
-            "the page image is not for this program: forward does not take one float32 tensor alone; take",
+            "the page image is not for this program: forward does not take exactly one float32 tensor; take",
         ),
-        (DIGITS, "film", "page is chat, image, task, any, not 'film'"),
+        (DIGITS, "film", "unknown page 'film': expected chat, image, task, any"),
     ],
 )
 def test_a_page_that_does_not_fit(file: Path, page: Any, message: str) -> None:
@@ -358,19 +358,21 @@ def test_a_program_that_says_what_it_is_for(tmp_path: Path) -> None:
     page = choose(says(DIGITS, card), None)
     assert ("task", "it is for text-classification") == (page.name, page.why)
     (tmp_path / "m.tokenizer.json").write_text("{}")
-    told, found = task(page, tmp_path / "m.pte", None)
-    assert {"tokenizer.json"} == set(found)
+    settings, files = task(page, tmp_path / "m.pte", None)
+    assert {"tokenizer.json"} == set(files)
     assert ("text-classification", "labels", False, ("bad", "good")) == (
-        told["task"],
-        told["result"],
-        told["context"],
-        told["labels"],
+        settings["task"],
+        settings["result"],
+        settings["context"],
+        settings["labels"],
     )
-    assert (32, 8, 0) == (told["text"]["length"], told["text"]["batch"], told["text"]["pad"])
+    assert (32, 8, 0) == (settings["text"]["length"], settings["text"]["batch"], settings["text"]["pad"])
     assert "any" == choose(says(DIGITS, card), "any").name
     sounds = Card.of_task("audio-classification", "AST", audio=Audio(16_000, 9000, 400, 160, "fbank", False, 32, 9))
     assert "image" == choose(says(DIGITS, sounds), None).name  # by its shapes
-    with pytest.raises(UnsupportedProgram, match="the page task is not for this program: spectrograms are not made"):
+    with pytest.raises(
+        UnsupportedProgram, match="the page task is not for this program: pages cannot compute spectrograms"
+    ):
         choose(says(DIGITS, sounds), "task")
     with pytest.raises(
         UnsupportedProgram, match="the page task is not for this program: it is a program that does not say"
@@ -394,13 +396,18 @@ def test_logits_are_told_from_probabilities(tmp_path: Path) -> None:
             DATA / "counting.pte",
             {},
             UnsupportedProgram,
-            r"counting.pte cannot run in a browser, it needs NumPy for .*aten.masked_scatter.default",
+            r"counting.pte cannot run in a browser: it needs NumPy for .*aten.masked_scatter.default",
         ),
-        (DIGITS, {"labels": ["a"]}, InvalidInput, "there are 1 labels, the model has 10 classes"),
-        (DIGITS, {"mean": [1, 2, 3]}, InvalidInput, r"mean is one number; there are 3: \[1.0, 2.0, 3.0\]"),
-        (DATA / "cnn.pte", {"std": [1, 0, 1]}, InvalidInput, "std is one number, or 3, one for each channel, not 0"),
-        (DIGITS, {"mean": [float("nan")]}, InvalidInput, r"mean is one number; there are 1: \[nan\]"),
-        (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it makes 10"),
+        (DIGITS, {"labels": ["a"]}, InvalidInput, "1 labels for 10 classes: give one for each class"),
+        (DIGITS, {"mean": [1, 2, 3]}, InvalidInput, r"invalid mean \[1.0, 2.0, 3.0\]: expected one number"),
+        (
+            DATA / "cnn.pte",
+            {"std": [1, 0, 1]},
+            InvalidInput,
+            "invalid std .*: expected one number, or 3, one for each channel, not 0",
+        ),
+        (DIGITS, {"mean": [float("nan")]}, InvalidInput, r"invalid mean \[nan\]: expected one number"),
+        (DIGITS, {"tokenizer": "x"}, InvalidInput, "tokenizer is for the page chat; this one is image: it returns 10"),
         (DATA / "mlp.pte", {"labels": ["a"]}, InvalidInput, "labels is for the page image; this one is any"),
         (TALES, {"tokenizer": "nowhere"}, InvalidInput, "no tokenizer: nowhere does not exist"),
         (DIGITS, {"sizes": {"x": [1]}}, InvalidInput, "the program has no size 'x' that may change"),
@@ -451,13 +458,13 @@ def test_other_things_are_not_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "thesis.tex").write_text("precious")
-    with pytest.raises(ExportError, match="is not empty, and no site of ptegpu: name another folder, or empty it"):
+    with pytest.raises(ExportError, match="is not empty and was not made by ptegpu: name another folder, or empty it"):
         make(folder)
     (folder / "site.json").write_text('{"made": "by hand"}')
-    with pytest.raises(ExportError, match="no site of ptegpu"):
+    with pytest.raises(ExportError, match="was not made by ptegpu"):
         make(folder)
     (folder / "site.json").write_text('{"made": "ptegpu 0.1.0"}')
-    with pytest.raises(ExportError, match=r"site/thesis.tex is no part of a site: move it away, or name another"):
+    with pytest.raises(ExportError, match=r"site/thesis.tex does not belong to a site: move it away, or name another"):
         make(folder)
     assert (folder / "thesis.tex").read_text() == "precious"
     with pytest.raises(ExportError, match="is a file; name a folder for the site"):
@@ -492,38 +499,38 @@ def numbers(folder: Path, entry: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["mlp", "control", "cnn"])
 def test_the_reference_is_what_the_program_gives(tmp_path: Path, name: str) -> None:
-    made = make_site(DATA / f"{name}.pte", tmp_path / "site", targets=GENERIC)
-    assert (made.check, made.note) == (True, "")
-    check = told(made.folder)["check"]
-    inputs = [numbers(made.folder, entry) for entry in check["inputs"]]
+    written = make_site(DATA / f"{name}.pte", tmp_path / "site", targets=GENERIC)
+    assert (written.check, written.note) == (True, "")
+    check = told(written.folder)["check"]
+    inputs = [numbers(written.folder, entry) for entry in check["inputs"]]
     with ptegpu.load(DATA / f"{name}.pte") as program:
         expected = program.method(check["method"]).execute(inputs)
     assert len(expected) == len(check["outputs"])
-    for one, other in zip(expected, check["outputs"]):
-        np.testing.assert_allclose(one, numbers(made.folder, other), rtol=1e-4, atol=1e-5)
+    for result, other in zip(expected, check["outputs"]):
+        np.testing.assert_allclose(result, numbers(written.folder, other), rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_are_kept_by_the_reference(tmp_path: Path) -> None:
     data = [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"]
     sizes = {"input 0[0]": [1], "input 0[1]": [4, 7]}
-    made = make_site(DATA / "dynamic.pte", tmp_path / "site", data=data, sizes=sizes, targets=GENERIC)
-    assert made.check, made.note
-    assert told(made.folder)["check"]["inputs"][0]["shape"] == [1, 7]
+    written = make_site(DATA / "dynamic.pte", tmp_path / "site", data=data, sizes=sizes, targets=GENERIC)
+    assert written.check, written.note
+    assert told(written.folder)["check"]["inputs"][0]["shape"] == [1, 7]
 
 
 @pytest.mark.slow
 def test_the_reference_of_a_language_model(tmp_path: Path) -> None:
-    """What it says of tokens is what Python's model does."""
+    """The reference scores of tokens are those of Python's model."""
     from ptegpu.models.text import LanguageModel
 
-    made = make_site(TALES, tmp_path / "site", targets=[VARIANTS["software"]])
-    check = told(made.folder)["check"]
+    written = make_site(TALES, tmp_path / "site", targets=[VARIANTS["software"]])
+    check = told(written.folder)["check"]
     assert check["outputs"][:2] == [None, None]
-    (tokens,), (targets,) = (numbers(made.folder, check["inputs"][k]).tolist() for k in (0, 5))
+    (tokens,), (targets,) = (numbers(written.folder, check["inputs"][k]).tolist() for k in (0, 5))
     assert tokens[1:] == targets[:-1]
     with LanguageModel(TALES) as model:
         expected = model.score([*tokens, targets[-1]])
-    np.testing.assert_allclose(expected, numbers(made.folder, check["outputs"][2])[0], rtol=1e-4)
+    np.testing.assert_allclose(expected, numbers(written.folder, check["outputs"][2])[0], rtol=1e-4)
 
 
 def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
@@ -541,9 +548,9 @@ def test_without_an_adapter_there_is_none(tmp_path: Path) -> None:
 
 def test_what_takes_long_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ptegpu.site.check.SECONDS", 0.0)
-    made = make_site(DIGITS, tmp_path / "site", targets=GENERIC)
-    assert not made.check
-    assert made.note.endswith(" takes too long")
+    written = make_site(DIGITS, tmp_path / "site", targets=GENERIC)
+    assert not written.check
+    assert written.note.endswith(" takes too long")
     monkeypatch.setattr("ptegpu.site.check.SECONDS", 1.0)
     monkeypatch.setattr("ptegpu.site.check.MOST_BYTES", 100)
     assert make_site(DIGITS, tmp_path / "site", targets=GENERIC).note == "its inputs and outputs have 296 bytes"
@@ -558,7 +565,7 @@ def test_the_command(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert lines[0].startswith("digits-site · ") and "made of digits.pte in" in lines[0]
-    assert lines[1] == "The page is image: it makes 10 numbers of a grey picture of 8 × 8."
+    assert lines[1] == "The page is image: it returns 10 numbers for a grey picture of 8 × 8."
     rows = [line.split() for line in lines]
     assert ["part", "file", "size", "gzipped", "for"] in rows
     assert any(row[:1] == ["variant-1.json"] and row[-1] == "generic" for row in rows)
@@ -587,8 +594,8 @@ def test_json(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([DIGITS, "--variant", "quantum"], 2, "'quantum' is none of subgroups, generic, software"),
-        ([DIGITS, "--mean", "a,b"], 2, "'a,b' is no list of numbers, such as 0.5,0.5,0.5"),
+        ([DIGITS, "--variant", "quantum"], 2, "'quantum' is not one of subgroups, generic, software"),
+        ([DIGITS, "--mean", "a,b"], 2, "'a,b': expected numbers, such as 0.5,0.5,0.5"),
         ([DIGITS, "--size", "x"], 2, "'x' is not of the form"),
         ([DIGITS, "--page", "film"], 2, "'film' is not one of 'chat', 'image', 'task', 'any'"),
         ([DATA / "counting.pte"], 1, "needs NumPy for"),
@@ -613,7 +620,7 @@ def test_errors_are_one_line(
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path) -> Iterator[SiteServer]:
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "index.html").write_text("<p>hello")
@@ -625,20 +632,20 @@ def server(tmp_path: Path) -> Iterator[Server]:
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "outside.txt").symlink_to("../secret.txt")
     (folder / "copy.html").symlink_to("index.html")
-    with Server(folder, 0, ["site.example"]) as made:
-        thread = threading.Thread(target=made.run)
+    with SiteServer(folder, 0, ["site.example"]) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.1,))
         thread.start()
-        yield made
-        made.stop()
+        yield running
+        running.shutdown()
         thread.join()
 
 
 Answer = tuple[int, dict[str, str], bytes]
 
 
-def ask(server: Server, path: str, how: str = "GET", **head: str) -> Answer:
+def ask(server: SiteServer, path: str, method: str = "GET", **head: str) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", int(server.url.split(":")[2].strip("/")), timeout=30)
-    connection.request(how, path, headers={name.replace("_", "-"): value for name, value in head.items()})
+    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in head.items()})
     response = connection.getresponse()
     body = response.read()
     connection.close()
@@ -654,15 +661,15 @@ def ask(server: Server, path: str, how: str = "GET", **head: str) -> Answer:
         ("/shard%2D000.bin", "application/octet-stream", bytes(range(256))),
     ],
 )
-def test_files_are_served(server: Server, path: str, kind: str, body: bytes) -> None:
-    status, head, found = ask(server, path)
-    assert (status, head["Content-Type"], found) == (200, kind, body)
+def test_files_are_served(server: SiteServer, path: str, kind: str, body: bytes) -> None:
+    status, head, content = ask(server, path)
+    assert (status, head["Content-Type"], content) == (200, kind, body)
     assert (head["Cache-Control"], head["Accept-Ranges"]) == ("no-store", "bytes")
-    status, head, found = ask(server, path, "HEAD")
-    assert (status, head["Content-Length"], found) == (200, str(len(body)), b"")
+    status, head, content = ask(server, path, "HEAD")
+    assert (status, head["Content-Length"], content) == (200, str(len(body)), b"")
 
 
-def test_text_is_compressed(server: Server) -> None:
+def test_text_is_compressed(server: SiteServer) -> None:
     _, plain, text = ask(server, "/site.json")
     _, head, body = ask(server, "/site.json", Accept_Encoding="br, gzip")
     assert (head["Content-Encoding"], gzip.decompress(body)) == ("gzip", text)
@@ -671,7 +678,7 @@ def test_text_is_compressed(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "start", "end"),
+    ("requested", "status", "start", "end"),
     [
         ("bytes=0-9", 206, 0, 10),
         ("bytes=250-", 206, 250, 256),
@@ -684,9 +691,9 @@ def test_text_is_compressed(server: Server) -> None:
         ("bytes=0-1,4-5", 200, 0, 256),
     ],
 )
-def test_parts_of_files(server: Server, asked: str, status: int, start: int, end: int) -> None:
-    found, head, body = ask(server, "/shard-000.bin", Range=asked)
-    assert (found, body) == (status, bytes(range(start, end)))
+def test_parts_of_files(server: SiteServer, requested: str, status: int, start: int, end: int) -> None:
+    code, head, body = ask(server, "/shard-000.bin", Range=requested)
+    assert (code, body) == (status, bytes(range(start, end)))
     expected = {206: f"bytes {start}-{end - 1}/256", 416: "bytes */256"}.get(status)
     assert head.get("Content-Range") == expected
 
@@ -706,37 +713,37 @@ def test_parts_of_files(server: Server, asked: str, status: int, start: int, end
         f"/{'a' * 5000}",
     ],
 )
-def test_nothing_else_is_served(server: Server, path: str) -> None:
+def test_nothing_else_is_served(server: SiteServer, path: str) -> None:
     status, _, body = ask(server, path)
     assert (status, body) == (404, b"There is no such file.\n")
 
 
-def test_a_link_inside_the_folder_is_served(server: Server) -> None:
+def test_a_link_inside_the_folder_is_served(server: SiteServer) -> None:
     assert (200, b"<p>hello") == ask(server, "/copy.html")[::2]
 
 
-@pytest.mark.parametrize("how", ["GET", "HEAD"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize(
     ("host", "status"),
     [("localhost:80", 200), ("127.0.0.1", 200), ("site.example", 200), ("evil.example", 403), ("192.0.2.7", 403)],
 )
-def test_the_server_answers_to_its_own_names_only(server: Server, how: str, host: str, status: int) -> None:
-    found, _, body = ask(server, "/", how, Host=host)
-    assert status == found
+def test_the_server_answers_to_its_own_names_only(server: SiteServer, method: str, host: str, status: int) -> None:
+    code, _, body = ask(server, "/", method, Host=host)
+    assert status == code
     assert b"hello" not in body or 200 == status
 
 
-def test_a_port_that_is_taken(server: Server, tmp_path: Path) -> None:
+def test_a_port_that_is_taken(server: SiteServer, tmp_path: Path) -> None:
     port = int(server.url.split(":")[2].strip("/"))
-    with pytest.raises(InvalidInput, match=f"port {port}: .*; give another one with --port"):
-        Server(tmp_path, port)
+    with pytest.raises(InvalidInput, match=f"port {port}: .*; choose another one with --port"):
+        SiteServer(tmp_path, port)
 
 
-def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: Server, tmp_path: Path) -> None:  # noqa: F811
+def test_a_taken_port_is_told_before_anything_is_made(invoke: Invoke, server: SiteServer, tmp_path: Path) -> None:  # noqa: F811
     port = int(server.url.split(":")[2].strip("/"))
     ended = invoke("web", "digits", "-o", tmp_path / "new", "--serve", "--port", port)
     assert (ended.code, ended.out, (tmp_path / "new").exists()) == (1, "", False)
-    assert ended.err.startswith(f"error: port {port}: ") and ended.err.endswith("give another one with --port\n")
+    assert ended.err.startswith(f"error: port {port}: ") and ended.err.endswith("choose another one with --port\n")
 
 
 def test_serve_ends_with_an_interrupt(tmp_path: Path, files: Path) -> None:

@@ -1,4 +1,4 @@
-"""The commands of `ptegpu`. Errors are one line on stderr: exit code 1, or 2 where the command line is wrong."""
+"""The commands of `ptegpu`. Errors are one line on stderr: exit code 1, or 2 if the command line is wrong."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from .evaluate import evaluate
 from .export import export
 from .generate import generate
 from .inspect import inspect
+from .options import command
 from .profile import profile
 from .run import run
 from .serve import serve
 from .transcribe import transcribe
 from .web import web
 
-UsageError: Any = typer.BadParameter.__mro__[1]  # typer has it under no public name
+UsageError: Any = typer.BadParameter.__mro__[1]  # typer gives it no public name
 
 app = typer.Typer(
     help="Run ExecuTorch programs (.pte) on any GPU, through WebGPU.",
@@ -37,14 +38,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _COMMANDS = (run, inspect, compile_program, web, profile, doctor, generate, chat, transcribe, serve, evaluate)
-for _command in _COMMANDS:
-    app.command(_command.__name__.partition("_")[0])(_command)
+for _function in _COMMANDS:
+    app.command(_function.__name__.partition("_")[0])(command(_function))
 app.add_typer(export)
 app.add_typer(demo)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(is_set: bool) -> None:
+    if is_set:
         print(f"ptegpu {ptegpu.__version__}")
         raise typer.Exit
 
@@ -58,10 +59,10 @@ def _options(
     pass
 
 
-def run_line(given: Sequence[str]) -> int:
-    """Run one command line; its exit code."""
+def run_line(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
     try:
-        code = app([a for a in given if a != "--debug"], prog_name="ptegpu", standalone_mode=False)
+        code = app([a for a in arguments if a != "--debug"], prog_name="ptegpu", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except UsageError as e:
         if message := _usage(e):
@@ -70,14 +71,14 @@ def run_line(given: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except (PtegpuError, OSError, ModuleNotFoundError) as e:
-        if "--debug" in given or not (message := _message(e)):
+        if "--debug" in arguments or not (message := _message(e)):
             raise
         print_error(message)
         return 1
 
 
 def _usage(e: Any) -> str:
-    """What is wrong with the command line, and where its help is; nothing where the help was shown already."""
+    """Return what is wrong with the command line and where its help is; empty if the help was shown already."""
     if type(e).__name__ == "NoArgsIsHelpError":
         return ""
     command = e.ctx.command_path if e.ctx else "ptegpu"
@@ -95,7 +96,7 @@ _PACKAGES = {
 
 
 def _message(e: Exception) -> str:
-    """What to tell; nothing for an error that is not the user's."""
+    """Return the message to print; empty for an error that is not the user's."""
     if isinstance(e, OSError) and e.strerror:
         return f"{shown(str(e.filename))}: {e.strerror}" if e.filename else e.strerror
     if isinstance(e, ModuleNotFoundError):

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+SCALE = 1e-4  # the default absolute tolerance, as a share of the largest expected value
+
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """How far a result is from what was expected; `problem` where they cannot be compared at all."""
+class ArrayDifference:
+    """The distance of a result from the expected array; `problem` says why they cannot be compared at all."""
 
     wrong: int
     total: int
@@ -24,27 +26,24 @@ class Difference:
         return 0.0 if self.got == self.expected else abs(self.got - self.expected)
 
 
-SCALE = 1e-4  # without an absolute tolerance: how far an element may be off, as a part of the largest expected value
-
-
 def scale_of(expected: np.ndarray) -> float:
-    """The largest finite magnitude; 0 where there is none."""
+    """Return the largest finite magnitude, or 0 without finite elements."""
     wide = expected.astype(np.float64)
     return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
 
 
-def compare(result: Any, expected: np.ndarray, atol: float | None, rtol: float) -> Difference:
-    """Element by element: floats within `atol + rtol × |expected|`, NaN equal to NaN; everything else exactly.
+def compare(result: Any, expected: np.ndarray, atol: float | None, rtol: float) -> ArrayDifference:
+    """Compare element by element: floats within `atol + rtol × |expected|`, NaN equal to NaN; everything else exactly.
 
-    Without `atol`, it is a part of the expected array's own scale: zeros must be exact where all are expected to be 0.
+    The default `atol` is a share of the expected array's own scale: zeros must be exact where all are expected to be 0.
     """
     got = np.asarray(result)
     if got.dtype.kind not in "fiub":
-        return Difference(1, 1, problem=f"{result!r} cannot be compared with an array")
+        return ArrayDifference(1, 1, problem=f"{result!r} cannot be compared with an array")
     if got.shape != expected.shape:
-        return Difference(got.size, got.size, problem=f"shape {list(got.shape)}, expected {list(expected.shape)}")
+        return ArrayDifference(got.size, got.size, problem=f"shape {list(got.shape)}, expected {list(expected.shape)}")
     if not got.size:
-        return Difference(0, 0)
+        return ArrayDifference(0, 0)
     if got.dtype.kind == "f" or expected.dtype.kind == "f":
         a, b = got.astype(np.float64), expected.astype(np.float64)
         absolute = SCALE * scale_of(expected) if atol is None else atol
@@ -58,4 +57,4 @@ def compare(result: Any, expected: np.ndarray, atol: float | None, rtol: float) 
         distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
     ranked = distance if good.all() else np.where(good, -1.0, distance)
     index = tuple(int(k) for k in np.unravel_index(int(np.argmax(ranked)), ranked.shape))
-    return Difference(int((~good).sum()), good.size, index, float(a[index]), float(b[index]))
+    return ArrayDifference(int((~good).sum()), good.size, index, float(a[index]), float(b[index]))

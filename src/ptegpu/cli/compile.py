@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,17 +11,18 @@ import typer
 import ptegpu
 
 from ..errors import InvalidInput
-from ..explain.analysis import memory
+from ..explain.analysis import memory_bytes
 from ..explain.guards import numpy_calls
 from ..models.door import Source
 from ..models.text.compiling import Many
 from ..plan import Bundle, Target
 from ..units import counted, duration
 from ..units import size as size_text
-from .console import bar, explain, print_json, say, show_table
-from .options import AsJson, CacheType, Data, Engine, Precision
-from .sizes import parse_sizes
-from .values import check_folder, find_method
+from .console import bar
+from .inputs import parse_sizes
+from .options import CacheType, DataFiles, EngineName, PlannedSizes, PrecisionName
+from .report import CommandReport
+from .values import check_output, find_method
 
 BROWSER, THIS = "browser", "this"
 
@@ -30,27 +30,22 @@ BROWSER, THIS = "browser", "this"
 def compile_program(
     model: Annotated[Path, typer.Argument(help="The program, a .pte file.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The bundle to write.", show_default=False)],
-    data: Data = None,
+    data: DataFiles = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Compile only this method; repeat for more.", show_default="all")
     ] = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Sizes to plan for, such as 'input 0[1]=1..512' or 'input 0[0]=1,8'; repeat for more.",
-            show_default="all that the program allows",
-        ),
-    ] = None,
+    size: PlannedSizes = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
-            help="browser (what every browser grants), this (the adapter here), or another adapter's index or part of "
-            "its name; repeat for a bundle that has plans for several, of which the first that fits is used.",
+            help="browser (the limits that every browser grants), this (the adapter here), or another adapter's index "
+            "or part of its name. Repeat for a bundle with plans for several; loading uses the first that fits.",
             show_default=BROWSER,
         ),
     ] = None,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Add what `ptegpu serve` runs: a language model for many requests at once.")
+        bool,
+        typer.Option("--serve", help="Add the plans of `ptegpu serve`: a language model for many requests at once."),
     ] = False,
     sequences: Annotated[
         int, typer.Option(help="With --serve: the most requests that run at once.", min=1)
@@ -58,13 +53,12 @@ def compile_program(
     memory: Annotated[
         float, typer.Option(help="With --serve: GiB for the key-value cache, at most.", min=0)
     ] = Many().memory / 2**30,
-    engine: Engine = "auto",
-    precision: Precision = "auto",
+    engine: EngineName = "auto",
+    precision: PrecisionName = "auto",
     cache: CacheType = "f32",
-    json: AsJson = False,
-) -> None:
+) -> CommandReport:
     """Compile a program to a bundle, which all other commands take. Needs a GPU only for its own targets."""
-    check_folder(output, "--output")
+    check_output(output, "--output")
     sizes = parse_sizes(size or [])
     source = Source.of(model)
     if source.bundle is not None:
@@ -72,7 +66,7 @@ def compile_program(
     if output.exists() and output.samefile(model):
         raise InvalidInput(f"--output {output} is the program itself; name another file")
     for name in method or []:
-        find_method(source.file, name)
+        find_method(source, name)
     targets = [_target(name, engine) for name in target or [BROWSER]]
     started = time.perf_counter()
     with bar(f"Compiling {model.name}") as step:
@@ -90,16 +84,27 @@ def compile_program(
         bundle.save(output)
     seconds, nbytes = time.perf_counter() - started, output.stat().st_size
     methods = bundle_methods(bundle)
-    if json:
-        names = [t.name for t in targets]
-        report = {"model": str(model), "bundle": str(output), "nbytes": nbytes, "seconds": seconds, "targets": names}
-        print_json(report | {"methods": methods})
-        return
-    say((output.name, "bold"), f" · {size_text(nbytes)}, made of {model.name} in {duration(seconds)}")
-    _show(methods, several=len(targets) > 1)
+    names = [t.name for t in targets]
+    record = {"model": str(model), "bundle": str(output), "nbytes": nbytes, "seconds": seconds, "targets": names}
+    report = CommandReport(record | {"methods": methods})
+    report.line((output.name, "bold"), f" · {size_text(nbytes)}, made of {model.name} in {duration(seconds)}")
+    columns = ["method", "plans", "families", "choices", "expressions", "kernels", "GPU memory", "target"]
+    rows = [
+        [
+            *(m[name] for name in ("name", *columns[1:6])),
+            size_text(m["memory"]["total"]) if m["memory"] else "",
+            m["target"] if len(targets) > 1 else "",
+        ]
+        for m in methods
+    ]
+    report.table(columns, rows, right=range(1, 7))
+    for name, calls in {m["name"]: m["numpy"] for m in methods if m["numpy"]}.items():
+        operators = ", ".join(f"{op} ({n})" for op, n in calls.items())
+        report.paragraph(operators, f"{name} needs {counted(len(calls), 'NumPy kernel')}: ", indent=2)
+    return report
 
 
-def _target(name: str, engine: Engine) -> Target:
+def _target(name: str, engine: EngineName) -> Target:
     if name == BROWSER:
         return Target()
     from ..gpu import open_device
@@ -108,7 +113,7 @@ def _target(name: str, engine: Engine) -> Target:
 
 
 def bundle_methods(bundle: Bundle) -> list[dict[str, Any]]:
-    """What the bundle has for each target and method."""
+    """Return the figures of each target and method of a bundle."""
     return [
         {
             "name": outer.name,
@@ -118,25 +123,9 @@ def bundle_methods(bundle: Bundle) -> list[dict[str, Any]]:
             "choices": sum(len(choices) for p in outer.plans for f in p.families for choices in f.steps),
             "expressions": sum(len(p.rows) for p in outer.plans),
             "kernels": len({k for p in outer.plans for k in p.kernels}),
-            "memory": memory(outer),
+            "memory": memory_bytes(outer),
             "numpy": dict(numpy_calls(outer)),
         }
         for target, outers in zip(bundle.targets, bundle.methods, strict=True)
         for outer in outers.values()
     ]
-
-
-def _show(methods: Sequence[dict[str, Any]], several: bool) -> None:
-    columns = ["method", "plans", "families", "choices", "expressions", "kernels", "GPU memory", "target"]
-    rows = [
-        [
-            *(m[name] for name in ("name", *columns[1:6])),
-            size_text(m["memory"]["total"]) if m["memory"] else "",
-            m["target"] if several else "",
-        ]
-        for m in methods
-    ]
-    show_table("", columns, rows, right=range(1, 7))
-    for name, calls in {m["name"]: m["numpy"] for m in methods if m["numpy"]}.items():
-        listed = ", ".join(f"{op} ({n})" for op, n in calls.items())
-        explain(listed, f"{name} needs {counted(len(calls), 'NumPy kernel')}: ", indent=2)

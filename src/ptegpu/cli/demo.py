@@ -1,4 +1,4 @@
-"""`ptegpu demo`: the bundled language model tells a tale, streaming; `ptegpu demo digits` classifies images."""
+"""`ptegpu demo`: the bundled language model streams a short tale; `ptegpu demo digits` classifies images."""
 
 from __future__ import annotations
 
@@ -11,71 +11,69 @@ import typer
 import ptegpu
 
 from ..units import counted
-from .console import console, print_json, say
+from .console import console, say
 from .digits import digits
-from .generate import CANCELLED, MaxTokens, Temperature, interruptible, open_model, report, write
-from .options import DeviceName, Engine, Precision
+from .generate import generation_report, interruptible, open_model, write
+from .options import JsonAtEnd, LoadFlags, SamplingFlags, command
+from .report import CommandReport
 
 MODEL = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
 TITLE, SEED, TOKENS, TEMPERATURE = "The King's Daughter in the Forest", 5, 200, 0.7
-MIN_P = 0.05  # without the unlikeliest words, a small model strays less
-WIDTH = 88  # columns of a tale, where the terminal has so many
+MIN_P = 0.05  # drops the unlikeliest words, which lead a small model astray
+SAMPLING = SamplingFlags(TOKENS, TEMPERATURE, min_p=MIN_P, seed=SEED)
+WIDTH = 88  # columns of a tale, on a terminal that is wide enough
 
-demo = typer.Typer(name="demo", help="Have the bundled language model tell a tale.", invoke_without_command=True)
-demo.command()(digits)
+demo = typer.Typer(name="demo", help="Generate a short tale with the bundled model.", invoke_without_command=True)
+demo.command()(command(digits))
 
 
 @demo.callback()
+@command
 def tell(
     context: typer.Context,
+    *,
     prompt: Annotated[str, typer.Option(help="The title of the tale.")] = TITLE,
-    seed: Annotated[int, typer.Option(help="A different seed tells a different tale.")] = SEED,
-    max_tokens: MaxTokens = TOKENS,
-    temperature: Temperature = TEMPERATURE,
-    device: DeviceName = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
-) -> None:
+    sampling: SamplingFlags = SAMPLING,
+    loading: LoadFlags,
+    json: JsonAtEnd = False,
+) -> CommandReport | None:
     if context.invoked_subcommand is not None:
         if any(
             source is not None and source.name == "COMMANDLINE"
             for source in map(context.get_parameter_source, context.params)
         ):
             context.fail(f"options of {context.invoked_subcommand} come after its name")
-        return
-    model, load_s = open_model(MODEL, None, device, engine, precision)
+        return None
+    model, load_s = open_model(MODEL, None, loading)
     with model:
-        stream = model.stream(f"{prompt}\n", max_tokens=max_tokens, temperature=temperature, min_p=MIN_P, seed=seed)
-        lines = Lines(min(console().width, WIDTH) if sys.stdout.isatty() else None)
+        stream = model.stream(f"{prompt}\n", **sampling.options())
+        lines = WrappedLines(min(console().width, WIDTH) if sys.stdout.isatty() else None)
         if not json:
             say((prompt, "bold"), end="\n\n")
         with interruptible(stream):
             for piece in stream:
                 if not json:
                     write(lines.push(piece))
-        made, adapter = stream.generation, model.program.device.info
-        if json:
-            print_json(report(MODEL, model, made, load_s))
-        else:
-            write(f"{lines.finish()}{'' if made.finish_reason == 'stop' else ' …'}\n\n")
-            speed = f"{counted(len(made.tokens), 'token')}, {made.timings.decode_rate:.3g} tokens/s"
-            place = f"{MODEL.name} on {adapter.place}"
-            say((f"{place} · {speed} · seed {made.seed}", "dim"))
-    if made.finish_reason == "cancelled":
-        raise typer.Exit(CANCELLED)
+        generation = stream.generation
+        if not json:
+            write(f"{lines.finish()}{'' if generation.finish_reason == 'stop' else ' …'}\n\n")
+        report = generation_report(MODEL, model, generation, load_s)
+        speed = f"{counted(len(generation.tokens), 'token')}, {generation.timings.decode_rate:.3g} tokens/s"
+        place = f"{MODEL.name} on {model.program.device.info.place}"
+        report.line((f"{place} · {speed} · seed {generation.seed}", "dim"))
+        return report
 
 
-class Lines:
-    """Text that comes in pieces, as lines of whole words; as it is if `width` is None."""
+class WrappedLines:
+    """Streamed text as lines of whole words, at most `width` columns wide; unchanged if `width` is None."""
 
     def __init__(self, width: int | None) -> None:
         self.width = width
         self._column = 0
-        self._word = ""  # what came of a word that may go on, with the space before it
+        self._word = ""  # the beginning of a word that may continue, with the space before it
 
     def push(self, text: str) -> str:
-        """What can be shown: all but the last word."""
+        """Return what can be shown: everything but the last word."""
         if self.width is None:
             return text
         shown = ""
@@ -89,7 +87,7 @@ class Lines:
         return shown
 
     def finish(self) -> str:
-        """The last word."""
+        """Return the last word."""
         word, self._word = self._word, ""
         if self.width is not None and self._column + len(word) > self.width and word.startswith(" "):
             word = "\n" + word[1:]

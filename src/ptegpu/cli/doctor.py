@@ -1,4 +1,4 @@
-"""`ptegpu doctor`: what this machine has, what is missing and how to get it, whether its adapter computes correctly."""
+"""`ptegpu doctor`: the GPUs of this machine, what is missing and how to get it, and a test of the adapter."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ import ptegpu
 
 from ..errors import PtegpuError
 from ..units import counted, duration, number, size
-from .console import explain, print_json, progress, say, show_table
-from .options import Engine
+from .console import progress
+from .options import EngineName
+from .report import CommandReport
 
 if TYPE_CHECKING:
     from ..gpu import AdapterInfo
@@ -44,24 +45,36 @@ LOADER = "apt-get install libvulkan1"
 
 def doctor(
     device: Annotated[str, typer.Option(help="The adapter to check: auto, an index, or part of a name.")] = "auto",
-    engine: Engine = "auto",
-    measure: Annotated[bool, typer.Option("--measure", help="Measure it, and tune later plans to that.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show engines, adapters and drivers, say what is missing, and check kernels against NumPy."""
+    engine: EngineName = "auto",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the adapter, and tune later plans to the result.")
+    ] = False,
+) -> CommandReport:
+    """Show engines, adapters and drivers, report what is missing, and check kernels against NumPy."""
     with progress("Looking for adapters"):
-        report = examine(device, engine, measure)
-    if json:
-        print_json(report)
-    else:
-        _show(report)
-    if not report["healthy"]:
-        raise typer.Exit(1)
+        record = examine(device, engine, measure)
+    report = CommandReport(record, exit_code=0 if record["healthy"] else 1)
+    _add_system(report)
+    for name in record["engines"]:
+        _add_engine(report, name, record["auto"])
+    if record["chosen"] is not None:
+        _add_chosen(report)
+    if record["checks"]:
+        report.table(["self-check", "operator", "", "error against NumPy"], map(_check_row, record["checks"]))
+    for problem in record["problems"]:
+        report.paragraph(problem, "problem: ", "bold red", indent=9)
+    if record["healthy"]:
+        report.line(("healthy", "bold green"))
+    return report
 
 
-def examine(device: str, engine: Engine = "auto", measure: bool = False) -> dict[str, Any]:
-    """Everything that is known about GPUs here, with `healthy` as the verdict."""
-    report: dict[str, Any] = {
+def examine(device: str, engine: EngineName, measure: bool) -> dict[str, Any]:
+    """Return what is known about the GPUs of this machine, with `healthy` as the verdict."""
+    from .. import gpu
+    from ..gpu import loader
+    from .selfcheck import run_checks
+
+    record: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in ("ptegpu", "numpy")},
@@ -75,53 +88,49 @@ def examine(device: str, engine: Engine = "auto", measure: bool = False) -> dict
         "problems": [],
         "healthy": False,
     }
-    from .. import gpu
-    from ..gpu import loader
-    from .selfcheck import run_checks
-
     before = dict(os.environ)
     try:
         infos: list[AdapterInfo] = []
         for name, (package, install) in gpu.PACKAGES.items():
-            found = gpu.adapters(name) if gpu.installed(name) else []
-            infos += found
-            report["engines"].append(
+            adapters = gpu.adapters(name) if gpu.installed(name) else []
+            infos += adapters
+            record["engines"].append(
                 {
                     "name": name,
                     "package": package,
                     "version": _version(package),
                     "install": None if gpu.installed(name) else f"pip install {install}",
-                    "adapters": [_adapter(info) for info in found],
+                    "adapters": [_adapter(info) for info in adapters],
                     "said": gpu.said(name),
                 }
             )
         if sys.platform == "linux":
-            there = loader.load_loader()
+            has_loader = loader.load_loader()
             drivers = [str(file) for file in loader.icd_files()]
-            report["vulkan"] = {"loader": _loaded("libvulkan.so") if there else None, "drivers": drivers}
-            report["problems"] += nvidia_hints({info.vendor for info in infos}, there)
-        report["variables"] = {
+            record["vulkan"] = {"loader": _loaded("libvulkan.so") if has_loader else None, "drivers": drivers}
+            record["problems"] += nvidia_hints({info.vendor for info in infos}, has_loader)
+        record["variables"] = {
             name: {"value": os.environ[name], "set_by_ptegpu": before.get(name) != os.environ[name]}
             for name in VARIABLES
             if os.environ.get(name)
         }
-        report["auto"] = _place(gpu.find())
-        report["chosen"] = _place(gpu.find(device, engine))
+        record["auto"] = _place(gpu.find())
+        record["chosen"] = _place(gpu.find(device, engine))
         opened = gpu.open_device(device, engine=engine)
-        report["subgroup_size"] = opened.target.subgroup_size
-        report["available_bytes"] = opened.available_bytes()
-        report["class"] = asdict(opened.target.device_class)
-        report["checks"] = [asdict(outcome) for outcome in run_checks(opened)]
+        record["subgroup_size"] = opened.target.subgroup_size
+        record["available_bytes"] = opened.available_bytes()
+        record["class"] = asdict(opened.target.device_class)
+        record["checks"] = [asdict(outcome) for outcome in run_checks(opened)]
         if measure:
-            report["class"] = asdict(gpu.measure(opened, keep=True))
+            record["class"] = asdict(gpu.measure(opened, keep=True))
     except PtegpuError as e:
-        report["problems"].append(str(e))
-    report["healthy"] = bool(report["checks"]) and all(check["passed"] for check in report["checks"])
-    return report
+        record["problems"].append(str(e))
+    record["healthy"] = bool(record["checks"]) and all(check["passed"] for check in record["checks"])
+    return record
 
 
-def nvidia_hints(vendors: set[str], loader: bool, version_file: Path = NVIDIA_VERSION) -> list[str]:
-    """What keeps an NVIDIA GPU whose driver is loaded from being an adapter."""
+def nvidia_hints(vendors: set[str], has_loader: bool, version_file: Path = NVIDIA_VERSION) -> list[str]:
+    """Return why an NVIDIA GPU whose driver is loaded is not among the adapters."""
     if "NVIDIA" in vendors or not version_file.exists():
         return []
     match = re.search(r"\b(\d{3})\.\d+", version_file.read_text(errors="replace"))
@@ -134,13 +143,12 @@ def nvidia_hints(vendors: set[str], loader: bool, version_file: Path = NVIDIA_VE
             f"apt-get install libnvidia-gl-{branch} (Ubuntu) or nvidia-vulkan-icd (Debian); start a container with "
             "NVIDIA_DRIVER_CAPABILITIES=all"
         ]
-    if not loader:
-        return [
-            f"an NVIDIA driver ({branch}) and its Vulkan library are there; only the loader is missing. Run: {LOADER}"
-        ]
+    driver = f"an NVIDIA driver ({branch}) and its Vulkan library are there"
+    if not has_loader:
+        return [f"{driver}; only the loader is missing. Run: {LOADER}"]
     return [
-        f"an NVIDIA driver ({branch}) and its Vulkan library are there, but give no adapter: VK_DRIVER_FILES or "
-        "VK_ICD_FILENAMES may point elsewhere, or /dev/nvidia* may be out of reach"
+        f"{driver}, but give no adapter: VK_DRIVER_FILES or VK_ICD_FILENAMES may point elsewhere, or /dev/nvidia* may "
+        "be out of reach"
     ]
 
 
@@ -158,13 +166,13 @@ def _version(package: str) -> str | None:
 
 
 def _loaded(library: str) -> str:
-    """Where a library that this process has loaded is."""
+    """Return the path of a library that this process has loaded."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return library
-    found = re.search(rf"\S*/{re.escape(library)}\S*", maps)
-    return found[0] if found else library
+    match = re.search(rf"\S*/{re.escape(library)}\S*", maps)
+    return match[0] if match else library
 
 
 def _adapter(info: AdapterInfo) -> dict[str, Any]:
@@ -181,79 +189,62 @@ def _adapter(info: AdapterInfo) -> dict[str, Any]:
     }
 
 
-def _show(report: Mapping[str, Any]) -> None:
-    packages = " · ".join(f"{name} {version or 'missing'}" for name, version in report["packages"].items())
-    _line("system", f"{report['system']} · Python {report['python']} · {packages}")
-    if report["vulkan"]:
-        say(("Vulkan    ", "bold"), report["vulkan"]["loader"] or ("no loader (libvulkan.so.1)", "red"))
-        drivers = report["vulkan"]["drivers"]
-        for k, driver in enumerate(drivers or [""]):
-            say((f"{'' if k else 'drivers':<10}", "bold"), ("" if drivers else "none registered", "red"), driver)
-    for name, variable in report["variables"].items():
-        say(f"          {name}={variable['value']}", " (set by ptegpu)" if variable["set_by_ptegpu"] else "")
-    for engine in report["engines"]:
-        _show_engine(engine, report["auto"])
-    if report["chosen"] is not None:
-        _show_chosen(report)
-    if report["checks"]:
-        _show_checks(report)
-    for problem in report["problems"]:
-        explain(problem, "problem: ", "bold red", indent=9)
-    if report["healthy"]:
-        say(("healthy", "bold green"))
+def _add(report: CommandReport, name: str, text: str) -> None:
+    report.paragraph(text, f"{name:<10}", "bold", indent=10)
 
 
-def _show_engine(engine: Mapping[str, Any], auto: Mapping[str, Any] | None) -> None:
-    say()
+def _add_system(report: CommandReport) -> None:
+    record = report.record
+    packages = " · ".join(f"{name} {version or 'missing'}" for name, version in record["packages"].items())
+    _add(report, "system", f"{record['system']} · Python {record['python']} · {packages}")
+    if record["vulkan"]:
+        report.line(("Vulkan    ", "bold"), record["vulkan"]["loader"] or ("no loader (libvulkan.so.1)", "red"))
+        drivers = record["vulkan"]["drivers"]
+        for k, driver in enumerate(drivers or [("none registered", "red")]):
+            report.line((f"{'' if k else 'drivers':<10}", "bold"), driver)
+    for name, variable in record["variables"].items():
+        report.line(f"          {name}={variable['value']}", " (set by ptegpu)" if variable["set_by_ptegpu"] else "")
+
+
+def _add_engine(report: CommandReport, engine: Mapping[str, Any], auto: Mapping[str, Any] | None) -> None:
+    report.line()
     package = f"{engine['package']} {engine['version']}{'' if engine['adapters'] else ', sees no adapter'}"
-    _line(
-        "engine",
-        f"{engine['name']} · " + (f"not installed. Run: {engine['install']}" if engine["install"] else package),
-    )
+    status = f"not installed. Run: {engine['install']}" if engine["install"] else package
+    _add(report, "engine", f"{engine['name']} · {status}")
     if engine["said"] and not engine["adapters"]:
-        _line("", engine["said"][0])
+        _add(report, "", engine["said"][0])
     for adapter in engine["adapters"]:
         limits = adapter["limits"]
-        features = ", ".join(name for name, there in adapter["features"].items() if there) or "none"
+        features = ", ".join(name for name, present in adapter["features"].items() if present) or "none"
         chosen = " · chosen by auto" if auto == {"engine": engine["name"], "index": adapter["index"]} else ""
-        say((f"adapter {adapter['index']:<2}", "bold"), adapter["name"], (chosen, "green"))
-        _line("", f"{adapter['type']}, {adapter['backend']}" + (f", {adapter['driver']}" if adapter["driver"] else ""))
-        _line("", f"features: {features}")
+        report.line((f"adapter {adapter['index']:<2}", "bold"), adapter["name"], (chosen, "green"))
+        driver = f", {adapter['driver']}" if adapter["driver"] else ""
+        _add(report, "", f"{adapter['type']}, {adapter['backend']}{driver}")
+        _add(report, "", f"features: {features}")
         if adapter["matrices"]:
-            _line("", f"matrices: {', '.join(adapter['matrices'])}")
-        _line("", f"buffers of {size(limits['buffer'])}, {size(limits['binding'])} of one bound at a time")
+            _add(report, "", f"matrices: {', '.join(adapter['matrices'])}")
+        _add(report, "", f"buffers of {size(limits['buffer'])}, {size(limits['binding'])} of one bound at a time")
         groups = f"workgroups of {limits['invocations']:,} with {size(limits['shared'])} of shared memory"
-        _line("", f"{groups}, {limits['storage_buffers']:,} storage buffers")
+        _add(report, "", f"{groups}, {limits['storage_buffers']:,} storage buffers")
 
 
-def _show_chosen(report: Mapping[str, Any]) -> None:
-    free = report.get("available_bytes")
+def _add_chosen(report: CommandReport) -> None:
+    record = report.record
+    free = record.get("available_bytes")
     memory = f", {size(free)} free" if free else ""
-    lanes = f", subgroups of {report['subgroup_size']}" if report.get("subgroup_size") else ""
-    engine, index = report["chosen"]["engine"], report["chosen"]["index"]
-    adapters = next(found["adapters"] for found in report["engines"] if found["name"] == engine)
-    say()
-    _line("checked", f"{index}: {adapters[index]['name']} on {engine}{memory}{lanes}")
-    if report["class"]:
-        _line("class", _class(report["class"]))
+    lanes = f", subgroups of {record['subgroup_size']}" if record.get("subgroup_size") else ""
+    engine, index = record["chosen"]["engine"], record["chosen"]["index"]
+    adapters = next(row["adapters"] for row in record["engines"] if row["name"] == engine)
+    report.line()
+    _add(report, "checked", f"{index}: {adapters[index]['name']} on {engine}{memory}{lanes}")
+    if device := record["class"]:
+        source = "measured" if device["measured"] else "assumed: ptegpu doctor --measure finds them out"
+        rates = f"{number(device['bandwidth'] / 1e9)} GB/s, {number(device['flops'] / 1e12)} TFLOP/s (f32)"
+        times = f"{duration(device['dispatch_seconds'])} per dispatch, {counted(device['units'], 'parallel unit')}"
+        _add(report, "class", f"{device['name']} · {rates}, {times} ({source})")
 
 
-def _class(found: Mapping[str, Any]) -> str:
-    """What it is, its figures, and where they are from."""
-    source = "measured" if found["measured"] else "assumed: ptegpu doctor --measure finds them out"
-    rates = f"{number(found['bandwidth'] / 1e9)} GB/s, {number(found['flops'] / 1e12)} TFLOP/s (f32)"
-    times = f"{duration(found['dispatch_seconds'])} per dispatch, {counted(found['units'], 'parallel unit')}"
-    return f"{found['name']} · {rates}, {times} ({source})"
-
-
-def _line(name: str, text: str) -> None:
-    explain(text, f"{name:<10}", "bold", indent=10)
-
-
-def _show_checks(report: Mapping[str, Any]) -> None:
-    rows = []
-    for check in report["checks"]:
-        verdict = Text("pass", "green") if check["passed"] else Text("FAIL", "bold red")
-        error = check["problem"] or ("exact" if check["error"] == 0 else number(check["error"]))
-        rows.append([check["name"], check["operator"], verdict, error])
-    show_table("", ["self-check", "operator", "", "error against NumPy"], rows)
+def _check_row(check: Mapping[str, Any]) -> list[object]:
+    verdict = Text("pass", "green") if check["passed"] else Text("FAIL", "bold red")
+    error = check["problem"] or ("exact" if check["error"] == 0 else number(check["error"]))
+    return [check["name"], check["operator"], verdict, error]

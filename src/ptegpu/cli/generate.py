@@ -1,4 +1,4 @@
-"""`ptegpu generate`: the continuation of a prompt, streaming; tokens per second on stderr."""
+"""`ptegpu generate`: the continuation of a prompt, streamed; tokens per second on stderr."""
 
 from __future__ import annotations
 
@@ -10,54 +10,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from ..limits import Limits
 from ..models.checkpoints import check_folder_kind, is_checkpoint
 from ..models.kinds import LANGUAGE
 from ..printing import streamed
 from ..units import counted, duration
-from .console import bars, console, note, print_json
-from .options import CacheType, DeviceName, Engine, LimitNames, Precision
+from .console import bars, console
+from .options import JsonAtEnd, LoadFlags, SamplingFlags, TokenizerPath
+from .report import CommandReport
 
 if TYPE_CHECKING:
     from ..models.text import Generation, LanguageModel, Stream
 
-CANCELLED = 130  # the exit code, as shells have it for Ctrl-C
+CANCELLED = 130  # exit code, as shells have it for Ctrl-C
 
-Model = Annotated[
+TextModel = Annotated[
     Path, typer.Argument(help="The language model: a .pte file, a bundle or a checkpoint folder.", show_default=False)
 ]
-MaxTokens = Annotated[int, typer.Option(help="The most tokens to generate.", min=1)]
-Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token; higher is more varied.", min=0)]
-TopK = Annotated[int, typer.Option(help="Choose only among the K likeliest tokens; 0 means all.", min=0)]
-TopP = Annotated[float, typer.Option(help="Choose among the likeliest tokens that together have this probability.")]
-MinP = Annotated[float, typer.Option(help="Choose among tokens at least this likely, relative to the likeliest.")]
-RepeatPenalty = Annotated[float, typer.Option(help="Above 1, tokens that already occurred become less likely.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", show_default="random")]
-Images = Annotated[
-    list[Path] | None, typer.Option("--image", help="A picture to look at, for models that see; repeat for more.")
-]
+Images = Annotated[list[Path] | None, typer.Option("--image", help="A picture, for models that see; repeat for more.")]
 System = Annotated[str | None, typer.Option(help="Instructions to the model, before the conversation.")]
-TokenizerPath = Annotated[
-    Path | None, typer.Option(help="tokenizer.json, or a folder that contains it.", show_default="next to the model")
-]
 Stats = Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens per second on stderr.")]
 
 
 def generate(
-    model: Model,
+    model: TextModel,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.", show_default=False)],
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repeat_penalty: RepeatPenalty = 1.0,
-    seed: Seed = None,
+    *,
+    sampling: SamplingFlags,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; repeat for more.")] = None,
     chat: Annotated[
         bool, typer.Option("--chat", help="Treat the prompt as a message to the model, not as text to continue.")
@@ -65,71 +48,46 @@ def generate(
     system: System = None,
     image: Images = None,
     tokenizer: TokenizerPath = None,
-    device: DeviceName = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    cache: CacheType = "f32",
-    limit: LimitNames = None,
+    loading: LoadFlags,
     stats: Stats = True,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
-) -> None:
+    json: JsonAtEnd = False,
+) -> CommandReport:
     """Continue a text, or answer a message with --chat or --system."""
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    options: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "repeat_penalty": repeat_penalty,
-        "seed": seed,
-        "stop": stop or [],
-    }
-    loaded, load_s = open_model(model, tokenizer, device, engine, precision, cache, limit)
+    loaded, load_s = open_model(model, tokenizer, loading)
     with loaded:
-        asks = chat or system is not None
-        asked = loaded.chat(system) if asks else loaded
-        stream = asked.stream(text, pictures=image or [], **options)
-        if not json and not asks and sys.stdout.isatty():
+        is_message = chat or system is not None
+        speaker = loaded.chat(system) if is_message else loaded
+        stream = speaker.stream(text, pictures=image or [], **sampling.options(), stop=stop or [])
+        if not json and not is_message and sys.stdout.isatty():
             console().print(Text(streamed(text), "dim"), end="", soft_wrap=True)
         with interruptible(stream):
             for piece in stream:
                 if not json:
                     write(piece)
-        if json:
-            print_json(report(model, loaded, stream.generation, load_s))
-        else:
+        if not json:
             write("\n")
-            if stats:
-                show_stats(stream.generation)
-    if stream.generation.finish_reason == "cancelled":
-        raise typer.Exit(CANCELLED)
+        report = generation_report(model, loaded, stream.generation, load_s)
+        if stats:
+            report.remarks.append(speed_text(stream.generation))
+        return report
 
 
-def open_model(
-    path: Path,
-    tokenizer: Path | None,
-    device: str,
-    engine: Engine,
-    precision: Precision,
-    cache: CacheType = "f32",
-    limit: LimitNames = None,
-) -> tuple[LanguageModel, float]:
-    """The model with its tokenizer, or the error that there is none; and the seconds that took."""
+def open_model(path: Path, tokenizer: Path | None, loading: LoadFlags) -> tuple[LanguageModel, float]:
+    """Return the language model with its tokenizer, and the seconds that loading took."""
     from ..models.door import Source
     from ..models.text import LanguageModel
     from ..models.text.signature import read_signature
     from ..models.tokenizer import check_tokenizer, find_files
-    from ..runtime import LoadOptions
 
-    with bars(f"Loading {path.name}") as told:
+    with bars(f"Loading {path.name}") as update:
         started = time.perf_counter()
+        options = loading.options(update)
         if is_checkpoint(path):
             check_folder_kind(path, LANGUAGE)
             check_tokenizer(path, tokenizer)
-        options = LoadOptions(device, engine, precision, cache, Limits.parse(limit or []), told)
         source = Source.of(path, options)
-        read_signature(source.file, source.card)  # of what is no language model, that is the error
+        read_signature(source.file, source.card)  # raises for other kinds of models, before a tokenizer is missed
         find_files(source.path, tokenizer)
         loaded = LanguageModel(source, options, tokenizer)
         try:
@@ -141,14 +99,14 @@ def open_model(
 
 
 def write(text: str) -> None:
-    """On stdout at once, as it is; but nothing that a model writes steers a terminal."""
+    """Write to stdout at once; on a terminal, without control characters that a model may produce."""
     sys.stdout.write(streamed(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 @contextmanager
 def interruptible(stream: Stream) -> Iterator[None]:
-    """The first Ctrl-C ends the text after the current token, the second raises as usual."""
+    """End the text after the current token at the first Ctrl-C; the second raises as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -165,32 +123,30 @@ def interruptible(stream: Stream) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def show_stats(made: Generation) -> None:
-    """Tokens, seconds and tokens per second of prefill and decode, and why the text ended, on stderr."""
-    t = made.timings
-    parts = [f"prefill {counted(t.prefill_tokens, 'token')}, {duration(t.prefill_s)}, {t.prefill_rate:.3g} tokens/s"]
-    if t.reused_tokens:
-        parts[0] += f" ({counted(t.reused_tokens, 'token')} in the cache)"
+def speed_text(generation: Generation) -> str:
+    """Return tokens, seconds and tokens per second of prefill and decode, and why the text ended."""
+    t = generation.timings
+    prefill = f"prefill {counted(t.prefill_tokens, 'token')}, {duration(t.prefill_s)}, {t.prefill_rate:.3g} tokens/s"
+    parts = [prefill + (f" ({counted(t.reused_tokens, 'token')} in the cache)" if t.reused_tokens else "")]
     if t.decode_tokens:
-        parts.append(
-            f"decode {counted(t.decode_tokens, 'token')}, {duration(t.decode_s)}, {t.decode_rate:.3g} tokens/s"
-        )
-    parts.append(f"{made.finish_reason}")
-    note(" · ".join(parts), style="dim")
+        rate = f"{t.decode_rate:.3g} tokens/s"
+        parts.append(f"decode {counted(t.decode_tokens, 'token')}, {duration(t.decode_s)}, {rate}")
+    return " · ".join([*parts, str(generation.finish_reason)])
 
 
-def report(path: Path, model: LanguageModel, made: Generation, load_s: float) -> dict[str, Any]:
-    """Everything about a generation, for programs."""
-    adapter, t = model.program.device.info, made.timings
-    return {
+def generation_report(path: Path, model: LanguageModel, generation: Generation, load_s: float) -> CommandReport:
+    """Return the record of a generation, whose text was streamed."""
+    t = generation.timings
+    record = {
         "model": str(path),
-        "adapter": adapter.record,
-        "text": made.text,
-        "finish_reason": made.finish_reason,
-        "seed": made.seed,
-        "prompt_tokens": made.prompt_tokens,
-        "tokens": made.tokens,
-        "logprobs": made.logprobs,
+        "adapter": model.program.device.info.record,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "seed": generation.seed,
+        "prompt_tokens": generation.prompt_tokens,
+        "tokens": generation.tokens,
+        "logprobs": generation.logprobs,
         "load_s": load_s,
         "timings": asdict(t) | {"prefill_tokens_per_s": t.prefill_rate, "decode_tokens_per_s": t.decode_rate},
     }
+    return CommandReport(record, CANCELLED if generation.finish_reason == "cancelled" else 0)

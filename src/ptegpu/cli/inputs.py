@@ -1,4 +1,4 @@
-"""Arrays for a method's inputs, as the command line describes them: files, random numbers, one number everywhere."""
+"""The method that a command runs and the arrays for its inputs, as the command line describes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import typer
@@ -17,24 +17,28 @@ import typer
 from ..dtypes import DType
 from ..errors import InvalidInput
 from ..files import check_regular
-from ..format import Tensor, Value
+from ..format import Method, Tensor, Value
+from ..models.door import Source
+from ..runtime import LoadOptions, Program, open_program
 from ..units import counted
-from .values import writable
+from .options import DataFiles
+from .values import declared, find_method, writable
 
 GRAMMAR = "random, random:SEED, random:LOW..HIGH, random:SEED:LOW..HIGH, ones, zeros, a number, FILE.npy or FILE.npz"
 
 UNBOUNDED = 1 << 30  # bytes of arrays where the method sets no bounds
 WIDEST = 16  # bytes of an element
-HEAD = 1 << 16  # bytes of an array's file that its dtype and shape are in
+HEADER = 1 << 16  # bytes at the beginning of an array's file, which hold its dtype and shape
 
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANDOM = re.compile(rf"random(?::(\d+))?(?::({_NUMBER})\.\.({_NUMBER}))?")
-_INTS = (0.0, 9.0)  # what random ints are between, unless a range is given
+_SIZES = re.compile(r"\s*(.+?)\s*=\s*(-?\d+(?:\.\.-?\d+)?(?:,-?\d+(?:\.\.-?\d+)?)*)\s*")
+_INTS = (0.0, 9.0)  # the default range of random ints
 
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Floats are normal, or uniform in the range; ints are in the range, ends included."""
+    """Random values: floats are normal, or uniform in the range; ints are in the range, both ends included."""
 
     seed: int = 0
     range: tuple[float, float] | None = None
@@ -44,15 +48,15 @@ class Random:
         if dtype is DType.BOOL:
             return rng.random(shape) < 0.5
         if dtype.is_float:
-            found = rng.standard_normal(shape) if self.range is None else rng.uniform(*self.range, shape)
-            return found.astype(np.float32 if dtype is DType.BF16 else dtype.numpy)
+            values = rng.standard_normal(shape) if self.range is None else rng.uniform(*self.range, shape)
+            return values.astype(np.float32 if dtype is DType.BF16 else dtype.numpy)
         low, high = self.range or _INTS
         return rng.integers(int(low), int(high), shape, endpoint=True).astype(dtype.numpy)
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The same number everywhere."""
+    """An array filled with one number."""
 
     value: float
 
@@ -60,11 +64,55 @@ class Fill:
         return np.full(shape, self.value, np.float32 if dtype is DType.BF16 else dtype.numpy)
 
 
-Source = Random | Fill | Path
+InputSource = Random | Fill | Path
 
 
-def parse_source(text: str) -> Source:
-    """One `--input`; a usage error if it is nothing known."""
+@dataclass(frozen=True, slots=True)
+class MethodCall:
+    """A method of a program that was read but not loaded, with its arguments."""
+
+    source: Source
+    method: Method
+    arguments: list[Any]
+
+    def load(self, options: LoadOptions, data: Sequence[Path] | None) -> Program:
+        return open_program(self.source.program, options, data or None, methods=[self.method.name])
+
+
+@dataclass(frozen=True, slots=True)
+class CallFlags:
+    """The method to run and its inputs."""
+
+    PANEL: ClassVar[str] = "What to run"
+
+    method: Annotated[str | None, typer.Option(help="The method to run.", show_default="forward, or the only one")] = (
+        None
+    )
+    data: DataFiles = None
+    input: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="In input order: FILE.npy, FILE.npz (all inputs, arr_0 … or input0 …), random, random:SEED, "
+            "random:LOW..HIGH, ones, zeros, or a number. A single value other than a .npy is used for all inputs.",
+            show_default="random:0, a single int 0",
+        ),
+    ] = None
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Shape of a dynamic input, such as 0=1x17; repeat for more.", show_default="the maximum"),
+    ] = None
+
+    def prepare(self, model: Path, options: LoadOptions) -> MethodCall:
+        """Read the program, find the method and make its arguments."""
+        source = Source.of(model, options)
+        method = find_method(source, self.method)
+        inputs, _ = declared(method)
+        shapes = parse_shapes(self.shape or [], len(inputs))
+        return MethodCall(source, method, make_inputs(inputs, self.input or [], shapes))
+
+
+def parse_source(text: str) -> InputSource:
+    """Parse one `--input`."""
     if text.lower().endswith((".npy", ".npz")):
         return Path(text)
     if text in ("ones", "zeros"):
@@ -81,7 +129,7 @@ def parse_source(text: str) -> Source:
 
 
 def parse_shapes(texts: Sequence[str], count: int) -> dict[int, tuple[int, ...]]:
-    """`0=1x17` for each input given a shape."""
+    """Parse each `--shape`, such as `0=1x17`; return the shapes by input."""
     shapes = {}
     for text in texts:
         match = re.fullmatch(r"(\d+)=((?:\d+(?:[x,×]\d+)*)?)", text)
@@ -94,32 +142,57 @@ def parse_shapes(texts: Sequence[str], count: int) -> dict[int, tuple[int, ...]]
     return shapes
 
 
-def make_inputs(wanted: Sequence[Value], texts: Sequence[str], shapes: Mapping[int, tuple[int, ...]]) -> list[Any]:
-    """An argument for each input. A single source that is not a file, or a single `.npz`, is used for all of them.
+def parse_sizes(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Parse each `--size`: `input 0[1]=1..512`, `input 0[1]=1,2,8..16`; values of repeated names add up."""
+    sizes: dict[str, list[int]] = {}
+    for text in texts:
+        match = _SIZES.fullmatch(text)
+        if match is None:
+            raise typer.BadParameter(f"{text!r} is not of the form 'input 0[1]=1..512'", param_hint="--size")
+        for part in match[2].split(","):
+            low, _, high = part.partition("..")
+            values = range(int(low), int(high or low) + 1)
+            if not values:
+                raise typer.BadParameter(f"{text!r}: the range is empty", param_hint="--size")
+            sizes.setdefault(match[1], []).extend(values)
+    return sizes
 
-    Without any they are random, but single ints are 0: they are mostly positions, of which only the first always fits.
+
+def one_size_each(texts: Sequence[str]) -> dict[str, int]:
+    """Parse each `--size` as `parse_sizes` does, and check that each name has one value."""
+    sizes = parse_sizes(texts)
+    for name, values in sizes.items():
+        if len(values) != 1:
+            raise typer.BadParameter(f"{name} has {len(values)} values; expected one", param_hint="--size")
+    return {name: value for name, (value,) in sizes.items()}
+
+
+def make_inputs(inputs: Sequence[Value], texts: Sequence[str], shapes: Mapping[int, tuple[int, ...]]) -> list[Any]:
+    """Return an argument for each input. A single source other than a `.npy` file is used for all of them.
+
+    By default they are random, but single ints are 0: most are positions, where only the first is always valid.
     """
-    default: list[Source] = [Fill(0) if _is_int(v) else Random() for v in wanted]
+    default: list[InputSource] = [Fill(0) if _is_single_int(v) else Random() for v in inputs]
     sources = [parse_source(text) for text in texts] or default
-    if len(sources) == 1 and len(wanted) != 1:
+    if len(sources) == 1 and len(inputs) != 1:
         (source,) = sources
         if isinstance(source, Path):
-            sources = list(read_arrays(source, "input", len(wanted), largest(wanted)))  # type: ignore[arg-type]
+            sources = list(read_arrays(source, "input", len(inputs), largest(inputs)))  # type: ignore[arg-type]
         else:
-            sources = [source] * len(wanted)
-    if len(sources) != len(wanted):
-        given = counted(len(sources), "time")
-        raise InvalidInput(f"the method has {counted(len(wanted), 'input')}, but --input is given {given}")
-    return [_input(k, value, source, shapes.get(k)) for k, (value, source) in enumerate(zip(wanted, sources))]
+            sources = [source] * len(inputs)
+    if len(sources) != len(inputs):
+        times = counted(len(sources), "time")
+        raise InvalidInput(f"the method has {counted(len(inputs), 'input')}, but --input is given {times}")
+    return [_input(k, value, source, shapes.get(k)) for k, (value, source) in enumerate(zip(inputs, sources))]
 
 
-def _is_int(value: Value) -> bool:
+def _is_single_int(value: Value) -> bool:
     if not isinstance(value, Tensor) or value.dtype is DType.BF16:
         return False
     return value.bounded and math.prod(value.sizes) == 1 and value.dtype.numpy.kind in "iu"
 
 
-def _input(position: int, value: Value, source: Source | np.ndarray, shape: tuple[int, ...] | None) -> Any:
+def _input(position: int, value: Value, source: InputSource | np.ndarray, shape: tuple[int, ...] | None) -> Any:
     if isinstance(source, Path):
         (source,) = read_arrays(source, "input", 1, largest([value]))
     if isinstance(source, np.ndarray):
@@ -134,36 +207,30 @@ def _input(position: int, value: Value, source: Source | np.ndarray, shape: tupl
 
 
 def largest(values: Sequence[Value]) -> int:
-    """Return the most bytes that arrays for these may have, of any dtype."""
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    if not all(v.bounded for v in tensors):
+    """Return an upper bound on the bytes of arrays for these values, of any dtype."""
+    if not all(v.bounded for v in values if isinstance(v, Tensor)):
         return UNBOUNDED
     return WIDEST * sum(math.prod(v.sizes) if isinstance(v, Tensor) else 1 for v in values)
 
 
 def read_arrays(path: Path, prefix: str, count: int, most: int = UNBOUNDED) -> list[np.ndarray]:
-    """`count` arrays of a NumPy file: by the names `prefix0`, `prefix1`, … or `arr_0`, …, else in the file's order.
+    """Read `count` arrays of a NumPy file: named `prefix0`, `prefix1`, … or `arr_0`, …, or else in the file's order.
 
-    Raise InvalidInput before any is read if they have more than `most` bytes: a small file can hold large arrays of
-    zeros. What takes no more than the file itself is always read.
+    Raise InvalidInput before reading any if they have more than `most` bytes, because a small file can hold large
+    arrays of zeros. Arrays no larger than the file itself are always read.
     """
     check_regular(path, InvalidInput)
     try:
         sizes = _declared_sizes(path)
-    except OSError:
-        raise
-    except Exception as e:  # NumPy and zipfile raise many kinds
-        raise InvalidInput(f"{path} is not a NumPy file of plain arrays: {e}") from None
-    if len(sizes) != count:
-        raise InvalidInput(f"{path} holds {len(sizes)} arrays, the method has {count} {prefix}s")
-    if sum(sizes) > max(most, path.stat().st_size):
-        raise InvalidInput(f"{path} holds arrays of {sum(sizes):,} bytes, more than the {most:,} expected here")
-    try:
+        if len(sizes) != count:
+            raise InvalidInput(f"{path} holds {len(sizes)} arrays, the method has {count} {prefix}s")
+        if sum(sizes) > max(most, path.stat().st_size):
+            raise InvalidInput(f"{path} holds arrays of {sum(sizes):,} bytes, more than the {most:,} expected here")
         loaded = np.load(path, allow_pickle=False)
         arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {f"{prefix}0": loaded}
-    except OSError:
+    except (OSError, InvalidInput):
         raise
-    except Exception as e:
+    except Exception as e:  # NumPy and zipfile raise many kinds
         raise InvalidInput(f"{path} is not a NumPy file of plain arrays: {e}") from None
     for names in ([f"{prefix}{k}" for k in range(count)], [f"arr_{k}" for k in range(count)]):
         if set(names) == set(arrays):
@@ -172,25 +239,25 @@ def read_arrays(path: Path, prefix: str, count: int, most: int = UNBOUNDED) -> l
 
 
 def _declared_sizes(path: Path) -> list[int]:
-    """Return the bytes of each array of a file, as their heads declare them."""
+    """Return the bytes of each array of a file, as the arrays' headers declare them."""
     with open(path, "rb") as file:
-        head = file.read(HEAD)
-    if not head.startswith(b"PK"):
-        return [_declared_size(head)]
+        header = file.read(HEADER)
+    if not header.startswith(b"PK"):
+        return [_declared_size(header)]
     with zipfile.ZipFile(path) as archive:
         sizes = []
         for entry in archive.infolist():
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others unpack all at once
                 raise ValueError(f"{entry.filename} is compressed in another way than NumPy does")
             with archive.open(entry) as part:
-                sizes.append(_declared_size(part.read(HEAD)))
+                sizes.append(_declared_size(part.read(HEADER)))
         return sizes
 
 
-def _declared_size(head: bytes) -> int:
-    if not head.startswith(b"\x93NUMPY"):
+def _declared_size(header: bytes) -> int:
+    if not header.startswith(b"\x93NUMPY"):
         raise ValueError("it does not begin as one")
-    file = io.BytesIO(head)
+    file = io.BytesIO(header)
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read(file)

@@ -1,24 +1,21 @@
-"""`ptegpu profile`: GPU time per kernel, operator or dispatch, compared with what the adapter can do."""
+"""`ptegpu profile`: GPU time per kernel, operator or dispatch, compared with the adapter's maximum."""
 
 from __future__ import annotations
 
 import json as json_text
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..files import naming
-from ..limits import Limits
-from ..models.door import Source
-from ..runtime import LoadOptions, open_program
 from ..units import counted, duration, number, size
-from .console import bars, explain, print_json, progress, say, show_table
-from .inputs import make_inputs, parse_shapes
-from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
-from .values import check_folder, declared, find_method, methods_of
+from .console import bars, progress
+from .inputs import CallFlags
+from .options import LoadFlags, ModelPath
+from .report import CommandReport
+from .values import check_output
 
 if TYPE_CHECKING:  # needs wgpu, which only running takes
     from ..runtime.call_timeline import Step
@@ -32,96 +29,83 @@ class By(StrEnum):
 
 
 def profile(
-    model: Model,
-    method: MethodName = None,
-    data: Data = None,
-    input: Inputs = None,
-    shape: Shapes = None,
-    device: DeviceName = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    limit: LimitNames = None,
-    repeat: Annotated[int, typer.Option(help="How many calls to time; times are medians.", min=1)] = 10,
-    by: Annotated[By, typer.Option(help="What each row of the table stands for.")] = By.KERNEL,
-    json: AsJson = False,
+    model: ModelPath,
+    *,
+    call: CallFlags,
+    repeat: Annotated[int, typer.Option(help="Number of calls to time; times are medians.", min=1)] = 10,
+    by: Annotated[By, typer.Option(help="What each row of the table describes.")] = By.KERNEL,
     trace: Annotated[
         Path | None, typer.Option(help="Write kernels and steps with their times to FILE.json, for ui.perfetto.dev.")
     ] = None,
-) -> None:
+    loading: LoadFlags,
+) -> CommandReport:
     """Show where the time of a method goes. Its state is reset before every call."""
-    check_folder(trace, "--trace")
-    options = LoadOptions(device, engine, precision, limits=Limits.parse(limit or []))
-    source = Source.of(model, options)
-    chosen = find_method(methods_of(source), method)
-    takes, _ = declared(chosen)
-    arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
-    with bars(f"Loading {model.name}") as told:
-        program = open_program(source.program, replace(options, progress=told), data or None, methods=[chosen.name])
-    with program, progress(f"Profiling {chosen.name}"):
-        found = program.method(chosen.name).profile(*arguments, repeats=repeat)
+    check_output(trace, "--trace")
+    prepared = call.prepare(model, loading.options())
+    name = prepared.method.name
+    with bars(f"Loading {model.name}") as update:
+        program = prepared.load(loading.options(update), call.data)
+    with program, progress(f"Profiling {name}"):
+        result = program.method(name).profile(*prepared.arguments, repeats=repeat)
+    report = profile_report(result, by, model)
+    report.record["trace"] = str(trace) if trace else None
     if trace:
         with naming(trace):
-            trace.write_text(json_text.dumps(found.trace()), "utf-8")
-    if json:
-        print_json({"model": str(model), **report(found, by), "trace": str(trace) if trace else None})
-    else:
-        show(found, by, model.name)
-        if trace:
-            say(f"saved {trace}: open it at https://ui.perfetto.dev")
+            trace.write_text(json_text.dumps(result.trace()), "utf-8")
+        report.line(f"saved {trace}: open it at https://ui.perfetto.dev")
+    return report
 
 
-def report(found: Profile, by: By) -> dict[str, Any]:
-    """The profile as JSON, with the adapter and the note on what profiling costs."""
-    return {"adapter": found.adapter.record, **found.to_json(by.value), "note": note(found)}
-
-
-def show(found: Profile, by: By, model: str) -> None:
-    """The tables and the totals on stdout."""
-    a, peak = found.adapter, found.ceilings
-    say((model, "bold"), f" · {found.method} on {a.place}")
+def profile_report(result: Profile, by: By, model: Path) -> CommandReport:
+    """Return the tables and totals of a profile, and the same as JSON."""
+    explanation = split_note(result)
+    record = {"model": str(model), "adapter": result.adapter.record, **result.to_json(by.value), "note": explanation}
+    report, peak = CommandReport(record), result.ceilings
+    report.line((model.name, "bold"), f" · {result.method} on {result.adapter.place}")
     most = f"{number(peak.bandwidth / 1e9)} GB/s (copies), {number(peak.flops / 1e12)} TFLOP/s (f32)"
-    explain(f"medians of {counted(found.repeats, 'call')} · this adapter's measured maximum: {most}")
+    report.paragraph(f"medians of {counted(result.repeats, 'call')} · this adapter's measured maximum: {most}")
     second = "kernel" if by is By.DISPATCH else "count"
     columns = [by.value, second, "GPU time", "share", "each", "GB/s", "of max", "TFLOP/s", "of max"]
-    rows = [_cells(row, found, by) for row in found.rows(by.value)]
+    rows = [_cells(row, result, by) for row in result.rows(by.value)]
     right = range(2 if by is By.DISPATCH else 1, len(columns))
-    show_table("", columns, rows, right, optional=(4, 7, 8, 5, 6))
-    say(
-        f"dispatches {len(found.kernels):,} · kernels {duration(found.kernel_seconds)} · "
-        f"single pass {duration(found.pass_seconds)} · wall {duration(found.wall_seconds)} · "
-        f"host {duration(found.host_seconds)}"
+    report.table(columns, rows, right, optional=(4, 7, 8, 5, 6))
+    report.line(
+        f"dispatches {len(result.kernels):,} · kernels {duration(result.kernel_seconds)} · "
+        f"single pass {duration(result.pass_seconds)} · wall {duration(result.wall_seconds)} · "
+        f"host {duration(result.host_seconds)}"
     )
-    explain(note(found))
-    _show_steps(found)
+    report.paragraph(explanation)
+    _add_steps(report, result)
+    return report
 
 
-def note(found: Profile) -> str:
-    """That profiling splits passes, and what that costs."""
-    extra, single = found.split_seconds, found.pass_seconds
+def split_note(result: Profile) -> str:
+    """Explain that profiling splits the compute pass, and what that costs."""
+    extra, single = result.split_seconds, result.pass_seconds
     costs = f"{duration(extra)} ({_percent(extra, single)})" if extra > 0 else "nothing measurable"
     return (
         "Profiling gives each kernel a pass of its own, ordinary calls run all in one: the kernels add up to "
-        f"{duration(found.kernel_seconds)}, the single pass takes {duration(single)}, so splitting costs {costs}."
+        f"{duration(result.kernel_seconds)}, the single pass takes {duration(single)}, so splitting costs {costs}."
     )
 
 
-def _show_steps(found: Profile) -> None:
-    """A call from its arguments to its results: what each step takes, and what of it is traffic, waiting, the host."""
+def _add_steps(report: CommandReport, result: Profile) -> None:
+    """Add a table of the steps of a call, from its arguments to its results: traffic, waiting, host time."""
     from ..runtime.call_timeline import by_name, together
 
-    total = together(found.steps, "sum")
+    total = together(result.steps, "sum")
     columns = ["step of a call", "count", "time", "share", "upload", "wait", "read back", "host"]
-    rows = [_step_cells(step, total.seconds) for step in (*by_name(found.steps), total)]
-    show_table("", columns, rows, range(1, len(columns)), optional=(3, 1))
-    plans, steps = (sum(step.kind == kind for step in found.steps) for kind in ("plan", "NumPy call"))
+    rows = [_step_cells(step, total.seconds) for step in (*by_name(result.steps), total)]
+    report.table(columns, rows, range(1, len(columns)), optional=(3, 1))
+    plans, steps = (sum(step.kind == kind for step in result.steps) for kind in ("plan", "NumPy call"))
     moved = total.traffic
-    say(
+    report.line(
         f"{counted(plans, 'plan')} · {counted(steps, 'NumPy call')} · "
         f"{counted(moved.uploads, 'upload')} of {size(moved.upload_bytes)} · "
         f"{counted(moved.readbacks, 'read back')} of {size(moved.readback_bytes)}"
     )
-    explain(
-        f"The steps add up to {duration(total.seconds)}, an ordinary call takes {duration(found.wall_seconds)}: "
+    report.paragraph(
+        f"The steps add up to {duration(total.seconds)}, an ordinary call takes {duration(result.wall_seconds)}: "
         "to time its steps, a call waits for each plan before it reads the results."
     )
 
@@ -132,13 +116,13 @@ def _step_cells(step: Step, total: float) -> list[str]:
     return [step.name, f"{step.count:,}", duration(step.seconds), _percent(step.seconds, total), *times]
 
 
-def _cells(row: Row, found: Profile, by: By) -> list[str]:
-    peak = found.ceilings
+def _cells(row: Row, result: Profile, by: By) -> list[str]:
+    peak = result.ceilings
     return [
         row.name,
         row.kernel if by is By.DISPATCH else f"{row.count:,}",
         duration(row.seconds),
-        _percent(row.seconds, found.kernel_seconds),
+        _percent(row.seconds, result.kernel_seconds),
         "" if row.count == 1 else duration(row.seconds / row.count),
         *_rate(row.bytes_per_second, 1e9, peak.bandwidth),
         *_rate(row.flops_per_second, 1e12, peak.flops),
@@ -151,8 +135,8 @@ def _rate(rate: float, unit: float, most: float) -> tuple[str, str]:
     return f"{rate / unit:.3g}" if rate >= 1e-3 * unit else "<0.001", _percent(rate, most)
 
 
-def _percent(part: float, whole: float) -> str:
-    if not whole:
+def _percent(part: float, total: float) -> str:
+    if not total:
         return ""
-    share = 100 * part / whole
+    share = 100 * part / total
     return f"{share:.3g} %" if share >= 0.1 or share <= 0 else "<0.1 %"

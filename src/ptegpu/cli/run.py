@@ -1,10 +1,10 @@
-"""`ptegpu run`: runs one method on inputs from files or generated ones; prints, saves or compares its outputs."""
+"""`ptegpu run`: run a method on inputs from files or generated ones; print, save or compare its outputs."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,115 +13,89 @@ import typer
 
 from ..errors import InvalidInput
 from ..files import naming
-from ..limits import Limits
-from ..models.door import Source
-from ..runtime import LoadOptions, Signature, Spec, open_program
+from ..runtime import Signature
 from ..units import dims, duration, number
-from .answers import Asked, answer
-from .compare import SCALE, Difference, compare
-from .console import bars, print_json, progress, say, show_table
-from .generate import TokenizerPath
-from .inputs import largest, make_inputs, parse_shapes, read_arrays
-from .options import AsJson, Data, DeviceName, Engine, Inputs, LimitNames, MethodName, Model, Precision, Shapes
-from .values import check_folder, declared, find_method, methods_of, readable, summary, values_text
+from .answers import TaskFlags, answer
+from .compare import SCALE, ArrayDifference, compare
+from .console import bars, progress
+from .inputs import CallFlags, largest, read_arrays
+from .options import LoadFlags, ModelPath, TokenizerPath
+from .report import CommandReport
+from .values import check_output, declared, readable, summary, values_text
 
-MISMATCH = 3  # the exit code
+MISMATCH = 3  # exit code
 
 
 def run(
-    model: Model,
-    method: MethodName = None,
-    data: Data = None,
-    input: Inputs = None,
-    shape: Shapes = None,
-    device: DeviceName = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    limit: LimitNames = None,
+    model: ModelPath,
+    *,
+    call: CallFlags,
     save: Annotated[Path | None, typer.Option(help="Write the outputs to FILE.npz (output0 …) or FILE.npy.")] = None,
     expect: Annotated[
         Path | None, typer.Option(help="Compare with FILE.npz or FILE.npy; exit with code 3 if they differ.")
     ] = None,
     atol: Annotated[
         float | None,
-        typer.Option(
-            help="Absolute tolerance of --expect.", min=0, show_default=f"{SCALE:g} of the output's largest value"
-        ),
+        typer.Option(help="Absolute tolerance of --expect.", min=0, show_default=f"{SCALE:g} of the largest value"),
     ] = None,
     rtol: Annotated[float, typer.Option(help="Relative tolerance of --expect.", min=0)] = 1e-3,
-    repeat: Annotated[int, typer.Option(help="How many runs to time; state is reset before each.", min=1)] = 1,
-    image: Annotated[
-        list[Path] | None, typer.Option(help="Of a file that `ptegpu export hf` made: a picture; repeat for more.")
-    ] = None,
-    audio: Annotated[Path | None, typer.Option(help="Likewise, a sound: a .wav file.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="Likewise, a text; repeat for more.")] = None,
-    context: Annotated[str | None, typer.Option(help="What a question (--text) is answered from.")] = None,
+    repeat: Annotated[int, typer.Option(help="Number of runs to time; state is reset before each.", min=1)] = 1,
+    task: TaskFlags,
     tokenizer: TokenizerPath = None,
-    top: Annotated[int, typer.Option(help="How many labels to show.", min=1)] = 5,
-    out: Annotated[Path | None, typer.Option(help="Where to write the picture that it makes.")] = None,
-    json: AsJson = False,
-) -> None:
-    """Run a method and print its outputs; or what it says of a picture, a sound or a text."""
-    options = LoadOptions(device, engine, precision, limits=Limits.parse(limit or []))
-    if image or audio or text:
-        asked = Asked(image or [], audio, text or [], context, tokenizer, top, out)
-        return answer(model, asked, options, data or None, json)
-    source = Source.of(model, options)
-    chosen = find_method(methods_of(source), method)
-    takes, gives = declared(chosen)
-    signature = Signature(chosen)
-    arguments = make_inputs(takes, input or [], parse_shapes(shape or [], len(takes)))
-    expected = read_arrays(expect, "output", len(gives), largest(gives)) if expect else None
-    if save and save.suffix not in (".npz", ".npy"):
-        raise typer.BadParameter(f"{save} must end in .npz or .npy", param_hint="--save")
-    check_folder(save, "--save")
-    with bars(f"Loading {model.name}") as told:
+    loading: LoadFlags,
+) -> CommandReport:
+    """Run a method and print its outputs, or the answer to a picture, a sound or a text."""
+    if task.image or task.audio or task.text:
+        return answer(model, task, tokenizer, loading, call.data)
+    check_output(save, "--save", ".npz", ".npy")
+    prepared = call.prepare(model, loading.options())
+    inputs, outputs = declared(prepared.method)
+    signature = Signature(prepared.method)
+    expected = read_arrays(expect, "output", len(outputs), largest(outputs)) if expect else None
+    with bars(f"Loading {model.name}") as update:
         started = time.perf_counter()
-        program = open_program(source.program, replace(options, progress=told), data or None, methods=[chosen.name])
+        program = prepared.load(loading.options(update), call.data)
         load_s = time.perf_counter() - started
-    with program, progress(f"Running {chosen.name}"):
-        call = program.method(chosen.name)
+    with program, progress(f"Running {prepared.method.name}"):
+        method = program.method(prepared.method.name)
         results, runs_s = [], []
         for _ in range(repeat):
             program.reset()
             started = time.perf_counter()
-            results = call.execute(arguments)
+            results = method.execute(prepared.arguments)
             runs_s.append(time.perf_counter() - started)
         adapter = program.device.info
-    shown_inputs = [readable(x, value) for x, value in zip(arguments, takes)]
-    outputs = [readable(y, value) for y, value in zip(results, gives)]
+    arguments = [readable(x, value) for x, value in zip(prepared.arguments, inputs)]
+    results = [readable(y, value) for y, value in zip(results, outputs)]
     if save:
-        save_outputs(save, outputs)
-    found = None if expected is None else [compare(y, e, atol, rtol) for y, e in zip(outputs, expected)]
-    wrong = any(d.wrong for d in found or [])
-    if json:
-        report: dict[str, Any] = {
+        save_outputs(save, results)
+    report = CommandReport(
+        {
             "model": str(model),
-            "method": chosen.name,
+            "method": method.name,
             "adapter": adapter.record,
-            "inputs": [{"name": s.name, **summary(x)} for s, x in zip(signature.inputs, shown_inputs)],
-            "outputs": [{"name": s.name, **summary(y)} for s, y in zip(signature.outputs, outputs)],
+            "inputs": [{"name": s.name, **summary(x)} for s, x in zip(signature.inputs, arguments)],
+            "outputs": [{"name": s.name, **summary(y)} for s, y in zip(signature.outputs, results)],
             "load_s": load_s,
             "run_s": runs_s,
         }
-        if found is not None:
-            differences = [asdict(d) | {"error": d.error} for d in found]
-            report["expect"] = {"file": str(expect), "equal": not wrong, "outputs": differences}
-        print_json(report)
-    else:
-        say((model.name, "bold"), f" · {chosen.name} on {adapter.place}")
-        _show_arrays([*zip(signature.inputs, shown_inputs), *zip(signature.outputs, outputs)])
-        say(f"load {duration(load_s)} · run {_timings(runs_s)}")
-        if save:
-            say(f"saved {save}")
-        if found is not None:
-            _show_differences(found, str(expect), atol, rtol)
-    if wrong:
-        raise typer.Exit(MISMATCH)
+    )
+    report.line((model.name, "bold"), f" · {method.name} on {adapter.place}")
+    rows = [
+        [r["name"], r["dtype"], dims(r["shape"]) if r["shape"] is not None else "", *_extremes(r), values_text(x)]
+        for r, x in zip(report.record["inputs"] + report.record["outputs"], [*arguments, *results])
+    ]
+    report.table(["", "dtype", "shape", "min", "mean", "max", "first values"], rows, right=(3, 4, 5))
+    report.line(f"load {duration(load_s)} · run {_timings(runs_s)}")
+    if save:
+        report.line(f"saved {save}")
+    if expected is not None:
+        _add_differences(report, [compare(y, e, atol, rtol) for y, e in zip(results, expected)], expect, atol, rtol)
+    return report
 
 
 def save_outputs(path: Path, outputs: list[Any]) -> None:
-    """Outputs that are numbers or arrays: `output0`, `output1`, … of an .npz, or the only one as .npy."""
+    """Write the outputs that are numbers or arrays: `output0`, `output1`, … of an .npz, or the only one as .npy."""
     arrays = {
         f"output{k}": np.asarray(y) for k, y in enumerate(outputs) if isinstance(y, np.ndarray | bool | int | float)
     }
@@ -134,14 +108,8 @@ def save_outputs(path: Path, outputs: list[Any]) -> None:
             np.save(path, next(iter(arrays.values())))
 
 
-def _show_arrays(values: list[tuple[Spec, Any]]) -> None:
-    rows = []
-    for spec, value in values:
-        found = summary(value)
-        shape = "" if found["shape"] is None else dims(found["shape"])
-        figures = ["" if found.get(name) is None else number(found[name]) for name in ("min", "mean", "max")]
-        rows.append([spec.name, found["dtype"], shape, *figures, values_text(value)])
-    show_table("", ["", "dtype", "shape", "min", "mean", "max", "first values"], rows, right=(3, 4, 5))
+def _extremes(record: dict[str, Any]) -> list[str]:
+    return ["" if record.get(name) is None else number(record[name]) for name in ("min", "mean", "max")]
 
 
 def _timings(runs_s: list[float]) -> str:
@@ -151,16 +119,22 @@ def _timings(runs_s: list[float]) -> str:
     return f"first {first}, then median {duration(statistics.median(rest))}, best {duration(min(rest))} of {len(rest)}"
 
 
-def _show_differences(found: list[Difference], expected: str, atol: float | None, rtol: float) -> None:
-    allowed = f"atol {f'{SCALE:g} of the largest value' if atol is None else f'{atol:g}'}, rtol {rtol:g}"
-    if not any(d.wrong for d in found):
-        worst = max((d.error for d in found), default=0.0)
-        say(("equal", "bold green"), f" to {expected} (worst difference {number(worst)}, {allowed})")
+def _add_differences(
+    report: CommandReport, differences: list[ArrayDifference], file: Path | None, atol: float | None, rtol: float
+) -> None:
+    equal = not any(d.wrong for d in differences)
+    outputs = [asdict(d) | {"error": d.error} for d in differences]
+    report.record["expect"] = {"file": str(file), "equal": equal, "outputs": outputs}
+    tolerance = f"atol {f'{SCALE:g} of the largest value' if atol is None else f'{atol:g}'}, rtol {rtol:g}"
+    if equal:
+        worst = max((d.error for d in differences), default=0.0)
+        report.line(("equal", "bold green"), f" to {file} (worst difference {number(worst)}, {tolerance})")
         return
+    report.exit_code = MISMATCH
     rows = []
-    for k, d in enumerate(found):
+    for k, d in enumerate(differences):
         where = d.problem or (str(list(d.index)) if d.total else "")
         values = ["", "", ""] if d.problem or not d.total else [f"{d.got:.7g}", f"{d.expected:.7g}", number(d.error)]
         rows.append([f"output {k}", f"{d.wrong:,} of {d.total:,}", where, *values])
-    say(("unequal", "bold red"), f" to {expected} ({allowed})")
-    show_table("", ["", "wrong", "worst at", "got", "expected", "difference"], rows, right=(1, 3, 4, 5))
+    report.line(("unequal", "bold red"), f" to {file} ({tolerance})")
+    report.table(["", "wrong", "worst at", "got", "expected", "difference"], rows, right=(1, 3, 4, 5))

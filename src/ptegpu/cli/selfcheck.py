@@ -1,8 +1,8 @@
-"""A handful of kernels run on a device and compared with NumPy: whether this adapter computes what it should."""
+"""A handful of kernels, run on a device and compared with NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ TOLERANCE = 1e-5  # relative to the largest value; casts and moves must be exact
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SelfCheck:
     name: str
     operator: str
     args: tuple[Any, ...]  # arrays become inputs
@@ -29,7 +29,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     name: str
     operator: str
     passed: bool
@@ -37,8 +37,8 @@ class Outcome:
     problem: str = ""
 
 
-def checks() -> list[Check]:
-    """Every family once, at sizes that are no multiples of anything."""
+def checks() -> list[SelfCheck]:
+    """Return a check for each family of operators, at sizes that are not multiples of anything."""
     rng = np.random.default_rng(0)
 
     def floats(*shape: int) -> np.ndarray:
@@ -50,50 +50,47 @@ def checks() -> list[Check]:
     gathered = rng.integers(0, 33, (7, 5)).astype(np.int32)
     e = np.exp(x - x.max(1, keepdims=True))
     return [
-        Check("add, broadcast", "aten.add.Tensor", (x, row, 1), x + row),
-        Check("multiply, int32", "aten.mul.Tensor", (ints, ints), ints * ints, exact=True),
-        Check("compare", "aten.gt.Scalar", (x, 0.25), x > 0.25, exact=True),
-        Check("select", "aten.where.self", (x > 0, x, -x), np.abs(x), exact=True),
-        Check("cast to float16", "aten._to_copy.default", (x,), x.astype(np.float16), exact=True),
-        Check("permute", "aten.permute_copy.default", (x, (1, 0)), x.T, exact=True),
-        Check("sum along a row", "aten.sum.dim_IntList", (x, (1,), False), x.sum(1)),
-        Check("softmax", "aten._softmax.default", (x, -1, False), e / e.sum(1, keepdims=True)),
-        Check("matrix product", "aten.mm.default", (a, b), a @ b),
-        Check("one row × matrix", "aten.mm.default", (a[:1], b), a[:1] @ b),
-        Check("embedding", "aten.embedding.default", (table, ids, -1, False, False), table[ids], exact=True),
-        Check("gather", "aten.gather.default", (x, 1, gathered, False), np.take_along_axis(x, gathered, 1), exact=True),
+        SelfCheck("add, broadcast", "aten.add.Tensor", (x, row, 1), x + row),
+        SelfCheck("multiply, int32", "aten.mul.Tensor", (ints, ints), ints * ints, exact=True),
+        SelfCheck("compare", "aten.gt.Scalar", (x, 0.25), x > 0.25, exact=True),
+        SelfCheck("select", "aten.where.self", (x > 0, x, -x), np.abs(x), exact=True),
+        SelfCheck("cast to float16", "aten._to_copy.default", (x,), x.astype(np.float16), exact=True),
+        SelfCheck("permute", "aten.permute_copy.default", (x, (1, 0)), x.T, exact=True),
+        SelfCheck("sum along a row", "aten.sum.dim_IntList", (x, (1,), False), x.sum(1)),
+        SelfCheck("softmax", "aten._softmax.default", (x, -1, False), e / e.sum(1, keepdims=True)),
+        SelfCheck("matrix product", "aten.mm.default", (a, b), a @ b),
+        SelfCheck("one row × matrix", "aten.mm.default", (a[:1], b), a[:1] @ b),
+        SelfCheck("embedding", "aten.embedding.default", (table, ids, -1, False, False), table[ids], exact=True),
+        SelfCheck(
+            "gather", "aten.gather.default", (x, 1, gathered, False), np.take_along_axis(x, gathered, 1), exact=True
+        ),
     ]
 
 
-def run_checks(device: Device, on_done: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
-    """All of them; one that fails does not stop the next."""
+def run_checks(device: Device) -> list[CheckOutcome]:
+    """Run all checks; a failure does not stop the next one."""
     outcomes = []
     for check in checks():
-        outcomes.append(run_check(check, device))
-        on_done(outcomes[-1])
+        try:
+            (result,) = _run(check, device)
+            outcomes.append(judge(check, result))
+        except PtegpuError as e:
+            outcomes.append(CheckOutcome(check.name, check.operator, False, problem=str(e)))
     return outcomes
 
 
-def run_check(check: Check, device: Device) -> Outcome:
-    try:
-        (got,) = _run(check, device)
-    except PtegpuError as e:
-        return Outcome(check.name, check.operator, False, problem=str(e))
-    return judge(check, got)
-
-
-def judge(check: Check, got: np.ndarray) -> Outcome:
-    """Whether a result is what was expected, relative to the largest expected value."""
-    if (got.dtype, got.shape) != (check.expected.dtype, check.expected.shape):
-        wanted, found = (f"{a.dtype}{list(a.shape)}" for a in (check.expected, got))
-        return Outcome(check.name, check.operator, False, problem=f"the result is {found}, not {wanted}")
+def judge(check: SelfCheck, result: np.ndarray) -> CheckOutcome:
+    """Compare a result with the expected one, relative to the largest expected value."""
+    if (result.dtype, result.shape) != (check.expected.dtype, check.expected.shape):
+        got, expected = (f"{a.dtype}{list(a.shape)}" for a in (result, check.expected))
+        return CheckOutcome(check.name, check.operator, False, problem=f"the result is {got}, not {expected}")
     want = check.expected.astype(np.float64)
-    error = float(np.abs(got.astype(np.float64) - want).max()) / (scale_of(want) or 1.0)
-    return Outcome(check.name, check.operator, error <= (0 if check.exact else TOLERANCE), error)
+    error = float(np.abs(result.astype(np.float64) - want).max()) / (scale_of(want) or 1.0)
+    return CheckOutcome(check.name, check.operator, error <= (0 if check.exact else TOLERANCE), error)
 
 
-def _run(check: Check, device: Device) -> Sequence[Any]:
-    """A graph of one node, planned and run."""
+def _run(check: SelfCheck, device: Device) -> Sequence[Any]:
+    """Plan and run a graph of one node."""
     graph = Graph(check.name)
     inputs: list[np.ndarray] = []
 

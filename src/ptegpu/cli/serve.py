@@ -18,10 +18,9 @@ from ..errors import InvalidInput
 from ..models.checkpoints import check_folder_kind, is_checkpoint, program_of
 from ..models.kinds import SERVED
 from ..units import counted
-from .console import bars, note, print_json, say
-from .generate import TokenizerPath
-from .options import AllowHost, AsJson, CacheType, LimitNames, Precision
-from .options import Engine as EngineName
+from .console import bars, note
+from .options import AsJson, HostNames, LoadFlags, TokenizerPath
+from .report import CommandReport
 
 if TYPE_CHECKING:
     from ..serve import Engine
@@ -39,28 +38,24 @@ def serve(
             show_default=False,
         ),
     ],
+    *,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; 0.0.0.0 is all of this machine's.")
+        str, typer.Option(help="The address to listen on; 0.0.0.0 means all addresses of this machine.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(help="The port to listen on; 0 takes any that is free.", min=0, max=65535)
-    ] = 8000,
-    allow_host: AllowHost = None,
+    port: Annotated[int, typer.Option(help="The port to listen on; 0 means any free one.", min=0, max=65535)] = 8000,
+    allow_host: HostNames = None,
     keys: Annotated[
         Path | None,
         typer.Option(
-            help="A file with an API key on each line; those of the environment variable PTEGPU_API_KEYS count, too.",
-            show_default="no key is needed",
+            help="A file of API keys, one per line, besides PTEGPU_API_KEYS.", show_default="no key is needed"
         ),
     ] = None,
-    open: Annotated[
-        bool, typer.Option("--open", help="Let everyone ask who reaches the address, without a key.")
-    ] = False,
+    open: Annotated[bool, typer.Option("--open", help="Allow requests without an API key.")] = False,
     sequences: Annotated[int, typer.Option(help="The most requests that run at once, for each model.", min=1)] = 64,
     memory: Annotated[
         float | None,
         typer.Option(
-            help="GiB for the key-value cache of each model.", min=0, show_default="what its requests can use"
+            help="GiB for the key-value cache of each model.", min=0, show_default="as much as its requests can use"
         ),
     ] = None,
     queue: Annotated[int, typer.Option(help="The most requests that wait, for each model.", min=0)] = 64,
@@ -68,7 +63,7 @@ def serve(
     max_seconds: Annotated[float, typer.Option(help="The most seconds that a request takes.", min=0.1)] = 600.0,
     max_body: Annotated[int, typer.Option(help="The most bytes of a request.", min=1)] = 1 << 20,
     drain: Annotated[
-        float, typer.Option(help="When told to stop: the seconds that running requests have to finish.", min=0)
+        float, typer.Option(help="Seconds for running requests to finish when the server is stopped.", min=0)
     ] = 30.0,
     tokenizer: TokenizerPath = None,
     device: Annotated[
@@ -77,17 +72,14 @@ def serve(
             help="A GPU to use: an index, or part of a name; see `ptegpu doctor`. Repeat for more: each model runs on "
             "each, and requests go to the one with the fewest.",
             show_default="auto",
+            rich_help_panel=LoadFlags.PANEL,
         ),
     ] = None,
-    engine: EngineName = "auto",
-    precision: Precision = "auto",
-    cache: CacheType = "f32",
-    limit: LimitNames = None,
+    loading: LoadFlags,
     json: AsJson = False,
 ) -> None:
     """Serve models to many clients at once, with the API that OpenAI's clients speak."""
     from ..models.tokenizer import check_tokenizer
-    from ..runtime import LoadOptions
     from ..serve import Limits, Serving, Writes, bind, read_keys, url_of
     from ..serve import serve as run
     from ..serve.models import Room, open_model
@@ -100,46 +92,44 @@ def serve(
         raise InvalidInput(f"two models have one name, {max(names, key=names.count)}: rename a file")
     if tokenizer and len(models) > 1:
         raise InvalidInput("--tokenizer is for one model: put those of several beside them, as NAME.tokenizer.json")
-    known = read_keys(keys)
-    if not known and not open and host not in LOCAL:
-        raise InvalidInput(f"{host} can be reached by others: give API keys with --keys, or say --open")
+    api_keys = read_keys(keys)
+    if not api_keys and not open and host not in LOCAL:
+        raise InvalidInput(f"{host} is reachable from other machines: give API keys with --keys, or use --open")
     for path in models:
         os.stat(path)  # before anything is loaded
         if is_checkpoint(path):
             check_folder_kind(path, SERVED, "a language model or an encoder")
             check_tokenizer(path, tokenizer)
-    with bars() as told:
-        models = [program_of(path, told) for path in models]
+    with bars() as update:
+        models = [program_of(path, update) for path in models]
     limits = Limits(max_body, max_tokens, seconds=max_seconds, queue=queue, drain=drain)
     room = Room(sequences, None if memory is None else int(memory * 2**30))
-    loading = LoadOptions("auto", engine, precision, cache, ptegpu.Limits.parse(limit or []))
-    devices = device or ["auto"]
+    options = loading.options()
     with ExitStack() as stack, bind(host, port) as bound:
         page = url_of(bound) + "/"
-        url = f"{page}v1"
         engines: dict[str, Engine] = {}
         for name, path in zip(names, models):
-            options = [(where, replace(loading, device=where)) for where in devices]
-            makes = [(where, partial(open_model, path, name, o, tokenizer, room, prepare=True)) for where, o in options]
-            with bars(f"Loading {path.name}") as told:
-                opened = open_workers(name, makes, told)
+            openers = [
+                (gpu, partial(open_model, path, name, replace(options, device=gpu), tokenizer, room, prepare=True))
+                for gpu in device or ["auto"]
+            ]
+            with bars(f"Loading {path.name}") as update:
+                opened = open_workers(name, openers, update)
             engines[name] = stack.enter_context(closing(opened))
             if opened.note:
                 note(f"{path.name} answers one request at a time: {opened.note}", style="yellow")
         examples = {name: TITLES for name, path in zip(names, models) if path == DEMO}
-        serving = Serving(engines, known, limits, examples)
+        report = CommandReport({"url": f"{page}v1", "page": page, "models": names})
+        kinds = ", ".join(f"{name} ({_kind(engine)})" for name, engine in engines.items())
+        report.line("Serving ", (f"{page}v1", "bold"), f" until Ctrl-C: {kinds}")
+        if any(isinstance(engine, Writes) for engine in engines.values()):
+            report.line("In a browser: ", (page, "bold"))
 
         def started() -> None:
-            if json:
-                print_json({"url": url, "page": page, "models": names})
-            else:
-                kinds = ", ".join(f"{name} ({_kind(e)})" for name, e in engines.items())
-                say("Serving ", (url, "bold"), f" until Ctrl-C: {kinds}")
-                if any(isinstance(e, Writes) for e in engines.values()):
-                    say("In a browser: ", (page, "bold"))
-            sys.stdout.flush()  # whoever waits for this may be a program
+            report.print(json)
+            sys.stdout.flush()  # a program may be waiting for this
 
-        run(serving, bound, started, [host, *(allow_host or [])])
+        run(Serving(engines, api_keys, limits, examples), bound, started, [host, *(allow_host or [])])
 
 
 def _kind(engine: Engine) -> str:

@@ -1,75 +1,72 @@
-"""`ptegpu transcribe`: what is said in a WAV file, segment by segment; how long it took on stderr."""
+"""`ptegpu transcribe`: the speech in a WAV file, segment by segment; the time it took on stderr."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from ..limits import Limits
 from ..units import duration
-from .console import bars, note, print_json
-from .generate import Stats, TokenizerPath, write
-from .options import CacheType, DeviceName, Engine, LimitNames, Precision
+from .console import bars
+from .generate import Stats, write
+from .options import JsonAtEnd, LoadFlags, TokenizerPath
+from .report import CommandReport
 
 
 def transcribe(
     sound: Annotated[Path, typer.Argument(help="A WAV file.", show_default=False)],
     model: Annotated[
         Path,
-        typer.Option(help="A Whisper model: a checkpoint folder, or what `export speech` makes.", show_default=False),
+        typer.Option(help="A Whisper model: a checkpoint folder or the result of `export speech`.", show_default=False),
     ],
+    *,
     language: Annotated[
-        str | None, typer.Option(help="What is spoken, such as en.", show_default="found out at the beginning")
+        str | None, typer.Option(help="The language spoken, such as en.", show_default="detected at the beginning")
     ] = None,
     task: Annotated[Literal["transcribe", "translate"], typer.Option(help="translate: into English.")] = "transcribe",
-    timestamps: Annotated[bool, typer.Option("--timestamps", help="Say when each segment begins and ends.")] = False,
-    srt: Annotated[bool, typer.Option("--srt", help="Print subtitles as SubRip has them.")] = False,
-    vtt: Annotated[bool, typer.Option("--vtt", help="Print subtitles as the web has them.")] = False,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Print when each segment begins and ends.")] = False,
+    srt: Annotated[bool, typer.Option("--srt", help="Print subtitles in SubRip format.")] = False,
+    vtt: Annotated[bool, typer.Option("--vtt", help="Print subtitles in WebVTT format.")] = False,
     no_speech: Annotated[
-        float, typer.Option(help="Windows are silent if that is likelier than this and their text is unlikely.")
+        float, typer.Option(help="Skip a window if silence is more probable than this and its text is improbable.")
     ] = 0.6,
     tokenizer: TokenizerPath = None,
-    device: DeviceName = "auto",
-    engine: Engine = "auto",
-    precision: Precision = "auto",
-    cache: CacheType = "f32",
-    limit: LimitNames = None,
+    loading: LoadFlags,
     stats: Stats = True,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
-) -> None:
-    """Write down what is said."""
+    json: JsonAtEnd = False,
+) -> CommandReport:
+    """Transcribe speech to text."""
     if srt + vtt + json > 1:
         raise typer.BadParameter("give one of --srt, --vtt and --json")
-    with bars() as told:
-        from ..models import speech
-        from ..runtime import LoadOptions
+    from ..models import speech
 
-        options = LoadOptions(device, engine, precision, cache, Limits.parse(limit or []), told)
-        loaded = speech.SpeechModel(model, options, tokenizer)
+    with bars() as update:
+        loaded = speech.SpeechModel(model, loading.options(update), tokenizer)
     with loaded:
         started = time.perf_counter()
-        marked = timestamps or srt or vtt
-        shown = not (srt or vtt or json)
-        asked: dict[str, Any] = {"language": language, "task": task, "no_speech": no_speech}
-        with bars() as told:
-            made, segments = loaded.stream(sound, timestamps=marked or None, progress=told, **asked)
+        is_timed = timestamps or srt or vtt
+        streams = not (srt or vtt or json)
+        with bars() as update:
+            transcript, segments = loaded.stream(
+                sound, language=language, task=task, no_speech=no_speech, timestamps=is_timed or None, progress=update
+            )
             for segment in segments:
-                if shown and marked:
+                if streams and is_timed:
                     span = f"[{speech.clock(segment.start)} → {speech.clock(segment.end)}]"
                     write(f"{span} {segment.text.strip()}\n")
-                elif shown:
-                    write(segment.text if made.segments[0] is not segment else segment.text.lstrip())
+                elif streams:
+                    write(segment.text if transcript.segments[0] is not segment else segment.text.lstrip())
         seconds = time.perf_counter() - started
-        if json:
-            about = {"sound": str(sound), "model": str(model), "adapter": loaded.program.device.info.record}
-            print_json(about | made.json() | {"seconds": seconds})
-        elif not shown:
-            write((speech.srt if srt else speech.vtt)(made.segments))
-        elif not marked:
-            write("\n")
-    if stats and not json:
-        parts = [f"{duration(made.duration)} of sound in {duration(seconds)}", f"language {made.language}"]
-        note(" · ".join(parts if made.language else parts[:1]), style="dim")
+        adapter = loaded.program.device.info
+    if srt or vtt:
+        write((speech.srt if srt else speech.vtt)(transcript.segments))
+    elif streams and not is_timed:
+        write("\n")
+    about = {"sound": str(sound), "model": str(model), "adapter": adapter.record}
+    report = CommandReport(about | transcript.json() | {"seconds": seconds})
+    if stats:
+        language_part = f" · language {transcript.language}" if transcript.language else ""
+        report.remarks.append(f"{duration(transcript.duration)} of sound in {duration(seconds)}{language_part}")
+    return report

@@ -13,17 +13,17 @@ import ptegpu
 
 from ..errors import InvalidInput
 from ..files import read_text
-from ..site import VARIANTS, Server, Site, make_site
+from ..site import VARIANTS, Site, SiteServer, make_site
 from ..site.pages import TITLES
 from ..units import duration
 from ..units import size as size_text
-from .console import bars, print_json, say, show_table
-from .generate import TokenizerPath
-from .options import AllowHost, AsJson, Data
-from .sizes import parse_sizes
+from .console import bars, say
+from .inputs import parse_sizes
+from .options import AsJson, DataFiles, HostNames, PlannedSizes, TokenizerPath
+from .report import CommandReport
 
 DEMO = Path(ptegpu.__file__).parent / "demo"
-BUNDLED: dict[str, dict[str, Any]] = {  # what needs no file; options that are given win
+BUNDLED: dict[str, dict[str, Any]] = {  # models that need no file; options of the command line replace theirs
     "demo": {
         "model": DEMO / "tales.pte",
         "title": "The tale-teller",
@@ -39,56 +39,42 @@ BUNDLED: dict[str, dict[str, Any]] = {  # what needs no file; options that are g
     },
 }
 PARTS = ("page", "runner", "tokenizer", "plans", "weights")
+IMAGES = "Image models"  # panel of --help
 
 
 def web(
     model: Annotated[
         str,
-        typer.Argument(
-            help="The program, a .pte file or a bundle; or demo, digits: the models that ptegpu brings along.",
-            show_default=False,
-        ),
+        typer.Argument(help="The program, a .pte file or a bundle; or demo or digits, bundled.", show_default=False),
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The folder to write.", show_default="NAME-site")
     ] = None,
-    data: Data = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Sizes to plan for, such as 'input 0[1]=1..512' or 'input 0[0]=1,8'; repeat for more.",
-            show_default="all that the program allows",
-        ),
-    ] = None,
+    data: DataFiles = None,
+    size: PlannedSizes = None,
     variant: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"What kernels are made for: {', '.join(VARIANTS)}; repeat for more. A browser takes the first that "
-            "it can run, and fetches no other.",
+            help=f"Kernels for {', '.join(VARIANTS)}; repeat for more. A browser fetches the first that it can run.",
             show_default="all of these",
         ),
     ] = None,
-    title: Annotated[
-        str | None, typer.Option(help="The title of the page.", show_default="the name of the file")
-    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.", show_default="the name of the file")] = None,
     description: Annotated[
-        str | None, typer.Option(help="A sentence about the model.", show_default="what kind it is")
+        str | None, typer.Option(help="A sentence about the model.", show_default="the kind of model")
     ] = None,
     page: Annotated[
         Literal["chat", "image", "task", "any"] | None,
-        typer.Option(help="Which page.", show_default="what the program is"),
+        typer.Option(help="The page to use.", show_default="chosen by the program"),
     ] = None,
-    labels: Annotated[
-        Path | None, typer.Option(help="Of an image model: a text file with the name of a class on each line.")
-    ] = None,
+    labels: Annotated[Path | None, typer.Option(help="Class names, one per line.", rich_help_panel=IMAGES)] = None,
     mean: Annotated[
         str | None,
-        typer.Option(
-            help="Of an image model: the mean of pixels from 0 to 1, such as 0.485,0.456,0.406.", show_default="0"
-        ),
+        typer.Option(help="Mean of pixels (0 to 1), as 0.485,0.456,0.406.", show_default="0", rich_help_panel=IMAGES),
     ] = None,
     std: Annotated[
-        str | None, typer.Option(help="Likewise their standard deviation, such as 0.229,0.224,0.225.", show_default="1")
+        str | None,
+        typer.Option(help="Their standard deviation, as 0.229,0.224,0.225.", show_default="1", rich_help_panel=IMAGES),
     ] = None,
     tokenizer: TokenizerPath = None,
     example: Annotated[
@@ -96,25 +82,23 @@ def web(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check/--no-check", help="Run the model here, if that is quick, so that the page can compare its results."
-        ),
+        typer.Option("--check/--no-check", help="Run the model here, if it is quick, for the page to compare with."),
     ] = True,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the folder on this machine, until Ctrl-C.")] = False,
     port: Annotated[
-        int | None, typer.Option(help="Where to serve it.", min=0, max=65535, show_default="8000 if free")
+        int | None, typer.Option(help="The port to serve it on.", min=0, max=65535, show_default="8000 if free")
     ] = None,
-    allow_host: AllowHost = None,
+    allow_host: HostNames = None,
     json: AsJson = False,
 ) -> None:
     """Make a web page of a program: a folder for any static host. Needs no GPU."""
     bundled = BUNDLED.get(model, {}) if not Path(model).exists() else {}
     source = Path(bundled.get("model", model))
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "title": title,
         "description": description,
         "page": page,
-        "labels": None if labels is None else _lines(labels),
+        "labels": None if labels is None else read_text(labels, InvalidInput).rstrip("\n").splitlines(),
         "mean": _numbers(mean, "--mean"),
         "std": _numbers(std, "--std"),
         "tokenizer": tokenizer,
@@ -124,55 +108,56 @@ def web(
         "data": data or None,
         "check": check,
     }
-    given |= {name: value for name, value in bundled.items() if name != "model" and given[name] is None}
+    options |= {name: value for name, value in bundled.items() if name != "model" and options[name] is None}
     folder = output or Path(f"{model if bundled else source.stem}-site")
-    with Server(folder, port, allow_host or []) if serve else nullcontext() as server:  # before all that takes its time
+    # the port is taken before the work that takes its time
+    with SiteServer(folder, port, allow_host or []) if serve else nullcontext() as server:
         started = time.perf_counter()
-        with bars("Planning", "Reference", "Writing") as report:
-            site = make_site(source, folder, progress=report, **given)
-        seconds = time.perf_counter() - started
-        if json:
-            print_json(_report(site, source, seconds) | ({"url": server.url} if server else {}))
-        else:
-            _show(site, folder, source, seconds)
-        if server:
-            _serve(server, silent=json)
+        with bars("Planning", "Reference", "Writing") as update:
+            site = make_site(source, folder, progress=update, **options)
+        report = _site_report(site, folder, source, time.perf_counter() - started)
+        if server is None:
+            report.print(json)
+            return
+        report.record["url"] = server.url
+        report.line("Serving ", (server.url, "bold"), " until Ctrl-C.")
+        report.print(json)
+        try:
+            server.serve_forever(0.1)
+        except KeyboardInterrupt:
+            if not json:
+                say()
 
 
 def _target(name: str) -> Any:
     if name not in VARIANTS:
-        raise typer.BadParameter(f"{name!r} is none of {', '.join(VARIANTS)}", param_hint="--variant")
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(VARIANTS)}", param_hint="--variant")
     return VARIANTS[name]
-
-
-def _lines(path: Path) -> list[str]:
-    return read_text(path, InvalidInput).rstrip("\n").splitlines()
 
 
 def _numbers(text: str | None, option: str) -> list[float] | None:
     try:
         return None if text is None else [float(part) for part in text.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no list of numbers, such as 0.5,0.5,0.5", param_hint=option) from None
+        raise typer.BadParameter(f"{text!r}: expected numbers, such as 0.5,0.5,0.5", param_hint=option) from None
 
 
-def _report(site: Site, source: Path, seconds: float) -> dict[str, Any]:
-    return {
-        "model": str(source),
-        "site": str(site.folder),
-        "page": site.page.name,
-        "title": site.title,
-        "seconds": seconds,
-        "variants": [{"name": name, "file": file} for name, file in site.variants],
-        "check": site.check,
-        "files": [{"name": f.name, "part": f.part, "nbytes": f.nbytes, "gzipped": f.gzipped} for f in site.files],
-    }
-
-
-def _show(site: Site, folder: Path, source: Path, seconds: float) -> None:
+def _site_report(site: Site, folder: Path, source: Path, seconds: float) -> CommandReport:
+    report = CommandReport(
+        {
+            "model": str(source),
+            "site": str(site.folder),
+            "page": site.page.name,
+            "title": site.title,
+            "seconds": seconds,
+            "variants": [{"name": name, "file": file} for name, file in site.variants],
+            "check": site.check,
+            "files": [{"name": f.name, "part": f.part, "nbytes": f.nbytes, "gzipped": f.gzipped} for f in site.files],
+        }
+    )
     total = sum(f.nbytes for f in site.files)
-    say((str(folder), "bold"), f" · {size_text(total)}, made of {source.name} in {duration(seconds)}")
-    say(f"The page is {site.page.name}: {site.page.why}.")
+    report.line((str(folder), "bold"), f" · {size_text(total)}, made of {source.name} in {duration(seconds)}")
+    report.line(f"The page is {site.page.name}: {site.page.why}.")
     variants: dict[str, str] = {}
     for name, file in site.variants:
         variants[file] = f"{variants[file]}, {name}" if file in variants else name
@@ -181,19 +166,10 @@ def _show(site: Site, folder: Path, source: Path, seconds: float) -> None:
         for part in PARTS
         for k, f in enumerate(f for f in site.files if f.part == part)
     ]
-    show_table("", ["part", "file", "size", "gzipped", "for"], rows, right=(2, 3))
+    report.table(["part", "file", "size", "gzipped", "for"], rows, right=(2, 3))
     plans = [f.gzipped for f in site.files if f.name in variants]
     rest = [f.gzipped for f in site.files if f.name not in (*variants, "check.bin", "LICENSES.txt")]
-    say(f"A first visit loads {size_text(sum(rest) + max(plans))} at most.")
+    report.line(f"A first visit loads {size_text(sum(rest) + max(plans))} at most.")
     if not site.check:
-        say(f"The page cannot check its results, there is no reference: {site.note}.")
-
-
-def _serve(server: Server, silent: bool) -> None:
-    if not silent:
-        say("Serving ", (server.url, "bold"), " until Ctrl-C.")
-    try:
-        server.run()
-    except KeyboardInterrupt:
-        if not silent:
-            say()
+        report.line(f"The page cannot check its results, there is no reference: {site.note}.")
+    return report

@@ -1,1 +1,1 @@
-"""Explanations of a program that does not run: an analysis, guards in words, costs, drawings."""
+"""Explanations of a program without running it: an analysis, guards as text, costs, drawings."""

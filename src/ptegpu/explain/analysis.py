@@ -1,6 +1,6 @@
-"""A program examined without running it: where each operator would run, which plans there are, what they take.
+"""A program examined without running it: where each operator would run, its plans and their memory.
 
-Needs no GPU and no GPU library. What is unsupported or missing is noted, not fatal; a broken file is.
+Needs no GPU and no GPU library. Unsupported or missing parts are noted; a broken file is an error.
 """
 
 from __future__ import annotations
@@ -31,74 +31,64 @@ UNLIMITED = replace(BROWSER, name="a GPU without limits", max_binding_bytes=1 <<
 
 @dataclass(slots=True)
 class Analysis:
-    """One method. `cut` is None where a backend is unknown: then operators are judged by their names alone."""
+    """The analysis of a method. `cut` is None if a backend is unknown; operators are then judged by name."""
 
     method: Method
-    blobs: dict[int, BlobGraph] = field(default_factory=dict)  # of the delegates that can be read
+    blobs: dict[int, BlobGraph] = field(default_factory=dict)  # delegates that can be read
     cut: Cut | None = None
-    outer: CompiledMethod | None = None  # the method planned, for the limits that every browser grants if they suffice
+    outer: CompiledMethod | None = None  # planned for the limits that every browser grants, if they suffice
     operators: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (name, where it runs, why on the host)
-    reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs it
+    reasons: dict[Call, str] = field(default_factory=dict)  # why the host runs a call
     unsupported: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
-    def why(self, call: Call) -> str:
-        """Why the host runs a call; empty for one that the GPU runs, or nobody."""
-        return self.reasons.get(call, "")
-
     def stored(self, kind: str) -> list[Var]:
-        """The constants or states that the method's calls touch."""
+        """Return the constants or states that the method's calls touch."""
         code = self.cut.flat.code if self.cut else []
         touched = (v for c in code if isinstance(c, Call) for v in (*variables(c.args), *c.outs))
         return list(dict.fromkeys(v for v in touched if v.kind == kind))
 
 
 def analyse(program: Program, method: Method, data: Sequence[Path]) -> Analysis:
-    """Cut and plan one method."""
-    found = Analysis(method)
+    """Cut and plan a method."""
+    analysis = Analysis(method)
     for k, delegate in enumerate(method.delegates):
         if delegate.id in BACKENDS:
-            found.blobs[k] = read_delegate(delegate.blob, base=delegate.offset, path=program.path)
-    given = named_data(program, data)
-    missing = _missing(found, given)
+            analysis.blobs[k] = read_delegate(delegate.blob, base=delegate.offset, path=program.path)
+    constants = named_data(program, data)
+    missing = _missing(analysis, constants)
     if missing:
-        shown = ", ".join(sorted(missing)[:3]) + (" …" if len(missing) > 3 else "")
-        found.notes.append(
-            f"{len(missing)} constants are in none of the files, and taken as zeros; pass --data ({shown})"
+        names = ", ".join(sorted(missing)[:3]) + (" …" if len(missing) > 3 else "")
+        analysis.notes.append(
+            f"{len(missing)} constants are in none of the files, and taken as zeros; pass --data ({names})"
         )
     try:
-        found.cut = cut_method(method, {**given, **missing}, program.path, unsupported=found.unsupported)
+        analysis.cut = cut_method(method, {**constants, **missing}, program.path, unsupported=analysis.unsupported)
     except (UnsupportedProgram, InvalidInput) as e:
-        found.notes += e.args
-        _judge_by_name(found)
-        return found
-    _judge(found, found.cut)
+        analysis.notes += e.args
+        _judge_by_name(analysis)
+        return analysis
+    _judge(analysis, analysis.cut)
     try:
-        found.outer = _planned(method.name, found.cut, BROWSER)
+        analysis.outer = plan_methods({method.name: analysis.cut}, BROWSER)[0][method.name]
     except LimitExceeded as e:
-        found.notes.append(f"too large for a browser's limits: {e}")
-        found.outer = _planned(method.name, found.cut, UNLIMITED)
-    return found
+        analysis.notes.append(f"too large for a browser's limits: {e}")
+        analysis.outer = plan_methods({method.name: analysis.cut}, UNLIMITED)[0][method.name]
+    return analysis
 
 
-def _planned(name: str, cut: Cut, target: Target) -> CompiledMethod:
-    outers, _ = plan_methods({name: cut}, target)
-    return outers[name]
-
-
-def _missing(found: Analysis, given: NamedData) -> dict[str, memoryview]:
-    """Zeros for the named data that no file brings; memory that nobody reads costs nothing."""
+def _missing(analysis: Analysis, constants: NamedData) -> dict[str, memoryview]:
+    """Return zeros for the named data that no file has; memory that is never read costs nothing."""
     sizes: dict[str, int] = {}
-    for value in found.method.values:
+    for value in analysis.method.values:
         if isinstance(value, Tensor) and value.key is not None:
             sizes[value.key] = max(value.nbytes, sizes.get(value.key, 0))
-    for blob in found.blobs.values():
-        for constant in (
-            blob.constants[v.constant] for v in blob.values if isinstance(v, BlobTensor) and v.constant >= 0
-        ):
-            if constant.key is not None:
+    for blob in analysis.blobs.values():
+        for v in blob.values:
+            constant = blob.constants[v.constant] if isinstance(v, BlobTensor) and v.constant >= 0 else None
+            if constant is not None and constant.key is not None:
                 sizes[constant.key] = max(constant.nbytes, sizes.get(constant.key, 0))
-    return {key: _zeros(key, nbytes) for key, nbytes in sizes.items() if key not in given}
+    return {key: _zeros(key, nbytes) for key, nbytes in sizes.items() if key not in constants}
 
 
 def _zeros(key: str, nbytes: int) -> memoryview:
@@ -108,11 +98,11 @@ def _zeros(key: str, nbytes: int) -> memoryview:
         raise InvalidProgram(f"the named data {key!r} would have {nbytes:,} bytes") from None
 
 
-def _judge(found: Analysis, cut: Cut) -> None:
-    facts = ValueBounds(cut.flat)
+def _judge(analysis: Analysis, cut: Cut) -> None:
+    bounds = ValueBounds(cut.flat)
     for once in cut.flat.folded:
         if not is_joint(once.where):
-            found.operators[once.op, HOST, "once, at load"] += 1
+            analysis.operators[once.op, HOST, "once, at load"] += 1
     for item in cut.items:
         calls = item.calls if isinstance(item, Stretch) else [item.instruction]
         for call in calls:
@@ -120,12 +110,12 @@ def _judge(found: Analysis, cut: Cut) -> None:
                 continue
             where = _where(call.op) if isinstance(item, Stretch) else HOST if on_host(call) else UNSUPPORTED
             if where is HOST:
-                found.reasons[call] = why_on_host(call, lambda c: joins(c, facts))
-            found.operators[call.op, where, found.why(call)] += 1
+                analysis.reasons[call] = why_on_host(call, lambda c: joins(c, bounds))
+            analysis.operators[call.op, where, analysis.reasons.get(call, "")] += 1
 
 
 def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
-    """Why the host runs a call: what would have to be different about it for the GPU to serve it."""
+    """Return why the host runs a call: what keeps the GPU from running it."""
     definition = REGISTRY.get(call.op)
     if all(out.dtype is None for out in call.outs):
         source = call.args[0] if call.args else None
@@ -153,7 +143,7 @@ def why_on_host(call: Call, serves: Callable[[Call], bool]) -> str:
 
 
 def _with_types(call: Call, types: Mapping[DType | None, DType]) -> Call:
-    """The call with other dtypes, its constants forgotten; a scalar is None, and becomes a literal."""
+    """Return the call with other dtypes and without constant data. A scalar (None) becomes a literal."""
 
     def other(operand: Operand) -> Operand:
         if isinstance(operand, tuple):
@@ -167,36 +157,36 @@ def _with_types(call: Call, types: Mapping[DType | None, DType]) -> Call:
 
 
 def is_joint(where: str) -> bool:
-    """Whether a call is not the program's, but joins a delegate to what is around it."""
+    """Return whether a call only joins a delegate to its surroundings."""
     return where.startswith(("input of ", "output of "))
 
 
 def _where(operator: str) -> str:
-    """Where an operator runs, by its name alone."""
+    """Return where an operator runs, judging by its name alone."""
     if operator in REGISTRY:
         return SHAPES if REGISTRY[operator].sym is not None else GPU
     return HOST if operator in PORTABLE or operator in PRIMS else UNSUPPORTED
 
 
-def _judge_by_name(found: Analysis) -> None:
+def _judge_by_name(analysis: Analysis) -> None:
     names: list[str] = []
-    for chain in found.method.chains:
+    for chain in analysis.method.chains:
         for instruction in chain:
             if isinstance(instruction, KernelCall):
                 names.append(functional(instruction.operator))
             elif isinstance(instruction, DelegateCall):
-                blob = found.blobs.get(instruction.delegate)
-                backend = found.method.delegates[instruction.delegate].id
+                blob = analysis.blobs.get(instruction.delegate)
+                backend = analysis.method.delegates[instruction.delegate].id
                 names += [c.operator for c in blob.calls] if blob else [f"backend {backend}"]
     for name in names:
         where = _where(name)
-        found.operators[name, where, "no GPU kernel" if where is HOST else ""] += 1
+        analysis.operators[name, where, "no GPU kernel" if where is HOST else ""] += 1
         if where is UNSUPPORTED:
-            found.unsupported[name] += 1
+            analysis.unsupported[name] += 1
 
 
-def memory(outer: CompiledMethod) -> Mapping[str, int] | None:
-    """GPU bytes, the same at every size: constants, states, inputs, activations; None where the GPU runs nothing."""
+def memory_bytes(outer: CompiledMethod) -> Mapping[str, int] | None:
+    """Return the GPU bytes of constants, states, inputs and activations; None if the GPU runs nothing."""
     if not outer.plans:
         return None
     constants: dict[str, int] = {}

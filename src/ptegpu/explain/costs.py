@@ -1,4 +1,4 @@
-"""What a run of each plan costs at given sizes."""
+"""The cost of a run of each plan at given sizes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .guards import GuardText, equal_sizes, sizes_of
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A plan at one set of sizes."""
+    """The cost of a plan at one set of sizes."""
 
     sizes: dict[str, int]
     family: int | None  # counted from 1; None: not planned, a run would trace it
-    choices: dict[int, int]  # of the nodes that have several: how many take the first, the second, …
+    choices: dict[int, int]  # number of nodes that take the first, the second, …, of those with several
     dispatches: int = 0
     workgroups: int = 0
     flops: int = 0
@@ -28,57 +28,56 @@ class Cost:
     refusal: str = ""
 
 
-def check_sizes(outers: Iterable[CompiledMethod], given: Mapping[str, int]) -> None:
-    """That some plan has these sizes, and that they are within its bounds."""
-    known: dict[str, int | None] = {}
+def check_sizes(outers: Iterable[CompiledMethod], sizes: Mapping[str, int]) -> None:
+    """Raise InvalidInput unless each of these sizes is dynamic in some plan and within its bounds."""
+    bounds: dict[str, int | None] = {}
     for i in (i for outer in outers for plan in outer.plans for i in plan.inputs):
-        known |= sizes_of(i)
-    for name, value in given.items():
-        if name not in known:
-            may = ", ".join(known) or "none"
-            raise InvalidInput(f"there is no size {name!r} that may change; those that may: {may}")
-        most = known[name]
+        bounds |= sizes_of(i)
+    for name, value in sizes.items():
+        if name not in bounds:
+            raise InvalidInput(f"unknown dynamic size {name!r}; dynamic sizes are: {', '.join(bounds) or 'none'}")
+        most = bounds[name]
         if most is not None and not 0 <= value <= most:
             raise InvalidInput(f"{name} is at most {most}, not {value}")
 
 
-def costs(outer: CompiledMethod, given: Mapping[str, int]) -> list[Cost]:
-    """What each plan costs, in the order of the plans.
+def costs(outer: CompiledMethod, fixed: Mapping[str, int]) -> list[Cost]:
+    """Return the cost of each plan.
 
-    Sizes that neither `given` nor a plan before says, and that need not equal one of these, are the largest; ints, and
-    the elements of inputs, are 0.
+    `fixed` sizes, the outputs of earlier plans and sizes equal to these are used; others are the largest. Ints and
+    elements of inputs are 0.
     """
-    found: dict[int, Cost] = {}
-    known: dict[Var, Any] = {}
+    costs_by_plan: dict[int, Cost] = {}
+    shapes_by_var: dict[Var, Any] = {}
     for item in outer.items:
         if isinstance(item, Host):
             if isinstance(item.instruction, Jump):
-                known.clear()  # values may come from one branch or another
+                shapes_by_var.clear()  # values may come from one branch or another
             for v in writes(item.instruction):
-                known.pop(v, None)
+                shapes_by_var.pop(v, None)
             continue
         plan = outer.plans[item.plan]
         sizes: dict[str, int] = {}
         for i, v in zip(plan.inputs, item.inputs, strict=True):
-            if v in known:
-                sizes |= zip(sizes_of(i), known[v] if i.dtype else (known[v],))
-        sizes |= given
-        sizes = _tied(plan, sizes) | sizes
-        shapes = [_sized(i, sizes) for i in plan.inputs]
-        found[item.plan], outputs = _cost(plan, shapes)
-        known |= dict(zip(item.outputs, outputs))
-    return [found[k] for k in sorted(found)]
+            if v in shapes_by_var:
+                sizes |= zip(sizes_of(i), shapes_by_var[v] if i.dtype else (shapes_by_var[v],))
+        sizes |= fixed
+        sizes = _equal_values(plan, sizes) | sizes
+        shapes = [_shape(i, sizes) for i in plan.inputs]
+        costs_by_plan[item.plan], outputs = _cost(plan, shapes)
+        shapes_by_var |= dict(zip(item.outputs, outputs))
+    return [cost for _, cost in sorted(costs_by_plan.items())]
 
 
-def _tied(plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The sizes that the first family takes to be equal to these, with their values."""
+def _equal_values(plan: Plan, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the values of further sizes that the guards of the first family equate with these."""
     same, _, _ = equal_sizes(plan, plan.families[0].guards)
     text = GuardText(plan)
     values = {same[row]: sizes[text(row)] for row in same if text(row) in sizes}
     return {text(row): values[key] for row, key in same.items() if key in values}
 
 
-def _sized(i: Input, sizes: Mapping[str, int]) -> Any:
+def _shape(i: Input, sizes: Mapping[str, int]) -> Any:
     if i.dtype is None:
         return sizes.get(i.name, 0)
     return tuple(sizes.get(f"{i.name}[{d}]", n) for d, n in enumerate(i.shape)) if i.dynamic else i.shape
@@ -95,9 +94,9 @@ def _cost(plan: Plan, shapes: Sequence[Any]) -> tuple[Cost, list[Any]]:
     choices = dict(Counter(k + 1 for k, of in zip(at.choices, family.steps, strict=True) if len(of) > 1))
     if refusal := next(filter(None, refusals), ""):
         return Cost(sizes, at.family + 1, choices, refusal=refusal), []
-    here = evaluated(plan, shapes, lambda _, __: 0)
-    launched = [d for d in here.dispatches if 0 not in d.grid]
+    run = evaluated(plan, shapes, lambda _, __: 0)
+    launched = [d for d in run.dispatches if 0 not in d.grid]
     figures = [(d.grid[0] * d.grid[1], d.flops, d.read_bytes, d.write_bytes) for d in launched]  # type: ignore[operator]
     groups, flops, read, written = (sum(int(n) for n in column) for column in zip((0,) * 4, *figures))
-    outputs = [o.shape if isinstance(o, Port) else o for o in here.families[0].outputs]
+    outputs = [o.shape if isinstance(o, Port) else o for o in run.families[0].outputs]
     return Cost(sizes, at.family + 1, choices, len(launched), groups, flops, read, written), outputs

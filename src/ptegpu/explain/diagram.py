@@ -1,4 +1,4 @@
-"""A method as boxes and arrows: inputs, operators with their constants, states, outputs; knows nothing of pictures."""
+"""A method as boxes and arrows: inputs, operators with their constants, states and outputs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Key = Var | GraphTensor | Sym
 class Box:
     kind: Kind
     label: str
-    group: str = ""  # of an operator: what it does, see `palette`
+    group: str = ""  # of an operator, see `palette`
     details: list[str] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
-    gives: str = ""  # what its arrows carry
-    ints: bool = False  # they carry symbolic ints only
+    value_text: str = ""  # of its outgoing arrows
+    ints: bool = False  # its arrows carry only symbolic ints
 
 
 @dataclass(slots=True)
@@ -46,25 +46,25 @@ class Diagram:
     edges: list[tuple[int, int]] = field(default_factory=list)  # always to a later box
 
 
-def diagram(found: Analysis, title: str) -> Diagram:
-    """The graphs that would run, in the order of the method's instructions, with what the host does between them."""
-    if found.cut is None:
-        raise InvalidInput(f"cannot draw method {found.method.name}: {found.notes[-1]}")
-    return _Builder(found, found.cut, title).build()
+def diagram(analysis: Analysis, title: str) -> Diagram:
+    """Return the graphs that would run and the host steps between them, in the order of the method's instructions."""
+    if analysis.cut is None:
+        raise InvalidInput(f"cannot draw method {analysis.method.name}: {analysis.notes[-1]}")
+    return _DiagramBuilder(analysis, analysis.cut, title).build()
 
 
-class _Builder:
-    def __init__(self, found: Analysis, cut: Cut, title: str) -> None:
-        self.found, self.cut = found, cut
+class _DiagramBuilder:
+    def __init__(self, analysis: Analysis, cut: Cut, title: str) -> None:
+        self.analysis, self.cut = analysis, cut
         self.diagram = Diagram(title)
-        self.makers: dict[Key, list[int]] = {}  # the boxes a value may come from
+        self.makers: dict[Key, list[int]] = {}  # the boxes that a value may come from
 
     def build(self) -> Diagram:
         for k, value in enumerate(self.cut.flat.inputs):
             if isinstance(value, Var):
-                self.makers[value] = [self.add(Box("input", f"input {k}", gives=_text(value)))]
-        until = 0  # instructions before it may be jumped over
-        branch: int | None = None  # the box that decides on them
+                self.makers[value] = [self.add(Box("input", f"input {k}", value_text=_text(value)))]
+        until = 0  # instructions before this one may be skipped by a jump
+        branch: int | None = None  # the box that decides whether they run
         for k, item in enumerate(self.cut.items):
             maybe, first = item.start < until, len(self.diagram.boxes)
             if isinstance(item, Stretch):
@@ -86,7 +86,7 @@ class _Builder:
                 self.diagram.edges.append((branch, guarded[0]))
         for k, value in enumerate(self.cut.flat.outputs):
             text = _text(value) if isinstance(value, Var) else repr(value)
-            self.arrows(variables(value), self.add(Box("output", f"output {k}", gives=text)))
+            self.arrows(variables(value), self.add(Box("output", f"output {k}", value_text=text)))
         return self.diagram
 
     def add(self, box: Box) -> int:
@@ -97,21 +97,21 @@ class _Builder:
         self.diagram.edges += [(maker, box) for v in values for maker in self.sources(v) if maker != box]
 
     def sources(self, value: Key) -> list[int]:
-        """The boxes of a value's makers; a state that is read gets its box now."""
+        """Return the boxes that make a value; a state gets its box when it is first read."""
         if value not in self.makers and not isinstance(value, Sym) and value.kind == "state":
-            self.makers[value] = [self.add(Box("state", "state", details=[value.name], gives=_text(value)))]
+            self.makers[value] = [self.add(Box("state", "state", details=[value.name], value_text=_text(value)))]
         return self.makers.get(value, [])
 
     def bring(self, value: Key, makers: list[int], maybe: bool) -> None:
-        """`makers` give the value from here on; only perhaps, where the instruction may be jumped over."""
+        """Record that `makers` make the value from here on, or may make it if the instruction may be skipped."""
         self.makers[value] = [*self.makers.get(value, []), *makers] if maybe else makers
 
     def call(self, call: Call, kind: Kind, maybe: bool) -> None:
-        known = [maker for v in variables(call.args) if v.kind != "constant" for maker in self.sources(v)]
-        reason = self.found.why(call)
+        makers = [maker for v in variables(call.args) if v.kind != "constant" for maker in self.sources(v)]
+        reason = self.analysis.reasons.get(call, "")
         args = with_names(schema_of(call.op), call.args)
         box = self.operator(kind, call.op, (), call.where, args, call.outs, reason)
-        self.diagram.edges += [(maker, box) for maker in known]
+        self.diagram.edges += [(maker, box) for maker in makers]
         for out in call.outs:
             self.bring(out, [box], maybe)
 
@@ -125,9 +125,9 @@ class _Builder:
         outs: Sequence[Key],
         reason: str = "",
     ) -> int:
-        """Adds the box of an operator: its constants by the names of their parameters, what it gives."""
-        gives = Counter(_text(o) for o in outs if not _is_empty(o)) or Counter(map(_text, outs))
-        texts = [text if n == 1 else f"{n} of {text}" for text, n in gives.items()]
+        """Add the box of an operator, with its constants by parameter name and its results."""
+        counts = Counter(_text(o) for o in outs if not _is_empty(o)) or Counter(map(_text, outs))
+        texts = [text if n == 1 else f"{n} of {text}" for text, n in counts.items()]
         constants = [_constant_text(name, v) for name, a in args for v in _values(a) if _is_constant(v)]
         details = [where, *([f"on the host: {reason}"] if reason else [])]
         details += [f"{name}: {_argument_text(a)}" for name, a in args]
@@ -145,21 +145,21 @@ class _Builder:
             if is_joint(node.name) and node.op.view is not None:
                 self.makers[node.outs[0]] = self.sources(values[0])
                 continue
-            known = [maker for v in values if not _is_constant(v) for maker in self.sources(v)]
+            makers = [maker for v in values if not _is_constant(v) for maker in self.sources(v)]
             families = _families(node.op)
             args = with_names(node.op, node.args)
             box = self.operator("operator", node.op.name, families, node.name, args, node.outs)
-            self.diagram.edges += [(maker, box) for maker in known]
+            self.diagram.edges += [(maker, box) for maker in makers]
             for value in (*node.outs, *node.mutates):
                 self.makers[value] = [box]
         for state, value in graph.writebacks:
-            self.arrows([value], self.add(Box("state", "new state", details=[state.name], gives=_text(state))))
+            self.arrows([value], self.add(Box("state", "new state", details=[state.name], value_text=_text(state))))
         for var, result in zip(joined.outputs, graph.outputs, strict=True):
             self.bring(var, [m for v in flatten((result,)) for m in self.sources(v)], maybe)
 
 
 def short_name(operator: str) -> str:
-    """aten.view_copy.default → view_copy; sym_size.int → sym_size; fused(mm+mul+mul) → mm + mul ×2."""
+    """Shorten a name: aten.view_copy.default → view_copy; sym_size.int → sym_size; fused(mm+mul+mul) → mm + mul ×2."""
     if (parts := _joined(operator)) is not None:
         runs = [(name, len(list(same))) for name, same in groupby(parts)]
         return " + ".join(name if n == 1 else f"{name} ×{n}" for name, n in runs)
@@ -170,13 +170,13 @@ def short_name(operator: str) -> str:
 
 
 def _joined(operator: str) -> list[str] | None:
-    """The short names of the operators that a pass joined into one."""
+    """Return the short names of the operators that a pass fused into one."""
     joined = operator.startswith("fused(") and operator.endswith(")")
     return operator[len("fused(") : -1].split("+") if joined else None
 
 
 def with_names(schema: Schema | None, args: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Arguments with the names of their parameters; numbers where nobody knows the operator."""
+    """Return arguments with the names of their parameters, or with numbers if the operator is unknown."""
     if schema is None:
         return [(f"argument {k}", a) for k, a in enumerate(args)]
     return [(p.name, a) for p, a in zip(schema.parameters, schema.place(args))]
@@ -192,7 +192,7 @@ def _by_short_name() -> Mapping[str, str]:
 
 
 def _families(definition: OpDef) -> list[str]:
-    """The family of an operator, or those that a pass joined into it."""
+    """Return the family of an operator, or of each operator that a pass fused into it."""
     parts = _joined(definition.name)
     return [_family(definition)] if parts is None else [_by_short_name().get(part, "") for part in parts]
 
@@ -208,12 +208,12 @@ def _is_constant(value: Key) -> bool:
 
 
 def _is_empty(value: Key) -> bool:
-    """A result without elements: operators declare some that they leave out."""
+    """Return whether a result has no elements: operators declare results that they do not compute."""
     return not isinstance(value, Sym) and 0 in (value.sizes if isinstance(value, Var) else value.max_shape)
 
 
 def _text(value: Key) -> str:
-    """1×256×64 f32; ≤ 1×256 i64 for upper bounds; int."""
+    """Format shape and dtype: 1×256×64 f32; ≤ 1×256 i64 for upper bounds; int."""
     if isinstance(value, Sym) or value.dtype is None:
         return "int"
     sizes = value.sizes if isinstance(value, Var) else value.max_shape
@@ -222,7 +222,7 @@ def _text(value: Key) -> str:
 
 
 def _constant_text(name: str, value: Key) -> str:
-    """weight 256×64 f32; a single number is written out."""
+    """Format a constant: weight 256×64 f32; a single number is written out."""
     data = None if isinstance(value, Sym) else value.data
     if data is None or data.size != 1 or isinstance(value, Sym) or value.dtype is DType.BF16:
         return f"{name} {_text(value)}"

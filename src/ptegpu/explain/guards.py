@@ -1,4 +1,4 @@
-"""Guards in words: which sizes share a family of plans or a choice of kernels."""
+"""Guards as text: the sizes that share a family of plans or a choice of kernels."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import numpy as np
 from ..plan import CompiledMethod, Family, Input, Many, Plan, needed
 from ..portable import PORTABLE
 
-MAX_POINTS = 1 << 16  # sizes at which guards are compared; where there are more, all guards are shown
-LARGEST = 2**53  # of numbers in guards that are compared
+MAX_POINTS = 1 << 16  # upper bound on the sizes at which guards are compared; beyond it, all guards are shown
+EXACT = 2**53  # larger constants in guards are not compared
 LONGEST = 80  # characters of an expression inside another one; a longer one is named by its row
 _INFIX = {
     "lt": ("<", 1), "ge": (">=", 1), "eq": ("==", 1), "ne": ("!=", 1), "add": ("+", 2), "sub": ("-", 2),
     "mul": ("*", 3), "floordiv": ("//", 3), "mod": ("%", 3), "div": ("/", 3),
 }  # fmt: skip
-_TURNED = {"lt": ">", "ge": "<=", "eq": "==", "ne": "!="}  # with the constant behind
+_TURNED = {"lt": ">", "ge": "<=", "eq": "==", "ne": "!="}  # the operator after swapping a constant to the right
 _ATOM = 9  # binds closer than any operator
 
 
@@ -28,16 +28,16 @@ class GuardText:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._known: dict[int, tuple[str, int]] = {}
+        self._texts: dict[int, tuple[str, int]] = {}
 
     def __call__(self, row: int) -> str:
-        if row not in self._known:
+        if row not in self._texts:
             for k in needed(self.plan.rows, [row]):
-                self._known.setdefault(k, self._made(k))
-        return self._known[row][0]
+                self._texts.setdefault(k, self._format(k))
+        return self._texts[row][0]
 
-    def _made(self, row: int) -> tuple[str, int]:
-        """The text, and how closely its last operator binds."""
+    def _format(self, row: int) -> tuple[str, int]:
+        """Return the text and the precedence of its outermost operator."""
         op, a, b = self.plan.rows[row]
         names = self.plan.inputs
         if op == "const":
@@ -59,18 +59,18 @@ class GuardText:
         if op == "sub" and self._is_zero(int(a)):
             twice = self.plan.rows[int(b)]
             if twice[0] == "sub" and self._is_zero(int(twice[1])):
-                return self._known[int(twice[2])]
+                return self._texts[int(twice[2])]
             return f"-{self._within(int(b), 3)}", 2
         return f"{self._within(int(a), binds)} {sign} {self._within(int(b), binds + 1)}", binds
 
     def _within(self, row: int, least: int) -> str:
-        text, binds = self._known[row]
+        text, binds = self._texts[row]
         if len(text) > LONGEST:
             return f"row {row}"
         return text if binds >= least else f"({text})"
 
     def _rounded_up(self, row: int) -> tuple[int, int] | None:
-        """a and b of -(-a // b)."""
+        """Return a and b if the row is -(-a // b)."""
         rows = self.plan.rows
         op, zero, inner = rows[row]
         if op != "sub" or not self._is_zero(int(zero)) or rows[int(inner)][0] != "floordiv":
@@ -87,71 +87,72 @@ class GuardText:
 
 
 class Space:
-    """All values of some sizes of a plan, to find out what guards say about them."""
+    """All combinations of the values of some sizes of a plan, at which guards are evaluated."""
 
     def __init__(self, plan: Plan, names: Mapping[int, str], columns: Mapping[int, np.ndarray], count: int) -> None:
         self.names, self.count = names, count  # of the sizes that vary, by their rows
-        self.many = Many(plan.rows, columns)
+        self.rows = Many(plan.rows, columns)
 
     def mask(self, guards: Iterable[int]) -> np.ndarray:
-        found = np.ones(self.count, bool)
+        """Return where all of the guards hold."""
+        mask = np.ones(self.count, bool)
         for g in guards:
-            found &= np.asarray(self.many[g], bool)
-        return found
+            mask &= np.asarray(self.rows[g], bool)
+        return mask
 
     def telling(self, guards: Sequence[int], inside: np.ndarray, length: Callable[[int], int]) -> list[int]:
-        """The guards without those that follow from the others; long ones go first."""
-        kept, full = list(guards), inside & self.mask(guards)
+        """Drop the guards that follow from the others, long ones first."""
+        remaining, full = list(guards), inside & self.mask(guards)
         for g in sorted(guards, key=lambda g: -length(g)):
-            rest = [k for k in kept if k != g]
+            rest = [k for k in remaining if k != g]
             if np.array_equal(inside & self.mask(rest), full):
-                kept = rest
-        return kept
+                remaining = rest
+        return remaining
 
     def box(self, guards: Sequence[int], inside: np.ndarray) -> list[str] | None:
-        """The guards as a range of each size, or as a size without one value; None where they are no such thing."""
+        """Return the guards as a range of each size, or as a size without one value; None if they are neither."""
         full = inside & self.mask(guards)
         if not full.any():
             return None
         sides = []  # (size, operator, limit)
         for row in self.names:
-            values = self.many[row][full]
+            values = self.rows[row][full]
             sides += [(row, ">=", int(values.min())), (row, "<=", int(values.max()))]
-        kept, within = list(sides), inside & self._within(sides)
+        needed_sides, within = list(sides), inside & self._within(sides)
         if not np.array_equal(within, full):
             return self._except(full, inside)
         for side in sides:
-            rest = [k for k in kept if k is not side]
+            rest = [k for k in needed_sides if k is not side]
             if np.array_equal(inside & self._within(rest), within):
-                kept = rest
+                needed_sides = rest
         texts = []
         for low, high in zip(sides[::2], sides[1::2], strict=True):
-            name, one = self.names[low[0]], low[2] == high[2]
-            if low in kept and high in kept and not one:
+            name, is_point = self.names[low[0]], low[2] == high[2]
+            if low in needed_sides and high in needed_sides and not is_point:
                 texts.append(f"{low[2]} <= {name} <= {high[2]}")
-            elif low in kept or high in kept:
-                _, sign, limit = low if low in kept else high
-                texts.append(f"{name} {'==' if one else sign} {limit}")
+            elif low in needed_sides or high in needed_sides:
+                _, sign, limit = low if low in needed_sides else high
+                texts.append(f"{name} {'==' if is_point else sign} {limit}")
         return texts
 
     def _except(self, full: np.ndarray, inside: np.ndarray) -> list[str] | None:
         for row, name in self.names.items():
-            without = np.unique(self.many[row][inside & ~full])
-            if len(without) == 1 and np.array_equal(full, inside & (self.many[row] != without[0])):
+            without = np.unique(self.rows[row][inside & ~full])
+            if len(without) == 1 and np.array_equal(full, inside & (self.rows[row] != without[0])):
                 return [f"{name} != {without[0]}"]
         return None
 
     def _within(self, sides: Iterable[tuple[int, str, int]]) -> np.ndarray:
-        found = np.ones(self.count, bool)
+        mask = np.ones(self.count, bool)
         for row, sign, limit in sides:
-            found &= self.many[row] >= limit if sign == ">=" else self.many[row] <= limit
-        return found
+            mask &= self.rows[row] >= limit if sign == ">=" else self.rows[row] <= limit
+        return mask
 
 
 class Guards:
     """The guards of a family and of its choices, without those that follow from others.
 
-    What guards say is found out for each set of sizes that any of them is about, at all values that these can have.
+    Guards about the same sizes are evaluated at all values that these sizes can have.
     """
 
     def __init__(self, plan: Plan, text: GuardText, family: Family) -> None:
@@ -164,36 +165,37 @@ class Guards:
     def of_choice(self, guards: Sequence[int], refusal: str) -> dict[str, Any]:
         return self._record([g for g in guards if g not in self.family.guards], self.family.guards, refusal)
 
-    def _record(self, guards: Sequence[int], known: Sequence[int], refusal: str) -> dict[str, Any]:
-        """Guards as they are in the plan, where `known` hold; and, simpler if that can be, the sizes where they do."""
-        kept, where = [g for g in guards if g in self.direct], [self.text(g) for g in guards if g in self.direct]
+    def _record(self, guards: Sequence[int], assumed: Sequence[int], refusal: str) -> dict[str, Any]:
+        """Return the guards that do not follow from `assumed`, and where they hold, simplified if possible."""
+        remaining = [g for g in guards if g in self.direct]
+        where = [self.text(g) for g in remaining]
         groups: dict[frozenset[int] | None, list[int]] = {}
         for g in guards:
             if g not in self.direct:
                 groups.setdefault(self.about(g), []).append(g)
         for about, same in sorted(groups.items(), key=lambda item: MAX_POINTS if item[0] is None else len(item[0])):
             if about is None or not 0 < math.prod(len(self.values[key]) for key in about) <= MAX_POINTS:
-                kept += same
+                remaining += same
                 where += map(self.text, same)
                 continue
             space = self._space(about)
             inside = space.mask(
-                [k for k in known if _is_within(self.about(k), about)]
+                [k for k in assumed if _is_within(self.about(k), about)]
                 + [k for k in guards if k not in same and _is_within(self.about(k), about)]
             )
             telling = space.telling(same, inside, lambda g: len(self.text(g)))
             box = space.box(telling, inside) if telling else []
-            kept += telling
+            remaining += telling
             where += [self.text(g) for g in telling] if box is None else box
-        texts = [self.text(g) for g in guards if g in kept]
+        texts = [self.text(g) for g in guards if g in remaining]
         return {"where": where, "guards": texts, "refusal": refusal}
 
     def about(self, guard: int) -> frozenset[int] | None:
-        """The sizes that it depends on and that vary; None if it depends on ints or on data, too."""
+        """Return the dynamic sizes that a guard depends on; None if it also depends on ints or data."""
         if guard not in self._about:
-            made_of = {k: self.plan.rows[k] for k in needed(self.plan.rows, [guard])}
-            more = any(op in ("int", "item") or (op == "const" and abs(a) > LARGEST) for op, a, _ in made_of.values())
-            keys = frozenset(self.same[k] for k in made_of if k in self.same)
+            operands = {k: self.plan.rows[k] for k in needed(self.plan.rows, [guard])}
+            more = any(op in ("int", "item") or (op == "const" and abs(a) > EXACT) for op, a, _ in operands.values())
+            keys = frozenset(self.same[k] for k in operands if k in self.same)
             self._about[guard] = None if more else frozenset(key for key in keys if len(self.values[key]) != 1)
         return self._about[guard]
 
@@ -214,7 +216,7 @@ def _is_within(about: frozenset[int] | None, sizes: frozenset[int]) -> bool:
 
 
 def equal_sizes(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict[int, range], set[int]]:
-    """Each size with that which stands for all that equal it; the values of these; the guards that say so."""
+    """Return a representative for each size, the values of representatives, and the guards that equate sizes."""
     sizes = {k: plan.inputs[int(a)].shape[int(b)] for k, (op, a, b) in enumerate(plan.rows) if op == "size"}
     same = {row: row for row in sizes}
     values = {row: range(most + 1) for row, most in sizes.items()}
@@ -236,7 +238,7 @@ def equal_sizes(plan: Plan, guards: Sequence[int]) -> tuple[dict[int, int], dict
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
-    """What a plan is made of. Guards are those that do not follow from others; of a choice, also from its family's."""
+    """Return the parts of a plan. Guards that follow from others, or from the family's, are left out."""
     text = GuardText(plan)
     families = []
     for family in plan.families:
@@ -259,12 +261,12 @@ def plan_report(plan: Plan) -> dict[str, Any]:
 
 
 def sizes_of(i: Input) -> dict[str, int | None]:
-    """The sizes of an input that may change, with the largest; of an int, its name."""
+    """Return the dynamic sizes of an input with their upper bounds; the name of an int has none."""
     if i.dtype is None:
         return {i.name: None}
     return {f"{i.name}[{d}]": n for d, n in enumerate(i.shape)} if i.dynamic else {}
 
 
 def numpy_calls(outer: CompiledMethod) -> Counter[str]:
-    """The operators that need a NumPy kernel."""
+    """Count the calls that need a NumPy kernel, by operator."""
     return Counter(op for op in outer.on_host if op in PORTABLE)

@@ -1,7 +1,7 @@
 """Boxes and arrows in layers from top to bottom, after Sugiyama: ranks, order within a rank, coordinates.
 
-An arrow that crosses ranks passes through points, one per rank; all arrows out of one box share their points, so
-that a value used in many places is one line with branches.
+An arrow that crosses ranks passes through a point in each. Arrows out of one box share their points, so a value used
+in many places is one line with branches.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from itertools import pairwise
 from statistics import median
 
 GAP_X = 22.0  # between boxes of a rank
-GAP_Y, MAX_GAP_Y = 28.0, 84.0  # between ranks, more where lines go far to the side
+GAP_Y, MAX_GAP_Y = 28.0, 84.0  # between ranks, larger if lines go far to the side
 POINT = 10.0  # room for a line between boxes
 SWEEPS = 12
-STRAIGHT = 8.0  # how much more a line wants to be straight than a box wants to be below another
+STRAIGHT = 8.0  # weight of a straight line relative to a box below another
 
 
 @dataclass(slots=True)
 class Spot:
-    """A box, or a point of a line (`box` is None) of the box `owner`. (x, y) is its centre.
+    """A box, or a point (`box` is None) of a line out of the box `owner`. (x, y) is its centre.
 
-    `top` and `bottom` are those of its rank. Lines bend only between ranks, so they cross no box.
+    `top` and `bottom` are the edges of its rank. Lines bend only between ranks, so they cross no box.
     """
 
     owner: int
@@ -41,29 +41,29 @@ class Spot:
 
 
 @dataclass(slots=True)
-class Layout:
+class BoxLayout:
     boxes: list[Spot]
     segments: list[tuple[Spot, Spot]]  # between neighbouring ranks, from above to below
     width: float
     height: float
 
 
-def layout(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]], top: Sequence[int]) -> Layout:
-    """Places boxes of (width, height), connected parts side by side.
+def layout(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]], top: Sequence[int]) -> BoxLayout:
+    """Place boxes of (width, height), with connected parts side by side.
 
-    Edges go from lower to higher numbers; `top` are boxes that stay in the first rank of their part.
+    Edges go from lower to higher numbers; the boxes in `top` stay in the first rank of their part.
     """
     edges = list(dict.fromkeys(edges))
     ranks = _ranks(len(sizes), edges, set(top))
     boxes = [Spot(k, w, h, ranks[k], k) for k, (w, h) in enumerate(sizes)]
-    whole = Layout(boxes, [], 0.0, 0.0)
+    total = BoxLayout(boxes, [], 0.0, 0.0)
     for part in _parts(len(sizes), edges):
-        _place([boxes[k] for k in part], [e for e in edges if e[0] in part], boxes, whole)
-    return whole
+        _place([boxes[k] for k in part], [e for e in edges if e[0] in part], boxes, total)
+    return total
 
 
 def _parts(count: int, edges: Sequence[tuple[int, int]]) -> list[dict[int, None]]:
-    """The numbers of the boxes that hang together."""
+    """Return the boxes of each connected part, by number."""
     part_of: list[dict[int, None]] = [{k: None} for k in range(count)]
     for a, b in edges:
         if part_of[a] is not part_of[b]:
@@ -73,24 +73,24 @@ def _parts(count: int, edges: Sequence[tuple[int, int]]) -> list[dict[int, None]
     return list({id(part): part for part in part_of}.values())
 
 
-def _place(part: list[Spot], edges: Sequence[tuple[int, int]], boxes: list[Spot], whole: Layout) -> None:
-    """Lays out one part to the right of those before it."""
+def _place(part: list[Spot], edges: Sequence[tuple[int, int]], boxes: list[Spot], total: BoxLayout) -> None:
+    """Lay out one part to the right of the earlier ones."""
     first = min(spot.rank for spot in part)
     rows: list[list[Spot]] = [[] for _ in range(max(spot.rank for spot in part) - first + 1)]
     for spot in part:
         spot.rank -= first
         rows[spot.rank].append(spot)
-    whole.segments += _connect(boxes, edges, rows)
+    total.segments += _connect(boxes, edges, rows)
     _order(rows)
     _place_x(rows)
     _straighten(rows)
-    whole.height = max(whole.height, _place_y(rows))
-    left = whole.width + (2 * GAP_X if whole.width else 0.0)
-    whole.width = left + _shift(rows, left)
+    total.height = max(total.height, _place_y(rows))
+    left = total.width + (2 * GAP_X if total.width else 0.0)
+    total.width = left + _shift(rows, left)
 
 
 def _ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int]) -> list[int]:
-    """The longest way from a source; sources that need not be on top move down to where they are used."""
+    """Return the longest path from a source to each box; sources outside `top` move down to their first use."""
     ranks = [0] * count
     fed = {target for _, target in edges}
     for source, target in sorted(edges, key=lambda e: e[1]):
@@ -106,7 +106,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]], top: set[int]) -> list[
 
 def _connect(boxes: list[Spot], edges: Sequence[tuple[int, int]], rows: list[list[Spot]]) -> list[tuple[Spot, Spot]]:
     segments: list[tuple[Spot, Spot]] = []
-    points: dict[tuple[int, int], Spot] = {}  # (box, rank) → the point of its line there
+    points: dict[tuple[int, int], Spot] = {}  # by (box, rank)
 
     def link(a: Spot, b: Spot) -> None:
         a.below.append(b)
@@ -126,7 +126,7 @@ def _connect(boxes: list[Spot], edges: Sequence[tuple[int, int]], rows: list[lis
 
 
 def _order(rows: list[list[Spot]]) -> None:
-    """Sorts each rank by the mean place of its neighbours, down and up, and keeps the order with fewest crossings."""
+    """Sort each rank by the mean place of its neighbours, down and up; use the order with the fewest crossings."""
     best, fewest = [list(row) for row in rows], _crossings(rows)
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
@@ -137,8 +137,8 @@ def _order(rows: list[list[Spot]]) -> None:
             best, fewest = [list(row) for row in rows], crossings
         if fewest == 0:
             break
-    for row, kept in zip(rows, best):
-        row[:] = kept
+    for row, order in zip(rows, best):
+        row[:] = order
 
 
 def _sort(row: list[Spot], rows: list[list[Spot]], neighbours: Callable[[Spot], list[Spot]]) -> None:
@@ -155,17 +155,17 @@ def _crossings(rows: list[list[Spot]]) -> int:
     total = 0
     for upper, lower in pairwise(rows):
         place = {id(s): k for k, s in enumerate(lower)}
-        seen: list[int] = []
+        earlier_ends: list[int] = []
         for spot in upper:
             ends = sorted(place[id(s)] for s in spot.below)
-            total += sum(len(seen) - bisect_right(seen, end) for end in ends)
+            total += sum(len(earlier_ends) - bisect_right(earlier_ends, end) for end in ends)
             for end in ends:
-                insort(seen, end)
+                insort(earlier_ends, end)
     return total
 
 
 def _place_x(rows: list[list[Spot]]) -> None:
-    """Every spot wants to be where its neighbours are, above and below; lines want it more."""
+    """Move each spot towards its neighbours above and below, lines more strongly than boxes."""
     for row in rows:
         x = 0.0
         for spot in row:
@@ -186,7 +186,7 @@ def _wish(spot: Spot) -> float:
 
 
 def _settle(row: list[Spot], wishes: Sequence[float]) -> None:
-    """The places nearest to the wishes (least squares) that keep order and distance: pool adjacent violators."""
+    """Place spots nearest to their wishes (least squares), keeping order and distance: pool adjacent violators."""
     blocks: list[list[float]] = []  # [sum of weight × wish, weight, spots]
     offsets, offset = [], 0.0
     for k, spot in enumerate(row):
@@ -206,8 +206,8 @@ def _settle(row: list[Spot], wishes: Sequence[float]) -> None:
 
 
 def _straighten(rows: list[list[Spot]]) -> None:
-    """Boxes in a chain, then the points of a line, go below each other: as many as have a common place left to them."""
-    chains: dict[int, list[tuple[Spot, list[Spot], int]]] = {}  # each spot in its rank, from above
+    """Align the boxes of a chain, then the points of a line, as far as a common x is free."""
+    chains: dict[int, list[tuple[Spot, list[Spot], int]]] = {}  # by owner: (spot, its row, its place)
     lines: dict[int, list[tuple[Spot, list[Spot], int]]] = {}
     chain_of: dict[int, int] = {}  # of a box, by the first one's number
     for row in rows:
@@ -254,7 +254,7 @@ def _place_y(rows: list[list[Spot]]) -> float:
 
 
 def _shift(rows: list[list[Spot]], left: float) -> float:
-    """Moves everything to the right of `left`; returns the width."""
+    """Move everything to the right of `left` and return the width."""
     spots = [s for row in rows for s in row]
     start = min(s.x - s.width / 2 for s in spots)
     for spot in spots:

@@ -1,4 +1,4 @@
-"""The page around a picture: drag to move, wheel to zoom, double click for all of it, point at a box for details."""
+"""The page around a picture: drag to move, wheel to zoom, double-click to fit, point at a box for details."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""The colours of a graph's picture and its style sheet, for light and dark grounds; safe for colour-blind readers.
+"""The colours and style sheet of a graph's picture, for light and dark backgrounds; safe for colour-blind readers.
 
-A fill is a tint of the colour, so that text on it keeps its contrast. Boxes that are no GPU operators differ in shape.
+A fill is a tint of the colour, so that text on it keeps its contrast. Boxes other than GPU operators differ in shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-Colours = tuple[str, str]  # on a light ground, on a dark one
+Colours = tuple[str, str]  # on a light background, on a dark one
 
 GROUND: Colours = ("#ffffff", "#0d1117")
 INK: Colours = ("#1f2328", "#e6edf3")
 FAINT: Colours = ("#57606a", "#9ea7b1")
 LINE: Colours = ("#8c959f", "#6e7681")
-MARKED: Colours = ("#cf222e", "#ff7b72")  # the lines of the box that is pointed at
+MARKED: Colours = ("#cf222e", "#ff7b72")  # lines of the box under the pointer
 
-# What a GPU operator does, by the module of the registry that defines it. A node that several were joined into has the
-# colour of the first one here.
+# The purpose of a GPU operator, by the module that defines it. A fused node has the colour of the first group listed
+# here that one of its parts belongs to.
 GROUPS: dict[str, tuple[str, ...]] = {
     "attention": ("attention", "cache", "rope"),
     "convolution": ("convolution", "q8ta_conv"),
@@ -48,7 +48,7 @@ COLOURS: dict[str, Colours] = {
     "size": ("#7d8590", "#9198a1"),
     OTHER: ("#4d2c1d", "#9c702c"),
 }
-SOLID = ("input", "output", "state", "unsupported")  # filled with their colour, text in the ground's
+SOLID = ("input", "output", "state", "unsupported")  # filled with their colour, with text in the background's
 
 _SHAPES = """
 text { font: 11px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; white-space: pre }
@@ -69,13 +69,13 @@ text { font: 11px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; 
 
 
 def group(families: Iterable[str]) -> str:
-    """The group that an operator made of these families is shown in."""
-    found = {name for name, members in GROUPS.items() for family in families if family in members}
-    return next((name for name in GROUPS if name in found), OTHER)
+    """Return the group of an operator that consists of these families."""
+    present = set(families)
+    return next((name for name, members in GROUPS.items() if present & set(members)), OTHER)
 
 
 def style() -> str:
-    """The style sheet: shapes, then the colours of a light ground, then those of a dark one for who prefers that."""
+    """Return the style sheet: shapes, colours on a light background, colours on a dark one if that is preferred."""
     return f"{_SHAPES}{_colours(0)}@media (prefers-color-scheme: dark) {{\n{_colours(1)}}}\n"
 
 

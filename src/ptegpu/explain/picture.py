@@ -1,6 +1,6 @@
-"""A diagram as SVG, and as an HTML page with panning, zooming and details; self-contained, nothing is fetched.
+"""A diagram as SVG, and as a self-contained HTML page with panning, zooming and details.
 
-All text is inside boxes that do not overlap. What is too long for a box is cut there, and longer in the box's title.
+All text is inside boxes that do not overlap. Text too long for a box is cut there and complete in the box's title.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from html import escape
 from rich.cells import cell_len, set_cell_size
 
 from ..printing import shown
-from .analysis import Analysis
-from .diagram import Box, Diagram, diagram
-from .layout import Layout, Spot, layout
+from .diagram import Box, Diagram
+from .layout import BoxLayout, Spot, layout
 from .page import PAGE
 from .palette import SOLID, style
 
@@ -29,14 +28,8 @@ TIP = 9.0  # length of an arrow's tip
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    title: str
-    svg: str
-
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A box as it is drawn: its name and the lines below it, and how large that makes it."""
+class BoxText:
+    """The text of a box: its name and the lines below it, which determine its size."""
 
     name: str
     lines: tuple[str, ...]
@@ -47,34 +40,33 @@ class Card:
         return widest + 2 * PAD, 12 + LINE * (1 + len(self.lines))
 
 
-def draw(found: Analysis, title: str) -> Picture:
-    """The picture of a method."""
-    return picture(diagram(found, title))
-
-
-def picture(drawn: Diagram) -> Picture:
-    """The picture of a diagram."""
-    cards = [card(box) for box in drawn.boxes]
+def svg_of(drawn: Diagram) -> str:
+    """Draw a diagram."""
+    texts = [box_text(box) for box in drawn.boxes]
     top = [k for k, box in enumerate(drawn.boxes) if box.kind == "input"]
-    placed = layout([c.size for c in cards], drawn.edges, top)
-    return Picture(drawn.title, _svg(drawn, cards, placed))
+    placed = layout([c.size for c in texts], drawn.edges, top)
+    return _svg(drawn, texts, placed)
 
 
-def html_page(drawn: Picture) -> str:
-    """The picture as a page."""
-    return PAGE.format(title=_xml(drawn.title), svg=drawn.svg)
+def html_page(drawn: Diagram) -> str:
+    """Draw a diagram in a page."""
+    return PAGE.format(title=_xml(drawn.title), svg=svg_of(drawn))
 
 
-def card(box: Box) -> Card:
-    """What a box shows: its name, its first constants, what it gives."""
+def box_text(box: Box) -> BoxText:
+    """Return the text of a box: its name, its first constants and its results."""
     rest = len(box.constants) - MAX_CONSTANTS
     lines = [*box.constants[:MAX_CONSTANTS], *([f"and {rest} more"] if rest > 0 else [])]
-    lines += [f"→ {box.gives}" if box.kind not in ("input", "output", "state") else box.gives] if box.gives else []
-    return Card(_short(box.label, MAX_LABEL), tuple(_short(line, MAX_LINE) for line in lines))
+    lines += (
+        [f"→ {box.value_text}" if box.kind not in ("input", "output", "state") else box.value_text]
+        if box.value_text
+        else []
+    )
+    return BoxText(_short(box.label, MAX_LABEL), tuple(_short(line, MAX_LINE) for line in lines))
 
 
 def _short(text: str, most: int) -> str:
-    """At most so many characters wide, without anything that moves or hides other text."""
+    """Cut a line to `most` columns, without characters that move or hide other text."""
     line = shown(text)
     return line if cell_len(line) <= most else set_cell_size(line, most - 1).rstrip() + "…"
 
@@ -83,7 +75,7 @@ def _xml(*lines: str) -> str:
     return escape("\n".join(map(shown, lines)))
 
 
-def _svg(drawn: Diagram, cards: list[Card], placed: Layout) -> str:
+def _svg(drawn: Diagram, texts: list[BoxText], placed: BoxLayout) -> str:
     title = _short(drawn.title, MAX_TITLE)
     width = max(placed.width, cell_len(title) * TITLE, MIN_WIDTH) + 2 * MARGIN
     legend, top = _legend(drawn, width)
@@ -100,13 +92,13 @@ def _svg(drawn: Diagram, cards: list[Card], placed: Layout) -> str:
         *legend,
         f'<g transform="translate({(width - placed.width) / 2:.1f} {top:.1f})">',
         *_lines(drawn, placed),
-        *(_box(k, box, cards[k], placed.boxes[k]) for k, box in enumerate(drawn.boxes)),
+        *(_box(k, box, texts[k], placed.boxes[k]) for k, box in enumerate(drawn.boxes)),
     ]
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
 def _legend(drawn: Diagram, width: float) -> tuple[list[str], float]:
-    """An entry for each colour of the picture, in as many rows as they need; and where the rows end."""
+    """Return an entry for each colour of the picture, in rows, and the y at which the rows end."""
     parts = []
     x, y = MARGIN, MARGIN + 16
     for name, kind in dict.fromkeys((_class(box), box.kind) for box in drawn.boxes):
@@ -129,8 +121,8 @@ def _classes(name: str, kind: str) -> str:
     return f"{name} solid" if kind in SOLID else name
 
 
-def _lines(drawn: Diagram, placed: Layout) -> list[str]:
-    """Curves between neighbouring ranks; arrows arrive at a box side by side, ordered by where they come from."""
+def _lines(drawn: Diagram, placed: BoxLayout) -> list[str]:
+    """Return curves between neighbouring ranks; arrows reach a box side by side, ordered by their origin."""
     parts = []
     for upper, lower in placed.segments:
         x1, x2 = upper.x, lower.x
@@ -153,7 +145,7 @@ def _lines(drawn: Diagram, placed: Layout) -> list[str]:
 
 
 def _shape(kind: str, left: float, top: float, width: float, height: float) -> str:
-    """The outline of a box: inputs and outputs are round, branches have corners to the sides, operators a bar."""
+    """Return the outline of a box; inputs and outputs are round, branches pointed, operators have a bar."""
     if kind == "branch":
         right, middle, corner = left + width, top + height / 2, min(8.0, width / 4)
         points = f"{left:.1f} {middle:.1f} {left + corner:.1f} {top:.1f} {right - corner:.1f} {top:.1f} "
@@ -165,9 +157,9 @@ def _shape(kind: str, left: float, top: float, width: float, height: float) -> s
     return f'{body}<rect class="bar" {at} width="5" height="{height:.1f}" rx="2"/>' if kind == "operator" else body
 
 
-def _box(number: int, box: Box, drawn: Card, spot: Spot) -> str:
+def _box(number: int, box: Box, drawn: BoxText, spot: Spot) -> str:
     left, top = spot.x - spot.width / 2, spot.y - spot.height / 2
-    title = [box.label, *box.details, *([box.gives] if box.kind not in ("operator", "host") else [])]
+    title = [box.label, *box.details, *([box.value_text] if box.kind not in ("operator", "host") else [])]
     texts = [f'<text class="name" x="{spot.x:.1f}" y="{top + 17:.1f}" text-anchor="middle">{escape(drawn.name)}</text>']
     for k, line in enumerate(drawn.lines):
         y = top + 17 + LINE * (k + 1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
-from ..errors import UnsupportedProgram
+from ..errors import InvalidInput, UnsupportedProgram
 from ..format import Program as File
 from ..gpu import Device
 from ..limits import Budget
@@ -93,7 +94,12 @@ def open(
     """
     chosen = split_options(options, more)
     found = Source.of(source, chosen)
-    return resolve(KINDS[found.card.kind].opener)(found, chosen, tokenizer=tokenizer, **more)
+    opener = resolve(KINDS[found.card.kind].opener)
+    own = signature(open_program if opener is open_plain else opener).parameters.keys() - {"source", "options", "more"}
+    if unknown := [name for name in more if name not in own]:
+        names = ", ".join(sorted({"tokenizer", *own, *LoadOptions.__dataclass_fields__}))
+        raise InvalidInput(f"unknown option {unknown[0]!r}; options are {names}")
+    return opener(found, chosen, tokenizer=tokenizer, **more)
 
 
 def _read(source: Any) -> File:

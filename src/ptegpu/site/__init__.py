@@ -6,7 +6,7 @@ make_site("model.pte", "site")
 """
 
 from .pages import PAGES, Page
-from .serve import Server
+from .serve import SiteServer
 from .site import VARIANTS, Site, make_site
 
-__all__ = ["PAGES", "VARIANTS", "Page", "Server", "Site", "make_site"]
+__all__ = ["PAGES", "VARIANTS", "Page", "Site", "SiteServer", "make_site"]

@@ -1,7 +1,7 @@
-"""The names that a server answers to.
+"""The host names that a server accepts.
 
-A page of another site can make its own name lead to 127.0.0.1 (DNS rebinding) and then ask a server there as if it were
-its own. The Host header still has that page's name, so a server that knows its names refuses such requests.
+A page of another site can resolve its own name to 127.0.0.1 (DNS rebinding) and then send requests to a server there as
+if it were its own. The Host header still has that page's name, so a server that checks it refuses such requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ANY = "*"
 
 
 class Hosts:
-    """Loopback names, the names given, and, if one of those is an address others can reach, all addresses.
+    """The set of loopback names, `names`, and, if one of these is an address that others can reach, all addresses.
 
     An address in a Host header is never a rebound name. The name * allows every host.
     """

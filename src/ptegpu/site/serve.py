@@ -1,4 +1,4 @@
-"""A static server for one site, to look at it: on this machine only, nothing cached, a thread for each request."""
+"""A static server for viewing one site on this machine: nothing is cached, each request has a thread."""
 
 from __future__ import annotations
 
@@ -27,47 +27,28 @@ TYPES = {
 OTHER = "application/octet-stream"
 
 
-class Server:
-    """Serves the files of a folder; none of its subfolders. `port` None takes the usual one, or any that is free."""
+class SiteServer(ThreadingHTTPServer):
+    """A server of the files of a folder, without subfolders. `port` None means 8000, or else any free port."""
+
+    daemon_threads = True
 
     def __init__(self, folder: Path, port: int | None = None, hosts: Iterable[str] = ()) -> None:
-        """`hosts` are the names that browsers may ask for, beyond loopback names."""
-        self.folder = folder
-        handler = type("Handler", (_Handler,), {"folder": folder, "hosts": Hosts(hosts)})
+        """`hosts` are names to accept besides loopback names."""
+        self.folder, self.hosts = folder, Hosts(hosts)
         try:
-            self._server = ThreadingHTTPServer((ADDRESS, PORT if port is None else port), handler)
+            super().__init__((ADDRESS, PORT if port is None else port), _Handler)
         except OSError as e:
             if port is not None:
-                raise InvalidInput(f"port {port}: {e.strerror}; give another one with --port") from None
-            self._server = ThreadingHTTPServer((ADDRESS, 0), handler)
-        self._server.daemon_threads = True
+                raise InvalidInput(f"port {port}: {e.strerror}; choose another one with --port") from None
+            super().__init__((ADDRESS, 0), _Handler)
 
     @property
     def url(self) -> str:
-        return f"http://{ADDRESS}:{self._server.server_address[1]}/"
-
-    def run(self) -> None:
-        """Answers until `stop`, or an interrupt."""
-        self._server.serve_forever(0.1)
-
-    def stop(self) -> None:
-        """Ends `run`, which is in another thread."""
-        self._server.shutdown()
-
-    def close(self) -> None:
-        """Gives the port back."""
-        self._server.server_close()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    folder: Path
-    hosts: Hosts
+    server: SiteServer
     timeout = 30.0  # seconds without a byte
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "ptegpu", ""
@@ -79,19 +60,18 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, body: bool) -> None:
-        if not self.hosts.accepts(self.headers.get("Host")):
-            text = b"This server does not answer to that host: allow it with --allow-host.\n"
+        if not self.server.hosts.accepts(self.headers.get("Host")):
+            text = b"This server does not accept that host: allow it with --allow-host.\n"
             self._send(HTTPStatus.FORBIDDEN, text, body, {"Content-Type": TYPES[".txt"]})
             return
         name = unquote(self.path.partition("?")[0].partition("#")[0])[1:] or "index.html"
-        path = self.folder / name
+        path = self.server.folder / name
         if re.search(r"[/\\\0]", name) or name in (".", "..") or not self._is_here(path):
             self._send(HTTPStatus.NOT_FOUND, b"There is no such file.\n", body, {"Content-Type": TYPES[".txt"]})
             return
         data = path.read_bytes()
         head = {"Content-Type": TYPES.get(path.suffix, OTHER), "Last-Modified": formatdate(path.stat().st_mtime)}
-        asked = self.headers.get("Range")
-        if asked is not None and (part := _range(asked, len(data))) is not None:
+        if (part := _range(self.headers.get("Range", ""), len(data))) is not None:
             start, end = part
             if start >= end:
                 head["Content-Range"] = f"bytes */{len(data)}"
@@ -108,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _is_here(self, path: Path) -> bool:
         """Return whether this is a file, and, if it is a link, one to a file of this folder."""
         try:
-            return path.is_file() and path.resolve().parent == self.folder.resolve()
+            return path.is_file() and path.resolve().parent == self.server.folder.resolve()
         except OSError:  # the name is too long
             return False
 
@@ -121,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         if body:
             try:
                 self.wfile.write(data)
-            except (BrokenPipeError, ConnectionResetError):  # who asked went away
+            except (BrokenPipeError, ConnectionResetError):  # the client is gone
                 self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -129,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _range(text: str, length: int) -> tuple[int, int] | None:
-    """From where to where, of `bytes=2-5`, `bytes=2-` or `bytes=-5`; None for what is none of these."""
+    """Return start and end of `bytes=2-5`, `bytes=2-` or `bytes=-5`, or None for anything else."""
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", text.strip())
     if match is None or match[1] == match[2] == "":
         return None

@@ -17,14 +17,14 @@ from tests.web.browser.conftest import ROOT
 from tests.web.browser.sites import DEMO
 
 import ptegpu
-from ptegpu.site.serve import Server
+from ptegpu.site.serve import SiteServer
 from ptegpu.site.site import make_site
 
 WEB = ROOT / "web"
 
 
-def sh(*command: Any, **how: Any) -> str:
-    done = subprocess.run([str(c) for c in command], text=True, capture_output=True, timeout=300, **how)
+def sh(*command: Any, **options: Any) -> str:
+    done = subprocess.run([str(c) for c in command], text=True, capture_output=True, timeout=300, **options)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
@@ -62,26 +62,26 @@ def test_its_types_check(consumer: Path) -> None:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a site."""
     site = make_site(DEMO / "digits.pte", tmp_path_factory.mktemp("sites") / "digits")
-    with Server(site.folder) as server:
-        thread = threading.Thread(target=server.run)
+    with SiteServer(site.folder) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.1,))
         thread.start()
         yield server.url
-        server.stop()
+        server.shutdown()
         thread.join()
 
 
 def test_it_runs_under_node(consumer: Path, digits: str) -> None:
-    found = subprocess.run([ROOT / "tools" / "swiftshader.sh"], text=True, stdout=subprocess.PIPE)
-    if found.returncode != 0:
+    renderer = subprocess.run([ROOT / "tools" / "swiftshader.sh"], text=True, stdout=subprocess.PIPE)
+    if renderer.returncode != 0:
         pytest.skip("no SwiftShader")
-    icd = found.stdout.strip()
+    icd = renderer.stdout.strip()
     images = np.load(DEMO / "digits.npz")["images"]
     pictures = json.dumps([image.ravel().tolist() for image in images])
     env = os.environ | {"VK_ICD_FILENAMES": icd, "VK_DRIVER_FILES": icd}
-    told = json.loads(sh("node", "run.mjs", digits, cwd=consumer, env=env, input=pictures).splitlines()[-1])
+    results = json.loads(sh("node", "run.mjs", digits, cwd=consumer, env=env, input=pictures).splitlines()[-1])
     with ptegpu.load(DEMO / "digits.pte") as program:
         expected = np.stack([np.asarray(program(image[None])).ravel() for image in images])
-    np.testing.assert_allclose(np.array(told["scores"]), expected, atol=1e-5 * np.abs(expected).max())
-    assert told["adapter"]["software"] and told["check"]["ok"] and ["forward"] == told["methods"]
-    assert ["function"] * 4 == told["exported"]
-    assert [True, True] == told["errors"]
+    np.testing.assert_allclose(np.array(results["scores"]), expected, atol=1e-5 * np.abs(expected).max())
+    assert results["adapter"]["software"] and results["check"]["ok"] and ["forward"] == results["methods"]
+    assert ["function"] * 4 == results["exported"]
+    assert [True, True] == results["errors"]
