@@ -25,7 +25,7 @@ from ptegpu.dtypes import DType
 from ptegpu.format import read_program
 from ptegpu.format.container import SCALAR_TYPES
 from ptegpu.format.delegate import DATA_TYPES, read_delegate
-from ptegpu.format.flatbuffer import Table
+from ptegpu.format.flatbuffer import FlatTable
 from ptegpu.format.ptd import read_data
 from tests.cases import Problem, S, T
 from tests.format.build import Table as Built
@@ -113,18 +113,18 @@ def reading(into: list[Place]) -> Iterator[None]:
     codes = {"u8": "B", "i8": "b", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d"}
 
     def scalar(name: str, code: str) -> Callable[..., Any]:
-        original = getattr(Table, name)
+        original = getattr(FlatTable, name)
 
-        def get(self: Table, slot: int, default: Any = 0) -> Any:
+        def get(self: FlatTable, slot: int, *default: int) -> Any:
             if at := self._field(slot, struct.calcsize(code)):
                 into.append(Place(self.buffer.base + at, code))
-            return original(self, slot, default)
+            return original(self, slot, *default)
 
         return get
 
-    target, numbers, vector = Table._target, Table._numbers, Table._vector
+    target, numbers, vector = FlatTable._target, FlatTable.ints, FlatTable._vector
 
-    def pointed(self: Table, slot: int) -> int:
+    def pointed(self: FlatTable, slot: int) -> int:
         found = target(self, slot)
         if found:
             base, at = self.buffer.base, self._field(slot, 4)
@@ -133,21 +133,21 @@ def reading(into: list[Place]) -> Iterator[None]:
             into.append(Place(base + vtable + 4 + 2 * slot, "H"))
         return found
 
-    def counted(self: Table, slot: int, item_bytes: int) -> tuple[int, int]:
+    def counted(self: FlatTable, slot: int, item_bytes: int) -> tuple[int, int]:
         start, count = vector(self, slot, item_bytes)
         if start:
             into.append(Place(self.buffer.base + start - 4, "I"))
         return start, count
 
-    def listed(self: Table, slot: int, code: str, limit: int | None) -> tuple[int, ...]:
+    def listed(self: FlatTable, slot: int, code: str, limit: int | None = None) -> tuple[int, ...]:
         found = numbers(self, slot, code, limit)
         start, size = vector(self, slot, struct.calcsize(code))[0], struct.calcsize(code)
         into.extend(Place(self.buffer.base + start + k * size, code) for k in range(min(len(found), 64)))
         return found
 
-    patches = [patch.object(Table, name, scalar(name, code)) for name, code in codes.items()]
-    patches += [patch.object(Table, "_target", pointed), patch.object(Table, "_vector", counted)]
-    patches += [patch.object(Table, "_numbers", listed)]
+    patches = [patch.object(FlatTable, name, scalar(name, code)) for name, code in codes.items()]
+    patches += [patch.object(FlatTable, "_target", pointed), patch.object(FlatTable, "_vector", counted)]
+    patches += [patch.object(FlatTable, "ints", listed)]
     for p in patches:
         p.start()
     try:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ptegpu import format as ours
 from ptegpu.format import delegate as blobs
+from ptegpu.format import pte as ours
 from ptegpu.format.container import SCALAR_TYPES
 from ptegpu.format.delegate import DATA_TYPES, read_delegate
 

@@ -34,7 +34,8 @@ from tests.format.build import (
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
-from ptegpu.format import (
+from ptegpu.format import source
+from ptegpu.format.pte import (
     BoolList,
     Delegate,
     DelegateCall,
@@ -49,7 +50,6 @@ from ptegpu.format import (
     TensorList,
     Value,
     read_program,
-    source,
 )
 
 DATA = Path(__file__).parent.parent / "data"
@@ -170,7 +170,7 @@ FOREIGN = {
     b'\x40\x00\x00\x00\x00\x00\x00\x00{"a":': "this looks like a safetensors file",
     b"\x08\x08\x12\x07pytorch": "this looks like an ONNX model",
     b"version https://git-lfs.github.com/spec/v1": "this looks like a Git LFS pointer (run `git lfs pull`)",
-    b"<!DOCTYPE html>": "this looks like a web page, not the download that was meant",
+    b"<!DOCTYPE html>": "this looks like a web page instead of the intended download",
     b"\x1f\x8b\x08\x00": "this looks like a gzip archive",
     b"\x7fELF\x02\x01": "this looks like an executable or a library",
     b"\x1c\x00\x00\x00TFL3": "this looks like a TensorFlow Lite model",
@@ -360,9 +360,9 @@ REFUSED: list[tuple[Table, str]] = [
     (of(plan(tensor([2, 3], order=[0, 0]))), "dimension order [0, 0] does not fit the sizes [2, 3]"),
     (of(plan(tensor([2, 3], order=[0]))), "dimension order [0] does not fit the sizes [2, 3]"),
     (of(plan(tensor([1 << 30] * 3))), f"a tensor of sizes {[1 << 30] * 3} is too large"),
-    (of(plan(tensor(more={1: i32(4)}))), "a tensor with storage offset 4: only 0 is known"),
+    (of(plan(tensor(more={1: i32(4)}))), "a tensor with storage offset 4: only 0 is supported"),
     (of(plan(tensor(more={8: i8(3)}))), "unknown kind of dynamic shape 3"),
-    (of(plan(tensor(more=EXTERNAL))), "the name of a tensor outside of the file is missing"),
+    (of(plan(tensor(more=EXTERNAL))), "the name of a tensor outside the file is missing"),
     (of(plan(tensor(more={9: table(None, None, i8(2))}))), "unknown place 2 of a tensor"),
     (of(plan(tensor(more={5: u32(1)}))), "constant 1 does not exist: there are 0"),
     (of(plan(tensor([1], more={5: u32(2)})), **SEGMENTS), "constant 2 does not exist: there are 2"),
@@ -434,7 +434,7 @@ def test_a_bad_program_is_refused_with_the_reason(root: Table, reason: str) -> N
 def test_a_segment_needs_a_header_that_knows_of_segments() -> None:
     with pytest.raises(InvalidProgram) as caught:
         read_program(flatbuffer(of(s4=Tables([table(u64(8), u64(1))])), b"ET12"))
-    assert caught.value.reason == "segment 0 has 1 bytes, but the header says that the file has no segments"
+    assert caught.value.reason == "segment 0 has 1 bytes, but the header declares no segments"
 
 
 HEADERS = [
