@@ -119,7 +119,7 @@ class Pipeline:
         for text in texts:
             if not isinstance(text, str):
                 raise InvalidInput(f"a text is a str, not {type(text).__name__}")
-        encoded = [self.tokenizer.encode_whole(text, context, facts.length) for text in texts]
+        encoded = [self.tokenizer.encode_pair(text, context, facts.length) for text in texts]
         longest = facts.length if facts.fixed else max(1, *(len(e.ids) for e in encoded))
         tokens = np.full((len(texts), longest), facts.pad, np.int64)
         mask, types = np.zeros_like(tokens), np.zeros_like(tokens)
