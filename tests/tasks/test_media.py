@@ -15,7 +15,7 @@ from PIL import Image as pillow
 
 from ptegpu.errors import InvalidInput
 from ptegpu.export.hf_facts import image_facts
-from ptegpu.models.media import enlarged, largest_class, open_image, pixels, read_wave, resample, sound
+from ptegpu.models.media import largest_class, open_image, pixels, read_wave, resample, resized, sound
 from ptegpu.models.parts import Audio, Image
 
 SIDE = {"height": 32, "width": 32}
@@ -57,7 +57,7 @@ def test_a_file_is_turned_and_coloured(tmp_path: Path) -> None:
 
 def test_what_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"nothing")
-    with pytest.raises(InvalidInput, match="is no picture that Pillow can read"):
+    with pytest.raises(InvalidInput, match="is not a picture that Pillow can read"):
         open_image(tmp_path / "p.png")
     with pytest.raises(InvalidInput, match=r"a picture is uint8 \(height, width, 3\), not float64 \(2, 3\)"):
         open_image(np.zeros((2, 3)))
@@ -136,7 +136,7 @@ def test_samples_of_every_width(tmp_path: Path, width: int) -> None:
 def test_what_is_no_sound(tmp_path: Path) -> None:
     for content in (b"", b"RIFF", b"RIFF\xff\xff\xff\xffWAVEfmt "):
         (tmp_path / "s.wav").write_bytes(content)
-        with pytest.raises(InvalidInput, match=r"s\.wav is no \.wav file of plain samples"):
+        with pytest.raises(InvalidInput, match=r"s\.wav is not a \.wav file of plain samples"):
             read_wave(tmp_path / "s.wav")
     with pytest.raises(InvalidInput, match=r"a sound is an array \(samples,\) and a rate, not \(2, 3\) at 16000"):
         sound(np.zeros((2, 3)), Audio(16_000, 100, 1))
@@ -146,5 +146,5 @@ def test_planes_are_enlarged_as_pytorch_does() -> None:
     planes = np.random.default_rng(0).standard_normal((5, 16, 12)).astype(np.float32)
     for size in ((37, 61), (7, 5), (16, 12)):
         expected = torch.nn.functional.interpolate(torch.tensor(planes)[None], size=size, mode="bilinear")[0]
-        np.testing.assert_allclose(expected, enlarged(planes, *size), atol=1e-4)
+        np.testing.assert_allclose(expected, resized(planes, *size), atol=1e-4)
         assert (largest_class(planes, *size) == expected.argmax(0).numpy()).mean() > 0.999

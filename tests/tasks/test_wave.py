@@ -71,20 +71,20 @@ def test_what_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     good = wav(path, 1, 16, WAVE[:, None]).read_bytes()
     for data, why in (
-        (b"", "it does not begin as one"),
-        (b"OggS" + bytes(100), "it does not begin as one"),
+        (b"", "it does not begin with RIFF and WAVE"),
+        (b"OggS" + bytes(100), "it does not begin with RIFF and WAVE"),
         (good[:12], "it has no samples"),
-        (good[:12] + good[36:], "it says nothing of its format"),
-        (good.replace(b"fmt \x10", b"fmt \x04"), "its format is cut"),
+        (good[:12] + good[36:], "its samples come before their format"),
+        (good.replace(b"fmt \x10", b"fmt \x04"), "its format is truncated"),
         (good[:20] + b"\x55" + good[21:], "samples of kind 85 with 16 bits are not supported"),
         (good[:22] + b"\0" + good[23:], "it has 0 channels"),
-        (good[:24] + b"\1\0\0\0" + good[28:], "it has 1 channels of 1 samples in a second"),
+        (good[:24] + b"\1\0\0\0" + good[28:], "it has 1 channels of 1 samples per second"),
         (good[:34] + b"\0" + good[35:], "samples of kind 1 with 0 bits"),
     ):
         path.write_bytes(data)
         with pytest.raises(InvalidInput) as found:
             read_wave(path)
-        assert f"is no .wav file of plain samples: {why}" in str(found.value)
+        assert f"is not a .wav file of plain samples: {why}" in str(found.value)
         assert "\n" not in str(found.value)
     with pytest.raises(InvalidInput, match="is a folder"):
         read_wave(tmp_path)

@@ -1,6 +1,6 @@
-"""From a picture, a sound or a text to an answer: programs that say what they are for (`ptegpu export hf`).
+"""Programs for tasks on pictures, sounds or texts (`ptegpu export hf`).
 
-`specs.py` is the table of tasks, `results.py` reads outputs, `pipeline.py` runs the program. PyTorch is not needed.
+`specs.py` is the table of tasks, `results.py` interprets outputs, `pipeline.py` runs the program. None needs PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sizes that a program for a task is planned for."""
+"""Sizes for which programs for tasks are planned."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ METHOD = "forward"
 
 
 def points_of(card: Card, batches: Sequence[int] | None = None) -> list[dict[str, int]]:
-    """Return the sizes that inputs have together, besides the largest; of `batches` only, if given."""
+    """Return combinations of input sizes, in addition to the maximum; `batches` restricts the batch sizes."""
     points: list[dict[str, int]] = [{}]
     text, audio = card.text, card.audio
     if text is not None:
-        first = int(card.image is not None)  # a picture comes before
+        first = int(card.image is not None)  # a picture is input 0
         inputs = range(first, first + (3 if text.types else 2))
         lengths = [text.length] if text.fixed else range(1, text.length + 1)
         for batch in batches or range(1, text.batch + 1):
@@ -29,5 +29,5 @@ def points_of(card: Card, batches: Sequence[int] | None = None) -> list[dict[str
 
 
 def plans(_: Program, card: Card) -> Additions:
-    """Return the sizes of a program for a task."""
+    """Return the sizes of a program for a task as additions to its plans."""
     return Additions({METHOD: points_of(card)})
