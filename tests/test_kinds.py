@@ -17,7 +17,8 @@ from ptegpu.models.checkpoints import program_of
 from ptegpu.models.door import Source
 from ptegpu.models.kinds import KINDS, SERVED, kind_of_folder, resolve
 from ptegpu.models.speech import SpeechModel
-from ptegpu.models.tasks import TASKS, Pipeline
+from ptegpu.models.tasks.pipeline import Pipeline
+from ptegpu.models.tasks.specs import TASKS
 from ptegpu.models.text import LanguageModel
 from ptegpu.runtime import LoadOptions
 from ptegpu.serve.models import open_model

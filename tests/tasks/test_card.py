@@ -14,7 +14,7 @@ from ptegpu.format import Method, Program
 from ptegpu.models.card import Card, read_card
 from ptegpu.models.kinds import PROGRAM, SEEING, SPEECH, TASK, TEXT
 from ptegpu.models.parts import Audio, Image, Speech, Text, Vision
-from ptegpu.models.tasks.sizes import points_of
+from ptegpu.models.tasks.specs import points_of
 
 IMAGE = Image(32, 24, 3, 8, (0.5,) * 3, (0.25,) * 3, resample="bicubic", shortest=40)
 PICTURES = Card.of_task("image-classification", "ViT", image=IMAGE, labels=("cat", "grün"))

@@ -40,7 +40,7 @@ def compile(
 
     `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); `points`
     are single combinations of sizes, by method. Without either, the plans hold for the sizes that the program's kind
-    suggests, else for all that the program allows, or a sample if there are too many. A language model also gets the
+    suggests, else for all possible sizes, or a sample if there are too many. A language model also gets the
     method that generates text, unless `methods` leave out `forward`; with `many`, the one that serves many sequences.
     `precision` and `cache` replace those of the targets. See `ptegpu.load` for the rest.
     """

@@ -68,7 +68,7 @@ KINDS: Mapping[str, KindSpec] = {
         "a program for a task",
         opener="ptegpu.models.tasks.pipeline:Pipeline",
         page="task",
-        plans="ptegpu.models.tasks.sizes:plans",
+        plans="ptegpu.models.tasks.specs:plans",
         exporter="ptegpu.export:export_hf",
         command="ptegpu export hf",
         endpoint="ptegpu.serve.models:open_encoder",

@@ -96,7 +96,7 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """How a language model sees: a picture becomes tiles of one size, each tile rows that replace tokens."""
+    """The pictures of a language model: each becomes tiles of one size, and each tile rows that replace tokens."""
 
     size: int  # pixels of a tile's side
     rows: int  # of each tile

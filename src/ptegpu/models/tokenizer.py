@@ -189,7 +189,7 @@ def _silent() -> Iterator[None]:
             sys.stderr.flush()
         try:
             stderr = os.dup(2)
-        except OSError:  # there is no stderr
+        except OSError:  # stderr is closed
             yield
             return
         os.dup2(buffer.fileno(), 2)
