@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from benchmarks.clients import Answer, Ask, figures, lengths, together
+from benchmarks.clients import Answer, Ask, figures, joint_rate, lengths
 from benchmarks.serve import difference, main
 from benchmarks.soak import Soak, until_idle
 
@@ -83,7 +83,7 @@ def test_figures() -> None:
     )
     assert {"p50": 1250, "p95": 1475, "p99": 1495} == pytest.approx(found["first ms"])
     assert 2000 == found["between ms"]["p50"]
-    assert 2 / 2.0 == together(answers)  # 3.0 and 4.5, from 2.5 to 4.5
+    assert 2 / 2.0 == joint_rate(answers)  # 3.0 and 4.5, from 2.5 to 4.5
 
 
 def test_answers_differ_by_more_than_rounding() -> None:
