@@ -46,8 +46,8 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def graphs(name: str) -> list[BlobGraph]:
-    found = read_program(DATA / name)
-    return [read_delegate(delegate.blob) for method in found.methods for delegate in method.delegates]
+    file = read_program(DATA / name)
+    return [read_delegate(delegate.blob) for method in file.methods for delegate in method.delegates]
 
 
 # Real blobs
@@ -69,11 +69,11 @@ def test_an_mlp() -> None:
 
 
 def test_constants_are_keys_of_named_data() -> None:
-    found = read_program(DATA / "mlp.pte")
+    file = read_program(DATA / "mlp.pte")
     (graph,) = graphs("mlp.pte")
     assert all(constant.data is None for constant in graph.constants)
     assert {constant.key: constant.nbytes for constant in graph.constants} == {
-        key: len(data) for key, data in found.named_data.items()
+        key: len(data) for key, data in file.named_data.items()
     }
 
 

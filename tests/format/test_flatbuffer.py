@@ -1,4 +1,4 @@
-"""The FlatBuffers reader: what it reads, and what it refuses, by the exact text."""
+"""The FlatBuffers reader: values that it reads, and the exact text of each refusal."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def test_a_long_string_is_refused() -> None:
 
 def test_tables_that_share_their_content_are_refused_beyond_measure() -> None:
     shared = table(Vector("q", [0] * 100))
-    few, many = opened(table(Tables([shared] * 2))), opened(table(Tables([shared] * 50)))
-    assert [len(item.ints(0, "q")) for item in few.tables(0)] == [100, 100]
+    two, fifty = opened(table(Tables([shared] * 2))), opened(table(Tables([shared] * 50)))
+    assert [len(item.ints(0, "q")) for item in two.tables(0)] == [100, 100]
     with pytest.raises(InvalidProgram) as caught:
-        [item.ints(0, "q") for item in many.tables(0)]
+        [item.ints(0, "q") for item in fifty.tables(0)]
     assert caught.value.reason == "the tables and lists add up to more than 2 times the buffer they are in"
 
 

@@ -1,4 +1,4 @@
-"""What a program says about its task: read as it was written, or refused in one line."""
+"""Cards of programs: read as they were written, or refused in one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PICTURES = Card.of_task("image-classification", "ViT", image=IMAGE, labels=("cat
 
 
 def program(value: Any) -> Program:
-    """One that says so."""
+    """Return a program with this card."""
 
     def method(name: str, *values: Any) -> Method:
         return Method(name, values, (), tuple(range(len(values))), (), (), "", "")
@@ -63,9 +63,9 @@ def test_facts_are_read_as_they_were_written(card: Card) -> None:
     ],
 )
 def test_facts_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
-    told = {k: v for k, v in (json.loads(PICTURES.json()) | change).items() if v is not None}
+    values = {k: v for k, v in (json.loads(PICTURES.json()) | change).items() if v is not None}
     with pytest.raises(InvalidProgram) as refused:
-        read_card(program(json.dumps(told)))
+        read_card(program(json.dumps(values)))
     assert message in str(refused.value) and "bundle" not in str(refused.value)
 
 
@@ -112,12 +112,12 @@ VISION_PART = Vision(32, 4, 8, 9, 64, True, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def earlier(name: str, value: Any, **constants: Any) -> Program:
-    """Return a program with what versions before cards wrote, and constants of ExecuTorch."""
+    """Return a program in the form of versions before cards, with constants of ExecuTorch."""
     methods = {"forward": (), name: (value,)} | {
         key: v if isinstance(v, tuple) else (v,) for key, v in constants.items()
     }
-    made = [Method(key, v, (), tuple(range(len(v))), (), (), "", "") for key, v in methods.items()]
-    return Program(None, 0, 0, tuple(made), {})
+    converted = [Method(key, v, (), tuple(range(len(v))), (), (), "", "") for key, v in methods.items()]
+    return Program(None, 0, 0, tuple(converted), {})
 
 
 def test_files_of_earlier_versions_have_cards() -> None:

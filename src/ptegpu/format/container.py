@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import NamedTuple
 
@@ -46,8 +47,7 @@ class Segments:
 
     def find(self, index: int, user: FlatTable) -> tuple[int, memoryview]:
         """Return the file offset and the bytes of a segment that `user` refers to."""
-        if index >= len(self._starts):
-            user.fail(f"segment {index} does not exist: there are {len(self._starts)}")
+        user.check_index("segment", index, len(self._starts))
         start = self._starts[index]
         return start, self._file[start : start + self._sizes[index]]
 
@@ -84,6 +84,18 @@ def checked_nbytes(table: FlatTable, dtype: DType, sizes: tuple[int, ...]) -> in
 def read_ids(table: FlatTable, slot: int, code: str, count: int) -> tuple[int, ...]:
     """Return a vector of value ids, each below `count`."""
     ids = table.ints(slot, code, MAX_IDS)
-    if ids and (min(ids) < 0 or max(ids) >= count):
-        table.fail(f"value {min(ids) if min(ids) < 0 else max(ids)} does not exist: there are {count}")
+    if ids:
+        table.check_index("value", min(ids), count)
+        table.check_index("value", max(ids), count)
     return ids
+
+
+def named_entries(entries: Iterable[FlatTable]) -> Iterator[tuple[str, FlatTable]]:
+    """Yield entries of named data with their keys, which must differ."""
+    keys = set()
+    for entry in entries:
+        key = entry.required_string(0, "the key of named data")
+        if key in keys:
+            entry.fail(f"two named data have the key {key!r}")
+        keys.add(key)
+        yield key, entry

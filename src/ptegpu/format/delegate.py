@@ -176,8 +176,7 @@ def _read_tensor(table: FlatTable, constants: tuple[Constant, ...]) -> BlobTenso
     dtype, staging, dims = DATA_TYPES[code], DATA_TYPES.get(staging_code), table.ints(1, "I", MAX_RANK)
     nbytes = checked_nbytes(table, dtype, dims)
     constant, memory = max(table.i32(2), -1), max(table.i32(3), -1)
-    if constant >= len(constants):
-        table.fail(f"constant {constant} does not exist: there are {len(constants)}")
+    table.check_index("constant", constant, len(constants), first=-1)
     if constant >= 0 and nbytes:
         stored = constants[constant].nbytes
         if stored < nbytes:

@@ -103,6 +103,10 @@ class FlatTable:
     i64, u64 = _scalar("q", 0), _scalar("Q", 0)
     f64 = _scalar("d", 0.0)
 
+    def check_index(self, noun: str, index: int, count: int, first: int = 0) -> None:
+        if not first <= index < count:
+            self.fail(f"{noun} {index} does not exist: there are {count}")
+
     def i8(self, slot: int, default: int = 0) -> int:
         position = self._field(slot, 1)
         return _i8(self._data, position)[0] if position else default

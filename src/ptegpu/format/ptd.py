@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .container import Segments, check_end, read_layout
+from .container import Segments, check_end, named_entries, read_layout
 from .flatbuffer import FlatBuffer, FlatTable
 from .source import DATA, Source, fail_foreign, open_source
 
@@ -43,13 +43,7 @@ def read_data(source: Source, *, name: str | None = None) -> Mapping[str, NamedT
     if root.u32(0) > VERSION:
         root.fail(f"data format version {root.u32(0)} is newer than {VERSION}")
     segments = Segments(data, base, root, 1)
-    tensors: dict[str, NamedTensor] = {}
-    for entry in root.tables(2):
-        key = entry.required_string(0, "the key of named data")
-        if key in tensors:
-            entry.fail(f"two named data have the key {key!r}")
-        tensors[key] = _read_entry(entry, key, segments)
-    return MappingProxyType(tensors)
+    return MappingProxyType({key: _read_entry(entry, key, segments) for key, entry in named_entries(root.tables(2))})
 
 
 def _read_entry(entry: FlatTable, key: str, segments: Segments) -> NamedTensor:

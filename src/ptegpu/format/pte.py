@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .container import MAX_IDS, Segments, check_end, read_ids, read_layout
+from .container import MAX_IDS, Segments, check_end, named_entries, read_ids, read_layout
 from .flatbuffer import FlatBuffer, FlatTable
 from .source import PROGRAM, Source, fail_foreign, open_source
 
@@ -152,8 +152,9 @@ def read_program(source: Source, *, name: str | None = None) -> Program:
         if method.name in methods:
             plan.fail(f"two methods have the name {method.name!r}")
         methods[method.name] = method
-    named_data = MappingProxyType(_read_named_data(root, store.segments))
-    return Program(path, len(data), root.u32(0), tuple(methods.values()), named_data)
+    segments = store.segments
+    named_data = {key: segments.find(entry.u32(1), entry)[1] for key, entry in named_entries(root.tables(7))}
+    return Program(path, len(data), root.u32(0), tuple(methods.values()), MappingProxyType(named_data))
 
 
 def _read_header(data: memoryview, path: str | None) -> tuple[int, int]:
@@ -168,16 +169,6 @@ def _read_header(data: memoryview, path: str | None) -> tuple[int, int]:
     check_end(tables_size, data, "the table area", 16, path)
     check_end(base + (segments_size if length >= FULL_HEADER_BYTES else 0), data, "the segment area", 24, path)
     return tables_size, base
-
-
-def _read_named_data(root: FlatTable, segments: Segments) -> dict[str, memoryview]:
-    named_data: dict[str, memoryview] = {}
-    for entry in root.tables(7):
-        key = entry.required_string(0, "the key of named data")
-        if key in named_data:
-            entry.fail(f"two named data have the key {key!r}")
-        _, named_data[key] = segments.find(entry.u32(1), entry)
-    return named_data
 
 
 class _Store:
@@ -195,16 +186,14 @@ class _Store:
     def constant(self, index: int, nbytes: int, user: FlatTable) -> memoryview:
         if self._constants:
             return self._constants.find(index, nbytes, user)
-        if index >= len(self._inline_constants):
-            user.fail(f"constant {index} does not exist: there are {len(self._inline_constants)}")
+        user.check_index("constant", index, len(self._inline_constants))
         data = self._inline_constants[index]
         if nbytes > len(data):
             user.fail(f"constant {index} holds {len(data)} bytes, its tensor needs {nbytes}")
         return data[:nbytes]
 
     def state(self, group: int, index: int, nbytes: int, user: FlatTable) -> memoryview:
-        if group >= len(self._states):
-            user.fail(f"mutable data segment {group} does not exist: there are {len(self._states)}")
+        user.check_index("mutable data segment", group, len(self._states))
         return self._states[group].find(index, nbytes, user)
 
     def blob(self, reference: FlatTable) -> tuple[int, memoryview]:
@@ -214,8 +203,7 @@ class _Store:
             return self.segments.find(index, reference)
         if location != 0:
             reference.fail(f"unknown place {location} of a delegate blob")
-        if index >= len(self._inline_blobs):
-            reference.fail(f"inline delegate blob {index} does not exist: there are {len(self._inline_blobs)}")
+        reference.check_index("inline delegate blob", index, len(self._inline_blobs))
         return self._inline_blobs[index]
 
 
@@ -230,8 +218,7 @@ class _Subsegments:
         return len(self._offsets) > 1
 
     def find(self, index: int, nbytes: int, user: FlatTable) -> memoryview:
-        if index >= len(self._offsets):
-            user.fail(f"constant {index} does not exist: there are {len(self._offsets)}")
+        user.check_index("constant", index, len(self._offsets))
         start = self._offsets[index]
         if start + nbytes > len(self._data):
             user.fail(f"a constant of {nbytes} bytes at {start} ends after its segment of {len(self._data)} bytes")
@@ -341,8 +328,7 @@ class _MethodReader:
 
     def _place(self, table: FlatTable, nbytes: int) -> tuple[int, int]:
         memory, offset, sizes = table.u32(0), table.u32(1) | table.u32(2) << 32, self._buffer_sizes
-        if not 0 < memory < len(sizes):
-            table.fail(f"planned memory {memory} does not exist: there are {len(sizes)}")
+        table.check_index("planned memory", memory, len(sizes), first=1)
         if offset + nbytes > sizes[memory]:
             table.fail(f"a tensor of {nbytes} bytes at {offset} ends after its planned memory of {sizes[memory]} bytes")
         return memory, offset
@@ -384,8 +370,7 @@ class _MethodReader:
         return self._index(table, slot, len(self._values), "value")
 
     @staticmethod
-    def _index(table: FlatTable, slot: int, count: int, what: str) -> int:
+    def _index(table: FlatTable, slot: int, count: int, noun: str) -> int:
         index = table.i32(slot)
-        if not 0 <= index < count:
-            table.fail(f"{what} {index} does not exist: there are {count}")
+        table.check_index(noun, index, count)
         return index

@@ -99,15 +99,12 @@ def resample(samples: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
     for start in range(0, min(up, count), PHASES):
         phases = np.arange(start, min(start + PHASES, up, count))
         firsts, rests = np.divmod(phases * down, up)
-        filters = _filter(np.arange(-half, half + 1) - rests[:, None] / up, scale, half)
+        times = np.arange(-half, half + 1) - rests[:, None] / up
+        kaiser = np.i0(BETA * np.sqrt(np.maximum(1 - (times / (half + 1)) ** 2, 0))) / np.i0(BETA)
+        filters = (scale * np.sinc(scale * times) * kaiser).astype(np.float32)
         for phase, first, taps in zip(phases, firsts, filters):
             target = result[phase::up]
             inputs = windows[first::down][: len(target)]
             for k in range(0, len(target), AT_ONCE):
                 target[k : k + AT_ONCE] = inputs[k : k + AT_ONCE] @ taps
     return result
-
-
-def _filter(t: np.ndarray, scale: float, half: int) -> np.ndarray:
-    inside = np.sqrt(np.maximum(1 - (t / (half + 1)) ** 2, 0))
-    return (scale * np.sinc(scale * t) * np.i0(BETA * inside) / np.i0(BETA)).astype(np.float32)
