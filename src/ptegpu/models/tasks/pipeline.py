@@ -76,27 +76,27 @@ class Pipeline:
         Classes are a list of the `top` likeliest `Label`s, tokens a list of `Span`s, and speech is a `str`. A question
         about a `context` has an `Answer`. Other results are arrays: features, embeddings, classes or depths of pixels.
         """
-        takes = self.card.takes
+        media = self.card.takes
         named = {"text": text, "image": image, "audio": audio}
         if value is not None:
-            named[takes[0]] = value
+            named[media[0]] = value
         for name, medium in named.items():
-            if (medium is not None) != (name in takes):
-                raise InvalidInput(f"this program is for {self.card.task}: it takes {' and '.join(takes)}")
-        if len(takes) == 2:
+            if (medium is not None) != (name in media):
+                raise InvalidInput(f"this program is for {self.card.task}: it takes {' and '.join(media)}")
+        if len(media) == 2:
             return self._compare(named["image"], named["text"], top)
-        if takes == ("audio",):
+        if media == ("audio",):
             assert self.card.audio is not None
             outputs = self._run(sound(named["audio"], self.card.audio, rate)[0][None])
             return self._result(0, outputs, top=top)
-        value = named[takes[0]]
+        value = named[media[0]]
         is_list = isinstance(value, list | tuple)
         items = list(value) if is_list else [value]
         size = (self.card.text or self.card.image).batch  # type: ignore[union-attr]
         results: list[Any] = []
         for k in range(0, len(items), size):
             batch = items[k : k + size]
-            results += self._read_texts(batch, context, top) if takes == ("text",) else self._read_images(batch, top)
+            results += self._read_texts(batch, context, top) if media == ("text",) else self._read_images(batch, top)
         return results if is_list else results[0]
 
     def _result(self, k: int, outputs: Sequence[np.ndarray], **facts: Any) -> Any:
