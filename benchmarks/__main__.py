@@ -1,7 +1,7 @@
-"""Measure ptegpu: `python -m benchmarks [NAME ...]`. docs/benchmarks.md says what the figures are.
+"""Measure ptegpu: `python -m benchmarks [NAME ...]`. docs/benchmarks.md explains the figures.
 
 python -m benchmarks                                   everything
-python -m benchmarks decode gemm --json found.json     some workloads, also as JSON
+python -m benchmarks decode gemm --json found.json     some workloads, also written as JSON
 python -m benchmarks resnet18 --only "batch 32"        some of their cases
 python -m benchmarks make FOLDER                       the programs, where ExecuTorch is installed
 python -m benchmarks --data FOLDER                     where the GPU is
@@ -36,7 +36,7 @@ WORKLOADS = {
 }
 BY_NAME_ONLY = {"ways": "gemv_ways", "attention": "attention"}
 ALL = WORKLOADS | BY_NAME_ONLY
-TABLE_WIDTH = 180  # where there is no terminal
+TABLE_WIDTH = 180  # without a terminal
 
 
 def workload(name: str) -> Callable[[Bench], Iterator[Row]]:
@@ -49,7 +49,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     only = f"; only by name: {', '.join(BY_NAME_ONLY)}"
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"workloads: {', '.join(WORKLOADS)}{only}")
-    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="cases with this in their name")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="only cases whose names contain this"
+    )
     parser.add_argument("--engine", choices=ENGINES, action="append", help="the engines (both)")
     parser.add_argument("--precision", choices=(*PRECISIONS, "auto"), action="append", help="(exact and fast)")
     parser.add_argument("--device", default="auto", help="as `ptegpu doctor` lists them (auto)")
@@ -59,46 +61,46 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that everything works")
     parser.add_argument("--profile", action="store_true", help="show where the host's time goes in `calls`")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rows there, after each workload")
-    given = parser.parse_args(arguments)
-    unknown = [name for name in given.names if name not in ALL]
-    if unknown and given.names[0] != "make":
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in ALL]
+    if unknown and options.names[0] != "make":
         parser.error(f"no workload {unknown[0]!r}; there are {', '.join(ALL)}")
-    if given.names[:1] == ["make"] and len(given.names) != 2:
+    if options.names[:1] == ["make"] and len(options.names) != 2:
         parser.error("make takes a folder")
-    return given
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
+    options = parse(arguments)
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_WIDTH)
-    if given.names[:1] == ["make"]:
+    if options.names[:1] == ["make"]:
         from .programs import make
 
-        for path in make(Path(given.names[1]), given.quick):
+        for path in make(Path(options.names[1]), options.quick):
             console.print(f"{path}: {path.stat().st_size:,} bytes", highlight=False)
         return 0
     bench = Bench(
-        quick=given.quick,
-        data=given.data,
-        device=given.device,
-        engines=given.engine or ENGINES,
-        precisions=given.precision or PRECISIONS,
-        seconds=given.seconds,
-        only=given.only,
-        compiled=not given.no_compile,
-        profile=given.profile,
+        quick=options.quick,
+        data=options.data,
+        device=options.device,
+        engines=options.engine or ENGINES,
+        precisions=options.precision or PRECISIONS,
+        seconds=options.seconds,
+        only=options.only,
+        compiled=not options.no_compile,
+        profile=options.profile,
         console=console,
     )
     rows: list[Row] = []
-    with bench.kept:
+    with bench.resources:
         for line in lines(bench):
             console.print(line, highlight=False)
-        for name in given.names or WORKLOADS:
+        for name in options.names or WORKLOADS:
             rows += run(bench, name)
-            if given.json:
-                save(given.json, bench, rows)
+            if options.json:
+                save(options.json, bench, rows)
     failed = [row for row in rows if row.failure]
     for row in failed:
         console.print(f"failed: {row.workload}, {row.case}, {row.way}: {row.failure}", highlight=False, markup=False)
@@ -106,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(bench: Bench, name: str) -> list[Row]:
-    """One workload with its table; what fails outside any row is one."""
+    """Run a workload and print its table. A failure outside a row becomes a row."""
     began = time.perf_counter()
     rows: list[Row] = []
     words = ""
@@ -116,11 +118,11 @@ def run(bench: Bench, name: str) -> list[Row]:
         rows.extend(function(bench))
     except Missing as error:
         rows.append(Row(name, "", "", missing=str(error)))
-    except Exception as error:  # the other workloads shall still run
+    except Exception as error:  # the other workloads must still run
         rows.append(Row(name, "", "", failure=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"))
     took = time.perf_counter() - began
     bench.console.print(f"\n[bold]{name}[/]: {words} ({took:.0f} s)", highlight=False, soft_wrap=True)
-    bench.console.print(table(with_ratios(rows)) if rows else "no case has this in its name", highlight=False)
+    bench.console.print(table(with_ratios(rows)) if rows else "no case name contains this", highlight=False)
     for line in summary(rows):
         bench.console.print(line, highlight=False)
     return rows

@@ -1,9 +1,9 @@
-"""A decode step's attention by itself: GPU time of a layer by position, for each way to split the keys.
+"""The attention of a decode step by itself: GPU time of a layer by position, for each way to split the keys.
 
-Layers with caches of their own run in one pass, each waiting for the one before: rotary embedding, cache write and
-attention, and then either the merge of parts, or a 4-bit product that merges them; the product is also timed alone. The
-ways are those of `ROWS_PART` and `OF_ROWS` in `ops/attention_record.py` and `KEYS_EACH` in `kernels/attention_rows.py`:
-what is found here belongs there.
+Layers with their own caches run in one pass, each after the previous one: rotary embedding, cache write and attention,
+and then either the merge of parts, or a 4-bit product that merges them; the product is also timed by itself. The ways
+are those of `ROWS_PART` and `OF_ROWS` in `ops/attention_record.py` and `KEYS_EACH` in `kernels/attention_rows.py`. The
+fastest should be the values there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Knobs = tuple[int, int, int]
 
 def attention(bench: Bench) -> Iterator[Row]:
     """µs of a layer's attention in a decode step, with the product after it: the fastest ways, and the one taken."""
-    taken = attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH
-    grid = [taken, *(k for k in itertools.product(*GRID) if k != taken)][: 2 if bench.quick else None]
+    current = attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH
+    grid = [current, *(k for k in itertools.product(*GRID) if k != current)][: 2 if bench.quick else None]
     for position, cache in itertools.product((9,) if bench.quick else POSITIONS, (DType.F32, DType.F16)):
         case = f"position {position}, {cache.value}"
         if not bench.wants(case):
@@ -47,7 +47,7 @@ def attention(bench: Bench) -> Iterator[Row]:
         for way in bench.engines:
             rows: list[Row] = []
             for knobs in grid:
-                label = f"part {knobs[0]}, times {knobs[1]}, each {knobs[2]}{'  (taken)' * (knobs == taken)}"
+                label = f"part {knobs[0]}, times {knobs[1]}, each {knobs[2]}{'  (taken)' * (knobs == current)}"
                 row = bench.row("attention", case, way, timed, bench, way, position, cache, knobs, label)
                 rows.append(row)
             fastest = sorted(rows, key=lambda r: r.value if r.value is not None else 0.0)
@@ -56,7 +56,7 @@ def attention(bench: Bench) -> Iterator[Row]:
 
 @contextmanager
 def set_to(knobs: Knobs) -> Iterator[None]:
-    """These ways to split keys, for a while."""
+    """Split keys in this way inside the block."""
     before = attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH
     try:
         attention_record.ROWS_PART, attention_record.OF_ROWS, attention_rows.KEYS_EACH = knobs
@@ -68,28 +68,33 @@ def set_to(knobs: Knobs) -> Iterator[None]:
 
 
 def timed(bench: Bench, way: Way, position: int, cache: DType, knobs: Knobs, label: str) -> dict[str, Any]:
-    """The figure is that of attention with the product; the note has each, and how fast caches are read."""
+    """Return the time of attention with the product; the note has both, and the rate at which caches are read."""
     count, context = (2, 256) if bench.quick else (LAYERS, max(1024, 1 << position.bit_length()))
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     dispatches = 0
-    for done in DONE if "taken" in label else list(DONE)[:2]:
+    for part in DONE if "taken" in label else list(DONE)[:2]:
         with set_to(knobs):
-            layers = Layers(HEADS, SHARED, DIM, context, cache, count, done)
+            layers = Layers(HEADS, SHARED, DIM, context, cache, count, part)
             plan = Planner(layers.graph, bench.target(way)).cover().plan()
         rng = np.random.default_rng(1)
         inputs = [rng.standard_normal(v.shape, np.float32) for v in layers.graph.inputs if isinstance(v, Tensor)]
         seconds, _ = bench.timed(bench.device(way.engine), plan, [*inputs, position])
-        found[done] = seconds / count
-        dispatches = len(plan.dispatches) // count if done == "both" else dispatches
+        times[part] = seconds / count
+        dispatches = len(plan.dispatches) // count if part == "both" else dispatches
     nbytes = 2 * (position + 1) * SHARED * DIM * cache.size
-    note = "; ".join(f"{DONE[done]} {seconds * 1e6:.1f} µs" for done, seconds in found.items())
-    rate = f"{nbytes / found['attention'] / 1e9:.0f} GB/s of caches"
-    made = {"value": found["both"] * 1e6, "unit": "µs", "gpu": found["attention"], "nbytes": nbytes}
-    return made | {"dispatches": dispatches, "note": f"{label}: {note}, {rate}"}
+    note = "; ".join(f"{DONE[part]} {seconds * 1e6:.1f} µs" for part, seconds in times.items())
+    rate = f"{nbytes / times['attention'] / 1e9:.0f} GB/s of caches"
+    figures = {
+        "value": times["both"] * 1e6,
+        "unit": "µs",
+        "gpu": times["attention"],
+        "nbytes": nbytes,
+    }
+    return figures | {"dispatches": dispatches, "note": f"{label}: {note}, {rate}"}
 
 
 class Layers:
-    """A graph of layers; what is `done` in each: "attention", a "product", or "both"."""
+    """A graph of layers. `done` is the work of each: "attention", a "product", or "both"."""
 
     def __init__(self, heads: int, shared: int, dim: int, context: int, cache: DType, layers: int, done: str) -> None:
         self.graph, self.rng = Graph("layers"), np.random.default_rng(0)
@@ -132,5 +137,5 @@ class Layers:
         shape = (1, self.context, self.shared, self.dim)
         old = [Tensor(f"{n}{len(self.graph.nodes)}", self.cache, shape, "state") for n in "kv"]
         q, k = self.node(ROTARY, x, self.k, *tables, start, shapes=[x.shape, self.k.shape])
-        given = (q, k, self.v, *old, start, 1, None, 0.0, True, None)
-        return self.node(ATTENTION, *given, shapes=[x.shape], mutates=tuple(old))[0]
+        arguments = (q, k, self.v, *old, start, 1, None, 0.0, True, None)
+        return self.node(ATTENTION, *arguments, shapes=[x.shape], mutates=tuple(old))[0]

@@ -1,7 +1,7 @@
-"""Clients of a language model: in this process or over HTTP, some at a time or as they happen to come.
+"""Clients of a language model: in this process or over HTTP, in a closed or an open loop.
 
-Prompts are random tokens, so no tokenizer is needed. In the process, nothing stops a text but the number of tokens that
-was asked for. Times are those of `time.perf_counter`, taken as each token arrives.
+Prompts are random tokens, so no tokenizer is needed. In the process, a text ends only after the requested number of
+tokens. Times are those of `time.perf_counter` when each token arrives.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Ask:
 
 @dataclass
 class Answer:
-    """What a client saw."""
+    """The answer that a client got."""
 
     ask: Ask
     started: float
     times: list[float] = field(default_factory=list)  # of each token
-    tokens: list[Any] = field(default_factory=list)  # numbers, or over HTTP their texts
+    tokens: list[Any] = field(default_factory=list)  # ids, or over HTTP their texts
     logprobs: list[float] = field(default_factory=list)
     error: str = ""
 
@@ -50,20 +50,20 @@ class Answer:
 
 
 class Target(Protocol):
-    """Whom clients ask."""
+    """A model that answers clients."""
 
-    async def ask(self, asked: Ask) -> Answer: ...
+    async def ask(self, request: Ask) -> Answer: ...
 
 
 class InProcess:
-    """An engine, without HTTP. Times are taken in the engine's own thread."""
+    """An engine, without HTTP. Times are measured in the engine's thread."""
 
     def __init__(self, engine: BatchEngine) -> None:
         self._engine = engine
 
-    async def ask(self, asked: Ask) -> Answer:
+    async def ask(self, request: Ask) -> Answer:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
-        answer = Answer(asked, time.perf_counter())
+        answer = Answer(request, time.perf_counter())
 
         def tell(event: Piece | Finished | Exception) -> None:
             if isinstance(event, Piece):
@@ -77,7 +77,7 @@ class InProcess:
             loop.call_soon_threadsafe(over.set)
 
         try:
-            self._engine.submit(asked.prompt, {"max_tokens": asked.max_tokens, "stop_tokens": ()}, tell)
+            self._engine.submit(request.prompt, {"max_tokens": request.max_tokens, "stop_tokens": ()}, tell)
         except PtegpuError as error:
             answer.error = f"{type(error).__name__}: {error}"
         else:
@@ -91,24 +91,24 @@ class Http:
     def __init__(self, url: str, key: str = "", model: str | None = None) -> None:
         self._url, self._key, self._model = url.rstrip("/"), key, model
 
-    async def ask(self, asked: Ask) -> Answer:
-        body: dict[str, Any] = {"prompt": asked.prompt, "max_tokens": asked.max_tokens, "temperature": 0}
+    async def ask(self, request: Ask) -> Answer:
+        body: dict[str, Any] = {"prompt": request.prompt, "max_tokens": request.max_tokens, "temperature": 0}
         body |= {"stream": True, "logprobs": 0} | ({"model": self._model} if self._model else {})
-        answer = Answer(asked, time.perf_counter())
+        answer = Answer(request, time.perf_counter())
         try:
             async for event in events(f"{self._url}/completions", body, self._key):
                 for choice in event["choices"]:
-                    found = choice["logprobs"] or {"tokens": [], "token_logprobs": []}
-                    answer.times += [time.perf_counter()] * len(found["tokens"])
-                    answer.tokens += found["tokens"]
-                    answer.logprobs += found["token_logprobs"]
+                    scores = choice["logprobs"] or {"tokens": [], "token_logprobs": []}
+                    answer.times += [time.perf_counter()] * len(scores["tokens"])
+                    answer.tokens += scores["tokens"]
+                    answer.logprobs += scores["token_logprobs"]
         except (Refused, OSError, asyncio.IncompleteReadError, ValueError) as error:
             answer.error = f"{type(error).__name__}: {error}"
         return answer
 
 
 class Refused(Exception):
-    """An answer that is an error: its status, 200 where a stream had begun, and what it says."""
+    """An error as answer, with its status and message. The status is 200 after a stream has begun."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {text}")
@@ -116,31 +116,31 @@ class Refused(Exception):
 
 
 async def events(url: str, body: Any, key: str = "") -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream. Leaving the loop closes the connection."""
+    """Yield the events of a stream. Leaving the loop closes the connection."""
     async with Connection(url) as connection:
         await connection.post(json.dumps(body).encode(), key)
         status = await connection.status()
         rest = b""
         async for part in connection.parts():
-            *whole, rest = (rest + part).split(b"\n\n")
-            for event in whole if status == 200 else ():
+            *complete, rest = (rest + part).split(b"\n\n")
+            for event in complete if status == 200 else ():
                 if event != b"data: [DONE]":
-                    said = json.loads(event.removeprefix(b"data: "))
-                    if "error" in said:
-                        raise Refused(status, said["error"]["message"])
-                    yield said
+                    content = json.loads(event.removeprefix(b"data: "))
+                    if "error" in content:
+                        raise Refused(status, content["error"]["message"])
+                    yield content
         if status != 200:
             raise Refused(status, rest.decode(errors="replace")[:300])
 
 
 class Connection:
-    """One request over HTTP/1.1, without a library: what it sends may be anything."""
+    """One request over HTTP/1.1, without a library, so that it can send invalid requests."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host, self._port, self._path = parts.hostname, parts.port or 80, parts.path
         if parts.scheme != "http":
-            raise ValueError(f"{url} is no address that begins with http://")
+            raise ValueError(f"invalid address {url}: expected http://")
 
     async def __aenter__(self) -> Connection:
         self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
@@ -151,7 +151,7 @@ class Connection:
         try:
             await self._writer.wait_closed()
         except OSError:
-            pass  # the other side was quicker
+            pass  # the other side closed it first
 
     async def post(
         self,
@@ -161,7 +161,7 @@ class Connection:
         method: str = "POST",
         length: int | None = None,
     ) -> None:
-        """Sends a request, which may say that it is longer than it is."""
+        """Send a request. `length` may be larger than the body."""
         head = f"{method} {self._path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: {kind}\r\nConnection: close\r\n"
         head += f"Content-Length: {len(body) if length is None else length}\r\n"
         head += f"Authorization: Bearer {key}\r\n" if key else ""
@@ -169,7 +169,7 @@ class Connection:
         await self._writer.drain()
 
     async def status(self) -> int:
-        """That of the answer; its headers are read with it."""
+        """Return the status of the answer, and read its headers."""
         line = await self._reader.readline()
         if not line:
             raise ConnectionError("the server closed the connection")
@@ -179,49 +179,49 @@ class Connection:
         return int(line.split()[1])
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body of the answer."""
+        """Yield the body of the answer in parts."""
         while self._chunked and (size := int(await self._reader.readline(), 16)):
             yield (await self._reader.readexactly(size + 2))[:-2]
         while not self._chunked and (part := await self._reader.read(65536)):
             yield part
 
 
-# --- when they come
+# --- loops
 
 
 async def some_at_a_time(target: Target, asks: Iterable[Ask], clients: int) -> list[Answer]:
-    """A closed loop: each client asks again as soon as it has its answer."""
+    """Run a closed loop: each client asks again as soon as it has its answer."""
     left, answers = iter(asks), list[Answer]()
 
     async def client() -> None:
-        for asked in left:
-            answers.append(await target.ask(asked))
+        for request in left:
+            answers.append(await target.ask(request))
 
     await asyncio.gather(*(client() for _ in range(clients)))
     return answers
 
 
 async def as_they_come(target: Target, asks: Sequence[Ask], rate: float, chosen: random.Random) -> list[Answer]:
-    """An open loop: so many requests a second by chance, whatever became of those before."""
+    """Run an open loop: requests arrive at random with a mean `rate` per second, regardless of earlier ones."""
     running: list[Awaitable[Answer]] = []
     due = time.perf_counter()
-    for asked in asks:
+    for request in asks:
         due += chosen.expovariate(rate)
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        running.append(asyncio.create_task(target.ask(asked)))
+        running.append(asyncio.create_task(target.ask(request)))
     return list(await asyncio.gather(*running))
 
 
-# --- what they ask
+# --- requests
 
 
 def prompt_of(length: int, vocabulary: int, chosen: random.Random) -> list[int]:
-    """Random tokens, so that no two prompts begin alike."""
+    """Return random tokens, so that no two prompts share a beginning."""
     return [chosen.randrange(vocabulary) for _ in range(length)]
 
 
 def lengths(count: int, context: int, most: int, chosen: random.Random) -> list[tuple[int, int]]:
-    """Tokens of prompts and of answers as people send and get them: most are short, some are long."""
+    """Return realistic lengths of prompts and answers in tokens: most are short, some are long."""
 
     def length(middle: float, spread: float, limit: int) -> int:
         return max(1, min(limit, round(chosen.lognormvariate(math.log(middle), spread))))
@@ -230,11 +230,11 @@ def lengths(count: int, context: int, most: int, chosen: random.Random) -> list[
     return [(length(128, 1.0, context - answer), answer) for answer in answers]
 
 
-# --- what is made of it
+# --- figures
 
 
 def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
-    """Counts, tokens per second, and milliseconds to the first token and between tokens."""
+    """Return counts, tokens per second, and milliseconds to the first token and between tokens."""
     good = [a for a in answers if not a.error]
     tokens = sum(len(a.times) for a in good)
     return {
@@ -251,13 +251,13 @@ def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """In milliseconds; nothing of nothing."""
-    found = np.percentile(seconds, PERCENTILES) if len(seconds) else ()
-    return {f"p{p}": float(value) * 1e3 for p, value in zip(PERCENTILES, found)}
+    """Return percentiles in milliseconds, or nothing without samples."""
+    values = np.percentile(seconds, PERCENTILES) if len(seconds) else ()
+    return {f"p{p}": float(value) * 1e3 for p, value in zip(PERCENTILES, values)}
 
 
-def together(answers: Sequence[Answer]) -> float:
-    """Tokens per second while all of them were being written: from the last first token to the first last one."""
+def joint_rate(answers: Sequence[Answer]) -> float:
+    """Return tokens per second while all were being written: from the latest first token to the earliest last one."""
     good = [a for a in answers if len(a.times) > 1]
     begin, end = max(a.times[0] for a in good), min(a.times[-1] for a in good)
     count = sum(begin < t <= end for a in good for t in a.times)

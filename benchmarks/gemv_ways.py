@@ -1,6 +1,6 @@
-"""Which way to share out a 4-bit linear layer is fastest here: every `Gemv` of a grid, by size of the weight.
+"""The fastest ways to divide a 4-bit linear layer on this GPU: every `Gemv` of a grid, by size of the weight.
 
-The way that `ptegpu.ops.packed_gemv.GEMVS` takes is marked: what is found here belongs into that table.
+The way that `ptegpu.ops.packed_gemv.GEMVS` takes is marked. The fastest should be in that table.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def ways(bench: Bench) -> Iterator[Row]:
             continue
         layers = Layers(n, k)
         for way in bench.ways:
-            found: list[tuple[float, str]] = []
-            row = bench.row("ways", case, way, swept, bench, way, layers, found)
+            results: list[tuple[float, str]] = []
+            row = bench.row("ways", case, way, swept, bench, way, layers, results)
             if row.failure or row.missing:
                 yield row
-            for number, (seconds, label) in enumerate(found):
+            for number, (seconds, label) in enumerate(results):
                 if number < SHOWN or "taken" in label:
-                    made = {"value": seconds * 1e6, "unit": "µs", "gpu": seconds, "nbytes": layers.nbytes}
-                    yield bench.row("ways", case, way, dict, made | {"note": label})
+                    figures = {"value": seconds * 1e6, "unit": "µs", "gpu": seconds, "nbytes": layers.nbytes}
+                    yield bench.row("ways", case, way, dict, figures | {"note": label})
 
 
 def grid(m: int, target: Target) -> Iterator[Choice]:
-    """Workgroups have 64 to 256 invocations."""
+    """Yield the ways to measure, with workgroups of 64 to 256 invocations."""
     words_of = (1, 4) if m == 1 else (1, 2)
     for rows, lanes, words, staged in itertools.product((1, 2, 4, 8), (32, 64, 256), words_of, (False, True)):
         for workgroup in (64, 128, 256):
@@ -57,7 +57,7 @@ def grid(m: int, target: Target) -> Iterator[Choice]:
 
 
 def fits(choice: Choice, k: int, rows: int, target: Target) -> bool:
-    """Whether there is a load for most lanes, and memory for what they share."""
+    """Return whether there is a load for each lane, and enough shared memory."""
     loads = -(-k // (8 * choice.gemv.words))
     shared = rows * loads * choice.gemv.words * 32 if choice.gemv.staged else 0
     tree = 0 if target.subgroup_size else choice.gemv.rows * choice.gemv.lanes * choice.gemv.slots * 4
@@ -69,18 +69,18 @@ def name(choice: Choice) -> str:
     return f"rows {g.rows}, lanes {g.lanes}, words {g.words}, slots {g.slots}{', staged' * g.staged}"
 
 
-def swept(bench: Bench, way: Way, layers: Layers, found: list[tuple[float, str]]) -> dict[str, float]:
-    """Fills `found` with (seconds of a layer, way), the fastest first."""
+def swept(bench: Bench, way: Way, layers: Layers, results: list[tuple[float, str]]) -> dict[str, float]:
+    """Add (seconds of a layer, way) to `results`, fastest first."""
     device, target, graph = bench.device(way.engine), bench.target(way), layers.graph()
     names: dict[ConstantKey, str] = {}
     table = packed_gemv.GEMVS
-    taken = next(c for c in table if c.when(layers.rows, layers.n, layers.k))
-    choices = [(f"{name(taken)}  (taken)", taken)]
+    current = next(c for c in table if c.when(layers.rows, layers.n, layers.k))
+    choices = [(f"{name(current)}  (taken)", current)]
     choices += [(name(c), c) for c in grid(layers.rows, target) if fits(c, layers.k, layers.rows, target)]
     if bench.quick:
         choices = choices[:3]
     prepared: dict[str, tuple[Session, LoadedPlan]] = {}
-    with ExitStack() as sessions:  # one for each way: they share the weights
+    with ExitStack() as sessions:  # one per way; all share the weights
         constants = SharedConstants()
         for label, choice in track(choices, "compiling", console=bench.console, transient=True):
             packed_gemv.GEMVS = (Choice(choice.gemv),)
@@ -100,5 +100,5 @@ def swept(bench: Bench, way: Way, layers: Layers, found: list[tuple[float, str]]
     best = dict.fromkeys(prepared, float("inf"))
     for label, run in zip(order, timer.runs, strict=True):
         best[label] = min(best[label], *(end - begin for begin, end in run.spans))
-    found.extend(sorted((seconds / layers.count, label) for label, seconds in best.items()))
+    results.extend(sorted((seconds / layers.count, label) for label, seconds in best.items()))
     return {}

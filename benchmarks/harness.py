@@ -1,7 +1,7 @@
-"""What all workloads share: ways to run, timing, rows, ceilings, tables.
+"""The harness of all workloads: ways to run, timing, rows, ceilings, tables.
 
-A workload is a generator of rows. Each row is one way to do one case: ptegpu on an engine at a precision, or a peer
-such as PyTorch. What fails is a row that says so, and the next one runs.
+A workload is a generator of rows. Each row is one way to run one case: ptegpu on an engine at a precision, or a peer
+such as PyTorch. A failure is a row with a message, and the next row runs.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TOLERANCE = {"exact": 1e-3, "fast": 3e-2}  # of a result's scale
 
 
 class Missing(Exception):
-    """What a measurement needs is not on this machine: no failure."""
+    """A requirement of a measurement is missing on this machine, which is not a failure."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """One of the ways in which ptegpu runs."""
+    """A way to run ptegpu."""
 
     engine: str
     precision: str
@@ -55,7 +55,7 @@ class Way:
 
 @dataclass
 class Row:
-    """One way to do one case. Times in seconds."""
+    """One way to run one case. Times are in seconds."""
 
     workload: str
     case: str
@@ -64,23 +64,23 @@ class Row:
     unit: str = ""
     gpu: float | None = None  # seconds in the passes of one run
     host: float | None = None  # seconds of one run in which the GPU does not compute
-    nbytes: int | None = None  # that the dispatches of one run need, each once
+    nbytes: int | None = None  # that the dispatches of one run access, each byte once
     flops: int | None = None
     dispatches: int | None = None
-    memory: int | None = None  # bytes on the GPU at most
+    memory: int | None = None  # peak bytes on the GPU
     error: float | None = None  # the largest difference from PyTorch, as a share of the result's scale
-    tolerance: float | None = None  # of the error, where it is not that of the precision
+    tolerance: float | None = None  # of the error, if not that of the precision
     note: str = ""
     peer: bool = False
     missing: str = ""  # why there is nothing to measure here
     failure: str = ""
     of: dict[str, float] = field(default_factory=dict)  # shares of the ceilings
-    ratios: dict[str, float] = field(default_factory=dict)  # times as fast as each peer in the same run
+    ratios: dict[str, float] = field(default_factory=dict)  # speedups over each peer in the same run
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a machine can do at most, by measurement."""
+    """The measured upper bounds of a machine."""
 
     copy: float  # bytes per second, read and written
     f32: float  # operations per second
@@ -88,7 +88,7 @@ class Ceilings:
 
 
 class Bench:
-    """One run of the command: what was asked for, what is here, and what workloads share."""
+    """One run of the command: its options, the engines and peers here, and objects that workloads share."""
 
     def __init__(
         self,
@@ -105,56 +105,56 @@ class Bench:
         console: Console | None = None,
     ) -> None:
         self.quick, self.data, self.adapter, self.only, self.compiled = quick, data, device, only, compiled
-        self.profile = profile  # whether `calls` shows where the host's time goes
+        self.profile = profile  # `calls` profiles the host
         self.ways = [Way(engine, precision) for engine in engines for precision in precisions]
         self.seconds = 0.02 if quick else seconds
         self.repeats = 3 if quick else 20
         self.console = console or Console()
-        self.kept = ExitStack()
+        self.resources = ExitStack()  # closed at the end
         self._devices: dict[str, Device | None] = {}
         self._shared: dict[Any, Any] = {}
 
     def wants(self, case: str) -> bool:
-        """Whether a case was asked for."""
+        """Return whether a case was selected."""
         return not self.only or any(text in case for text in self.only)
 
     # --- engines
 
     def device(self, engine: str) -> Device:
-        """The adapter through an engine; Missing where there is none."""
+        """Return the adapter through an engine. Raise Missing without such an engine."""
         if engine not in self._devices:
             try:
                 self._devices[engine] = open_device(_number(self.adapter), engine=engine)
             except (NoAdapter, ImportError) as error:
                 self.console.print(f"no {NAMES[engine]} here: {_line(error)}", highlight=False, markup=False)
                 self._devices[engine] = None
-        found = self._devices[engine]
-        if found is None:
+        device = self._devices[engine]
+        if device is None:
             raise Missing(f"no {NAMES[engine]} here")
-        return found
+        return device
 
-    def how(self, way: Way) -> dict[str, Any]:
-        """The arguments that make `ptegpu.load` and `LanguageModel` go one way."""
+    def options(self, way: Way) -> dict[str, Any]:
+        """Return the options of `ptegpu.load` and `LanguageModel` for a way."""
         self.device(way.engine)
         return {"device": _number(self.adapter), "engine": way.engine, "precision": way.precision}
 
     def target(self, way: Way) -> Target:
-        """What plans are made for that go one way."""
-        self.how(way)
+        """Return the target of plans for a way."""
+        self.options(way)
         return replace(self.device(way.engine).target, precision=way.precision)
 
     @property
     def engines(self) -> list[Way]:
-        """One way for each engine, where precision makes no difference."""
+        """Return one way per engine, for cases where precision makes no difference."""
         return list({way.engine: way for way in reversed(self.ways)}.values())[::-1]
 
     def ceilings(self, engine: str) -> Ceilings:
-        """Measured once in a run for each engine."""
+        """Return the ceilings through an engine, measured once per run."""
         return self.shared(("ceilings", engine), lambda: self._ceilings(self.device(engine)))
 
     def _ceilings(self, device: Device) -> Ceilings:
-        found = measure(device)
-        return Ceilings(found.bandwidth, found.flops, self.shared("cuBLAS f16", self._cublas) if self.cuda else None)
+        peak = measure(device)
+        return Ceilings(peak.bandwidth, peak.flops, self.shared("cuBLAS f16", self._cublas) if self.cuda else None)
 
     def _cublas(self) -> float:
         n, torch = 256 if self.quick else 8192, self.cuda
@@ -165,49 +165,49 @@ class Bench:
 
     @cached_property
     def torch(self) -> Any:
-        """PyTorch, which results are held to, set to plain float32; None where it is not installed."""
+        """Return PyTorch, set to plain float32, for reference results; None if it is not installed."""
         try:
             import torch
         except ImportError:
             return None
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-        self.kept.enter_context(torch.no_grad())
+        self.resources.enter_context(torch.no_grad())
         return torch
 
     def need_torch(self) -> None:
-        """Missing where PyTorch is not installed."""
+        """Raise Missing if PyTorch is not installed."""
         if self.torch is None:
             raise Missing("PyTorch is not installed: it makes the weights and checks results")
 
     @cached_property
     def cuda(self) -> Any:
-        """PyTorch where it has a CUDA device; only then is it timed."""
+        """Return PyTorch if it has a CUDA device, else None. It is timed only there."""
         return self.torch if self.torch is not None and self.torch.cuda.is_available() else None
 
     @property
     def where(self) -> str:
-        """PyTorch's device."""
+        """Return PyTorch's device."""
         return "cuda" if self.cuda else "cpu"
 
     @property
     def pytorch(self) -> str:
-        """What there is of PyTorch, in words."""
+        """Return a line about PyTorch on this machine."""
         if not self.cuda:
-            return "no CUDA: PyTorch is not timed" + (", only what results are held to" if self.torch else "")
+            return "no CUDA: PyTorch is not timed" + (", only used for reference results" if self.torch else "")
         return f"PyTorch {self.cuda.__version__} on {self.cuda.cuda.get_device_name()}, float32 without TF32"
 
     def peers(self) -> dict[str, Callable[[Any], Any]]:
-        """PyTorch's ways by name: what each makes of a callable."""
+        """Return PyTorch's ways by name, each a function that prepares a callable."""
         if not self.cuda:
             return {}
-        found: dict[str, Callable[[Any], Any]] = {EAGER: lambda module: module}
+        peers: dict[str, Callable[[Any], Any]] = {EAGER: lambda module: module}
         if self.compiled:
-            found[COMPILED] = lambda module: self.cuda.compile(module, mode="reduce-overhead", dynamic=False)
-        return found
+            peers[COMPILED] = lambda module: self.cuda.compile(module, mode="reduce-overhead", dynamic=False)
+        return peers
 
     def cuda_seconds(self, call: Callable[[], Any], calls: int) -> float:
-        """GPU time of one of several calls in a row, which hides launches where the GPU is the slower side."""
+        """Return the GPU time of a call, from several in a row, which hides launches if the GPU is slower."""
         torch = self.cuda
         until = time.perf_counter() + (0.2 if not self.quick else 0)
         while True:
@@ -227,7 +227,7 @@ class Bench:
         return median(rounds)
 
     def cuda_memory(self) -> int:
-        """The most that PyTorch had allocated since this was last asked."""
+        """Return PyTorch's peak of allocated bytes since the last call of this function."""
         peak = int(self.cuda.cuda.max_memory_allocated())
         self.cuda.cuda.reset_peak_memory_stats()
         return peak
@@ -235,7 +235,7 @@ class Bench:
     # --- measuring
 
     def wall(self, call: Callable[[], Any]) -> float:
-        """Seconds of a call: the median of those in some time, after as long that does not count."""
+        """Return the median seconds of a call, measured after a warm-up of the same duration."""
         times: list[float] = []
         for _ in ("warming up", "timing"):
             times = []
@@ -247,7 +247,7 @@ class Bench:
         return median(times)
 
     def timed(self, device: Device, plan: Plan, inputs: Sequence[Any]) -> tuple[float, list[np.ndarray]]:
-        """Seconds on the GPU of one pass of a plan, the median with clocks warm; and its results."""
+        """Return the median GPU seconds of a plan's pass with warm clocks, and its results."""
         with Session(device) as session:
             prepared = session.prepare(plan)
             results = [np.array(r) for r in session.run(prepared, inputs)]
@@ -261,7 +261,7 @@ class Bench:
     def row(
         self, workload: str, case: str, way: Way | str, figures: Callable[..., Mapping[str, Any]], *args: Any
     ) -> Row:
-        """A row of what `figures(*args)` gives; or of why it gives nothing."""
+        """Return a row with the results of `figures(*args)`, or with the reason for a failure."""
         row = Row(workload, case, str(way), peer=isinstance(way, str))
         try:
             for name, value in figures(*args).items():
@@ -270,7 +270,7 @@ class Bench:
                 self._finish(row, way)
         except Missing as error:
             row.missing = str(error)
-        except Exception as error:  # whatever it is, the next one shall still run
+        except Exception as error:  # of any type; the next row must still run
             row.failure = f"{type(error).__name__}: {_line(error)}"
         return row
 
@@ -285,13 +285,13 @@ class Bench:
             row.failure = f"differs from PyTorch by {row.error:.1e} of the result's scale; {tolerance:.0e} is allowed"
 
     def shared(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What several workloads use, made once; `kept` closes it at the end."""
+        """Return an object that several workloads use, made on first use."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
 
     def profiled(self, method: ptegpu.Method, arguments: Sequence[Any]) -> dict[str, Any]:
-        """What the profile of a call gives a row."""
+        """Return the figures of a row from the profile of a call."""
         profile = method.profile(*arguments, repeats=self.repeats)
         return {
             "gpu": profile.pass_seconds,
@@ -304,7 +304,7 @@ class Bench:
 
 
 def difference(got: np.ndarray, want: np.ndarray) -> float:
-    """The largest, as a share of the largest magnitude wanted."""
+    """Return the largest difference, relative to the largest expected magnitude."""
     got, want = got.astype(np.float64), want.astype(np.float64)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     if same.all():
@@ -314,7 +314,7 @@ def difference(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Each row of ours with how many times as fast it is as the peers of its case."""
+    """Add to each row of ptegpu its speedups over the peers of its case."""
     peers: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         if row.peer and row.value:
@@ -329,34 +329,34 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[str]:
-    """How ways compare with peers over all cases, where there are several."""
-    found: dict[tuple[str, str], list[float]] = {}
+    """Yield comparisons of ways with peers over all cases, if there are several."""
+    ratios_by_pair: dict[tuple[str, str], list[float]] = {}
     for row in rows:
         for peer, ratio in row.ratios.items():
-            found.setdefault((row.way, peer), []).append(ratio)
-    for (way, peer), ratios in found.items():
+            ratios_by_pair.setdefault((row.way, peer), []).append(ratio)
+    for (way, peer), ratios in ratios_by_pair.items():
         if len(ratios) > 3:
             mean, faster = geometric_mean(ratios), sum(ratio >= 1 for ratio in ratios)
             yield f"{way}: {mean:.2f} × {peer} over {len(ratios)} cases (geometric mean), {faster} at least as fast"
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Ratios first; columns that no row fills are left out."""
+    """Return a table of rows, ratios first, without empty columns."""
     shown = [_cells(row) for row in rows]
     filled = dict.fromkeys(name for cells in shown for name in cells)
     names = [name for name in filled if name.startswith("×")] + [name for name in COLUMNS if name in filled]
-    found = Table()
-    found.add_column("case", overflow="fold")
-    found.add_column("way")
+    grid = Table()
+    grid.add_column("case", overflow="fold")
+    grid.add_column("way")
     for name in names:
-        found.add_column(name, justify="left" if name == "note" else "right", overflow="fold")
+        grid.add_column(name, justify="left" if name == "note" else "right", overflow="fold")
     last = ""
     for row, cells in zip(rows, shown):
         if last and row.case != last:
-            found.add_section()
-        found.add_row(row.case if row.case != last else "", row.way, *(cells.get(name, "") for name in names))
+            grid.add_section()
+        grid.add_row(row.case if row.case != last else "", row.way, *(cells.get(name, "") for name in names))
         last = row.case
-    return found
+    return grid
 
 
 def _cells(row: Row) -> dict[str, str]:
@@ -382,7 +382,7 @@ def _short(value: float) -> str:
 
 
 def save(path: Path, bench: Bench, rows: Iterable[Row]) -> None:
-    """All rows so far as JSON, with what they were measured on."""
+    """Write all rows so far as JSON, with the machine."""
     engines = {w.engine: None for w in bench.ways}
     machine: dict[str, Any] = {}
     for engine in engines:
@@ -394,12 +394,12 @@ def save(path: Path, bench: Bench, rows: Iterable[Row]) -> None:
         except Exception as error:
             machine[engine] = _line(error)
     machine["PyTorch"] = bench.pytorch
-    found = {"quick": bench.quick, "machine": machine, "rows": [asdict(row) for row in rows]}
-    path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    document = {"quick": bench.quick, "machine": machine, "rows": [asdict(row) for row in rows]}
+    path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def lines(bench: Bench) -> Iterator[str]:
-    """What is measured on, and its ceilings."""
+    """Yield lines about the adapters and their ceilings."""
     for engine in dict.fromkeys(w.engine for w in bench.ways):
         try:
             peak = bench.ceilings(engine)
@@ -407,7 +407,7 @@ def lines(bench: Bench) -> Iterator[str]:
             name = bench.device(engine).info
             yield f"{engine}: {name}: copy {peak.copy / 1e12:.3g} TB/s, f32 {peak.f32 / 1e12:.3g} TFLOP/s{f16}"
         except Missing:
-            pass  # which was said
+            pass  # it was reported before
         except Exception as error:
             yield f"{engine}: {_line(error)}"
     yield bench.pytorch

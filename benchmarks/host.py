@@ -1,4 +1,4 @@
-"""What the host does for a call: recording dispatches, whole calls, prompts of new lengths. Needs no PyTorch."""
+"""The host's work for a call: recording dispatches, whole calls, prompts of new lengths. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ Call = Callable[[], Times]
 
 
 def created(done: Counters) -> str:
-    """What calls made: nothing, one hopes."""
+    """Return a note on the objects that calls created, ideally none."""
     counts = (done.buffers_created, done.bind_groups_created, done.pipelines_created)
-    return ", ".join(f"{n} {what}" for n, what in zip(counts, ("buffers", "bind groups", "pipelines"))) + " created"
+    return ", ".join(f"{n} {noun}" for n, noun in zip(counts, ("buffers", "bind groups", "pipelines"))) + " created"
 
 
 def record(bench: Bench) -> Iterator[Row]:
@@ -59,7 +59,7 @@ def record(bench: Bench) -> Iterator[Row]:
 
 
 def chain(dispatches: int, shape: tuple[int, ...] = (1, 64)) -> Plan:
-    """A plan that adds 1 and 2 in turn, of the first 64 elements of its input."""
+    """Return a plan that adds 1 and 2 in turn to the first 64 elements of its input."""
     kernels = tuple(Kernel(f"add_{n}", WGSL.format(addend=f"{n}.0"), ("read", "write"), 64) for n in (1, 2))
     buffers = (
         Buffer("input", max(256, int(np.prod(shape)) * 4), "input"),
@@ -70,8 +70,8 @@ def chain(dispatches: int, shape: tuple[int, ...] = (1, 64)) -> Plan:
         Dispatch(n % 2, (Binding(places[n], 0, 256), Binding(places[n + 1], 0, 256)), (1, 1), f"add {n}")
         for n in range(dispatches)
     ]
-    takes, gives = Port("x", 0, DType.F32, shape), Port("y", places[-1], DType.F32, (1, 1000))
-    return fixed("chain", buffers, kernels, steps, inputs=[takes], outputs=[gives])
+    x, y = Port("x", 0, DType.F32, shape), Port("y", places[-1], DType.F32, (1, 1000))
+    return fixed("chain", buffers, kernels, steps, inputs=[x], outputs=[y])
 
 
 def recorded(bench: Bench, way: Way, plan: Plan, repeats: int) -> dict[str, Any]:
@@ -83,9 +83,9 @@ def recorded(bench: Bench, way: Way, plan: Plan, repeats: int) -> dict[str, Any]
             device.wait()
             start = time.perf_counter()
             run = session.start(prepared, [x], read=[])
-            taken = time.perf_counter() - start
+            seconds = time.perf_counter() - start
             run.result()
-            return taken
+            return seconds
 
         return per_dispatch([once() for _ in range(repeats + 1)], plan)
 
@@ -96,7 +96,7 @@ def per_dispatch(times: list[float], plan: Plan) -> dict[str, Any]:
 
 
 def through_wgpu_py(bench: Bench, plan: Plan, repeats: int) -> dict[str, Any]:
-    """The same plan with objects of wgpu-py, on a device of its own."""
+    """Run a plan with objects of wgpu-py, on a device of its own."""
     import wgpu
 
     name = bench.device("wgpu").target.name
@@ -127,16 +127,16 @@ def through_wgpu_py(bench: Bench, plan: Plan, repeats: int) -> dict[str, Any]:
             last = pipeline
         compute_pass.end()
         device.queue.submit([encoder.finish()])
-        taken = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         device.queue.read_buffer(buffers[0])  # waits
-        return taken
+        return seconds
 
     return per_dispatch([once() for _ in range(repeats + 1)], plan)
 
 
 def calls(bench: Bench) -> Iterator[Row]:
     """µs of a call whose dispatches have empty grids, so that the GPU has nothing to do; host: until submitted."""
-    made: dict[str, Callable[[Bench, Way, ExitStack], Call]] = {
+    makers: dict[str, Callable[[Bench, Way, ExitStack], Call]] = {
         "1 dispatch": partial(static, 1, (1, 64)),
         "60 dispatches, an image": partial(static, 60, (1, 3, 224, 224)),
         "120 dispatches": partial(static, 120, (1, 64)),
@@ -145,7 +145,7 @@ def calls(bench: Bench) -> Iterator[Row]:
         "a generated token": generate,
         "tokens of 32 texts": generate_many,
     }
-    for case, make in made.items():
+    for case, make in makers.items():
         if bench.wants(case):
             for way in bench.engines:
                 yield bench.row("calls", case, way, called, bench, way, make)
@@ -162,20 +162,20 @@ def called(bench: Bench, way: Way, make: Callable[[Bench, Way, ExitStack], Call]
         before = device.counters.snapshot()
         times = [call() for _ in range(repeats)]
         done = device.counters.snapshot().since(before)
-    host, whole = (median(column) for column in zip(*times))
-    figures = {"value": whole * 1e6, "unit": "µs", "note": created(done)}
+    host, total = (median(column) for column in zip(*times))
+    figures = {"value": total * 1e6, "unit": "µs", "note": created(done)}
     return figures | {"dispatches": done.dispatches // max(done.submits, 1), "host": host or None}
 
 
 @contextmanager
 def empty_grids() -> Iterator[None]:
-    """A block in which plans are made ready with grids of no workgroups."""
+    """Prepare plans with empty grids inside the block."""
     steps = Combined.steps
 
     def empty(self: Combined, at: Any) -> Any:
-        made, largest = steps(self, at)
-        nothing = [0] * len(made.groups)
-        return made._replace(x=nothing, y=nothing), largest
+        prepared, largest = steps(self, at)
+        nothing = [0] * len(prepared.groups)
+        return prepared._replace(x=nothing, y=nothing), largest
 
     Combined.steps = empty  # type: ignore[method-assign]
     try:
@@ -185,14 +185,14 @@ def empty_grids() -> Iterator[None]:
 
 
 def static(dispatches: int, shape: tuple[int, ...], bench: Bench, way: Way, stack: ExitStack) -> Call:
-    """A method of tiny dispatches, called as a program is."""
+    """Return a call of a method of tiny dispatches, as a program runs it."""
     plan = chain(dispatches, shape)
     x = Var("x", DType.F32, shape, kind="input")
     y = Var("y", DType.F32, (1, 1000))
     leaf = {"type": None, "context": None, "children_spec": []}
     tree = json.dumps([1, {"type": "builtins.tuple", "context": "null", "children_spec": [leaf]}])
     outer = CompiledMethod("forward", (x,), (y,), "", tree, (Run(0, (x,), (y,), (0,)),), (plan,), (), (), (x,))
-    method, given = MethodRunner(outer), np.ones(shape, np.float32)
+    method, argument = MethodRunner(outer), np.ones(shape, np.float32)
     method.open(bench.device(way.engine), SharedConstants())
     stack.callback(method.close)
     submitted = 0.0
@@ -206,15 +206,15 @@ def static(dispatches: int, shape: tuple[int, ...], bench: Bench, way: Way, stac
 
     def call() -> Times:
         began = time.perf_counter()
-        method(given)
+        method(argument)
         return submitted - began, time.perf_counter() - began
 
     return call
 
 
 def step(bench: Bench, way: Way, stack: ExitStack) -> Call:
-    """A decode step of the bundled language model."""
-    program = stack.enter_context(ptegpu.load(str(DEMO), methods=["forward"], **bench.how(way)))
+    """Return a call that runs a decode step of the bundled language model."""
+    program = stack.enter_context(ptegpu.load(str(DEMO), methods=["forward"], **bench.options(way)))
     forward, token, at = program.method("forward"), np.array([[5]]), 0
 
     def call() -> Times:
@@ -231,8 +231,8 @@ def step(bench: Bench, way: Way, stack: ExitStack) -> Call:
 
 
 def generate(bench: Bench, way: Way, stack: ExitStack) -> Call:
-    """A token of the bundled language model, inside `LanguageModel.generate`."""
-    model = stack.enter_context(LanguageModel(str(DEMO), **bench.how(way)))
+    """Return a call that generates text with the bundled language model; its time is that of a token."""
+    model = stack.enter_context(LanguageModel(str(DEMO), **bench.options(way)))
     count = 11 if bench.quick else 101
 
     def call() -> Times:
@@ -243,9 +243,9 @@ def generate(bench: Bench, way: Way, stack: ExitStack) -> Call:
 
 
 def generate_many(bench: Bench, way: Way, stack: ExitStack) -> Call:
-    """A token of each of many texts, inside a `BatchEngine`; the host's part of one run is beside the next."""
+    """Return a call that writes many texts in a `BatchEngine`; its time is that of a token of each."""
     count = 11 if bench.quick else 101
-    engine = stack.enter_context(BatchEngine(str(DEMO), sequences=32, **bench.how(way)))
+    engine = stack.enter_context(BatchEngine(str(DEMO), sequences=32, **bench.options(way)))
 
     def call() -> Times:
         options: Any = {"max_tokens": count, "stop_tokens": ()}
@@ -257,7 +257,7 @@ def generate_many(bench: Bench, way: Way, stack: ExitStack) -> Call:
 
 
 def profile(call: Call, repeats: int) -> None:
-    """Prints where the host's time goes."""
+    """Print a profile of the host."""
     with cProfile.Profile() as profiler:
         for _ in range(repeats):
             call()
@@ -272,14 +272,14 @@ def lengths(bench: Bench) -> Iterator[Row]:
 
 
 def prompts(bench: Bench, way: Way, case: str) -> dict[str, Any]:
-    new, again, note = bench.shared(("lengths", way), lambda: seen(bench, way))
+    new, again, note = bench.shared(("lengths", way), lambda: measured_lengths(bench, way))
     seconds = median(new if case == "a new length" else again)
     return {"value": seconds * 1e6, "unit": "µs", "host": seconds, "note": note}
 
 
-def seen(bench: Bench, way: Way) -> tuple[list[float], list[float], str]:
-    """Seconds of prompts of new lengths, of some more after each, and what they made."""
-    with LanguageModel(str(DEMO), **bench.how(way)) as model:
+def measured_lengths(bench: Bench, way: Way) -> tuple[list[float], list[float], str]:
+    """Return the seconds of prompts of new lengths, those of the same lengths again, and a note."""
+    with LanguageModel(str(DEMO), **bench.options(way)) as model:
         model.program.prepare()
         forward, device, nothing = model._forward, model.program.device, np.zeros((1, 0), np.int32)
 

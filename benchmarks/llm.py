@@ -1,8 +1,8 @@
 """Decode and prefill of a 4-bit language model of Llama-3.2-1B's shape, beside the same model in PyTorch.
 
-The exported file has no weights: random bytes of the right kind fill them on the spot. Log-probabilities are held to
-PyTorch in float32 with the same weights, dequantized. Tokens per second are wall time, everything included; the GPU's
-and the host's time are those of a single call, which decoding overlaps.
+The exported file has no weights: they are filled with random bytes before use. Log-probabilities are compared with
+PyTorch in float32 with the same weights, dequantized. Tokens per second are wall time, with all overheads. The times of
+the GPU and the host are those of a single call; decoding overlaps them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PEER_ROUNDING = 512  # positions by which PyTorch's cache grows
 
 @dataclass(frozen=True)
 class Shape:
-    """What is exported, and at which sizes it is measured."""
+    """The shape of the exported model, and the sizes of the measurements."""
 
     dim: int = 2048
     inner: int = 8192
@@ -84,7 +84,7 @@ def shape(quick: bool) -> Shape:
 
 
 def exported(s: Shape) -> bytes:
-    """The program without its weights."""
+    """Return the program without its weights."""
     import torch
 
     from ptegpu.export import Options, lower, trace
@@ -132,43 +132,43 @@ def blob_of(path: Path) -> BlobGraph:
 
 
 def fill(blob: BlobGraph, s: Shape) -> dict[str, np.ndarray]:
-    """Bytes for every constant that the program names: weights at random, caches empty, rotary tables as they are."""
+    """Return data for every constant that the program names: random weights, empty caches, real rotary tables."""
     rng = np.random.default_rng(0)
-    found: dict[str, np.ndarray] = {}
+    data: dict[str, np.ndarray] = {}
     tables = iter((np.cos, np.sin))
     for value in blob.values:
         if not isinstance(value, BlobTensor) or value.constant < 0:
             continue
         key = blob.constants[value.constant].key
-        if key is None or key in found:
+        if key is None or key in data:
             continue
         dims, dtype = value.dims, value.dtype.numpy
         if dtype == np.uint8:
-            found[key] = rng.integers(0, 256, dims, np.uint8)
+            data[key] = rng.integers(0, 256, dims, np.uint8)
         elif len(dims) == 4:
-            found[key] = np.zeros(dims, dtype)
+            data[key] = np.zeros(dims, dtype)
         elif len(dims) == 1:
-            found[key] = rng.uniform(0.9, 1.1, dims).astype(dtype)
+            data[key] = rng.uniform(0.9, 1.1, dims).astype(dtype)
         elif dims == (s.context, s.head_dim):
-            found[key] = next(tables)(angles(s))
+            data[key] = next(tables)(angles(s))
         else:
-            found[key] = (rng.uniform(0.5, 1.5, dims) * 0.2 / math.sqrt(s.dim)).astype(dtype)
-    return found
+            data[key] = (rng.uniform(0.5, 1.5, dims) * 0.2 / math.sqrt(s.dim)).astype(dtype)
+    return data
 
 
 def angles(s: Shape) -> np.ndarray:
-    """Of the rotary embedding: (context, head_dim)."""
+    """Return the angles of the rotary embedding, (context, head_dim)."""
     half = s.head_dim // 2
-    found = np.arange(s.context)[:, None] * s.theta ** (-np.arange(half) / half)
-    return np.concatenate([found, found], -1).astype(np.float32)
+    values = np.arange(s.context)[:, None] * s.theta ** (-np.arange(half) / half)
+    return np.concatenate([values, values], -1).astype(np.float32)
 
 
 class Weights:
-    """The file, and what fills it."""
+    """The file and its weights."""
 
     def __init__(self, bench: Bench) -> None:
         self.shape = shape(bench.quick)
-        self.path = programs.found(bench, FILE)
+        self.path = programs.path_of(bench, FILE)
         self.blob = blob_of(self.path)
         self.data = fill(self.blob, self.shape)
         self.views = {key: memoryview(array).cast("B") for key, array in self.data.items()}
@@ -177,7 +177,7 @@ class Weights:
 
 
 class Reference:
-    """The same model in PyTorch, with the weights dequantized and a cache of `context` positions."""
+    """The model in PyTorch, with dequantized weights and a cache of `context` positions."""
 
     def __init__(self, bench: Bench, weights: Weights, dtype: Any, context: int) -> None:
         self.torch, self.where, self.shape, self.context = bench.torch, bench.where, weights.shape, context
@@ -205,7 +205,7 @@ class Reference:
         self.cache = torch.zeros((s.layers, 2, s.kv_heads, context, s.head_dim), device=self.where, dtype=dtype)
         if bench.cuda:
             for tensor in (*self.linears, *self.norms, self.cos, self.sin, self.cache):
-                torch._dynamo.mark_static_address(tensor)  # as of a module: CUDA graphs copy none, may write the cache
+                torch._dynamo.mark_static_address(tensor)  # as for a module: CUDA graphs do not copy them
 
     def __call__(self, tokens: Any, start: Any, mask: Any) -> Any:  # (S), (S) positions, (S, context)
         torch, f, s = self.torch, self.torch.nn.functional, self.shape
@@ -232,7 +232,7 @@ class Reference:
         return f.linear(x, self.embedding)
 
     def place(self, first: int, count: int) -> tuple[Any, Any]:
-        """Positions, and the mask of what each sees."""
+        """Return positions, and the attention mask of each."""
         start = self.torch.arange(first, first + count, device=self.where)
         return start, self.torch.arange(self.context, device=self.where)[None] <= start[:, None]
 
@@ -240,22 +240,21 @@ class Reference:
         return self(self.torch.from_numpy(tokens).to(self.where), *self.place(first, len(tokens)))
 
     def fill(self, tokens: np.ndarray, piece: int = 512) -> Any:
-        """The cache filled with all of these, piece by piece; the last logits."""
+        """Fill the cache with all tokens, piece by piece, and return the last logits."""
         for first in range(0, len(tokens), piece):
             logits = self.run(tokens[first : first + piece], first)
         return logits
 
 
-def right(bench: Bench, weights: Weights, context: int) -> tuple[np.ndarray, float] | None:
-    """PyTorch's log-probabilities from `context` tokens on, (CHECKED, vocabulary), and how widely logits spread."""
+def reference(bench: Bench, weights: Weights, context: int) -> tuple[np.ndarray, float] | None:
+    """Return PyTorch's log-probabilities after `context` tokens, (CHECKED, vocabulary), and the deviation of logits."""
     if bench.torch is None:
         return None
     model = Reference(bench, weights, bench.torch.float32, context + CHECKED)
     logits = [model.fill(weights.tokens[:context])]
     logits += [model.run(weights.tokens[k : k + 1], k) for k in range(context, context + CHECKED - 1)]
-    found = bench.torch.cat(logits).float()
-    spread = float(found.std())
-    return found.log_softmax(-1).cpu().numpy(), spread
+    values = bench.torch.cat(logits).float()
+    return values.log_softmax(-1).cpu().numpy(), float(values.std())
 
 
 # --- ptegpu
@@ -266,20 +265,20 @@ def weights_of(bench: Bench) -> Weights:
 
 
 def model_of(bench: Bench, way: Way) -> LanguageModel:
-    """Loaded once for each way."""
+    """Return the model for a way, loaded once."""
     weights = weights_of(bench)
 
     def load() -> LanguageModel:
-        return bench.kept.enter_context(LanguageModel(weights.path, data=weights.views, **bench.how(way)))
+        return bench.resources.enter_context(LanguageModel(weights.path, data=weights.views, **bench.options(way)))
 
     return bench.shared(("llm", way), load)
 
 
 def profiled(bench: Bench, model: LanguageModel, tokens: np.ndarray, position: int) -> dict[str, Any]:
-    """One call by itself, greedy sampling included."""
+    """Profile one call with greedy sampling."""
     nothing = np.zeros((1, 0), np.int32)
-    given = tokens[None].astype(model.signature.tokens.numpy)
-    arguments = model._arguments(given, position, Sampling(temperature=0), 0, None, nothing)
+    batch = tokens[None].astype(model.signature.tokens.numpy)
+    arguments = model._arguments(batch, position, Sampling(temperature=0), 0, None, nothing)
     return bench.profiled(model._forward, arguments)
 
 
@@ -304,16 +303,16 @@ def our_decode(bench: Bench, way: Way, context: int) -> dict[str, Any]:
     model.reset()
     until = time.perf_counter() + bench.seconds
     while len(rates) < 6 or time.perf_counter() < until:  # from the second on, the prompt is in the cache
-        made = model.generate(prompt, max_tokens=s.steps, stop_tokens=(), temperature=0)
-        rates.append(made.timings.decode_rate)
-    found = {"value": statistics.median(rates[1:]), "unit": "tok/s"}
-    wanted = bench.shared(("right", context), lambda: right(bench, weights, context))
-    if wanted is not None:
+        generation = model.generate(prompt, max_tokens=s.steps, stop_tokens=(), temperature=0)
+        rates.append(generation.timings.decode_rate)
+    figures = {"value": statistics.median(rates[1:]), "unit": "tok/s"}
+    expected = bench.shared(("reference", context), lambda: reference(bench, weights, context))
+    if expected is not None:
         targets = tokens[context : context + CHECKED]
         scores = model.score(tokens[: context + CHECKED].tolist(), context)
-        logprobs, spread = wanted
-        found["error"] = float(np.abs(scores - logprobs[np.arange(CHECKED), targets]).max()) / spread
-    return found | profiled(bench, model, tokens[:1], context)
+        logprobs, spread = expected
+        figures["error"] = float(np.abs(scores - logprobs[np.arange(CHECKED), targets]).max()) / spread
+    return figures | profiled(bench, model, tokens[:1], context)
 
 
 def prefill(bench: Bench) -> Iterator[Row]:
@@ -337,14 +336,14 @@ def our_prefill(bench: Bench, way: Way, prompt: int) -> dict[str, Any]:
     until = time.perf_counter() + 2 * bench.seconds
     while len(rates) < 5 or time.perf_counter() < until:
         model.reset()
-        made = model.generate(tokens.tolist(), max_tokens=1, stop_tokens=(), temperature=0)
-        rates.append(made.timings.prefill_rate)
-    found = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.chunk}"}
-    wanted = bench.shared(("right", prompt), lambda: right(bench, weights, prompt))
-    if wanted is not None:
-        logprobs, spread = wanted
-        found["error"] = abs(made.logprobs[0] - float(logprobs[0, made.tokens[0]])) / spread
-    return found | (profiled(bench, model, tokens, 0) if prompt <= model.chunk else {})
+        generation = model.generate(tokens.tolist(), max_tokens=1, stop_tokens=(), temperature=0)
+        rates.append(generation.timings.prefill_rate)
+    figures = {"value": statistics.median(rates[1:]), "unit": "tok/s", "note": f"chunks of {model.chunk}"}
+    expected = bench.shared(("reference", prompt), lambda: reference(bench, weights, prompt))
+    if expected is not None:
+        logprobs, spread = expected
+        figures["error"] = abs(generation.logprobs[0] - float(logprobs[0, generation.tokens[0]])) / spread
+    return figures | (profiled(bench, model, tokens, 0) if prompt <= model.chunk else {})
 
 
 # --- PyTorch

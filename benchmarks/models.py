@@ -1,6 +1,6 @@
-"""The networks that are measured, in plain PyTorch, with weights that are the same on every machine.
+"""The measured networks, in plain PyTorch, with weights that are equal on every machine.
 
-A machine with ExecuTorch exports them, another one with a GPU runs what was exported beside the same modules.
+A machine with ExecuTorch exports them. Another one with a GPU runs the exported programs and the same modules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def filled(module: nn.Module, seed: int = 0) -> nn.Module:
-    """With weights and statistics that keep values at scale 1, ready for inference."""
+    """Fill a module with weights and statistics that keep values at scale 1, and prepare it for inference."""
     frozen = np.random.RandomState(seed)
     with torch.no_grad():
         for name, values in (*module.named_parameters(), *module.named_buffers()):
@@ -25,17 +25,17 @@ def filled(module: nn.Module, seed: int = 0) -> nn.Module:
                 continue
             shape, kind = tuple(values.shape), name.rpartition(".")[2]
             if kind == "running_var" or (kind == "weight" and len(shape) == 1):
-                made = frozen.uniform(0.8, 1.2, shape)
+                data = frozen.uniform(0.8, 1.2, shape)
             elif len(shape) == 1:
-                made = 0.1 * frozen.standard_normal(shape)
+                data = 0.1 * frozen.standard_normal(shape)
             else:
-                made = frozen.standard_normal(shape) * math.sqrt(2 / math.prod(shape[1:]))
-            values.copy_(torch.from_numpy(made.astype(np.float32)))
+                data = frozen.standard_normal(shape) * math.sqrt(2 / math.prod(shape[1:]))
+            values.copy_(torch.from_numpy(data.astype(np.float32)))
     return module.requires_grad_(False).eval()
 
 
 def convolved(inputs: int, outputs: int, size: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
-    """A convolution that keeps the image's size but for its stride, and its batch norm."""
+    """Return a padded convolution and its batch norm."""
     return [
         nn.Conv2d(inputs, outputs, size, stride, size // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -72,7 +72,7 @@ class ResNet18(nn.Module):
 
 
 class Inverted(nn.Module):
-    """Widen, depthwise, narrow; with a shortcut where sizes allow."""
+    """A block that widens, filters by depth and narrows, with a shortcut if sizes allow it."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, factor: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class EncoderLayer(nn.Module):
 
 
 class MiniLM(nn.Module):
-    """The shape of all-MiniLM-L6-v2, written the way anybody would: attention is PyTorch's own."""
+    """A model of all-MiniLM-L6-v2's shape, in plain PyTorch, with its fused attention."""
 
     def __init__(self, layers: int = 6, width: int = 384, heads: int = 12, vocabulary: int = 30522) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class MiniLM(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(width, heads) for _ in range(layers))
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """tokens (B, T) and mask (B, T), 0 at padding and else 1, both int64 → unit vectors (B, width)."""
+        """Return unit vectors (B, width) for tokens (B, T) and a mask (B, T), 0 at padding and else 1, both int64."""
         x = self.norm(self.words(tokens) + self.positions.weight[: tokens.shape[1]])
         real = mask.bool()[:, None, None].expand(-1, 1, tokens.shape[1], -1)
         for layer in self.layers:
@@ -152,15 +152,15 @@ def images(size: int) -> Callable[[int], tuple[np.ndarray, ...]]:
 
 
 def texts(length: int, vocabulary: int) -> Callable[[int], tuple[np.ndarray, ...]]:
-    """Tokens, and a mask that hides the second half of every other text but the first."""
+    """Return a function that makes tokens, and a mask that hides the second half of every other text."""
 
-    def made(batch: int) -> tuple[np.ndarray, ...]:
+    def make(batch: int) -> tuple[np.ndarray, ...]:
         tokens = np.random.RandomState(batch).randint(0, vocabulary, (batch, length)).astype(np.int64)
         mask = np.ones_like(tokens)
         mask[1::2, length // 2 + 1 :] = 0
         return tokens, mask
 
-    return made
+    return make
 
 
 @dataclass(frozen=True)

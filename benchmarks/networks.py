@@ -1,4 +1,4 @@
-"""Whole networks in float32, host array in to host array out, beside PyTorch with the same weights."""
+"""Whole networks in float32, from host array to host array, beside PyTorch with the same weights."""
 
 from __future__ import annotations
 
@@ -44,25 +44,24 @@ minilm = workload("minilm", "An encoder of MiniLM's shape on 128 tokens")
 
 
 def called(bench: Bench, module: Any, inputs: Inputs) -> np.ndarray:
-    """PyTorch's result, from arrays of the host to one there."""
+    """Return PyTorch's result as an array of the host."""
     return module(*(bench.torch.from_numpy(array).to(bench.where) for array in inputs)).cpu().numpy()
 
 
 def theirs(bench: Bench, make: Callable[[Any], Any], module: Any, inputs: Inputs, want: np.ndarray) -> dict[str, Any]:
     bench.cuda_memory()
-    given = make(module)
-    error = difference(called(bench, given, inputs), want)
-    seconds = bench.wall(lambda: called(bench, given, inputs))
+    peer = make(module)
+    error = difference(called(bench, peer, inputs), want)
+    seconds = bench.wall(lambda: called(bench, peer, inputs))
     return {"value": seconds * 1e3, "unit": "ms", "error": error, "memory": bench.cuda_memory(), "note": "float32"}
 
 
 def ours(
     bench: Bench, way: Way, name: str, batch: int, contents: Mapping[str, bytes], inputs: Inputs, want: np.ndarray
 ) -> dict[str, Any]:
-    how = bench.how(way)
-    with ptegpu.load(programs.network_program(bench, name, batch, contents), **how) as program:
+    with ptegpu.load(programs.network_program(bench, name, batch, contents), **bench.options(way)) as program:
         got = np.asarray(program(*inputs))
         seconds = bench.wall(lambda: program(*inputs))
-        found = bench.profiled(program.method("forward"), inputs)
-    figures = {"value": seconds * 1e3, "unit": "ms", "host": seconds - found["gpu"], "error": difference(got, want)}
-    return found | figures
+        profiled = bench.profiled(program.method("forward"), inputs)
+    figures = {"value": seconds * 1e3, "unit": "ms", "host": seconds - profiled["gpu"], "error": difference(got, want)}
+    return profiled | figures

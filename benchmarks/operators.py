@@ -12,7 +12,7 @@ from ptegpu.plan.resolve import evaluated
 from .harness import EAGER, Bench, Row, Way, difference
 
 HALF = 1e-2  # of results in f16
-QUICK = 2  # of the cases that are small as they are
+QUICK = 2  # cases, which are small
 
 
 def operators(bench: Bench) -> Iterator[Row]:
@@ -23,16 +23,16 @@ def operators(bench: Bench) -> Iterator[Row]:
     cases = [case for case in tables("CASES" if bench.quick else "BENCHMARKS") if bench.wants(str(case))]
     for case in cases[:QUICK] if bench.quick else cases:
         arrays = values(case)
-        wanted: list[np.ndarray] = []
-        peer = bench.row("operators", str(case), EAGER, theirs, bench, case, arrays, wanted)
+        goldens: list[np.ndarray] = []
+        peer = bench.row("operators", str(case), EAGER, theirs, bench, case, arrays, goldens)
         if peer.failure or peer.value is not None:
             yield peer
-        for way in bench.ways if wanted else ():
-            yield bench.row("operators", str(case), way, ours, bench, way, case, arrays, wanted)
+        for way in bench.ways if goldens else ():
+            yield bench.row("operators", str(case), way, ours, bench, way, case, arrays, goldens)
 
 
 def values(case: Any) -> dict[int, np.ndarray]:
-    """Of the tensors of a case."""
+    """Return the arrays for the tensors of a case."""
     from tests.cases import T, walk
 
     arrays: dict[int, np.ndarray] = {}
@@ -41,14 +41,14 @@ def values(case: Any) -> dict[int, np.ndarray]:
     return arrays
 
 
-def theirs(bench: Bench, case: Any, arrays: dict[int, np.ndarray], wanted: list[np.ndarray]) -> dict[str, Any]:
-    """PyTorch's results, and its time where it has the same device and the same operator, or the case names a peer."""
+def theirs(bench: Bench, case: Any, arrays: dict[int, np.ndarray], goldens: list[np.ndarray]) -> dict[str, Any]:
+    """Add PyTorch's results to `goldens`, and return its time if it has the operator or the case names a peer."""
     from tests.cases import S, T, walk
     from tests.oracle import call, reference, torch_operator
 
     if not bench.cuda:
         results = reference(case, arrays, wide=False)
-        wanted += results[: len(results) - len(case.mutated)]
+        goldens += results[: len(results) - len(case.mutated)]
         return {}
 
     def value(a: Any) -> Any:
@@ -65,7 +65,7 @@ def theirs(bench: Bench, case: Any, arrays: dict[int, np.ndarray], wanted: list[
 
     result = (case.reference or own())(*args)
     outs = list(result) if isinstance(result, tuple | list) else [result]
-    wanted += [o.detach().cpu().contiguous().numpy() for o in outs]
+    goldens += [o.detach().cpu().contiguous().numpy() for o in outs]
     if case.reference and not case.peer:
         return {}
     peer = case.peer or own()
@@ -73,15 +73,15 @@ def theirs(bench: Bench, case: Any, arrays: dict[int, np.ndarray], wanted: list[
     return {"value": seconds * 1e6, "unit": "µs", "gpu": seconds}
 
 
-def ours(bench: Bench, way: Way, case: Any, arrays: dict[int, np.ndarray], wanted: list[np.ndarray]) -> dict[str, Any]:
+def ours(bench: Bench, way: Way, case: Any, arrays: dict[int, np.ndarray], goldens: list[np.ndarray]) -> dict[str, Any]:
     from tests.cases import given, graph_of, plan_of, sizes_of
 
-    graph, made = graph_of(case, arrays, [*wanted, *(arrays[id(case.args[k])] for k in case.mutated)])
-    inputs = given(graph, case, made)
+    graph, prepared = graph_of(case, arrays, [*goldens, *(arrays[id(case.args[k])] for k in case.mutated)])
+    inputs = given(graph, case, prepared)
     plan = plan_of(graph, bench.target(way), inputs)
     seconds, results = bench.timed(bench.device(way.engine), plan, inputs)
     ran = [d for d in evaluated(plan, *sizes_of(inputs)).dispatches if 0 not in d.grid]
-    floats = [(got, want) for got, want in zip(results, wanted) if got.dtype.kind == "f" and got.size]
+    floats = [(got, want) for got, want in zip(results, goldens) if got.dtype.kind == "f" and got.size]
     allowed = case.atol if isinstance(case.atol, float) else max(case.atol or (0.0,))
     halves = any(got.dtype == np.float16 for got, _ in floats)
     return {

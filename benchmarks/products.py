@@ -17,9 +17,9 @@ from ptegpu.ops.registry import REGISTRY
 from .harness import EAGER, Bench, Row, Way, difference
 
 GROUP = 32
-AT_ONCE = 256 << 20  # bytes of weights in a pass: more than any cache holds
+AT_ONCE = 256 << 20  # bytes of weights in a pass, more than any cache
 MOST_LAYERS = 64
-CHECKED = 256  # rows at either end of a GEMV's result
+CHECKED = 256  # rows at each end of a GEMV's result
 
 
 def gemm(bench: Bench) -> Iterator[Row]:
@@ -39,7 +39,7 @@ def gemm(bench: Bench) -> Iterator[Row]:
 
 
 def multiplied(bench: Bench, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """In float32, with which halves are multiplied exactly."""
+    """Return the product in float32, which multiplies halves exactly."""
     if bench.torch is None:
         return a.astype(np.float32) @ b.astype(np.float32)
     left, right = (bench.torch.from_numpy(x).to(bench.where).float() for x in (a, b))
@@ -88,7 +88,7 @@ def gemv(bench: Bench) -> Iterator[Row]:
 
 
 class Layers:
-    """Linear layers that all read one input and write one buffer, which makes them wait for each other."""
+    """Linear layers that read the same input and write the same buffer, so that each waits for the previous one."""
 
     def __init__(self, n: int, k: int, rotated: bool = True, rows: int = 1) -> None:
         rng = np.random.default_rng(0)
@@ -102,7 +102,7 @@ class Layers:
 
     @property
     def nbytes(self) -> int:
-        """That one layer needs."""
+        """Return the bytes that one layer accesses."""
         return sum(array.nbytes for array in self.weights[0]) + 4 * self.rows * (self.n + self.k)
 
     def graph(self) -> Graph:
@@ -124,7 +124,7 @@ class Layers:
         return graph
 
     def error(self, got: np.ndarray) -> float:
-        """Of the last layer's first and last elements."""
+        """Return the error of the first and last elements of the last layer."""
         weight, scales = self.weights[(self.count - 1) % len(self.weights)]
         ends = np.r_[: min(CHECKED, self.n), max(0, self.n - CHECKED) : self.n]
         packed = weight[ends].astype(np.int64)

@@ -1,9 +1,9 @@
-"""Programs small enough to carry: exported where ExecuTorch is, without weights that can be made anywhere.
+"""Programs without weights: exported with ExecuTorch, small enough to copy, filled with weights on any machine.
 
     python -m benchmarks make FOLDER [--quick]
 
-A network is a zip file: its `.pte` with zeros in place of the weights, and where each of them goes. The language model
-is a `.pte` whose weights are outside, to be filled with random bytes (`llm.py`).
+A network is a zip file: its `.pte` with zeros in place of the weights, and the offsets of each. The language model is a
+`.pte` with external weights, which are random bytes (`llm.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .harness import Bench, Missing
 if TYPE_CHECKING:
     from torch import nn
 
-SMALLEST = 64  # bytes of a weight that is left out: fewer may be found where they are not
+SMALLEST = 64  # bytes of an omitted weight; shorter ones may match other bytes by chance
 TIMESTAMP = (2026, 1, 1, 0, 0, 0)
 
 
 def make(folder: Path, quick: bool) -> Iterator[Path]:
-    """Writes all programs, and gives the path of each."""
+    """Write all programs, and yield the path of each."""
     from . import llm, models
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,8 +45,8 @@ def make_network(folder: Path, name: str, batch: int, quick: bool) -> Path:
 
     network = models.network(name, quick)
     module = models.filled(network.module())
-    given = tuple(torch.from_numpy(array) for array in network.inputs(batch))
-    data, places = without_weights(lower(trace(module, given)).data, module)
+    inputs = tuple(torch.from_numpy(array) for array in network.inputs(batch))
+    data, places = without_weights(lower(trace(module, inputs)).data, module)
     path = folder / f"{name}-{batch}.zip"
     with zipfile.ZipFile(path, "w") as file:
         for inner, content in (("program.pte", data), ("weights.json", json.dumps(places))):
@@ -55,25 +55,25 @@ def make_network(folder: Path, name: str, batch: int, quick: bool) -> Path:
 
 
 def without_weights(data: bytes, module: nn.Module) -> tuple[bytes, dict[str, list[int]]]:
-    """A program with zeros where the module's weights are, and the offsets of each."""
-    made, places = bytearray(data), {}
+    """Return a program with zeros in place of the module's weights, and the offsets of each weight."""
+    bare, places = bytearray(data), {}
     for name, content in weights(module).items():
-        found, offset = [], data.find(content)
+        offsets, offset = [], data.find(content)
         while offset >= 0:
-            found.append(offset)
-            made[offset : offset + len(content)] = bytes(len(content))
+            offsets.append(offset)
+            bare[offset : offset + len(content)] = bytes(len(content))
             offset = data.find(content, offset + len(content))
-        if found:
-            places[name] = found
-    return bytes(made), places
+        if offsets:
+            places[name] = offsets
+    return bytes(bare), places
 
 
 def weights(module: nn.Module) -> dict[str, bytes]:
-    """What a program has of a module: its weights, also of convolutions with the batch norm after them joined in."""
+    """Return the weights of a module, including those of convolutions fused with the batch norms after them."""
     from torch import nn
     from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-    found = dict(module.state_dict())
+    values = dict(module.state_dict())
     for name, inner in module.named_modules():
         if isinstance(inner, nn.Sequential):
             for conv, norm in zip(inner, [*inner][1:]):
@@ -82,14 +82,14 @@ def weights(module: nn.Module) -> dict[str, bytes]:
                     statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
                     joined = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics)
                     number = [*inner].index(conv)
-                    found |= {f"{name}.{number} joined {kind}": w for kind, w in zip(("weight", "bias"), joined)}
-    contents = {name: value.detach().contiguous().numpy().tobytes() for name, value in found.items()}
+                    values |= {f"{name}.{number} joined {kind}": w for kind, w in zip(("weight", "bias"), joined)}
+    contents = {name: value.detach().contiguous().numpy().tobytes() for name, value in values.items()}
     return {name: content for name, content in contents.items() if len(content) >= SMALLEST}
 
 
 def network_program(bench: Bench, name: str, batch: int, contents: Mapping[str, bytes]) -> bytes:
-    """The program of a network with its weights in place."""
-    with zipfile.ZipFile(found(bench, f"{name}-{batch}.zip")) as file:
+    """Return the program of a network with its weights."""
+    with zipfile.ZipFile(path_of(bench, f"{name}-{batch}.zip")) as file:
         data, places = bytearray(file.read("program.pte")), json.loads(file.read("weights.json"))
     for weight, offsets in places.items():
         for offset in offsets:
@@ -97,8 +97,8 @@ def network_program(bench: Bench, name: str, batch: int, contents: Mapping[str, 
     return bytes(data)
 
 
-def found(bench: Bench, name: str) -> Path:
-    """A file of the folder of programs, made now where there is none and ExecuTorch is installed."""
+def path_of(bench: Bench, name: str) -> Path:
+    """Return the path of a program, exporting it if it is missing and ExecuTorch is installed."""
     folder = bench.data or Path("build", "benchmarks", "quick" if bench.quick else "full")
     path = folder / name
     if not path.exists():

@@ -40,15 +40,15 @@ from .clients import (
     Target,
     as_they_come,
     figures,
+    joint_rate,
     lengths,
     prompt_of,
     some_at_a_time,
     timed,
-    together,
 )
 
 MODEL = Path(ptegpu.__file__).parent / "demo" / "tales.pte"
-TABLE_WIDTH = 160  # where there is no terminal
+TABLE_WIDTH = 160  # without a terminal
 SHORT = 16  # tokens of a prompt
 CLOSE = {"exact": 1e-3, "other": 5e-2}  # log-probabilities, relative to 1 or to themselves
 Row = dict[str, Any]
@@ -57,62 +57,62 @@ Row = dict[str, Any]
 class Load:
     """One run of the command."""
 
-    def __init__(self, given: argparse.Namespace, target: Target, alone: Callable[[Ask], Answer] | None) -> None:
-        self.given, self.target, self.alone = given, target, alone
-        self.context, self.vocabulary = given.context, given.vocabulary
-        self.chosen = random.Random(given.seed)
+    def __init__(self, options: argparse.Namespace, target: Target, single: Callable[[Ask], Answer] | None) -> None:
+        self.options, self.target, self.single = options, target, single
+        self.context, self.vocabulary = options.context, options.vocabulary
+        self.chosen = random.Random(options.seed)
         self.finished: list[Answer] = []  # of the busiest case of the latest scenario
 
     def short(self, count: int, tokens: int | None = None) -> list[Ask]:
-        length, most = min(SHORT, self.context // 4), tokens or self.given.max_tokens
+        length, most = min(SHORT, self.context // 4), tokens or self.options.max_tokens
         most = min(most, self.context - length)
         return [Ask(prompt_of(length, self.vocabulary, self.chosen), most) for _ in range(count)]
 
     async def warm(self, asks: Sequence[Ask], clients: int) -> None:
-        """What is done the first time shall not count."""
+        """Do the work of first runs, which must not count."""
         await some_at_a_time(self.target, asks, clients)
 
     async def clients(self) -> AsyncIterator[Row]:
-        """So many clients write at once, after short prompts: tokens per second of all together."""
-        one = 0.0
-        if self.alone is not None:
-            warm, asked = self.short(2)
-            self.alone(warm)
-            answer = self.alone(asked)
-            yield row("LanguageModel", figures([answer], answer.times[-1] - answer.started), together([answer]))
-        for count in self.given.clients:
+        """Several clients write at once, after short prompts: tokens per second of all."""
+        first_rate = 0.0
+        if self.single is not None:
+            warm, request = self.short(2)
+            self.single(warm)
+            answer = self.single(request)
+            yield row("LanguageModel", figures([answer], answer.times[-1] - answer.started), joint_rate([answer]))
+        for count in self.options.clients:
             await self.warm(self.short(count, 8), count)
             asks = self.short(count)
             answers, seconds = await timed(some_at_a_time(self.target, asks, len(asks)))
-            rate = together(answers)
-            one = one or rate
+            rate = joint_rate(answers)
+            first_rate = first_rate or rate
             self.finished = answers
-            ratio = f"{rate / one:.1f} × {self.given.clients[0]}" if count > self.given.clients[0] else ""
+            ratio = f"{rate / first_rate:.1f} × {self.options.clients[0]}" if count > self.options.clients[0] else ""
             yield row(f"{count} client{'s' * (count > 1)}", figures(answers, seconds), rate, ratio)
 
     async def arrivals(self) -> AsyncIterator[Row]:
         """Some clients write while long prompts keep coming: the time between the tokens of those who write."""
-        count, seconds, rate = self.given.writers, self.given.seconds, self.given.rate
-        length = min(self.given.prompt, self.context - 16)
+        count, seconds, rate = self.options.writers, self.options.seconds, self.options.rate
+        length = min(self.options.prompt, self.context - 16)
         await self.warm([*self.short(count, 8), *self._long(length, 2)], count + 2)
         for prompts in (0, max(1, round(rate * seconds))):
             end = time.perf_counter() + seconds
             coming = asyncio.create_task(as_they_come(self.target, self._long(length, prompts), rate, self.chosen))
             answers, took = await timed(some_at_a_time(self.target, self._until(end), count))
             came = await coming
-            found = figures(answers, took)
-            between, notes = found["between ms"], []
+            results = figures(answers, took)
+            between, notes = results["between ms"], []
             if between:
                 notes.append(f"p99 {between['p99'] / between['p50']:.2f} × p50")
             if prompts:
-                found["arrivals"] = figures(came, took)
-                first = found["arrivals"]["first ms"].get("p50", 0.0)
+                results["arrivals"] = figures(came, took)
+                first = results["arrivals"]["first ms"].get("p50", 0.0)
                 notes.append(f"{prompts} prompts of {length}, {rate:g}/s, first token {first:.0f} ms (p50)")
                 notes.append(f"{beside(answers, came):.0%} of tokens beside one")
-                found["errors"] += found["arrivals"]["errors"]
-                found["first error"] = found["first error"] or found["arrivals"]["first error"]
+                results["errors"] += results["arrivals"]["errors"]
+                results["first error"] = results["first error"] or results["arrivals"]["first error"]
             self.finished = [*answers, *came]
-            yield row(f"{count} writing{', prompts arrive' if prompts else ''}", found, note="; ".join(notes))
+            yield row(f"{count} writing{', prompts arrive' if prompts else ''}", results, note="; ".join(notes))
 
     def _long(self, length: int, count: int) -> list[Ask]:
         return [Ask(prompt_of(length, self.vocabulary, self.chosen), 4) for _ in range(count)]
@@ -123,78 +123,78 @@ class Load:
 
     async def closed(self) -> AsyncIterator[Row]:
         """Requests of many lengths, some at a time, and one at a time."""
-        async for made in self._mixed(lambda asks: some_at_a_time(self.target, asks, self.given.users)):
-            yield made
+        async for result in self._mixed(lambda asks: some_at_a_time(self.target, asks, self.options.users)):
+            yield result
 
     async def open(self) -> AsyncIterator[Row]:
         """Requests of many lengths that come by chance, and one at a time."""
-        async for made in self._mixed(lambda asks: as_they_come(self.target, asks, self.given.rate, self.chosen)):
-            yield made
+        async for result in self._mixed(lambda asks: as_they_come(self.target, asks, self.options.rate, self.chosen)):
+            yield result
 
     async def _mixed(self, load: Callable[[Sequence[Ask]], Any]) -> AsyncIterator[Row]:
-        given = self.given
-        pairs = lengths(given.requests, self.context, given.max_tokens, random.Random(given.seed))
+        options = self.options
+        pairs = lengths(options.requests, self.context, options.max_tokens, random.Random(options.seed))
         asks, again = (  # of the same lengths, but no page of the others is of use
             [Ask(prompt_of(length, self.vocabulary, self.chosen), most) for length, most in pairs] for _ in range(2)
         )
-        await self.warm(self.short(given.users, 8), given.users)
+        await self.warm(self.short(options.users, 8), options.users)
         answers, seconds = await timed(load(asks))
         self.finished = answers
-        how = f"{given.users} clients" if given.scenario == "closed" else f"{given.rate:g} a second"
-        many = figures(answers, seconds)
-        one_by_one, seconds = await timed(some_at_a_time(self.target, again, 1))
-        one = figures(one_by_one, seconds)
-        yield row(how, many, note=f"{many['tok/s'] / one['tok/s']:.1f} × one at a time")
-        yield row("one at a time", one)
+        case = f"{options.users} clients" if options.scenario == "closed" else f"{options.rate:g} a second"
+        loaded = figures(answers, seconds)
+        answers_in_turn, seconds = await timed(some_at_a_time(self.target, again, 1))
+        sequential = figures(answers_in_turn, seconds)
+        yield row(case, loaded, note=f"{loaded['tok/s'] / sequential['tok/s']:.1f} × one at a time")
+        yield row("one at a time", sequential)
 
     async def check(self, exact: bool) -> str:
-        """Some of those who were answered together, once more by themselves: how many differ, in words; "" if none."""
+        """Repeat some answers one at a time; return a message about those that differ, or an empty string."""
         good = [a for a in self.finished if a.tokens and not a.error]
-        some = random.Random(self.given.seed).sample(good, min(self.given.check, len(good)))
+        some = random.Random(self.options.seed).sample(good, min(self.options.check, len(good)))
         differ = []
         for answer in some:
-            alone = self.alone(answer.ask) if self.alone else await self.target.ask(answer.ask)
-            why = difference(answer, alone, exact)
+            expected = self.single(answer.ask) if self.single else await self.target.ask(answer.ask)
+            why = difference(answer, expected, exact)
             differ += [why] if why else []
         self.checked = len(some)
         return f"{len(differ)} of {len(some)} differ from the same alone: {differ[0]}" if differ else ""
 
 
-def row(case: str, found: Row, decode: float | None = None, note: str = "") -> Row:
-    return {"case": case, **found, "decode tok/s": decode, "note": note}
+def row(case: str, figures: Row, decode: float | None = None, note: str = "") -> Row:
+    return {"case": case, **figures, "decode tok/s": decode, "note": note}
 
 
 def beside(answers: Sequence[Answer], came: Sequence[Answer]) -> float:
-    """The share of tokens that came while a prompt was on its way to its first token."""
+    """Return the share of tokens that arrived while a prompt was being processed."""
     busy = [(a.started, a.times[0]) for a in came if a.times]
     times = [t for a in answers for t in a.times[1:]]
     return sum(any(begin <= t <= end for begin, end in busy) for t in times) / max(1, len(times))
 
 
-def difference(many: Answer, alone: Answer, exact: bool) -> str:
-    """What differs. Rounding may turn a near tie, after which texts differ; in exact mode there is no such thing."""
+def difference(answer: Answer, other: Answer, exact: bool) -> str:
+    """Return the first difference, or an empty string. Unless `exact`, texts may differ after a near tie."""
     close = CLOSE["exact" if exact else "other"]
-    pairs = zip(many.tokens, alone.tokens, many.logprobs, alone.logprobs)
+    pairs = zip(answer.tokens, other.tokens, answer.logprobs, other.logprobs)
     for k, (a, b, p, q) in enumerate(pairs):
         if abs(p - q) > close * max(1.0, abs(q)):
             return f"token {k} has log-probability {p:.5f}, not {q:.5f}"
         if a != b:
             return f"token {k} is {a!r}, not {b!r}" if exact else ""
-    return "" if len(many.tokens) == len(alone.tokens) else f"{len(many.tokens)} tokens, not {len(alone.tokens)}"
+    return "" if len(answer.tokens) == len(other.tokens) else f"{len(answer.tokens)} tokens, not {len(other.tokens)}"
 
 
 def one_by_one(model: LanguageModel) -> Callable[[Ask], Answer]:
-    def ask(asked: Ask) -> Answer:
-        answer = Answer(asked, time.perf_counter())
-        stream = model.stream(asked.prompt, max_tokens=asked.max_tokens, stop_tokens=())
-        stream.together = 4  # nobody waits for each token
+    def ask(request: Ask) -> Answer:
+        answer = Answer(request, time.perf_counter())
+        stream = model.stream(request.prompt, max_tokens=request.max_tokens, stop_tokens=())
+        stream.together = 4  # no caller waits for each token
         for _ in stream:
             pass
-        made = stream.generation
-        answer.tokens, answer.logprobs = made.tokens, made.logprobs
-        first = time.perf_counter() - made.timings.decode_s
-        step = made.timings.decode_s / max(1, len(made.tokens) - 1)
-        answer.times = [first + step * k for k in range(len(made.tokens))]
+        generation = stream.generation
+        answer.tokens, answer.logprobs = generation.tokens, generation.logprobs
+        first = time.perf_counter() - generation.timings.decode_s
+        step = generation.timings.decode_s / max(1, len(generation.tokens) - 1)
+        answer.times = [first + step * k for k in range(len(generation.tokens))]
         return answer
 
     return ask
@@ -238,23 +238,25 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="in the process: rows of a run")
     parser.add_argument("--no-prepare", action="store_true", help="in the process: compile what is needed on the way")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures there")
-    given = parser.parse_args(arguments)
-    unknown = [name for name in given.scenarios if name not in SCENARIOS]
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.scenarios if name not in SCENARIOS]
     if unknown:
         parser.error(f"no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
-    return given
+    return options
 
 
 @contextmanager
-def in_process(given: argparse.Namespace, console: Console) -> Iterator[tuple[Target, Callable[[Ask], Answer] | None]]:
-    device = int(given.device) if given.device.isdigit() else given.device
-    how: dict[str, Any] = {"engine": given.engine, "precision": given.precision, "cache": given.cache}
-    many = {"sequences": given.sequences, "memory": None if given.memory is None else int(given.memory * 2**30)}
-    many |= {name: value for name in ("beside", "rows") if (value := getattr(given, name)) is not None}
+def in_process(
+    options: argparse.Namespace, console: Console
+) -> Iterator[tuple[Target, Callable[[Ask], Answer] | None]]:
+    device = int(options.device) if options.device.isdigit() else options.device
+    load_options: dict[str, Any] = {"engine": options.engine, "precision": options.precision, "cache": options.cache}
+    limits = {"sequences": options.sequences, "memory": None if options.memory is None else int(options.memory * 2**30)}
+    limits |= {name: value for name in ("beside", "rows") if (value := getattr(options, name)) is not None}
     began = time.perf_counter()
-    with BatchEngine(given.model, device, queue=None, **many, **how) as engine:
+    with BatchEngine(options.model, device, queue=None, **limits, **load_options) as engine:
         loaded = time.perf_counter()
-        if not given.no_prepare:
+        if not options.no_prepare:
             engine.prepare()
         ready = time.perf_counter()
         console.print(
@@ -262,88 +264,90 @@ def in_process(given: argparse.Namespace, console: Console) -> Iterator[tuple[Ta
             f"compiled in {ready - loaded:.1f} s; {engine.stats().pages_total} pages",
             highlight=False,
         )
-        if given.check:
-            with LanguageModel(given.model, device, **how) as model:
+        if options.check:
+            with LanguageModel(options.model, device, **load_options) as model:
                 yield InProcess(engine), one_by_one(model)
         else:
             yield InProcess(engine), None
 
 
 @contextmanager
-def started(given: argparse.Namespace) -> Iterator[str]:
-    """The address of a server that ends with this."""
-    command = [sys.executable, "-m", "ptegpu", "serve", str(given.model), "--port", "0", "--json", "--queue", "1000"]
+def started(options: argparse.Namespace) -> Iterator[str]:
+    """Start a server and yield its address. The server ends with the block."""
+    command = [sys.executable, "-m", "ptegpu", "serve", str(options.model), "--port", "0", "--json", "--queue", "1000"]
     for name in ("device", "engine", "precision", "cache", "sequences", "memory"):
-        value = getattr(given, name)
+        value = getattr(options, name)
         command += [] if value is None else [f"--{name}", str(value)]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with subprocess.Popen(command, env=paths, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            said = ""
-            while not said.endswith("}\n"):
+            output = ""
+            while not output.endswith("}\n"):
                 line = process.stdout.readline()
                 if not line:
                     raise SystemExit(f"the server ended with {process.wait()}")
-                said += line
-            yield json.loads(said)["url"]
+                output += line
+            yield json.loads(output)["url"]
         finally:
             process.terminate()
 
 
 def table(rows: Sequence[Row]) -> Table:
-    made = Table(box=None, header_style="bold", pad_edge=False)
+    grid = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("case", "requests", "errors", "tok/s", "decode", "first token ms", "between tokens ms", "note"):
-        made.add_column(name, justify="left" if name in ("case", "note") else "right")
+        grid.add_column(name, justify="left" if name in ("case", "note") else "right")
     for r in rows:
         decode = "" if r["decode tok/s"] is None else f"{r['decode tok/s']:,.0f}"
         times = [" / ".join(f"{v:.1f}" for v in r[name].values()) for name in ("first ms", "between ms")]
-        made.add_row(r["case"], str(r["requests"]), str(r["errors"]), f"{r['tok/s']:,.0f}", decode, *times, r["note"])
-    return made
+        grid.add_row(r["case"], str(r["requests"]), str(r["errors"]), f"{r['tok/s']:,.0f}", decode, *times, r["note"])
+    return grid
 
 
-async def run(load: Load, given: argparse.Namespace, console: Console) -> tuple[list[Row], list[str]]:
-    found: list[Row] = []
+async def run(load: Load, options: argparse.Namespace, console: Console) -> tuple[list[Row], list[str]]:
+    results: list[Row] = []
     failures: list[str] = []
-    for name in given.scenarios or SCENARIOS:
-        given.scenario = name
+    for name in options.scenarios or SCENARIOS:
+        options.scenario = name
         scenario: Callable[[], AsyncIterator[Row]] = getattr(load, name)
-        rows = [{"scenario": name, **made} async for made in scenario()]
+        rows = [{"scenario": name, **result} async for result in scenario()]
         console.print(f"\n[bold]{name}[/]: {scenario.__doc__} p50 / p95 / p99", highlight=False, soft_wrap=True)
         console.print(table(rows), highlight=False)
-        found += rows
+        results += rows
         failures += [f"{name}, {r['case']}: {r['errors']} errors: {r['first error']}" for r in rows if r["errors"]]
-        if given.check:
-            differ = await load.check(given.precision == "exact")
+        if options.check:
+            differ = await load.check(options.precision == "exact")
             failures += [f"{name}: {differ}"] if differ else []
             if not differ:
                 console.print(f"{load.checked} of them got the same alone", highlight=False)
-        if given.json:
-            how = {k: str(v) if isinstance(v, Path) else v for k, v in vars(given).items() if k != "key"}
-            given.json.write_text(json.dumps({"how": how, "rows": found, "failures": failures}, indent=1) + "\n")
-    return found, failures
+        if options.json:
+            settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items() if k != "key"}
+            document = {"how": settings, "rows": results, "failures": failures}
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return results, failures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parse(arguments)
+    options = parse(arguments)
     console = Console()
     if not console.is_terminal:
         console = Console(width=TABLE_WIDTH)
     warnings.simplefilter("ignore", UserWarning)  # what an engine warns of is in the first line
-    if not given.url:
-        given.model = given.model or MODEL
-        file = read_program(given.model)
+    if not options.url:
+        options.model = options.model or MODEL
+        file = read_program(options.model)
         signature = read_signature(file, read_card(file))
-        given.context, given.vocabulary = given.context or signature.context, given.vocabulary or signature.vocabulary
-    given.context, given.vocabulary = given.context or 1024, given.vocabulary or 256
-    if given.in_process:
-        with in_process(given, console) as (target, alone):
-            failures = asyncio.run(run(Load(given, target, alone), given, console))[1]
-    elif given.url:
-        failures = asyncio.run(run(Load(given, Http(given.url, given.key), None), given, console))[1]
+        options.context = options.context or signature.context
+        options.vocabulary = options.vocabulary or signature.vocabulary
+    options.context, options.vocabulary = options.context or 1024, options.vocabulary or 256
+    if options.in_process:
+        with in_process(options, console) as (target, single):
+            failures = asyncio.run(run(Load(options, target, single), options, console))[1]
+    elif options.url:
+        failures = asyncio.run(run(Load(options, Http(options.url, options.key), None), options, console))[1]
     else:
-        with started(given) as url:
-            failures = asyncio.run(run(Load(given, Http(url), None), given, console))[1]
+        with started(options) as url:
+            failures = asyncio.run(run(Load(options, Http(url), None), options, console))[1]
     for failure in failures:
         console.print(f"failed: {failure}", highlight=False, markup=False)
     return 1 if failures else 0

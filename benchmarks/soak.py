@@ -1,8 +1,8 @@
-"""Ask a server for a long time as nobody should: `python -m benchmarks.soak --minutes 10 --clients 20`.
+"""Misuse a server for a long time: `python -m benchmarks.soak --minutes 10 --clients 20`.
 
-Clients ask, leave in the middle, and send what is malformed, at random. Then a second server is told to stop while they
-do. What has to hold: no answer is a failure of the server, the same request always has the same answer, memory does not
-grow, nothing is left running, and the server that stops finishes what it began.
+Clients send requests, disconnect early, and send malformed requests, at random. Then a second server is stopped in the
+meantime. The server must not fail, the same request must always have the same answer, memory must not grow, no request
+may be left running, and the server that stops must finish the requests it has begun.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from typing import Any
 from .clients import Connection, Refused, events
 from .serve import MODEL
 
-EVERY = 2.0  # seconds between two looks at the memory
+EVERY = 2.0  # seconds between two measurements of memory
 FLAT = 0.02  # growth of the memory in the second half, as a share
-FIXED = 12  # requests that are asked again and again
+FIXED = 12  # requests that are repeated
 TEXTS = ("Once upon a time", "The wolf", "A king had three sons", "In the forest", "She said", "The mill stood still")
 BUSY = ("ptegpu_running", "ptegpu_queue", "ptegpu_cache_pages_used")
 BROKEN: tuple[tuple[str, bytes], ...] = (
@@ -73,7 +73,7 @@ class Soak:
                 self.counts["no connection"] += 1
 
     def request(self, number: int) -> dict[str, Any]:
-        """That of a number is always the same."""
+        """Return the request with this number, which is always the same."""
         drawn = random.Random(number)
         body: dict[str, Any] = {"prompt": drawn.choice(TEXTS), "max_tokens": drawn.randrange(1, 40), "seed": number}
         body |= drawn.choice([{}, {"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}, {"repeat_penalty": 1.2}])
@@ -102,13 +102,13 @@ class Soak:
             self.errors.append(f"request {number} had {self.answers[number]!r}, then {text!r}")
 
     async def leaves(self) -> None:
-        """Before the answer, in the middle of it, or of the request."""
+        """Disconnect before the answer, in the middle of it, or in the middle of the request."""
         self.counts["left"] += 1
         body = json.dumps(self.request(self.chosen.randrange(10**6)) | {"stream": True, "max_tokens": 60}).encode()
         async with Connection(f"{self.url}/completions") as connection:
-            how = self.chosen.random()
-            await connection.post(body[: len(body) // 2] if how < 0.2 else body, length=len(body))
-            if how < 0.4:
+            chance = self.chosen.random()
+            await connection.post(body[: len(body) // 2] if chance < 0.2 else body, length=len(body))
+            if chance < 0.4:
                 await asyncio.sleep(self.chosen.random())
                 return
             await connection.status()
@@ -123,7 +123,7 @@ class Soak:
         async with Connection(f"{self.url}/{path}") as connection:
             try:
                 await connection.post(body, kind=kind, method=method)
-            except ConnectionError:  # it is refused before all of it was sent
+            except ConnectionError:  # refused before it was sent completely
                 pass
             try:
                 status = await connection.status()
@@ -137,25 +137,25 @@ class Soak:
 
 @asynccontextmanager
 async def served(model: Path, *more: str) -> AsyncIterator[tuple[subprocess.Popen[str], str]]:
-    """A server of its own, in a process."""
+    """Start a server in a process, and yield both the process and the address."""
     command = [sys.executable, "-m", "ptegpu", "serve", str(model), "--port", "0", "--json", "--precision", "exact"]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     with subprocess.Popen([*command, *more], env=paths, stdout=subprocess.PIPE, text=True) as process:
         try:
-            said = ""
-            while not said.endswith("}\n"):
+            output = ""
+            while not output.endswith("}\n"):
                 assert process.stdout is not None
                 line = await asyncio.to_thread(process.stdout.readline)
                 if not line:
                     raise SystemExit(f"the server ended with {process.wait()}")
-                said += line
-            yield process, json.loads(said)["url"]
+                output += line
+            yield process, json.loads(output)["url"]
         finally:
             process.kill()
 
 
 def resident(number: int) -> float:
-    """MB of memory of a process and of those that it started."""
+    """Return the MB of memory of a process and its children."""
     try:
         own = int(Path(f"/proc/{number}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
         children = " ".join(path.read_text() for path in Path(f"/proc/{number}/task").glob("*/children"))
@@ -174,22 +174,22 @@ async def metrics(url: str) -> dict[str, float]:
 
 
 async def until_idle(url: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Metrics of a server that nobody asks any more, and what of them is not 0 although it should be."""
+    """Return the metrics of a server without requests, and those of them that should be 0 but are not."""
     for _ in range(100):
-        found = await metrics(url)
-        left = {name: value for name, value in found.items() if name.startswith(BUSY) and value}
+        values = await metrics(url)
+        left = {name: value for name, value in values.items() if name.startswith(BUSY) and value}
         if not left:
             break
         await asyncio.sleep(0.1)
-    return found, left
+    return values, left
 
 
-async def soak(given: argparse.Namespace) -> list[str]:
-    """For a long time."""
-    async with served(given.model, "--sequences", "8", "--queue", "10") as (process, url):
-        load = Soak(url, given.seed)
-        end = time.monotonic() + 60 * given.minutes
-        clients = [asyncio.create_task(load.client(end)) for _ in range(given.clients)]
+async def soak(options: argparse.Namespace) -> list[str]:
+    """Run clients for a long time, and return failures."""
+    async with served(options.model, "--sequences", "8", "--queue", "10") as (process, url):
+        load = Soak(url, options.seed)
+        end = time.monotonic() + 60 * options.minutes
+        clients = [asyncio.create_task(load.client(end)) for _ in range(options.clients)]
         sizes = []
         while not all(task.done() for task in clients):
             await asyncio.sleep(EVERY)
@@ -198,10 +198,10 @@ async def soak(given: argparse.Namespace) -> list[str]:
                 print(f"{len(sizes) * EVERY:.0f} s: {sizes[-1]:.1f} MB, {dict(load.counts)}", flush=True)
         for task in clients:
             task.result()
-        found, left = await until_idle(url)
+        values, left = await until_idle(url)
     quarter = max(1, len(sizes) // 4)
     before, after = median(sizes[quarter : 2 * quarter]), median(sizes[-quarter:])
-    tokens = sum(value for name, value in found.items() if name.startswith("ptegpu_generated_tokens_total"))
+    tokens = sum(value for name, value in values.items() if name.startswith("ptegpu_generated_tokens_total"))
     print(f"answers: {dict(load.counts)}; {tokens:.0f} tokens; {len(load.errors)} errors")
     print(f"memory: {sizes[0]:.1f} MB at first, {before:.1f} in the second quarter, {after:.1f} in the last")
     print(f"left over: {left or 'nothing'}")
@@ -211,15 +211,15 @@ async def soak(given: argparse.Namespace) -> list[str]:
     return failures
 
 
-async def stop(given: argparse.Namespace) -> list[str]:
-    """A server that is told to stop meanwhile."""
-    async with served(given.model, "--sequences", "8", "--queue", "10", "--drain", "60") as (process, url):
-        load = Soak(url, given.seed + 1)
+async def stop(options: argparse.Namespace) -> list[str]:
+    """Stop a server while clients use it, and return failures."""
+    async with served(options.model, "--sequences", "8", "--queue", "10", "--drain", "60") as (process, url):
+        load = Soak(url, options.seed + 1)
         end = time.monotonic() + 120
-        clients = [asyncio.create_task(load.client(end)) for _ in range(given.clients)]
-        await asyncio.sleep(min(20.0, 30 * given.minutes))
+        clients = [asyncio.create_task(load.client(end)) for _ in range(options.clients)]
+        await asyncio.sleep(min(20.0, 30 * options.minutes))
         before = dict(load.counts)
-        load.stopping = True  # they ask nothing new; what they asked is to be answered
+        load.stopping = True  # no new requests; pending ones must be answered
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         code = await asyncio.to_thread(process.wait, 120)
@@ -239,8 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    failures = [*asyncio.run(soak(given)), *asyncio.run(stop(given))]
+    options = parser.parse_args(arguments)
+    failures = [*asyncio.run(soak(options)), *asyncio.run(stop(options))]
     for failure in failures:
         print(f"failed: {failure}")
     return 1 if failures else 0

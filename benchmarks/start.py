@@ -1,4 +1,4 @@
-"""Starting: every figure is of fresh processes, with the driver's cache of compiled shaders empty or just filled."""
+"""Start times of fresh processes, with the driver's cache of compiled shaders empty or just filled."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def start(bench: Bench) -> Iterator[Row]:
 
 
 def network(bench: Bench, case: str, way: Way | None) -> dict[str, Any]:
-    """MobileNetV2 by PyTorch, or by ptegpu on its way."""
+    """Measure MobileNetV2 in PyTorch, or in ptegpu if there is a way."""
     bench.need_torch()
     from . import models
 
@@ -92,43 +92,43 @@ def network(bench: Bench, case: str, way: Way | None) -> dict[str, Any]:
         np.savez(Path(folder) / "inputs.npz", *inputs)
         arguments = [TORCH_NETWORK, folder, str(int(bench.quick)), bench.where]
         if way is not None:
-            arguments = [NETWORK, folder, json.dumps(bench.how(way))]
+            arguments = [NETWORK, folder, json.dumps(bench.options(way))]
             program = programs.network_program(bench, "mobilenetv2", 1, programs.weights(module))
             (Path(folder) / "program.pte").write_bytes(program)
 
         def run(cache: str) -> list[float]:
-            found = child(arguments, cache)
-            return [*found, difference(np.load(Path(folder) / "result.npy"), want)]
+            times = child(arguments, cache)
+            return [*times, difference(np.load(Path(folder) / "result.npy"), want)]
 
         return figures(repeated(bench, case.endswith("cold"), run))
 
 
 def demo(bench: Bench, case: str, way: Way) -> dict[str, Any]:
-    """The bundled language model to its first token, from its `.pte` or from a bundle made for the adapter, warm."""
+    """Measure the bundled language model until its first token, from its `.pte` or a bundle for the adapter, warm."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(str(DEMO))
         if case.endswith("bundle"):
             path = Path(folder) / "tales.bundle"
             ptegpu.compile(Path(str(DEMO)), targets=bench.target(way)).save(path)
-        arguments = [LANGUAGE_MODEL.format(prompt=PROMPT), str(path), json.dumps(bench.how(way))]
+        arguments = [LANGUAGE_MODEL.format(prompt=PROMPT), str(path), json.dumps(bench.options(way))]
         return figures([times[:3] for times in repeated(bench, False, lambda cache: child(arguments, cache))])
 
 
 def repeated(bench: Bench, cold: bool, run: Callable[[str], list[float]]) -> list[list[float]]:
-    """Several times with an empty cache, or with one that a run before them filled."""
+    """Run several times, each with an empty cache, or with a cache that an earlier run filled."""
     rounds = 1 if bench.quick else 3
-    found = []
+    results = []
     if cold:
         for _ in range(rounds):
             with tempfile.TemporaryDirectory() as cache:
-                found.append(run(cache))
-        return found
+                results.append(run(cache))
+        return results
     with tempfile.TemporaryDirectory() as cache:
         return [run(cache) for _ in range(rounds + 1)][1:]
 
 
 def child(arguments: list[str], cache: str) -> list[float]:
-    """What a process of its own prints: seconds of importing, loading and the first result, and more."""
+    """Return the figures that a new process prints: seconds of import, load and first result, and more."""
     root = Path(__file__).resolve().parents[1]
     path = os.pathsep.join(str(p) for p in (root / "src", root, *filter(None, [os.environ.get("PYTHONPATH")])))
     environment = os.environ | dict.fromkeys(CACHES, cache) | {"PYTHONPATH": path}

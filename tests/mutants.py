@@ -25,7 +25,7 @@ from ptegpu.dtypes import DType
 from ptegpu.format import read_program
 from ptegpu.format.container import SCALAR_TYPES
 from ptegpu.format.delegate import DATA_TYPES, read_delegate
-from ptegpu.format.flatbuffer import Table
+from ptegpu.format.flatbuffer import FlatTable
 from ptegpu.format.ptd import read_data
 from tests.cases import Problem, S, T
 from tests.format.build import Table as Built
@@ -78,30 +78,30 @@ INTS = (
     -(2**63),
 )
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 1e-45, 1e38, 1e308, math.inf, -math.inf, math.nan, 2.0**31)
-MAX_INPUT = 1 << 22  # elements of an input that is made
-FEW = ptegpu.Limits(instructions=20_000)  # a loop without an end is no mistake
+MAX_INPUT = 1 << 22  # elements of an input
+FEW = ptegpu.Limits(instructions=20_000)  # an endless loop is a valid program
 
 
 @dataclass(frozen=True)
 class Place:
-    """Something that was read: numbers of a `struct` code, or an offset to something of a kind."""
+    """A place that was read: a number of a `struct` code, or an offset to an object of a kind."""
 
     at: int  # in the file
     code: str
-    kind: str = ""  # of an offset: who has it; its target is there too
+    kind: str = ""  # of an offset: the table and slot that contain it
     target: int = 0
 
 
 @dataclass
 class Read:
-    """What was read of a file."""
+    """The places read in a file."""
 
     content: bytes
     places: list[Place] = field(default_factory=list)
     _alike: dict[tuple[str, str], list[Place]] = field(default_factory=dict)
 
     def alike(self, code: str, kind: str = "") -> list[Place]:
-        """The places of a code, or the offsets of a kind."""
+        """Return the places of a code, or the offsets of a kind."""
         if (code, kind) not in self._alike:
             self._alike[code, kind] = [p for p in self.places if p.code == code and kind in ("", p.kind)]
         return self._alike[code, kind]
@@ -109,45 +109,45 @@ class Read:
 
 @contextmanager
 def reading(into: list[Place]) -> Iterator[None]:
-    """Everything that is read of FlatBuffers in this block."""
+    """Add every place that is read in FlatBuffers inside the block."""
     codes = {"u8": "B", "i8": "b", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "f64": "d"}
 
     def scalar(name: str, code: str) -> Callable[..., Any]:
-        original = getattr(Table, name)
+        original = getattr(FlatTable, name)
 
-        def get(self: Table, slot: int, default: Any = 0) -> Any:
+        def get(self: FlatTable, slot: int, *default: int) -> Any:
             if at := self._field(slot, struct.calcsize(code)):
                 into.append(Place(self.buffer.base + at, code))
-            return original(self, slot, default)
+            return original(self, slot, *default)
 
         return get
 
-    target, numbers, vector = Table._target, Table._numbers, Table._vector
+    target, numbers, vector = FlatTable._target, FlatTable.ints, FlatTable._vector
 
-    def pointed(self: Table, slot: int) -> int:
-        found = target(self, slot)
-        if found:
+    def pointed(self: FlatTable, slot: int) -> int:
+        position = target(self, slot)
+        if position:
             base, at = self.buffer.base, self._field(slot, 4)
-            into.append(Place(base + at, "I", f"{len(self._fields)}.{slot}", base + found))
+            into.append(Place(base + at, "I", f"{len(self._fields)}.{slot}", base + position))
             vtable = self.position - struct.unpack_from("<i", self._data, self.position)[0]
             into.append(Place(base + vtable + 4 + 2 * slot, "H"))
-        return found
+        return position
 
-    def counted(self: Table, slot: int, item_bytes: int) -> tuple[int, int]:
+    def counted(self: FlatTable, slot: int, item_bytes: int) -> tuple[int, int]:
         start, count = vector(self, slot, item_bytes)
         if start:
             into.append(Place(self.buffer.base + start - 4, "I"))
         return start, count
 
-    def listed(self: Table, slot: int, code: str, limit: int | None) -> tuple[int, ...]:
-        found = numbers(self, slot, code, limit)
+    def listed(self: FlatTable, slot: int, code: str, limit: int | None = None) -> tuple[int, ...]:
+        items = numbers(self, slot, code, limit)
         start, size = vector(self, slot, struct.calcsize(code))[0], struct.calcsize(code)
-        into.extend(Place(self.buffer.base + start + k * size, code) for k in range(min(len(found), 64)))
-        return found
+        into.extend(Place(self.buffer.base + start + k * size, code) for k in range(min(len(items), 64)))
+        return items
 
-    patches = [patch.object(Table, name, scalar(name, code)) for name, code in codes.items()]
-    patches += [patch.object(Table, "_target", pointed), patch.object(Table, "_vector", counted)]
-    patches += [patch.object(Table, "_numbers", listed)]
+    patches = [patch.object(FlatTable, name, scalar(name, code)) for name, code in codes.items()]
+    patches += [patch.object(FlatTable, "_target", pointed), patch.object(FlatTable, "_vector", counted)]
+    patches += [patch.object(FlatTable, "ints", listed)]
     for p in patches:
         p.start()
     try:
@@ -158,16 +158,16 @@ def reading(into: list[Place]) -> Iterator[None]:
 
 
 def read(content: bytes) -> Read:
-    """Where the numbers, references and lists of a program, or of a file of data, are."""
-    found = Read(content)
-    with reading(found.places):
+    """Return the places of numbers, references and lists in a program or a data file."""
+    result = Read(content)
+    with reading(result.places):
         read_all(content)
-    found.places = list(dict.fromkeys(found.places))
-    return found
+    result.places = list(dict.fromkeys(result.places))
+    return result
 
 
 def read_all(content: bytes) -> None:
-    """A program with its delegates, or a file of data."""
+    """Read a program with its delegates, or a data file."""
     if content[4:8] == b"FT01":
         read_data(content)
         return
@@ -177,7 +177,7 @@ def read_all(content: bytes) -> None:
 
 
 def mutant(of: Read, rng: random.Random) -> bytes:
-    """With one field changed, or a few."""
+    """Return the file with up to three fields changed."""
     content = bytearray(of.content)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         place = rng.choice(of.places)
@@ -232,9 +232,9 @@ def program_of(problem: Problem, wide: bool = False) -> bytes:
                 data.extend(array.tobytes())
                 return tensor_of(a.dtype, a.shape, len(constants) - 1)
             shape = list(a.shape)
-            made = tensor_of(a.dtype, shape)
-            inputs.append((made, tensor(shape, dtype=outside(a.dtype))))
-            return made
+            index = tensor_of(a.dtype, shape)
+            inputs.append((index, tensor(shape, dtype=outside(a.dtype))))
+            return index
         a = a.value if isinstance(a, S) else a
         if isinstance(a, list | tuple):
             a = [x.value if isinstance(x, S) else x for x in a]
@@ -261,13 +261,13 @@ def program_of(problem: Problem, wide: bool = False) -> bytes:
     outs = [tensor_of(d, e.shape) for d, e in zip(dtypes, results, strict=True)]
     last = outs if len(outs) == 1 else [add(union(9, table(ids(*outs))))]
     call = table(u32(0), text(case.op), ids(*args, *last))
-    given = Vector("I", [k for k, _ in inputs])
-    graph = table(text("0"), Tables([call]), Tables(values), given, Vector("I", outs), Tables(constants))
+    input_ids = Vector("I", [k for k, _ in inputs])
+    graph = table(text("0"), Tables([call]), Tables(values), input_ids, Vector("I", outs), Tables(constants))
     blob = delegate_blob(graph, bytes(data))
     outer = [t for _, t in inputs]
     outer += [tensor(list(e.shape), dtype=outside(d)) for d, e in zip(dtypes, results, strict=True)]
     n = len(inputs)
-    made = plan(
+    execution_plan = plan(
         *outer,
         more={
             3: ids(*range(n)),
@@ -276,30 +276,30 @@ def program_of(problem: Problem, wide: bool = False) -> bytes:
         },
         instructions=[union(2, table(i32(0), ids(*range(len(outer)))))],
     )
-    return program(of(made, s3=Tables([table(Vector("B", list(blob)))])))
+    return program(of(execution_plan, s3=Tables([table(Vector("B", list(blob)))])))
 
 
 def programs() -> dict[str, bytes]:
-    """Models, by name."""
+    """Return models by name."""
     from tests.test_few import PROGRAMS
 
-    found = {path.name: path.read_bytes() for path in sorted(DATA.glob("*.pte")) if path.stem != "dynamic"}
-    return found | {name: p.data for name, p in PROGRAMS.items() if name != "bert"}
+    contents = {path.name: path.read_bytes() for path in sorted(DATA.glob("*.pte")) if path.stem != "dynamic"}
+    return contents | {name: p.data for name, p in PROGRAMS.items() if name != "bert"}
 
 
 def seeds() -> dict[str, bytes]:
-    """Programs to begin with, by name."""
+    """Return the programs to start from, by name."""
     from tests.test_few import PROBLEMS
 
-    found = programs()
+    contents = programs()
     for name, problem in PROBLEMS.items():
         if sum(a.nbytes for a in problem.arrays.values()) <= 1 << 14:
-            found[name] = program_of(problem)
-    return found
+            contents[name] = program_of(problem)
+    return contents
 
 
 def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, seconds: int = 10) -> tuple[str, str]:
-    """What becomes of a program that is loaded and, if that works, called with zeros and with ones: see `sweep`."""
+    """Load a program, call it with zeros and with ones, and return the outcome: see `sweep`."""
     try:
         with within(seconds), ptegpu.load(content, data, device=device, limits=FEW) as loaded:
             for name in loaded.methods if call else ():
@@ -312,7 +312,7 @@ def run(content: bytes, device: Any, *, data: Any = None, call: bool = True, sec
 
 
 def _input(spec: Any, fill: int) -> Any:
-    """Something that an input takes."""
+    """Return a valid value for an input."""
     if spec.shape is None and spec.dtype in ("int", "float", "bool", "str", "None", "list"):
         return fill if spec.value is None and spec.dtype == "int" else spec.value
     shape = (2,) if spec.shape is None else spec.shape
@@ -322,7 +322,7 @@ def _input(spec: Any, fill: int) -> Any:
 
 
 def parsed(content: bytes) -> tuple[str, str]:
-    """What becomes of a file that is read, with its delegates."""
+    """Read a file with its delegates, and return the outcome."""
     try:
         with within(10):
             read_all(content)

@@ -28,24 +28,24 @@ def rows(path: Path) -> list[dict]:
 
 
 def test_products_and_the_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = tmp_path / "found.json"
-    assert 0 == command.main(["gemm", "gemv", "record", *WGPU, "--json", str(found)])
-    made = rows(found)
-    assert {"gemm", "gemv", "record"} == {row["workload"] for row in made}
-    for row in made:
+    file = tmp_path / "found.json"
+    assert 0 == command.main(["gemm", "gemv", "record", *WGPU, "--json", str(file)])
+    results = rows(file)
+    assert {"gemm", "gemv", "record"} == {row["workload"] for row in results}
+    for row in results:
         assert row["value"] > 0 and not row["failure"] and not row["missing"]
-    products = [row for row in made if row["workload"] in ("gemm", "gemv")]
+    products = [row for row in results if row["workload"] in ("gemm", "gemv")]
     assert 6 == len(products) and all(0 <= row["error"] <= 1e-3 and row["of"]["copy"] > 0 for row in products)
-    assert [["wgpu-py"]] == [[*row["ratios"]] for row in made if row["workload"] == "record" and not row["peer"]]
+    assert [["wgpu-py"]] == [[*row["ratios"]] for row in results if row["workload"] == "record" and not row["peer"]]
     assert "× wgpu-py" in capsys.readouterr().out
 
 
 def test_calls_with_nothing_to_compute(tmp_path: Path) -> None:
-    found = tmp_path / "found.json"
-    how = ["--only", "decode step", "--only", "an image", "--json", str(found)]
-    assert 0 == command.main(["calls", *WGPU, *how])
-    assert ["60 dispatches, an image", "decode step"] == [row["case"] for row in rows(found)]
-    for row in rows(found):
+    file = tmp_path / "found.json"
+    options = ["--only", "decode step", "--only", "an image", "--json", str(file)]
+    assert 0 == command.main(["calls", *WGPU, *options])
+    assert ["60 dispatches, an image", "decode step"] == [row["case"] for row in rows(file)]
+    for row in rows(file):
         assert 0 < row["host"] < row["value"] / 1e6 and "0 buffers, 0 bind groups, 0 pipelines created" == row["note"]
 
 
@@ -68,15 +68,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_whole_models_are_exported_without_weights_and_run_beside_pytorch(tmp_path: Path, cuda: None) -> None:
-    folder, found = tmp_path / "programs", tmp_path / "found.json"
+    folder, file = tmp_path / "programs", tmp_path / "found.json"
     only = [word for text in ("batch 1", "context 40", "prompt 16") for word in ("--only", text)]
-    how = [*WGPU, "--data", str(folder), *only, "--no-compile", "--json", str(found)]
-    assert 0 == command.main(["resnet18", "decode", "prefill", *how])
+    options = [*WGPU, "--data", str(folder), *only, "--no-compile", "--json", str(file)]
+    assert 0 == command.main(["resnet18", "decode", "prefill", *options])
     assert ["llama.pte", "resnet18-1.zip"] == sorted(path.name for path in folder.iterdir())
     assert sum(path.stat().st_size for path in folder.iterdir()) < 50_000
-    peers, ours = ([row for row in rows(found) if row["peer"] is peer] for peer in (True, False))
-    for made in (peers, ours):
-        assert ["resnet18", "decode", "prefill"] == [row["workload"] for row in made]
+    peers, ours = ([row for row in rows(file) if row["peer"] is peer] for peer in (True, False))
+    for results in (peers, ours):
+        assert ["resnet18", "decode", "prefill"] == [row["workload"] for row in results]
     assert all(row["error"] < 1e-4 and row["dispatches"] and row["gpu"] for row in ours)
     assert all(1 == row["memory"] and row["value"] > 0 for row in peers)
     assert all(["PyTorch eager"] == [*row["ratios"]] for row in ours)
@@ -84,12 +84,12 @@ def test_whole_models_are_exported_without_weights_and_run_beside_pytorch(tmp_pa
 
 @pytest.mark.torch
 def test_products_and_operators_beside_pytorch(tmp_path: Path, cuda: None) -> None:
-    found = tmp_path / "found.json"
+    file = tmp_path / "found.json"
     only = ["--only", "128³", "--only", "in turn", "--only", "aten.mm.default"]
-    assert 0 == command.main(["gemm", "gemv", "operators", *WGPU, *only, "--json", str(found)])
-    made = rows(found)
-    assert {"gemm", "gemv", "operators"} == {row["workload"] for row in made if row["peer"]}
-    assert all(row["error"] <= 1e-3 and row["ratios"]["PyTorch eager"] > 0 for row in made if not row["peer"])
+    assert 0 == command.main(["gemm", "gemv", "operators", *WGPU, *only, "--json", str(file)])
+    results = rows(file)
+    assert {"gemm", "gemv", "operators"} == {row["workload"] for row in results if row["peer"]}
+    assert all(row["error"] <= 1e-3 and row["ratios"]["PyTorch eager"] > 0 for row in results if not row["peer"])
 
 
 @pytest.mark.torch
@@ -119,12 +119,12 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(
 
     monkeypatch.setattr(host, "recorded", broken)
     monkeypatch.setattr(host, "calls", broken)
-    found = tmp_path / "found.json"
-    assert 1 == command.main(["calls", "record", "gemm", *WGPU, "--json", str(found)])
-    failures = [(row["workload"], row["way"], row["failure"]) for row in rows(found) if row["failure"]]
+    file = tmp_path / "found.json"
+    assert 1 == command.main(["calls", "record", "gemm", *WGPU, "--json", str(file)])
+    failures = [(row["workload"], row["way"], row["failure"]) for row in rows(file) if row["failure"]]
     message = "ValueError: out of order"
     assert [("calls", "", message), ("record", "wgpu exact", message)] == failures
-    assert "gemm" == rows(found)[-1]["workload"]
+    assert "gemm" == rows(file)[-1]["workload"]
     assert f"failed: record, 50 dispatches, wgpu exact: {message}" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint folders where a program is wanted."""
+"""Checkpoint folders in place of programs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
-    """What was exported, and where to."""
-    found: list[tuple[str, Path]] = []
+def exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """Return the list of exports: the exporter and the target of each."""
+    calls: list[tuple[str, Path]] = []
     for name in ("export_speech", "export_llm", "export_hf"):
 
         def export(folder: Path, target: Path, name: str = name, **_: Any) -> None:
-            found.append((name, target))
+            calls.append((name, target))
             target.write_bytes(b"program")
             target.with_suffix(".tokenizer.json").write_bytes(b"tokenizer")
 
         monkeypatch.setattr(ptegpu.export, name, export)
     monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "a" / "cache"))
-    return found
+    return calls
 
 
 def write(folder: Path, config: dict[str, Any]) -> Path:
@@ -41,30 +41,31 @@ def write(folder: Path, config: dict[str, Any]) -> Path:
     return folder
 
 
-def test_by_what_it_holds(made: list[tuple[str, Path]], tmp_path: Path) -> None:
+def test_by_what_it_holds(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
     for config in ({"model_type": "whisper"}, LLAMA, SMOLVLM, BERT):
         folder = write(tmp_path / str(config["model_type"]), config)
-        assert program_of(folder) == made[-1][1]
-    assert ["export_speech", "export_llm", "export_llm", "export_hf"] == [name for name, _ in made]
+        assert program_of(folder) == exports[-1][1]
+    assert ["export_speech", "export_llm", "export_llm", "export_hf"] == [name for name, _ in exports]
 
 
-def test_it_is_exported_once_until_it_changes(made: list[tuple[str, Path]], tmp_path: Path) -> None:
-    one, other = write(tmp_path / "one", LLAMA), write(tmp_path / "other", LLAMA)
-    first, kept = program_of(one), program_of(other)
-    assert first == program_of(str(one)) != kept
-    write(one, LLAMA | {"vocab_size": 7})
-    second = program_of(one)
-    assert [first, kept, second] == [target for _, target in made] and 3 == len({first, kept, second})
+def test_it_is_exported_once_until_it_changes(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
+    folder, other = write(tmp_path / "one", LLAMA), write(tmp_path / "other", LLAMA)
+    first, other_first = program_of(folder), program_of(other)
+    assert first == program_of(str(folder)) != other_first
+    write(folder, LLAMA | {"vocab_size": 7})
+    second = program_of(folder)
+    assert [first, other_first, second] == [target for _, target in exports] and 3 == len({first, other_first, second})
     left = sorted(p.name for p in second.parent.iterdir())
-    assert sorted(f"{p.stem}{end}" for p in (kept, second) for end in (".pte", ".sums.json", ".tokenizer.json")) == left
+    ends = (".pte", ".sums.json", ".tokenizer.json")
+    assert sorted(f"{p.stem}{end}" for p in (other_first, second) for end in ends) == left
 
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
-    for given in (b"bytes", tmp_path, "model.pte", None):
-        assert given == program_of(given)
+    for source in (b"bytes", tmp_path, "model.pte", None):
+        assert source == program_of(source)
 
 
-def test_where_nothing_can_be_kept(made: list[tuple[str, Path]], tmp_path: Path, monkeypatch: Any) -> None:
+def test_where_nothing_can_be_kept(exports: list[tuple[str, Path]], tmp_path: Path, monkeypatch: Any) -> None:
     folder = write(tmp_path / "one", LLAMA)
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("PTEGPU_CACHE", str(tmp_path / "file"))
@@ -94,28 +95,28 @@ def make_pipe(path: Path) -> None:
 @pytest.mark.parametrize("end", [".pte", ".tokenizer.json", ".sums.json"])
 @pytest.mark.parametrize("harm", [swap, Path.unlink, link_away, make_pipe])
 def test_an_entry_that_is_not_as_it_was_written_is_made_again(
-    made: list[tuple[str, Path]], tmp_path: Path, harm: Callable[[Path], object], end: str
+    exports: list[tuple[str, Path]], tmp_path: Path, harm: Callable[[Path], object], end: str
 ) -> None:
     folder = write(tmp_path / "one", LLAMA)
     target = program_of(folder)
     harm(target.with_suffix(end))
     assert target == program_of(folder) == program_of(folder)
-    assert 2 == len(made)
+    assert 2 == len(exports)
     assert (b"program", b"tokenizer") == (target.read_bytes(), target.with_suffix(".tokenizer.json").read_bytes())
     assert not any(p.is_symlink() for p in target.parent.iterdir())
     assert not (tmp_path / "a" / "elsewhere").exists()
 
 
-def test_an_entry_that_was_copied_is_kept(made: list[tuple[str, Path]], tmp_path: Path) -> None:
+def test_an_entry_that_was_copied_is_kept(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
     target = program_of(write(tmp_path / "one", LLAMA))
     os.utime(target, ns=(1, 1))
     assert target == program_of(tmp_path / "one")
-    assert 1 == len(made)
+    assert 1 == len(exports)
 
 
-def test_a_link_to_an_equal_program_is_not_an_entry(made: list[tuple[str, Path]], tmp_path: Path) -> None:
+def test_a_link_to_an_equal_program_is_not_an_entry(exports: list[tuple[str, Path]], tmp_path: Path) -> None:
     target = program_of(write(tmp_path / "one", LLAMA))
     target.rename(tmp_path / "moved")
     target.symlink_to(tmp_path / "moved")
     program_of(tmp_path / "one")
-    assert 2 == len(made) and not target.is_symlink()
+    assert 2 == len(exports) and not target.is_symlink()

@@ -1,4 +1,4 @@
-"""The table of kinds, row by row: each exports, opens from folder, file, bundle and bytes, is shown and served."""
+"""The table of kinds, row by row: export; opening from folder, file, bundle and bytes; pages; servers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 
 import ptegpu
-from ptegpu.errors import UnsupportedProgram
+from ptegpu.errors import InvalidProgram, UnsupportedProgram
 from ptegpu.format import pte
 from ptegpu.models.checkpoints import program_of
 from ptegpu.models.door import Source
 from ptegpu.models.kinds import KINDS, SERVED, kind_of_folder, resolve
 from ptegpu.models.speech import SpeechModel
-from ptegpu.models.tasks import TASKS, Pipeline
+from ptegpu.models.tasks.pipeline import Pipeline
+from ptegpu.models.tasks.specs import TASKS
 from ptegpu.models.text import LanguageModel
 from ptegpu.runtime import LoadOptions
 from ptegpu.serve.models import open_model
@@ -37,22 +38,22 @@ def write_text(folder: Path) -> None:
     config = transformers.LlamaConfig(vocab_size=32, max_position_embeddings=32, **sizes)
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     words = tokenizers.models.WordLevel({f"w{k}": k for k in range(32)}, unk_token="w0")
-    made = tokenizers.Tokenizer(words)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def copied(kind: str, name: str) -> Callable[[Path], object]:
-    """Return what writes the folder of a tiny model."""
+    """Return a function that writes the folder of a tiny model."""
     return lambda folder: copytree(zoo.folder(kind, name), folder, dirs_exist_ok=True)
 
 
 class Row(NamedTuple):
-    """What the tests know of a kind."""
+    """The expectations for a kind."""
 
     opens: type
     page: str
-    write: Callable[[Path], object] | None = None  # a checkpoint folder; None: there are none
+    write: Callable[[Path], object] | None = None  # writes a checkpoint folder; None: the kind has no folders
 
 
 ROWS = {
@@ -64,7 +65,7 @@ ROWS = {
 }
 
 
-class Made(NamedTuple):
+class Program(NamedTuple):
     kind: str
     folder: Path | None
     file: Path
@@ -79,8 +80,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Made:
-    """A program of each kind: its folder, what the row's exporter makes of it, and a bundle of that."""
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Program:
+    """Make a program of each kind: its folder, the file from the row's exporter, and a bundle of that file."""
     kind: str = request.param
     place = tmp_path_factory.mktemp(kind)
     folder, file, bundle = place / "checkpoint", place / "model.pte", place / "model.bundle"
@@ -99,7 +100,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for beside in exported.parent.glob(f"{exported.stem}.tokenizer*"):
             (place / beside.name.removeprefix(f"{exported.stem}.")).write_bytes(beside.read_bytes())
     ptegpu.compile(file).save(bundle)
-    return Made(kind, folder if write else None, file, bundle)
+    return Program(kind, folder if write else None, file, bundle)
 
 
 def test_every_kind_and_task_has_what_the_table_names() -> None:
@@ -115,18 +116,26 @@ def test_every_kind_and_task_has_what_the_table_names() -> None:
 
 
 @pytest.mark.parametrize("form", ["folder", "file", "bundle", "bytes"])
-def test_it_opens(made: Made, form: str) -> None:
-    sources = {"folder": made.folder, "file": made.file, "bundle": made.bundle, "bytes": made.file.read_bytes()}
+def test_it_opens(program: Program, form: str) -> None:
+    if form == "folder" and program.folder is None:
+        assert KINDS[program.kind].exporter is None
+        with pytest.raises(InvalidProgram, match=r"has no config\.json: give a program"):
+            ptegpu.open(program.file.parent)
+        return
+    sources = {
+        "folder": program.folder,
+        "file": program.file,
+        "bundle": program.bundle,
+        "bytes": program.file.read_bytes(),
+    }
     source = sources[form]
-    if source is None:
-        pytest.skip("there are no folders of this kind")
-    beside = made.file.with_name("tokenizer.json")
+    beside = program.file.with_name("tokenizer.json")
     with ptegpu.open(source, tokenizer=beside if beside.exists() else None) as model:
-        assert type(model) is ROWS[made.kind].opens
+        assert type(model) is ROWS[program.kind].opens
 
 
-def test_a_file_is_parsed_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever opens it: `ptegpu.open`, or a server."""
+def test_a_file_is_parsed_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for `ptegpu.open` and for a server."""
     parsed: list[Any] = []
     read = pte._read_header
 
@@ -135,39 +144,40 @@ def test_a_file_is_parsed_once(made: Made, monkeypatch: pytest.MonkeyPatch) -> N
         return read(data, path)
 
     monkeypatch.setattr(pte, "_read_header", counted)
-    ptegpu.open(made.file).close()
+    ptegpu.open(program.file).close()
     assert 1 == len(parsed)
     try:
-        open_model(made.file, "model", LoadOptions()).close()
+        open_model(program.file, "model", LoadOptions()).close()
     except UnsupportedProgram:
-        assert made.kind not in SERVED or made.kind == "program"
+        assert program.kind not in SERVED or program.kind == "program"
     assert 2 == len(parsed)
 
 
-def test_it_is_shown(made: Made) -> None:
-    for path in (made.file, made.bundle):
-        assert ROWS[made.kind].page == choose(Source.of(path), None).name
+def test_it_is_shown(program: Program) -> None:
+    for path in (program.file, program.bundle):
+        assert ROWS[program.kind].page == choose(Source.of(path), None).name
 
 
-def test_it_is_served_or_refused(made: Made) -> None:
-    if made.kind in ("speech", "program"):
+def test_it_is_served_or_refused(program: Program) -> None:
+    if program.kind in ("speech", "program"):
         with pytest.raises(UnsupportedProgram, match="cannot be served"):
-            open_model(made.file, "model", LoadOptions())
+            open_model(program.file, "model", LoadOptions())
     else:
-        engine = open_model(made.file, "model", LoadOptions())
+        engine = open_model(program.file, "model", LoadOptions())
         assert "model" == engine.model.name
         engine.close()
 
 
-def test_a_folder_of_another_kind_is_refused_at_once(made: Made, tmp_path: Path) -> None:
-    if made.folder is None:
-        pytest.skip("there are no folders of this kind")
-    others = {LanguageModel: LanguageModel, SpeechModel: SpeechModel, Pipeline: Pipeline}
-    del others[ROWS[made.kind].opens]
-    for opener in others.values():
+def test_a_folder_of_another_kind_is_refused_at_once(program: Program, tmp_path: Path) -> None:
+    for opener in {LanguageModel, SpeechModel, Pipeline} - {ROWS[program.kind].opens}:
         started = time.perf_counter()
-        with pytest.raises(UnsupportedProgram, match=r"checkpoint is a checkpoint of \w+, which becomes a .*, not a "):
-            opener(made.folder)
+        if program.folder is None:
+            with pytest.raises(InvalidProgram, match=r"has no config\.json: give a program"):
+                opener(program.file.parent)
+        else:
+            refusal = r"checkpoint is a checkpoint of \w+, which becomes a .*, not a "
+            with pytest.raises(UnsupportedProgram, match=refusal):
+                opener(program.folder)
         assert time.perf_counter() - started < 1
 
 

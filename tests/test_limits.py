@@ -257,12 +257,12 @@ def test_a_file_that_is_cut_while_it_is_loaded_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(source, "SMALL", 0)
     file = tmp_path / "model.pte"
     file.write_bytes(bytes(range(256)) * 256)
-    view, _ = open_source(file, name=None, wanted="a program")
+    view, _ = open_source(file, name=None, expected="a program")
     assert bytes(view[1000:60000]) == b"".join(map(bytes, steady(view[1000:60000])))
     file.write_bytes(b"")
     with pytest.raises(InvalidProgram) as error:
         list(steady(view[1000:60000]))
-    assert f"{file}: the file was cut while it was loaded" == str(error.value)
+    assert f"{file}: the file was truncated while it was loaded" == str(error.value)
 
 
 def test_an_interrupt_right_after_a_budget_is_set_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:

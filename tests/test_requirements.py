@@ -81,12 +81,12 @@ def test_an_audit_names_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: p
     count = len(audit.pins())
     answer(monkeypatch, lambda query: {})
     assert 0 == audit.main()
-    assert f"{count} packages, 0 with something known against them\n" == capsys.readouterr().out
+    assert f"{count} packages, 0 with known vulnerabilities\n" == capsys.readouterr().out
     answer(monkeypatch, lambda q: {"vulns": [{"id": "X-1"}, {"id": "X-2"}]} if q["package"]["name"] == "numpy" else {})
     assert 1 == audit.main()
     version = next(version for name, version in audit.pins() if name == "numpy")
-    said = f"numpy {version}: X-1, X-2\n{count} packages, 1 with something known against them\n"
-    assert said == capsys.readouterr().out
+    expected = f"numpy {version}: X-1, X-2\n{count} packages, 1 with known vulnerabilities\n"
+    assert expected == capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_an_audit_without_its_database_says_so(
 
     monkeypatch.setattr(urllib.request, "urlopen", urlopen)
     assert 2 == audit.main()
-    said = f"error: nothing was audited: {audit.DATABASE} does not answer ({error})\n"
-    assert ("", said) == tuple(capsys.readouterr())
+    errors = f"error: nothing was audited: {audit.DATABASE} does not answer ({error})\n"
+    assert ("", errors) == tuple(capsys.readouterr())
 
 
 def test_every_pin_is_audited(tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""Loads and calls every program of a folder, each in a process of its own, and says what it took and how it ended.
+"""Load and call every program of a folder, each in a process of its own; report the resources used and the outcome.
 
     python -m tools.bombs FOLDER                    # all of its .pte files and bundles
     python -m tools.bombs FOLDER --only split       # those with this in their names
     python -m tools.bombs FOLDER --limits "" --end 60    # with the default limits, each for at most a minute
     python -m tools.bombs FOLDER --json table.json
 
-Each must succeed or raise a `PtegpuError` within a second of CPU time, and with no more memory than 64 MiB and four
-times the file's size above that of a process that has loaded a small program and run it. Each process has one thread of
-its own and none of the driver's, so that CPU time is work. Exits with 1 if one did not.
+Each must succeed or raise a `PtegpuError` within a second of CPU time. Beyond the memory of a process that has loaded
+and run a small program, it may use 64 MiB plus four times the file's size. Each process has one thread of its own and
+none of the driver's, so CPU time is work. Exit with 1 if one exceeds the bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ROOT / "tests" / "data" / "cnn.pte"
 SECONDS, MEMORY, PER_BYTE = 1.0, 64 << 20, 4
-SPACE = 16 << 30  # bytes of addresses after which a process gets no more
+SPACE = 16 << 30  # bytes of address space, at most
 STRICT = "memory=32M folded=8M nodes=2000 items=50000 pipelines=128 instructions=1000000 seconds=0.6"
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--limits", default=STRICT, help="what Limits to load with; empty for the defaults")
+    parser.add_argument("--limits", default=STRICT, help="Limits to load with; empty for the defaults")
     parser.add_argument("--end", type=int, default=10, help="seconds of CPU time after which a process is ended")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -68,50 +68,50 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def apart(file: Path, seconds: int, limits: str) -> dict[str, Any]:
-    """What became of a file in a process of its own."""
+    """Load a file in a process of its own, and return its row of the table."""
     command = [sys.executable, "-m", "tools.bombs", str(file), "--one", "--limits", limits, "--end", str(seconds)]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         environment = {**os.environ, "LP_NUM_THREADS": "0"}
         pid = subprocess.Popen(command, stdout=out, stderr=err, cwd=ROOT, env=environment).pid
         _, status, used = os.wait4(pid, 0)
         texts = [(f.seek(0), f.read())[1] for f in (out, err)]
-    said = (texts[1].strip().splitlines() or [""])[-1]
+    error = (texts[1].strip().splitlines() or [""])[-1]
     try:
-        found: dict[str, Any] = json.loads(texts[0].splitlines()[-1])
+        row: dict[str, Any] = json.loads(texts[0].splitlines()[-1])
     except (IndexError, ValueError):
         spent, memory = used.ru_utime + used.ru_stime, used.ru_maxrss << 10
         end = f"killed after {seconds} s" if os.WIFSIGNALED(status) else f"exit {os.waitstatus_to_exitcode(status)}"
-        return {"seconds": spent, "memory": memory, "end": end, "text": said, "typed": False}
-    if said:
-        found |= {"typed": False, "text": f"printed {said!r}; {found['text']}"}
-    return found
+        return {"seconds": spent, "memory": memory, "end": end, "text": error, "typed": False}
+    if error:
+        row |= {"typed": False, "text": f"printed {error!r}; {row['text']}"}
+    return row
 
 
 def one(file: Path, limits: str, end: int) -> dict[str, Any]:
-    """What loading and calling it takes, above what this process took already."""
+    """Load and call a program; return the resources used beyond those of this process before."""
     import ptegpu
 
     with ptegpu.load(SMALL) as program:
         call(program)
-    ptegpu.limits.clock = time.process_time  # which is what is measured here, however busy the machine is
-    given = {"limits": ptegpu.Limits.parse(limits.split())} if limits else {}
+    ptegpu.limits.clock = time.process_time  # the measured time, independent of other load
+    options = {"limits": ptegpu.Limits.parse(limits.split())} if limits else {}
     resource.setrlimit(resource.RLIMIT_AS, (SPACE, SPACE))
     before, base = time.process_time(), peak(reset=True)
     resource.setrlimit(resource.RLIMIT_CPU, (int(before) + end + 1, int(before) + end + 2))
-    how, text, typed = "ok", "", True
+    outcome, text, typed = "ok", "", True
     try:
-        with ptegpu.load(file, **given) as program:
+        with ptegpu.load(file, **options) as program:
             call(program)
     except ptegpu.PtegpuError as e:
-        how, text = type(e).__name__, str(e)
+        outcome, text = type(e).__name__, str(e)
     except BaseException as e:
-        how, text, typed = type(e).__name__, str(e), False
+        outcome, text, typed = type(e).__name__, str(e), False
     spent = time.process_time() - before
-    return {"seconds": spent, "memory": max(0, peak() - base), "end": how, "text": text[:400], "typed": typed}
+    return {"seconds": spent, "memory": max(0, peak() - base), "end": outcome, "text": text[:400], "typed": typed}
 
 
 def call(program: Any) -> None:
-    """Every method, with zeros: of as many elements as allowed, or of few where that is many."""
+    """Call every method with zeros of the largest sizes, or of small sizes if the largest are too large."""
     import numpy as np
 
     for name in program.methods:
@@ -127,7 +127,7 @@ def call(program: Any) -> None:
 
 
 def peak(reset: bool = False) -> int:
-    """The most bytes that were resident, from now on if `reset`."""
+    """Return the peak of resident bytes; `reset` starts a new measurement."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))

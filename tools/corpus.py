@@ -1,7 +1,7 @@
-"""Run the corpus of small programs, and count what there is by feature; or add to it.
+"""Run the corpus of small programs and count them by feature; or extend it.
 
     python -m tools.corpus [--only cond] [--json]     # needs no PyTorch
-    python -m tools.corpus make [--only cond] [--again]   # exports what the archive lacks; with --again, all of it
+    python -m tools.corpus make [--only cond] [--again]   # exports missing programs; with --again, all
 
 Each program runs from its `.pte`, and from a bundle that is compiled, saved and loaded again.
 """
@@ -21,7 +21,7 @@ from rich.table import Table
 from tests import saved
 from tests.replay import ARCHIVE, features_of, run_bundle, run_file
 
-ONLY = typer.Option("", help="only what has this in its name")
+ONLY = typer.Option("", help="only programs with this in their names")
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
@@ -40,7 +40,7 @@ def run(
         for way, check in (("file", run_file), ("bundle", run_bundle)):
             try:
                 check(p, device())
-            except Exception as e:  # whatever it is, the next one shall still run
+            except Exception as e:  # of any type; the next program must still run
                 failures[name, way] = f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"
     seconds = round(time.perf_counter() - start, 1)
     counts: dict[str, Counter[str]] = {}
@@ -68,33 +68,33 @@ def run(
 @app.command()
 def make(
     only: str = ONLY,
-    again: bool = typer.Option(False, "--again", help="export also what the archive has"),
+    again: bool = typer.Option(False, "--again", help="also export programs that the archive has"),
     file: Path = typer.Option(ARCHIVE, help="the archive"),
 ) -> None:
-    """Export what is missing, drop what is in no table, and let PyTorch answer."""
+    """Export missing programs with PyTorch's results, and drop those that are in no table."""
     from tests.corpus import TABLES, programs
 
-    kept = saved.read(file)[1] if file.exists() else {}
-    found: dict[str, saved.Program] = {}
+    archived = saved.read(file)[1] if file.exists() else {}
+    collected: dict[str, saved.Program] = {}
     failures = 0
     for feature, table in TABLES.items():
         for name, entry in table.items():
             names = [name, f"{name}, undelegated"][not entry.delegate :]
-            if all(n in kept for n in names) and not (again and only in name):
-                made = [kept[n] for n in names]
+            if all(n in archived for n in names) and not (again and only in name):
+                exported = [archived[n] for n in names]
             elif only in name:
                 try:
-                    made = programs(name, entry, feature)
-                except Exception as e:  # whatever it is, the next one shall still be made
+                    exported = programs(name, entry, feature)
+                except Exception as e:  # of any type; the next program must still be exported
                     print(f"{name}: {type(e).__name__}: {' '.join(str(e).split())[:400]}", flush=True)
                     failures += 1
                     continue
-                print(f"{name}: {sum(len(p.data) for p in made):,} bytes", file=sys.stderr, flush=True)
+                print(f"{name}: {sum(len(p.data) for p in exported):,} bytes", file=sys.stderr, flush=True)
             else:
                 continue
-            found |= {p.name: p for p in made}
-    saved.save(file, [], found.values())
-    print(f"{file}: {len(found)} programs, {file.stat().st_size / 1e6:.2f} MB, {failures} failures")
+            collected |= {p.name: p for p in exported}
+    saved.save(file, [], collected.values())
+    print(f"{file}: {len(collected)} programs, {file.stat().st_size / 1e6:.2f} MB, {failures} failures")
     sys.exit(1 if failures else 0)
 
 

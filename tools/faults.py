@@ -1,12 +1,12 @@
 """Faults at every call of the C library that a run makes: `python -m tools.faults`, with `PTEGPU_ENGINE=dawn` for that
 engine.
 
-Before one of these calls the device is destroyed behind our back ("lost"), or the library says after it that there is
-no memory ("full"). The run must raise the error of that name or be right, the process must live, and the next run, on a
-new device after a loss, must be right. `tools/interrupts.py` does the same with interrupts.
+Before one of these calls the device is destroyed ("lost"), or after it the library reports that memory is full
+("full"). The run must raise the error of that name or be right, and the process must survive. The next run, on a new
+device after a loss, must be right. `tools/interrupts.py` does the same with interrupts.
 
-wgpu-native aborts the process where a device is lost inside `wgpuQueueSubmit`. We look right before that call; what is
-lost in it is left out here.
+wgpu-native aborts the process if a device is lost inside `wgpuQueueSubmit`. ptegpu checks right before that call, so
+losses inside it are not tested here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ptegpu.gpu import Device, Session, faults, open_device
 from ptegpu.gpu.adapters import library
 
 ROOT = Path(__file__).resolve().parents[1]
-LEFT_ALONE = ("wgpuGetVersion", "wgpuDeviceDestroy")
-STEPS = {  # of a call, by a word in the name of the function
+UNCOUNTED = ("wgpuGetVersion", "wgpuDeviceDestroy")
+STEPS = {  # of a run, with the functions of each
     "write": "wgpuQueueWriteBuffer",
     "submit": "wgpuQueueSubmit",
     "map": "wgpuBufferMapAsync",
@@ -47,7 +47,7 @@ def step_of(name: str) -> str:
 
 
 class Library:
-    """The C library, whose calls are counted; one of them goes with a fault."""
+    """The C library, with counted calls, one of which has a fault."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
@@ -59,19 +59,19 @@ class Library:
         self.names: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.real, name)
-        if not callable(found) or name.endswith("Release") or name in LEFT_ALONE:
-            return found
+        function = getattr(self.real, name)
+        if not callable(function) or name.endswith("Release") or name in UNCOUNTED:
+            return function
 
         def call(*arguments: Any) -> Any:
             self.count += 1
             self.names.append(name)
             if self.count != self.at:
-                return found(*arguments)
+                return function(*arguments)
             if name in self.skipped:
-                return found(*arguments)
+                return function(*arguments)
             self.hit = name
-            return self.fault(lambda: found(*arguments))
+            return self.fault(lambda: function(*arguments))
 
         return call
 
@@ -80,7 +80,7 @@ class Library:
 
 
 class Bench:
-    """A device that may be lost, and what is run on it."""
+    """A device that may be lost, and the works that run on it."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -116,60 +116,60 @@ class Bench:
         return call()
 
     def fill(self, call: Callable[[], Any]) -> Any:
-        found = call()
+        result = call()
         faults.reported.errors.append(faults.Report(True, "not enough memory left"))
-        return found
+        return result
 
-    def same(self, name: str, found: Any) -> bool:
-        return all(np.array_equal(a, b) for a, b in zip(self.expected[name], found, strict=True))
+    def same(self, name: str, results: Any) -> bool:
+        return all(np.array_equal(a, b) for a, b in zip(self.expected[name], results, strict=True))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
-    parser.add_argument("--every", type=int, default=1, help="only every so many calls of the library")
+    parser.add_argument("--every", type=int, default=1, help="test only every N-th call of the library")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--verbose", action="store_true", help="say what comes before it comes")
-    given = parser.parse_args()
+    parser.add_argument("--verbose", action="store_true", help="print each test before it runs")
+    options = parser.parse_args()
     api = library(open_device().info.engine)
     module, counted = sys.modules[api.__module__], Library(api.lib)
     api.lib = module.lib = counted  # type: ignore[attr-defined]
     bench = Bench(counted)
     done: Counter[tuple[str, str, str]] = Counter()
     wrong = 0
-    for round_ in range(given.rounds):
+    for round_ in range(options.rounds):
         for kind, fault, error in (("lost", bench.lose, DeviceLost), ("full", bench.fill, OutOfMemory)):
             counted.skipped = ("wgpuQueueSubmit",) if kind == "lost" and api.dialect == "naga" else ()
             for name, work in bench.works.items():
                 counted.arm(None, fault)
                 work()
-                for at in range(1 + round_ % given.every, counted.count + 1, given.every):
+                for at in range(1 + round_ % options.every, counted.count + 1, options.every):
                     counted.arm(at, fault)
-                    if given.verbose:
+                    if options.verbose:
                         print(kind, name, at, flush=True)
                     try:
-                        found = work()
-                        what = "right" if bench.same(name, found) else "wrong"
+                        results = work()
+                        outcome = "right" if bench.same(name, results) else "wrong"
                     except error:
-                        what = error.__name__
+                        outcome = error.__name__
                     except Exception as other:
-                        what = f"wrong: {other!r}"
+                        outcome = f"wrong: {other!r}"
                     hit = counted.hit
                     counted.arm(None, fault)
                     if not hit:
                         continue
-                    if "wrong" in what:
+                    if "wrong" in outcome:
                         wrong += 1
-                        print(f"{kind} {name} {at} {hit}: {what}", flush=True)
+                        print(f"{kind} {name} {at} {hit}: {outcome}", flush=True)
                     if kind == "lost":
                         bench.session.close()
                         bench.open()
                     if not all(bench.same(n, w()) for n, w in bench.works.items()):
                         wrong += 1
                         print(f"{kind} {name} {at} {hit}: the next run is wrong", flush=True)
-                    done[kind, step_of(hit), what.split(":")[0]] += 1
+                    done[kind, step_of(hit), outcome.split(":")[0]] += 1
     gc.collect()
-    for (kind, step, what), times in sorted(done.items()):
-        print(f"{kind:5} {step:7} {what:12} {times:5}")
+    for (kind, step, outcome), times in sorted(done.items()):
+        print(f"{kind:5} {step:7} {outcome:12} {times:5}")
     print(f"{bench.device.info.engine}: {sum(done.values())} faults, {wrong} wrong")
     return 1 if wrong else 0
 

@@ -1,4 +1,4 @@
-"""Model folders as the Hugging Face Hub has them, of real shapes and with random weights, where there is no network.
+"""Model folders in the layout of the Hugging Face Hub, with real shapes and random weights, made without a network.
 
     python -m tools.folders build/models
 
@@ -20,7 +20,7 @@ from PIL import Image
 from tests.zoo.tasks import make_sentences
 
 LANGUAGES = 99
-END = 50257  # of Whisper; words come before it
+END = 50257  # of Whisper; words have smaller ids
 START, TRANSLATE, TRANSCRIBE = END + 1, END + 2 + LANGUAGES, END + 3 + LANGUAGES
 LAST = TRANSCRIBE + 4  # <|notimestamps|>
 
@@ -73,12 +73,12 @@ def vit(folder: Path) -> None:
 
 
 def whisper(folder: Path) -> None:
-    """Of the shape of whisper-tiny."""
+    """Write a model of the shape of whisper-tiny."""
     config = t.WhisperConfig(
         vocab_size=LAST + 1502, d_model=384, encoder_attention_heads=6, decoder_attention_heads=6, decoder_layers=4
     )
-    made = t.WhisperForConditionalGeneration(config)
-    made.generation_config = t.GenerationConfig(
+    model = t.WhisperForConditionalGeneration(config)
+    model.generation_config = t.GenerationConfig(
         eos_token_id=END,
         decoder_start_token_id=START,
         max_length=448,
@@ -90,7 +90,7 @@ def whisper(folder: Path) -> None:
         suppress_tokens=list(range(START, LAST)),
         begin_suppress_tokens=[220, END],
     )
-    made.save_pretrained(folder)
+    model.save_pretrained(folder)
     t.WhisperFeatureExtractor().save_pretrained(folder)
     text = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"word{k}": k for k in range(END)}, unk_token="word0"))
     text.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -103,7 +103,7 @@ def whisper(folder: Path) -> None:
 
 
 def llama(folder: Path) -> None:
-    """Of the shape of SmolLM-135M, with a third of its layers and words that are bytes."""
+    """Write a model of the shape of SmolLM-135M, with a third of its layers, and bytes as tokens."""
     config = t.LlamaConfig(
         vocab_size=257,
         hidden_size=576,

@@ -1,11 +1,11 @@
-"""Change files by what of a reader they reach (with atheris, which is libFuzzer), and read what comes of it.
+"""Fuzz the readers of files by coverage, with atheris, which is libFuzzer.
 
     pip install atheris                       # Linux and macOS, Python up to 3.12
     python -m tools.fuzz pte --count 100000   # also: delegate, ptd, bundle
-    python -m tools.fuzz pte --corpus build/corpus   # keeps what reached something new, and begins with it
+    python -m tools.fuzz pte --corpus build/corpus   # starts with these files, and adds those that reach new code
 
-It begins with the files of tests/data. It ends with status 0, or at the first error other than `InvalidProgram`, with
-the file that led to it.
+It starts with the files of tests/data. It exits with 0, or stops at the first error other than `InvalidProgram` and
+saves the file that caused it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ImportError:
 
 with atheris.instrument_imports(include=["ptegpu.format", "ptegpu.plan"]):
     import ptegpu
-    import ptegpu.plan.read  # which `Bundle.load` imports late
+    import ptegpu.plan.read  # `Bundle.load` imports it late
     from ptegpu.format import read_program
     from ptegpu.format.delegate import read_delegate
     from ptegpu.format.ptd import read_data
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reader", choices=READERS)
     parser.add_argument("--count", type=int, default=100_000)
-    parser.add_argument("--corpus", type=Path, help="a folder that is kept")
+    parser.add_argument("--corpus", type=Path, help="a folder for files that reach new code")
     options = parser.parse_args()
     reader = READERS[options.reader]
 
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def seeds(reader: str) -> list[bytes]:
-    """Small files that the reader reads."""
+    """Return small valid files for the reader."""
     programs = [p.read_bytes() for p in sorted(DATA.glob("*.pte")) if p.stat().st_size <= 1 << 16]
     if reader == "pte":
         return programs
@@ -73,11 +73,11 @@ def seeds(reader: str) -> list[bytes]:
         return [bytes(d.blob) for m in methods for d in m.delegates]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
-        found = []
+        bundles = []
         for name in ("mlp.pte", "control.pte"):
             ptegpu.compile(DATA / name).save(path)
-            found.append(path.read_bytes())
-    return found
+            bundles.append(path.read_bytes())
+    return bundles
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Interrupts wherever one can come: `python -m tools.interrupts`, with `PTEGPU_ENGINE=dawn` for that engine.
+"""Interrupts at every possible place: `python -m tools.interrupts`, with `PTEGPU_ENGINE=dawn` for that engine.
 
-Python runs a signal's handler in the main thread: when a function begins, after a call, and when a loop turns. The work
-is traced once for all such places; then it is done once for each of them, and `KeyboardInterrupt` is raised there:
-in callbacks and finalizers, too. It must arrive at whoever called, nothing may be printed, the next call must be right,
-and in the end no object may be left. `--random N` sends real signals at random moments instead.
+Python runs a signal's handler in the main thread: when a function begins, after a call, and at the end of an iteration.
+The work is traced once to find all such places. Then it runs once for each of them with `KeyboardInterrupt` raised
+there, also in callbacks and finalizers. The caller must get the interrupt, nothing may be printed, the next call must
+be right, and no object may be left in the end. `--random N` sends real signals at random moments instead.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from ptegpu.plan.plan import Kernel
 ROOT = Path(__file__).resolve().parents[1]
 DATA, DEMO = ROOT / "tests" / "data", ROOT / "src" / "ptegpu" / "demo"
 PURE = tuple(str(ROOT / "src" / "ptegpu" / name) for name in ("compiler", "format", "graph", "kernels", "ops", "plan"))
-LOOKS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}  # instructions that look for signals
-PATIENCE = 60  # seconds until a hang is told
+LOOKS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}  # instructions that check for signals
+PATIENCE = 60  # seconds until a hang is reported
 LATE = 1.0  # seconds
 X = np.arange(plans.N, dtype=np.float32)
 
 
 class Place(NamedTuple):
-    """Where Python looks for signals, and for which caller."""
+    """A place where Python checks for signals, with its caller."""
 
     code: CodeType
     at: int
@@ -64,15 +64,15 @@ class Place(NamedTuple):
 
 
 class Tracer:
-    """Counts the places that are passed, and signals at the n-th time of one: Python hears of it at that very place."""
+    """A tracer that counts the places passed, and signals at the n-th pass of one, where Python handles it at once."""
 
     def __init__(self, target: Place | None = None, nth: int = 1) -> None:
-        self.seen: Counter[Place] = Counter()
+        self.passes: Counter[Place] = Counter()
         self.raised = 0.0
         self._target, self._nth = target, nth
 
     def trace(self, frame: FrameType, _event: str, _: Any) -> Any:
-        """When a function begins."""
+        """Trace the opcodes of a function that begins."""
         code = frame.f_code
         if code.co_filename.startswith(PURE) or code.co_filename == __file__:
             return None
@@ -82,19 +82,19 @@ class Tracer:
 
         def local(frame: FrameType, event: str, _: Any) -> Any:
             if event == "opcode" and frame.f_lasti in looks and self._pass(Place(code, frame.f_lasti, *called_by)):
-                for _ in map(interrupt_main, (signal.SIGINT,)):  # without a call of ours, which would look for signals
+                for _ in map(interrupt_main, (signal.SIGINT,)):  # without a call, which would check for signals
                     return local
             return local
 
-        resumed = bool(code.co_flags & inspect.CO_GENERATOR)  # or closed, which does not look for signals
+        resumed = bool(code.co_flags & inspect.CO_GENERATOR)  # or closed, which does not check for signals
         if not resumed and self._pass(Place(code, -1, *called_by)):
             for _ in map(interrupt_main, (signal.SIGINT,)):
                 return local
         return local
 
     def _pass(self, place: Place) -> bool:
-        self.seen[place] += 1
-        return place == self._target and self.seen[place] == self._nth
+        self.passes[place] += 1
+        return place == self._target and self.passes[place] == self._nth
 
     def handle(self, *_: object) -> None:
         sys.settrace(None)
@@ -102,7 +102,7 @@ class Tracer:
         raise KeyboardInterrupt
 
     def during(self, work: Callable[[], Any]) -> bool:
-        """Whether the work was interrupted."""
+        """Run the work, and return whether it was interrupted."""
         signal.signal(signal.SIGINT, self.handle)
         sys.settrace(self.trace)
         try:
@@ -116,12 +116,12 @@ class Tracer:
 
 @cache
 def looks_of(code: CodeType) -> frozenset[int]:
-    """The instructions at which Python looks for signals."""
+    """Return the instructions at which Python checks for signals."""
     return frozenset(i.offset for i in dis.get_instructions(code) if i.opname in LOOKS or "BACKWARD" in i.opname)
 
 
 class Works:
-    """What is interrupted; each returns what must be the same the next time."""
+    """The works to interrupt. Each returns a result that must be the same the next time."""
 
     def __init__(self) -> None:
         self.device: Device = open_device()
@@ -129,30 +129,30 @@ class Works:
         self.digits = ptegpu.compile(DEMO / "digits.pte")
         self.model: LanguageModel | None = None
         self.session = Session(self.device)
-        given = (plans.chain(20), plans.add(), plans.fill(1000, (4, 4)), plans.accumulate())
-        self.plans = [self.session.prepare(plan) for plan in given]
+        works = (plans.chain(20), plans.add(), plans.fill(1000, (4, 4)), plans.accumulate())
+        self.plans = [self.session.prepare(plan) for plan in works]
         self.numbers = count()
         self.dynamic: Any = None
 
     def before(self, name: str) -> None:
-        """What is not interrupted."""
+        """Prepare a work, without interrupts."""
         if name == "lost":
             self.other = open_device(subgroups=False)
             self.on_other = Session(self.other)
             self.add = self.on_other.prepare(plans.add())
 
     def load(self) -> Any:
-        """A bundle that is made ready, called, and closed."""
+        """Load, call and close a bundle."""
         with ptegpu.load(self.digits) as program:
             return program(self.image)
 
     def plan(self) -> Any:
-        """The same of the program's own file."""
+        """Load, call and close a program from its file."""
         with ptegpu.load(DEMO / "digits.pte") as program:
             return program(self.image)
 
     def call(self) -> Any:
-        """Plans with constants, with results that stay on the device, with numbers, with state; two held together."""
+        """Run plans with constants, results that stay on the device, numbers and state, and some in one batch."""
         chain, add, fill, total = self.plans
         numbers = [next(self.numbers) for _ in range(3)]
         first = self.session.run(chain, [X])
@@ -164,13 +164,13 @@ class Works:
         return [*first, *second, *filled, np.array_equal(sums, round(sums[1]) * X)]
 
     def shapes(self) -> Any:
-        """A program for any length, at some lengths."""
+        """Call a program for any length at several lengths."""
         if self.dynamic is None:
             self.dynamic = ptegpu.load(DATA / "dynamic.pte", [DATA / "dynamic-0.ptd", DATA / "dynamic-1.ptd"])
         return [y for n in (3, 5) for y in self.dynamic(np.arange(n)[None] % 11)]
 
     def reset(self) -> Any:
-        """A session with state."""
+        """Run and reset a session with state."""
         with Session(self.device) as session:
             total = session.prepare(plans.accumulate())
             session.run(total, [X])
@@ -183,7 +183,7 @@ class Works:
         return [np.array(self.model.generate("Once upon a time", max_tokens=4, temperature=0).tokens)]
 
     def open(self) -> Any:
-        """Another device, and the first work on it."""
+        """Open another device, and do its first work."""
         other = open_device(subgroups=False)
         try:
             with Session(other) as session:
@@ -192,21 +192,21 @@ class Works:
             other.destroy()
 
     def error(self) -> Any:
-        """Kernels that do not compile, and a buffer that is refused: errors come by callbacks."""
-        said = []
+        """Cause errors that arrive in callbacks: kernels that do not compile, and a buffer that is refused."""
+        messages = []
         for number in (1, 2):
             try:
                 self.device.pipelines([Kernel(f"bad{k}", "fn main() {", ("read",), k + 1) for k in range(number)])
             except ptegpu.KernelError as error:
-                said.append(str(error))
+                messages.append(str(error))
         try:
             self.device.api.buffer("refused", 16, 0)
         except ptegpu.DeviceError as error:
-            said.append(str(error))
-        return said
+            messages.append(str(error))
+        return messages
 
     def lost(self) -> Any:
-        """A device that is destroyed behind our back."""
+        """Use a device after it was destroyed."""
         self.other.api.lib.wgpuDeviceDestroy(self.other.api.handle)
         try:
             self.on_other.run(self.add, [X, X])
@@ -231,13 +231,13 @@ def equal(a: Any, b: Any) -> bool:
 
 
 class Report:
-    """What went wrong, by what it was interrupted in."""
+    """The faults of all works, each with the place of its interrupt."""
 
     def __init__(self) -> None:
         self.interrupts, self.missed, self.slowest = 0, 0, 0.0
         self.faults: list[str] = []
         self.unheard: list[str] = []
-        sys.unraisablehook = lambda said: self.unheard.append(f"{said.exc_type.__name__} in {said.object!r}")
+        sys.unraisablehook = lambda args: self.unheard.append(f"{args.exc_type.__name__} in {args.object!r}")
 
     def fault(self, what: str) -> None:
         self.faults.append(what)
@@ -253,7 +253,7 @@ def everywhere(works: Works, name: str, report: Report, every: int, first: int) 
     passed = Tracer()
     assert not passed.during(work)
     before = works.counts()
-    targets = [(place, nth) for place, seen in passed.seen.items() for nth in dict.fromkeys((1, seen))]
+    targets = [(place, nth) for place, passes in passed.passes.items() for nth in dict.fromkeys((1, passes))]
     for place, nth in targets[first::every]:
         what = f"{name}: {place} ({nth})"
         faulthandler.dump_traceback_later(PATIENCE, exit=True)
@@ -337,17 +337,17 @@ VERBOSE = bool(os.environ.get("VERBOSE"))
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.interrupts", description=__doc__)
     parser.add_argument("works", nargs="*", default=NAMES, metavar="WORK", help=f"of {', '.join(NAMES)}; all of them")
-    parser.add_argument("--every", type=int, default=1, help="only every so many places")
+    parser.add_argument("--every", type=int, default=1, help="test only every N-th place")
     parser.add_argument("--first", type=int, default=0, help="the first place")
-    parser.add_argument("--random", type=int, metavar="N", help="so many signals at random moments of each instead")
+    parser.add_argument("--random", type=int, metavar="N", help="send N signals at random moments of each instead")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     works, report = Works(), Report()
-    for name in given.works:
-        if given.random:
-            at_random(works, name, report, given.random, given.seed)
+    for name in options.works:
+        if options.random:
+            at_random(works, name, report, options.random, options.seed)
         else:
-            everywhere(works, name, report, given.every, given.first)
+            everywhere(works, name, report, options.every, options.first)
     engine, faults = works.device.info.engine, len(report.faults)
     print(
         f"{engine}: {report.interrupts} interrupts, {faults} faults, slowest {report.slowest:.2f} s,"

@@ -1,10 +1,10 @@
-"""Writes requirements/*.txt: what `make` installs, each package with its version and the hashes of its files.
+"""Write requirements/*.txt: the packages that `make` installs, with their versions and the hashes of their files.
 
     make lock
 
-pip resolves pyproject.toml under constraints.txt once, for all files. Each file is what some extras of ptegpu need, for
-Python 3.11 to 3.13 on x86-64 and ARM; packages that only some of these need say so. Hashes are those of the index.
-PyTorch's build for CPUs, which comes from elsewhere, has a file of its own: pip would rather take what the index has.
+pip resolves pyproject.toml under constraints.txt once, for all files. Each file has the packages for some extras of
+ptegpu, for Python 3.11 to 3.13 on x86-64 and ARM, with markers for those that only some of these need. Hashes come from
+the index. PyTorch's build for CPUs, from another index, has a file of its own: pip would prefer the build of the index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pip._vendor.packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 INDEX = "https://pypi.org/simple"
 EXTRAS = {"demo": ("llm",), "quick": ("quick",), "test": ("test",), "dev": ("dev",)}  # file → extras of ptegpu
-BUILD = ("hatchling", "editables", "setuptools")  # which install ptegpu itself, and what has no wheel
+BUILD = ("hatchling", "editables", "setuptools")  # to install ptegpu itself, and packages without wheels
 PYTHONS = ("3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 LINK = re.compile(r'href="[^"#]*/([^"#/]+)#sha256=([0-9a-f]{64})"')
@@ -37,7 +37,7 @@ LINK = re.compile(r'href="[^"#]*/([^"#/]+)#sha256=([0-9a-f]{64})"')
 class Package:
     version: str
     needs: tuple[Requirement, ...]
-    chosen: str  # the hash of the file that pip would install here
+    chosen: str  # hash of the file that pip would install here
 
 
 def project() -> dict[str, list[str]]:
@@ -50,22 +50,22 @@ def project() -> dict[str, list[str]]:
 
 
 def digest() -> str:
-    """Of all that the files are made of; a test holds them to it."""
-    made = json.dumps([project(), EXTRAS, BUILD, PYTHONS, MACHINES, (ROOT / "constraints.txt").read_text("utf-8")])
-    return hashlib.sha256(made.encode()).hexdigest()[:16]
+    """Return a digest of all inputs of the files; a test compares it."""
+    sources = json.dumps([project(), EXTRAS, BUILD, PYTHONS, MACHINES, (ROOT / "constraints.txt").read_text("utf-8")])
+    return hashlib.sha256(sources.encode()).hexdigest()[:16]
 
 
 def requirements(extras: Iterable[str]) -> list[Requirement]:
-    """What ptegpu needs with these extras, which may name others."""
-    found = []
+    """Return the requirements of ptegpu with these extras, which may name others."""
+    results = []
     for text in [*project()[""], *(text for extra in extras for text in project()[extra])]:
         requirement = Requirement(text)
-        found += requirements(requirement.extras) if requirement.name == "ptegpu" else [requirement]
-    return found
+        results += requirements(requirement.extras) if requirement.name == "ptegpu" else [requirement]
+    return results
 
 
 def resolved() -> dict[str, Package]:
-    """Every package that any file needs, as pip chooses it here."""
+    """Return every package of the files, in the version that pip chooses here."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         needed = {str(r) for group in EXTRAS.values() for r in requirements(group)}
@@ -83,9 +83,9 @@ def package(item: dict) -> tuple[str, Package]:
 
 
 def reached(extras: Iterable[str], packages: dict[str, Package], python: str, machine: str) -> set[str]:
-    """The packages that these extras need there."""
+    """Return the names of the packages that these extras need on a Python and a machine."""
     there = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine}
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
     left = [(r, "") for r in [*requirements(extras), *map(Requirement, BUILD)]]
     while left:
         requirement, extra = left.pop()
@@ -94,23 +94,23 @@ def reached(extras: Iterable[str], packages: dict[str, Package], python: str, ma
         name = canonicalize_name(requirement.name)
         if name not in packages:
             raise SystemExit(f"{requirement} is needed on Python {python} and {machine}, but not here: lock it by hand")
-        for wanted in ("", *requirement.extras):
-            if (name, wanted) not in seen:
-                seen.add((name, wanted))
-                left += [(need, wanted) for need in packages[name].needs]
-    return {name for name, _ in seen}
+        for name_of_extra in ("", *requirement.extras):
+            if (name, name_of_extra) not in visited:
+                visited.add((name, name_of_extra))
+                left += [(need, name_of_extra) for need in packages[name].needs]
+    return {name for name, _ in visited}
 
 
 def hashes(name: str, package: Package) -> list[str]:
-    """Of all wheels of a version that may be installed, or of its source where there is none."""
+    """Return the hashes of all wheels of a version that may be installed, or of its source without such wheels."""
     with urllib.request.urlopen(f"{INDEX}/{name}/") as page:
         files = LINK.findall(page.read().decode())
     plain = package.version.split("+")[0]
     files = [(file.lower().replace("%2b", "+"), sha) for file, sha in files]
     ours = [(file, sha) for file, sha in files if version_of(file) == plain]
     wheels = [sha for file, sha in ours if file.endswith(".whl") and fits(file)]
-    found = wheels or [sha for file, sha in ours if file.endswith((".tar.gz", ".zip"))]
-    return sorted({*found} | ({package.chosen} - {""} if plain == package.version else set()))
+    sums = wheels or [sha for file, sha in ours if file.endswith((".tar.gz", ".zip"))]
+    return sorted({*sums} | ({package.chosen} - {""} if plain == package.version else set()))
 
 
 def version_of(file: str) -> str:
@@ -118,7 +118,7 @@ def version_of(file: str) -> str:
 
 
 def fits(wheel: str) -> bool:
-    """Whether some of our Pythons may install it on some of our machines."""
+    """Return whether one of our Pythons may install a wheel on one of our machines."""
     python, abi, platform = wheel.removesuffix(".whl").split("-")[-3:]
     ours = {"cp" + version.replace(".", "") for version in PYTHONS}
     runs = "py3" in python or bool(ours & {abi, *python.split(".")}) or abi == "abi3"
@@ -128,7 +128,7 @@ def fits(wheel: str) -> bool:
 
 
 def marker(where: set[tuple[str, str]]) -> str:
-    """Of the Pythons and machines that need a package."""
+    """Return the marker for the Pythons and machines that need a package."""
     if len(where) == len(PYTHONS) * len(MACHINES):
         return ""
     pythons, machines = sorted({python for python, _ in where}), sorted({machine for _, machine in where})
@@ -145,14 +145,14 @@ def marker(where: set[tuple[str, str]]) -> str:
 def main() -> None:
     packages = resolved()
     packages.pop("ptegpu", None)
-    known = {name: hashes(name, package) for name, package in sorted(packages.items())}
+    sums = {name: hashes(name, package) for name, package in sorted(packages.items())}
     for file, extras in EXTRAS.items():
         places = {(p, m): reached(extras, packages, p, m) for p in PYTHONS for m in MACHINES}
         lines: list[str] = []
         for name in sorted(set().union(*places.values())):
             pin = f"{name}=={packages[name].version.split('+')[0]}"
             lines.append(pin + marker({place for place, names in places.items() if name in names}) + " \\")
-            lines += [f"    --hash=sha256:{sha} \\" for sha in known[name]]
+            lines += [f"    --hash=sha256:{sha} \\" for sha in sums[name]]
             lines[-1] = lines[-1].removesuffix(" \\")
         write(file, lines)
     torch = packages["torch"]

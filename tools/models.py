@@ -1,7 +1,7 @@
-"""What became of each architecture, as the page docs/models.md: `python -m tools.models > docs/models.md`.
+"""The results of each architecture, as the page docs/models.md: `python -m tools.models > docs/models.md`.
 
-The figures are those of tests/data/models.json. `python -m tools.models --measure` writes them: of the architectures
-that have none, or of those that it is given by name.
+The figures come from tests/data/models.json. `python -m tools.models --measure [NAME …]` writes them, for the named
+architectures or for all without figures.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ logit:
 
 
 def page() -> str:
-    """The whole page."""
-    found = figures()
-    plans = Counter(found[a.name]["plans"] for a in ARCHITECTURES)
-    free = sum(not found[a.name]["host"] for a in ARCHITECTURES)
+    """Return the page."""
+    results = figures()
+    plans = Counter(results[a.name]["plans"] for a in ARCHITECTURES)
+    free = sum(not results[a.name]["host"] for a in ARCHITECTURES)
     more = sum(n for k, n in plans.items() if k > 2)
     counts = (
         f"{len(ARCHITECTURES)} architectures, besides [language models](#language-models-that-generate-text): "
@@ -61,7 +61,7 @@ def page() -> str:
         "|---|---|---|---|---:|---:|---:|---|",
     ]
     for a in ARCHITECTURES:
-        f = found[a.name]
+        f = results[a.name]
         row = (
             a.name,
             f"`{a.model}`",
@@ -80,21 +80,21 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def entry(found: Found) -> dict[str, object]:
-    """What is kept of it."""
-    lists = {"sizes": list(found.sizes), "host": list(found.host)}
-    return {"plans": found.plans, **lists, "error": float(f"{found.error:.1e}")}
+def entry(result: Found) -> dict[str, object]:
+    """Return the figures of a result that are saved."""
+    lists = {"sizes": list(result.sizes), "host": list(result.host)}
+    return {"plans": result.plans, **lists, "error": float(f"{result.error:.1e}")}
 
 
 def measure(names: Sequence[str]) -> None:
-    """Run them, or those that have no figures, and write what was found after each."""
-    known = figures() if FIGURES.exists() else {}
+    """Run these architectures, or all without figures, and write the results after each."""
+    entries = figures() if FIGURES.exists() else {}
     for a in ARCHITECTURES:
-        if a.name in names or (not names and a.name not in known):
-            known[a.name] = entry(run(a))
-            print(f"{a.name}: {known[a.name]}", file=sys.stderr)
-            kept = {b.name: known[b.name] for b in ARCHITECTURES if b.name in known}
-            FIGURES.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+        if a.name in names or (not names and a.name not in entries):
+            entries[a.name] = entry(run(a))
+            print(f"{a.name}: {entries[a.name]}", file=sys.stderr)
+            ordered = {b.name: entries[b.name] for b in ARCHITECTURES if b.name in entries}
+            FIGURES.write_text(json.dumps(ordered, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

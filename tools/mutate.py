@@ -1,11 +1,11 @@
-"""Change programs, delegates, files of data and bundles by their structure, and read, load and run what comes of it.
+"""Mutate programs, delegates, data files and bundles by their structure, and read, load and run the mutants.
 
     python -m tools.mutate --count 1000000                  # read only
-    python -m tools.mutate --count 100000 --load --run      # all the way; add -O after python for asserts that are gone
-    python -m tools.mutate --count 100000 --load --run --state mutate.json   # goes on where it ended
+    python -m tools.mutate --count 100000 --load --run      # in full; add -O after python to remove asserts
+    python -m tools.mutate --count 100000 --load --run --state mutate.json   # resumes
 
-Mutant `n` of a seed is always the same one. Counts by what became of them come last; each that raised what it may not
-is saved under `--save`, and the status is 1. `python -m tools.fuzz` changes files by coverage.
+Mutant `n` of a seed is always the same. Counts by outcome come last. A mutant that raised an unexpected error is saved
+under `--save`, and the status is 1. `python -m tools.fuzz` changes files by coverage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.plan import mutants as documents
 
 import ptegpu
 
-EVERY = 200  # mutants between two looks at the state
+EVERY = 200  # mutants between two saves of the state
 app = typer.Typer(add_completion=False, help=__doc__)
 console = Console()
 
@@ -33,59 +33,59 @@ console = Console()
 @app.command()
 def main(
     count: int = 10_000,
-    load: bool = typer.Option(False, "--load", help="load what is read"),
-    run: bool = typer.Option(False, "--run", help="call what is loaded, with zeros and ones"),
+    load: bool = typer.Option(False, "--load", help="load readable files"),
+    run: bool = typer.Option(False, "--run", help="call loaded programs with zeros and ones"),
     seed: int = 0,
     corpus: Path | None = typer.Option(None, help="a folder of further .pte files"),
-    save: Path = typer.Option(Path("build/mutants"), help="where files that do wrong go"),
-    state: Path | None = typer.Option(None, help="where to note how far it is, and go on from"),
+    save: Path = typer.Option(Path("build/mutants"), help="folder for files that cause errors"),
+    state: Path | None = typer.Option(None, help="file with the progress, to resume from"),
 ) -> None:
     """Mutate."""
-    done, counts = _known(state)
-    wrong = Counter[tuple[str, str]]()
+    done, counts = _progress(state)
+    errors = Counter[tuple[str, str]]()
     for number, name, content, data in _mutants(range(done, count), seed, corpus):
         if load and not name.endswith(".bundle"):  # whose kernels may be any text
-            how, words = mutants.run(content, device(), data=data, call=run)
+            outcome, message = mutants.run(content, device(), data=data, call=run)
         else:
-            how, words = _read(name, content if data is None or name == "dynamic" else data[0])
-        counts[how] += 1
-        if how.startswith("wrong"):
+            outcome, message = _read(name, content if data is None or name == "dynamic" else data[0])
+        counts[outcome] += 1
+        if outcome.startswith("wrong"):
             save.mkdir(parents=True, exist_ok=True)
             (save / f"{seed}-{number}").write_bytes(content if data is None or name == "dynamic" else data[0])
-            wrong[how, words.split(": ")[0]] += 1
+            errors[outcome, message.split(": ")[0]] += 1
             with (save / "wrong.txt").open("a") as f:
-                f.write(f"{seed}-{number} | {name[:60]} | {how} | {words[:300]!r}\n")
+                f.write(f"{seed}-{number} | {name[:60]} | {outcome} | {message[:300]!r}\n")
         if state is not None and number % EVERY == EVERY - 1:
             state.write_text(json.dumps({"done": number + 1, "counts": counts}))
     console.print(f"{counts.total()} mutants, assertions {'on' if __debug__ else 'off'}:")
-    for how, n in counts.most_common():
-        console.print(f"  {n:9} {how}", markup=False)
-    for (how, where), n in wrong.most_common(40):
-        console.print(f"  {n:9} {how} at {where}", markup=False)
-    raise typer.Exit(any(how.startswith("wrong") for how in counts))
+    for outcome, n in counts.most_common():
+        console.print(f"  {n:9} {outcome}", markup=False)
+    for (outcome, place), n in errors.most_common(40):
+        console.print(f"  {n:9} {outcome} at {place}", markup=False)
+    raise typer.Exit(any(outcome.startswith("wrong") for outcome in counts))
 
 
-def _known(state: Path | None) -> tuple[int, Counter[str]]:
+def _progress(state: Path | None) -> tuple[int, Counter[str]]:
     if state is None or not state.exists():
         return 0, Counter()
-    found = json.loads(state.read_text())
-    return found["done"], Counter(found["counts"])
+    saved = json.loads(state.read_text())
+    return saved["done"], Counter(saved["counts"])
 
 
 def _mutants(numbers: range, seed: int, corpus: Path | None) -> Iterator[tuple[int, str, bytes, list[bytes] | None]]:
-    """Their numbers, names, contents, and the data that they go with."""
+    """Yield the numbers, names, contents and data files of mutants."""
     seeds = mutants.seeds()
     seeds |= {p.name: p.read_bytes() for p in sorted(corpus.rglob("*.pte"))} if corpus else {}
-    known = {}
+    readable = {}
     for name, content in seeds.items():
         try:
-            known[name] = mutants.read(content)
+            readable[name] = mutants.read(content)
         except ptegpu.PtegpuError:
             continue
     data = {p.name: mutants.read(p.read_bytes()) for p in sorted(mutants.DATA.glob("*.ptd"))}
     dynamic = mutants.read((mutants.DATA / "dynamic.pte").read_bytes())
     bundles = [documents.parts(_bundle(seeds[name])) for name in ("mlp.pte", "control.pte", "state")]
-    names, files = list(known), list(data)
+    names, files = list(readable), list(data)
     for number in numbers:
         rng = random.Random(f"{seed}:{number}")
         match number % 20:
@@ -101,7 +101,7 @@ def _mutants(numbers: range, seed: int, corpus: Path | None) -> Iterator[tuple[i
                 yield number, "dynamic", mutants.mutant(dynamic, rng), [d.content for d in data.values()]
             case _:
                 name = rng.choice(names)
-                yield number, name, mutants.mutant(known[name], rng), None
+                yield number, name, mutants.mutant(readable[name], rng), None
 
 
 def _bundle(content: bytes) -> bytes:

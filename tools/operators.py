@@ -1,8 +1,7 @@
-"""What is served, as the page docs/operators.md: `python -m tools.operators > docs/operators.md`.
+"""The supported operators, as the page docs/operators.md: `python -m tools.operators > docs/operators.md`.
 
-Everything is read from the registries and the case tables, differences from PyTorch from the paragraphs of docstrings
-that begin with "Unlike"; only what holds for all operators is written here, and the list of those that the exporter's
-delegate knows, as they are ExecuTorch's.
+The page is made from the registries, the case tables, and the paragraphs of docstrings that begin with "Unlike". Only
+the notes on all operators are written here, and the list of operators that ExecuTorch's exporter puts into delegates.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ptegpu.ops.registry import REGISTRY
 from ptegpu.plan.target import Target
 from ptegpu.portable import PORTABLE, PRIMS
 
-# Operators that the Vulkan/WebGPU partitioner of ExecuTorch 1.5.1 puts into a delegate, as their names are written.
+# Operators that the Vulkan/WebGPU partitioner of ExecuTorch 1.5.1 puts into a delegate.
 _DELEGATE_NAMES = """
 sym_size.int add sub floordiv mul lt gt ge le eq aten.abs.default aten.cos.default aten.exp.default
 aten.gelu.default aten.hardshrink.default aten.hardswish.default aten.hardtanh.default aten.neg.default
@@ -95,14 +94,14 @@ GENERAL = """\
 
 
 def kernels() -> dict[object, set[str]]:
-    """The kernels in the plans of the cases, by rule."""
-    found: dict[object, set[str]] = defaultdict(set)
+    """Return the names of the kernels in the plans of the cases, by rule."""
+    names: dict[object, set[str]] = defaultdict(set)
     for case in tables():
         arrays = values(case)
-        graph, made = graph_of(case, arrays, reference(case, arrays, wide=False))
-        inputs = given(graph, case, made)
-        found[rule(case.op)].update(k.name for k in plan_of(graph, Target(f16=True), inputs=inputs).kernels)
-    return found
+        graph, prepared = graph_of(case, arrays, reference(case, arrays, wide=False))
+        inputs = given(graph, case, prepared)
+        names[rule(case.op)].update(k.name for k in plan_of(graph, Target(f16=True), inputs=inputs).kernels)
+    return names
 
 
 def values(case: Case) -> dict[int, np.ndarray]:
@@ -118,18 +117,18 @@ def values(case: Case) -> dict[int, np.ndarray]:
 
 
 def differences() -> dict[str, list[str]]:
-    """What is unlike PyTorch, with the operators of which it is true."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Return the differences from PyTorch, each with its operators."""
+    names_by_text: dict[str, list[str]] = defaultdict(list)
     for name in sorted({*REGISTRY, *PORTABLE}):
         docs = [REGISTRY[name].doc] if name in REGISTRY else []
         docs += [PORTABLE[name].function.__doc__ or ""] if name in PORTABLE else []
         for text in dict.fromkeys(t for d in docs for t in unlike(d)):
-            found[text].append(name)
-    return found
+            names_by_text[text].append(name)
+    return names_by_text
 
 
 def unlike(doc: str) -> Iterator[str]:
-    """The paragraphs that begin with "Unlike", each on one line."""
+    """Yield the paragraphs that begin with "Unlike", each on one line."""
     for paragraph in doc.split("\n\n"):
         text = " ".join(paragraph.split())
         if text.startswith("Unlike"):
@@ -144,15 +143,15 @@ def kind(name: str) -> str:
 
 
 def dtypes(name: str) -> str:
-    """The dtypes of the first tensor on the GPU."""
+    """Return the dtypes of the first tensor on the GPU."""
     if name not in REGISTRY or REGISTRY[name].sym:
         return ""
-    taken = REGISTRY[name].dtypes
-    return " ".join(SHORT[d.value] for d in taken) if set(taken) < set(ON_GPU) and taken else "all"
+    accepted = REGISTRY[name].dtypes
+    return " ".join(SHORT[d.value] for d in accepted) if set(accepted) < set(ON_GPU) and accepted else "all"
 
 
 def place(name: str) -> str:
-    """Where calls of the operator can run."""
+    """Return where calls of the operator can run."""
     on_host = name in PORTABLE or name in PRIMS
     if name not in REGISTRY:
         return "host"
@@ -166,21 +165,21 @@ def served(name: str) -> bool:
 
 
 def rule(name: str) -> object:
-    """What operators that are the same under several names have in common."""
+    """Return a key that is equal for an operator's several names."""
     definition = REGISTRY.get(name)
     return name if definition is None else definition.steps or definition.view or name
 
 
 def dynamic(name: str, cases: int) -> str:
-    """Whether sizes may be below those of the export: NumPy takes any, and cases hold a rule to it."""
+    """Return whether sizes may be below those of the export: always in NumPy, and as tested by cases for a rule."""
     return "yes" if name not in REGISTRY or REGISTRY[name].sym or cases else ""
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     counts = Counter(case.op for case in tables())
     of_rule = Counter(rule(case.op) for case in tables())
-    made = kernels()
+    kernel_names = kernels()
     names = sorted({*REGISTRY, *PORTABLE, *PRIMS})
     places = Counter(map(place, names))
     missing = [n for n in DELEGATE if not served(n)]
@@ -218,7 +217,7 @@ def page() -> str:
         "|---|---|---|---|---|---|---:|",
     ]
     for n in names:
-        shown = ", ".join(f"`{k}`" for k in sorted(made[rule(n)]))
+        shown = ", ".join(f"`{k}`" for k in sorted(kernel_names[rule(n)]))
         row = (f"`{n}`", kind(n), dtypes(n), place(n), dynamic(n, of_rule[rule(n)]), shown, str(counts[n] or ""))
         lines.append(f"| {' | '.join(row)} |")
     lines += ["", "## Where it differs from PyTorch", "", "Everywhere:", ""]
@@ -227,8 +226,8 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _by_operator(found: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
-    return sorted(found.items(), key=lambda item: item[1])
+def _by_operator(names_by_text: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
+    return sorted(names_by_text.items(), key=lambda item: item[1])
 
 
 def _listed(names: list[str], what: str) -> str:

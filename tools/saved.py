@@ -4,8 +4,8 @@
     python -m tools.saved run cases.zip [--only softmax] [--engine dawn]      # needs neither
     python -m tools.saved make tests/data/few.zip --few       # what `make test-quick` runs
 
-`run` opens the adapter with f16, subgroups and matrices on and off, in every way that it has, and holds everything to
-the saved results. `--f16 on` (or off), `--subgroups`, `--matrices` keep one of them as it is.
+`run` opens the adapter with every combination of f16, subgroups and matrices that it supports, and compares everything
+with the saved results. `--f16 on` (or off), `--subgroups` and `--matrices` fix one of them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ptegpu.gpu.device import open_device
 Switch = Literal["on", "off", "both"]
 SWITCHES: dict[Switch, tuple[bool, ...]] = {"on": (True,), "off": (False,), "both": (True, False)}
 FEW = typer.Option(False, "--few", help="a small case of each operator, and few models")
-ONLY = typer.Option("", help="only what has this in its name")
+ONLY = typer.Option("", help="only names that contain this")
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
 @dataclass
 class Run:
-    """What came of one way to open the adapter."""
+    """The results of one way to open the adapter."""
 
     engine: str
     precision: str
@@ -53,22 +53,22 @@ class Run:
 
     @property
     def way(self) -> str:
-        """How the adapter was opened."""
-        found = (f"{name} {'on' if getattr(self, name) else 'off'}" for name in ("f16", "subgroups", "matrices"))
-        return f"{self.engine}, {', '.join(found)}"
+        """Return the engine and the features of the adapter."""
+        switches = (f"{name} {'on' if getattr(self, name) else 'off'}" for name in ("f16", "subgroups", "matrices"))
+        return f"{self.engine}, {', '.join(switches)}"
 
 
 @app.command()
-def make(file: Path, only: str = ONLY, few: bool = FEW) -> None:
+def make(file: Path, only: str = ONLY, small: bool = FEW) -> None:
     """Compute PyTorch's results and export the models."""
     from tests import programs as models
     from tests.oracle import problem
 
     console = Console(stderr=True)
     cases = [case for case in tables() if only in str(case)]
-    names = [name for name in (models.FEW if few else models.PROGRAMS) if only in name]
+    names = [name for name in (models.FEW if small else models.PROGRAMS) if only in name]
     problems = [problem(c) for c in track(cases, "cases", console=console, disable=not console.is_terminal)]
-    if few:
+    if small:
         problems = smallest(problems)
     programs = [models.program(n) for n in track(names, "programs", console=console, disable=not console.is_terminal)]
     saved.save(file, problems, programs)
@@ -76,7 +76,7 @@ def make(file: Path, only: str = ONLY, few: bool = FEW) -> None:
 
 
 def smallest(problems: Iterable[Problem]) -> list[Problem]:
-    """One of each operator: of those that refuse the most changes of their results, the one with the fewest bytes."""
+    """Return one problem per operator: the one that detects most changes of its results, and of these the smallest."""
     best: dict[str, tuple[tuple[float, int], Problem]] = {}
     for p in problems:
         same = change_all(p.right, p.compare).unchanged.total()
@@ -98,7 +98,7 @@ def run(
     matrices: Switch = typer.Option("both", help="whether the adapter has them"),
     as_json: bool = typer.Option(False, "--json", help="print results as JSON"),
 ) -> None:
-    """Run everything in a file on a GPU, once for each way to open it; exits with 1 if anything is wrong."""
+    """Run everything in a file on a GPU, once for each way to open it. Exit with 1 on any failure."""
     console = Console(stderr=True)
     try:
         problems, programs = saved.read(file)
@@ -111,8 +111,8 @@ def run(
         raise typer.BadParameter(f"nothing in {file} has '{only}' in its name")
     runs = []
     ways = {}
-    for asked in itertools.product(*(SWITCHES[switch] for switch in (f16, subgroups, matrices))):
-        gpu = open_device(device, engine=engine, **dict(zip(("f16", "subgroups", "matrices"), asked)))
+    for settings in itertools.product(*(SWITCHES[switch] for switch in (f16, subgroups, matrices))):
+        gpu = open_device(device, engine=engine, **dict(zip(("f16", "subgroups", "matrices"), settings)))
         ways.setdefault((gpu.target.f16, gpu.target.subgroups, bool(gpu.target.matrices)), gpu)
     for way, gpu in ways.items():
         done = Run(gpu.info.engine, precision, *way, cases, len(work) - cases)
@@ -120,7 +120,7 @@ def run(
         for name, check in track(work.items(), done.way, console=console, disable=not console.is_terminal):
             try:
                 check(gpu, precision=precision)
-            except Exception as e:  # whatever it is, the next one shall still run
+            except Exception as e:  # of any type; the next one must still run
                 done.failures[name] = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
         done.seconds = round(time.perf_counter() - start, 1)
         runs.append(done)

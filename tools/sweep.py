@@ -6,7 +6,7 @@
     python -m tools.sweep --only softmax --seed 3 --share 0.1
     PTEGPU_ENGINE=dawn python -m tools.sweep --few
 
-Ends with counts, and with status 1 if anything was accessed outside of a buffer, or raised what it may not.
+Ends with counts. The status is 1 after an access outside a buffer or an unexpected error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 
 @app.command()
 def main(
-    few: bool = typer.Option(False, "--few", help="one case of each operator"),
+    small: bool = typer.Option(False, "--few", help="one case of each operator"),
     only: str = typer.Option("", help="only operators with this in their name"),
     plain: bool = typer.Option(False, "--plain", help="the cases as they are"),
     share: float = typer.Option(1.0, help="of the changes, chosen at random"),
@@ -40,9 +40,9 @@ def main(
 ) -> None:
     """Sweep."""
     cases = [c for c in tables() if only in c.op]
-    if few:
+    if small:
         cases = list({c.op: c for c in sorted(cases, key=_elements)}.values())
-    chance, counts, wrong = random.Random(seed), Counter[str](), Counter[tuple[str, str]]()
+    chance, counts, errors = random.Random(seed), Counter[str](), Counter[tuple[str, str]]()
     console = Console()
     for number, case in enumerate(track(cases, "Sweeping", console=console)):
         if log is not None:
@@ -50,23 +50,23 @@ def main(
         for changed in changes(case, _results(case)):
             if chance.random() >= share or (plain and changed.what):
                 continue
-            how, words = outcome(changed, device())
-            counts[how] += 1
-            if how.startswith("wrong"):
-                wrong[case.op, how] += 1
+            outcome_name, message = outcome(changed, device())
+            counts[outcome_name] += 1
+            if outcome_name.startswith("wrong"):
+                errors[case.op, outcome_name] += 1
                 if log is not None:
                     with log.open("a") as f:
-                        f.write(f"{how} | {case} | {changed.what} | {words[:300]!r}\n")
+                        f.write(f"{outcome_name} | {case} | {changed.what} | {message[:300]!r}\n")
     console.print(f"{counts.total()} changes of {len(cases)} cases on {device()!r}:", markup=False)
-    for how, count in sorted(counts.items()):
-        console.print(f"  {count:8} {how}", markup=False)
-    for (op, how), count in wrong.most_common():
-        console.print(f"  {count:8} {how}: {op}", markup=False)
-    raise typer.Exit(bool(wrong))
+    for outcome_name, count in sorted(counts.items()):
+        console.print(f"  {count:8} {outcome_name}", markup=False)
+    for (op, outcome_name), count in errors.most_common():
+        console.print(f"  {count:8} {outcome_name}: {op}", markup=False)
+    raise typer.Exit(bool(errors))
 
 
 def _elements(case: Case) -> int:
-    """Those of its tensors: of cases of at most FEW, the largest stands for its operator."""
+    """Return a sort key by elements: the largest case of at most FEW comes last, and represents its operator."""
     sizes: list[int] = []
     walk(list(case.args), lambda a: sizes.append(math.prod(a.shape)) if isinstance(a, T) else None)
     return sum(sizes) if sum(sizes) <= FEW else -sum(sizes)

@@ -1,9 +1,9 @@
-"""Measure the bundled tale-teller: what its model card says of held-out tales, and its samples.
+"""Measure the bundled tale-teller: the figures and samples of its model card.
 
     python -m tools.tales_card [--write]
 
-Prints the measured part of src/ptegpu/demo/README.md, or writes it there. Needs a GPU, a software one too, on which
-the held-out tales take some minutes.
+Print the measured part of src/ptegpu/demo/README.md, or write it there. Needs a GPU; on a software adapter the held-out
+tales take some minutes.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from ptegpu.models.text import Evaluation, LanguageModel, evaluate
 CARD = MODEL.with_name("README.md")
 HELDOUT = MODEL.with_name("tales.heldout.txt")
 BEGIN, END = "<!-- measured: python -m tools.tales_card --write -->\n", "<!-- end -->\n"
-PREFIX = 600  # tokens, which a test measures again
+PREFIX = 600  # tokens that a test measures again
 GREEDY = 40  # tokens, likewise
 WIDTH = 118  # columns of the card
 
 
 def measure(model: LanguageModel, limit: int | None = None) -> Evaluation:
-    """The held-out tales, or their first tokens, in the windows of `ptegpu evaluate`."""
+    """Evaluate the held-out tales, or their first `limit` tokens, in the windows of `ptegpu evaluate`."""
     text = HELDOUT.read_text("utf-8")
     tokens = model.tokenizer.encode(text)[:limit]
     nbytes = len((model.tokenizer.decode(tokens) if limit else text).encode())
     return evaluate(model, tokens, nbytes, model.signature.context)
 
 
-def row(name: str, found: Evaluation) -> str:
-    figures = f"{found.nats:.4f} | {found.perplexity:.2f} | {found.bits_per_byte:.4f}"
-    return f"| {name} | {found.tokens:,} | {figures} |"
+def row(name: str, evaluation: Evaluation) -> str:
+    figures = f"{evaluation.nats:.4f} | {evaluation.perplexity:.2f} | {evaluation.bits_per_byte:.4f}"
+    return f"| {name} | {evaluation.tokens:,} | {figures} |"
 
 
 def greedy(model: LanguageModel) -> str:
-    """The likeliest beginning of the tale that the demo tells."""
+    """Return the likeliest beginning of the demo's tale."""
     return model.generate(f"{TITLE}\n", max_tokens=GREEDY).text
 
 
@@ -46,7 +46,7 @@ def quote(text: str) -> str:
 
 
 def measured(model: LanguageModel) -> str:
-    """The part of the card between its marks."""
+    """Return the part of the card between its marks."""
     sample = model.generate(f"{TITLE}\n", max_tokens=TOKENS, temperature=TEMPERATURE, min_p=MIN_P, seed=SEED)
     return f"""{BEGIN}
 | held-out text | tokens | nats per token | perplexity | bits per character |

@@ -188,7 +188,7 @@ def train(model: Tales, ids: torch.Tensor, heldout: torch.Tensor, args: argparse
     optimizer = torch.optim.AdamW(groups, lr=args.rate, betas=(0.9, 0.95))
     log: list[dict[str, float]] = []
     started, best = time.time(), math.inf
-    kept: dict[str, torch.Tensor] = {}
+    best_weights: dict[str, torch.Tensor] = {}
     for step in range(args.steps):
         warm = min(1.0, (step + 1) / 100)
         fade = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / args.steps))
@@ -209,8 +209,8 @@ def train(model: Tales, ids: torch.Tensor, heldout: torch.Tensor, args: argparse
             log.append({"step": step + 1, "train": round(float(loss), 4), "heldout": round(value, 4)})
             print(log[-1], f"{time.time() - started:.0f} s", flush=True)
             if model.rounded and value < best:
-                best, kept = value, {k: v.detach().clone() for k, v in model.state_dict().items()}
-    model.load_state_dict(kept)
+                best, best_weights = value, {k: v.detach().clone() for k, v in model.state_dict().items()}
+    model.load_state_dict(best_weights)
     return log
 
 
@@ -242,16 +242,16 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tales = read_tales(args.tales.read_text(encoding="utf-8"))
     heldout = tales[args.heldout_every // 2 :: args.heldout_every]
-    seen = [t for t in tales if t not in heldout]
-    tokenizer = train_tokenizer(seen)
+    training = [t for t in tales if t not in heldout]
+    tokenizer = train_tokenizer(training)
 
     def encode(texts: list[str]) -> torch.Tensor:
         return torch.tensor(tokenizer.encode("".join(BEGIN + t + END for t in texts)).ids, device=device)
 
-    ids, tests = encode(seen), encode(heldout)
+    ids, tests = encode(training), encode(heldout)
     model = Tales().to(device)
     count = sum(p.numel() for p in model.parameters())
-    print(f"{count} parameters; {len(seen)} tales to learn, {len(heldout)} not; {len(ids)} and {len(tests)} tokens")
+    print(f"{count} parameters; {len(training)} tales to learn, {len(heldout)} not; {len(ids)} and {len(tests)} tokens")
     log = train(model, ids, tests, args)
     args.out.mkdir(parents=True, exist_ok=True)
     save(model, tokenizer, args.out)

@@ -22,7 +22,7 @@ from ptegpu.export import Bounds, export_hf, wrapped
 from ptegpu.export.hf import load_model
 from ptegpu.export.hf_facts import read_processing
 from ptegpu.export.hf_sentences import finish_of
-from ptegpu.models.tasks.results import Row, labels
+from ptegpu.models.tasks.results import TaskOutput, labels
 from ptegpu.site import VARIANTS, make_site
 
 TEXTS = ["the cat sat on a red mat.", "who runs"]
@@ -130,9 +130,8 @@ def test_pictures_in_one_command_each(invoke: Invoke, tmp_path: Path, picture: P
     assert [best, f"{100 * expected[best]:.1f}", "%"] == shown.out.splitlines()[4].split()[:3]
     missing = invoke("run", path, "--image", tmp_path / "none.png")
     assert f"error: {tmp_path / 'none.png'}: No such file or directory\n" == missing.err
-    assert (
-        f"error: {folder / 'config.json'} is no picture" in invoke("run", path, "--image", folder / "config.json").err
-    )
+    other = invoke("run", path, "--image", folder / "config.json")
+    assert f"error: {folder / 'config.json'} is not a picture" in other.err
 
 
 @pytest.mark.heavy
@@ -343,7 +342,7 @@ def test_scores_are_what_the_config_says(tmp_path: Path, name: str, settings: di
     folder = changed(write(tmp_path / "folder", name), **settings)
     model, task, _ = load_model(folder)
     card = read_processing(folder, folder, model, task, Bounds()).card
-    assert expected == pytest.approx(labels(Row([np.float32([2.681])], card))[0].score, abs=1e-3)
+    assert expected == pytest.approx(labels(TaskOutput([np.float32([2.681])], card))[0].score, abs=1e-3)
 
 
 def test_weights_are_safetensors_inside_the_folder(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def delegate_blob(root: Table, constants: bytes = b"") -> bytes:
 
 
 def _write(out: bytearray, root: Table) -> int:
-    """Appends the parts level by level, so that references point forward; returns where the root is."""
+    """Append the parts level by level, so that references point forward, and return the position of the root."""
     placed: dict[int, int] = {}
     references: list[tuple[int, Part]] = []  # (where an offset belongs, to what)
     waiting: list[Part] = [root]
@@ -124,9 +124,9 @@ def _write(out: bytearray, root: Table) -> int:
         if isinstance(part, Table):
             out += _field_list(part)
         placed[id(part)] = len(out)
-        found = _append(out, part)
-        references += found
-        waiting += [target for _, target in found]
+        offsets = _append(out, part)
+        references += offsets
+        waiting += [target for _, target in offsets]
     for at, target in references:
         struct.pack_into("<I", out, at, placed[id(target)] - at)
     return placed[id(root)]
@@ -141,8 +141,8 @@ def _field_list(part: Table) -> bytes:
 
 
 def _append(out: bytearray, part: Part) -> list[tuple[int, Part]]:
-    """Appends one part; returns the places of its offsets and what they refer to."""
-    found: list[tuple[int, Part]] = []
+    """Append one part, and return the positions of its offsets with their targets."""
+    offsets: list[tuple[int, Part]] = []
     match part:
         case Text():
             out += struct.pack("<I", len(part.content)) + part.content + b"\0"
@@ -151,7 +151,7 @@ def _append(out: bytearray, part: Part) -> list[tuple[int, Part]]:
             out += struct.pack("<I", count) + struct.pack(f"<{len(part.items)}{part.code}", *part.items)
         case Tables():
             out += struct.pack("<I", len(part.items))
-            found = [(len(out) + 4 * index, item) for index, item in enumerate(part.items)]
+            offsets = [(len(out) + 4 * index, item) for index, item in enumerate(part.items)]
             out += bytes(4 * len(part.items))
         case Table():
             out += struct.pack("<i", len(_field_list(part)))
@@ -159,6 +159,6 @@ def _append(out: bytearray, part: Part) -> list[tuple[int, Part]]:
                 if isinstance(value, Scalar):
                     out += struct.pack(f"<{value.code}", value.value)
                 else:
-                    found.append((len(out), value))
+                    offsets.append((len(out), value))
                     out += bytes(4)
-    return found
+    return offsets

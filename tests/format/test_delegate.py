@@ -28,7 +28,7 @@ from tests.format.build import (
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
-from ptegpu.format import BoolList, FloatList, read_program
+from ptegpu.format import read_program
 from ptegpu.format.delegate import (
     BlobGraph,
     BlobTensor,
@@ -40,13 +40,14 @@ from ptegpu.format.delegate import (
     ValueList,
     read_delegate,
 )
+from ptegpu.format.pte import BoolList, FloatList
 
 DATA = Path(__file__).parent.parent / "data"
 
 
 def graphs(name: str) -> list[BlobGraph]:
-    found = read_program(DATA / name)
-    return [read_delegate(delegate.blob) for method in found.methods for delegate in method.delegates]
+    file = read_program(DATA / name)
+    return [read_delegate(delegate.blob) for method in file.methods for delegate in method.delegates]
 
 
 # Real blobs
@@ -68,11 +69,11 @@ def test_an_mlp() -> None:
 
 
 def test_constants_are_keys_of_named_data() -> None:
-    found = read_program(DATA / "mlp.pte")
+    file = read_program(DATA / "mlp.pte")
     (graph,) = graphs("mlp.pte")
     assert all(constant.data is None for constant in graph.constants)
     assert {constant.key: constant.nbytes for constant in graph.constants} == {
-        key: len(data) for key, data in found.named_data.items()
+        key: len(data) for key, data in file.named_data.items()
     }
 
 
@@ -171,7 +172,7 @@ REFUSED = [
     (
         of(tensor([2], {2: i32(0)}), constants=[constant(0, 12)]),
         "constant 0 holds 12 bytes, its tensor float32[2] needs 8: it is a view of a larger tensor, which the exporter "
-        "wrote whole; clone such tensors before exporting, or use `ptegpu export`",
+        "wrote in full; clone such tensors before exporting, or use `ptegpu export`",
     ),
     (of(constants=[constant(2, 11)]), "a constant of 11 bytes at 2 ends after the blob's 12 bytes of constants"),
     (
@@ -179,7 +180,7 @@ REFUSED = [
         "a constant of 3 bytes at 18446744073709551615 ends after the blob's 12 bytes of constants",
     ),
     (of(value(9, ids(1))), "value 1 does not exist: there are 1"),
-    (of(value(9, ids(0))), "a list of values holds another one"),
+    (of(value(9, ids(0))), "a list of values contains another list"),
     (of(value(6, Vector("q", [0] * 4097))), "a list of 4097 items is longer than 4096"),
     (of(s1=Tables([table()])), "an operator's name is missing"),
     (of(value(1), s1=Tables([table(None, text("a"), ids(-1))])), "value -1 does not exist: there are 1"),

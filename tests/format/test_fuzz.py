@@ -37,12 +37,12 @@ DATA = Path(__file__).parent.parent / "data"
 PROGRAMS = sorted(DATA.glob("*.pte"))
 FLIPPED = [DATA / name for name in ("cnn.pte", "control.pte", "dynamic.pte")]
 FLIPS = (0xFF, 0x01, 0x80)
-MUTANTS = 20_000  # at least so many, of the three files together
+MUTANTS = 20_000  # of the three files, at least
 SLACK = 16 << 10  # bytes: frames, the error, and the ints of one list, which weigh on small files only
 
 
 def consume(content: bytes | bytearray) -> None:
-    """Reads a program with its delegates, and looks at everything that a user of it relies on."""
+    """Read a program with its delegates, and check all properties that its users rely on."""
     for method in read_program(content).methods:
         for value in method.values:
             if isinstance(value, Tensor):
@@ -59,7 +59,7 @@ def consume(content: bytes | bytearray) -> None:
 
 
 def survives(content: bytes | bytearray) -> bool:
-    """Whether a file can be read; anything but `InvalidProgram` passes through."""
+    """Return whether a file can be read. Errors other than `InvalidProgram` are raised."""
     try:
         consume(content)
     except InvalidProgram as error:
@@ -69,13 +69,13 @@ def survives(content: bytes | bytearray) -> bool:
 
 
 def table_bytes(content: bytes) -> list[range]:
-    """Where the header and the tables of a program and of its delegates are."""
-    found = [range(struct.unpack_from("<Q", content, 16)[0])]
+    """Return the ranges of the headers and tables of a program and its delegates."""
+    ranges = [range(struct.unpack_from("<Q", content, 16)[0])]
     for method in read_program(content).methods:
         for delegate in method.delegates:
             start, size = struct.unpack_from("<II", delegate.blob, 10)
-            found.append(range(delegate.offset, delegate.offset + start + size))
-    return found
+            ranges.append(range(delegate.offset, delegate.offset + start + size))
+    return ranges
 
 
 def flips(content: bytes) -> Iterator[tuple[int, int]]:

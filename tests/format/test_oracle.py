@@ -1,4 +1,4 @@
-"""The same files through ExecuTorch's own Python readers: both must see the same program, value by value."""
+"""A comparison with ExecuTorch's own Python readers: both must read the same program, value by value."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ptegpu import format as ours
 from ptegpu.format import delegate as blobs
+from ptegpu.format import pte as ours
 from ptegpu.format.container import SCALAR_TYPES
 from ptegpu.format.delegate import DATA_TYPES, read_delegate
 
@@ -83,9 +83,9 @@ def expected_instruction(call: Any, operators: list[str]) -> ours.Instruction:
 def test_programs_agree(path: Path) -> None:
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    found, theirs = ours.read_program(path), deserialize_pte_binary(path.read_bytes())
-    assert len(found.methods) == len(theirs.program.execution_plan)
-    for method, plan in zip(found.methods, theirs.program.execution_plan):
+    file, theirs = ours.read_program(path), deserialize_pte_binary(path.read_bytes())
+    assert len(file.methods) == len(theirs.program.execution_plan)
+    for method, plan in zip(file.methods, theirs.program.execution_plan):
         operators = [f"{op.name}.{op.overload}" if op.overload else op.name for op in plan.operators]
         blobs = [theirs.program.backend_delegate_data[delegate.processed.index].data for delegate in plan.delegates]
         trees = plan.container_meta_type
@@ -100,7 +100,7 @@ def test_programs_agree(path: Path) -> None:
         assert [delegate.id for delegate in method.delegates] == [delegate.id for delegate in plan.delegates]
         assert [bytes(delegate.blob) for delegate in method.delegates] == blobs
     named = {} if theirs.named_data is None else theirs.named_data.pte_data
-    assert {key: bytes(data) for key, data in found.named_data.items()} == {
+    assert {key: bytes(data) for key, data in file.named_data.items()} == {
         key: theirs.named_data.buffers[entry.buffer_index] for key, entry in named.items()
     }
 
@@ -139,20 +139,20 @@ def test_delegates_agree(path: Path) -> None:
 
     for method in ours.read_program(path).methods:
         for delegate in method.delegates:
-            found = read_delegate(delegate.blob)
+            graph = read_delegate(delegate.blob)
             theirs = upstream.flatbuffer_to_vk_graph(upstream.extract_vk_flatbuffer(bytes(delegate.blob)))
-            assert found.version == theirs.version
-            assert found.values == tuple(expected_blob_value(value.value) for value in theirs.values)
-            assert found.calls == tuple(blobs.Call(call.node_id, call.name, tuple(call.args)) for call in theirs.chain)
-            assert (found.inputs, found.outputs) == (tuple(theirs.input_ids), tuple(theirs.output_ids))
-            assert [(c.key, c.nbytes) for c in found.constants] == [(c.named_key, c.length) for c in theirs.constants]
+            assert graph.version == theirs.version
+            assert graph.values == tuple(expected_blob_value(value.value) for value in theirs.values)
+            assert graph.calls == tuple(blobs.Call(call.node_id, call.name, tuple(call.args)) for call in theirs.chain)
+            assert (graph.inputs, graph.outputs) == (tuple(theirs.input_ids), tuple(theirs.output_ids))
+            assert [(c.key, c.nbytes) for c in graph.constants] == [(c.named_key, c.length) for c in theirs.constants]
 
 
 def test_every_element_type_of_executorch_has_its_name_and_size() -> None:
     from executorch.exir.scalar_type import ScalarType
     from executorch.exir.tensor import scalar_type_table
 
-    found = {int(code): (str(dtype), dtype.itemsize) for dtype, code in scalar_type_table.items()}
+    expected = {int(code): (str(dtype), dtype.itemsize) for dtype, code in scalar_type_table.items()}
     ours = {code: (f"torch.{dtype.value}", dtype.size) for code, dtype in SCALAR_TYPES.items()}
-    assert {code: ours[code] for code in found} == found
+    assert {code: ours[code] for code in expected} == expected
     assert {int(code) for code in ScalarType} <= set(SCALAR_TYPES)

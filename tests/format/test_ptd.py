@@ -19,20 +19,20 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def test_a_tensor_with_its_layout() -> None:
-    found = read_data(DATA / "dynamic-0.ptd")
-    (period,) = found.values()
-    assert list(found) == ["period"]
+    tensors = read_data(DATA / "dynamic-0.ptd")
+    (period,) = tensors.values()
+    assert list(tensors) == ["period"]
     assert (period.dtype, period.sizes, period.dim_order) == (DType.F32, (8,), (0,))
     np.testing.assert_allclose(np.frombuffer(period.data, "<f4"), np.linspace(0.5, 1.5, 8), rtol=1e-6)
 
 
 def test_delegate_constants_have_bytes_only() -> None:
-    found = read_data(DATA / "dynamic-1.ptd")
+    tensors = read_data(DATA / "dynamic-1.ptd")
     (method,) = read_program(DATA / "dynamic.pte").methods
     graphs = [read_delegate(delegate.blob) for delegate in method.delegates]
-    wanted = {constant.key: constant.nbytes for graph in graphs for constant in graph.constants}
-    assert {key: len(tensor.data) for key, tensor in found.items()} == wanted
-    assert {(tensor.dtype, tensor.sizes, tensor.dim_order) for tensor in found.values()} == {(None, None, None)}
+    expected = {constant.key: constant.nbytes for graph in graphs for constant in graph.constants}
+    assert {key: len(tensor.data) for key, tensor in tensors.items()} == expected
+    assert {(tensor.dtype, tensor.sizes, tensor.dim_order) for tensor in tensors.values()} == {(None, None, None)}
 
 
 def layout(*sizes: int) -> Table:
@@ -51,8 +51,8 @@ TWENTY = bytes(range(20))
 
 
 def test_a_tensor_has_exactly_its_bytes() -> None:
-    found = read_data(data_file(of(entry("a", 0, layout(3)), entry("b", 1)), TWENTY))
-    assert dict(found) == {
+    tensors = read_data(data_file(of(entry("a", 0, layout(3)), entry("b", 1)), TWENTY))
+    assert dict(tensors) == {
         "a": NamedTensor(memoryview(TWENTY[:12]), DType.F32, (3,), (0,)),
         "b": NamedTensor(memoryview(TWENTY[16:])),
     }

@@ -1,4 +1,4 @@
-"""Programs: what real ones hold, hand-made ones for what the exporter rarely writes, every refusal by its text."""
+"""Programs: real ones, hand-made ones with rare parts, and the exact text of each refusal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from tests.format.build import (
 
 from ptegpu.dtypes import DType
 from ptegpu.errors import InvalidProgram
-from ptegpu.format import (
+from ptegpu.format import source
+from ptegpu.format.pte import (
     BoolList,
     Delegate,
     DelegateCall,
@@ -49,7 +50,6 @@ from ptegpu.format import (
     TensorList,
     Value,
     read_program,
-    source,
 )
 
 DATA = Path(__file__).parent.parent / "data"
@@ -59,9 +59,9 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def test_a_delegated_program() -> None:
-    found = read_program(DATA / "mlp.pte")
-    (method,) = found.methods
-    assert (found.nbytes, found.version, found.path) == ((DATA / "mlp.pte").stat().st_size, 0, str(DATA / "mlp.pte"))
+    file = read_program(DATA / "mlp.pte")
+    (method,) = file.methods
+    assert (file.nbytes, file.version, file.path) == ((DATA / "mlp.pte").stat().st_size, 0, str(DATA / "mlp.pte"))
     assert (method.name, method.inputs, method.outputs) == ("forward", (0,), (1,))
     assert method.values == (
         Tensor(DType.F32, (2, 8), (0, 1), planned=True, place=(1, 0)),
@@ -71,7 +71,7 @@ def test_a_delegated_program() -> None:
     assert method.delegates[0].id == "VulkanBackend"
     assert '"builtins.tuple"' in method.input_tree
     assert method.output_tree == '[1, {"type": null, "context": null, "children_spec": []}]'
-    assert sorted(len(data) for data in found.named_data.values()) == [16, 64, 256, 512]
+    assert sorted(len(data) for data in file.named_data.values()) == [16, 64, 256, 512]
 
 
 def test_channels_last_is_an_order_of_dimensions() -> None:
@@ -108,11 +108,11 @@ def test_every_kind_of_value_and_instruction() -> None:
 
 
 def test_several_methods_and_constant_ones() -> None:
-    found = {method.name: method for method in read_program(DATA / "methods.pte").methods}
-    scalars = {name: found[name].values for name in ("get_vocab_size", "get_name", "get_scale", "use_cache")}
-    assert set(found) == {"forward", "encode", *scalars}
+    methods = {method.name: method for method in read_program(DATA / "methods.pte").methods}
+    scalars = {name: methods[name].values for name in ("get_vocab_size", "get_name", "get_scale", "use_cache")}
+    assert set(methods) == {"forward", "encode", *scalars}
     assert scalars == {"get_vocab_size": (11,), "get_name": ("mlp",), "get_scale": (0.5,), "use_cache": (True,)}
-    assert found["get_name"].chains == ((),)
+    assert methods["get_name"].chains == ((),)
 
 
 # Where bytes come from
@@ -120,8 +120,8 @@ def test_several_methods_and_constant_ones() -> None:
 
 def test_constants_are_views_on_the_mapped_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "SMALL", 0)
-    found = read_program(DATA / "control.pte")
-    constant = found.methods[0].values[1]
+    file = read_program(DATA / "control.pte")
+    constant = file.methods[0].values[1]
     assert isinstance(constant, Tensor) and constant.data is not None
     assert isinstance(constant.data.obj, mmap.mmap)
     assert constant.data.readonly
@@ -131,9 +131,9 @@ def test_constants_are_views_on_the_mapped_file(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_memory_is_read_as_a_file_is(kind: Callable[[bytes], bytes]) -> None:
     content = (DATA / "control.pte").read_bytes()
-    found, expected = read_program(kind(content), name="x"), read_program(DATA / "control.pte")
-    assert found.path == "x"
-    assert dataclasses.replace(found, path=None) == dataclasses.replace(expected, path=None)
+    file, expected = read_program(kind(content), name="x"), read_program(DATA / "control.pte")
+    assert file.path == "x"
+    assert dataclasses.replace(file, path=None) == dataclasses.replace(expected, path=None)
 
 
 def test_a_missing_file_is_a_missing_file(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_directory_and_a_pipe_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    """As `ptegpu export` says it."""
+    """The message is that of `ptegpu export`."""
     with pytest.raises(InvalidProgram) as caught:
         read_program(tmp_path)
     expected = f"{tmp_path} has no config.json: give a program (.pte) or the folder of a Hugging Face checkpoint"
@@ -170,7 +170,7 @@ FOREIGN = {
     b'\x40\x00\x00\x00\x00\x00\x00\x00{"a":': "this looks like a safetensors file",
     b"\x08\x08\x12\x07pytorch": "this looks like an ONNX model",
     b"version https://git-lfs.github.com/spec/v1": "this looks like a Git LFS pointer (run `git lfs pull`)",
-    b"<!DOCTYPE html>": "this looks like a web page, not the download that was meant",
+    b"<!DOCTYPE html>": "this looks like a web page instead of the intended download",
     b"\x1f\x8b\x08\x00": "this looks like a gzip archive",
     b"\x7fELF\x02\x01": "this looks like an executable or a library",
     b"\x1c\x00\x00\x00TFL3": "this looks like a TensorFlow Lite model",
@@ -329,8 +329,8 @@ def test_an_empty_constant_has_no_bytes() -> None:
 
 def test_named_data_may_share_a_segment() -> None:
     entries = Tables([table(text("a"), u32(1)), table(text("b"), u32(1))])
-    found = read_program(program(of(s7=entries, **SEGMENTS), TWELVE)).named_data
-    assert dict(found) == {"a": TWELVE[8:], "b": TWELVE[8:]}
+    file = read_program(program(of(s7=entries, **SEGMENTS), TWELVE)).named_data
+    assert dict(file) == {"a": TWELVE[8:], "b": TWELVE[8:]}
 
 
 def test_shapes_without_bound() -> None:
@@ -360,9 +360,9 @@ REFUSED: list[tuple[Table, str]] = [
     (of(plan(tensor([2, 3], order=[0, 0]))), "dimension order [0, 0] does not fit the sizes [2, 3]"),
     (of(plan(tensor([2, 3], order=[0]))), "dimension order [0] does not fit the sizes [2, 3]"),
     (of(plan(tensor([1 << 30] * 3))), f"a tensor of sizes {[1 << 30] * 3} is too large"),
-    (of(plan(tensor(more={1: i32(4)}))), "a tensor with storage offset 4: only 0 is known"),
+    (of(plan(tensor(more={1: i32(4)}))), "a tensor with storage offset 4: only 0 is supported"),
     (of(plan(tensor(more={8: i8(3)}))), "unknown kind of dynamic shape 3"),
-    (of(plan(tensor(more=EXTERNAL))), "the name of a tensor outside of the file is missing"),
+    (of(plan(tensor(more=EXTERNAL))), "the name of a tensor outside the file is missing"),
     (of(plan(tensor(more={9: table(None, None, i8(2))}))), "unknown place 2 of a tensor"),
     (of(plan(tensor(more={5: u32(1)}))), "constant 1 does not exist: there are 0"),
     (of(plan(tensor([1], more={5: u32(2)})), **SEGMENTS), "constant 2 does not exist: there are 2"),
@@ -434,7 +434,7 @@ def test_a_bad_program_is_refused_with_the_reason(root: Table, reason: str) -> N
 def test_a_segment_needs_a_header_that_knows_of_segments() -> None:
     with pytest.raises(InvalidProgram) as caught:
         read_program(flatbuffer(of(s4=Tables([table(u64(8), u64(1))])), b"ET12"))
-    assert caught.value.reason == "segment 0 has 1 bytes, but the header says that the file has no segments"
+    assert caught.value.reason == "segment 0 has 1 bytes, but the header declares no segments"
 
 
 HEADERS = [

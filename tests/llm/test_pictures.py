@@ -149,7 +149,7 @@ def test_what_is_refused(model: LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is not in the model's vocabulary"):
         model.generate([model.pictures.end])
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(40))
-    with pytest.raises(InvalidInput, match=r"a\.png is no picture that Pillow can read"):
+    with pytest.raises(InvalidInput, match=r"a\.png is not a picture that Pillow can read"):
         model.see(tmp_path / "a.png")
     with pytest.raises(InvalidInput, match="is a folder"):
         model.see(tmp_path)
@@ -190,7 +190,7 @@ def test_on_the_command_line(
     assert (0, wanted, "") == ((ended := invoke(*chat, "--image", path)).code, ended.out, ended.err)
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"/image {tmp_path / 'no.png'}\n/image {__file__}\n"))
     missing, other = invoke(*chat).err.splitlines()
-    assert missing.endswith("no.png: No such file or directory") and "is no picture that Pillow can read" in other
+    assert missing.endswith("no.png: No such file or directory") and "is not a picture that Pillow can read" in other
 
 
 def test_one_request_at_a_time(exported: Exported[ModelSummary], model: LanguageModel) -> None:

@@ -18,7 +18,8 @@ from tests.zoo.words import tokenizer as make_tokenizer
 
 from ptegpu.errors import InvalidInput
 from ptegpu.models.template import ChatTemplate
-from ptegpu.models.tokenizer import Detokenizer, StopStrings, Tokenizer, _growth, _silent, _texts
+from ptegpu.models.tokenizer import Detokenizer, StopStrings, Tokenizer, _silent
+from ptegpu.models.tokenizer_bounds import _growth, _texts
 
 BYTE_LEVEL = make_tokenizer()
 
@@ -195,6 +196,8 @@ def test_a_config_that_is_none(tmp_path: Path, content: str, reason: str) -> Non
 
 DEEP = "[" * 100_000
 SPLIT = {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}
+NO_LIST = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}
+NO_LIST["special_tokens"] = {"x": {"id": "x", "ids": 5, "tokens": []}}
 PAD = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
 CUT = {"max_length": 2, "strategy": "LongestFirst", "stride": 2, "direction": "Right"}
 
@@ -208,6 +211,7 @@ CUT = {"max_length": 2, "strategy": "LongestFirst", "stride": 2, "direction": "R
         ({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}}, "is not a tokenizer: Unable to load"),
         ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}, "fails: WordLevel error: Missing"),
         ({"model": 5}, "is not a tokenizer: "),
+        ({"post_processor": NO_LIST}, "is not a tokenizer: "),
     ],
 )
 def test_a_tokenizer_that_panics(

@@ -44,7 +44,7 @@ def test_constants_that_are_views_of_one_storage_are_refused() -> None:
         ptegpu.load(data)
     assert error.value.reason == (
         "constant 0 holds 96 bytes, its tensor float32[3, 4] needs 48: it is a view of a larger tensor, which the "
-        "exporter wrote whole; clone such tensors before exporting, or use `ptegpu export`"
+        "exporter wrote in full; clone such tensors before exporting, or use `ptegpu export`"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a program says about its task: read as it was written, or refused in one line."""
+"""Cards of programs: read as they were written, or refused in one line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ptegpu.format import Method, Program
 from ptegpu.models.card import Card, read_card
 from ptegpu.models.kinds import PROGRAM, SEEING, SPEECH, TASK, TEXT
 from ptegpu.models.parts import Audio, Image, Speech, Text, Vision
-from ptegpu.models.tasks.sizes import points_of
+from ptegpu.models.tasks.specs import points_of
 
 IMAGE = Image(32, 24, 3, 8, (0.5,) * 3, (0.25,) * 3, resample="bicubic", shortest=40)
 PICTURES = Card.of_task("image-classification", "ViT", image=IMAGE, labels=("cat", "grün"))
 
 
 def program(value: Any) -> Program:
-    """One that says so."""
+    """Return a program with this card."""
 
     def method(name: str, *values: Any) -> Method:
         return Method(name, values, (), tuple(range(len(values))), (), (), "", "")
@@ -50,22 +50,22 @@ def test_facts_are_read_as_they_were_written(card: Card) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "ptegpu_card: version 2; this ptegpu knows version 1"),
+        ({"version": 2}, "ptegpu_card: version 2; this ptegpu reads version 1"),
         ({"task": "poetry"}, "not one of feature-extraction"),
         ({"text": {"length": 4, "batch": 1}}, "image-classification takes image"),
         ({"image": None}, "image-classification takes image"),
         ({"labels": "cat"}, "no list"),
         ({"secret": 1}, "without the fields of a Card"),
-        ({"image": {**json.loads(PICTURES.json())["image"], "height": 1 << 30}}, "pictures of"),
-        ({"image": {**json.loads(PICTURES.json())["image"], "std": [0.0, 1.0, 1.0]}}, "mean, std and scale are"),
+        ({"image": {**json.loads(PICTURES.json())["image"], "height": 1 << 30}}, "a picture's side is 1073741824"),
+        ({"image": {**json.loads(PICTURES.json())["image"], "std": [0.0, 1.0, 1.0]}}, "std of 0"),
         ({"image": {**json.loads(PICTURES.json())["image"], "mean": [0.0]}}, "a mean and a std for each channel"),
         ({"image": {**json.loads(PICTURES.json())["image"], "resample": "magic"}}, "not one of nearest"),
     ],
 )
 def test_facts_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
-    told = {k: v for k, v in (json.loads(PICTURES.json()) | change).items() if v is not None}
+    values = {k: v for k, v in (json.loads(PICTURES.json()) | change).items() if v is not None}
     with pytest.raises(InvalidProgram) as refused:
-        read_card(program(json.dumps(told)))
+        read_card(program(json.dumps(values)))
     assert message in str(refused.value) and "bundle" not in str(refused.value)
 
 
@@ -112,12 +112,12 @@ VISION_PART = Vision(32, 4, 8, 9, 64, True, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def earlier(name: str, value: Any, **constants: Any) -> Program:
-    """Return a program with what versions before cards wrote, and constants of ExecuTorch."""
+    """Return a program in the form of versions before cards, with constants of ExecuTorch."""
     methods = {"forward": (), name: (value,)} | {
         key: v if isinstance(v, tuple) else (v,) for key, v in constants.items()
     }
-    made = [Method(key, v, (), tuple(range(len(v))), (), (), "", "") for key, v in methods.items()]
-    return Program(None, 0, 0, tuple(made), {})
+    converted = [Method(key, v, (), tuple(range(len(v))), (), (), "", "") for key, v in methods.items()]
+    return Program(None, 0, 0, tuple(converted), {})
 
 
 def test_files_of_earlier_versions_have_cards() -> None:
@@ -142,7 +142,7 @@ def test_files_of_earlier_versions_have_cards() -> None:
         (Card(TEXT, speech=SPEECH_PART), "speech does not go with kind 'text'"),
         (Card(SPEECH, speech=replace(SPEECH_PART, hop=0)), "hop is 0"),
         (Card(SEEING), "vision does not go with kind 'vision-language'"),
-        (Card(SEEING, vision=replace(VISION_PART, std=(0.0, 1.0, 1.0))), "sizes or deviations are out of range"),
+        (Card(SEEING, vision=replace(VISION_PART, std=(0.0, 1.0, 1.0))), "sizes or std are out of range"),
         (Card(TEXT, context=0), "context is 0"),
         (Card(TEXT, stop=(-1,)), "stop has tokens out of range"),
     ],

@@ -1,4 +1,4 @@
-"""Pictures and sounds as transformers' processors make them; files that are none."""
+"""Pictures and sounds, equal to those from transformers' processors; invalid files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image as pillow
 
 from ptegpu.errors import InvalidInput
 from ptegpu.export.hf_facts import image_facts
-from ptegpu.models.media import enlarged, largest_class, open_image, pixels, read_wave, resample, sound
+from ptegpu.models.media import largest_class, open_image, pixels, read_wave, resample, resized, sound
 from ptegpu.models.parts import Audio, Image
 
 SIDE = {"height": 32, "width": 32}
@@ -40,9 +40,9 @@ def test_pixels_are_those_of_transformers(name: str, shape: tuple[int, int]) -> 
     picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
     processor = PROCESSORS[name]()
     expected = processor(images=picture, return_tensors="np")["pixel_values"][0]
-    found = pixels(picture, image_facts(processor, 3, 1))
-    assert expected.shape == found.shape and np.float32 == found.dtype
-    np.testing.assert_allclose(expected, found, atol=1e-5 * max(1, np.abs(expected).max()))
+    result = pixels(picture, image_facts(processor, 3, 1))
+    assert expected.shape == result.shape and np.float32 == result.dtype
+    np.testing.assert_allclose(expected, result, atol=1e-5 * max(1, np.abs(expected).max()))
 
 
 def test_a_file_is_turned_and_coloured(tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ def test_a_file_is_turned_and_coloured(tmp_path: Path) -> None:
     exif = pillow.Exif()
     exif[0x0112] = 6  # turned to the right
     pillow.fromarray(grey).save(tmp_path / "p.png", exif=exif)
-    found = open_image(tmp_path / "p.png")
-    assert ("RGB", (20, 30)) == (found.mode, found.size)
-    np.testing.assert_array_equal(np.rot90(grey, -1), np.asarray(found)[:, :, 0])
+    image = open_image(tmp_path / "p.png")
+    assert ("RGB", (20, 30)) == (image.mode, image.size)
+    np.testing.assert_array_equal(np.rot90(grey, -1), np.asarray(image)[:, :, 0])
 
 
 def test_what_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"nothing")
-    with pytest.raises(InvalidInput, match="is no picture that Pillow can read"):
+    with pytest.raises(InvalidInput, match="is not a picture that Pillow can read"):
         open_image(tmp_path / "p.png")
     with pytest.raises(InvalidInput, match=r"a picture is uint8 \(height, width, 3\), not float64 \(2, 3\)"):
         open_image(np.zeros((2, 3)))
@@ -98,37 +98,37 @@ NOISE = np.random.default_rng(0).standard_normal(20_000).astype(np.float32) * 0.
     ],
 )
 def test_sounds_are_those_of_transformers(extractor: Any, facts: Audio) -> None:
-    made = extractor(NOISE, sampling_rate=16_000, return_tensors="np")
-    expected = next(iter(made.values()))[0]
-    found, seconds = sound(NOISE, facts)
-    assert (expected.shape, 1.25) == (found.shape, seconds)
-    np.testing.assert_allclose(expected, found, atol=1e-4)
+    features = extractor(NOISE, sampling_rate=16_000, return_tensors="np")
+    expected = next(iter(features.values()))[0]
+    result, seconds = sound(NOISE, facts)
+    assert (expected.shape, 1.25) == (result.shape, seconds)
+    np.testing.assert_allclose(expected, result, atol=1e-4)
 
 
-@pytest.mark.parametrize(("rate", "wanted"), [(44_100, 16_000), (8_000, 16_000), (48_000, 16_000), (22_050, 16_001)])
-def test_a_tone_is_the_same_at_another_rate(rate: int, wanted: int) -> None:
+@pytest.mark.parametrize(("rate", "other"), [(44_100, 16_000), (8_000, 16_000), (48_000, 16_000), (22_050, 16_001)])
+def test_a_tone_is_the_same_at_another_rate(rate: int, other: int) -> None:
     def tone(rate: int, hertz: float) -> np.ndarray:
         return np.sin(2 * np.pi * hertz * np.arange(rate) / rate).astype(np.float32)
 
-    middle = slice(wanted // 10, -wanted // 10)
-    np.testing.assert_allclose(tone(wanted, 440)[middle], resample(tone(rate, 440), rate, wanted)[middle], atol=1e-3)
+    middle = slice(other // 10, -other // 10)
+    np.testing.assert_allclose(tone(other, 440)[middle], resample(tone(rate, 440), rate, other)[middle], atol=1e-3)
     if rate > 2 * 11_000:
-        assert np.abs(resample(tone(rate, 10_500), rate, wanted)[middle]).max() < 0.02  # too high for the new rate
+        assert np.abs(resample(tone(rate, 10_500), rate, other)[middle]).max() < 0.02  # too high for the new rate
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_samples_of_every_width(tmp_path: Path, width: int) -> None:
     x = np.array([[0.5, -0.5], [0.25, 0.75], [-1.0, -1.0]])
-    whole = np.round(x * (1 << (8 * width - 1))).astype(np.int64)
+    integers = np.round(x * (1 << (8 * width - 1))).astype(np.int64)
     if width == 1:
-        data = (whole + 128).astype(np.uint8).tobytes()
+        data = (integers + 128).astype(np.uint8).tobytes()
     else:
-        data = b"".join(int(v).to_bytes(width, "little", signed=True) for v in whole.reshape(-1))
+        data = b"".join(int(v).to_bytes(width, "little", signed=True) for v in integers.reshape(-1))
     with wave.open(str(tmp_path / "s.wav"), "wb") as file:
         file.setparams((2, width, 1000, 0, "NONE", ""))
         file.writeframes(data)
-    found, rate, seconds = read_wave(tmp_path / "s.wav")
-    np.testing.assert_allclose(x.mean(1), found, atol=1e-6)
+    samples, rate, seconds = read_wave(tmp_path / "s.wav")
+    np.testing.assert_allclose(x.mean(1), samples, atol=1e-6)
     assert (1000, 0.003) == (rate, seconds)
     assert 2 == len(read_wave(tmp_path / "s.wav", 0.002)[0])
 
@@ -136,7 +136,7 @@ def test_samples_of_every_width(tmp_path: Path, width: int) -> None:
 def test_what_is_no_sound(tmp_path: Path) -> None:
     for content in (b"", b"RIFF", b"RIFF\xff\xff\xff\xffWAVEfmt "):
         (tmp_path / "s.wav").write_bytes(content)
-        with pytest.raises(InvalidInput, match=r"s\.wav is no \.wav file of plain samples"):
+        with pytest.raises(InvalidInput, match=r"s\.wav is not a \.wav file of plain samples"):
             read_wave(tmp_path / "s.wav")
     with pytest.raises(InvalidInput, match=r"a sound is an array \(samples,\) and a rate, not \(2, 3\) at 16000"):
         sound(np.zeros((2, 3)), Audio(16_000, 100, 1))
@@ -146,5 +146,5 @@ def test_planes_are_enlarged_as_pytorch_does() -> None:
     planes = np.random.default_rng(0).standard_normal((5, 16, 12)).astype(np.float32)
     for size in ((37, 61), (7, 5), (16, 12)):
         expected = torch.nn.functional.interpolate(torch.tensor(planes)[None], size=size, mode="bilinear")[0]
-        np.testing.assert_allclose(expected, enlarged(planes, *size), atol=1e-4)
+        np.testing.assert_allclose(expected, resized(planes, *size), atol=1e-4)
         assert (largest_class(planes, *size) == expected.argmax(0).numpy()).mean() > 0.999

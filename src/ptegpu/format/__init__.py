@@ -1,43 +1,9 @@
-"""Bytes to frozen dataclasses: `.pte` programs; `ptd.py` has `.ptd` data, `delegate.py` the blobs of delegates.
+"""Bytes to frozen dataclasses: `.pte` programs; `ptd.py` reads `.ptd` data, `delegate.py` the blobs of delegates.
 
-Every offset, count and size is checked. The only error that a bad file can cause is `InvalidProgram`. Nothing here
-knows a GPU, torch or an operator.
+Every offset, count and size is checked. A bad file can cause one error only, `InvalidProgram`. Nothing here knows a
+GPU, torch or an operator.
 """
 
-from .pte import (
-    BoolList,
-    Delegate,
-    DelegateCall,
-    FloatList,
-    FreeCall,
-    Instruction,
-    IntList,
-    JumpFalse,
-    KernelCall,
-    Method,
-    MoveCall,
-    Program,
-    Tensor,
-    TensorList,
-    Value,
-    read_program,
-)
+from .pte import DelegateCall, KernelCall, Method, Program, Tensor, Value, read_program
 
-__all__ = [
-    "BoolList",
-    "Delegate",
-    "DelegateCall",
-    "FloatList",
-    "FreeCall",
-    "Instruction",
-    "IntList",
-    "JumpFalse",
-    "KernelCall",
-    "Method",
-    "MoveCall",
-    "Program",
-    "Tensor",
-    "TensorList",
-    "Value",
-    "read_program",
-]
+__all__ = ["DelegateCall", "KernelCall", "Method", "Program", "Tensor", "Value", "read_program"]

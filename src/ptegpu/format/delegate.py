@@ -1,7 +1,7 @@
-"""The blob of a Vulkan delegate: a `VH00` header, a `VK00` graph, and constants that may follow it.
+"""The blob of a Vulkan delegate: a `VH00` header, a `VK00` graph, and optional constants after it.
 
-An operator call refers to values by id; a list of values never holds another one. Constants are views on the blob,
-or keys of named data. Storage and layout hints are left out: bytes are always plain and contiguous.
+An operator call refers to values by id. A list of values never contains another list. Constants are views of the blob,
+or keys of named data. Storage and layout hints are ignored: bytes are always plain and contiguous.
 Slot numbers are those of the Vulkan backend's `schema.fbs`.
 """
 
@@ -14,32 +14,23 @@ from math import prod
 from ..dtypes import DType
 from ..errors import InvalidProgram
 from .container import MAX_RANK, checked_nbytes, read_ids
-from .flatbuffer import Buffer, Table
+from .flatbuffer import FlatBuffer, FlatTable
 from .pte import MAX_LITERALS, BoolList, FloatList
 
 HEADER_BYTES = 30
-NO_OFFSET = (1 << 64) - 1  # of a constant that is named data
+NO_OFFSET = (1 << 64) - 1  # the offset of a constant in named data
 
-DATA_TYPES = {
-    0: DType.BOOL,
-    1: DType.U8,
-    2: DType.I8,
-    3: DType.I32,
-    4: DType.F16,
-    5: DType.F32,
-    6: DType.F64,
-    7: DType.I64,
-}
-UNSET = 127
+DATA_TYPES = dict(enumerate((DType.BOOL, DType.U8, DType.I8, DType.I32, DType.F16, DType.F32, DType.F64, DType.I64)))
+UNSET = 127  # the code of no type
 
 
 @dataclass(frozen=True, slots=True)
 class BlobTensor:
     dtype: DType
     dims: tuple[int, ...]  # upper bounds where the graph is dynamic
-    constant: int = -1  # index into `BlobGraph.constants`, -1 if it is none
-    memory: int = -1  # tensors with the same one may share memory, -1 if it has its own
-    staging: DType | None = None  # the type of its bytes outside of the GPU, if another
+    constant: int = -1  # index into `BlobGraph.constants`; -1 for other tensors
+    memory: int = -1  # tensors with the same number may share memory; -1: its memory is not shared
+    staging: DType | None = None  # the type of its bytes outside the GPU, if different
 
     @property
     def numel(self) -> int:
@@ -52,7 +43,7 @@ class BlobTensor:
 
 @dataclass(frozen=True, slots=True)
 class SymInt:
-    """An int that is known only when the graph runs; `value` is the one seen at export."""
+    """A symbolic int. `value` is its value at export."""
 
     value: int
 
@@ -66,7 +57,7 @@ class ValueList:
 
 @dataclass(frozen=True, slots=True)
 class Ints:
-    """A list of ints themselves, not of ids."""
+    """A list of int values, not of ids."""
 
     items: tuple[int, ...]
 
@@ -76,7 +67,7 @@ BlobValue = None | bool | int | float | str | BlobTensor | SymInt | ValueList | 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Bytes in the blob, or the key of named data that has `nbytes`."""
+    """Bytes in the blob, or the key of `nbytes` of named data."""
 
     data: memoryview | None
     key: str | None
@@ -87,7 +78,7 @@ class Constant:
 class Call:
     node: int
     operator: str  # "aten.add.Tensor"
-    args: tuple[int, ...]  # value ids, the output last
+    args: tuple[int, ...]  # value ids; the output is the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,7 @@ class BlobGraph:
 
 
 def read_delegate(blob: memoryview, *, base: int = 0, path: str | None = None) -> BlobGraph:
-    """Reads a blob that starts at byte `base` of the file `path`; both are for messages only."""
+    """Read a blob that starts at byte `base` of the file `path`; both are for messages only."""
     graph, data = _split(blob, base, path)
     root = graph.root()
     constants = tuple([_read_constant(table, data) for table in root.tables(5)])
@@ -109,18 +100,23 @@ def read_delegate(blob: memoryview, *, base: int = 0, path: str | None = None) -
     values = tuple([_read_value(*value.union(0, "a value"), constants, count) for value in root.tables(2)])
     for value in values:
         if isinstance(value, ValueList) and any(isinstance(values[item], ValueList) for item in value.items):
-            root.fail("a list of values holds another one")
-    calls = tuple([_read_call(call, count) for call in root.tables(1)])
+            root.fail("a list of values contains another list")
+    calls = tuple(
+        [
+            Call(call.u32(0), call.required_string(1, "an operator's name"), read_ids(call, 2, "i", count))
+            for call in root.tables(1)
+        ]
+    )
     inputs, outputs = read_ids(root, 3, "I", count), read_ids(root, 4, "I", count)
     return BlobGraph(root.string(0) or "", calls, values, inputs, outputs, constants)
 
 
-def _split(blob: memoryview, base: int, path: str | None) -> tuple[Buffer, memoryview]:
-    """The graph's tables and the bytes of inline constants."""
+def _split(blob: memoryview, base: int, path: str | None) -> tuple[FlatBuffer, memoryview]:
+    """Return the buffer of the graph's tables, and the bytes of inline constants."""
 
-    def check(ok: bool, reason: str, at: int) -> None:
+    def check(ok: bool, reason: str, position: int) -> None:
         if not ok:
-            raise InvalidProgram(reason, offset=base + at, path=path)
+            raise InvalidProgram(reason, offset=base + position, path=path)
 
     check(len(blob) >= HEADER_BYTES, f"a delegate blob of {len(blob)} bytes is too short", 0)
     check(bytes(blob[4:8]) == b"VH00", "not a Vulkan delegate blob", 4)
@@ -132,10 +128,10 @@ def _split(blob: memoryview, base: int, path: str | None) -> tuple[Buffer, memor
     check(data_end <= len(blob), f"the delegate ends at byte {data_end}, its blob at {len(blob)}", 18)
     graph = blob[graph_start : graph_start + graph_size]
     check(bytes(graph[4:8]) == b"VK00", "the delegate's graph is not in the format VK00", graph_start + 4)
-    return Buffer(graph, base=base + graph_start, path=path), blob[data_start:data_end]
+    return FlatBuffer(graph, base=base + graph_start, path=path), blob[data_start:data_end]
 
 
-def _read_constant(table: Table, data: memoryview) -> Constant:
+def _read_constant(table: FlatTable, data: memoryview) -> Constant:
     offset, nbytes, key = table.u64(0), table.u64(1), table.string(2)
     if offset == NO_OFFSET and key is not None:
         return Constant(None, key, nbytes)
@@ -144,7 +140,7 @@ def _read_constant(table: Table, data: memoryview) -> Constant:
     return Constant(data[offset : offset + nbytes], None, nbytes)
 
 
-def _read_value(kind: int, table: Table, constants: tuple[Constant, ...], count: int) -> BlobValue:
+def _read_value(kind: int, table: FlatTable, constants: tuple[Constant, ...], count: int) -> BlobValue:
     match kind:
         case 1:
             return None
@@ -171,7 +167,7 @@ def _read_value(kind: int, table: Table, constants: tuple[Constant, ...], count:
     table.fail(f"unknown kind of value {kind}")
 
 
-def _read_tensor(table: Table, constants: tuple[Constant, ...]) -> BlobTensor:
+def _read_tensor(table: FlatTable, constants: tuple[Constant, ...]) -> BlobTensor:
     code, staging_code = table.i8(0), table.i8(6, UNSET)
     if code not in DATA_TYPES:
         table.fail(f"unknown element type {code}")
@@ -180,23 +176,15 @@ def _read_tensor(table: Table, constants: tuple[Constant, ...]) -> BlobTensor:
     dtype, staging, dims = DATA_TYPES[code], DATA_TYPES.get(staging_code), table.ints(1, "I", MAX_RANK)
     nbytes = checked_nbytes(table, dtype, dims)
     constant, memory = max(table.i32(2), -1), max(table.i32(3), -1)
-    if constant >= len(constants):
-        table.fail(f"constant {constant} does not exist: there are {len(constants)}")
+    table.check_index("constant", constant, len(constants), first=-1)
     if constant >= 0 and nbytes:
-        _check_constant(table, f"constant {constant}", constants[constant].nbytes, f"{dtype.value}{list(dims)}", nbytes)
+        stored = constants[constant].nbytes
+        if stored < nbytes:
+            table.fail(f"constant {constant} holds {stored} bytes, its tensor needs {nbytes}")
+        if stored > nbytes:  # the tensor is a view, and its offset in these bytes is not recorded
+            table.fail(
+                f"constant {constant} holds {stored} bytes, its tensor {dtype.value}{list(dims)} needs {nbytes}: it is "
+                "a view of a larger tensor, which the exporter wrote in full; clone such tensors before exporting, or "
+                "use `ptegpu export`"
+            )
     return BlobTensor(dtype, dims, constant, memory, staging)
-
-
-def _check_constant(table: Table, name: str, held: int, tensor: str, needed: int) -> None:
-    """More bytes than the shape takes are those around a view, and nothing says where in them it lies."""
-    if held < needed:
-        table.fail(f"{name} holds {held} bytes, its tensor needs {needed}")
-    if held > needed:
-        table.fail(
-            f"{name} holds {held} bytes, its tensor {tensor} needs {needed}: it is a view of a larger tensor, which "
-            "the exporter wrote whole; clone such tensors before exporting, or use `ptegpu export`"
-        )
-
-
-def _read_call(table: Table, count: int) -> Call:
-    return Call(table.u32(0), table.required_string(1, "an operator's name"), read_ids(table, 2, "i", count))

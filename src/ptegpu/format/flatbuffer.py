@@ -1,44 +1,40 @@
 """A bounds-checked FlatBuffers reader: it reads nothing before checking that it lies in the buffer.
 
-A `Table` is opened at a position and asked for fields by slot number; an absent scalar is its default, an absent
-vector is empty, an absent string or table is `None`. A bad buffer raises `InvalidProgram` with the file offset.
+A `FlatTable` is opened at a position and returns fields by slot number. An absent scalar is 0, an absent vector is
+empty, an absent string or table is `None`. A bad buffer raises `InvalidProgram` with the file offset.
 
-`Buffer` counts what is read: tables and strings by their size in the file, items of lists by what they take in memory.
-An honest buffer, where no two parts overlap, stays well below twice its size; one that goes beyond is refused. So the
-work and the memory that a file can cause are in proportion to its size, whatever its offsets and counts claim.
-Offsets only point forward, so tables cannot form a cycle.
+`FlatBuffer` counts the bytes read: tables and strings by their size in the file, list items by their size in memory.
+In an honest buffer no two parts overlap, so the count stays well below twice its size. A buffer that exceeds this is
+refused. So the work and the memory that a file can cause are proportional to its size, whatever its offsets and counts
+claim. Offsets only point forward, so tables cannot form a cycle.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from ..errors import InvalidProgram
 
 MAX_TABLES = 1 << 19
-MAX_SLOTS = 16  # of a table; more than any schema here has
+MAX_SLOTS = 16  # of a table; no schema here has more
 MAX_STRING = 1 << 20  # bytes
 BUDGET = 2  # times the size of the buffer
-ITEM_BYTES, FLOAT_BYTES = 8, 32  # what an item of a tuple takes in memory; ids are small and mostly shared
+ITEM_BYTES, FLOAT_BYTES = 8, 32  # memory of a tuple's item; ids are small and mostly shared
 
-_One = Callable[[memoryview, int], tuple[int]]
-_u8: _One = struct.Struct("<B").unpack_from
-_i8: _One = struct.Struct("<b").unpack_from
-_i32: _One = struct.Struct("<i").unpack_from
-_u32: _One = struct.Struct("<I").unpack_from
-_i64: _One = struct.Struct("<q").unpack_from
-_u64: _One = struct.Struct("<Q").unpack_from
-_f64: Callable[[memoryview, int], tuple[float]] = struct.Struct("<d").unpack_from
-_u16_pair: Callable[[memoryview, int], tuple[int, int]] = struct.Struct("<HH").unpack_from
-_vtables: list[Callable[[memoryview, int], tuple[int, ...]]] = [
-    struct.Struct(f"<{n}H").unpack_from for n in range(MAX_SLOTS + 1)
-]
+Unpack = Callable[[memoryview, int], tuple[int, ...]]
+_i8: Unpack = struct.Struct("<b").unpack_from
+_i32: Unpack = struct.Struct("<i").unpack_from
+_u32: Unpack = struct.Struct("<I").unpack_from
+_u16_pair: Unpack = struct.Struct("<HH").unpack_from
+_vtables: list[Unpack] = [struct.Struct(f"<{n}H").unpack_from for n in range(MAX_SLOTS + 1)]
+
+Number = TypeVar("Number", int, float)
 
 
-class Buffer:
-    """The bytes of one FlatBuffer; `base` is where they start in the file, for messages."""
+class FlatBuffer:
+    """The bytes of one FlatBuffer; `base` is their offset in the file, for messages."""
 
     __slots__ = ("_bytes_left", "_tables_left", "base", "data", "path", "size")
 
@@ -49,10 +45,10 @@ class Buffer:
     def fail(self, reason: str, position: int) -> NoReturn:
         raise InvalidProgram(reason, offset=self.base + position, path=self.path)
 
-    def root(self) -> Table:
+    def root(self) -> FlatTable:
         if self.size < 8:
             self.fail(f"a FlatBuffer of {self.size} bytes is too short", 0)
-        return Table(self, _u32(self.data, 0)[0])
+        return FlatTable(self, _u32(self.data, 0)[0])
 
     def spend(self, nbytes: int, position: int) -> None:
         self._bytes_left -= nbytes
@@ -66,12 +62,24 @@ class Buffer:
         self.spend(nbytes, position)
 
 
-class Table:
+def _scalar(code: str, default: Number) -> Callable[[FlatTable, int], Number]:
+    """Return the method that reads a field by its `struct` letter."""
+    nbytes, unpack = struct.calcsize(f"<{code}"), struct.Struct(f"<{code}").unpack_from
+
+    def read(table: FlatTable, slot: int) -> Number:
+        position = table._field(slot, nbytes)
+        value: Number = unpack(table._data, position)[0] if position else default
+        return value
+
+    return read
+
+
+class FlatTable:
     """One table. Fields are named by slot number, in the order of the schema; a union takes two slots."""
 
     __slots__ = ("_data", "_fields", "_size", "buffer", "position")
 
-    def __init__(self, buffer: Buffer, position: int) -> None:
+    def __init__(self, buffer: FlatBuffer, position: int) -> None:
         data, end = buffer.data, buffer.size
         if position + 4 > end:
             buffer.fail("a table lies outside the buffer", position)
@@ -90,33 +98,18 @@ class Table:
     def fail(self, reason: str) -> NoReturn:
         self.buffer.fail(reason, self.position)
 
-    def u8(self, slot: int, default: int = 0) -> int:
-        at = self._field(slot, 1)
-        return _u8(self._data, at)[0] if at else default
+    u8 = _scalar("B", 0)
+    i32, u32 = _scalar("i", 0), _scalar("I", 0)
+    i64, u64 = _scalar("q", 0), _scalar("Q", 0)
+    f64 = _scalar("d", 0.0)
+
+    def check_index(self, noun: str, index: int, count: int, first: int = 0) -> None:
+        if not first <= index < count:
+            self.fail(f"{noun} {index} does not exist: there are {count}")
 
     def i8(self, slot: int, default: int = 0) -> int:
-        at = self._field(slot, 1)
-        return _i8(self._data, at)[0] if at else default
-
-    def i32(self, slot: int, default: int = 0) -> int:
-        at = self._field(slot, 4)
-        return _i32(self._data, at)[0] if at else default
-
-    def u32(self, slot: int, default: int = 0) -> int:
-        at = self._field(slot, 4)
-        return _u32(self._data, at)[0] if at else default
-
-    def i64(self, slot: int, default: int = 0) -> int:
-        at = self._field(slot, 8)
-        return _i64(self._data, at)[0] if at else default
-
-    def u64(self, slot: int, default: int = 0) -> int:
-        at = self._field(slot, 8)
-        return _u64(self._data, at)[0] if at else default
-
-    def f64(self, slot: int, default: float = 0.0) -> float:
-        at = self._field(slot, 8)
-        return _f64(self._data, at)[0] if at else default
+        position = self._field(slot, 1)
+        return _i8(self._data, position)[0] if position else default
 
     def string(self, slot: int) -> str | None:
         start, count = self._vector(slot, 1)
@@ -136,44 +129,22 @@ class Table:
         return text
 
     def view(self, slot: int) -> memoryview:
-        """A vector of bytes, not copied."""
+        """Return a vector of bytes without copying it."""
         start, count = self._vector(slot, 1)
         return self._data[start : start + count]
 
     def offset(self, slot: int) -> int:
-        """Where in the file the first item of a vector is; the table's own place if it is absent."""
+        """Return the file offset of a vector's first item, or of the table if the vector is absent."""
         target = self._target(slot)
         return self.buffer.base + (target + 4 if target else self.position)
 
     def count(self, slot: int) -> int:
-        """The number of items of a vector."""
+        """Return the number of items in a vector."""
         target = self._target(slot)
         return _u32(self._data, target)[0] if target else 0
 
     def ints(self, slot: int, code: str, limit: int | None = None) -> tuple[int, ...]:
-        """A vector of integers; `code` is their `struct` letter (B, i, I, q, Q), `limit` the most there may be."""
-        return self._numbers(slot, code, limit)
-
-    def floats(self, slot: int, limit: int | None = None) -> tuple[float, ...]:
-        return self._numbers(slot, "d", limit)
-
-    def table(self, slot: int) -> Table | None:
-        target = self._target(slot)
-        return Table(self.buffer, target) if target else None
-
-    def tables(self, slot: int) -> Iterator[Table]:
-        start, count = self._vector(slot, 4)
-        for at in range(start, start + 4 * count, 4):
-            yield Table(self.buffer, at + _u32(self._data, at)[0])
-
-    def union(self, slot: int, what: str) -> tuple[int, Table]:
-        """The kind of a union (its place in the schema, from 1) and its table."""
-        kind, table = self.u8(slot), self.table(slot + 1)
-        if table is None:
-            self.fail(f"{what} is missing")
-        return kind, table
-
-    def _numbers(self, slot: int, code: str, limit: int | None) -> tuple[int, ...]:
+        """Return a vector of at most `limit` integers; `code` is their `struct` letter (B, i, I, q, Q)."""
         item_bytes = struct.calcsize(f"<{code}")
         start, count = self._vector(slot, item_bytes)
         if limit is not None and count > limit:
@@ -181,8 +152,27 @@ class Table:
         self.buffer.spend(count * ((FLOAT_BYTES if code == "d" else ITEM_BYTES) - item_bytes), start)
         return struct.unpack_from(f"<{count}{code}", self._data, start)
 
+    def floats(self, slot: int, limit: int | None = None) -> tuple[float, ...]:
+        return self.ints(slot, "d", limit)
+
+    def table(self, slot: int) -> FlatTable | None:
+        target = self._target(slot)
+        return FlatTable(self.buffer, target) if target else None
+
+    def tables(self, slot: int) -> Iterator[FlatTable]:
+        start, count = self._vector(slot, 4)
+        for at in range(start, start + 4 * count, 4):
+            yield FlatTable(self.buffer, at + _u32(self._data, at)[0])
+
+    def union(self, slot: int, what: str) -> tuple[int, FlatTable]:
+        """Return the kind of a union (its index in the schema, from 1) and its table."""
+        kind, table = self.u8(slot), self.table(slot + 1)
+        if table is None:
+            self.fail(f"{what} is missing")
+        return kind, table
+
     def _field(self, slot: int, nbytes: int) -> int:
-        """Where a field of that many bytes is; 0 if it is absent."""
+        """Return the position of a field of `nbytes`, or 0 if it is absent."""
         fields = self._fields
         if slot >= len(fields):
             return 0
@@ -194,7 +184,7 @@ class Table:
         return self.position + offset
 
     def _target(self, slot: int) -> int:
-        """Where a string, vector or table starts, with its first four bytes proved; 0 if it is absent."""
+        """Return where a string, vector or table starts, 0 if it is absent. Its first four bytes are in the buffer."""
         at = self._field(slot, 4)
         if not at:
             return 0
@@ -204,7 +194,7 @@ class Table:
         return target
 
     def _vector(self, slot: int, item_bytes: int) -> tuple[int, int]:
-        """The place of the first item and the number of items; (0, 0) if it is absent."""
+        """Return the position of a vector's first item and the number of items, or (0, 0) if it is absent."""
         target = self._target(slot)
         if not target:
             return 0, 0

@@ -1,4 +1,4 @@
-"""`.ptd` files (`FT01`): tensors and other data by name, outside of the program that uses them."""
+"""`.ptd` files (`FT01`): tensors and other data by name, outside the program that uses them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .container import Segments, check_end, read_layout
-from .flatbuffer import Buffer, Table
+from .container import Segments, check_end, named_entries, read_layout
+from .flatbuffer import FlatBuffer, FlatTable
 from .source import DATA, Source, fail_foreign, open_source
 
 HEADER_BYTES = 40
@@ -19,7 +19,7 @@ VERSION = 0  # the newest layout of the tables
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """Bytes on the mapped file, exactly those of the tensor. Data that is no tensor has bytes only."""
+    """A view of the tensor's bytes in the mapped file. Data other than a tensor has bytes only."""
 
     data: memoryview
     dtype: DType | None = None
@@ -28,8 +28,8 @@ class NamedTensor:
 
 
 def read_data(source: Source, *, name: str | None = None) -> Mapping[str, NamedTensor]:
-    """Reads a `.ptd`; `name` replaces the path in messages."""
-    data, path = open_source(source, name=name, wanted=DATA)
+    """Read a `.ptd`; `name` replaces the path in messages."""
+    data, path = open_source(source, name=name, expected=DATA)
     if bytes(data[4:8]) != b"FT01":
         fail_foreign(data, path, DATA)
     if bytes(data[8:12]) != b"FH01" or len(data) < 8 + HEADER_BYTES:
@@ -39,20 +39,14 @@ def read_data(source: Source, *, name: str | None = None) -> Mapping[str, NamedT
         raise InvalidProgram(f"a header of {length} bytes is too short", offset=12, path=path)
     check_end(tables_start + tables_size, data, "the table area", 16, path)
     check_end(base + data_size, data, "the segment area", 32, path)
-    root = Buffer(data[: tables_start + tables_size], path=path).root()
+    root = FlatBuffer(data[: tables_start + tables_size], path=path).root()
     if root.u32(0) > VERSION:
         root.fail(f"data format version {root.u32(0)} is newer than {VERSION}")
     segments = Segments(data, base, root, 1)
-    found: dict[str, NamedTensor] = {}
-    for entry in root.tables(2):
-        key = entry.required_string(0, "the key of named data")
-        if key in found:
-            entry.fail(f"two named data have the key {key!r}")
-        found[key] = _read_entry(entry, key, segments)
-    return MappingProxyType(found)
+    return MappingProxyType({key: _read_entry(entry, key, segments) for key, entry in named_entries(root.tables(2))})
 
 
-def _read_entry(entry: Table, key: str, segments: Segments) -> NamedTensor:
+def _read_entry(entry: FlatTable, key: str, segments: Segments) -> NamedTensor:
     _, data = segments.find(entry.u32(1), entry)
     table = entry.table(2)
     if table is None:

@@ -1,7 +1,7 @@
 """`.pte` programs: bytes to frozen dataclasses, with every offset, count, index and size checked.
 
-Constants are views on the mapped file. What a method's values, instructions and lists refer to exists; whether an
-operator gets arguments that it can use is not looked at here. Slot numbers are those of ExecuTorch's `program.fbs`.
+Constants are views of the mapped file. Every reference in a method's values, instructions and lists is valid. Whether
+an operator accepts its arguments is not checked here. Slot numbers are those of ExecuTorch's `program.fbs`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from types import MappingProxyType
 
 from ..dtypes import DType
 from ..errors import InvalidProgram
-from .container import MAX_IDS, Segments, check_end, read_ids, read_layout
-from .flatbuffer import Buffer, Table
+from .container import MAX_IDS, Segments, check_end, named_entries, read_ids, read_layout
+from .flatbuffer import FlatBuffer, FlatTable
 from .source import PROGRAM, Source, fail_foreign, open_source
 
-MAX_LITERALS = 1 << 12  # in one list of numbers, not of ids
+MAX_LITERALS = 1 << 12  # in one list of numbers; lists of ids have their own limit
 MIN_HEADER_BYTES, FULL_HEADER_BYTES = 24, 32
 
 
@@ -28,17 +28,17 @@ class Tensor:
     sizes: tuple[int, ...]  # upper bounds where `dynamic`
     dim_order: tuple[int, ...]  # dimensions from the outermost in memory to the innermost
     dynamic: bool = False
-    bounded: bool = True  # False: `sizes` say nothing
-    data: memoryview | None = None  # a constant: exactly `nbytes`
-    initial: memoryview | None = None  # the first state of a mutable buffer: exactly `nbytes`
+    bounded: bool = True  # False: `sizes` are meaningless
+    data: memoryview | None = None  # of a constant: exactly `nbytes`
+    initial: memoryview | None = None  # the initial state of a mutable buffer: exactly `nbytes`
     planned: bool = False  # the exporter reserved memory for it
-    key: str | None = None  # its bytes are named data under this key, mostly in a .ptd
-    place: tuple[int, int] | None = None  # (memory, offset) of planned memory: a view has the place of its source
-    name: str | None = None  # what the exported module calls it, where the exporter was told to say
+    key: str | None = None  # of named data with its bytes, usually in a .ptd
+    place: tuple[int, int] | None = None  # (memory, offset) of planned memory; a view has those of its source
+    name: str | None = None  # in the exported module, if the exporter recorded it
 
     @property
     def is_stored(self) -> bool:
-        """Whether the program or its data have the elements it starts with."""
+        """Return whether the program or its data contain the initial elements."""
         return self.data is not None or self.initial is not None or self.key is not None
 
     @property
@@ -52,14 +52,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class IntList:
-    """Ids of values that are ints; a null among them is a symbolic int."""
+    """Ids of values that are ints; a null value is a symbolic int."""
 
     items: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorList:
-    """Ids of values that are tensors; where `optional`, also of nulls, and None where there is no value at all."""
+    """Ids of values that are tensors; if `optional`, also of nulls, and None for a missing value."""
 
     items: tuple[int | None, ...]
     optional: bool = False
@@ -99,7 +99,7 @@ class MoveCall:
 @dataclass(frozen=True, slots=True)
 class JumpFalse:
     condition: int
-    destination: int  # an instruction of the same chain, or its end
+    destination: int  # index of an instruction in the same chain, or the chain's length
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +139,12 @@ class Program:
 
 
 def read_program(source: Source, *, name: str | None = None) -> Program:
-    """Reads a `.pte`, mapping it if `source` is a path; `name` replaces the path in messages."""
-    data, path = open_source(source, name=name, wanted=PROGRAM)
+    """Read a `.pte`, mapping it if `source` is a path; `name` replaces the path in messages."""
+    data, path = open_source(source, name=name, expected=PROGRAM)
     if bytes(data[4:8]) != b"ET12":
         fail_foreign(data, path, PROGRAM)
     tables_size, base = _read_header(data, path)
-    root = Buffer(data[:tables_size], path=path).root()
+    root = FlatBuffer(data[:tables_size], path=path).root()
     store = _Store(root, Segments(data, base, root, 4))
     methods: dict[str, Method] = {}
     for plan in root.tables(1):
@@ -152,12 +152,13 @@ def read_program(source: Source, *, name: str | None = None) -> Program:
         if method.name in methods:
             plan.fail(f"two methods have the name {method.name!r}")
         methods[method.name] = method
-    named_data = MappingProxyType(_read_named_data(root, store.segments))
-    return Program(path, len(data), root.u32(0), tuple(methods.values()), named_data)
+    segments = store.segments
+    named_data = {key: segments.find(entry.u32(1), entry)[1] for key, entry in named_entries(root.tables(7))}
+    return Program(path, len(data), root.u32(0), tuple(methods.values()), MappingProxyType(named_data))
 
 
 def _read_header(data: memoryview, path: str | None) -> tuple[int, int]:
-    """How many bytes at the start are tables, and where segments start (0: nowhere)."""
+    """Return the size of the tables at the start, and the offset of the segments, 0 without segments."""
     if bytes(data[8:12]) != b"eh00":
         return len(data), 0
     if len(data) < 8 + FULL_HEADER_BYTES:
@@ -170,20 +171,10 @@ def _read_header(data: memoryview, path: str | None) -> tuple[int, int]:
     return tables_size, base
 
 
-def _read_named_data(root: Table, segments: Segments) -> dict[str, memoryview]:
-    found: dict[str, memoryview] = {}
-    for entry in root.tables(7):
-        key = entry.required_string(0, "the key of named data")
-        if key in found:
-            entry.fail(f"two named data have the key {key!r}")
-        _, found[key] = segments.find(entry.u32(1), entry)
-    return found
-
-
 class _Store:
-    """Where the program's bytes are: constants, initial states and delegate blobs."""
+    """The program's bytes: constants, initial states and delegate blobs."""
 
-    def __init__(self, root: Table, segments: Segments) -> None:
+    def __init__(self, root: FlatTable, segments: Segments) -> None:
         self.segments = segments
         self._constants = _Subsegments(root.table(5), segments)
         self._inline_constants = [buffer.view(0) for buffer in root.tables(2)]
@@ -192,46 +183,42 @@ class _Store:
         if self._inline_constants and self._constants:
             root.fail("the program has both inline constants and a constant segment")
 
-    def constant(self, index: int, nbytes: int, user: Table) -> memoryview:
+    def constant(self, index: int, nbytes: int, user: FlatTable) -> memoryview:
         if self._constants:
             return self._constants.find(index, nbytes, user)
-        if index >= len(self._inline_constants):
-            user.fail(f"constant {index} does not exist: there are {len(self._inline_constants)}")
+        user.check_index("constant", index, len(self._inline_constants))
         data = self._inline_constants[index]
         if nbytes > len(data):
             user.fail(f"constant {index} holds {len(data)} bytes, its tensor needs {nbytes}")
         return data[:nbytes]
 
-    def state(self, group: int, index: int, nbytes: int, user: Table) -> memoryview:
-        if group >= len(self._states):
-            user.fail(f"mutable data segment {group} does not exist: there are {len(self._states)}")
+    def state(self, group: int, index: int, nbytes: int, user: FlatTable) -> memoryview:
+        user.check_index("mutable data segment", group, len(self._states))
         return self._states[group].find(index, nbytes, user)
 
-    def blob(self, reference: Table) -> tuple[int, memoryview]:
-        """The file offset and the bytes of a delegate's blob."""
+    def blob(self, reference: FlatTable) -> tuple[int, memoryview]:
+        """Return the file offset and the bytes of a delegate's blob."""
         location, index = reference.i8(0), reference.u32(1)
         if location == 1:
             return self.segments.find(index, reference)
         if location != 0:
             reference.fail(f"unknown place {location} of a delegate blob")
-        if index >= len(self._inline_blobs):
-            reference.fail(f"inline delegate blob {index} does not exist: there are {len(self._inline_blobs)}")
+        reference.check_index("inline delegate blob", index, len(self._inline_blobs))
         return self._inline_blobs[index]
 
 
 class _Subsegments:
-    """Tensors in one segment, each known by where it starts; entry 0 stands for no tensor."""
+    """Tensors in one segment, by index into a list of offsets; entry 0 stands for no tensor."""
 
-    def __init__(self, table: Table | None, segments: Segments) -> None:
+    def __init__(self, table: FlatTable | None, segments: Segments) -> None:
         self._offsets = table.ints(1, "Q") if table else ()
         self._data = segments.find(table.u32(0), table)[1] if table and self else memoryview(b"")
 
     def __bool__(self) -> bool:
         return len(self._offsets) > 1
 
-    def find(self, index: int, nbytes: int, user: Table) -> memoryview:
-        if index >= len(self._offsets):
-            user.fail(f"constant {index} does not exist: there are {len(self._offsets)}")
+    def find(self, index: int, nbytes: int, user: FlatTable) -> memoryview:
+        user.check_index("constant", index, len(self._offsets))
         start = self._offsets[index]
         if start + nbytes > len(self._data):
             user.fail(f"a constant of {nbytes} bytes at {start} ends after its segment of {len(self._data)} bytes")
@@ -239,13 +226,13 @@ class _Subsegments:
 
 
 class _MethodReader:
-    def __init__(self, plan: Table, store: _Store) -> None:
+    def __init__(self, plan: FlatTable, store: _Store) -> None:
         self._plan, self._store = plan, store
-        self._lists: list[tuple[int, IntList | TensorList]] = []  # and where they are
+        self._lists: list[tuple[int, IntList | TensorList]] = []  # with their positions
         self._operators: tuple[str, ...] = ()
         self._delegates: tuple[Delegate, ...] = ()
         self._values: tuple[Value, ...] = ()
-        self._buffer_sizes = plan.ints(8, "q", MAX_IDS)  # of planned memory, from 1
+        self._buffer_sizes = plan.ints(8, "q", MAX_IDS)  # of planned memory; entry 0 is unused
 
     def read(self) -> Method:
         plan = self._plan
@@ -255,7 +242,7 @@ class _MethodReader:
         trees = plan.table(1)
         self._values = tuple([self._value(*value.union(0, "a value")) for value in plan.tables(2)])
         self._check_lists()
-        self._operators = tuple([_read_operator(operator) for operator in plan.tables(6)])
+        self._operators = tuple([self._operator(operator) for operator in plan.tables(6)])
         self._delegates = tuple([self._delegate(delegate) for delegate in plan.tables(7)])
         chains = tuple([self._chain(chain) for chain in plan.tables(5)])
         if not chains:
@@ -271,7 +258,7 @@ class _MethodReader:
             (trees and trees.string(1)) or "",
         )
 
-    def _value(self, kind: int, table: Table) -> Value:
+    def _value(self, kind: int, table: FlatTable) -> Value:
         match kind:
             case 1:
                 return None
@@ -298,36 +285,36 @@ class _MethodReader:
                 return self._list(table, TensorList(items, optional=True))
         table.fail(f"unknown kind of value {kind}")
 
-    def _list(self, table: Table, items: IntList | TensorList) -> IntList | TensorList:
+    def _list(self, table: FlatTable, items: IntList | TensorList) -> IntList | TensorList:
         self._lists.append((table.position, items))
         return items
 
     def _check_lists(self) -> None:
-        """Proves the items of lists, which may refer to values that come after them."""
+        """Check the items of lists, now that all values are read: a list may refer to later values."""
         values, count, fail = self._values, len(self._values), self._plan.buffer.fail
-        for position, found in self._lists:
-            for item in found.items:
+        for position, ids in self._lists:
+            for item in ids.items:
                 if item is None:
                     continue
                 if not 0 <= item < count:
                     fail(f"value {item} does not exist: there are {count}", position)
                 value = values[item]
-                if isinstance(found, IntList):
+                if isinstance(ids, IntList):
                     if value is not None and type(value) is not int:
                         fail(f"value {item} in a list of ints is not an int", position)
-                elif not isinstance(value, Tensor) and not (found.optional and value is None):
+                elif not isinstance(value, Tensor) and not (ids.optional and value is None):
                     fail(f"value {item} in a list of tensors is not a tensor", position)
 
-    def _tensor(self, table: Table) -> Tensor:
+    def _tensor(self, table: FlatTable) -> Tensor:
         dtype, sizes, dim_order, nbytes = read_layout(table, 0, 2, 3)
         if table.i32(1):
-            table.fail(f"a tensor with storage offset {table.i32(1)}: only 0 is known")
+            table.fail(f"a tensor with storage offset {table.i32(1)}: only 0 is supported")
         dynamism, index, allocation, extra = table.i8(8), table.u32(5), table.table(6), table.table(9)
         if not 0 <= dynamism <= 2:
             table.fail(f"unknown kind of dynamic shape {dynamism}")
         data = initial = key = None
         if extra and extra.i8(2) == 1:
-            key = extra.required_string(1, "the name of a tensor outside of the file")
+            key = extra.required_string(1, "the name of a tensor outside the file")
         elif extra and extra.i8(2):
             extra.fail(f"unknown place {extra.i8(2)} of a tensor")
         elif index and allocation:
@@ -335,29 +322,33 @@ class _MethodReader:
         elif index:
             data = self._store.constant(index, nbytes, table)
         place = self._place(allocation, nbytes if dynamism < 2 else 0) if allocation else None
-        kept = data, initial, place is not None, key, place, extra.string(1) if extra else None
-        return Tensor(dtype, sizes, dim_order, dynamism > 0, dynamism < 2, *kept)
+        name = extra.string(1) if extra else None
+        dynamic, bounded, planned = dynamism > 0, dynamism < 2, place is not None
+        return Tensor(dtype, sizes, dim_order, dynamic, bounded, data, initial, planned, key, place, name)
 
-    def _place(self, table: Table, nbytes: int) -> tuple[int, int]:
+    def _place(self, table: FlatTable, nbytes: int) -> tuple[int, int]:
         memory, offset, sizes = table.u32(0), table.u32(1) | table.u32(2) << 32, self._buffer_sizes
-        if not 0 < memory < len(sizes):
-            table.fail(f"planned memory {memory} does not exist: there are {len(sizes)}")
+        table.check_index("planned memory", memory, len(sizes), first=1)
         if offset + nbytes > sizes[memory]:
             table.fail(f"a tensor of {nbytes} bytes at {offset} ends after its planned memory of {sizes[memory]} bytes")
         return memory, offset
 
-    def _delegate(self, table: Table) -> Delegate:
+    def _operator(self, table: FlatTable) -> str:
+        name, overload = table.required_string(0, "an operator's name"), table.string(1)
+        return f"{name}.{overload}" if overload else name
+
+    def _delegate(self, table: FlatTable) -> Delegate:
         reference = table.table(1)
         if reference is None:
             table.fail("a delegate has no blob")
         offset, blob = self._store.blob(reference)
         return Delegate(table.required_string(0, "a delegate's id"), blob, offset)
 
-    def _chain(self, table: Table) -> tuple[Instruction, ...]:
+    def _chain(self, table: FlatTable) -> tuple[Instruction, ...]:
         count = table.count(2)
         return tuple([self._instruction(*entry.union(0, "an instruction"), count) for entry in table.tables(2)])
 
-    def _instruction(self, kind: int, table: Table, count: int) -> Instruction:
+    def _instruction(self, kind: int, table: FlatTable, count: int) -> Instruction:
         match kind:
             case 1:
                 index = self._index(table, 0, len(self._operators), "operator")
@@ -372,20 +363,14 @@ class _MethodReader:
                 return FreeCall(self._value_id(table, 0))
         table.fail(f"unknown kind of instruction {kind}")
 
-    def _ids(self, table: Table, slot: int) -> tuple[int, ...]:
+    def _ids(self, table: FlatTable, slot: int) -> tuple[int, ...]:
         return read_ids(table, slot, "i", len(self._values))
 
-    def _value_id(self, table: Table, slot: int) -> int:
+    def _value_id(self, table: FlatTable, slot: int) -> int:
         return self._index(table, slot, len(self._values), "value")
 
     @staticmethod
-    def _index(table: Table, slot: int, count: int, what: str) -> int:
+    def _index(table: FlatTable, slot: int, count: int, noun: str) -> int:
         index = table.i32(slot)
-        if not 0 <= index < count:
-            table.fail(f"{what} {index} does not exist: there are {count}")
+        table.check_index(noun, index, count)
         return index
-
-
-def _read_operator(table: Table) -> str:
-    name, overload = table.required_string(0, "an operator's name"), table.string(1)
-    return f"{name}.{overload}" if overload else name

@@ -1,1 +1,1 @@
-"""Models: what a program is for, and the Python objects that use it so."""
+"""Models: the purpose of a program, and the Python objects that serve it."""

@@ -1,14 +1,14 @@
-"""What a program is for: its kind, its task, what it takes and gives, and what its tokens mean.
+"""The card of a program: its kind, its task, its inputs and outputs, and the meaning of its tokens.
 
-A card is JSON, the output of the method `ptegpu_card`. Files of earlier versions say the same in other methods, and
-those of ExecuTorch in constants (`get_max_context_len`, `get_eos_ids`, …); both are read into a card. A file may be a
-stranger's: every field is checked.
+A card is JSON, the output of the method `ptegpu_card`. Files of earlier versions have the same facts in other methods,
+and files of ExecuTorch in constants (`get_max_context_len`, `get_eos_ids`, …). Both are read into a card. A file may
+come from a stranger, so every field is checked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -21,51 +21,63 @@ from .tasks.specs import TASKS, TaskSpec
 from .text.signature import ints_of, read_signature
 
 METHOD, VERSION = "ptegpu_card", 1
-LARGEST = 1 << 24  # characters of the JSON
-MOST = 1 << 31  # tokens
+MAX_CHARACTERS = 1 << 24  # of the JSON
+MAX_TOKEN = 1 << 31  # upper bound of token ids and of counts of tokens
+
+# Methods with the facts in files of earlier versions: the kind, and the part of a card that has the fields of the JSON
+EARLIER: Mapping[str, tuple[str, str | None]] = {
+    "ptegpu_facts": (TASK, None),  # None: they are fields of the card itself
+    "ptegpu_speech": (SPEECH, "speech"),
+    "ptegpu_pictures": (SEEING, "vision"),
+}
+# Fields of a card with the equivalent constant methods of ExecuTorch; the first method that exists counts
+CONSTANTS: Mapping[str, tuple[str, ...]] = {
+    "context": ("get_max_context_len", "get_max_seq_len"),
+    "stop": ("get_eos_ids", "get_eos_id"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a program is for. Fields that do not apply have their defaults, and are not written."""
+    """The purpose of a program. Fields that do not apply keep their defaults, which are not written."""
 
     kind: str  # in the table of kinds
     version: int = VERSION
     task: str | None = None  # in the table of tasks
-    architecture: str = ""  # the class that was exported
-    inputs: tuple[str, ...] = ()  # what each input of `forward` is
+    architecture: str = ""  # the exported class
+    inputs: tuple[str, ...] = ()  # the role of each input of `forward`
     outputs: tuple[str, ...] = ()
     text: Text | None = None
     image: Image | None = None
     audio: Audio | None = None
     vision: Vision | None = None  # of a language model that sees
     speech: Speech | None = None
-    tokenizer: str | None = None  # the ending of its file, beside the program
+    tokenizer: str | None = None  # the suffix of its file, beside the program
     chat_template: bool = False
     labels: tuple[str, ...] = ()
     many: bool = False  # labels do not exclude each other
-    regression: bool = False  # scores are the outputs themselves, not probabilities
-    blank: int = 0  # of speech by frames: the token between two equal ones
-    context: int | None = None  # tokens that are remembered
-    chunk: int | None = None  # tokens in one call
+    regression: bool = False  # scores are the raw outputs instead of probabilities
+    blank: int = 0  # of speech by frames: the token that separates two equal tokens
+    context: int | None = None  # tokens in the cache, at most
+    chunk: int | None = None  # tokens in one call, at most
     stop: tuple[int, ...] = ()  # tokens that end a text
-    origin: str = ""  # the checkpoint that it was made of
+    origin: str = ""  # the exported checkpoint
     licence: str = ""
 
     @property
     def takes(self) -> tuple[str, ...]:
-        """What it is asked with: image, audio or text."""
+        """Return the media that the program takes: image, audio or text."""
         return tuple(name for name in ("image", "audio", "text") if getattr(self, name) is not None)
 
     @property
     def spec(self) -> TaskSpec:
-        """The row of its task."""
+        """Return the row of its task."""
         assert self.task is not None
         return TASKS[self.task]
 
     @staticmethod
     def of_task(task: str, architecture: str = "", **values: Any) -> Card:
-        """Return the card of a program for a task, with what its inputs and outputs are."""
+        """Return the card of a program for a task, with the roles of its inputs and outputs."""
         card = Card(TASK, task=task, architecture=architecture, **values)
         tokens = ("tokens", "mask", "types") if card.text and card.text.types else ("tokens", "mask")
         wave = "wave" if card.audio and card.audio.features == "wave" else "spectrogram"
@@ -77,8 +89,8 @@ class Card:
         return json.dumps({"kind": self.kind, "version": self.version} | plain(self), allow_nan=False)
 
     def check(self, methods: set[str]) -> None:
-        """Raise ValueError if a program with these methods cannot have this card."""
-        require(self.version == VERSION, f"version {self.version}; this ptegpu knows version {VERSION}")
+        """Raise ValueError if the card is invalid for a program with these methods."""
+        require(self.version == VERSION, f"version {self.version}; this ptegpu reads version {VERSION}")
         require(self.kind in KINDS, f"kind is {self.kind!r}, not one of {', '.join(KINDS)}")
         require((self.task is not None) == (self.kind == TASK), f"task is {self.task!r}, but kind is {self.kind!r}")
         require((self.speech is not None) == (self.kind == SPEECH), f"speech does not go with kind {self.kind!r}")
@@ -86,17 +98,17 @@ class Card:
         if self.task is not None:
             require(self.task in TASKS, f"task is {self.task!r}, not one of {', '.join(TASKS)}")
             require(self.takes == self.spec.inputs, f"{self.task} takes {' and '.join(self.spec.inputs)}")
-        require(self.kind == PROGRAM or "forward" in methods, "there is no method 'forward'")
+        require(self.kind == PROGRAM or "forward" in methods, "the program has no method 'forward'")
         for part in (self.text, self.image, self.audio, self.vision, self.speech):
             if part is not None:
                 part.check()
         for name, tokens in (("context", self.context), ("chunk", self.chunk)):
-            require(tokens is None or 1 <= tokens < MOST, f"{name} is {tokens}")
-        require(all(0 <= token < MOST for token in self.stop), f"stop has tokens out of range: {self.stop[:8]}")
+            require(tokens is None or 1 <= tokens < MAX_TOKEN, f"{name} is {tokens}")
+        require(all(0 <= token < MAX_TOKEN for token in self.stop), f"stop has tokens out of range: {self.stop[:8]}")
 
 
 def plain(value: Any) -> Any:
-    """Return a card or its part as JSON has it: without the fields that have their defaults."""
+    """Return a card or one of its parts as JSON values, without the fields that have their defaults."""
     if is_dataclass(value):
         pairs = [(f, getattr(value, f.name)) for f in fields(value)]
         return {f.name: plain(v) for f, v in pairs if f.default is MISSING or v != f.default}
@@ -104,79 +116,56 @@ def plain(value: Any) -> Any:
 
 
 def read_card(program: Program) -> Card:
-    """Return the card of a program; InvalidProgram if it cannot be. A program without one has the kind "program"."""
+    """Return the card of a program. Raise InvalidProgram if it is invalid.
+
+    Without a card, a program that has the shapes of a language model is one; any other has the kind "program".
+    """
     methods = {m.name: m for m in program.methods}
-    written = next((name for name in (METHOD, *EARLIER) if name in methods), None)
-    if written is None:
-        return _undeclared(program, methods)
+    source = next((name for name in (METHOD, *EARLIER) if name in methods), None)
+    if source is None:
+        card = Card(TEXT, inputs=("tokens", "position"), outputs=("logits",), **_constants(methods))
+        try:
+            signature = read_signature(program, card)
+        except UnsupportedProgram:
+            return Card(PROGRAM)
+        return replace(card, context=signature.context, chunk=signature.chunk)
     try:
-        values = _document(methods[written])
-        if written != METHOD:
-            values = EARLIER[written](values)
-        card: Card = read_value(Card, values)
+        values = _read_object(methods[source])
+        if source != METHOD:
+            kind, part = EARLIER[source]
+            values = {"version": values.pop("version", None), part: values} if part else values
+            values = {"kind": kind, **values}
+        card = read_value(Card, values)
         card.check(set(methods))
     except ValueError as e:
         text = str(e)
-        where = written if text.startswith((".", " ")) else f"{written}: "
-        raise InvalidProgram(f"{where}{text}", path=program.path) from None
-    if written == METHOD:
+        prefix = source if text.startswith((".", " ")) else f"{source}: "
+        raise InvalidProgram(f"{prefix}{text}", path=program.path) from None
+    if source == METHOD:
         return card
     if card.task is not None:
-        known = {f.name: getattr(card, f.name) for f in fields(Card) if f.name not in ("kind", "inputs", "outputs")}
-        return Card.of_task(**known)
+        values = {f.name: getattr(card, f.name) for f in fields(Card) if f.name not in ("kind", "inputs", "outputs")}
+        return Card.of_task(**values)
     return replace(card, **_constants(methods)) if card.vision else card
 
 
-def _document(method: Method) -> dict[str, Any]:
+def _read_object(method: Method) -> dict[str, Any]:
     values = [method.values[k] for k in method.outputs]
-    require(len(values) == 1 and isinstance(values[0], str), "it does not give one text")
+    require(len(values) == 1 and isinstance(values[0], str), "its output is not one string")
     text = str(values[0])
-    require(len(text) <= LARGEST, f"it has {len(text):,} characters, more than {LARGEST:,}")
+    require(len(text) <= MAX_CHARACTERS, f"{len(text):,} characters; the limit is {MAX_CHARACTERS:,}")
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON") from None
-    require(isinstance(found, dict), "it is no JSON object")
-    return found  # type: ignore[no-any-return]
-
-
-def _part(kind: str, name: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Return what moves the fields of an earlier version into a part of a card."""
-
-    def moved(values: dict[str, Any]) -> dict[str, Any]:
-        part = {key: value for key, value in values.items() if key != "version"}
-        return {"kind": kind, "version": values.get("version"), name: part}
-
-    return moved
-
-
-# Methods of files that earlier versions wrote, with what makes fields of a card of their JSON
-EARLIER: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "ptegpu_facts": lambda values: {"kind": TASK, **values},
-    "ptegpu_speech": _part(SPEECH, "speech"),
-    "ptegpu_pictures": _part(SEEING, "vision"),
-}
-# Fields of a card, with the constant methods of ExecuTorch that say the same; the first that there is counts
-CONSTANTS: Mapping[str, tuple[str, ...]] = {
-    "context": ("get_max_context_len", "get_max_seq_len"),
-    "stop": ("get_eos_ids", "get_eos_id"),
-}
+        raise ValueError("its output is not JSON") from None
+    require(isinstance(value, dict), "its output is not a JSON object")
+    return value  # type: ignore[no-any-return]
 
 
 def _constants(methods: Mapping[str, Method]) -> dict[str, Any]:
-    found = {}
+    values: dict[str, Any] = {}
     for name, constants in CONSTANTS.items():
-        values = next(filter(None, (ints_of(methods.get(constant)) for constant in constants)), [])
-        if values:
-            found[name] = tuple(values) if name == "stop" else values[0]
-    return found
-
-
-def _undeclared(program: Program, methods: Mapping[str, Method]) -> Card:
-    """Return the card of a program by the shapes of its methods."""
-    card = Card(TEXT, inputs=("tokens", "position"), outputs=("logits",), **_constants(methods))
-    try:
-        signature = read_signature(program, card)
-    except UnsupportedProgram:
-        return Card(PROGRAM)
-    return replace(card, context=signature.context, chunk=signature.chunk)
+        ints = next(filter(None, (ints_of(methods.get(constant)) for constant in constants)), [])
+        if ints:
+            values[name] = tuple(ints) if name == "stop" else ints[0]
+    return values

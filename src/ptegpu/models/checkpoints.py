@@ -1,6 +1,6 @@
-"""Checkpoint folders where a program is wanted: each is exported once, and kept in the cache until it changes.
+"""Checkpoint folders in place of programs: each is exported once, and cached until it changes.
 
-Next to the files of a program is one with their sums. Whatever does not agree with it is made again.
+A file beside those of a program has their checksums. If any file differs, the checkpoint is exported again.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ STARTING = "Starting PyTorch"  # the first phase of an export
 
 
 def is_checkpoint(path: Any) -> bool:
-    """Whether it is a folder as the Hugging Face Hub has them."""
+    """Return whether it is a checkpoint folder in the layout of the Hugging Face Hub."""
     return isinstance(path, str | os.PathLike) and (Path(path) / "config.json").is_file()
 
 
-def check_folder_kind(folder: Path, kinds: Sequence[str], wanted: str = "") -> None:
-    """Raise UnsupportedProgram if a folder becomes a program of another kind, by its `config.json` alone."""
+def check_folder_kind(folder: Path, kinds: Sequence[str], expected: str = "") -> None:
+    """Raise UnsupportedProgram if a folder is exported to a program of another kind, by its `config.json` alone."""
     kind = kind_of_folder(folder)
     if kind not in kinds:
         settings = files.read_object(folder / "config.json", ExportError)
-        what = architecture(settings) or settings.get("model_type") or "no architecture"
-        noun, wanted = KINDS[kind].noun, wanted or KINDS[kinds[0]].noun
-        raise UnsupportedProgram(f"{folder} is a checkpoint of {what}, which becomes {noun}, not {wanted}")
+        name = architecture(settings) or settings.get("model_type") or "no architecture"
+        noun, expected = KINDS[kind].noun, expected or KINDS[kinds[0]].noun
+        raise UnsupportedProgram(f"{folder} is a checkpoint of {name}, which becomes {noun}, not {expected}")
 
 
 def program_of(path: Any, progress: Progress = silent, kinds: Sequence[str] = ()) -> Any:
-    """Return the program of a checkpoint folder, which is exported unless it was before; anything else as it is.
+    """Return the program of a checkpoint folder, exporting it if needed; anything else is returned as it is.
 
-    With `kinds`, a folder that becomes a program of another kind is refused.
+    With `kinds`, a folder that is exported to a program of another kind is refused.
     """
     if not is_checkpoint(path):
         return path
@@ -51,7 +51,9 @@ def program_of(path: Any, progress: Progress = silent, kinds: Sequence[str] = ()
         raise InvalidInput(f"{path} is a folder, and PTEGPU_CACHE=off: export it to a file first (`ptegpu export`)")
     folder = Path(path).resolve()
     own = f"{folder.name}-{_digest(str(folder))}"
-    target = cache / f"{own}-{_digest(__version__, *_facts(folder))}.pte"
+    sources = sorted(p for pattern in FILES for p in folder.glob(pattern))
+    versions = [[str(p.relative_to(folder)), (s := p.stat()).st_size, s.st_mtime_ns] for p in sources]
+    target = cache / f"{own}-{_digest(__version__, *versions)}.pte"
     if not _is_intact(target):
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -72,12 +74,12 @@ def _belongs(path: Path, target: Path) -> bool:
 
 
 def _entry(target: Path) -> list[Path]:
-    """Return the files of a program: its own, those of its tokenizer, the sums."""
+    """Return the files of a program: its own, those of its tokenizer, and the checksums."""
     return [path for path in target.parent.iterdir() if _belongs(path, target)]
 
 
 def _is_intact(target: Path) -> bool:
-    """Return whether all files of a program are there and as they were written, and no others."""
+    """Return whether all files of a program exist unchanged, and no others."""
     try:
         sums = json.loads(files.read_kept(target.with_suffix(SUMS), ExportError))
         paths = [path for path in _entry(target) if path != target.with_suffix(SUMS)]
@@ -101,11 +103,5 @@ def _export(folder: Path, target: Path, progress: Progress) -> None:
     export(folder, target, progress=progress)
 
 
-def _facts(folder: Path) -> list[Any]:
-    """What changes when a file does."""
-    found = sorted(p for pattern in FILES for p in folder.glob(pattern))
-    return [[str(p.relative_to(folder)), (s := p.stat()).st_size, s.st_mtime_ns] for p in found]
-
-
-def _digest(*facts: Any) -> str:
-    return sha256(json.dumps(facts).encode()).hexdigest()[:16]
+def _digest(*values: Any) -> str:
+    return sha256(json.dumps(values).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Compilation: a program as a bundle, with what programs of its kind need."""
+"""Compilation: a program as a bundle, with the plans that programs of its kind need."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def compile(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
-    """Compile a program to a bundle for `targets` (by default what every browser grants). Needs no GPU.
+    """Compile a program to a bundle for `targets` (by default the limits of every browser). Needs no GPU.
 
     `sizes` are the values to plan for, by name ("input 0[1]": dimension 1 of input 0; "how": an int input); `points`
-    are sizes one by one, by method. Without either, the plans hold for the sizes that the program's kind suggests, or
-    for all that it allows, or for a sample where there are too many. A language model also gets the method that
-    generates text, unless `methods` leave out `forward`; with `many`, the one that serves many sequences. `precision`
-    and `cache` replace those of the targets. See `ptegpu.load` for the rest.
+    are single combinations of sizes, by method. Without either, the plans hold for the sizes that the program's kind
+    suggests, else for all possible sizes, or a sample if there are too many. A language model also gets the
+    method that generates text, unless `methods` leave out `forward`; with `many`, the one that serves many sequences.
+    `precision` and `cache` replace those of the targets. See `ptegpu.load` for the rest.
     """
     from ..compiler import plan_program
 
     chosen = _targets(targets, precision, cache)
-    found = Source.of(source, LoadOptions(limits=limits), work="compiling it")
-    if found.bundle is not None:
-        raise InvalidInput(f"{found.name} is a bundle already; compile the program that it was made from")
+    opened = Source.of(source, LoadOptions(limits=limits), work="compiling it")
+    if opened.bundle is not None:
+        raise InvalidInput(f"{opened.name} is a bundle already; compile the program that it was made from")
     names = None if methods is None else (methods,) if isinstance(methods, str) else tuple(methods)
-    added = _additions(found, names, many, chosen)
+    added = _additions(opened, names, many, chosen)
     suggested = {name: p for name, p in added.points.items() if name in added.also or not (sizes or points)}
     return plan_program(
-        found.file,
+        opened.file,
         data,
         chosen,
         sizes,
@@ -85,7 +85,7 @@ def _targets(
 def _additions(
     source: Source, methods: Sequence[str] | None, many: Many | None, targets: Sequence[Target]
 ) -> Additions:
-    """Return what the program's kind adds to its plans; nothing if `forward` is left out."""
+    """Return the additions of the program's kind to its plans; none if `methods` leave out `forward`."""
     if many is not None:
         from .text.compiling import serving_plans
 

@@ -1,4 +1,4 @@
-"""The door: whatever holds a program, read and verified once, and opened as the model that it is for."""
+"""The door: any source of a program, read and verified once, and opened as the right kind of model."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ Loading: TypeAlias = "LoadOptions | Device | str | int | None"
 
 
 def loading(options: Loading, more: Mapping[str, Any]) -> LoadOptions:
-    """Return options for loading: given as such, as a device, or by name."""
+    """Return `LoadOptions` from such options or a device, and from fields by name."""
     if isinstance(options, LoadOptions):
         return replace(options, **more)
     return LoadOptions(**more) if options is None else LoadOptions(options, **more)
 
 
 def split_options(options: Loading, more: dict[str, Any]) -> LoadOptions:
-    """Return options for loading, with those of `more` that are among them; the others stay there."""
+    """Return `LoadOptions`, with their fields taken out of `more`. Other entries of `more` stay there."""
     names = [name for name in more if name in LoadOptions.__dataclass_fields__]
     return loading(options, {name: more.pop(name) for name in names})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """A program that was read and verified, with its card; what every model is opened from."""
+    """A verified program with its card, from which every model is opened."""
 
     file: File
     card: Card
     bundle: Bundle | None = None
-    path: Path | None = None  # of the program, beside which its tokenizer is; None: it comes from memory
+    path: Path | None = None  # of the program, beside which its tokenizer is; None: a program from memory
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Return its name in messages."""
         return self.file.path or "the program"
 
     @property
     def program(self) -> File | Bundle:
-        """What `ptegpu.load` and `ptegpu.compile` take."""
+        """Return an argument for `ptegpu.load` and `ptegpu.compile`."""
         return self.bundle or self.file
 
     @staticmethod
     def of(
         source: Openable, options: LoadOptions | None = None, kinds: Sequence[str] = (), work: str = "loading it"
     ) -> Source:
-        """Read a program: a file, a bundle, bytes, or a checkpoint folder, which is exported first and kept.
+        """Read a program: a file, a bundle, bytes, or a checkpoint folder, which is exported once and cached.
 
-        A folder of a kind that is not in `kinds` is refused by its `config.json` alone. Errors of
-        limits name the `work`.
+        A folder of a kind that is not in `kinds` is refused by its `config.json` alone. Errors about limits name the
+        `work`.
         """
         if isinstance(source, Source):
             return source
@@ -72,43 +72,45 @@ class Source:
         path = Path(source) if isinstance(source, str | os.PathLike) else None
         with Budget(options.limits).spending(work):
             bundle = source if isinstance(source, Bundle) else find_bundle(source)
-            file = bundle.file if bundle else _read(source)
+            if bundle is None:
+                from ..compiler import read_source  # only here: opening a bundle does without the compiler
+
+                file = read_source(source)  # type: ignore[arg-type]  # neither a bundle nor a `Source` here
+            else:
+                file = bundle.file
             return Source(file, read_card(file), bundle, path)
 
     def check_kind(self, *kinds: str) -> None:
         """Raise UnsupportedProgram unless the program is of one of these kinds."""
         if self.card.kind not in kinds:
-            noun, wanted = KINDS[self.card.kind].noun, KINDS[kinds[0]]
-            raise UnsupportedProgram(f"{self.name} is {noun}, not {wanted.noun}; make one with `{wanted.command}`")
+            noun, expected = KINDS[self.card.kind].noun, KINDS[kinds[0]]
+            raise UnsupportedProgram(f"{self.name} is {noun}, not {expected.noun}; make one with `{expected.command}`")
 
 
 def open(
     source: Openable, options: Loading = None, *, tokenizer: str | os.PathLike[str] | None = None, **more: Any
 ) -> Any:
-    """Open a program as what it is for: a `LanguageModel`, a `SpeechModel`, a `Pipeline`, or else a `Program`.
+    """Open a program as the right kind of model: `LanguageModel`, `SpeechModel`, `Pipeline`, or else `Program`.
 
     `source` is a `.pte`, a bundle, the bytes of either, or the folder of a Hugging Face checkpoint, which is exported
     once and kept in the cache. It is read and verified once. `options` are `LoadOptions`, or a device; `more` are their
-    fields by name, or arguments of the model. The tokenizer is looked for beside the program, unless it is given.
+    fields by name, or arguments of the model. By default, the tokenizer is the one beside the program.
     Close the model, or use it as a context manager.
     """
     chosen = split_options(options, more)
-    found = Source.of(source, chosen)
-    opener = resolve(KINDS[found.card.kind].opener)
-    own = signature(open_program if opener is open_plain else opener).parameters.keys() - {"source", "options", "more"}
-    if unknown := [name for name in more if name not in own]:
-        names = ", ".join(sorted({"tokenizer", *own, *LoadOptions.__dataclass_fields__}))
+    opened = Source.of(source, chosen)
+    opener = resolve(KINDS[opened.card.kind].opener)
+    own_options = signature(open_program if opener is open_plain else opener).parameters.keys() - {
+        "source",
+        "options",
+        "more",
+    }
+    if unknown := [name for name in more if name not in own_options]:
+        names = ", ".join(sorted({"tokenizer", *own_options, *LoadOptions.__dataclass_fields__}))
         raise InvalidInput(f"unknown option {unknown[0]!r}; options are {names}")
-    return opener(found, chosen, tokenizer=tokenizer, **more)
-
-
-def _read(source: Any) -> File:
-    """Return the program in a file or in bytes. The compiler, which a bundle does without, is imported now."""
-    from ..compiler import read_source
-
-    return read_source(source)
+    return opener(opened, chosen, tokenizer=tokenizer, **more)
 
 
 def open_plain(source: Source, options: LoadOptions, tokenizer: object = None, **more: Any) -> Program:
-    """Return a program on a device; it needs no tokenizer."""
+    """Return a plain program on a device. Its kind has no use for a tokenizer."""
     return open_program(source.program, options, **more)

@@ -1,13 +1,13 @@
-"""The table of kinds: what opens a program of each kind, how it is planned, exported, shown and served.
+"""The table of kinds: how a program of each kind is opened, planned, exported, shown and served.
 
-Functions are named as "module:function", because some are in packages above this one, and none is imported before it is
-needed. A new kind is a row here and a file with what it names.
+Functions are named as "module:function": some are in packages above this one, and none is imported before it is needed.
+A new kind is a row here, and a file with the functions that the row names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,69 +18,62 @@ from ..files import read_object
 TEXT, SEEING, SPEECH, TASK, PROGRAM = "text", "vision-language", "speech", "task", "program"
 LANGUAGE = (TEXT, SEEING)
 
-DECODERS = ("ForCausalLM", "LMHeadModel")  # ends of the names of classes that generate text
-SEEING_TYPES = ("smolvlm", "idefics3")  # in config.json, of language models that see
+DECODERS = ("ForCausalLM", "LMHeadModel")  # suffixes of the classes that generate text
+SEEING_TYPES = ("smolvlm", "idefics3")  # model types of language models that see
 SPEECH_TYPE = "whisper"
 SENTENCES = "modules.json"  # lists the parts of a sentence-transformers model
 
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """What a kind adds to the plans of its programs."""
+    """Sizes and methods that a kind adds to the plans of its programs."""
 
-    points: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)  # sizes, by method
-    also: Mapping[str, tuple[str, Callable[..., None]]] = field(default_factory=dict)  # name → method, tail
+    points: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)  # sizes by method
+    also: Mapping[str, tuple[str, Callable[..., None]]] = field(default_factory=dict)  # new name → method, tail
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class KindSpec:
     """A row of the table."""
 
     noun: str
     opener: str  # (source, options, **more) → the model
-    page: str  # the page of a site that shows it, where nothing speaks against it
+    page: str  # of a site; it shows the program unless the program lacks something that the page needs
     plans: str | None = None  # (file, card) → the `Additions` of `ptegpu.compile`
     exporter: str | None = None  # (folder, path, progress=…) writes the program of a checkpoint
-    command: str = ""  # that makes one
+    command: str = ""  # that makes such a program
     endpoint: str | None = None  # (source, options, **more) → an engine of `ptegpu serve`; None: it is not served
 
 
-KINDS: Mapping[str, Kind] = {
-    TEXT: Kind(
-        "a language model",
-        opener="ptegpu.models.text.model:LanguageModel",
-        page="chat",
-        plans="ptegpu.models.text.compiling:plans",
-        exporter="ptegpu.export:export_llm",
-        command="ptegpu export llm",
-        endpoint="ptegpu.serve.models:open_writer",
-    ),
-    SEEING: Kind(
-        "a language model that sees",
-        opener="ptegpu.models.text.model:LanguageModel",
-        page="chat",
-        plans="ptegpu.models.text.compiling:plans",
-        exporter="ptegpu.export:export_llm",
-        command="ptegpu export llm",
-        endpoint="ptegpu.serve.models:open_writer",
-    ),
-    SPEECH: Kind(
+_WRITER = KindSpec(
+    "a language model",
+    opener="ptegpu.models.text.model:LanguageModel",
+    page="chat",
+    plans="ptegpu.models.text.compiling:plans",
+    exporter="ptegpu.export:export_llm",
+    command="ptegpu export llm",
+    endpoint="ptegpu.serve.models:open_writer",
+)
+KINDS: Mapping[str, KindSpec] = {
+    TEXT: _WRITER,
+    SEEING: replace(_WRITER, noun="a language model that sees"),
+    SPEECH: KindSpec(
         "a program for speech",
         opener="ptegpu.models.speech.model:SpeechModel",
         page="any",
         exporter="ptegpu.export:export_speech",
         command="ptegpu export speech",
     ),
-    TASK: Kind(
+    TASK: KindSpec(
         "a program for a task",
         opener="ptegpu.models.tasks.pipeline:Pipeline",
         page="task",
-        plans="ptegpu.models.tasks.sizes:plans",
+        plans="ptegpu.models.tasks.specs:plans",
         exporter="ptegpu.export:export_hf",
         command="ptegpu export hf",
         endpoint="ptegpu.serve.models:open_encoder",
     ),
-    PROGRAM: Kind(
+    PROGRAM: KindSpec(
         "a program that does not say what it is for",
         opener="ptegpu.models.door:open_plain",
         page="image",
@@ -98,13 +91,13 @@ def resolve(name: str) -> Callable[..., Any]:
 
 
 def architecture(settings: Mapping[str, Any]) -> str:
-    """Return the name of the class that `config.json` names, or nothing."""
+    """Return the class named in `config.json`, or an empty string."""
     names = settings.get("architectures")
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
 
 def kind_of_folder(folder: Path) -> str:
-    """Return the kind of program that a checkpoint folder becomes, by its `config.json` alone."""
+    """Return the kind of program that a checkpoint folder is exported to, judged by its `config.json` alone."""
     if (folder / SENTENCES).is_file():
         return TASK
     settings = read_object(folder / "config.json", ExportError)

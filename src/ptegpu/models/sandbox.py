@@ -1,9 +1,9 @@
-"""Jinja2's sandbox with a budget: a template of a stranger ends soon and takes little memory, whatever it says.
+"""Jinja2's sandbox with a budget: any template of a stranger ends soon and takes little memory.
 
-All that may take long spends from the budget before it is done: a round of a loop, a call, a filter, an operator, a
-comparison, a list that is made, a character that is written. Tree nodes are added where Jinja2 has no hook of its own.
-An operation of more than linear time costs the product of its operands' sizes, so that no single one is long. CPU time
-is bounded, too, in proportion to the budget.
+Every operation that may take long spends from the budget before it runs: an iteration of a loop, a call, a filter, an
+operator, a comparison, a new list, a character of output. Tree nodes are added where Jinja2 has no hook of its own.
+An operation of more than linear time costs the product of its operands' sizes, so no single operation takes long.
+CPU time is also bounded, in proportion to the budget.
 """
 
 from __future__ import annotations
@@ -24,41 +24,46 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-STEP, ITEM = 64, 8  # what a call or a round of a loop costs, and an item of a list; a character costs 1
-NODE = 2  # what a node of a loop's or a macro's body costs in each round
-RATE = 1 << 20  # of the budget, a second of CPU time
-BITS = 4096  # of an int
-HASHED = 61  # bits from which ints may have the same hash
-WIDEST = 1000  # characters, of a field with a width
-DIGITS = 308  # after the point, of a float
-DEEP = 8  # levels of lists in lists that are indented
+STEP, ITEM = 64, 8  # costs of a call or an iteration, and of an item of a list; a character costs 1
+NODE = 2  # the cost of a node in the body of a loop or a macro, in each iteration
+RATE = 1 << 20  # budget per second of CPU time
+BITS = 4096  # of an int, at most
+HASHED = 61  # bits; ints of this size or more may have equal hashes
+WIDEST = 1000  # characters of a field with a width
+DIGITS = 308  # of a float, after the point
+DEEP = 8  # levels of nested lists that are indented
 _SIZED = (str, bytes, list, tuple, dict, set, frozenset, range)
 _VIEWS: Any = type({}.keys()) | type({}.values()) | type({}.items())
-_FREE = ("length", "count", "first", "last", "default", "d", "safe")  # filters that look at one item at most
-_LAZY = ("map", "select", "selectattr", "reject", "rejectattr", "items")  # whose work is paid item by item
-_LOOKING = {"in", "==", "eq", "equalto", "!=", "ne", "lower", "upper"}  # tests that look at all of a value
-_LOOKING |= {">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"}
+_FREE = ("length", "count", "first", "last", "default", "d", "safe")  # filters that read one item at most
+_LAZY = ("map", "select", "selectattr", "reject", "rejectattr", "items")  # filters that pay item by item
+_READING = {"in", "==", "eq", "equalto", "!=", "ne", "lower", "upper"}  # tests that read all of a value
+_READING |= {">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le"}
 _UNBOUNDED = ("wordwrap", "urlize", "striptags", "pprint", "random", "xmlattr")  # filters that no chat needs
-_PERCENT = re.compile(  # a width that is large or given, and a key that hides one
+_PERCENT = re.compile(  # a width that is large or an argument, and a key that hides one
     r"%(?:\([^()]*\(|(?:\([^)]*\))?[-+ #0]*(?:\*|\d{4}|\d*\.(?:\*|\d{4})))"
 )
-_BACKWARDS = ("rfind", "rindex", "rsplit", "rpartition")  # methods that try each place, unlike those that go forward
-_STRIPPING = ("strip", "lstrip", "rstrip")  # that look for each character in their argument
+_BACKWARDS = (
+    "rfind",
+    "rindex",
+    "rsplit",
+    "rpartition",
+)  # methods that compare at each position
+_STRIPPING = ("strip", "lstrip", "rstrip")  # methods that look up each character in their argument
 _REFUSED = ("expandtabs", "translate", "striptags", "unescape")  # methods of texts that no chat needs
 _WIDTH = re.compile(r"[{]|\d{4}")
 
 
 class TooMuch(Exception):
-    """The budget is spent."""
+    """The budget is exhausted."""
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Templates are made and rendered `within` a budget; each thread has its own."""
+    """An environment whose templates are compiled and rendered `within` a budget. Each thread has its own budget."""
 
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(finalize=self.made, **options)
+        super().__init__(finalize=self.pay, **options)
         self._budget = threading.local()
         del self.globals["lipsum"]
         for name in _UNBOUNDED:
@@ -66,11 +71,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name, function in dict[str, Any](self.filters).items():
             self.add_filter(name, function)
         for name, test in dict[str, Any](self.tests).items():
-            self.tests[name] = self._bounded(test, self._look if name in _LOOKING else _nothing)
+            self.tests[name] = self._bounded(test, self._spend_on_size if name in _READING else _nothing)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """A filter whose arguments and result are paid for."""
-        own: dict[str, Callable[..., None]] = {
+        """Add a filter that pays for its arguments and its result."""
+        costs: dict[str, Callable[..., None]] = {
             **dict.fromkeys(_FREE, _nothing),
             **dict.fromkeys(_LAZY, self._walk),
             "replace": self._spend_on_replace,
@@ -81,7 +86,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             "sum": self._spend_on_sum,
             "round": self._spend_on_round,
         }
-        self.filters[name] = self._bounded(function, own.get(name, self._spend_on_filter), name in _LAZY)
+        self.filters[name] = self._bounded(function, costs.get(name, self._spend_on_filter), name in _LAZY)
 
     @contextmanager
     def within(self, budget: int) -> Iterator[None]:
@@ -94,51 +99,51 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if self._budget.left < 0 or time.thread_time() > self._budget.until:
             raise TooMuch("it takes too long or writes too much")
 
-    # What the nodes that are added call. None of it can be named in a template.
+    # The added nodes call these methods. Templates cannot name them.
 
     def step(self, amount: int = 0) -> bool:
-        """A round of a loop, or a call, that writes so many characters of the template."""
+        """Pay for an iteration or a call that writes `amount` characters of the template."""
         self.spend(STEP + amount)
         return True
 
-    def made(self, value: Any) -> Any:
-        """The value, paid for by its size, with all that is in it."""
+    def pay(self, value: Any) -> Any:
+        """Pay for a value by its size, nested values included, and return it."""
         self.spend(self.size(value))
         return value
 
-    def taken(self, value: Any) -> Any:
-        """A part of a text or a list."""
+    def pay_part(self, value: Any) -> Any:
+        """Pay for a slice of a text or a list, and return it."""
         self.spend(self.length(value))
         return value
 
-    def joined(self, *values: Any) -> str:
-        """What `~` gives."""
+    def concatenate(self, *values: Any) -> str:
+        """Return the result of `~`."""
         self.spend(STEP + self.size(values))
         return str_join(values)
 
-    # Jinja2's own hooks
+    # Hooks of Jinja2
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         self.spend(STEP * (len(source) // STEP))
-        found: nodes.Template = _Bounding(self).visit(super()._parse(source, name, filename))
-        found.set_environment(self)
-        return found
+        template: nodes.Template = _Bounding(self).visit(super()._parse(source, name, filename))
+        template.set_environment(self)
+        return template
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if owner is __self:
             return __obj(*args)
         __self.spend(STEP + ITEM * (len(args) + len(kwargs)))
-        args = tuple(map(_whole, args))
+        args = tuple(map(_as_list, args))
         if isinstance(owner, type):
             raise TypeError(f"{__obj.__name__} is not allowed")
         if isinstance(owner, str | bytes):
             args = __self._method(owner, __obj.__name__, args, kwargs)
         elif isinstance(owner, list | tuple | range | LoopContext) or __obj is dict or __obj is Namespace:
-            __self._look(owner, *args, **kwargs)
+            __self._spend_on_size(owner, *args, **kwargs)
         elif isinstance(owner, int | float):
             __self.spend_on(*args, *kwargs.values())
-        return __self.made(super().call(__context, __obj, *args, **kwargs))
+        return __self.pay(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.spend(STEP)
@@ -155,12 +160,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.spend(self.size(left) + self.size(right))
         return super().call_binop(context, operator, left, right)
 
-    # What things cost
+    # Costs
 
     def size(self, value: Any) -> int:
-        """Items and characters of a value, with all that is in it, however often it is in it."""
+        """Return the cost of a value's items and characters. A value that is contained twice counts twice."""
         total, stack, left = 0, [value], self._budget.left
-        wide = 0  # ints; a table of them may compare each with each
+        wide = 0  # ints that may have equal hashes: a set may compare each pair
         while stack:
             v = stack.pop()
             kind = type(v)
@@ -188,43 +193,42 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return ITEM * len(value) if isinstance(value, _SIZED) else ITEM
 
     def spend_on(self, *values: Any, **more: Any) -> None:
-        """What a native function is given: an int may be a size, and costs its value."""
-        given = (*values, *more.values())
-        self.spend(sum(abs(v) if isinstance(v, int) else self.size(v) for v in given))
+        """Pay for the arguments of a native function. An int may be a size, so it costs its value."""
+        self.spend(sum(abs(v) if isinstance(v, int) else self.size(v) for v in (*values, *more.values())))
 
     def _bounded(
         self, function: Callable[..., Any], cost: Callable[..., None], lazy: bool = False
     ) -> Callable[..., Any]:
-        """Return a filter or a test that is paid for. A lazy one takes a generator as it is."""
-        first = getattr(function, "jinja_pass_arg", None) is not None  # of its arguments is Jinja2's own
+        """Return a filter or a test that pays for its arguments and result. A lazy one may take a generator."""
+        first = getattr(function, "jinja_pass_arg", None) is not None  # the first argument is Jinja2's own
 
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self.spend(STEP)
             if not lazy:
-                args = tuple(map(_whole, args))
+                args = tuple(map(_as_list, args))
             cost(*args[first:], **kwargs)
-            found = function(*args, **kwargs)
-            if isinstance(found, Iterator) and not isinstance(found, LoopContext):
-                return self._each(found, STEP + _characters(args[first + 1 :], kwargs))
-            return self.made(found)
+            result = function(*args, **kwargs)
+            if isinstance(result, Iterator) and not isinstance(result, LoopContext):
+                return self._each(result, STEP + _characters(args[first + 1 :], kwargs))
+            return self.pay(result)
 
         return bounded
 
     def _each(self, items: Iterable[Any], price: int) -> Iterator[Any]:
-        """Yield the items; each has its price."""
+        """Yield the items, and pay the price for each."""
         for item in items:
             self.spend(price)
             yield item
 
-    def _look(self, *values: Any, **more: Any) -> None:
+    def _spend_on_size(self, *values: Any, **more: Any) -> None:
         self.spend(self.size((values, more)))
 
     def _walk(self, value: Any, *_: Any, **__: Any) -> None:
         self.spend(self.length(value))
 
     def _spend_on_filter(self, value: Any, *args: Any, **more: Any) -> None:
-        self.spend(self.size(value) + self.length(value) * _characters(args, more))  # each is looked for in each
+        self.spend(self.size(value) + self.length(value) * _characters(args, more))  # each with each, at worst
         self.spend_on(*args, **more)
 
     def _spend_on_replace(self, text: Any, old: Any, new: Any, *_: Any, **__: Any) -> None:
@@ -247,21 +251,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _spend_on_sum(self, values: Any, attribute: Any = None, start: Any = 0) -> None:
         self.spend(self.length(values))
         if not isinstance(start, int | float):
-            raise TypeError("sum is of numbers")
+            raise TypeError("sum adds numbers only")
 
     def _spend_on_round(self, value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
         self.spend(self.size(value))
         if isinstance(precision, int) and abs(precision) > DIGITS:
-            raise ValueError(f"round to {DIGITS} digits at most")
+            raise ValueError(f"invalid precision {precision}: round has at most {DIGITS} digits")
 
-    def _spend_on_percent(self, text: Any, given: Any) -> None:
+    def _spend_on_percent(self, text: Any, values: Any) -> None:
         form = text if isinstance(text, str) else bytes(text).decode("latin-1") if isinstance(text, bytes) else ""
         if _PERCENT.search(form):
             raise ValueError("a format with such a width is not allowed")
-        self.spend(self.size(text) + form.count("%") * (WIDEST + self.size(given)))
+        self.spend(self.size(text) + form.count("%") * (WIDEST + self.size(values)))
 
     def _method(self, owner: Any, name: str, args: tuple[Any, ...], more: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Pays for a method of a text; its arguments."""
+        """Pay for a method of a text, and return its arguments."""
         self.spend(len(owner))
         if name in _REFUSED or (name in ("encode", "decode") and (args or more)):  # some codecs take quadratic time
             raise TypeError(f"{name} is not allowed")
@@ -286,22 +290,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TooMuch("a number is too large")
 
 
-def _whole(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """Return a generator's items as a list, anything else as it is."""
     return list(value) if isinstance(value, GeneratorType) else value
 
 
 def _characters(values: Iterable[Any], more: Mapping[str, Any]) -> int:
-    """Return how many characters those arguments have that are texts."""
+    """Return the number of characters in the texts among these arguments."""
     return sum(len(v) for v in (*values, *more.values()) if isinstance(v, str | bytes))
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What costs no more than a step."""
+    """Spend nothing: the operation costs no more than a step."""
 
 
 class _Bounding(NodeTransformer):
-    """Adds the calls of `step`, `made`, `taken` and `joined` to a template."""
+    """A visitor that adds calls of `step`, `pay`, `pay_part` and `concatenate` to a template."""
 
     def __init__(self, environment: Sandbox) -> None:
         self._environment = environment
@@ -311,11 +315,11 @@ class _Bounding(NodeTransformer):
         return nodes.Call(function, list(args), [], None, None, lineno=at.lineno)
 
     def _step(self, node: Any) -> Any:
-        """Each time its body begins, the body's own text is paid for."""
+        """Let a body pay for its own text each time it begins."""
         self.generic_visit(node)
-        text = sum(len(n.data) if isinstance(n, nodes.TemplateData) else NODE for n in node.find_all(nodes.Node))
-        paid = self._call(node, "step", nodes.Const(text, lineno=node.lineno))
-        node.body.insert(0, nodes.ExprStmt(paid, lineno=node.lineno))
+        cost = sum(len(n.data) if isinstance(n, nodes.TemplateData) else NODE for n in node.find_all(nodes.Node))
+        call = self._call(node, "step", nodes.Const(cost, lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(call, lineno=node.lineno))
         return node
 
     visit_Macro = visit_CallBlock = visit_Block = _step
@@ -323,29 +327,29 @@ class _Bounding(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         if node.test is not None:
             node.test = nodes.And(self._call(node, "step"), node.test, lineno=node.lineno)
-        found: nodes.Node = self._step(node)
-        return found
+        loop: nodes.Node = self._step(node)
+        return loop
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return self._call(node, "joined", *node.nodes)
+        return self._call(node, "concatenate", *node.nodes)
 
-    def _made(self, node: Any) -> nodes.Node:
+    def _new(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
-        return node if getattr(node, "ctx", "load") != "load" else self._call(node, "made", node)
+        return node if getattr(node, "ctx", "load") != "load" else self._call(node, "pay", node)
 
-    visit_List = visit_Tuple = visit_Dict = _made
+    visit_List = visit_Tuple = visit_Dict = _new
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        return self._call(node, "taken", node) if isinstance(node.arg, nodes.Slice) else node
+        return self._call(node, "pay_part", node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = self._looked_at(node.expr)
+        node.expr = self._paid(node.expr)
         for operand in node.ops:
-            operand.expr = self._looked_at(operand.expr)
+            operand.expr = self._paid(operand.expr)
         return node
 
-    def _looked_at(self, node: nodes.Expr) -> nodes.Expr:
-        return node if isinstance(node, nodes.Const) else self._call(node, "made", node)
+    def _paid(self, node: nodes.Expr) -> nodes.Expr:
+        return node if isinstance(node, nodes.Const) else self._call(node, "pay", node)

@@ -1,4 +1,4 @@
-"""Chat templates as `tokenizer_config.json` gives them, rendered by Jinja2 in a sandbox with a budget."""
+"""Chat templates from `tokenizer_config.json`, rendered by Jinja2 in a sandbox with a budget."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..errors import InvalidInput
 from .sandbox import STEP, Sandbox
 
 LONGEST = 1 << 18  # characters of a template
-BUDGET = 1 << 24  # for every conversation, see `sandbox`: some 200,000 steps, or 16 million characters
-FOR_EACH = 256  # more, for each character of a conversation
+BUDGET = 1 << 24  # of a conversation, see `sandbox`: some 200,000 steps, or 16 million characters
+FOR_EACH = 256  # added to the budget for each character of a conversation
 FORM = 200  # characters of a format for dates
 
 Message = Mapping[str, Any]  # {"role": "user" | "assistant" | "system", "content": …}
@@ -29,36 +29,32 @@ class ChatTemplate:
         self._special = dict(special)
         text = _default(source)
         if len(text) > LONGEST:
-            raise InvalidInput(f"the chat template is invalid: it has {len(text):,} characters, at most {LONGEST:,} do")
-        self._environment = _environment()
+            raise InvalidInput(f"the chat template is invalid: {len(text):,} characters; the limit is {LONGEST:,}")
+        self._environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
+        self._environment.add_filter("tojson", _to_json)
+        self._environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
         try:
             with self._environment.within(BUDGET):
                 self._template = self._environment.from_string(text)
-        except Exception as e:  # of the template, whatever it is
-            raise InvalidInput(f"the chat template is invalid: {_said(e)}") from None
+        except Exception as e:  # of any type, from the template
+            raise InvalidInput(f"the chat template is invalid: {_message(e)}") from None
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as the model was trained to see it."""
-        given = [dict(m) for m in messages]
+        """Return the conversation in the format that the model was trained with."""
+        values = {"messages": [dict(m) for m in messages], "add_generation_prompt": add_generation_prompt}
         try:
-            with self._environment.within(BUDGET + FOR_EACH * _characters(given)):
-                return self._template.render(
-                    **self._special,
-                    messages=given,
-                    add_generation_prompt=add_generation_prompt,
-                    tools=None,
-                    documents=None,
-                )
-        except Exception as e:  # of the template, whatever it is
-            raise InvalidInput(f"the chat template refuses this conversation: {_said(e)}") from None
+            with self._environment.within(BUDGET + FOR_EACH * _characters(values["messages"])):
+                return self._template.render(**self._special, **values, tools=None, documents=None)
+        except Exception as e:  # of any type, from the template
+            raise InvalidInput(f"the chat template refuses this conversation: {_message(e)}") from None
 
 
-def _said(e: Exception) -> str:
+def _message(e: Exception) -> str:
     return str(e) or type(e).__name__
 
 
 def _characters(value: object) -> int:
-    """Of a conversation; an item counts as some."""
+    """Return the characters of a conversation. Each item counts as `STEP` more."""
     if isinstance(value, str):
         return len(value)
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -66,33 +62,24 @@ def _characters(value: object) -> int:
 
 
 def _default(source: object) -> str:
-    """A template's text; of several, in a list of {"name", "template"}, the one named default, or the first."""
+    """Return a template's text; of a list of {"name", "template"}, the one named default, or the first."""
     if isinstance(source, str):
         return source
-    named = {}
-    if isinstance(source, list):
-        given = [t for t in source if isinstance(t, dict) and {"name", "template"} <= set(t)]
-        named = {str(t["name"]): str(t["template"]) for t in given}
+    items = [t for t in source if isinstance(t, dict)] if isinstance(source, list) else []
+    named = {str(t["name"]): str(t["template"]) for t in items if {"name", "template"} <= set(t)}
     if not named:
         raise InvalidInput("the chat template is neither a text nor a list of named texts")
     return named.get("default") or next(iter(named.values()))
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the model wrote, for training; here it is its content."""
+    """`{% generation %}…{% endgeneration %}`, which marks a model's text for training; here it is only its content."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
-
-
-def _environment() -> Sandbox:
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation])
-    environment.add_filter("tojson", _to_json)
-    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
-    return environment
 
 
 def _to_json(

@@ -58,7 +58,7 @@ def load(source: Any) -> Bundle:
     try:
         if label is not None and Path(label).is_dir():
             return _load_web(Path(label))
-        data, _ = open_source(source, name=None, wanted="a ptegpu bundle")
+        data, _ = open_source(source, name=None, expected="a ptegpu bundle")
         if bytes(data[: len(MAGIC)]) != MAGIC:
             raise InvalidProgram("not a ptegpu bundle")
         length = int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")

@@ -23,7 +23,7 @@ from ..errors import ExportError, InvalidInput, UnsupportedProgram
 from ..files import naming, read
 from ..models.door import Source
 from ..models.kinds import TASK
-from ..models.tasks.sizes import points_of
+from ..models.tasks.specs import points_of
 from ..models.text.compiling import GENERATE, plans
 from ..plan import CLASSES, Bundle, CompiledMethod, Target
 from ..plan.layout import MANIFEST

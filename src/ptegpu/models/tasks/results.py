@@ -1,4 +1,4 @@
-"""What the outputs of a program mean: one function for each kind of result."""
+"""Results of tasks: one function per kind of result, which interprets the outputs of a program."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import InvalidInput
-from ..media import enlarged, largest_class
+from ..media import largest_class, resized
 
 if TYPE_CHECKING:
     from ..card import Card
     from ..tokenizer import Tokenizer
 
 LONGEST_ANSWER = 30  # tokens
-SILENT = ("<pad>", "<s>", "</s>", "<unk>", "[PAD]", "[UNK]")  # tokens of speech that are not written
-SPACE = "|"  # between words, in speech
+SILENT = ("<pad>", "<s>", "</s>", "<unk>", "[PAD]", "[UNK]")  # tokens of speech without a text
+SPACE = "|"  # the token between words of speech
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A class, or a word to fill in, with its probability; of a regression, an output with its value."""
+    """A class or a word to fill in with its probability, or an output of a regression with its value."""
 
     label: str
     score: float
@@ -50,18 +50,18 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What a program gave for one input, and that input."""
+class TaskOutput:
+    """The outputs of a program for one input, and facts about that input."""
 
     outputs: Sequence[np.ndarray]
     card: Card
     top: int = 5  # labels
     tokenizer: Tokenizer | None = None
-    encoding: Any = None  # of a text
+    encoding: Any = None  # of the text
     text: str = ""
     context: str = ""
-    size: tuple[int, int] = (0, 0)  # height and width of a picture
-    names: Sequence[str] = ()  # of the classes, in place of the card's
+    size: tuple[int, int] = (0, 0)  # height and width of the picture
+    names: Sequence[str] = ()  # of the classes; empty: the labels of the card
 
     def name(self, k: int) -> str:
         """Return the name of a class."""
@@ -69,82 +69,86 @@ class Row:
         return names[k] if k < len(names) else f"class {k}"
 
 
-def array(row: Row) -> np.ndarray:
-    """Return the output as it is."""
-    return row.outputs[0]
+def array(output: TaskOutput) -> np.ndarray:
+    """Return the first output unchanged."""
+    return output.outputs[0]
 
 
-def vectors(row: Row) -> np.ndarray:
-    """Return the vectors of the tokens, without those of the padding."""
-    return row.outputs[0][: len(row.encoding.ids)]
+def vectors(output: TaskOutput) -> np.ndarray:
+    """Return the vectors of the tokens, without padding."""
+    return output.outputs[0][: len(output.encoding.ids)]
 
 
-def labels(row: Row) -> list[Label]:
+def labels(output: TaskOutput) -> list[Label]:
     """Return the likeliest classes."""
-    logits = row.outputs[0]
-    if row.card.regression:
-        parts = logits
+    logits = output.outputs[0]
+    if output.card.regression:
+        scores = logits
     else:
-        parts = 1 / (1 + np.exp(-logits.astype(np.float64))) if row.card.many else softmax(logits)
-    order = np.argsort(-parts, kind="stable")[: row.top]
-    return [Label(row.name(int(k)), float(parts[k])) for k in order]
+        scores = 1 / (1 + np.exp(-logits.astype(np.float64))) if output.card.many else softmax(logits)
+    return [Label(output.name(k), float(scores[k])) for k in likeliest(scores, output.top)]
 
 
-def spans(row: Row) -> list[Span]:
+def spans(output: TaskOutput) -> list[Span]:
     """Return a label for each token."""
-    e = row.encoding
-    parts = softmax(row.outputs[0][: len(e.ids)])
-    found = []
-    for k, (special, (start, end)) in enumerate(zip(e.special_tokens_mask, e.offsets)):
+    encoding = output.encoding
+    scores = softmax(output.outputs[0][: len(encoding.ids)])
+    results = []
+    for row, special, (start, end) in zip(scores, encoding.special_tokens_mask, encoding.offsets):
         if not special:
-            best = int(parts[k].argmax())
-            found.append(Span(row.text[start:end], row.name(best), float(parts[k, best]), start, end))
-    return found
+            best = int(row.argmax())
+            results.append(Span(output.text[start:end], output.name(best), float(row[best]), start, end))
+    return results
 
 
-def answer(row: Row) -> Answer:
-    """Return the tokens of the context between which the sum of logits is the largest."""
-    inside = np.array([s == 1 for s in row.encoding.sequence_ids])
+def answer(output: TaskOutput) -> Answer:
+    """Return the span of the context with the likeliest first and last token."""
+    inside = np.array([s == 1 for s in output.encoding.sequence_ids])
     if not inside.any():
         raise InvalidInput("the question leaves no room for the context")
     n = len(inside)
-    first, last = (softmax(np.where(inside, y[:n], -np.inf)) for y in row.outputs)
+    first, last = (softmax(np.where(inside, y[:n], -np.inf)) for y in output.outputs)
     score = np.triu(first[:, None] * last[None]) - np.triu(np.outer(first, last), LONGEST_ANSWER)
     i, j = np.unravel_index(score.argmax(), score.shape)
-    start, end = row.encoding.offsets[i][0], row.encoding.offsets[j][1]
-    return Answer(row.context[start:end], float(score[i, j]), start, end)
+    start, end = output.encoding.offsets[i][0], output.encoding.offsets[j][1]
+    return Answer(output.context[start:end], float(score[i, j]), start, end)
 
 
-def words(row: Row) -> list[Label]:
+def words(output: TaskOutput) -> list[Label]:
     """Return the likeliest words in place of the mask."""
-    tokenizer, mask = row.tokenizer, row.card.text.mask if row.card.text else None
+    tokenizer, mask = output.tokenizer, output.card.text.mask if output.card.text else None
     assert tokenizer is not None
-    at = [k for k, token in enumerate(row.encoding.ids) if token == mask]
-    if len(at) != 1:
-        shown = tokenizer.decode_token(mask or 0)
-        raise InvalidInput(f"there are {len(at)} masks in the text; write {shown} once, for the word to fill in")
-    parts = softmax(row.outputs[0][at[0]])
-    order = [int(k) for k in np.argsort(-parts, kind="stable")[: row.top]]
-    return [Label(tokenizer.decode([k]).strip() or tokenizer.decode_token(k), float(parts[k])) for k in order]
+    positions = [k for k, token in enumerate(output.encoding.ids) if token == mask]
+    if len(positions) != 1:
+        name = tokenizer.decode_token(mask or 0)
+        raise InvalidInput(f"there are {len(positions)} masks in the text; write {name} once, for the word to fill in")
+    scores = softmax(output.outputs[0][positions[0]])
+    texts = {k: tokenizer.decode([k]).strip() or tokenizer.decode_token(k) for k in likeliest(scores, output.top)}
+    return [Label(text, float(scores[k])) for k, text in texts.items()]
 
 
-def segments(row: Row) -> np.ndarray:
+def segments(output: TaskOutput) -> np.ndarray:
     """Return the likeliest class of each pixel, int32 (height, width)."""
-    return largest_class(row.outputs[0], *row.size)
+    return largest_class(output.outputs[0], *output.size)
 
 
-def depths(row: Row) -> np.ndarray:
+def depths(output: TaskOutput) -> np.ndarray:
     """Return the depth of each pixel, float32 (height, width)."""
-    (y,) = row.outputs
-    return enlarged(y.reshape(1, *y.shape[-2:]), *row.size)[0]
+    (y,) = output.outputs
+    return resized(y.reshape(1, *y.shape[-2:]), *output.size)[0]
 
 
-def spoken(row: Row) -> str:
-    """Return the likeliest token of each frame, without repetitions and blanks, as a text."""
-    best = row.outputs[0].argmax(-1)
-    kept = [int(t) for k, t in enumerate(best) if t != row.card.blank and (k == 0 or t != best[k - 1])]
-    written = (t for t in map(row.name, kept) if t not in SILENT)
-    return " ".join("".join(" " if t == SPACE else t for t in written).split())
+def spoken(output: TaskOutput) -> str:
+    """Return the text of the likeliest tokens of the frames, without repetitions and blanks."""
+    best = output.outputs[0].argmax(-1)
+    tokens = [int(t) for k, t in enumerate(best) if t != output.card.blank and (k == 0 or t != best[k - 1])]
+    texts = (t for t in map(output.name, tokens) if t not in SILENT)
+    return " ".join("".join(" " if t == SPACE else t for t in texts).split())
+
+
+def likeliest(scores: np.ndarray, count: int) -> list[int]:
+    """Return the indices of the highest scores, highest first."""
+    return [int(k) for k in np.argsort(-scores, kind="stable")[:count]]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
