@@ -143,7 +143,7 @@ def test_the_same_as_json(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
         "delegated": {},
         "outside": [],
         "check": None,
-        "notes": [f"{folder} has no tokenizer.json: the model can be run, but not be given text"],
+        "notes": [f"{folder} has no tokenizer.json: the model takes and returns tokens, not text"],
     } == found
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ptegpu
-from ptegpu.export import Exported, Lowered, Source, export_with_account
+from ptegpu.export import Exported, Lowered, MethodSource, export_with_account
 from ptegpu.format import read_program
 
 
@@ -21,7 +21,7 @@ def noise(*shape: int) -> Tensor:
 
 def exported(module: nn.Module, *args: Any, dynamic: Any = None, delegate: bool = True) -> Exported[None]:
     """Checked against eager PyTorch, and without notes."""
-    made = export_with_account(Source(module, args, dynamic), delegate=delegate)
+    made = export_with_account(MethodSource(module, args, dynamic), delegate=delegate)
     assert [] == made.notes
     assert made.difference is not None
     return made
@@ -224,8 +224,8 @@ class Random(nn.Module):
 
 
 def test_chance_is_no_constant() -> None:
-    made = export_with_account(Source(Random(), (torch.zeros(16),)))
-    assert ["not checked: the module gives other results each time"] == made.notes
+    made = export_with_account(MethodSource(Random(), (torch.zeros(16),)))
+    assert ["not checked: the module returns different results each time"] == made.notes
     with ptegpu.load(made.lowered.data) as program:
         assert not torch.equal(program(torch.zeros(16)), program(torch.zeros(16)))
 

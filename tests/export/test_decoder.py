@@ -13,8 +13,8 @@ from tests.zoo import checkpoints
 from tests.zoo.families import FAMILIES, VOCAB, config, write
 
 from ptegpu.export import Options, load_decoder
-from ptegpu.export.checkpoint import Store, Weights, load
-from ptegpu.export.config import Config, read_config
+from ptegpu.export.checkpoint import TensorStore, Weights, load
+from ptegpu.export.config import DecoderConfig, read_config
 from ptegpu.export.decoder import Decoder
 from ptegpu.export.families import FAMILIES as SUPPORTED
 
@@ -84,21 +84,21 @@ def test_angles_that_depend_on_the_length(
     assert apart(logits(decoder, chunks), wanted) < TOLERANCE
 
 
-def turned(**changes: Any) -> Callable[[Config], Config]:
+def turned(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
     """With other angles."""
 
-    def other(config: Config) -> Config:
+    def other(config: DecoderConfig) -> DecoderConfig:
         layers = (replace(layer, rope=layer.rope and replace(layer.rope, **changes)) for layer in config.layers)
         return replace(config, layers=tuple(layers))
 
     return other
 
 
-def everywhere(config: Config) -> Config:
+def everywhere(config: DecoderConfig) -> DecoderConfig:
     return replace(config, layers=(config.layers[0],) * len(config.layers))
 
 
-WRONG: list[tuple[str, Callable[[Config], Config] | dict[str, Any]]] = [
+WRONG: list[tuple[str, Callable[[DecoderConfig], DecoderConfig] | dict[str, Any]]] = [
     ("granite", {"embedding_scale": 1.0}),
     ("granite", {"attention_scale": None}),
     ("granite", {"residual_scale": 1.0}),
@@ -131,11 +131,11 @@ def test_what_is_wrong_shows(name: str, change: Any, tmp_path: Path) -> None:
     right = read_config(tmp_path)
     decoders = [Decoder(c, right.trained, all_logits=True) for c in (right, _changed(right, change))]
     for decoder in decoders:
-        load(decoder, Store(tmp_path), Weights(), lambda *_: None)
+        load(decoder, TensorStore(tmp_path), Weights(), lambda *_: None)
     assert apart(*(logits(decoder, [PROMPT]) for decoder in decoders)) > 10 * TOLERANCE
 
 
-def _changed(config: Config, change: Any) -> Config:
+def _changed(config: DecoderConfig, change: Any) -> DecoderConfig:
     return replace(config, **change) if isinstance(change, dict) else change(config)
 
 
@@ -147,5 +147,5 @@ def test_the_last_token_alone(tmp_path: Path) -> None:
 
 def test_a_context_within_the_window_needs_no_mask(tmp_path: Path) -> None:
     config = read_config(checkpoints.write(tmp_path, "gemma3"))
-    assert [5, None] == [window.size for window in Decoder(config, 64).windows]
-    assert [None] == [window.size for window in Decoder(config, 5).windows]
+    assert [5, None] == [mask.window for mask in Decoder(config, 64).windows]
+    assert [None] == [mask.window for mask in Decoder(config, 5).windows]

@@ -20,8 +20,8 @@ import ptegpu
 from ptegpu.errors import ExportError
 from ptegpu.export import Bounds, export_hf, wrapped
 from ptegpu.export.hf import load_model
-from ptegpu.export.hf_facts import read_processing
-from ptegpu.export.hf_sentences import finish_of
+from ptegpu.export.hf_processing import read_processing
+from ptegpu.export.hf_sentences import read_pooling
 from ptegpu.models.tasks.results import Row, labels
 from ptegpu.site import VARIANTS, make_site
 
@@ -310,10 +310,10 @@ def changed(folder: Path, **settings: Any) -> Path:
         ({"backbone": "x/y"}, "config.json: backbone is 'x/y', which is not in the folder; give backbone_config"),
         ({"vision_config": {"backbone": "x/y", "backbone_config": None}}, "config.json: backbone is 'x/y'"),
         ({"quantization_config": {"quant_method": "awq"}}, "BertModel is quantized"),
-        ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration is for no task"),
-        ({"architectures": ["os.system"]}, "os.system is for no task that can be exported"),
-        ({"model_type": "none", "auto_map": {"AutoConfig": "evil.Config"}}, "cannot be made for"),
-        ({"num_hidden_layers": 2}, "BertModel misses the weights encoder.layer.1"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration has no task"),
+        ({"architectures": ["os.system"]}, "os.system has no task that can be exported"),
+        ({"model_type": "none", "auto_map": {"AutoConfig": "evil.Config"}}, "cannot be built for"),
+        ({"num_hidden_layers": 2}, "BertModel lacks the weights encoder.layer.1"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -351,7 +351,7 @@ def test_weights_are_safetensors_inside_the_folder(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(
-        ExportError, match=r"there are no \*\.safetensors files; pytorch_model\.bin is of an older kind"
+        ExportError, match=r"there are no \*\.safetensors files; pytorch_model\.bin has an older format"
     ):
         load_model(folder)
     (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
@@ -365,11 +365,11 @@ def test_another_task_needs_its_weights(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder", "masks")
     model, task, _ = load_model(folder, "feature-extraction")  # without its pooler, which nothing reads
     assert ("BertModel", "feature-extraction") == (type(model).__name__, task)
-    with pytest.raises(ExportError, match=r"BertForTokenClassification misses the weights classifier\.bias"):
+    with pytest.raises(ExportError, match=r"BertForTokenClassification lacks the weights classifier\.bias"):
         load_model(folder, "token-classification")
-    with pytest.raises(ExportError, match="cannot be made for depth-estimation"):
+    with pytest.raises(ExportError, match="cannot be built for depth-estimation"):
         load_model(folder, "depth-estimation")
-    with pytest.raises(ExportError, match="task is 'poetry'; choose from feature-extraction, "):
+    with pytest.raises(ExportError, match="invalid task 'poetry': expected one of feature-extraction, "):
         export_hf(folder, tmp_path / "m.pte", task="poetry")  # type: ignore[arg-type]
 
 
@@ -389,16 +389,16 @@ def test_sentences_are_pooled_as_modules_json_says(tmp_path: Path) -> None:
     }
     for name, pooled in pools.items():
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{name}": True}))
-        torch.testing.assert_close(torch.tanh(pooled @ weight.T + bias), finish_of(folder)(hidden, mask))
+        torch.testing.assert_close(torch.tanh(pooled @ weight.T + bias), read_pooling(folder)(hidden, mask))
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
-    with pytest.raises(ExportError, match="pooling is lasttoken; one of cls, mean, max"):
-        finish_of(folder)
+    with pytest.raises(ExportError, match="invalid pooling lasttoken: expected one of cls, mean, max"):
+        read_pooling(folder)
     (folder / "modules.json").write_text(json.dumps([*listed[:2], {"path": "../..", "type": "x.Dense"}]))
     with pytest.raises(ExportError, match="leads out of its folder"):
-        finish_of(folder)
+        read_pooling(folder)
     (folder / "modules.json").write_text("[1]")
     with pytest.raises(ExportError, match=r"modules\.json is not a list of modules"):
-        finish_of(folder)
+        read_pooling(folder)
 
 
 def test_every_task_is_wrapped() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ptegpu.export.experts import ByteExperts, Experts, GroupedExperts, top_experts
+from ptegpu.export.experts import ByteExperts, FloatExperts, GroupedExperts, top_experts
 from ptegpu.export.layers import (
     ByteLinear,
     GroupedEmbedding,
@@ -93,7 +93,7 @@ def test_experts(each: bool) -> None:
     """Every row by the weights of its own experts, in floats, 8 and 4 bits."""
     weights = torch.randn((3, 8, 64), generator=torch.Generator().manual_seed(2))
     x = torch.randn((3, 2, 64), generator=torch.Generator().manual_seed(3)) if each else X[0]
-    plain = Experts(3, 8, 64)
+    plain = FloatExperts(3, 8, 64)
     plain.weight = torch.nn.Parameter(weights.flatten(0, 1))
     expected = torch.stack([torch.stack([weights[e] @ (x[s, a] if each else x[s]) for a, e in enumerate(row)])
                             for s, row in enumerate(CHOSEN.tolist())])  # fmt: skip

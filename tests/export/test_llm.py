@@ -139,20 +139,20 @@ def test_without_tokenizer_and_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert made.check is None
     assert [
         "not checked: no adapter here",
-        f"{folder} has no tokenizer.json: the model can be run, but not be given text",
+        f"{folder} has no tokenizer.json: the model takes and returns tokens, not text",
     ] == made.notes
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(dtype="float64"), "dtype is 'float64'; choose from float32, float16"),
-        (Options(quantize="3bit"), "quantize is '3bit'; choose from none, 4bit, 8da4w, 8bit"),
-        (Options(group=48), "group is 48; choose from 32, 64, 128"),
-        (Options(embedding="2bit"), "embedding is '2bit'; choose from float, 4bit"),
-        (Options(max_context=65), "max_context is 65, but the model was made for 64 positions"),
-        (Options(max_seq=33, max_context=32), "max_seq is 33; it must be from 2 to max_context, 32"),
-        (Options(max_seq=1), "max_seq is 1; it must be from 2 to max_context, 64"),
+        (Options(dtype="float64"), "invalid dtype 'float64': expected one of float32, float16"),
+        (Options(quantize="3bit"), "invalid quantize '3bit': expected one of none, 4bit, 8da4w, 8bit"),
+        (Options(group=48), "invalid group 48: expected one of 32, 64, 128"),
+        (Options(embedding="2bit"), "invalid embedding '2bit': expected one of float, 4bit"),
+        (Options(max_context=65), "invalid max_context 65: the model was made for 64 positions"),
+        (Options(max_seq=33, max_context=32), "invalid max_seq 33: expected a number from 2 to max_context, 32"),
+        (Options(max_seq=1), "invalid max_seq 1: expected a number from 2 to max_context, 64"),
     ],
 )
 def test_options_that_make_no_sense(options: Options, message: str, tmp_path: Path) -> None:

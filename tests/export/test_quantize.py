@@ -16,8 +16,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ptegpu
 from ptegpu.errors import ExportError
-from ptegpu.export import Source, export, export_with_account, quiet
-from ptegpu.export.check import Check, Checked
+from ptegpu.export import MethodSource, export, export_with_account, quiet
+from ptegpu.export.check import CheckResult, EagerCheck
 
 X = torch.randn((4, 64), generator=torch.Generator().manual_seed(0))
 SOURCE = """
@@ -43,7 +43,7 @@ def layers(inner: int = 32, outer: int = 16) -> nn.Module:
 def test_linear_layers_are_quantized(how: str, operator: str, bits: int) -> None:
     module = layers()
     weight = module[0].weight  # type: ignore[index]
-    made = export_with_account(Source(module, (X,)), quantize=how, delegate=bool(operator))
+    made = export_with_account(MethodSource(module, (X,)), quantize=how, delegate=bool(operator))
     assert [] == made.notes and made.difference is not None
     if operator:
         assert 2 == made.lowered.delegated[operator]
@@ -58,9 +58,9 @@ def test_linear_layers_are_quantized(how: str, operator: str, bits: int) -> None
 @pytest.mark.parametrize("sizes", [{"inner": 40}, {"outer": 1}, {"outer": 3}], ids=str)
 def test_layers_that_do_not_divide_into_groups_stay_in_floats(sizes: dict[str, int], how: str) -> None:
     """As heads of classifiers do, whose rows are labels: ExecuTorch fails to pack these."""
-    made = export_with_account(Source(layers(**sizes), (X,)), quantize=how)
+    made = export_with_account(MethodSource(layers(**sizes), (X,)), quantize=how)
     why = "their columns do not divide into groups of 32, or their rows by 4"
-    note = f"linear layers that stay in floats, as {why}: 2"
+    note = f"linear layers that stay in floats, because {why}: 2"
     assert ([note], 1) == (made.notes, made.lowered.delegated["aten.linear.default"])
 
 
@@ -82,21 +82,21 @@ def test_sizes_that_a_partition_takes_and_a_quantized_layer_does_not_need(how: s
     """The second layer's partition is given batch × length, for a view that becomes a part of the layer."""
     shapes = {"x": {0: torch.export.Dim("b", max=4), 1: torch.export.Dim("t", max=8)}}
     module, x = Split().eval(), X.repeat(3, 1, 1)
-    made = export_with_account(Source(module, (x,), shapes), quantize=how)
+    made = export_with_account(MethodSource(module, (x,), shapes), quantize=how)
     assert ([], 2) == (made.notes, made.lowered.partitions)
     with ptegpu.load(made.lowered.data) as program:
         assert (2, 7, 64) == tuple(program(torch.ones(2, 7, 64)).shape)
 
 
 def test_rows_of_bytes_need_no_groups() -> None:
-    assert [] == export_with_account(Source(layers(inner=40), (X,)), quantize="8bit", check=False).notes
+    assert [] == export_with_account(MethodSource(layers(inner=40), (X,)), quantize="8bit", check=False).notes
 
 
 @pytest.mark.parametrize(
     ("module", "how", "message"),
     [
         (nn.ReLU(), "8bit", "quantize is '8bit', but the module has no linear layers (torch.nn.Linear): leave it out"),
-        (layers(), "int8", "quantize is 'int8'; choose from none, 8bit, 4bit, 8da4w"),
+        (layers(), "int8", "invalid quantize 'int8': expected one of none, 4bit, 8da4w, 8bit"),
         (
             layers().half(),
             "8bit",
@@ -112,7 +112,7 @@ def test_what_cannot_be_quantized(module: nn.Module, how: str, message: str) -> 
 @pytest.mark.parametrize("how", ["4bit", "8da4w"])
 def test_four_bits_need_partitions(how: str) -> None:
     message = (
-        f"quantize is {how!r}, whose operators partitions alone have: choose 8bit, or leave out --no-delegate "
+        f"quantize is {how!r}, whose operators exist only in partitions: choose 8bit, or leave out --no-delegate "
         "(delegate=False)"
     )
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
@@ -123,7 +123,7 @@ def test_layers_whose_weights_the_module_reads_itself() -> None:
     """As encoders of PyTorch do, and attention, which is no linear layer for torchao."""
     torch.manual_seed(2)
     module = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True).eval()
-    made = export_with_account(Source(module, (X[None],)), quantize="8bit")
+    made = export_with_account(MethodSource(module, (X[None],)), quantize="8bit")
     assert [] == made.notes and made.difference is not None
     assert 2 == made.lowered.delegated["aten._weight_int8pack_mm.default"]
 
@@ -144,8 +144,8 @@ class Shifted(nn.Module):
 def test_several_methods_in_one_file() -> None:
     n = torch.export.Dim("n", max=32)
     others = {
-        "encode": Source(nn.Linear(64, 8), (X,), {"input": {0: n}}),
-        "shift": Source(Shifted(), (), None, {"x": X, "by": X[:1]}),
+        "encode": MethodSource(nn.Linear(64, 8), (X,), {"input": {0: n}}),
+        "shift": MethodSource(Shifted(), (), None, {"x": X, "by": X[:1]}),
     }
     data = export(layers(), X, methods=others, quantize="8bit")
     with ptegpu.load(data) as program:
@@ -166,12 +166,15 @@ class Broken(nn.Module):
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        ({"forward": Source(nn.ReLU(), (X,))}, "methods has 'forward': give a name that Python takes, other than "),
-        ({"a b": Source(nn.ReLU(), (X,))}, "methods has 'a b': give a name that Python takes, other than 'forward', "),
-        ({"other": nn.ReLU()}, "methods['other'] is a ReLU: give a ptegpu.export.Source"),
-        ({"other": Source(Broken(), (X,))}, "PyTorch cannot trace this module: AttributeError: 'Broken' object has no"),
+        ({"forward": MethodSource(nn.ReLU(), (X,))}, "invalid method name 'forward': expected a Python "),
+        ({"a b": MethodSource(nn.ReLU(), (X,))}, "invalid method name 'a b': expected a Python identifier"),
+        ({"other": nn.ReLU()}, "methods['other'] is a ReLU: give a ptegpu.export.MethodSource"),
         (
-            {"other": Source(nn.ReLU(), (X,), {"input": {0: torch.export.Dim("n")}})},
+            {"other": MethodSource(Broken(), (X,))},
+            "PyTorch cannot trace this module: AttributeError: 'Broken' object",
+        ),
+        (
+            {"other": MethodSource(nn.ReLU(), (X,), {"input": {0: torch.export.Dim("n")}})},
             'input: dimension 0 has no largest size: give one, as in torch.export.Dim("n", max=64)',
         ),
     ],
@@ -184,12 +187,12 @@ def test_methods_that_cannot_be(methods: dict[str, Any], message: str) -> None:
 def test_the_results_of_every_method_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
 
-    def compare(self: Check, data: bytes, *, rounded: bool) -> Checked:
+    def compare(self: EagerCheck, data: bytes, *, rounded: bool) -> CheckResult:
         checked.extend(self.modules)
-        return Checked(float(len(checked)))
+        return CheckResult(float(len(checked)))
 
-    monkeypatch.setattr(Check, "compare", compare)
-    made = export_with_account(Source(nn.ReLU(), (X,)), methods={"other": Source(nn.Tanh(), (X,))})
+    monkeypatch.setattr(EagerCheck, "compare", compare)
+    made = export_with_account(MethodSource(nn.ReLU(), (X,)), methods={"other": MethodSource(nn.Tanh(), (X,))})
     assert (["forward", "other"], 2.0) == (checked, made.difference)
 
 
@@ -210,9 +213,9 @@ def test_a_note_says_that_activations_stay_floats(make: Callable[[], nn.Module])
     module = dynamic_int8(make())
     count = sum(isinstance(m, nn.Linear) for m in make().modules())
     note = (
-        f"{count} of {count} activations that the module rounds to 8 bits stay floats: for them, partitions have "
-        "operators with weights in 8 bits alone. Without partitions (--no-delegate, delegate=False), all are rounded"
+        f"{count} of {count} activations that the module rounds to 8 bits stay floats: partitions only have operators "
+        "that round the weights. Without partitions (--no-delegate, delegate=False), all are rounded"
     )
-    assert [note] == export_with_account(Source(module, (X,))).notes
-    made = export_with_account(Source(module, (X,)), delegate=False)
+    assert [note] == export_with_account(MethodSource(module, (X,))).notes
+    made = export_with_account(MethodSource(module, (X,)), delegate=False)
     assert [] == made.notes and made.difference is not None and made.difference < 1e-5
