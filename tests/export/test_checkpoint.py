@@ -1,4 +1,4 @@
-"""Weights from files: ways to store them, and what is said about files that do not fit."""
+"""Weights from files: formats to store them in, and messages about files that do not fit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ptegpu.export.layers import ByteLinear, GroupedEmbedding, GroupedLinear
 
 def replaced(folder: Path, changes: dict[str, torch.Tensor | None]) -> Path:
     """A Qwen3 with other tensors; None: without."""
-    made = tensors("qwen3") | changes
+    state = tensors("qwen3") | changes
     write(folder, "qwen3")
-    save_file({k: v for k, v in made.items() if v is not None}, folder / "model.safetensors")
+    save_file({k: v for k, v in state.items() if v is not None}, folder / "model.safetensors")
     return folder
 
 
@@ -47,9 +47,9 @@ def test_interleaved_rows_become_halves_where_they_are_turned(
 ) -> None:
     """Turned in halves, what was loaded gives the scores that the checkpoint gives, turned by neighbours."""
     (tmp_path / "config.json").write_text(json.dumps(families.config("cohere")))
-    whole = read_config(tmp_path)
-    rope = replace(whole.layers[0].rope, dim=int(whole.head_dim * share))  # type: ignore[type-var]
-    config = replace(whole, layers=(LayerConfig(rope),))
+    full = read_config(tmp_path)
+    rope = replace(full.layers[0].rope, dim=int(full.head_dim * share))  # type: ignore[type-var]
+    config = replace(full, layers=(LayerConfig(rope),))
     if fused:
         names = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "self_attn.qkv")
         monkeypatch.setitem(FAMILIES, "cohere", replace(FAMILIES["cohere"], names=names))
@@ -57,17 +57,17 @@ def test_interleaved_rows_become_halves_where_they_are_turned(
     x = {"q": torch.randn(5, heads * dim), "k": torch.randn(5, shared * dim)}
     stored = {"q": x["q"], "k": x["k"]} if not fused else dict.fromkeys("qk", torch.cat((x["q"], x["k"], x["k"]), 1))
     table = RotaryTable(rope, 5)
-    found, expected = {}, {}
+    actual, expected = {}, {}
     for each, count in (("q", heads), ("k", shared)):
         total, rows = _rows(config, f"self_attn.{each}_proj")
         assert rows is not None and total == stored[each].shape[1]
-        found[each] = stored[each][:, rows()].view(1, 5, count, dim)
+        actual[each] = stored[each][:, rows()].view(1, 5, count, dim)
         pairs = x[each].view(5, count, dim)[..., : rope.dim].unflatten(-1, (-1, 2))
         first, second = pairs.unbind(-1)
         cos, sin = (t[:, None, : rope.dim // 2] for t in (table.cos, table.sin))
         turned = torch.stack((first * cos - second * sin, second * cos + first * sin), -1).flatten(-2)
         expected[each] = torch.cat((turned, x[each].view(5, count, dim)[..., rope.dim :]), -1)
-    q, k = (y[0] for y in table(found["q"], found["k"], 0))
+    q, k = (y[0] for y in table(actual["q"], actual["k"], 0))
     for h in range(heads):
         s = h * shared // heads
         torch.testing.assert_close(expected["q"][:, h] @ expected["k"][:, s].T, q[:, h] @ k[:, s].T)

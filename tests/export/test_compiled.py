@@ -58,10 +58,10 @@ class Grouped(nn.Module):
         return Result(total, [y, y * 2]), Pair(x + 1, {"z": others["a"]})
 
 
-def equal(found: Any, expected: Any) -> None:
-    """The same trees of tensors, nearly the same elements."""
-    assert type(found) is type(expected)
-    (y, of_y), (e, of_e) = (tree_flatten(t) for t in (found, expected))
+def equal(actual: Any, expected: Any) -> None:
+    """Raise AssertionError unless both are the same trees of nearly equal tensors."""
+    assert type(actual) is type(expected)
+    (y, of_y), (e, of_e) = (tree_flatten(t) for t in (actual, expected))
     assert of_y == of_e
     for a, b in zip(y, e, strict=True):
         assert type(a) is type(b)

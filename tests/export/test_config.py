@@ -1,4 +1,4 @@
-"""`config.json`, with the values that families have where it is silent, and what is said about a wrong one."""
+"""`config.json`: the defaults of families, and messages about invalid values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ptegpu.models.kinds import SEEING_TYPES
 
 
 def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str, Any] | None = None) -> DecoderConfig:
-    given = {k: v for k, v in (config(name) | changes).items() if v is not ...}
-    (folder / "config.json").write_text(json.dumps(given))
+    values = {k: v for k, v in (config(name) | changes).items() if v is not ...}
+    (folder / "config.json").write_text(json.dumps(values))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return read_config(folder)
@@ -28,14 +28,14 @@ def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str,
 
 def test_values_where_the_file_is_silent(tmp_path: Path) -> None:
     silent = dict.fromkeys(("num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "rope_theta"), ...)
-    found = read(tmp_path, "qwen3", silent | {"head_dim": ...})
-    assert (4, 16, 1e-6, 2048) == (found.kv_heads, found.head_dim, found.eps, found.context)
-    assert found.layers[0].rope == Rope(16, 1e4)
+    actual = read(tmp_path, "qwen3", silent | {"head_dim": ...})
+    assert (4, 16, 1e-6, 2048) == (actual.kv_heads, actual.head_dim, actual.eps, actual.context)
+    assert actual.layers[0].rope == Rope(16, 1e4)
     assert (True, True, "gelu_pytorch_tanh") == _gemma(read(tmp_path, "gemma", {"hidden_act": ...}))
 
 
-def _gemma(found: DecoderConfig) -> tuple[bool, bool, str]:
-    return found.tied, found.embedding_scale == found.dim**0.5, found.activation
+def _gemma(actual: DecoderConfig) -> tuple[bool, bool, str]:
+    return actual.tied, actual.embedding_scale == actual.dim**0.5, actual.activation
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_rope_of_older_and_newer_files(tmp_path: Path) -> None:
     expected = Rope(16, 5e5, "llama3", 8.0, 1.0, 4.0, 16)
     assert expected == read(tmp_path, "llama", older).layers[0].rope == read(tmp_path, "llama", newer).layers[0].rope
     each = {"sliding_attention": {"rope_theta": 10.0}, "full_attention": {"rope_type": "linear", "factor": 2.0}}
-    found = read(tmp_path, "gemma3", {"rope_parameters": each, "rope_scaling": ..., "rope_theta": ...}).layers
-    assert [Rope(24, 10.0), Rope(24, 1e6, "linear", 2.0)] == [layer.rope for layer in found]
+    actual = read(tmp_path, "gemma3", {"rope_parameters": each, "rope_scaling": ..., "rope_theta": ...}).layers
+    assert [Rope(24, 10.0), Rope(24, 1e6, "linear", 2.0)] == [layer.rope for layer in actual]
 
 
 def test_long_waves_are_stretched() -> None:
@@ -79,8 +79,8 @@ def test_long_waves_are_stretched() -> None:
     ],
 )
 def test_special_tokens(generation: dict[str, Any] | None, expected: tuple[int, tuple[int]], tmp_path: Path) -> None:
-    found = read(tmp_path, "llama", {}, generation)
-    assert expected == (found.bos, found.eos)
+    actual = read(tmp_path, "llama", {}, generation)
+    assert expected == (actual.bos, actual.eos)
 
 
 NAMES = ", ".join((*FAMILIES, *SEEING_TYPES))

@@ -25,29 +25,29 @@ CHUNKS = [PROMPT] + [1] * STEPS
 
 
 def expected(model: Any, chunks: list[int]) -> torch.Tensor:
-    """What transformers computes, with its cache: (1, S, V)."""
-    found, cache = [], None
+    """Return the logits of transformers, with its cache: (1, S, V)."""
+    actual, cache = [], None
     with torch.no_grad():
         for tokens in TOKENS[:, : sum(chunks)].split(chunks, dim=1):
-            made = model(tokens, past_key_values=cache, use_cache=True)
-            cache = made.past_key_values
-            found.append(made.logits)
-    return torch.cat(found, dim=1)
+            state = model(tokens, past_key_values=cache, use_cache=True)
+            cache = state.past_key_values
+            actual.append(state.logits)
+    return torch.cat(actual, dim=1)
 
 
 def logits(decoder: Decoder, chunks: list[int]) -> torch.Tensor:
     decoder.reset()
-    found, first = [], 0
+    actual, first = [], 0
     with torch.no_grad():
         for tokens in TOKENS[:, : sum(chunks)].split(chunks, dim=1):
-            found.append(decoder(tokens, torch.tensor([first])))
+            actual.append(decoder(tokens, torch.tensor([first])))
             first += tokens.shape[1]
-    return torch.cat(found, dim=-2)
+    return torch.cat(actual, dim=-2)
 
 
-def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """As a part of the largest."""
-    return ((found - wanted).abs().max() / wanted.abs().max()).item()
+def apart(actual: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest difference as a share of the largest element."""
+    return ((actual - reference).abs().max() / reference.abs().max()).item()
 
 
 def test_all_families_are_here() -> None:
@@ -61,10 +61,10 @@ def test_the_page_has_all_families() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_as_transformers(name: str, tmp_path: Path) -> None:
-    wanted = expected(write(tmp_path, name), CHUNKS)
+    reference = expected(write(tmp_path, name), CHUNKS)
     decoder, _, parameters = load_decoder(tmp_path, Options(all_logits=True))
-    assert apart(logits(decoder, CHUNKS), wanted) < TOLERANCE
-    assert apart(logits(decoder, [5, 1, 30, 8]), wanted) < TOLERANCE
+    assert apart(logits(decoder, CHUNKS), reference) < TOLERANCE
+    assert apart(logits(decoder, [5, 1, 30, 8]), reference) < TOLERANCE
     assert parameters == sum(p.numel() for p in set(decoder.parameters()))
 
 
@@ -79,9 +79,9 @@ def test_as_transformers(name: str, tmp_path: Path) -> None:
 def test_angles_that_depend_on_the_length(
     name: str, changes: dict[str, Any], max_context: int, chunks: list[int], tmp_path: Path
 ) -> None:
-    wanted = expected(write(tmp_path, name, changes), chunks)
+    reference = expected(write(tmp_path, name, changes), chunks)
     decoder, _, _ = load_decoder(tmp_path, Options(all_logits=True, max_context=max_context))
-    assert apart(logits(decoder, chunks), wanted) < TOLERANCE
+    assert apart(logits(decoder, chunks), reference) < TOLERANCE
 
 
 def turned(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
@@ -126,7 +126,7 @@ WRONG: list[tuple[str, Callable[[DecoderConfig], DecoderConfig] | dict[str, Any]
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
 def test_what_is_wrong_shows(name: str, change: Any, tmp_path: Path) -> None:
-    """The tolerance tells apart what a family has and what it has not."""
+    """The tolerance detects a missing part of a family."""
     write(tmp_path, name)
     right = read_config(tmp_path)
     decoders = [Decoder(c, right.trained, all_logits=True) for c in (right, _changed(right, change))]

@@ -46,9 +46,9 @@ def uploaded(function: Callable[[], object]) -> int:
     return traffic.since(before).upload_bytes
 
 
-def compared(module: nn.Module, *calls: tuple[Any, ...], **how: Any) -> nn.Module:
-    """The same as eager PyTorch; the second call of each uploads its inputs and nothing else."""
-    compiled = torch.compile(copy.deepcopy(module), backend=NAME, **{"options": SINGLE} | how)
+def compared(module: nn.Module, *calls: tuple[Any, ...], **options: Any) -> nn.Module:
+    """Compare with eager PyTorch; the second call of each uploads only its inputs."""
+    compiled = torch.compile(copy.deepcopy(module), backend=NAME, **{"options": SINGLE} | options)
     for args in calls:
         equal(compiled(*args), module(*args))
         again = compiled(*args)
@@ -130,13 +130,13 @@ def test_what_is_written_and_what_shares_memory() -> None:
     results, modules = [], (Writes(), Writes())
     x, first = torch.arange(8.0).view(2, 4), torch.ones(3)
     for module, call in zip(modules, (torch.compile(modules[0], backend=NAME, options=SINGLE), modules[1])):
-        given, y = x.clone(), first.clone()
+        argument, y = x.clone(), first.clone()
         for _ in range(2):
-            z, part, same, flat, whole = call(given, y)
-        assert same is y and whole is given
+            z, part, same, flat, complete = call(argument, y)
+        assert same is y and complete is argument
         z.add_(1)  # seen in its part
         flat.add_(1)  # and in the input
-        results.append((z, part, y, given, module.total))
+        results.append((z, part, y, argument, module.total))
     equal(results[0], results[1])
 
 
@@ -242,8 +242,8 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.randint(2, 50, shape)
 
 
-def encoder_layer(**how: Any) -> nn.Module:
-    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **how)
+def encoder_layer(**options: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **options)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]]]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -60,6 +59,10 @@ class ResultDifference:
     allowed: float
     same_choice: bool  # the largest element of each row is where it is expected
 
+    @property
+    def relative(self) -> float:
+        return self.largest / self.scale if self.scale else self.largest
+
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
@@ -69,15 +72,6 @@ class CheckResult:
     largest: float = 0.0  # expected element
     relative: float = 0.0  # the largest difference of a result, as a share of its largest element
     same_choice: bool = True
-
-    def including(self, d: ResultDifference) -> CheckResult:
-        relative = d.largest / d.scale if d.scale else d.largest
-        return CheckResult(
-            max(self.difference, d.largest),
-            max(self.largest, d.scale),
-            max(self.relative, relative),
-            self.same_choice and d.same_choice,
-        )
 
 
 class EagerCheck:
@@ -136,7 +130,12 @@ class EagerCheck:
                 f"from eager PyTorch's, whose largest element is {d.scale:.4g}. Nothing was written; please report "
                 f"it{hint}"
             )
-        return functools.reduce(CheckResult.including, differences, CheckResult())
+        return CheckResult(
+            max((d.largest for d in differences), default=0.0),
+            max((d.scale for d in differences), default=0.0),
+            max((d.relative for d in differences), default=0.0),
+            all(d.same_choice for d in differences),
+        )
 
     def _eager(self, convert: Any = lambda x: x) -> Results:
         """Return the results of eager PyTorch."""

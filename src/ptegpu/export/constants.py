@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -44,18 +45,23 @@ def _written_buffers(program: ExportedProgram) -> set[str]:
     return set(program.graph_signature.buffers_to_mutate.values())
 
 
+def _constants(program: ExportedProgram) -> Iterator[tuple[InputSpec, Node, torch.Tensor]]:
+    """Yield the constants of a program, written buffers included, with their placeholders."""
+    placeholders = _placeholders(program)
+    for spec in list(program.graph_signature.input_specs):
+        tensor = program.state_dict.get(spec.target, program.constants.get(spec.target)) if spec.kind in KINDS else None
+        if isinstance(tensor, torch.Tensor):
+            yield spec, placeholders[spec.arg.name], tensor
+
+
 def own_constants(program: ExportedProgram) -> None:
     """Copy constants that are views, in place: ExecuTorch would write the storage of the full tensor."""
-    placeholders = _placeholders(program)
-    for spec in program.graph_signature.input_specs:
-        if spec.kind not in KINDS:
-            continue
-        for tensors in (program.state_dict, program.constants):
-            tensor = tensors.get(spec.target)
-            if isinstance(tensor, torch.Tensor) and (copy := _owned(tensor)) is not tensor:
-                tensors[spec.target] = torch.nn.Parameter(copy, False) if spec.kind == InputKind.PARAMETER else copy
-                meta = placeholders[spec.arg.name].meta
-                meta["val"] = meta["val"].fake_mode.from_tensor(tensors[spec.target], static_shapes=True)
+    for spec, placeholder, tensor in _constants(program):
+        if (copy := _owned(tensor)) is not tensor:
+            owned = torch.nn.Parameter(copy, False) if spec.kind == InputKind.PARAMETER else copy
+            (program.state_dict if spec.target in program.state_dict else program.constants)[spec.target] = owned
+            fake_mode = placeholder.meta["val"].fake_mode
+            placeholder.meta["val"] = fake_mode.from_tensor(owned, static_shapes=True)
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,19 +72,6 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.nbytes == tensor.untyped_storage().nbytes() and reach == tensor.numel():
         return tensor
     return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Return the parameters, and the buffers that are not written."""
-    placeholders = _placeholders(program)
-    written = _written_buffers(program)
-    constants = {}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind in KINDS and spec.target not in written:
-            tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
-            if isinstance(tensor, torch.Tensor) and not is_traceable_wrapper_subclass(tensor):
-                constants[placeholders[spec.arg.name]] = tensor
-    return constants
 
 
 def keep_written_parameters(program: ExportedProgram) -> None:
@@ -146,11 +139,9 @@ def _base(node: Node) -> Node:
 
 def _mark_wide(program: ExportedProgram) -> None:
     """Mark int64 constants with values that do not fit int32, because the partitioner does not see values."""
-    placeholders = _placeholders(program)
-    for spec in program.graph_signature.input_specs:
-        tensor = program.state_dict.get(spec.target, program.constants.get(spec.target)) if spec.kind in KINDS else None
-        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.int64 and tensor.numel():
-            placeholders[spec.arg.name].meta[WIDE] = bool(tensor.min() < -(2**31) or tensor.max() >= 2**31)
+    for _, placeholder, tensor in _constants(program):
+        if tensor.dtype is torch.int64 and tensor.numel():
+            placeholder.meta[WIDE] = bool(tensor.min() < -(2**31) or tensor.max() >= 2**31)
 
 
 def drop_unread(program: ExportedProgram, kinds: tuple[InputKind, ...]) -> None:
@@ -169,11 +160,10 @@ def drop_unread(program: ExportedProgram, kinds: tuple[InputKind, ...]) -> None:
 
 def _keep_first_values(program: ExportedProgram) -> None:
     """Store the first values of written buffers, which ExecuTorch would start at zero."""
-    placeholders = _placeholders(program)
     written = _written_buffers(program)
-    for name, target in program.graph_signature.inputs_to_buffers.items():
-        if target in written and program.state_dict.get(target, program.constants.get(target)).any():
-            placeholders[name].meta["et_init_buffer"] = True
+    for spec, placeholder, tensor in _constants(program):
+        if spec.target in written and tensor.any():
+            placeholder.meta["et_init_buffer"] = True
 
 
 def _copy_traded(program: ExportedProgram) -> None:
@@ -218,7 +208,12 @@ class PrepareConstants(ExportedProgramPassBase):
 class _Folder:
     def __init__(self, program: ExportedProgram) -> None:
         self.program, self.graph = program, program.graph
-        self.values: dict[Node, Any] = dict(constants_of(program))
+        written = _written_buffers(program)
+        self.values: dict[Node, Any] = {
+            placeholder: tensor
+            for spec, placeholder, tensor in _constants(program)
+            if spec.target not in written and not is_traceable_wrapper_subclass(tensor)
+        }
         self.sources: dict[Node, frozenset[Node]] = {n: frozenset([n]) for n in self.values}  # of constant nodes
         for node in self.graph.nodes:
             if _foldable(node) and all(a in self.sources for a in node.all_input_nodes):

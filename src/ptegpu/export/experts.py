@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .backend import OpFeatures, ops, torch, utils, vulkan_supported_ops
-from .layers import GroupedWeight, quantize_rows
+from .layers import GroupedWeight, dequantize_groups, quantize_rows
 
 _LIBRARY = torch.library.Library("ptegpu", "FRAGMENT")
 
@@ -109,13 +109,12 @@ class GroupedExperts(nn.Module):
     def __init__(self, weights: Iterable[Tensor], size: int) -> None:
         super().__init__()
         quantized = [GroupedWeight(weight, size) for weight in weights]
-        self.count = len(quantized)
-        packed, scales = torch.cat([w.packed for w in quantized]), torch.cat([w.scales for w in quantized], dim=1)
-        self.weight = GroupedWeight.of(packed, scales, size)
+        self.count, self.size = len(quantized), size
+        self.register_buffer("packed", torch.cat([w.packed for w in quantized]))
+        self.register_buffer("scales", torch.cat([w.scales for w in quantized], dim=1))
 
     def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
-        w = self.weight
         if torch.compiler.is_exporting():
-            return torch.ops.ptegpu.linear_experts_q4(x, w.packed, w.scales, w.size, chosen, self.count)
-        packed, scales = w.packed.chunk(self.count), w.scales.chunk(self.count, dim=1)
-        return _linear(x, chosen, lambda expert: GroupedWeight.of(packed[expert], scales[expert], w.size).dequantized())
+            return torch.ops.ptegpu.linear_experts_q4(x, self.packed, self.scales, self.size, chosen, self.count)
+        packed, scales = self.packed.chunk(self.count), self.scales.chunk(self.count, dim=1)
+        return _linear(x, chosen, lambda expert: dequantize_groups(packed[expert], scales[expert], self.size))

@@ -7,7 +7,7 @@ is larger than its weights is refused before it is built. The tokenizer is writt
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from .hf_models import RATE, Bounds, SentencePooling, kind_of, wrapped
 from .hf_processing import LOCAL, Processing, read_processing
 from .hf_sentences import is_sentence_model, read_pooling, transformer_folder
 from .lowering import FORWARD, CannotTrace, MethodSource
-from .module import ModuleOptions, module_job
+from .module import module_job
 from .pipeline import Exported, ExportPipeline
 from .quantize import DTYPES, NONE, check_choice, check_quantization
 from .torch_errors import root_cause
@@ -75,26 +75,30 @@ def export_hf(
         check_choice("task", task, TASKS)
     check_choice("dtype", dtype, DTYPES)
     check_quantization(quantize, delegate)
-    options = ModuleOptions(quantize, delegate, {"force_fp16": True} if dtype == "float16" else {}, check)
     pipeline = ExportPipeline(progress)
     with pipeline.phase("Reading weights"):
         model, task, parameters = load_model(source, task)
         finish = read_pooling(source) if TASKS[task].drawn == "embedding" else None
         bounds = bounds or Bounds()
         processing = read_processing(source, transformer_folder(source), model, task, bounds)
-    exported = _export(pipeline, model, parameters, processing, bounds, finish, options)
+
+    def run(card: Card, source: MethodSource, delegate: bool) -> Exported[TaskSummary]:
+        options, constants = {"force_fp16": True} if dtype == "float16" else {}, {METHOD: card.json()}
+        summary = TaskSummary(card, parameters)
+        return pipeline.run(module_job({FORWARD: source}, summary, quantize, delegate, options, constants, check))
+
+    exported = _export(run, model, processing, bounds, finish, delegate)
     exported = replace(exported, notes=[*processing.notes, *exported.notes])
     return pipeline.write(exported, target, processing.tokenizer)
 
 
 def _export(
-    pipeline: ExportPipeline,
+    run: Callable[[Card, MethodSource, bool], Exported[TaskSummary]],
     model: Any,
-    parameters: int,
     processing: Processing,
     bounds: Bounds,
     finish: SentencePooling | None,
-    options: ModuleOptions,
+    delegate: bool,
 ) -> Exported[TaskSummary]:
     """Return the program with dynamic sizes, or with fixed ones if the model fixes them; the card has its sizes."""
     card, text, audio = processing.card, processing.card.text, processing.card.audio
@@ -104,14 +108,9 @@ def _export(
     if audio is not None:
         bounds = replace(bounds, seconds=audio.most / RATE)
     module, args, shapes = wrapped(model, card.task, bounds, size=processing.size, finish=finish)
-
-    def run(card: Card, source: MethodSource, delegate: bool) -> Exported[TaskSummary]:
-        settings, constants = replace(options, delegate=delegate), {METHOD: card.json()}
-        return pipeline.run(module_job({FORWARD: source}, TaskSummary(card, parameters), settings, constants))
-
     largest = [_largest(x, dims) for x, dims in zip(args, shapes)]
     refusal = ""
-    delegate = options.delegate and audio is None  # partitions would limit the length of sounds
+    delegate = delegate and audio is None  # partitions would limit the length of sounds
     for partitions in (True, False) if delegate else (False,):
         try:
             exported = run(card, MethodSource(module, args, shapes), partitions)

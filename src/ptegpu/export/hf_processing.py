@@ -125,17 +125,27 @@ def _image(inner: Path, model: Any, spec: TaskSpec, bounds: Bounds, processing: 
     processor = _processor(inner, "AutoImageProcessor")
     if processor is None:
         processing.notes.append(
-            "there is no preprocessor_config.json: pixels are from -1 to 1, of the size in config.json"
+            "there is no preprocessor_config.json: pixels are from -1 to 1, and config.json has the size"
         )
         height, width = _pair(getattr(config, "image_size", None) or 224)
         half = (0.5,) * channels
         return Image(height, width, channels, batch, half, half, resize=(height, width))
     image = image_of(processor, channels, batch, uncropped=spec.draws)
-    difference = _picture_difference(processor, image)
-    if difference is None or difference > CLOSE:
+    picture = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8).repeat(40, 0).repeat(40, 1)
+    if _differs(pixels(picture, image), processor, picture):
         name = type(processor).__name__.removesuffix("Pil")
         processing.notes.append(f"pictures differ from those of {name}: they have a single size here")
     return image
+
+
+def _differs(ours: np.ndarray, processor: Any, sample: np.ndarray, **options: Any) -> bool:
+    """Return whether pixels or features of a sound differ from those of the folder's own processor."""
+    try:
+        with quiet():
+            expected = np.asarray(next(iter(processor(sample, return_tensors="np", **options).values()))[0])
+    except Exception:
+        return True
+    return expected.shape != ours.shape or float(np.abs(ours - expected).max()) > CLOSE
 
 
 def image_of(processor: Any, channels: int, batch: int, uncropped: bool = False) -> Image:
@@ -175,10 +185,10 @@ def image_of(processor: Any, channels: int, batch: int, uncropped: bool = False)
 
 
 def _sides(processor: Any, name: str) -> dict[str, int]:
-    size = getattr(processor, name, None) or {}
+    size = getattr(processor, name, None)
     if isinstance(size, int):
         return {"height": size, "width": size}
-    return {k: int(v) for k, v in dict(size).items() if v is not None}
+    return {k: int(v) for k, v in dict(size or {}).items() if v is not None}
 
 
 def _pair(size: Any) -> tuple[int, int]:
@@ -188,19 +198,6 @@ def _pair(size: Any) -> tuple[int, int]:
 def _each(value: Any, channels: int) -> tuple[float, ...]:
     values = [float(v) for v in value] if isinstance(value, list | tuple) else [float(value)]
     return tuple(values * channels if len(values) == 1 else values[:channels])
-
-
-def _picture_difference(processor: Any, image: Image) -> float | None:
-    """Return the largest difference of pixels from the processor's own; None if their shape differs."""
-    rng = np.random.default_rng(0)
-    sample = rng.integers(0, 256, (9, 12, 3), np.uint8).repeat(40, 0).repeat(40, 1)
-    try:
-        with quiet():
-            expected = np.asarray(processor(images=sample, return_tensors="np")["pixel_values"][0])
-    except Exception:
-        return None
-    ours = pixels(sample, image)
-    return float(np.abs(ours - expected).max()) if ours.shape == expected.shape else None
 
 
 def _processor(inner: Path, name: str) -> Any:
@@ -238,25 +235,12 @@ def _audio(inner: Path, model: Any, bounds: Bounds, processing: Processing) -> A
         )
     else:
         raise ExportError(f"{inner}: the audio inputs of {type(model).__name__} are not supported")
-    _compare_sounds(extractor, audio, processing)
+    if extractor is not None:
+        count = min(audio.most, max(audio.least, audio.rate))
+        noise = np.random.default_rng(0).standard_normal(count).astype(np.float32) * 0.1
+        if _differs(sound(noise, audio)[0], extractor, noise, sampling_rate=audio.rate):
+            processing.notes.append(f"the features of sounds differ from those of {type(extractor).__name__}")
     return audio
-
-
-def _compare_sounds(extractor: Any, audio: Audio, processing: Processing) -> None:
-    """Add a note if samples differ from those of the folder's own extractor."""
-    if extractor is None:
-        return
-    count = min(audio.most, max(audio.least, audio.rate))
-    noise = np.random.default_rng(0).standard_normal(count).astype(np.float32) * 0.1
-    ours, _ = sound(noise, audio)
-    try:
-        with quiet():
-            features = extractor(noise, sampling_rate=audio.rate, return_tensors="np")
-            expected = np.asarray(next(iter(features.values()))[0])
-    except Exception:
-        expected = None
-    if expected is None or expected.shape != ours.shape or np.abs(ours - expected).max() > CLOSE:
-        processing.notes.append(f"the features of sounds differ from those of {type(extractor).__name__}")
 
 
 def _letters(inner: Path) -> tuple[str, ...]:

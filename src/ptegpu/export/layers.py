@@ -83,28 +83,23 @@ class GroupedWeight(nn.Module):
         self.register_buffer("packed", nibbles[:, ::2] | nibbles[:, 1::2] << 4)  # (N, K / 2)
         self.register_buffer("scales", scales.t().contiguous())  # (K / size, N)
 
-    @classmethod
-    def of(cls, packed: Tensor, scales: Tensor, size: int) -> GroupedWeight:
-        """Return a weight that is quantized already."""
-        weight = cls.__new__(cls)
-        nn.Module.__init__(weight)
-        weight.size = size
-        weight.register_buffer("packed", packed)
-        weight.register_buffer("scales", scales)
-        return weight
-
-    def integers(self) -> Tensor:
-        """Return values from -8 to 7, int32 (N, K)."""
-        return torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1).int() + LOWEST
-
     def sums(self) -> Tensor:
         """Return the sum of each group's integers, int32 (K / size, N), which products with 8-bit activations need."""
-        return self.integers().unflatten(1, (-1, self.size)).sum(-1, dtype=torch.int32).t().contiguous()
+        groups = unpack(self.packed).unflatten(1, (-1, self.size))
+        return groups.sum(-1, dtype=torch.int32).t().contiguous()
 
     def dequantized(self) -> Tensor:
-        """Return float32 (N, K)."""
-        values = self.integers().float()
-        return (values.unflatten(1, (-1, self.size)) * self.scales.t().unsqueeze(-1)).flatten(1)
+        return dequantize_groups(self.packed, self.scales, self.size)
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Return values from -8 to 7, int32 (N, K)."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).int() + LOWEST
+
+
+def dequantize_groups(packed: Tensor, scales: Tensor, size: int) -> Tensor:
+    """Return float32 (N, K)."""
+    return (unpack(packed).float().unflatten(1, (-1, size)) * scales.t().unsqueeze(-1)).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,9 +154,10 @@ def lower(
     admit_packed_weights()
     keep_unread_inputs()
     widen_symbols()
+    programs = {FORWARD: program} if isinstance(program, ExportedProgram) else dict(program)
     prepare = PrepareConstants()
     expected = 0  # operators that round activations
-    for traced in [program] if isinstance(program, ExportedProgram) else program.values():
+    for traced in programs.values():
         expected += sum(SCALES in str(n.target) for n in traced.graph.nodes)
         _forget_groups(traced)
         keep_written_parameters(traced)
@@ -166,7 +167,7 @@ def lower(
     with torch.no_grad(), quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
-                program if isinstance(program, ExportedProgram) else dict(program),
+                programs,
                 transform_passes=[prepare],
                 partitioner=[Partitioner(dict(options or {}))] if delegate else [],
                 compile_config=EdgeCompileConfig(_check_ir_validity=False),

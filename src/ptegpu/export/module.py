@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -24,16 +24,6 @@ from .shapes import SPECIAL, InputShapes
 from .torch_errors import explain
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleOptions:
-    """The options of an export of modules with example inputs."""
-
-    quantize: str = NONE
-    delegate: bool = True  # with partitions
-    partitioner: Mapping[str, Any] = field(default_factory=dict)  # its options
-    check: bool = True
 
 
 def export(
@@ -98,8 +88,7 @@ def export_with_account(
     requested = [_parse_dynamic(text.strip(), source.args) for text in dynamic]
     if requested:
         source = replace(source, dynamic_shapes=_shapes(requested, source.args))
-    settings = ModuleOptions(quantize, delegate, options or {}, check)
-    job = module_job(_named(source, methods or {}), None, settings, constants or {})
+    job = module_job(_named(source, methods or {}), None, quantize, delegate, options or {}, constants or {}, check)
     pipeline = ExportPipeline()
     traced = pipeline.trace(job.sources)
     _check_dynamic(traced[FORWARD], requested, source.args)
@@ -108,14 +97,18 @@ def export_with_account(
 
 
 def module_job(
-    sources: Mapping[str, MethodSource], summary: S, options: ModuleOptions, constants: Mapping[str, Any]
+    sources: Mapping[str, MethodSource],
+    summary: S,
+    quantize: str,
+    delegate: bool,
+    options: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    check: bool,
 ) -> ExportJob[S]:
     """Return the job of modules with example inputs: quantized, and each checked on its own."""
-    sources, notes = _quantized(sources, options.quantize)
-    check = EagerCheck.of_examples(sources) if options.check else None
-    return ExportJob(
-        sources, check, summary, constants, options.partitioner, options.delegate, fallback=True, notes=notes
-    )
+    sources, notes = _quantized(sources, quantize)
+    comparison = EagerCheck.of_examples(sources) if check else None
+    return ExportJob(sources, comparison, summary, constants, options, delegate, fallback=True, notes=notes)
 
 
 def _named(source: MethodSource, methods: Mapping[str, MethodSource]) -> dict[str, MethodSource]:

@@ -18,6 +18,7 @@ from torch import nn
 from ..files import check_writable
 from ..models.card import METHOD, Card
 from ..models.kinds import SPEECH
+from ..models.parts import Speech
 from ..progress import Progress, silent
 from .backend import torch
 from .check import Call, EagerCheck, Script
@@ -52,24 +53,24 @@ def export_speech(
     """
     source, target = Path(folder), Path(path)
     check_writable(target)
-    config, speech = read_whisper(source)
+    config = read_whisper(source)
     tokenizer = read_tokenizer(source)
     card = Card(
         SPEECH,
         architecture="WhisperForConditionalGeneration",
         inputs=("tokens", "position", "heard"),
         outputs=("logits",),
-        speech=speech,
+        speech=config.speech,
         tokenizer=next(iter(tokenizer), None),
         **read_origin(source),
     )
     pipeline = ExportPipeline(progress)
     with pipeline.phase("Reading weights"):
         model = load_whisper(source, config, progress)
-    modules: dict[str, nn.Module] = {"log_mel": LogMel(config), "encode": Encode(model), FORWARD: Decode(model)}
+    modules: dict[str, nn.Module] = {"log_mel": LogMel(config.speech), "encode": Encode(model), FORWARD: Decode(model)}
     job = ExportJob(
         {name: MethodSource(module, *_example(config, name)) for name, module in modules.items()},
-        EagerCheck(modules, _script(config)) if check else None,
+        EagerCheck(modules, _script(config.speech)) if check else None,
         SpeechSummary(config, card, sum(p.numel() for p in dict.fromkeys(model.parameters()))),
         {METHOD: card.json()},
         {"texture_limits": NO_LIMITS},
@@ -89,24 +90,25 @@ def load_whisper(folder: Path, config: WhisperConfig, progress: Progress = silen
 
 def _example(config: WhisperConfig, name: str) -> tuple[tuple[Any, ...], Any]:
     """Return inputs to trace a method with, and its dynamic shapes."""
+    speech = config.speech
     if name == "log_mel":
-        return (torch.zeros(1, (config.frames + 2) * config.hop),), None
+        return (torch.zeros(1, (speech.frames + 2) * speech.hop),), None
     if name == "encode":
-        return (torch.zeros(1, config.mels, config.frames),), None
+        return (torch.zeros(1, speech.mels, speech.frames),), None
     heads, position = config.decoder_heads, torch.zeros(1, dtype=torch.int64)
-    shape = (1, config.frames // 2, heads, config.dim // heads)
+    shape = (1, speech.frames // 2, heads, config.dim // heads)
     heard = [torch.zeros(shape) for _ in range(2 * config.decoder_layers)]
-    length = torch.export.Dim("length", min=1, max=config.context)
+    length = torch.export.Dim("length", min=1, max=speech.context)
     shapes = {"tokens": {1: length}, "position": None, "heard": [None] * len(heard)}
     return (torch.zeros((1, 4), dtype=torch.int64), position, heard), shapes
 
 
-def _script(config: WhisperConfig) -> Script:
+def _script(speech: Speech) -> Script:
     """Return the calls of a check: sound, then a prompt about it, then one token."""
     random = torch.Generator().manual_seed(0)
-    samples = torch.randn(1, (config.frames + 2) * config.hop, generator=random) * 0.1
-    mel = torch.randn(1, config.mels, config.frames, generator=random)
-    tokens = torch.randint(0, config.vocab, (1, CHECKED), generator=random)
+    samples = torch.randn(1, (speech.frames + 2) * speech.hop, generator=random) * 0.1
+    mel = torch.randn(1, speech.mels, speech.frames, generator=random)
+    tokens = torch.randint(0, speech.vocab, (1, CHECKED), generator=random)
 
     def calls(call: Call) -> Iterator[tuple[str, list[Any]]]:
         yield "spectrogram is", call("log_mel", samples)

@@ -7,7 +7,7 @@ Modules of the encoder and the decoder have the names that checkpoints use.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ FLOOR = 1e-10  # of power, before the logarithm
 
 @dataclass(frozen=True, slots=True)
 class WhisperConfig:
-    vocab: int
     dim: int
     encoder_layers: int
     encoder_heads: int
@@ -40,15 +39,14 @@ class WhisperConfig:
     decoder_hidden: int
     activation: str
     scaled: bool  # embeddings of tokens
-    context: int  # tokens
-    frames: int  # of sound in one call
-    mels: int
-    hop: int = 160  # samples from one frame to the next
-    window: int = 400  # samples of a frame
-    rate: int = 16000  # samples per second
+    speech: Speech  # sizes of sound and text, and special tokens
+
+    @property
+    def vocab(self) -> int:
+        return self.speech.vocab
 
 
-def read_whisper(folder: Path) -> tuple[WhisperConfig, Speech]:
+def read_whisper(folder: Path) -> WhisperConfig:
     """Read `config.json`, `generation_config.json` and `preprocessor_config.json`."""
     check_checkpoint(folder, ExportError)
     path = folder / "config.json"
@@ -56,50 +54,39 @@ def read_whisper(folder: Path) -> tuple[WhisperConfig, Speech]:
         values = read_object(path, ExportError)
         if values.get("model_type") != SPEECH_TYPE:
             raise ExportError(f"{path}: model_type {values.get('model_type')!r} is not {SPEECH_TYPE}")
-        config = _config(path, values, read_optional(folder / "preprocessor_config.json"))
-        return config, _speech(config, values | read_optional(folder / "generation_config.json"))
-
-
-def _config(path: Path, values: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> WhisperConfig:
-    keys, sound = ConfigKeys(path, values), ConfigKeys(path.with_name("preprocessor_config.json"), preprocessor)
-    config = WhisperConfig(
-        vocab=keys.count("vocab_size", most=MOST),
-        dim=keys.count("d_model", most=MOST),
-        encoder_layers=keys.count("encoder_layers", most=MOST_LAYERS),
-        encoder_heads=keys.count("encoder_attention_heads"),
-        encoder_hidden=keys.count("encoder_ffn_dim"),
-        decoder_layers=keys.count("decoder_layers", most=MOST_LAYERS),
-        decoder_heads=keys.count("decoder_attention_heads"),
-        decoder_hidden=keys.count("decoder_ffn_dim"),
-        activation=keys.activation("activation_function", values.get("activation_function", "gelu")),
-        scaled=keys.flag("scale_embedding"),
-        context=keys.count("max_target_positions", 448, most=1 << 16),
-        frames=2 * keys.count("max_source_positions", 1500, most=1 << 16),
-        mels=keys.count("num_mel_bins", 80, most=1 << 10),
-        hop=sound.count("hop_length", 160, most=1 << 12),
-        window=sound.count("n_fft", 400, most=1 << 13),
-        rate=sound.count("sampling_rate", 16000, most=1 << 20),
-    )
+        keys = ConfigKeys(path, values)
+        config = WhisperConfig(
+            dim=keys.count("d_model", most=MOST),
+            encoder_layers=keys.count("encoder_layers", most=MOST_LAYERS),
+            encoder_heads=keys.count("encoder_attention_heads"),
+            encoder_hidden=keys.count("encoder_ffn_dim"),
+            decoder_layers=keys.count("decoder_layers", most=MOST_LAYERS),
+            decoder_heads=keys.count("decoder_attention_heads"),
+            decoder_hidden=keys.count("decoder_ffn_dim"),
+            activation=keys.activation("activation_function", keys.get("activation_function", "gelu")),
+            scaled=keys.flag("scale_embedding"),
+            speech=_speech(folder, keys),
+        )
     if config.dim % config.encoder_heads or config.dim % config.decoder_heads:
         raise keys.error(f"d_model {config.dim} does not divide into heads")
-    if sound.count("feature_size", config.mels) != config.mels or config.window > 3 * config.hop:
-        raise sound.error(f"feature_size, n_fft and hop_length do not fit {path.name}")
     return config
 
 
-def _speech(config: WhisperConfig, values: Mapping[str, Any]) -> Speech:
-    value: Callable[[str], Any] = values.get
+def _speech(folder: Path, keys: ConfigKeys) -> Speech:
+    preprocessor = folder / "preprocessor_config.json"
+    sound = ConfigKeys(preprocessor, read_optional(preprocessor))
+    value: Callable[[str], Any] = {**keys.values, **read_optional(folder / "generation_config.json")}.get
     languages, tasks, no_timestamps = value("lang_to_id"), value("task_to_id"), value("no_timestamps_token_id")
     multilingual = bool(languages) and value("is_multilingual") is not False
     end = value("eos_token_id")
     speech = Speech(
-        rate=config.rate,
-        hop=config.hop,
-        window=config.window,
-        frames=config.frames,
-        mels=config.mels,
-        context=config.context,
-        vocab=config.vocab,
+        rate=sound.count("sampling_rate", 16000, most=1 << 20),
+        hop=sound.count("hop_length", 160, most=1 << 12),
+        window=sound.count("n_fft", 400, most=1 << 13),
+        frames=2 * keys.count("max_source_positions", 1500, most=1 << 16),
+        mels=keys.count("num_mel_bins", 80, most=1 << 10),
+        context=keys.count("max_target_positions", 448, most=1 << 16),
+        vocab=keys.count("vocab_size", most=MOST),
         start=value("decoder_start_token_id"),
         end=end[0] if isinstance(end, list) else end,
         no_timestamps=no_timestamps,
@@ -110,6 +97,8 @@ def _speech(config: WhisperConfig, values: Mapping[str, Any]) -> Speech:
         suppressed=tuple(t for t in value("suppress_tokens") or () if t >= 0),
         suppressed_first=tuple(t for t in value("begin_suppress_tokens") or () if t >= 0),
     )
+    if sound.count("feature_size", speech.mels) != speech.mels or speech.window > 3 * speech.hop:
+        raise sound.error("feature_size, n_fft and hop_length do not fit config.json")
     speech.check()
     return speech
 
@@ -117,16 +106,16 @@ def _speech(config: WhisperConfig, values: Mapping[str, Any]) -> Speech:
 class LogMel(nn.Module):
     """samples (1, (F + 2) · hop) → log10 of the power in each band, (F, mels). Frame k begins at sample k · hop."""
 
-    def __init__(self, config: WhisperConfig) -> None:
+    def __init__(self, speech: Speech) -> None:
         super().__init__()
-        self.hop, self.frames, self.width = config.hop, config.frames, config.window
-        bins = config.window // 2 + 1
-        n = np.arange(config.window)
-        hann = 0.5 - 0.5 * np.cos(2 * np.pi * n / config.window)
-        turns = 2 * np.pi * (np.outer(np.arange(bins), n) % config.window) / config.window
+        self.hop, self.frames, self.width = speech.hop, speech.frames, speech.window
+        bins = speech.window // 2 + 1
+        n = np.arange(speech.window)
+        hann = 0.5 - 0.5 * np.cos(2 * np.pi * n / speech.window)
+        turns = 2 * np.pi * (np.outer(np.arange(bins), n) % speech.window) / speech.window
         self.register_buffer("cosines", torch.tensor(np.cos(turns) * hann, dtype=torch.float32))  # (bins, window)
         self.register_buffer("sines", torch.tensor(np.sin(turns) * hann, dtype=torch.float32))
-        bands = np.ascontiguousarray(slaney_filters(config.mels, config.rate, bins).T)
+        bands = np.ascontiguousarray(slaney_filters(speech.mels, speech.rate, bins).T)
         self.register_buffer("bands", torch.tensor(bands, dtype=torch.float32))  # (mels, bins)
 
     def forward(self, samples: Tensor) -> Tensor:
@@ -167,9 +156,9 @@ class WhisperEncoderLayer(WhisperLayer):
 class WhisperEncoder(nn.Module):
     def __init__(self, config: WhisperConfig) -> None:
         super().__init__()
-        self.conv1 = nn.Conv1d(config.mels, config.dim, 3, padding=1, device="meta")
+        self.conv1 = nn.Conv1d(config.speech.mels, config.dim, 3, padding=1, device="meta")
         self.conv2 = nn.Conv1d(config.dim, config.dim, 3, stride=2, padding=1, device="meta")
-        self.embed_positions = nn.Embedding(config.frames // 2, config.dim, device="meta")
+        self.embed_positions = nn.Embedding(config.speech.frames // 2, config.dim, device="meta")
         shape = config.dim, config.encoder_heads, config.encoder_hidden, config.activation
         self.layers = nn.ModuleList(WhisperEncoderLayer(*shape) for _ in range(config.encoder_layers))
         self.layer_norm = nn.LayerNorm(config.dim, device="meta")
@@ -187,7 +176,7 @@ class WhisperDecoderLayer(WhisperLayer, KeyValueCache):
         super().__init__(config.dim, config.decoder_heads, config.decoder_hidden, config.activation)
         self.encoder_attn = FullAttention(config.dim, config.decoder_heads, key_bias=False)
         self.encoder_attn_layer_norm = nn.LayerNorm(config.dim, device="meta")
-        self.allocate(config.context, config.decoder_heads, config.dim // config.decoder_heads)
+        self.allocate(config.speech.context, config.decoder_heads, config.dim // config.decoder_heads)
 
     def forward(self, x: Tensor, start: int, keys: Tensor, values: Tensor) -> Tensor:
         x = x + self._attend(self.self_attn_layer_norm(x), start)
@@ -215,7 +204,7 @@ class WhisperDecoder(nn.Module):
         super().__init__()
         self.scale = math.sqrt(config.dim) if config.scaled else 1.0
         self.embed_tokens = nn.Embedding(config.vocab, config.dim, device="meta")
-        self.embed_positions = nn.Embedding(config.context, config.dim, device="meta")
+        self.embed_positions = nn.Embedding(config.speech.context, config.dim, device="meta")
         self.layers = nn.ModuleList(WhisperDecoderLayer(config) for _ in range(config.decoder_layers))
         self.layer_norm = nn.LayerNorm(config.dim, device="meta")
 
@@ -248,7 +237,7 @@ class Decode(nn.Module):
 
     def __init__(self, model: Whisper) -> None:
         super().__init__()
-        self.context, self.decoder, self.proj_out = model.config.context, model.decoder, model.proj_out
+        self.context, self.decoder, self.proj_out = model.config.speech.context, model.decoder, model.proj_out
 
     def forward(self, tokens: Tensor, position: Tensor, heard: list[Tensor]) -> Tensor:
         length, start, decoder = tokens.shape[1], position[0].item(), self.decoder
