@@ -32,7 +32,7 @@ LAYOUTS = {  # free on a constant, and part of patterns such as linear layers
 }
 WIDE = "ptegpu_beyond_int32"  # the key of a placeholder's meta
 SMALL = 1 << 16  # bytes that a folded constant may always have
-GROWTH = 4  # a larger one may have so many times the bytes of its operands
+GROWTH = 4  # bytes that a larger one may have for each byte of its operands
 WIDENED = 1 << 12  # bytes that one may have if its elements are wider, as those of dequantized weights
 LARGEST = 1 << 28  # bytes of an intermediate result
 

@@ -52,7 +52,7 @@ class Options:
     all_logits: bool = False  # of every token, not only of the last
 
     def checked(self, config: DecoderConfig) -> Options:
-        """Return valid options without None; raise ExportError for those that the model cannot have."""
+        """Return the options with defaults filled in; raise ExportError for invalid ones."""
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("quantize", self.quantize, QUANTIZATIONS)
         check_choice("group", self.group, GROUPS)

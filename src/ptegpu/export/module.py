@@ -44,7 +44,7 @@ def export(
     `args` are the inputs to trace it with: a tuple, a dict of inputs by name, or a single input; `kwargs` are further
     inputs by name. `dynamic_shapes` are those of `torch.export`. The module becomes the method `forward`; `methods` are
     others by name. `quantize` is one of `QUANTIZATIONS`. `options` are those of the Vulkan/WebGPU partitioner, which
-    `delegate=False` leaves out: ptegpu runs such programs on the GPU too. With `check`, the program is run on the
+    `delegate=False` leaves out: ptegpu also runs such programs on the GPU. With `check`, the program is run on the
     inputs and compared with eager PyTorch; see `export_with_account`.
     """
     positional, named = arguments(args, kwargs)

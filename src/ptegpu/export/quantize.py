@@ -23,7 +23,7 @@ GROUPED = ("4bit", "8da4w")
 QUANTIZATIONS = (NONE, *GROUPED, "8bit")
 DTYPES = ("float32", "float16")
 GROUP = 32  # weights that share a scale
-ROWS = 4  # ExecuTorch packs the weights of so many rows in one block
+ROWS = 4  # in a block of weights that ExecuTorch packs
 
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
