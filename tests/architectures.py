@@ -1,4 +1,4 @@
-"""The architectures of `tests/zoo/architectures.py`, exported, run and held to PyTorch: what docs/models.md promises.
+"""The architectures of `tests/zoo/architectures.py`, exported, run and compared with PyTorch, as docs/models.md says.
 
 Each is a test (tests/runtime/test_architectures.py) and a line of the page (tools/models.py).
 """
@@ -22,12 +22,12 @@ from tests.zoo.architectures import Architecture, Made
 
 FIGURES = Path(__file__).parent / "data" / "models.json"
 TOLERANCE = 1e-4  # of the largest element of an output
-MATTERS = 0.02  # of the same: what other inputs must change, or a wrong result could go unnoticed
+MATTERS = 0.02  # of the same: the least effect of other inputs, without which a wrong result could go unnoticed
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a line of the table came to."""
+    """The results of a line of the table."""
 
     plans: int
     sizes: tuple[str, ...]  # that may change
@@ -36,29 +36,31 @@ class Found:
 
 
 def run(a: Architecture, gpu: Any = "auto", data: bytes | None = None) -> Found:
-    """Export it, run it at all sizes, compare with PyTorch in float64; AssertionError where inputs do not matter."""
-    made = a.made()
-    data = data or exported(a, made)
-    wide = copy.deepcopy(made.module).double()
+    """Export and run an architecture at all sizes, and compare with PyTorch in float64.
+
+    Raise AssertionError if the inputs do not matter."""
+    model = a.made()
+    data = data or exported(a, model)
+    wide = copy.deepcopy(model.module).double()
     error = 0.0
     with ptegpu.load(data, device=gpu) as program, quiet(), torch.no_grad():
         for k, sizes in enumerate(a.sizes):
-            inputs, others = made.inputs(k, sizes), made.inputs(k + 100, sizes)
-            wanted, other = (tree_leaves(wide(*map(_wide, x))) for x in (inputs, others))
-            found = tree_leaves(program.method("forward").execute(list(inputs)))
-            assert len(found) == len(wanted)
-            for n, (y, e, o) in enumerate(zip(found, wanted, other, strict=True)):
+            inputs, others = model.inputs(k, sizes), model.inputs(k + 100, sizes)
+            references, other = (tree_leaves(wide(*map(_wide, x))) for x in (inputs, others))
+            outputs = tree_leaves(program.method("forward").execute(list(inputs)))
+            assert len(outputs) == len(references)
+            for n, (y, e, o) in enumerate(zip(outputs, references, other, strict=True)):
                 y, scale = torch.as_tensor(y), e.abs().max().item()
                 assert y.shape == e.shape, f"output {n}: {list(y.shape)}, PyTorch {list(e.shape)}"
                 assert (e - o).abs().max() > MATTERS * scale, f"output {n} hardly depends on the inputs"
                 error = max(error, _nan_is_wrong((y.double() - e).abs().max().item() / scale))
         items = program.method("forward")._method.items
     host = tuple(getattr(i.instruction, "op", type(i.instruction).__name__) for i in items if isinstance(i, Host))
-    return Found(sum(isinstance(i, Run) for i in items), made.sizes, host, error)
+    return Found(sum(isinstance(i, Run) for i in items), model.sizes, host, error)
 
 
-def exported(a: Architecture, made: Made) -> bytes:
-    return export(made.module, made.inputs(0, a.sizes[0]), dynamic_shapes=made.dynamic)
+def exported(a: Architecture, model: Made) -> bytes:
+    return export(model.module, model.inputs(0, a.sizes[0]), dynamic_shapes=model.dynamic)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -70,5 +72,5 @@ def _nan_is_wrong(error: float) -> float:
 
 
 def figures() -> dict[str, dict[str, Any]]:
-    """What the last run of all lines found, by name."""
+    """Return the results of the last run of all lines, by name."""
     return json.loads(FIGURES.read_text())

@@ -1,4 +1,4 @@
-"""PyTorch modules to `.pte` bytes, quickly and quietly: what tests and tools export with, and check themselves."""
+"""PyTorch modules to `.pte` bytes, quickly and quietly, for tests and tools that check the results themselves."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _py_impl(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _when_there_are_more(materialize: Callable[[], None]) -> Callable[[], None]:
-    known: list[str] = []
+    registered: list[str] = []
 
     def call() -> None:
         operators = _dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
-        if operators != known:
+        if operators != registered:
             materialize()
-            known[:] = operators
+            registered[:] = operators
 
     return call

@@ -1,4 +1,4 @@
-"""A plan for all sizes held to one made for each size alone: the same kernels, words, grids, shapes and scratch."""
+"""A plan for all sizes compared with a plan for each single size: kernels, words, grids, shapes and scratch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTS = int(os.environ.get("PTEGPU_POINTS", "24"))  # sizes that are compared, 
 
 
 def shapes_at(planner: Planner, point: dict[int, int]) -> list[Any]:
-    """What the inputs would be: shapes, and values of ints."""
+    """Return the shapes of the inputs, and the values of ints."""
     shapes: list[Any] = []
     for k, v in enumerate(planner.graph.inputs):
         rows = [r for r in planner.grid.names if planner.table.rows[r][1] == k]
@@ -30,7 +30,7 @@ def shapes_at(planner: Planner, point: dict[int, int]) -> list[Any]:
 
 
 def points(planner: Planner, most: int = POINTS) -> Iterator[dict[int, int]]:
-    """Of the sizes that were looked at: all, or some."""
+    """Yield some of the sizes for which the planner has columns, or all."""
     if not planner.grid.columns:
         return
     count = len(planner.grid)
@@ -43,9 +43,9 @@ def item(_: int, __: int) -> int:
 
 
 def described(plan: Plan) -> list[Any]:
-    """All that a run of a plan with plain numbers does; where parameters and scratch lie does not matter."""
+    """Describe a run of a plan with plain numbers, without the places of parameters and scratch."""
     (family,) = plan.families
-    found: list[Any] = [family.words, [o.shape if isinstance(o, Port) else o for o in family.outputs]]
+    description: list[Any] = [family.words, [o.shape if isinstance(o, Port) else o for o in family.outputs]]
     params = [k for k, b in enumerate(plan.buffers) if b.role == "params"]
     for d in plan.dispatches:
         if 0 in d.grid:
@@ -58,19 +58,19 @@ def described(plan: Plan) -> list[Any]:
             else:
                 bound.append("temp" if buffer.role == "temp" else buffer.name)
         figures = (d.read_bytes, d.write_bytes, d.flops)
-        found.append((plan.kernels[d.kernel], d.grid, words, bound, d.label, figures))
-    return found
+        description.append((plan.kernels[d.kernel], d.grid, words, bound, d.label, figures))
+    return description
 
 
 def scratch_of(planner: Planner, at: At, shapes: list[Any]) -> list[Any]:
-    """The bytes of scratch that the choices at these sizes ask for."""
+    """Return the bytes of scratch that the choices at these sizes need."""
     picked = [cs[k] for cs, k in zip(planner.families[at.family].choices, at.choices, strict=True)]
     numbers = [n for c in picked for n in c.scratched]
     return [program(planner.table.rows, [n.row])(shapes, item)[0] if isinstance(n, Expr) else n for n in numbers]
 
 
 def hold(traced: Planner, plain: Planner, where: Iterable[dict[int, int]]) -> int:
-    """Compare at these sizes; returns how many of them run."""
+    """Compare both plans at these sizes, and return the number of sizes that run."""
     plan = traced.plan()
     resolver = Resolver(plan)
     ran = 0
@@ -87,9 +87,9 @@ def hold(traced: Planner, plain: Planner, where: Iterable[dict[int, int]]) -> in
         if at is None:
             continue  # not among the sizes that were looked at
         assert not refused, f"at {shapes} the plan refuses: {refused}"
-        alone = plain.plan()
-        only = Resolver(alone)
-        want = described(evaluated(alone, shapes, item, only))
+        single = plain.plan()
+        only = Resolver(single)
+        want = described(evaluated(single, shapes, item, only))
         got = described(evaluated(plan, shapes, item, resolver))
         assert want == got, f"at {shapes}: {first_difference(want, got)}"
         if all(0 not in s for s in shapes if isinstance(s, tuple)):  # what launches nothing may ask for none

@@ -21,9 +21,9 @@ from ptegpu.cli.export import export as export_commands
 from ptegpu.cli.options import Embedding, Quantize
 from ptegpu.compiler.program import cut_methods, read_source
 from ptegpu.export import wrapped
+from ptegpu.export.config_keys import ConfigKeys
 from ptegpu.export.families import FAMILIES
 from ptegpu.export.hf_models import POOLINGS
-from ptegpu.export.keys import Keys
 from ptegpu.export.llm import GROUPS, Options, metadata
 from ptegpu.graph import match
 from ptegpu.models.tasks.specs import TASKS
@@ -100,7 +100,7 @@ def test_the_families_of_the_exporter_are_in_its_page() -> None:
     for name, _, particular in rows:
         for key in code(particular):
             assert "is refused" in particular
-            assert key == FAMILIES[code(name)[0]].refused(Keys(Path("config.json"), {key: True}))
+            assert key == FAMILIES[code(name)[0]].refused(ConfigKeys(Path("config.json"), {key: True}))
 
 
 def command(name: str) -> Any:

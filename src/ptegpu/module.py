@@ -29,16 +29,16 @@ def compile_module(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> CompiledModule:
-    """A callable that computes on the GPU what `module` does, without a file in between. Needs the extra `export`.
+    """Return a callable that computes `module` on the GPU, without a file in between. Needs the extra `export`.
 
-    `example` has the inputs to trace it with: a tuple, a dict of inputs by name, or a single one; `kwargs` are those by
-    name beside a tuple. `dynamic_shapes` are what `torch.export` takes; a size that may change needs a largest value.
-    The callable takes and returns torch tensors, grouped as the module's own. Parameters and buffers are those of now:
-    what is done to the module later changes nothing. Buffers that the module writes live on the GPU; `reset()` takes
-    them back. Gradients are not computed, and a module in training mode is refused.
+    `example` holds the inputs to trace it with: a tuple, a dict of inputs by name, or a single input; `kwargs` are
+    further inputs by name. `dynamic_shapes` are those of `torch.export`; a dynamic dimension needs an upper bound. The
+    callable takes and returns torch tensors, grouped as the module's own. Parameters and buffers are copied: later
+    changes of the module have no effect. Buffers that the module writes live on the GPU; `reset()` restores them.
+    Gradients are not computed, and a module in training mode is refused.
 
-    `delegate` and `check` are those of `ptegpu.export.export`; the others are those of `ptegpu.load`. What cannot be
-    traced or lowered raises ExportError, what ptegpu cannot run UnsupportedProgram.
+    `delegate` and `check` are those of `ptegpu.export.export`; the others are those of `ptegpu.load`. A module that
+    cannot be traced or lowered raises ExportError, one that ptegpu cannot run UnsupportedProgram.
     """
     from .export.compiled import compile_module
 

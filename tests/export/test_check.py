@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import ptegpu
 from ptegpu.errors import ExportError, NoAdapter, UnsupportedProgram
-from ptegpu.export import Source, check, export, export_with_account, lower, pipeline, trace
-from ptegpu.export.check import Check, NotChecked
+from ptegpu.export import MethodSource, check, export, export_with_account, lower, pipeline, trace
+from ptegpu.export.check import EagerCheck, NotChecked
 from ptegpu.format import read_program
 
 X = torch.linspace(-2, 3, 12).reshape(3, 4)
@@ -46,8 +46,8 @@ def scaled(): return Scaled(), (X,)
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partitioned programs are 5 % off."""
 
-    def off(*_: object, **how: Any) -> object:
-        return lower(trace(Scaled(1.05), (X,)), **how)
+    def off(*_: object, **options: Any) -> object:
+        return lower(trace(Scaled(1.05), (X,)), **options)
 
     monkeypatch.setattr(pipeline, "lower", off)
 
@@ -80,8 +80,8 @@ def test_a_wrong_language_model_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
     invoke: Invoke,  # noqa: F811
 ) -> None:
-    found = check.distance
-    monkeypatch.setattr("ptegpu.export.check.distance", lambda y, e: found(y * 1.05, e))
+    actual = check.distance
+    monkeypatch.setattr("ptegpu.export.check.distance", lambda y, e: actual(y * 1.05, e))
     folder = write(tmp_path / "source", "llama", {"num_hidden_layers": 1})
     ended = invoke("export", "llm", folder, "-o", tmp_path / "m.pte")
     far = r"its logits are up to [\d.]+ from eager PyTorch's, whose largest element is [\d.]+"
@@ -126,13 +126,13 @@ def test_what_cannot_be_loaded_is_exported_without_partitions(
         return load(data, **options)
 
     monkeypatch.setattr(ptegpu, "load", refuse_delegates, raising=False)
-    with pytest.warns(UserWarning, match=f"^{REFUSED}no such delegate$") as given:
+    with pytest.warns(UserWarning, match=f"^{REFUSED}no such delegate$") as caught:
         data = export(Scaled(), (X,), tmp_path / "scaled.pte")
-    assert 1 == len(given)
+    assert 1 == len(caught)
     assert data == (tmp_path / "scaled.pte").read_bytes()
     ended = invoke("export", "torch", "checked_models:scaled", "-o", tmp_path / "again.pte")
     assert (0, "") == (ended.code, ended.err)
-    assert f"note: {given[0].message}" == ended.out.splitlines()[-1]
+    assert f"note: {caught[0].message}" == ended.out.splitlines()[-1]
     assert data == (tmp_path / "again.pte").read_bytes()
 
 
@@ -157,9 +157,9 @@ def test_what_cannot_be_run_at_all_is_not_written(
 
 def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ptegpu, "load", refuse(NoAdapter("no adapter here")), raising=False)
-    made = export_with_account(Source(Scaled(), (X,)), tmp_path / "m.pte")
-    assert (["not checked: no adapter here"], None) == (made.notes, made.difference)
-    assert made.lowered.partitions and (tmp_path / "m.pte").exists()
+    account = export_with_account(MethodSource(Scaled(), (X,)), tmp_path / "m.pte")
+    assert (["not checked: no adapter here"], None) == (account.notes, account.difference)
+    assert account.lowered.partitions and (tmp_path / "m.pte").exists()
 
 
 def test_notes_are_all_that_is_said() -> None:
@@ -169,7 +169,7 @@ def test_notes_are_all_that_is_said() -> None:
 
 
 def difference(module: nn.Module, args: tuple[Any, ...], program: Any) -> float:
-    return Check.of_examples({"forward": Source(module, args)}).compare(program).difference
+    return EagerCheck.of_examples({"forward": MethodSource(module, args)}).compare(program).difference
 
 
 class Given(nn.Module):
@@ -183,8 +183,8 @@ class Given(nn.Module):
         return self.y
 
 
-def checked(expected: Tensor, found: Tensor, monkeypatch: pytest.MonkeyPatch) -> float:
-    monkeypatch.setattr(Check, "_run", lambda *_: [[found]])
+def checked(expected: Tensor, actual: Tensor, monkeypatch: pytest.MonkeyPatch) -> float:
+    monkeypatch.setattr(EagerCheck, "_run", lambda *_: [[actual]])
     return difference(Given(expected), (), b"")
 
 
@@ -233,9 +233,9 @@ class Cancelled(nn.Module):
 
 def test_as_far_as_rounding_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.linspace(0, 0.1, 50)
-    monkeypatch.setattr(Check, "_run", lambda *_: [[Cancelled()(x) + 0.06]])
+    monkeypatch.setattr(EagerCheck, "_run", lambda *_: [[Cancelled()(x) + 0.06]])
     assert difference(Cancelled(), (x,), b"") > 0.05
-    monkeypatch.setattr(Check, "_run", lambda *_: [[Cancelled()(x) + 0.6]])
+    monkeypatch.setattr(EagerCheck, "_run", lambda *_: [[Cancelled()(x) + 0.6]])
     with pytest.raises(ExportError):
         difference(Cancelled(), (x,), b"")
 
@@ -246,14 +246,14 @@ class Overflowing(nn.Module):
 
 
 def test_infinities_are_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Check, "_run", lambda *_: [[X * torch.nan]])
+    monkeypatch.setattr(EagerCheck, "_run", lambda *_: [[X * torch.nan]])
     with pytest.raises(ExportError, match=r"^the exported program is wrong: its output 0 is up to inf from "):
         difference(Overflowing(), (X,), b"")
 
 
 def test_results_that_are_missing() -> None:
     data = lower(trace(Cancelled(), (X,))).data
-    with pytest.raises(ExportError, match=r"^the program gives 1 results, and eager PyTorch 2$"):
+    with pytest.raises(ExportError, match=r"^the program returns 1 results, and eager PyTorch 2$"):
         difference(Scaled(), (X,), data)
 
 
@@ -266,7 +266,7 @@ class Adding(nn.Module):
 
 def test_inputs_stay_as_they_are() -> None:
     x = torch.zeros(3)
-    assert 0 == export_with_account(Source(Adding(), (x,))).difference
+    assert 0 == export_with_account(MethodSource(Adding(), (x,))).difference
     assert [0, 0, 0] == x.tolist()
 
 
@@ -279,10 +279,10 @@ class Stepped(nn.Module):
 
 
 def test_a_step_where_activations_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Check._run
+    run = EagerCheck._run
     for steps in (1, 3):
         monkeypatch.setattr(
-            Check, "_run", lambda *given, n=steps: [[y + n * 3 / 127 for y in step] for step in run(*given)]
+            EagerCheck, "_run", lambda *caught, n=steps: [[y + n * 3 / 127 for y in step] for step in run(*caught)]
         )
         if steps > 1:
             with pytest.raises(ExportError):
@@ -299,11 +299,11 @@ class Exporting(nn.Module):
 
 
 def test_modules_that_are_only_for_export() -> None:
-    made = export_with_account(Source(Exporting(), (X,)))
-    (note,) = made.notes
+    account = export_with_account(MethodSource(Exporting(), (X,)))
+    (note,) = account.notes
     assert note.startswith("not checked: the module itself fails in eager PyTorch: ValueError: only on a GPU\n")
     with pytest.raises(NotChecked):
-        difference(Exporting(), (X,), made.lowered.data)
+        difference(Exporting(), (X,), account.lowered.data)
 
 
 class Mixed(nn.Module):
@@ -312,8 +312,8 @@ class Mixed(nn.Module):
 
 
 def test_results_that_are_no_tensors() -> None:
-    made = export_with_account(Source(Mixed(), (X,)))
-    assert ([], 0.0) == (made.notes, made.difference)
+    account = export_with_account(MethodSource(Mixed(), (X,)))
+    assert ([], 0.0) == (account.notes, account.difference)
 
 
 def test_all_lines_of_what_cannot_be_run_are_shown() -> None:

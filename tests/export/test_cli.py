@@ -56,9 +56,9 @@ def test_a_module(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ["delegated", "2", "operators", "in", "1", "partition"] in lines
     assert ["aten.cumsum.default", "1", "the", "partitioner", "has", "no", "such", "operator"] in lines
     assert ["check", "at", "most", "0", "from", "eager", "PyTorch"] in lines
-    found = json.loads(invoke(*command, "--no-delegate", "--no-check", "--json").out)
-    assert (0, None, []) == (found["partitions"], found["difference"], found["notes"])
-    assert {"aten.add.Tensor", "aten.cumsum.default"} <= {row["operator"] for row in found["outside"]}
+    actual = json.loads(invoke(*command, "--no-delegate", "--no-check", "--json").out)
+    assert (0, None, []) == (actual["partitions"], actual["difference"], actual["notes"])
+    assert {"aten.add.Tensor", "aten.cumsum.default"} <= {row["operator"] for row in actual["outside"]}
 
 
 def test_errors_are_one_line(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
@@ -82,7 +82,7 @@ def test_a_model_of_the_hub(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F8
 
 @pytest.mark.parametrize("what", [("llm", "x"), ("torch", "x:y")])
 def test_where_nothing_can_be_written(what: tuple[str, str], tmp_path: Path) -> None:
-    """That is said before PyTorch, which is blocked here, is imported."""
+    """The message appears before PyTorch, which is blocked here, is imported."""
     output = tmp_path / "none" / "m.pte"
     done = run_blocked(f"from ptegpu.cli import main; main(['export', *{what}, '-o', {str(output)!r}])")
     message = f"error: {output} cannot be written: there is no folder {tmp_path}/none\n"
@@ -123,8 +123,8 @@ def test_the_same_as_json(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("ptegpu.export.pipeline.lower", lambda *_, **__: Lowered(b"123", 1))
     folder = write(tmp_path / "source", "llama")
     command = ("export", "llm", folder, "-o", tmp_path / "m.pte", "--no-check", "--json", "--dtype", "float16")
-    found = invoke(*command).json()
-    assert {"Reading weights", "Tracing", "Lowering", "Writing"} == set(found.pop("seconds"))
+    actual = invoke(*command).json()
+    assert {"Reading weights", "Tracing", "Lowering", "Writing"} == set(actual.pop("seconds"))
     assert {
         "files": [str(tmp_path / "m.pte")],
         "nbytes": 3,
@@ -143,8 +143,8 @@ def test_the_same_as_json(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.Mo
         "delegated": {},
         "outside": [],
         "check": None,
-        "notes": [f"{folder} has no tokenizer.json: the model can be run, but not be given text"],
-    } == found
+        "notes": [f"{folder} has no tokenizer.json: the model takes and returns tokens, not text"],
+    } == actual
 
 
 def test_without_pytorch(tmp_path: Path) -> None:

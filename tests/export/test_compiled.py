@@ -58,10 +58,10 @@ class Grouped(nn.Module):
         return Result(total, [y, y * 2]), Pair(x + 1, {"z": others["a"]})
 
 
-def equal(found: Any, expected: Any) -> None:
-    """The same trees of tensors, nearly the same elements."""
-    assert type(found) is type(expected)
-    (y, of_y), (e, of_e) = (tree_flatten(t) for t in (found, expected))
+def equal(actual: Any, expected: Any) -> None:
+    """Raise AssertionError unless both are the same trees of nearly equal tensors."""
+    assert type(actual) is type(expected)
+    (y, of_y), (e, of_e) = (tree_flatten(t) for t in (actual, expected))
     assert of_y == of_e
     for a, b in zip(y, e, strict=True):
         assert type(a) is type(b)
@@ -83,15 +83,15 @@ def test_a_tree_of_inputs_and_outputs() -> None:
         six = {"mask": mask[:3], "mode": "mean", "b": b[:3]}
         equal(gpu(X[:3], {"a": X[:3]}, **six), module(X[:3], {"a": X[:3]}, **six))
         grouped = "((·, {'a': ·}), {'mask': ·, 'mode': ·, 'b': ·})"
-        inputs = "x, others, mask, mode, b; given are x, others, mask, b"
+        inputs = "x, others, mask, mode, b, not x, others, mask, b"
         bound = "argument 0 of forward must be float32 of at most [16, 8], not"
         wrong: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
             ((X, others), {"mode": "sum"}, InvalidInput,
              "mode of forward must be 'mean', as in the example, not 'sum'"),
-            ((X, [X]), {}, InvalidInput, f"its inputs must be grouped as in the example, {grouped}, not "
+            ((X, [X]), {}, InvalidInput, f"inputs must be grouped as in the example, {grouped}, not "
              f"{grouped.replace(DICT, '[·]')}"),
-            ((X,), {}, InvalidInput, "the module cannot be called so: missing a required argument: 'others'"),
-            ((X, others), {"mode": None}, InvalidInput, f"it was compiled for the inputs {inputs}"),
+            ((X,), {}, InvalidInput, "invalid inputs of the module: missing a required argument: 'others'"),
+            ((X, others), {"mode": None}, InvalidInput, f"the module was compiled for the inputs {inputs}"),
             ((X, others), {"b": b[:2]}, ShapeError, "dimension 0 of b of forward must be 4, not 2 (of [2, 8])"),
             ((X, others), {"b": b[:, :2]}, ShapeError, "dimension 1 of b of forward must be 8, not 2 (of [4, 2])"),
             ((X[:2], others), {}, ShapeError, "dimension 0 of argument 0 of forward must be from 3 to 16, not 2 "
@@ -232,7 +232,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(LimitExceeded):
         ptegpu.compile_module(linear, X, limits=Limits(memory=64))
     with ptegpu.compile_module(linear, X, engine="wgpu", precision="fast") as gpu:
-        message = "input 0 of forward requires a gradient, which ptegpu does not give: use torch.no_grad()"
+        message = "input 0 of forward requires a gradient, which ptegpu cannot compute: use torch.no_grad()"
         with pytest.raises(InvalidInput, match=f"^{re.escape(message)}$"):
             gpu(X.clone().requires_grad_())
         close(gpu(X).numpy(), linear(X).detach().numpy(), 1e-2)

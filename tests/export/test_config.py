@@ -1,4 +1,4 @@
-"""`config.json`, with the values that families have where it is silent, and what is said about a wrong one."""
+"""`config.json`: the defaults of families, and messages about invalid values."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from tests.zoo.checkpoints import LLAMA3, config
 
 from ptegpu.errors import ExportError
-from ptegpu.export.config import Config, Rope, read_config
+from ptegpu.export.config import DecoderConfig, Rope, read_config
 from ptegpu.export.families import FAMILIES
 from ptegpu.models.kinds import SEEING_TYPES
 
 
-def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str, Any] | None = None) -> Config:
-    given = {k: v for k, v in (config(name) | changes).items() if v is not ...}
-    (folder / "config.json").write_text(json.dumps(given))
+def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str, Any] | None = None) -> DecoderConfig:
+    values = {k: v for k, v in (config(name) | changes).items() if v is not ...}
+    (folder / "config.json").write_text(json.dumps(values))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return read_config(folder)
@@ -28,14 +28,14 @@ def read(folder: Path, name: str, changes: dict[str, Any], generation: dict[str,
 
 def test_values_where_the_file_is_silent(tmp_path: Path) -> None:
     silent = dict.fromkeys(("num_key_value_heads", "rms_norm_eps", "max_position_embeddings", "rope_theta"), ...)
-    found = read(tmp_path, "qwen3", silent | {"head_dim": ...})
-    assert (4, 16, 1e-6, 2048) == (found.kv_heads, found.head_dim, found.eps, found.context)
-    assert found.layers[0].rope == Rope(16, 1e4)
+    actual = read(tmp_path, "qwen3", silent | {"head_dim": ...})
+    assert (4, 16, 1e-6, 2048) == (actual.kv_heads, actual.head_dim, actual.eps, actual.context)
+    assert actual.layers[0].rope == Rope(16, 1e4)
     assert (True, True, "gelu_pytorch_tanh") == _gemma(read(tmp_path, "gemma", {"hidden_act": ...}))
 
 
-def _gemma(found: Config) -> tuple[bool, bool, str]:
-    return found.tied, found.embedding_scale == found.dim**0.5, found.activation
+def _gemma(actual: DecoderConfig) -> tuple[bool, bool, str]:
+    return actual.tied, actual.embedding_scale == actual.dim**0.5, actual.activation
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_rope_of_older_and_newer_files(tmp_path: Path) -> None:
     expected = Rope(16, 5e5, "llama3", 8.0, 1.0, 4.0, 16)
     assert expected == read(tmp_path, "llama", older).layers[0].rope == read(tmp_path, "llama", newer).layers[0].rope
     each = {"sliding_attention": {"rope_theta": 10.0}, "full_attention": {"rope_type": "linear", "factor": 2.0}}
-    found = read(tmp_path, "gemma3", {"rope_parameters": each, "rope_scaling": ..., "rope_theta": ...}).layers
-    assert [Rope(24, 10.0), Rope(24, 1e6, "linear", 2.0)] == [layer.rope for layer in found]
+    actual = read(tmp_path, "gemma3", {"rope_parameters": each, "rope_scaling": ..., "rope_theta": ...}).layers
+    assert [Rope(24, 10.0), Rope(24, 1e6, "linear", 2.0)] == [layer.rope for layer in actual]
 
 
 def test_long_waves_are_stretched() -> None:
@@ -79,8 +79,8 @@ def test_long_waves_are_stretched() -> None:
     ],
 )
 def test_special_tokens(generation: dict[str, Any] | None, expected: tuple[int, tuple[int]], tmp_path: Path) -> None:
-    found = read(tmp_path, "llama", {}, generation)
-    assert expected == (found.bos, found.eos)
+    actual = read(tmp_path, "llama", {}, generation)
+    assert expected == (actual.bos, actual.eos)
 
 
 NAMES = ", ".join((*FAMILIES, *SEEING_TYPES))
@@ -93,10 +93,10 @@ NAMES = ", ".join((*FAMILIES, *SEEING_TYPES))
         (
             {"model_type": "vit", "architectures": ["ViTForImageClassification"]},
             f"model_type 'vit' is not supported; supported are {NAMES}. "
-            "`ptegpu export hf` exports models that generate no text",
+            "`ptegpu export hf` exports models that do not generate text",
         ),
         ({"hidden_size": ...}, "hidden_size is missing"),
-        ({"vocab_size": 0}, "vocab_size is 0, not a positive number up to 2,147,483,647"),
+        ({"vocab_size": 0}, "invalid vocab_size 0: expected an integer from 1 to 2,147,483,647"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 key-value heads"),
         (
             {"hidden_act": "relu"},
@@ -108,35 +108,38 @@ NAMES = ", ".join((*FAMILIES, *SEEING_TYPES))
         ),
         (
             {"num_hidden_layers": 10**9},
-            "num_hidden_layers is 1000000000, not a positive number up to 4,096",
+            "invalid num_hidden_layers 1000000000: expected an integer from 1 to 4,096",
         ),
-        ({"hidden_size": 1e400}, "hidden_size is inf, not a positive number up to 2,147,483,647"),
-        ({"hidden_size": True}, "hidden_size is True, not a positive number up to 2,147,483,647"),
-        ({"intermediate_size": -5}, "intermediate_size is -5, not a positive number up to 2,147,483,647"),
-        ({"rms_norm_eps": math.nan}, "rms_norm_eps is nan, not a positive number"),
-        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x', not a positive number"),
-        ({"rope_theta": [1]}, "rope_theta is [1], not a positive number"),
+        ({"hidden_size": 1e400}, "invalid hidden_size inf: expected an integer from 1 to 2,147,483,647"),
+        ({"hidden_size": True}, "invalid hidden_size True: expected an integer from 1 to 2,147,483,647"),
+        ({"intermediate_size": -5}, "invalid intermediate_size -5: expected an integer from 1 to 2,147,483,647"),
+        ({"rms_norm_eps": math.nan}, "invalid rms_norm_eps nan: expected a positive number"),
+        ({"rms_norm_eps": "x"}, "invalid rms_norm_eps 'x': expected a positive number"),
+        ({"rope_theta": [1]}, "invalid rope_theta [1]: expected a positive number"),
         ({"partial_rotary_factor": 0.5}, "a partial_rotary_factor is not supported for llama"),
         ({"model_type": "gpt_neox", "hidden_size": 3}, "3 elements are too few for 4 heads"),
         ({"model_type": "falcon", "alibi": True}, "alibi is not supported for falcon"),
-        ({"model_type": "stablelm", "partial_rotary_factor": 0.1}, "1 elements of a head cannot be turned in pairs"),
+        ({"model_type": "stablelm", "partial_rotary_factor": 0.1}, "1 elements of a head cannot be rotated in pairs"),
         (
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0]}},
-            "long_factor has 1 numbers, and not 8",
+            "long_factor has 1 numbers; expected 8",
         ),
         (
             {"rope_scaling": {"type": "yarn"}, "original_max_position_embeddings": -1},
-            "original_max_position_embeddings is -1, not a positive number",
+            "invalid original_max_position_embeddings -1: expected a positive number",
         ),
         (
             {"rope_scaling": {"type": "yarn"}, "rope_theta": 1},
             "rope_type 'yarn' needs a factor and a rope_theta above 1, and more than 2 elements",
         ),
         ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
-        ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None, and layers need it"),
+        (
+            {"layer_types": ["sliding_attention"] * 2},
+            "invalid sliding_window None: expected an integer, because layers use it",
+        ),
         (
             {"use_bidirectional_attention": True},
-            "use_bidirectional_attention is not supported: text is made from left to right",
+            "use_bidirectional_attention is not supported: text is generated from left to right",
         ),
         (
             {"quantization_config": {"bits": 4}},

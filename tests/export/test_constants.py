@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ptegpu
-from ptegpu.export import Exported, Lowered, Source, export_with_account
+from ptegpu.export import Exported, Lowered, MethodSource, export_with_account
 from ptegpu.format import read_program
 
 
@@ -21,10 +21,10 @@ def noise(*shape: int) -> Tensor:
 
 def exported(module: nn.Module, *args: Any, dynamic: Any = None, delegate: bool = True) -> Exported[None]:
     """Checked against eager PyTorch, and without notes."""
-    made = export_with_account(Source(module, args, dynamic), delegate=delegate)
-    assert [] == made.notes
-    assert made.difference is not None
-    return made
+    account = export_with_account(MethodSource(module, args, dynamic), delegate=delegate)
+    assert [] == account.notes
+    assert account.difference is not None
+    return account
 
 
 def operators(lowered: Lowered) -> set[str]:
@@ -88,13 +88,13 @@ class Rotary(nn.Module):
 
 
 def test_rotary_tables_and_slices_of_one_matrix() -> None:
-    made = exported(Rotary(), noise(8, 4))
-    sizes = sorted(len(data) for data in read_program(made.lowered.data).named_data.values())
+    account = exported(Rotary(), noise(8, 4))
+    sizes = sorted(len(data) for data in read_program(account.lowered.data).named_data.values())
     assert [4 * 4 * 4] * 3 + [8 * 4 * 4] * 2 == sizes  # bytes, each constant its own
 
 
 class Positions(nn.Module):
-    """As in ViT and DINOv2: a table of positions, resized to the image."""
+    """A table of positions that is resized to the image, as in ViT and DINOv2."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Positions(nn.Module):
 
 
 class Shifted(nn.Module):
-    """As in Swin."""
+    """Indices into a table of relative positions, as in Swin."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.roll(x, (-1, 1), (0, 1)) * 2
@@ -137,16 +137,16 @@ class Crossed(nn.Module):
 def test_the_constant_part_is_computed_at_export(
     module: Callable[[], nn.Module], shape: tuple[int, ...], left: set[str]
 ) -> None:
-    made = exported(module(), noise(*shape))
-    assert made.lowered.partitions
-    assert left == operators(made.lowered)
+    account = exported(module(), noise(*shape))
+    assert account.lowered.partitions
+    assert left == operators(account.lowered)
 
 
 def test_sizes_that_change_are_in_partitions_too() -> None:
     dims = {0: torch.export.Dim("height", max=9), 1: torch.export.Dim("width", max=9)}
-    made = exported(Shifted(), noise(4, 6), dynamic=(dims,))
-    assert made.lowered.partitions
-    with ptegpu.load(made.lowered.data) as program:
+    account = exported(Shifted(), noise(4, 6), dynamic=(dims,))
+    assert account.lowered.partitions
+    with ptegpu.load(account.lowered.data) as program:
         for x in (noise(7, 3), noise(1, 9)):
             torch.testing.assert_close(program(x), Shifted()(x))
 
@@ -188,7 +188,7 @@ def test_what_is_left_counts() -> None:
 
 
 class Masked(nn.Module):
-    """What is constant is used on the way, too."""
+    """Intermediate constants have other users."""
 
     def forward(self, x: Tensor) -> Tensor:
         mask = torch.full((6, 6), -3.0).triu(1)
@@ -213,8 +213,8 @@ class Counter(nn.Module):
 
 @pytest.mark.parametrize("delegate", [True, False])
 def test_what_changes_is_no_constant(delegate: bool) -> None:
-    made = exported(Counter(), torch.ones(2), delegate=delegate)
-    with ptegpu.load(made.lowered.data) as program:
+    account = exported(Counter(), torch.ones(2), delegate=delegate)
+    with ptegpu.load(account.lowered.data) as program:
         assert [[4.0, 6.0], [6.0, 8.0]] == [program(torch.ones(2)).tolist() for _ in range(2)]
 
 
@@ -224,9 +224,9 @@ class Random(nn.Module):
 
 
 def test_chance_is_no_constant() -> None:
-    made = export_with_account(Source(Random(), (torch.zeros(16),)))
-    assert ["not checked: the module gives other results each time"] == made.notes
-    with ptegpu.load(made.lowered.data) as program:
+    account = export_with_account(MethodSource(Random(), (torch.zeros(16),)))
+    assert ["not checked: the module returns different results each time"] == account.notes
+    with ptegpu.load(account.lowered.data) as program:
         assert not torch.equal(program(torch.zeros(16)), program(torch.zeros(16)))
 
 

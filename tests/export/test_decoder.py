@@ -13,8 +13,8 @@ from tests.zoo import checkpoints
 from tests.zoo.families import FAMILIES, VOCAB, config, write
 
 from ptegpu.export import Options, load_decoder
-from ptegpu.export.checkpoint import Store, Weights, load
-from ptegpu.export.config import Config, read_config
+from ptegpu.export.checkpoint import TensorStore, Weights, load
+from ptegpu.export.config import DecoderConfig, read_config
 from ptegpu.export.decoder import Decoder
 from ptegpu.export.families import FAMILIES as SUPPORTED
 
@@ -25,29 +25,29 @@ CHUNKS = [PROMPT] + [1] * STEPS
 
 
 def expected(model: Any, chunks: list[int]) -> torch.Tensor:
-    """What transformers computes, with its cache: (1, S, V)."""
-    found, cache = [], None
+    """Return the logits of transformers, with its cache: (1, S, V)."""
+    actual, cache = [], None
     with torch.no_grad():
         for tokens in TOKENS[:, : sum(chunks)].split(chunks, dim=1):
-            made = model(tokens, past_key_values=cache, use_cache=True)
-            cache = made.past_key_values
-            found.append(made.logits)
-    return torch.cat(found, dim=1)
+            state = model(tokens, past_key_values=cache, use_cache=True)
+            cache = state.past_key_values
+            actual.append(state.logits)
+    return torch.cat(actual, dim=1)
 
 
 def logits(decoder: Decoder, chunks: list[int]) -> torch.Tensor:
     decoder.reset()
-    found, first = [], 0
+    actual, first = [], 0
     with torch.no_grad():
         for tokens in TOKENS[:, : sum(chunks)].split(chunks, dim=1):
-            found.append(decoder(tokens, torch.tensor([first])))
+            actual.append(decoder(tokens, torch.tensor([first])))
             first += tokens.shape[1]
-    return torch.cat(found, dim=-2)
+    return torch.cat(actual, dim=-2)
 
 
-def apart(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """As a part of the largest."""
-    return ((found - wanted).abs().max() / wanted.abs().max()).item()
+def apart(actual: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest difference as a share of the largest element."""
+    return ((actual - reference).abs().max() / reference.abs().max()).item()
 
 
 def test_all_families_are_here() -> None:
@@ -61,10 +61,10 @@ def test_the_page_has_all_families() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_as_transformers(name: str, tmp_path: Path) -> None:
-    wanted = expected(write(tmp_path, name), CHUNKS)
+    reference = expected(write(tmp_path, name), CHUNKS)
     decoder, _, parameters = load_decoder(tmp_path, Options(all_logits=True))
-    assert apart(logits(decoder, CHUNKS), wanted) < TOLERANCE
-    assert apart(logits(decoder, [5, 1, 30, 8]), wanted) < TOLERANCE
+    assert apart(logits(decoder, CHUNKS), reference) < TOLERANCE
+    assert apart(logits(decoder, [5, 1, 30, 8]), reference) < TOLERANCE
     assert parameters == sum(p.numel() for p in set(decoder.parameters()))
 
 
@@ -79,26 +79,26 @@ def test_as_transformers(name: str, tmp_path: Path) -> None:
 def test_angles_that_depend_on_the_length(
     name: str, changes: dict[str, Any], max_context: int, chunks: list[int], tmp_path: Path
 ) -> None:
-    wanted = expected(write(tmp_path, name, changes), chunks)
+    reference = expected(write(tmp_path, name, changes), chunks)
     decoder, _, _ = load_decoder(tmp_path, Options(all_logits=True, max_context=max_context))
-    assert apart(logits(decoder, chunks), wanted) < TOLERANCE
+    assert apart(logits(decoder, chunks), reference) < TOLERANCE
 
 
-def turned(**changes: Any) -> Callable[[Config], Config]:
+def turned(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
     """With other angles."""
 
-    def other(config: Config) -> Config:
+    def other(config: DecoderConfig) -> DecoderConfig:
         layers = (replace(layer, rope=layer.rope and replace(layer.rope, **changes)) for layer in config.layers)
         return replace(config, layers=tuple(layers))
 
     return other
 
 
-def everywhere(config: Config) -> Config:
+def everywhere(config: DecoderConfig) -> DecoderConfig:
     return replace(config, layers=(config.layers[0],) * len(config.layers))
 
 
-WRONG: list[tuple[str, Callable[[Config], Config] | dict[str, Any]]] = [
+WRONG: list[tuple[str, Callable[[DecoderConfig], DecoderConfig] | dict[str, Any]]] = [
     ("granite", {"embedding_scale": 1.0}),
     ("granite", {"attention_scale": None}),
     ("granite", {"residual_scale": 1.0}),
@@ -126,16 +126,16 @@ WRONG: list[tuple[str, Callable[[Config], Config] | dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "change"), WRONG)
 def test_what_is_wrong_shows(name: str, change: Any, tmp_path: Path) -> None:
-    """The tolerance tells apart what a family has and what it has not."""
+    """The tolerance detects a missing part of a family."""
     write(tmp_path, name)
     right = read_config(tmp_path)
     decoders = [Decoder(c, right.trained, all_logits=True) for c in (right, _changed(right, change))]
     for decoder in decoders:
-        load(decoder, Store(tmp_path), Weights(), lambda *_: None)
+        load(decoder, TensorStore(tmp_path), Weights(), lambda *_: None)
     assert apart(*(logits(decoder, [PROMPT]) for decoder in decoders)) > 10 * TOLERANCE
 
 
-def _changed(config: Config, change: Any) -> Config:
+def _changed(config: DecoderConfig, change: Any) -> DecoderConfig:
     return replace(config, **change) if isinstance(change, dict) else change(config)
 
 
@@ -147,5 +147,5 @@ def test_the_last_token_alone(tmp_path: Path) -> None:
 
 def test_a_context_within_the_window_needs_no_mask(tmp_path: Path) -> None:
     config = read_config(checkpoints.write(tmp_path, "gemma3"))
-    assert [5, None] == [window.size for window in Decoder(config, 64).windows]
-    assert [None] == [window.size for window in Decoder(config, 5).windows]
+    assert [5, None] == [mask.window for mask in Decoder(config, 64).windows]
+    assert [None] == [mask.window for mask in Decoder(config, 5).windows]

@@ -46,9 +46,9 @@ def uploaded(function: Callable[[], object]) -> int:
     return traffic.since(before).upload_bytes
 
 
-def compared(module: nn.Module, *calls: tuple[Any, ...], **how: Any) -> nn.Module:
-    """The same as eager PyTorch; the second call of each uploads its inputs and nothing else."""
-    compiled = torch.compile(copy.deepcopy(module), backend=NAME, **{"options": SINGLE} | how)
+def compared(module: nn.Module, *calls: tuple[Any, ...], **options: Any) -> nn.Module:
+    """Compare with eager PyTorch; the second call of each uploads only its inputs."""
+    compiled = torch.compile(copy.deepcopy(module), backend=NAME, **{"options": SINGLE} | options)
     for args in calls:
         equal(compiled(*args), module(*args))
         again = compiled(*args)
@@ -130,13 +130,13 @@ def test_what_is_written_and_what_shares_memory() -> None:
     results, modules = [], (Writes(), Writes())
     x, first = torch.arange(8.0).view(2, 4), torch.ones(3)
     for module, call in zip(modules, (torch.compile(modules[0], backend=NAME, options=SINGLE), modules[1])):
-        given, y = x.clone(), first.clone()
+        argument, y = x.clone(), first.clone()
         for _ in range(2):
-            z, part, same, flat, whole = call(given, y)
-        assert same is y and whole is given
+            z, part, same, flat, complete = call(argument, y)
+        assert same is y and complete is argument
         z.add_(1)  # seen in its part
         flat.add_(1)  # and in the input
-        results.append((z, part, y, given, module.total))
+        results.append((z, part, y, argument, module.total))
     equal(results[0], results[1])
 
 
@@ -174,13 +174,13 @@ def test_errors_of_a_call_and_numbers_that_change(monkeypatch: pytest.MonkeyPatc
         compiled(x + 1, table, 3)
     for n in (3, 4):
         equal(compiled(x, table, n), table[x] * n)
-    with pytest.warns(EagerFallback, match="it takes numbers that change, and was lowered for 2 of them"):
+    with pytest.warns(EagerFallback, match="its numbers keep changing: it was lowered for 2 combinations"):
         equal(compiled(x, table, 5), table[x] * 5)
 
 
 def test_gradients_are_left_to_eager_pytorch() -> None:
     module = nn.Linear(6, 4)
-    message = r"gradients are wanted: call the module in torch\.no_grad\(\) or torch\.inference_mode\(\)"
+    message = r"gradients are required: call the module in torch\.no_grad\(\) or torch\.inference_mode\(\)"
     with torch.enable_grad(), pytest.warns(EagerFallback, match=message):
         torch.compile(module, backend=NAME)(torch.randn(2, 6)).sum().backward()
     assert module.weight.grad is not None
@@ -217,7 +217,8 @@ def test_int64_beyond_32_bits_that_a_function_computes_or_pads_with() -> None:
 
 
 def test_options_and_names() -> None:
-    with pytest.raises(BackendCompilerFailed, match="InvalidInput: the backend has no option 'presicion': there are "):
+    message = "InvalidInput: unknown option 'presicion' of the backend: options are "
+    with pytest.raises(BackendCompilerFailed, match=message):
         torch.compile(nn.ReLU(), backend=torch_backend, options={"presicion": "fast"})(torch.ones(2))
     assert NAME in torch._dynamo.list_backends()
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -241,8 +242,8 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.randint(2, 50, shape)
 
 
-def encoder_layer(**how: Any) -> nn.Module:
-    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **how)
+def encoder_layer(**options: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, **options)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], list[Any]]]] = {

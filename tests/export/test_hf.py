@@ -20,8 +20,8 @@ import ptegpu
 from ptegpu.errors import ExportError
 from ptegpu.export import Bounds, export_hf, wrapped
 from ptegpu.export.hf import load_model
-from ptegpu.export.hf_facts import read_processing
-from ptegpu.export.hf_sentences import finish_of
+from ptegpu.export.hf_processing import read_processing
+from ptegpu.export.hf_sentences import read_pooling
 from ptegpu.models.tasks.results import TaskOutput, labels
 from ptegpu.site import VARIANTS, make_site
 
@@ -76,15 +76,15 @@ def probabilities(logits: torch.Tensor) -> dict[str, float]:
 
 
 def scores(labels: Any) -> dict[str, float]:
-    return {found.label: found.score for found in labels}
+    return {actual.label: actual.score for actual in labels}
 
 
 def exported(tmp_path: Path, name: str, **options: Any) -> tuple[Path, Path, Any]:
     folder, path = write(tmp_path / "folder", name), tmp_path / f"{name}.pte"
-    made = export_hf(folder, path, delegate=False, **options)
-    assert made.difference is not None
-    assert ["Reading weights", "Tracing", "Lowering", "Checking", "Writing"] == list(made.seconds)
-    return folder, path, made
+    account = export_hf(folder, path, delegate=False, **options)
+    assert account.difference is not None
+    assert ["Reading weights", "Tracing", "Lowering", "Checking", "Writing"] == list(account.seconds)
+    return folder, path, account
 
 
 def test_sentences_in_one_command_each(invoke: Invoke, tmp_path: Path) -> None:  # noqa: F811
@@ -99,8 +99,8 @@ def test_sentences_in_one_command_each(invoke: Invoke, tmp_path: Path) -> None: 
     real = inputs["attention_mask"][:, :, None].float()
     pooled = (outputs.last_hidden_state * real).sum(1) / real.sum(1)
     expected = torch.nn.functional.normalize(pooled).numpy()
-    asked = [part for text in TEXTS for part in ("--text", text)]
-    results = invoke("run", path, *asked, "--json").json()["results"]
+    options = [part for text in TEXTS for part in ("--text", text)]
+    results = invoke("run", path, *options, "--json").json()["results"]
     assert TEXTS == [r["input"] for r in results]
     np.testing.assert_allclose(expected, [r["embedding"] for r in results], atol=CLOSE)
     shown = invoke("run", path, "--text", TEXTS[0])
@@ -111,8 +111,8 @@ def test_sentences_in_one_command_each(invoke: Invoke, tmp_path: Path) -> None: 
         with pytest.raises(ptegpu.InvalidInput, match="this program is for sentence-embedding: it takes text"):
             pipe(image="p.png")
     site = make_site(path, tmp_path / "site", targets=[VARIANTS["generic"]], check=False)
-    told = json.loads((site.folder / "site.json").read_text())
-    assert ("task", 32) == (told["page"], told["task"]["text"]["length"])
+    description = json.loads((site.folder / "site.json").read_text())
+    assert ("task", 32) == (description["page"], description["task"]["text"]["length"])
     assert {"tokenizer.json", "tokenizers.js", "task.js"} <= {f.name for f in site.files}
     wrong = invoke("run", path, "--image", "p.png")
     assert "error: this program is for sentence-embedding: it takes --text, not --image\n" == wrong.err
@@ -120,11 +120,11 @@ def test_sentences_in_one_command_each(invoke: Invoke, tmp_path: Path) -> None: 
 
 def test_pictures_in_one_command_each(invoke: Invoke, tmp_path: Path, picture: Path) -> None:  # noqa: F811
     folder, path = write(tmp_path / "folder", "vit"), tmp_path / "vit.pte"
-    made = invoke("export", "hf", folder, "-o", path, "--no-delegate", "--json").json()
-    assert "image-classification" == made["card"]["task"] and [] == made["notes"]
+    account = invoke("export", "hf", folder, "-o", path, "--no-delegate", "--json").json()
+    assert "image-classification" == account["card"]["task"] and [] == account["notes"]
     expected = probabilities(image_outputs(folder, "AutoModelForImageClassification", picture).logits[0])
-    found = invoke("run", path, "--image", picture, "--json").json()["results"][0]["labels"]
-    assert expected == pytest.approx({r["label"]: r["score"] for r in found}, abs=CLOSE)
+    actual = invoke("run", path, "--image", picture, "--json").json()["results"][0]["labels"]
+    assert expected == pytest.approx({r["label"]: r["score"] for r in actual}, abs=CLOSE)
     shown = invoke("run", path, "--image", picture, "--top", 1)
     best = max(expected, key=lambda name: expected[name])
     assert [best, f"{100 * expected[best]:.1f}", "%"] == shown.out.splitlines()[4].split()[:3]
@@ -136,8 +136,8 @@ def test_pictures_in_one_command_each(invoke: Invoke, tmp_path: Path, picture: P
 
 @pytest.mark.heavy
 def test_sounds_of_any_length(tmp_path: Path, sound: Path, invoke: Invoke) -> None:  # noqa: F811
-    folder, path, made = exported(tmp_path, "hubert", bounds=Bounds(seconds=0.9))
-    assert (120, 14_400) == (made.summary.card.audio.least, made.summary.card.audio.most)
+    folder, path, account = exported(tmp_path, "hubert", bounds=Bounds(seconds=0.9))
+    assert (120, 14_400) == (account.summary.card.audio.least, account.summary.card.audio.most)
     with wave.open(str(sound)) as file:
         samples = np.frombuffer(file.readframes(14_400), "<i2").reshape(-1, 2)
     short = tmp_path / "short.wav"
@@ -145,8 +145,8 @@ def test_sounds_of_any_length(tmp_path: Path, sound: Path, invoke: Invoke) -> No
         file.setparams((2, 2, 16_000, 0, "NONE", ""))
         file.writeframes(samples[:9000].tobytes())
     expected = probabilities(sound_outputs(folder, "AutoModelForAudioClassification", short).logits[0])
-    found = invoke("run", path, "--audio", short, "--json").json()["results"][0]["labels"]
-    assert expected == pytest.approx({r["label"]: r["score"] for r in found}, abs=CLOSE)
+    actual = invoke("run", path, "--audio", short, "--json").json()["results"][0]["labels"]
+    assert expected == pytest.approx({r["label"]: r["score"] for r in actual}, abs=CLOSE)
     long = invoke("run", path, "--audio", sound)
     assert "s.wav lasts 1 s; only the first 900 ms are used" in long.err
 
@@ -158,17 +158,17 @@ def test_labels_of_texts(tmp_path: Path, delegate: bool) -> None:
     assert 62 < export_hf(folder, path, delegate=delegate).summary.card.text.length  # type: ignore[union-attr]
     logits = text_outputs(folder, "AutoModelForSequenceClassification", TEXTS)[0].logits
     with ptegpu.pipeline(path) as pipe:
-        for found, expected in zip(pipe(TEXTS), logits):
-            assert probabilities(expected) == pytest.approx(scores(found), abs=CLOSE)
+        for actual, expected in zip(pipe(TEXTS), logits):
+            assert probabilities(expected) == pytest.approx(scores(actual), abs=CLOSE)
 
 
 @pytest.mark.heavy
 def test_a_regression_gives_its_outputs_themselves(tmp_path: Path, invoke: Invoke) -> None:  # noqa: F811
-    folder, path, made = exported(tmp_path, "regression")
-    assert (True, False) == (made.summary.card.regression, made.summary.card.many)
+    folder, path, account = exported(tmp_path, "regression")
+    assert (True, False) == (account.summary.card.regression, account.summary.card.many)
     value = text_outputs(folder, "AutoModelForSequenceClassification", TEXTS[:1])[0].logits.item()
-    found = invoke("run", path, "--text", TEXTS[0], "--json").json()["results"][0]["labels"]
-    assert [("LABEL_0", pytest.approx(value, abs=CLOSE))] == [(r["label"], r["score"]) for r in found]
+    actual = invoke("run", path, "--text", TEXTS[0], "--json").json()["results"][0]["labels"]
+    assert [("LABEL_0", pytest.approx(value, abs=CLOSE))] == [(r["label"], r["score"]) for r in actual]
     assert not 0 <= value <= 1 and "%" not in invoke("run", path, "--text", TEXTS[0]).out
 
 
@@ -177,11 +177,11 @@ def test_labels_of_tokens(tmp_path: Path) -> None:
     folder, path, _ = exported(tmp_path, "tokens")
     logits = text_outputs(folder, "AutoModelForTokenClassification", TEXTS)[0].logits
     with ptegpu.pipeline(path) as pipe:
-        found = pipe(TEXTS[0])
-    assert ["the", "cat", "sat", "on", "a", "red", "mat", "."] == [s.text for s in found]
+        actual = pipe(TEXTS[0])
+    assert ["the", "cat", "sat", "on", "a", "red", "mat", "."] == [s.text for s in actual]
     expected = logits[0, 1:9].softmax(-1).max(-1)
-    np.testing.assert_allclose(expected.values, [s.score for s in found], atol=CLOSE)
-    assert [("bad", "fair", "good")[k] for k in expected.indices] == [s.label for s in found]
+    np.testing.assert_allclose(expected.values, [s.score for s in actual], atol=CLOSE)
+    assert [("bad", "fair", "good")[k] for k in expected.indices] == [s.label for s in actual]
 
 
 @pytest.mark.heavy
@@ -193,8 +193,8 @@ def test_answers(tmp_path: Path) -> None:
     parts = [y[0].masked_fill(~inside, -torch.inf).softmax(-1) for y in (outputs.start_logits, outputs.end_logits)]
     best = torch.triu(parts[0][:, None] * parts[1]).max().item()
     with ptegpu.pipeline(path) as pipe:
-        found = pipe("who runs", context=CONTEXT)
-        assert CONTEXT[found.start : found.end] == found.text and best == pytest.approx(found.score, rel=1e-3)
+        actual = pipe("who runs", context=CONTEXT)
+        assert CONTEXT[actual.start : actual.end] == actual.text and best == pytest.approx(actual.score, rel=1e-3)
         with pytest.raises(ptegpu.InvalidInput, match="question-answering takes a context to answer from"):
             pipe("who runs")
 
@@ -205,8 +205,8 @@ def test_masks(tmp_path: Path) -> None:
     outputs, _ = text_outputs(folder, "AutoModelForMaskedLM", "the [MASK] sat")
     parts = outputs.logits[0, 2].softmax(-1)
     with ptegpu.pipeline(path) as pipe:
-        found = pipe("the [MASK] sat", top=3)
-        np.testing.assert_allclose(parts.topk(3).values, [w.score for w in found], atol=CLOSE)
+        actual = pipe("the [MASK] sat", top=3)
+        np.testing.assert_allclose(parts.topk(3).values, [w.score for w in actual], atol=CLOSE)
         with pytest.raises(ptegpu.InvalidInput, match=r"there are 0 masks in the text; write \[MASK\] once"):
             pipe("the cat sat")
 
@@ -214,8 +214,8 @@ def test_masks(tmp_path: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", ["deit", "convnext"])
 def test_pictures_that_are_cropped(tmp_path: Path, picture: Path, name: str) -> None:
-    folder, path, made = exported(tmp_path, name)
-    assert [] == made.notes
+    folder, path, account = exported(tmp_path, name)
+    assert [] == account.notes
     expected = probabilities(image_outputs(folder, "AutoModelForImageClassification", picture).logits[0])
     with ptegpu.pipeline(path) as pipe:
         assert expected == pytest.approx(scores(pipe(picture)), abs=CLOSE)
@@ -227,8 +227,8 @@ def test_segments(tmp_path: Path, picture: Path, invoke: Invoke) -> None:  # noq
     logits = image_outputs(folder, "AutoModelForSemanticSegmentation", picture).logits
     expected = torch.nn.functional.interpolate(logits, size=(90, 120), mode="bilinear").argmax(1)[0].numpy()
     with ptegpu.pipeline(path) as pipe:
-        found = pipe(picture)
-    assert (90, 120) == found.shape and (found == expected).mean() > 0.99
+        actual = pipe(picture)
+    assert (90, 120) == actual.shape and (actual == expected).mean() > 0.99
     shown = invoke("run", path, "--image", picture, "--out", tmp_path / "o.png")
     assert "120×90 pixels" in shown.out and f"wrote {tmp_path / 'o.png'}" in shown.out
     assert (120, 90) == Image.open(tmp_path / "o.png").size
@@ -249,16 +249,16 @@ def test_depths(tmp_path: Path, picture: Path, invoke: Invoke) -> None:  # noqa:
 def test_speech(tmp_path: Path, sound: Path) -> None:
     folder, path, _ = exported(tmp_path, "wav2vec2")
     best = sound_outputs(folder, "AutoModelForCTC", sound).logits[0].argmax(-1).tolist()
-    kept = [token for k, token in enumerate(best) if k == 0 or token != best[k - 1]]
-    said = "".join(" ABC"[token - 4] for token in kept if token >= 4)
+    tokens = [token for k, token in enumerate(best) if k == 0 or token != best[k - 1]]
+    text = "".join(" ABC"[token - 4] for token in tokens if token >= 4)
     with ptegpu.pipeline(path) as pipe:
-        assert " ".join(said.split()) == pipe(sound)
+        assert " ".join(text.split()) == pipe(sound)
 
 
 @pytest.mark.heavy
 def test_spectrograms(tmp_path: Path, sound: Path) -> None:
-    folder, path, made = exported(tmp_path, "ast")
-    assert "fbank" == made.summary.card.audio.features and [] == made.notes
+    folder, path, account = exported(tmp_path, "ast")
+    assert "fbank" == account.summary.card.audio.features and [] == account.notes
     expected = probabilities(sound_outputs(folder, "AutoModelForAudioClassification", sound).logits[0])
     with ptegpu.pipeline(path) as pipe:
         assert expected == pytest.approx(scores(pipe(sound)), abs=1e-3)
@@ -274,15 +274,15 @@ def test_texts_that_describe_a_picture(tmp_path: Path, picture: Path) -> None:
     tokens.pop("token_type_ids", None)
     logits = auto("AutoModel", folder)(**tokens, **pixels).logits_per_image[0]
     with ptegpu.pipeline(path) as pipe:
-        found = scores(pipe(image=picture, text=TEXTS))
-    assert dict(zip(TEXTS, logits.softmax(-1).tolist())) == pytest.approx(found, abs=CLOSE)
+        actual = scores(pipe(image=picture, text=TEXTS))
+    assert dict(zip(TEXTS, logits.softmax(-1).tolist())) == pytest.approx(actual, abs=CLOSE)
 
 
 @pytest.mark.heavy
 def test_a_decoder_is_handed_over(tmp_path: Path, invoke: Invoke) -> None:  # noqa: F811
     folder = write(tmp_path / "folder", "llama")
-    made = invoke("export", "hf", folder, "-o", tmp_path / "m.pte", "--json").json()
-    assert "llama" == made["family"]
+    account = invoke("export", "hf", folder, "-o", tmp_path / "m.pte", "--json").json()
+    assert "llama" == account["family"]
 
 
 def changed(folder: Path, **settings: Any) -> Path:
@@ -309,10 +309,10 @@ def changed(folder: Path, **settings: Any) -> Path:
         ({"backbone": "x/y"}, "config.json: backbone is 'x/y', which is not in the folder; give backbone_config"),
         ({"vision_config": {"backbone": "x/y", "backbone_config": None}}, "config.json: backbone is 'x/y'"),
         ({"quantization_config": {"quant_method": "awq"}}, "BertModel is quantized"),
-        ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration is for no task"),
-        ({"architectures": ["os.system"]}, "os.system is for no task that can be exported"),
-        ({"model_type": "none", "auto_map": {"AutoConfig": "evil.Config"}}, "cannot be made for"),
-        ({"num_hidden_layers": 2}, "BertModel misses the weights encoder.layer.1"),
+        ({"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration has no task"),
+        ({"architectures": ["os.system"]}, "os.system has no task that can be exported"),
+        ({"model_type": "none", "auto_map": {"AutoConfig": "evil.Config"}}, "cannot be built for"),
+        ({"num_hidden_layers": 2}, "BertModel lacks the weights encoder.layer.1"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -350,7 +350,7 @@ def test_weights_are_safetensors_inside_the_folder(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(
-        ExportError, match=r"there are no \*\.safetensors files; pytorch_model\.bin is of an older kind"
+        ExportError, match=r"there are no \*\.safetensors files; pytorch_model\.bin has an older format"
     ):
         load_model(folder)
     (folder / "model.safetensors").symlink_to(tmp_path / "elsewhere.safetensors")
@@ -364,11 +364,11 @@ def test_another_task_needs_its_weights(tmp_path: Path) -> None:
     folder = write(tmp_path / "folder", "masks")
     model, task, _ = load_model(folder, "feature-extraction")  # without its pooler, which nothing reads
     assert ("BertModel", "feature-extraction") == (type(model).__name__, task)
-    with pytest.raises(ExportError, match=r"BertForTokenClassification misses the weights classifier\.bias"):
+    with pytest.raises(ExportError, match=r"BertForTokenClassification lacks the weights classifier\.bias"):
         load_model(folder, "token-classification")
-    with pytest.raises(ExportError, match="cannot be made for depth-estimation"):
+    with pytest.raises(ExportError, match="cannot be built for depth-estimation"):
         load_model(folder, "depth-estimation")
-    with pytest.raises(ExportError, match="task is 'poetry'; choose from feature-extraction, "):
+    with pytest.raises(ExportError, match="invalid task 'poetry': expected one of feature-extraction, "):
         export_hf(folder, tmp_path / "m.pte", task="poetry")  # type: ignore[arg-type]
 
 
@@ -388,16 +388,16 @@ def test_sentences_are_pooled_as_modules_json_says(tmp_path: Path) -> None:
     }
     for name, pooled in pools.items():
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{name}": True}))
-        torch.testing.assert_close(torch.tanh(pooled @ weight.T + bias), finish_of(folder)(hidden, mask))
+        torch.testing.assert_close(torch.tanh(pooled @ weight.T + bias), read_pooling(folder)(hidden, mask))
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
-    with pytest.raises(ExportError, match="pooling is lasttoken; one of cls, mean, max"):
-        finish_of(folder)
+    with pytest.raises(ExportError, match="invalid pooling lasttoken: expected one of cls, mean, max"):
+        read_pooling(folder)
     (folder / "modules.json").write_text(json.dumps([*listed[:2], {"path": "../..", "type": "x.Dense"}]))
     with pytest.raises(ExportError, match="leads out of its folder"):
-        finish_of(folder)
+        read_pooling(folder)
     (folder / "modules.json").write_text("[1]")
     with pytest.raises(ExportError, match=r"modules\.json is not a list of modules"):
-        finish_of(folder)
+        read_pooling(folder)
 
 
 def test_every_task_is_wrapped() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ptegpu.export.experts import ByteExperts, Experts, GroupedExperts, top_experts
+from ptegpu.export.experts import ByteExperts, FloatExperts, GroupedExperts, top_experts
 from ptegpu.export.layers import (
     ByteLinear,
     GroupedEmbedding,
@@ -14,6 +14,7 @@ from ptegpu.export.layers import (
     Rounding,
     apply_all,
     quantize_groups,
+    unpack,
 )
 
 WEIGHT = torch.randn((24, 64), generator=torch.Generator().manual_seed(0))
@@ -39,11 +40,11 @@ def test_groups_of_zeros_and_of_whole_numbers() -> None:
 
 
 def test_large_matrices_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = quantize_groups(WEIGHT, 32)
+    complete = quantize_groups(WEIGHT, 32)
     monkeypatch.setattr("ptegpu.export.layers.ELEMENTS_AT_ONCE", 5 * 64)
     parts = quantize_groups(WEIGHT, 32)
-    assert torch.equal(whole[0], parts[0])
-    assert torch.equal(whole[1], parts[1])
+    assert torch.equal(complete[0], parts[0])
+    assert torch.equal(complete[1], parts[1])
 
 
 def test_bytes_are_those_of_the_operators() -> None:
@@ -58,7 +59,7 @@ def test_bytes_are_those_of_the_operators() -> None:
 def test_sums_are_of_the_integers_in_each_group() -> None:
     weight = GroupedWeight(WEIGHT, 32)
     values, _ = quantize_groups(WEIGHT, 32)
-    assert torch.equal(values.int(), weight.integers())
+    assert torch.equal(values.int(), unpack(weight.packed))
     assert torch.equal(values.unflatten(1, (2, 32)).sum(-1).t(), weight.sums())
 
 
@@ -93,7 +94,7 @@ def test_experts(each: bool) -> None:
     """Every row by the weights of its own experts, in floats, 8 and 4 bits."""
     weights = torch.randn((3, 8, 64), generator=torch.Generator().manual_seed(2))
     x = torch.randn((3, 2, 64), generator=torch.Generator().manual_seed(3)) if each else X[0]
-    plain = Experts(3, 8, 64)
+    plain = FloatExperts(3, 8, 64)
     plain.weight = torch.nn.Parameter(weights.flatten(0, 1))
     expected = torch.stack([torch.stack([weights[e] @ (x[s, a] if each else x[s]) for a, e in enumerate(row)])
                             for s, row in enumerate(CHOSEN.tolist())])  # fmt: skip

@@ -26,22 +26,22 @@ ONE_LAYER = {"num_hidden_layers": 1}
 
 def on_gpu(path: Path) -> np.ndarray:
     """The logits of the last token of every chunk, (chunks, V)."""
-    found, first = [], 0
+    actual, first = [], 0
     with ptegpu.load(path, methods=["forward"]) as program:
         for count in CHUNKS:
             logits = program(np.array([TOKENS[first : first + count]]), np.array([first]))
-            found.append(logits.reshape(-1, logits.shape[-1])[-1])
+            actual.append(logits.reshape(-1, logits.shape[-1])[-1])
             first += count
-    return np.stack(found)
+    return np.stack(actual)
 
 
 def eager(decoder: Decoder) -> np.ndarray:
-    found, first = [], 0
+    actual, first = [], 0
     with torch.no_grad():
         for count in CHUNKS:
-            found.append(decoder(torch.tensor([TOKENS[first : first + count]]), torch.tensor([first]))[0].numpy())
+            actual.append(decoder(torch.tensor([TOKENS[first : first + count]]), torch.tensor([first]))[0].numpy())
             first += count
-    return np.stack(found)
+    return np.stack(actual)
 
 
 def exported(
@@ -51,11 +51,11 @@ def exported(
 
 
 def test_as_transformers(tmp_path: Path) -> None:
-    made = exported(tmp_path, "gemma3", Options(all_logits=True))
+    account = exported(tmp_path, "gemma3", Options(all_logits=True))
     close(on_gpu(tmp_path / "model.pte"), by_transformers(tmp_path)[ENDS])
-    assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
+    assert (1, ()) == (account.lowered.partitions, account.lowered.outside)
     operators = {"aten.gelu.default": 2, "sdpa_with_kv_cache.default": 2, "et_vk.rms_norm.default": 13}
-    assert operators == {op: made.lowered.delegated[op] for op in operators}
+    assert operators == {op: account.lowered.delegated[op] for op in operators}
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_as_transformers(tmp_path: Path) -> None:
     ],
 )
 def test_as_eager(name: str, options: Options, operators: dict[str, int], tmp_path: Path) -> None:
-    made = exported(tmp_path, name, options, ONE_LAYER)
+    account = exported(tmp_path, name, options, ONE_LAYER)
     expected = eager(load_decoder(tmp_path, options)[0])
     close(on_gpu(tmp_path / "model.pte"), expected)
-    assert (1, ()) == (made.lowered.partitions, made.lowered.outside)
-    assert operators == {op: made.lowered.delegated[op] for op in operators}
-    assert ((1, made.summary.options.max_seq), (1,)) == made.lowered.bounds
+    assert (1, ()) == (account.lowered.partitions, account.lowered.outside)
+    assert operators == {op: account.lowered.delegated[op] for op in operators}
+    assert ((1, account.summary.options.max_seq), (1,)) == account.lowered.bounds
 
 
 def test_everything_a_runner_must_know(tmp_path: Path) -> None:
@@ -91,17 +91,17 @@ def test_everything_a_runner_must_know(tmp_path: Path) -> None:
         phases.setdefault(phase, []).append((done, of))
 
     options = Options(quantize="4bit", max_seq=16, max_context=32)
-    made = export_llm(folder, path, options, progress=progress)
+    account = export_llm(folder, path, options, progress=progress)
     close(on_gpu(path), eager(load_decoder(folder, options)[0]))
     operators = {"et_vk.linear_q4gsw.default": 8, "et_vk.embedding_q4gsw.default": 1}
-    assert operators == {op: made.lowered.delegated[op] for op in operators}
-    assert made.check and made.check.difference < 1e-5 * made.check.largest and made.check.same_choice
+    assert operators == {op: account.lowered.delegated[op] for op in operators}
+    assert account.check and account.check.difference < 1e-5 * account.check.largest and account.check.same_choice
     names = ["my.model.pte", "my.model.tokenizer.json", "my.model.tokenizer_config.json"]
-    assert names == [p.name for p in made.files]
-    assert {"bos_token": "<s>", "chat_template": "{{ new }}"} == json.loads(made.files[2].read_text())
-    assert [] == made.notes
-    assert ["Reading weights", "Tracing", "Lowering", "Checking", "Writing"] == list(phases) == list(made.seconds)
-    assert all((1, 1) == found[-1] for found in phases.values())
+    assert names == [p.name for p in account.files]
+    assert {"bos_token": "<s>", "chat_template": "{{ new }}"} == json.loads(account.files[2].read_text())
+    assert [] == account.notes
+    assert ["Reading weights", "Tracing", "Lowering", "Checking", "Writing"] == list(phases) == list(account.seconds)
+    assert all((1, 1) == actual[-1] for actual in phases.values())
     program = read_program(path)
     packed, scales = 96 * 64 // 2, 96 * 64 // 32 * 4  # of the tied weight, in bytes: one of each, and no sums
     assert [1, 1] == [sorted(map(len, program.named_data.values())).count(n) for n in (packed, scales)]
@@ -135,24 +135,24 @@ def test_without_tokenizer_and_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ptegpu, "load", none, raising=False)
     monkeypatch.setattr("ptegpu.export.pipeline.lower", lambda *_, **__: Lowered(b"", 0, bounds=((1, 64), (1,))))
     folder = write(tmp_path, "llama")
-    made = export_llm(folder, tmp_path / "model.pte")
-    assert made.check is None
+    account = export_llm(folder, tmp_path / "model.pte")
+    assert account.check is None
     assert [
         "not checked: no adapter here",
-        f"{folder} has no tokenizer.json: the model can be run, but not be given text",
-    ] == made.notes
+        f"{folder} has no tokenizer.json: the model takes and returns tokens, not text",
+    ] == account.notes
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(dtype="float64"), "dtype is 'float64'; choose from float32, float16"),
-        (Options(quantize="3bit"), "quantize is '3bit'; choose from none, 4bit, 8da4w, 8bit"),
-        (Options(group=48), "group is 48; choose from 32, 64, 128"),
-        (Options(embedding="2bit"), "embedding is '2bit'; choose from float, 4bit"),
-        (Options(max_context=65), "max_context is 65, but the model was made for 64 positions"),
-        (Options(max_seq=33, max_context=32), "max_seq is 33; it must be from 2 to max_context, 32"),
-        (Options(max_seq=1), "max_seq is 1; it must be from 2 to max_context, 64"),
+        (Options(dtype="float64"), "invalid dtype 'float64': expected one of float32, float16"),
+        (Options(quantize="3bit"), "invalid quantize '3bit': expected one of none, 4bit, 8da4w, 8bit"),
+        (Options(group=48), "invalid group 48: expected one of 32, 64, 128"),
+        (Options(embedding="2bit"), "invalid embedding '2bit': expected one of float, 4bit"),
+        (Options(max_context=65), "invalid max_context 65: the model was made for 64 positions"),
+        (Options(max_seq=33, max_context=32), "invalid max_seq 33: expected a number from 2 to max_context, 32"),
+        (Options(max_seq=1), "invalid max_seq 1: expected a number from 2 to max_context, 64"),
     ],
 )
 def test_options_that_make_no_sense(options: Options, message: str, tmp_path: Path) -> None:

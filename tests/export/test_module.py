@@ -16,7 +16,7 @@ import torch
 
 import ptegpu
 from ptegpu.errors import ExportError
-from ptegpu.export import Outside, Source, export, export_with_account, find_source
+from ptegpu.export import MethodSource, Outside, export, export_with_account, find_source
 from ptegpu.export.module import arguments
 from ptegpu.format import read_program
 
@@ -63,19 +63,19 @@ def test_a_file_and_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_view_of_what_attention_gives() -> None:
     x = torch.randn((2, 5, 8), generator=torch.Generator().manual_seed(0))
-    made = export_with_account(Source(Attends(), (x,)), dynamic=["0:0=2..4", "0:1=2..16"])
-    assert made.difference is not None and made.difference < 1e-5
-    assert [] == made.notes
+    account = export_with_account(MethodSource(Attends(), (x,)), dynamic=["0:0=2..4", "0:1=2..16"])
+    assert account.difference is not None and account.difference < 1e-5
+    assert [] == account.notes
 
 
 def test_what_is_delegated_and_what_is_not() -> None:
-    made = export_with_account(Source(Parts(), (X,)), dynamic=["0:0=1..64"])
-    lowered = made.lowered
-    assert (1, []) == (lowered.partitions, made.notes)
+    account = export_with_account(MethodSource(Parts(), (X,)), dynamic=["0:0=1..64"])
+    lowered = account.lowered
+    assert (1, []) == (lowered.partitions, account.notes)
     assert {"aten.linear.default": 1, "aten.relu.default": 1} == dict(lowered.delegated)
     assert (Outside("aten.cumsum.default", 1, "the partitioner has no such operator"),) == lowered.outside
     assert len(lowered.data) < 4000  # without the buffer
-    assert made.difference is not None and made.difference < 1e-5
+    assert account.difference is not None and account.difference < 1e-5
     with ptegpu.load(lowered.data) as program:
         assert [(64, 4), (1, 4)] == [program(torch.ones(n, 8))["y"].shape for n in (64, 1)]
 
@@ -86,14 +86,14 @@ def test_no_partitions_where_partitioning_fails(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("executorch.backends.vulkan.vulkan_preprocess.apply_passes", fail)
     note = "there are no partitions: ExecuTorch cannot lower this program: sizes differ"
-    made = export_with_account(Source(Twice(), (torch.ones(1, 2, 3),)))
-    assert ([note], 0, 0.0) == (made.notes, made.lowered.partitions, made.difference)
+    account = export_with_account(MethodSource(Twice(), (torch.ones(1, 2, 3),)))
+    assert ([note], 0, 0.0) == (account.notes, account.lowered.partitions, account.difference)
     with pytest.warns(UserWarning, match=f"^{note}$"):
-        assert made.lowered.data == export(Twice(), (torch.ones(1, 2, 3),))
+        assert account.lowered.data == export(Twice(), (torch.ones(1, 2, 3),))
 
 
 def test_bounds_beyond_the_size_of_a_texture() -> None:
-    lowered = export_with_account(Source(Twice(), (torch.ones(2, 5, 4),)), dynamic=["0:1=1..5000"]).lowered
+    lowered = export_with_account(MethodSource(Twice(), (torch.ones(2, 5, 4),)), dynamic=["0:1=1..5000"]).lowered
     assert ((2, 5000, 4),) == lowered.bounds
     (method,) = read_program(lowered.data).methods
     assert 1 == len(method.delegates)
@@ -102,16 +102,16 @@ def test_bounds_beyond_the_size_of_a_texture() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0:1", "'0:1' is not of the form INPUT:DIMENSION=LOW..HIGH, as in 0:1=1..64"),
+        ("0:1", "invalid dimension '0:1': expected INPUT:DIMENSION=LOW..HIGH, as in 0:1=1..64"),
         ("1:0=1..4", "1:0=1..4: there is no tensor input 1; there are 1 inputs"),
         ("0:2=1..4", "0:2=1..4: input 0 of shape [3, 8] has no dimension 2"),
-        ("0:0=4..9", "0:0=4..9: the example input 0 has 3 there, outside of the range"),
+        ("0:0=4..9", "0:0=4..9: the example input 0 has size 3 there, outside of the range"),
         ("0:0=1..9", "0:0=1..9: the module fixes this dimension at 3"),
     ],
 )
 def test_dimensions_that_cannot_change(text: str, message: str) -> None:
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
-        export_with_account(Source(Fixed(), (X,)), dynamic=[text])
+        export_with_account(MethodSource(Fixed(), (X,)), dynamic=[text])
 
 
 def test_a_dimension_needs_a_largest_size() -> None:
@@ -122,8 +122,8 @@ def test_a_dimension_needs_a_largest_size() -> None:
 
 def test_a_module_keeps_its_mode() -> None:
     module = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.ReLU().eval())
-    made = export_with_account(Source(module, (X,)), delegate=False)
-    assert ([True, True, False], [], 0.0) == ([m.training for m in module.modules()], made.notes, made.difference)
+    account = export_with_account(MethodSource(module, (X,)), delegate=False)
+    assert ([True, True, False], [], 0.0) == ([m.training for m in module.modules()], account.notes, account.difference)
 
 
 class Named(torch.nn.Module):
@@ -152,9 +152,9 @@ class Elu(torch.nn.Module):
 
 
 def test_an_operator_in_place_that_the_partitioner_leaves_out() -> None:
-    made = export_with_account(Source(Elu(), (X.clone(),)))
-    assert ([], 1) == (made.notes, made.lowered.partitions)
-    assert made.difference is not None and made.difference < 1e-5
+    account = export_with_account(MethodSource(Elu(), (X.clone(),)))
+    assert ([], 1) == (account.notes, account.lowered.partitions)
+    assert account.difference is not None and account.difference < 1e-5
 
 
 class Adds(torch.nn.Module):
@@ -163,16 +163,16 @@ class Adds(torch.nn.Module):
 
 
 def test_a_constant_beyond_32_bits_is_left_out_of_partitions() -> None:
-    made = export_with_account(Source(Adds(), (torch.arange(4),)))
-    why = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
-    assert [f"aten.add.Tensor is outside of partitions: {why}"] == made.notes
-    assert (1, 0.0) == (made.lowered.partitions, made.difference)
+    account = export_with_account(MethodSource(Adds(), (torch.arange(4),)))
+    why = "it has an int64 constant beyond 32 bits, which partitions cannot hold"
+    assert [f"aten.add.Tensor is outside of partitions: {why}"] == account.notes
+    assert (1, 0.0) == (account.lowered.partitions, account.difference)
 
 
 def test_a_size_of_one_is_no_example() -> None:
-    message = "0:0=1..9: the example input 0 has 1 there, which PyTorch takes as fixed"
+    message = "0:0=1..9: the example input 0 has size 1 there, which PyTorch treats as fixed"
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
-        export_with_account(Source(Twice(), (torch.ones(1, 2, 3),)), dynamic=["0:0=1..9"])
+        export_with_account(MethodSource(Twice(), (torch.ones(1, 2, 3),)), dynamic=["0:0=1..9"])
 
 
 class Short(torch.nn.Module):
@@ -199,7 +199,7 @@ class Raising(torch.nn.Module):
 
 
 def frame(function: Callable[..., object], line: int, text: str) -> str:
-    """As Python shows it, of the line so many lines after a function's first."""
+    """Return a stack frame as Python prints it, for a line relative to a function's first."""
     code = function.__code__
     return f'\n  File "{code.co_filename}", line {code.co_firstlineno + line}, in {code.co_name}\n    {text}'
 
@@ -233,8 +233,8 @@ def test_modules_that_cannot_be_traced(
 ) -> None:
     with pytest.raises(ExportError) as raised:
         export(module(), (X,), dynamic_shapes=({0: torch.export.Dim("n", max=9)},))
-    found = re.sub(r"\n +[~^]+$", "", str(raised.value), flags=re.MULTILINE)  # what newer Pythons underline
-    assert f"PyTorch cannot trace this module: {message}" == found
+    actual = re.sub(r"\n +[~^]+$", "", str(raised.value), flags=re.MULTILINE)  # what newer Pythons underline
+    assert f"PyTorch cannot trace this module: {message}" == actual
     assert ("", "") == capfd.readouterr()
 
 
@@ -291,7 +291,7 @@ def test_functions_are_found_in_the_current_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("some_models", "'some_models' is not of the form package.module:function"),
+        ("some_models", "invalid function 'some_models': expected package.module:function"),
         ("no_models:pair", "there is no module 'no_models' here or among the installed packages"),
         (
             "broken_models:pair",
@@ -317,8 +317,8 @@ def test_functions_are_found_in_the_current_folder(folder: Path) -> None:
 def test_functions_that_are_not_found(name: str, message: str, folder: Path) -> None:
     with pytest.raises(ExportError) as raised:
         find_source(name)
-    found = re.sub(r"\n +[~^]+$", "", str(raised.value), flags=re.MULTILINE)
-    assert message == found.replace(str(folder), "FOLDER")
+    actual = re.sub(r"\n +[~^]+$", "", str(raised.value), flags=re.MULTILINE)
+    assert message == actual.replace(str(folder), "FOLDER")
 
 
 class Trades(torch.nn.Module):
@@ -350,7 +350,7 @@ def test_states_that_trade_places(module: torch.nn.Module, delegate: bool) -> No
 
 
 class Shares(torch.nn.Module):
-    """Two states and perhaps an input get one new value, which may be a result too."""
+    """Two states and perhaps an input take one new value, which may also be a result."""
 
     def __init__(self, way: str) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ def test_states_that_get_the_same_value(way: str, delegate: bool) -> None:
 
 @pytest.mark.parametrize("factors", [{"beta": 0.5}, {"alpha": 2}, {"beta": 0.5, "alpha": 2}], ids=str)
 def test_factors_of_addmm_are_kept(factors: dict[str, float]) -> None:
-    """ExecuTorch makes a linear layer of it, which has none, so that it stays outside of partitions."""
+    """ExecuTorch would turn it into a linear layer without factors, so it stays outside of partitions."""
 
     class Product(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Modules whose linear layers are quantized on the way, and what is said of roundings that partitions leave out."""
+"""Modules with quantized linear layers, and the note about activations that partitions do not round."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import ptegpu
 from ptegpu.errors import ExportError
-from ptegpu.export import Source, export, export_with_account, quiet
-from ptegpu.export.check import Check, Checked
+from ptegpu.export import MethodSource, export, export_with_account, quiet
+from ptegpu.export.check import CheckResult, EagerCheck
 
 X = torch.randn((4, 64), generator=torch.Generator().manual_seed(0))
 SOURCE = """
@@ -32,7 +32,7 @@ def layers(inner: int = 32, outer: int = 16) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("how", "operator", "bits"),
+    ("form", "operator", "bits"),
     [
         ("8bit", "aten._weight_int8pack_mm.default", 8),
         ("8bit", "", 8),
@@ -40,28 +40,28 @@ def layers(inner: int = 32, outer: int = 16) -> nn.Module:
         ("8da4w", "et_vk.linear_dq8ca_q4gsw.default", 4),
     ],
 )
-def test_linear_layers_are_quantized(how: str, operator: str, bits: int) -> None:
+def test_linear_layers_are_quantized(form: str, operator: str, bits: int) -> None:
     module = layers()
     weight = module[0].weight  # type: ignore[index]
-    made = export_with_account(Source(module, (X,)), quantize=how, delegate=bool(operator))
-    assert [] == made.notes and made.difference is not None
+    account = export_with_account(MethodSource(module, (X,)), quantize=form, delegate=bool(operator))
+    assert [] == account.notes and account.difference is not None
     if operator:
-        assert 2 == made.lowered.delegated[operator]
+        assert 2 == account.lowered.delegated[operator]
     assert (weight is module[0].weight, nn.Parameter) == (True, type(weight))  # type: ignore[index]
-    with ptegpu.load(made.lowered.data) as program:
-        found = torch.as_tensor(program(X))
-    error = (found - module(X)).abs().max() / module(X).abs().max()
+    with ptegpu.load(account.lowered.data) as program:
+        actual = torch.as_tensor(program(X))
+    error = (actual - module(X)).abs().max() / module(X).abs().max()
     assert 2.0 ** -(bits + 3) < error < 2.0 ** -(bits - 3)  # it is rounded, and no more than that
 
 
-@pytest.mark.parametrize("how", ["4bit", "8da4w"])
+@pytest.mark.parametrize("form", ["4bit", "8da4w"])
 @pytest.mark.parametrize("sizes", [{"inner": 40}, {"outer": 1}, {"outer": 3}], ids=str)
-def test_layers_that_do_not_divide_into_groups_stay_in_floats(sizes: dict[str, int], how: str) -> None:
-    """As heads of classifiers do, whose rows are labels: ExecuTorch fails to pack these."""
-    made = export_with_account(Source(layers(**sizes), (X,)), quantize=how)
+def test_layers_that_do_not_divide_into_groups_stay_in_floats(sizes: dict[str, int], form: str) -> None:
+    """ExecuTorch fails to pack such layers, as heads of classifiers whose rows are labels."""
+    account = export_with_account(MethodSource(layers(**sizes), (X,)), quantize=form)
     why = "their columns do not divide into groups of 32, or their rows by 4"
-    note = f"linear layers that stay in floats, as {why}: 2"
-    assert ([note], 1) == (made.notes, made.lowered.delegated["aten.linear.default"])
+    note = f"linear layers that stay in floats, because {why}: 2"
+    assert ([note], 1) == (account.notes, account.lowered.delegated["aten.linear.default"])
 
 
 class Split(nn.Module):
@@ -77,26 +77,26 @@ class Split(nn.Module):
         return self.second(torch.where((y > 0).any(-1, keepdim=True), y, 0))
 
 
-@pytest.mark.parametrize("how", ["4bit", "8da4w"])
-def test_sizes_that_a_partition_takes_and_a_quantized_layer_does_not_need(how: str) -> None:
+@pytest.mark.parametrize("form", ["4bit", "8da4w"])
+def test_sizes_that_a_partition_takes_and_a_quantized_layer_does_not_need(form: str) -> None:
     """The second layer's partition is given batch × length, for a view that becomes a part of the layer."""
     shapes = {"x": {0: torch.export.Dim("b", max=4), 1: torch.export.Dim("t", max=8)}}
     module, x = Split().eval(), X.repeat(3, 1, 1)
-    made = export_with_account(Source(module, (x,), shapes), quantize=how)
-    assert ([], 2) == (made.notes, made.lowered.partitions)
-    with ptegpu.load(made.lowered.data) as program:
+    account = export_with_account(MethodSource(module, (x,), shapes), quantize=form)
+    assert ([], 2) == (account.notes, account.lowered.partitions)
+    with ptegpu.load(account.lowered.data) as program:
         assert (2, 7, 64) == tuple(program(torch.ones(2, 7, 64)).shape)
 
 
 def test_rows_of_bytes_need_no_groups() -> None:
-    assert [] == export_with_account(Source(layers(inner=40), (X,)), quantize="8bit", check=False).notes
+    assert [] == export_with_account(MethodSource(layers(inner=40), (X,)), quantize="8bit", check=False).notes
 
 
 @pytest.mark.parametrize(
-    ("module", "how", "message"),
+    ("module", "form", "message"),
     [
         (nn.ReLU(), "8bit", "quantize is '8bit', but the module has no linear layers (torch.nn.Linear): leave it out"),
-        (layers(), "int8", "quantize is 'int8'; choose from none, 8bit, 4bit, 8da4w"),
+        (layers(), "int8", "invalid quantize 'int8': expected one of none, 4bit, 8da4w, 8bit"),
         (
             layers().half(),
             "8bit",
@@ -104,36 +104,36 @@ def test_rows_of_bytes_need_no_groups() -> None:
         ),
     ],
 )
-def test_what_cannot_be_quantized(module: nn.Module, how: str, message: str) -> None:
+def test_what_cannot_be_quantized(module: nn.Module, form: str, message: str) -> None:
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
-        export(module, X, quantize=how)
+        export(module, X, quantize=form)
 
 
-@pytest.mark.parametrize("how", ["4bit", "8da4w"])
-def test_four_bits_need_partitions(how: str) -> None:
+@pytest.mark.parametrize("form", ["4bit", "8da4w"])
+def test_four_bits_need_partitions(form: str) -> None:
     message = (
-        f"quantize is {how!r}, whose operators partitions alone have: choose 8bit, or leave out --no-delegate "
+        f"quantize is {form!r}, whose operators exist only in partitions: choose 8bit, or leave out --no-delegate "
         "(delegate=False)"
     )
     with pytest.raises(ExportError, match=f"^{re.escape(message)}$"):
-        export(layers(), X, quantize=how, delegate=False)
+        export(layers(), X, quantize=form, delegate=False)
 
 
 def test_layers_whose_weights_the_module_reads_itself() -> None:
-    """As encoders of PyTorch do, and attention, which is no linear layer for torchao."""
+    """PyTorch's encoders and attention do so; torchao does not see a linear layer in attention."""
     torch.manual_seed(2)
     module = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True).eval()
-    made = export_with_account(Source(module, (X[None],)), quantize="8bit")
-    assert [] == made.notes and made.difference is not None
-    assert 2 == made.lowered.delegated["aten._weight_int8pack_mm.default"]
+    account = export_with_account(MethodSource(module, (X[None],)), quantize="8bit")
+    assert [] == account.notes and account.difference is not None
+    assert 2 == account.lowered.delegated["aten._weight_int8pack_mm.default"]
 
 
 def test_from_the_command_line(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     (tmp_path / "quantized_models.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
     command = ("export", "torch", "quantized_models:pair", "-o", tmp_path / "m.pte", "--json", "--no-check")
-    found = invoke(*command, "--quantize", "8bit").json()
-    assert 2 == found["delegated"]["aten._weight_int8pack_mm.default"]
+    actual = invoke(*command, "--quantize", "8bit").json()
+    assert 2 == actual["delegated"]["aten._weight_int8pack_mm.default"]
 
 
 class Shifted(nn.Module):
@@ -144,8 +144,8 @@ class Shifted(nn.Module):
 def test_several_methods_in_one_file() -> None:
     n = torch.export.Dim("n", max=32)
     others = {
-        "encode": Source(nn.Linear(64, 8), (X,), {"input": {0: n}}),
-        "shift": Source(Shifted(), (), None, {"x": X, "by": X[:1]}),
+        "encode": MethodSource(nn.Linear(64, 8), (X,), {"input": {0: n}}),
+        "shift": MethodSource(Shifted(), (), None, {"x": X, "by": X[:1]}),
     }
     data = export(layers(), X, methods=others, quantize="8bit")
     with ptegpu.load(data) as program:
@@ -166,12 +166,15 @@ class Broken(nn.Module):
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        ({"forward": Source(nn.ReLU(), (X,))}, "methods has 'forward': give a name that Python takes, other than "),
-        ({"a b": Source(nn.ReLU(), (X,))}, "methods has 'a b': give a name that Python takes, other than 'forward', "),
-        ({"other": nn.ReLU()}, "methods['other'] is a ReLU: give a ptegpu.export.Source"),
-        ({"other": Source(Broken(), (X,))}, "PyTorch cannot trace this module: AttributeError: 'Broken' object has no"),
+        ({"forward": MethodSource(nn.ReLU(), (X,))}, "invalid method name 'forward': expected a Python "),
+        ({"a b": MethodSource(nn.ReLU(), (X,))}, "invalid method name 'a b': expected a Python identifier"),
+        ({"other": nn.ReLU()}, "methods['other'] is a ReLU: give a ptegpu.export.MethodSource"),
         (
-            {"other": Source(nn.ReLU(), (X,), {"input": {0: torch.export.Dim("n")}})},
+            {"other": MethodSource(Broken(), (X,))},
+            "PyTorch cannot trace this module: AttributeError: 'Broken' object",
+        ),
+        (
+            {"other": MethodSource(nn.ReLU(), (X,), {"input": {0: torch.export.Dim("n")}})},
             'input: dimension 0 has no largest size: give one, as in torch.export.Dim("n", max=64)',
         ),
     ],
@@ -184,13 +187,13 @@ def test_methods_that_cannot_be(methods: dict[str, Any], message: str) -> None:
 def test_the_results_of_every_method_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[str] = []
 
-    def compare(self: Check, data: bytes, *, rounded: bool) -> Checked:
+    def compare(self: EagerCheck, data: bytes, *, rounded: bool) -> CheckResult:
         checked.extend(self.modules)
-        return Checked(float(len(checked)))
+        return CheckResult(float(len(checked)))
 
-    monkeypatch.setattr(Check, "compare", compare)
-    made = export_with_account(Source(nn.ReLU(), (X,)), methods={"other": Source(nn.Tanh(), (X,))})
-    assert (["forward", "other"], 2.0) == (checked, made.difference)
+    monkeypatch.setattr(EagerCheck, "compare", compare)
+    account = export_with_account(MethodSource(nn.ReLU(), (X,)), methods={"other": MethodSource(nn.Tanh(), (X,))})
+    assert (["forward", "other"], 2.0) == (checked, account.difference)
 
 
 def dynamic_int8(module: nn.Module) -> nn.Module:
@@ -201,8 +204,8 @@ def dynamic_int8(module: nn.Module) -> nn.Module:
             torch.export.export(module, (X,)).module(), xnnpack_quantizer.XNNPACKQuantizer().set_global(config)
         )
         observed(X)
-        found: nn.Module = convert_pt2e(observed)
-    return found
+        actual: nn.Module = convert_pt2e(observed)
+    return actual
 
 
 @pytest.mark.parametrize("make", [lambda: layers(), lambda: layers()[0]], ids=["two", "one"])  # type: ignore[index]
@@ -210,9 +213,9 @@ def test_a_note_says_that_activations_stay_floats(make: Callable[[], nn.Module])
     module = dynamic_int8(make())
     count = sum(isinstance(m, nn.Linear) for m in make().modules())
     note = (
-        f"{count} of {count} activations that the module rounds to 8 bits stay floats: for them, partitions have "
-        "operators with weights in 8 bits alone. Without partitions (--no-delegate, delegate=False), all are rounded"
+        f"{count} of {count} activations that the module rounds to 8 bits stay floats: partitions only have operators "
+        "that round the weights. Without partitions (--no-delegate, delegate=False), all are rounded"
     )
-    assert [note] == export_with_account(Source(module, (X,))).notes
-    made = export_with_account(Source(module, (X,)), delegate=False)
-    assert [] == made.notes and made.difference is not None and made.difference < 1e-5
+    assert [note] == export_with_account(MethodSource(module, (X,))).notes
+    account = export_with_account(MethodSource(module, (X,)), delegate=False)
+    assert [] == account.notes and account.difference is not None and account.difference < 1e-5

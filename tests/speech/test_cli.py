@@ -87,7 +87,7 @@ def test_export(invoke: Invoke, folder: Path, tmp_path: Path) -> None:  # noqa: 
         ({"model_type": "llama"}, "model_type 'llama' is not whisper"),
         ({"d_model": 65}, "d_model 65 does not divide into heads"),
         ({"decoder_layers": 3}, "the weights are not those of config.json: missing are decoder.layers.2."),
-        ({"max_target_positions": -1}, "max_target_positions is -1, not a positive number"),
+        ({"max_target_positions": -1}, "invalid max_target_positions -1: expected an integer"),
         ({"vocab_size": 60}, "config.json cannot be understood: a token is 61"),
     ):
         source = tmp_path / "source"

@@ -14,7 +14,7 @@ import transformers as t
 from PIL import Image as pillow
 
 from ptegpu.errors import InvalidInput
-from ptegpu.export.hf_facts import image_facts
+from ptegpu.export.hf_processing import image_of
 from ptegpu.models.media import largest_class, open_image, pixels, read_wave, resample, resized, sound
 from ptegpu.models.parts import Audio, Image
 
@@ -40,7 +40,7 @@ def test_pixels_are_those_of_transformers(name: str, shape: tuple[int, int]) -> 
     picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
     processor = PROCESSORS[name]()
     expected = processor(images=picture, return_tensors="np")["pixel_values"][0]
-    result = pixels(picture, image_facts(processor, 3, 1))
+    result = pixels(picture, image_of(processor, 3, 1))
     assert expected.shape == result.shape and np.float32 == result.dtype
     np.testing.assert_allclose(expected, result, atol=1e-5 * max(1, np.abs(expected).max()))
 

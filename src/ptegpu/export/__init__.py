@@ -1,15 +1,15 @@
-"""PyTorch modules and language-model checkpoints to `.pte`. Needs the extra `export`; nothing else imports torch."""
+"""PyTorch modules and checkpoints to `.pte`. Needs the extra `export`; no other package imports torch."""
 
 from __future__ import annotations
 
 from .backend import cache_patterns, quiet
-from .check import Checked
+from .check import CheckResult
 from .compiled import CompiledModule
 from .dynamo import EagerFallback, torch_backend
 from .hf import TaskSummary, export_hf, is_decoder
 from .hf_models import Bounds, wrapped
 from .llm import ModelSummary, Options, export_llm, load_decoder
-from .lowering import Lowered, Outside, Source, lower, trace
+from .lowering import Lowered, MethodSource, Outside, lower, trace
 from .module import export, export_with_account, find_source
 from .pipeline import Exported
 from .quantize import QUANTIZATIONS
@@ -18,15 +18,15 @@ from .speech import SpeechSummary, export_speech
 __all__ = [
     "QUANTIZATIONS",
     "Bounds",
-    "Checked",
+    "CheckResult",
     "CompiledModule",
     "EagerFallback",
     "Exported",
     "Lowered",
+    "MethodSource",
     "ModelSummary",
     "Options",
     "Outside",
-    "Source",
     "SpeechSummary",
     "TaskSummary",
     "cache_patterns",

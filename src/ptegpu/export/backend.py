@@ -1,7 +1,8 @@
-"""ExecuTorch and torchao, imported without their noise, and everything that this package takes from them.
+"""ExecuTorch and torchao, imported without their output, and corrections of their exporter.
 
-Importing this registers the operators `et_vk::*`, `llama::*`, `quantized_decomposed::*` and `torchao::*`.
+Importing this module registers the operators `et_vk::*`, `llama::*`, `quantized_decomposed::*` and `torchao::*`.
 """
+# ruff: noqa: F401 (the other modules import from here)
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from ..errors import ExportError
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without log lines, warnings and prints; the root logger keeps its level."""
+    """Suppress log lines, warnings and prints; the root logger keeps its level."""
     root = logging.getLogger()
     disabled, level = root.manager.disable, root.level
     logging.disable(logging.CRITICAL)
@@ -33,7 +34,7 @@ def quiet() -> Iterator[None]:
 
 try:
     with quiet(), contextlib.redirect_stderr(io.StringIO()):
-        import executorch.kernels.quantized  # noqa: F401  (registers what quantized modules have outside partitions)
+        import executorch.kernels.quantized  # registers the operators of quantized modules outside partitions
         import torch
         from executorch.backends.vulkan import utils
         from executorch.backends.vulkan.op_registry import OpFeatures, vulkan_supported_ops
@@ -59,68 +60,48 @@ try:
 except ImportError as e:
     raise ExportError(f"{e}. To export, run: pip install 'ptegpu[export]'") from e
 
-__all__ = [
-    "EdgeCompileConfig",
-    "EdgeOpOverload",
-    "ExportedProgramPassBase",
-    "ExportedProgramPassResult",
-    "MappingType",
-    "OpFeatures",
-    "SafetensorError",
-    "VulkanPartitioner",
-    "VulkanSupportedOperators",
-    "admit_packed_weights",
-    "cache_patterns",
-    "choose_qparams_affine",
-    "custom_ops",
-    "dequantize_affine",
-    "keep_unread_inputs",
-    "ops",
-    "quantize_affine",
-    "quiet",
-    "safe_open",
-    "to_edge_transform_and_lower",
-    "torch",
-    "utils",
-    "vulkan_supported_ops",
-    "widen_symbols",
-]
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute for a while."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 @functools.lru_cache(maxsize=1)
 def cache_patterns() -> None:
-    """The exporter traces its rotary patterns anew for every lowering; once is enough, and gives the same bytes."""
+    """Trace the exporter's rotary patterns once, not for every lowering; the bytes are the same."""
     for entry in pattern_registry.fusable_patterns.values():
         if entry.get_graphs_fn is not None:
             entry.get_graphs_fn = functools.lru_cache(maxsize=1)(_without_reset(entry.get_graphs_fn))
 
 
 def _without_reset(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Tracing strictly, PyTorch forgets all that `torch.compile` has compiled so far; there is no need to."""
+    """Keep what `torch.compile` has compiled, which tracing strictly would needlessly discard."""
 
     def call() -> Any:
-        reset = torch._dynamo.reset
-        torch._dynamo.reset = lambda: None
-        try:
+        with replaced(torch._dynamo, "reset", lambda: None):
             return function()
-        finally:
-            torch._dynamo.reset = reset
 
     return call
 
 
 @functools.lru_cache(maxsize=1)
 def admit_packed_weights() -> None:
-    """The partitioner makes these operators out of patterns only: found in a program, their packed weights are no
-    floats to it and it leaves them out."""
+    """Let the partitioner take operators with packed weights, which it otherwise accepts only as a result of its own
+    patterns, because their weights are not floats."""
     for op in (ops.edge.et_vk.linear_q4gsw.default, ops.edge.et_vk.linear_dq8ca_q4gsw.default):
         vulkan_supported_ops[op].inputs_dtypes = utils.DtypeSetList(utils.ALL_T)
 
 
 @functools.lru_cache(maxsize=1)
 def keep_unread_inputs() -> None:
-    """Keep the inputs of a partition that nothing reads once its operators are joined, as sizes for the views around
-    a quantized layer. The exporter leaves them out, and its file does not say which: calls give them all the same."""
+    """Keep the inputs of a partition that nothing reads once its operators are fused, such as sizes for the views
+    around a quantized layer. The exporter would drop them without recording which, and calls still pass them."""
     original = VkGraphBuilder.process_placeholder_node
 
     @functools.wraps(original)
@@ -135,13 +116,15 @@ def keep_unread_inputs() -> None:
 
 @functools.lru_cache(maxsize=1)
 def widen_symbols() -> None:
-    """Keep all bits of symbolic ints that operators take as tensors: the exporter makes int32 of each. It still does
-    of those that fit, and beside tensors of other types than int64 and float64, whose result is the same."""
+    """Keep all bits of symbolic ints that become tensors; the exporter would convert each to int32.
+
+    It still does for those that fit, and beside tensors of types other than int64 and float64: the result is the same.
+    """
     original = SymToTensorPass.call_operator
 
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
-        given = [a.data.dtype for a in args if isinstance(a, ProxyValue) and a.is_tensor()]
-        wide = next((d for d in (torch.float64, torch.int64) if d in given), None)
+        dtypes = [a.data.dtype for a in args if isinstance(a, ProxyValue) and a.is_tensor()]
+        wide = next((d for d in (torch.float64, torch.int64) if d in dtypes), None)
 
         def widened(value: Any, parameter: Any) -> Any:
             if not isinstance(parameter.type, torch.TensorType) or not _may_exceed_int32(value):
@@ -156,9 +139,9 @@ def widen_symbols() -> None:
 
 
 def _may_exceed_int32(value: Any) -> bool:
-    """Return whether it is a symbolic int with no bounds within 32 bits."""
+    """Return whether a value is a symbolic int whose bounds exceed 32 bits."""
     if not isinstance(value, ProxyValue) or not isinstance(value.data, torch.SymInt):
         return False
     node = value.data.node
-    found = node.shape_env.bound_sympy(node.expr)
-    return bool(found.lower < -(2**31) or found.upper >= 2**31)
+    bounds = node.shape_env.bound_sympy(node.expr)
+    return bool(bounds.lower < -(2**31) or bounds.upper >= 2**31)

@@ -1,9 +1,8 @@
-"""An exported program against eager PyTorch: both make the same calls, and each result may be off by rounding."""
+"""An exported program against eager PyTorch: the same calls of both, whose results may differ by rounding."""
 
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,8 +15,8 @@ import ptegpu
 
 from ..errors import DeviceLost, ExportError, LimitExceeded, NoAdapter, OutOfMemory, quoted
 from .backend import quiet, torch
-from .causes import explained
-from .lowering import Source
+from .lowering import MethodSource
+from .torch_errors import explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +29,15 @@ class Tolerance:
 
 ELEMENTS = Tolerance(1e-3, 2e-2)  # a step of 8 bits is 1/127 of the largest
 LOGITS = Tolerance(1e-3, 5e-2)  # every layer of a language model rounds again
-NOISE = 8  # times what eager PyTorch itself is from float64
+NOISE = 8  # times the difference of eager PyTorch from itself in float64
 ZERO = 1e-6  # where zeros are expected
-TIES = 0.01  # of the integers of a result: where two are nearly equal, rounding decides
-THIS_MACHINE = (NoAdapter, OutOfMemory, LimitExceeded, DeviceLost)  # says nothing about the program
+TIES = 0.01  # share of integers that may differ, because rounding decides between nearly equal values
+THIS_MACHINE = (NoAdapter, OutOfMemory, LimitExceeded, DeviceLost)  # errors that say nothing about the program
 
 Call: TypeAlias = Callable[..., list[Any]]  # of a method by its name, with inputs
 Script: TypeAlias = Callable[[Call], Iterable[tuple[str, list[Any]]]]  # a label for messages, and results to compare
 Results: TypeAlias = list[list[torch.Tensor]]  # of each step of a script
+Runnable: TypeAlias = bytes | Callable[[list[Any]], Any]
 
 
 class CannotRun(ExportError):
@@ -45,47 +45,42 @@ class CannotRun(ExportError):
 
 
 class NotChecked(Exception):
-    """There is nothing to compare, or nothing to run it on."""
+    """There are no results to compare, or no GPU to compute them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Of a result from what is expected."""
+class ResultDifference:
+    """The difference of one result from the expected one."""
 
     step: int
     output: int
     largest: float  # of any element
-    scale: float  # the largest element that is expected
+    scale: float  # the largest expected element
     allowed: float
     same_choice: bool  # the largest element of each row is where it is expected
 
+    @property
+    def relative(self) -> float:
+        return self.largest / self.scale if self.scale else self.largest
+
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """The worst of all results."""
+class CheckResult:
+    """The worst differences among all results."""
 
     difference: float = 0.0  # from eager PyTorch, the largest of any element
-    largest: float = 0.0  # element that is expected
+    largest: float = 0.0  # expected element
     relative: float = 0.0  # the largest difference of a result, as a share of its largest element
     same_choice: bool = True
 
-    def and_also(self, d: Difference) -> Checked:
-        """Return the worst of these and another one."""
-        relative = d.largest / d.scale if d.scale else d.largest
-        return Checked(
-            max(self.difference, d.largest),
-            max(self.largest, d.scale),
-            max(self.relative, relative),
-            self.same_choice and d.same_choice,
-        )
 
+class EagerCheck:
+    """A comparison of programs with the modules that they come from.
 
-class Check:
-    """Compares programs made of the same modules. Eager PyTorch runs once, and again only where results differ.
-
-    A script calls methods by their names, in order, with inputs that may be results of earlier calls. With `again`,
-    each run has copies of modules and inputs, and results that differ are measured against float64 before they count
-    as wrong. Modules too large for that run as they are; the script sets their state.
+    A script calls methods by name, in order, with inputs that may be results of earlier calls. Eager PyTorch runs the
+    script once, and again only where results differ. With `again`, each run has copies of modules and inputs, and
+    results that differ are measured against float64 before they count as wrong. Without it, for modules too large to
+    copy, the script resets their state.
     """
 
     def __init__(
@@ -101,31 +96,30 @@ class Check:
         self.expected: Results | None = None
 
     @staticmethod
-    def of_examples(sources: Mapping[str, Source]) -> Check:
+    def of_examples(sources: Mapping[str, MethodSource]) -> EagerCheck:
         """Return a check by one call of each method with its example inputs."""
 
         def calls(call: Call) -> Iterator[tuple[str, list[Any]]]:
             for name, source in sources.items():
                 yield "output {} is", call(name, *source.args, **source.kwargs)
 
-        return Check({name: source.module for name, source in sources.items()}, calls, again=True)
+        return EagerCheck({name: source.module for name, source in sources.items()}, calls, again=True)
 
-    def compare(self, program: bytes | Callable[[list[Any]], Any], *, rounded: bool = False) -> Checked:
+    def compare(self, program: Runnable, *, rounded: bool = False) -> CheckResult:
         """Return the worst of all differences; raise ExportError if one is too large for rounding.
 
-        `program` is one to load, or a function of the inputs of `forward`, one by one. `rounded`: it rounds
+        `program` holds the bytes to load, or is a function of the flat inputs of `forward`. `rounded` programs round
         activations to 16 or 8 bits.
         """
         if self.expected is None:
             self.expected = self._eager()
-        steps = self._run(program)
+        share = self.tolerance.rounded if rounded else self.tolerance.exact
         differences = []
-        for step, (results, expected) in enumerate(zip(steps, self.expected, strict=True)):
+        for step, (results, expected) in enumerate(zip(self._run(program), self.expected, strict=True)):
             if len(results) < len(expected):
-                raise CannotRun(f"the program gives {len(results)} results, and eager PyTorch {len(expected)}")
-            last = results[len(results) - len(expected) :]  # inputs that the program writes come first
-            share = self.tolerance.rounded if rounded else self.tolerance.exact
-            differences += [_compared(step, k, y, e, share) for k, (y, e) in enumerate(zip(last, expected))]
+                raise CannotRun(f"the program returns {len(results)} results, and eager PyTorch {len(expected)}")
+            last = results[len(results) - len(expected) :]  # written inputs come first
+            differences += [_difference(step, k, y, e, share) for k, (y, e) in enumerate(zip(last, expected))]
         wrong = [d for d in differences if not d.largest <= d.allowed]
         if wrong and self.again:
             wrong = self._beyond_noise(wrong)
@@ -136,32 +130,38 @@ class Check:
                 f"from eager PyTorch's, whose largest element is {d.scale:.4g}. Nothing was written; please report "
                 f"it{hint}"
             )
-        return functools.reduce(Checked.and_also, differences, Checked())
+        return CheckResult(
+            max((d.largest for d in differences), default=0.0),
+            max((d.scale for d in differences), default=0.0),
+            max((d.relative for d in differences), default=0.0),
+            all(d.same_choice for d in differences),
+        )
 
     def _eager(self, convert: Any = lambda x: x) -> Results:
-        """Return what eager PyTorch gives."""
+        """Return the results of eager PyTorch."""
 
         def call(method: str, *args: Any, **kwargs: Any) -> list[Any]:
-            module, given = self.modules[method], (args, kwargs)
+            module = self.modules[method]
             if self.again:
-                module, given = convert(copy.deepcopy(module)), tree_map(convert, copy.deepcopy(given))
+                module = convert(copy.deepcopy(module))
+                args, kwargs = tree_map(convert, copy.deepcopy((args, kwargs)))
                 with suppress(NotImplementedError):  # of a module that was traced before
                     module.eval()
-            return tree_leaves(module(*given[0], **given[1]))
+            return tree_leaves(module(*args, **kwargs))
 
         try:
             with quiet(), torch.no_grad():
                 steps = list(self.script(call))
         except Exception as e:
-            raise NotChecked("\n".join(explained("the module itself fails in eager PyTorch", e))) from e
+            raise NotChecked("\n".join(explain("the module itself fails in eager PyTorch", e))) from e
         self.labels = [label for label, _ in steps]
         return [_tensors(results) for _, results in steps]
 
-    def _run(self, program: bytes | Callable[[list[Any]], Any]) -> Results:
-        """Return what a program gives."""
+    def _run(self, program: Runnable) -> Results:
+        """Return the results of a program."""
 
-        def leaves(*given: Any) -> list[Any]:
-            return tree_leaves(copy.deepcopy(given) if self.again else given)
+        def leaves(*inputs: Any) -> list[Any]:
+            return tree_leaves(copy.deepcopy(inputs) if self.again else inputs)
 
         try:
             if isinstance(program, bytes):
@@ -176,8 +176,8 @@ class Check:
         except Exception as e:
             raise CannotRun(*quoted("ptegpu cannot run the program: ", e)) from e
 
-    def _beyond_noise(self, wrong: Sequence[Difference]) -> list[Difference]:
-        """Return those for which eager PyTorch is nearer to itself, by chance or by rounding."""
+    def _beyond_noise(self, wrong: Sequence[ResultDifference]) -> list[ResultDifference]:
+        """Return the differences that exceed those of eager PyTorch from itself, by chance or by rounding."""
         assert self.expected is not None
         repeated = exact = self._eager()
         with suppress(NotChecked):
@@ -186,33 +186,30 @@ class Check:
         for d in wrong:
             expected = self.expected[d.step][d.output]
             if not distance(repeated[d.step][d.output], expected)[0] <= d.allowed:
-                raise NotChecked("the module gives other results each time")
+                raise NotChecked("the module returns different results each time")
             own = distance(exact[d.step][d.output], expected)[0]
             if not (d.largest <= NOISE * own < math.inf):
                 beyond.append(d)
         return beyond
 
 
-def _compared(step: int, output: int, found: torch.Tensor, expected: torch.Tensor, share: float) -> Difference:
-    largest, scale = distance(found, expected)
-    same = found.shape == expected.shape
-    if expected.dtype.is_floating_point or not same:
+def _difference(step: int, output: int, y: torch.Tensor, expected: torch.Tensor, share: float) -> ResultDifference:
+    largest, scale = distance(y, expected)
+    comparable = y.shape == expected.shape
+    same_choice = comparable
+    if expected.dtype.is_floating_point or not comparable:
         allowed = share * scale or ZERO
+        if comparable and expected.dim() and expected.numel():
+            same_choice = torch.equal(y.argmax(-1), expected.argmax(-1))
     else:
-        different = (found != expected).double().mean().item() if expected.numel() else 0.0
+        different = (y != expected).double().mean().item() if expected.numel() else 0.0
         allowed = largest if different <= TIES else 0.0
-    return Difference(step, output, largest, scale, allowed, same and _same_choice(found, expected))
+    return ResultDifference(step, output, largest, scale, allowed, same_choice)
 
 
-def _same_choice(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    if not expected.dtype.is_floating_point or not expected.dim() or not expected.numel():
-        return True
-    return torch.equal(found.argmax(-1), expected.argmax(-1))
-
-
-def distance(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
-    """The largest of any element, infinite for another shape, and the largest finite element that is expected."""
-    y, e = found.double(), expected.double()
+def distance(y: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """Return the largest difference, infinite for another shape, and the largest finite element that is expected."""
+    y, e = y.double(), expected.double()
     finite = e[e.isfinite()].abs()
     scale = finite.max().item() if finite.numel() else 0.0
     if y.shape != e.shape:
@@ -227,6 +224,5 @@ def _tensors(results: Any) -> list[torch.Tensor]:
 
 
 def _double(x: Any) -> Any:
-    if isinstance(x, torch.nn.Module):
-        return x.double()
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+    floats = isinstance(x, torch.nn.Module) or (isinstance(x, torch.Tensor) and x.is_floating_point())
+    return x.double() if floats else x

@@ -1,8 +1,9 @@
-"""The constants of a program: each owns its bytes, and what depends on constants alone is computed once, here."""
+"""The constants of a program: each owns its bytes, and expressions of constants are folded."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -15,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from .backend import EdgeOpOverload, ExportedProgramPassBase, ExportedProgramPassResult, ops, torch
 
 KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-NAMESPACES = ("aten", "dim_order_ops")  # quantization, and what becomes operators of the GPU, stays as it is
-LAYOUTS = {  # cost nothing on a constant, and are part of patterns such as linear layers
+NAMESPACES = ("aten", "dim_order_ops")  # of operators that are folded; not those of quantization and of the GPU
+LAYOUTS = {  # free on a constant, and part of patterns such as linear layers
     "alias_copy",
     "clone",
     "_clone_dim_order",
@@ -30,28 +31,41 @@ LAYOUTS = {  # cost nothing on a constant, and are part of patterns such as line
     "view_copy",
 }
 WIDE = "ptegpu_beyond_int32"  # the key of a placeholder's meta
-SMALL = 1 << 16  # bytes that a result may always have
-GROWTH = 4  # times the bytes it is computed from
-WIDENED = 1 << 12  # bytes, if its elements are wider than those: these are weights in few bits
-LARGEST = 1 << 28  # bytes of anything on the way to a result
+SMALL = 1 << 16  # bytes that a folded constant may always have
+GROWTH = 4  # bytes that a larger one may have for each byte of its operands
+WIDENED = 1 << 12  # bytes that one may have if its elements are wider, as those of dequantized weights
+LARGEST = 1 << 28  # bytes of an intermediate result
+
+
+def _placeholders(program: ExportedProgram) -> dict[str, Node]:
+    return {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+
+
+def _written_buffers(program: ExportedProgram) -> set[str]:
+    return set(program.graph_signature.buffers_to_mutate.values())
+
+
+def _constants(program: ExportedProgram) -> Iterator[tuple[InputSpec, Node, torch.Tensor]]:
+    """Yield the constants of a program, written buffers included, with their placeholders."""
+    placeholders = _placeholders(program)
+    for spec in list(program.graph_signature.input_specs):
+        tensor = program.state_dict.get(spec.target, program.constants.get(spec.target)) if spec.kind in KINDS else None
+        if isinstance(tensor, torch.Tensor):
+            yield spec, placeholders[spec.arg.name], tensor
 
 
 def own_constants(program: ExportedProgram) -> None:
-    """Copies constants that are views, in place: of a view, ExecuTorch's serializer writes the whole storage."""
-    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind not in KINDS:
-            continue
-        for tensors in (program.state_dict, program.constants):
-            tensor = tensors.get(spec.target)
-            if isinstance(tensor, torch.Tensor) and (copy := _owned(tensor)) is not tensor:
-                tensors[spec.target] = torch.nn.Parameter(copy, False) if spec.kind == InputKind.PARAMETER else copy
-                place = places[spec.arg.name]
-                place.meta["val"] = place.meta["val"].fake_mode.from_tensor(tensors[spec.target], static_shapes=True)
+    """Copy constants that are views, in place: ExecuTorch would write the storage of the full tensor."""
+    for spec, placeholder, tensor in _constants(program):
+        if (copy := _owned(tensor)) is not tensor:
+            owned = torch.nn.Parameter(copy, False) if spec.kind == InputKind.PARAMETER else copy
+            (program.state_dict if spec.target in program.state_dict else program.constants)[spec.target] = owned
+            fake_mode = placeholder.meta["val"].fake_mode
+            placeholder.meta["val"] = fake_mode.from_tensor(owned, static_shapes=True)
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its elements fill its storage, each once."""
+    """Return a tensor that fills its storage: the tensor itself, or a copy."""
     if is_traceable_wrapper_subclass(tensor):
         return tensor
     reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
@@ -60,86 +74,61 @@ def _owned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """What never changes: parameters, and buffers that are not written."""
-    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    written = set(program.graph_signature.buffers_to_mutate.values())
-    found = {}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind in KINDS and spec.target not in written:
-            tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
-            if isinstance(tensor, torch.Tensor) and not is_traceable_wrapper_subclass(tensor):
-                found[places[spec.arg.name]] = tensor
-    return found
-
-
 def keep_written_parameters(program: ExportedProgram) -> None:
-    """Turn parameters that operators write into buffers, in place: of parameters, ExecuTorch loses what is written."""
+    """Turn parameters that operators write into buffers, in place: ExecuTorch loses writes to parameters."""
     specs = {s.arg.name: k for k, s in enumerate(program.graph_signature.input_specs) if s.kind == InputKind.PARAMETER}
-    for place in _written_places(program.graph_module):
-        if (k := specs.get(place.name)) is not None:
+    for placeholder in _written_placeholders(program.graph_module):
+        if (k := specs.get(placeholder.name)) is not None:
             spec = program.graph_signature.input_specs[k]
             program.graph_signature.input_specs[k] = InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=True)
             program.state_dict[spec.target] = program.state_dict[spec.target].detach()
 
 
 def copy_shared_values(program: ExportedProgram) -> None:
-    """Give each buffer or input that takes the new value of another one a copy of it, in place.
+    """Copy the value that a second buffer or input takes, in place.
 
-    PyTorch and ExecuTorch tell outputs apart by their names, and would take the two for one.
+    PyTorch and ExecuTorch identify outputs by name, and would treat two of one value as the same.
     """
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
-        taken = _written_places(module)
+        used = _written_placeholders(module)
         for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
             source = node.args[1]
             if not isinstance(source, Node):
                 continue
-            if (base := _base(source)) in taken:
-                with module.graph.inserting_before(node):  # no pass of ExecuTorch's takes a repeat away
-                    copy = module.graph.call_function(torch.ops.aten.repeat.default, (source, [1] * _rank(source)))
+            if (base := _base(source)) in used:
+                ones = [1] * source.meta["val"].dim()
+                with module.graph.inserting_before(node):  # no pass of ExecuTorch removes a repeat
+                    copy = module.graph.call_function(torch.ops.aten.repeat.default, (source, ones))
                 copy.meta = dict(source.meta)
-                for used in node.all_input_nodes:  # PyTorch forgets some where it inlines a graph
-                    used.users.setdefault(node)
+                for operand in node.all_input_nodes:  # PyTorch forgets users when it inlines a graph
+                    operand.users.setdefault(node)
                 node.replace_input_with(source, copy)
-            taken.add(base)
+            used.add(base)
 
 
-def _rank(node: Node) -> int:
-    rank: int = node.meta["val"].dim()
-    return rank
-
-
-def _written_places(module: torch.fx.GraphModule) -> set[Node]:
-    """Return the placeholders that operators write, those of graphs within too, as `with torch.no_grad()` makes one."""
+def _written_placeholders(module: torch.fx.GraphModule) -> set[Node]:
+    """Return the placeholders that operators write, also in nested graphs such as those of `with torch.no_grad()`."""
     written: set[Node] = set()
     for node in module.graph.nodes:
         op = _operator(node)
         if op is not None and op._schema.is_mutable:
-            written |= {_base(value) for name, value in _arguments(node, op) if _is_written(op, name)}
+            writes = {a.name: a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments}
+            arguments = dict(zip(writes, node.args)) | node.kwargs
+            targets = [value for name, value in arguments.items() if writes[name]]
+            written |= {_base(n) for n in tree_leaves(targets) if isinstance(n, Node)}
         attributes = [operator.attrgetter(a.target)(module) for a in node.all_input_nodes if a.op == "get_attr"]
         for inner in [a for a in attributes if isinstance(a, torch.fx.GraphModule)]:
-            places = inner.graph.find_nodes(op="placeholder")
-            operands = tree_leaves(node.args)[-len(places) :]  # they come last, one for each placeholder
-            found = _written_places(inner)
-            written |= {_base(o) for place, o in zip(places, operands) if place in found and isinstance(o, Node)}
+            inputs = inner.graph.find_nodes(op="placeholder")
+            operands = tree_leaves(node.args)[-len(inputs) :]  # the last arguments, one for each placeholder
+            inner_written = _written_placeholders(inner)
+            written |= {_base(o) for n, o in zip(inputs, operands) if n in inner_written and isinstance(o, Node)}
     return written
 
 
-def _arguments(node: Node, op: torch._ops.OpOverload) -> list[tuple[str, Node]]:
-    """The nodes among the arguments of a call, each with the name of its parameter."""
-    named = dict(zip((a.name for a in op._schema.arguments), node.args)) | node.kwargs
-    return [(name, n) for name, value in named.items() for n in tree_leaves(value) if isinstance(n, Node)]
-
-
-def _is_written(op: torch._ops.OpOverload, name: str) -> bool:
-    (argument,) = (a for a in op._schema.arguments if a.name == name)
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
 def _base(node: Node) -> Node:
-    """Return what a node is a view of, or may be: itself if it is none."""
+    """Return the node that a node is, or may be, a view of; itself if it is not a view."""
     while (op := _operator(node)) is not None and isinstance(node.args[0] if node.args else None, Node):
         is_view = any(r.alias_info is not None for r in op._schema.returns)
         if not is_view and not op._can_decompose():  # reshape, contiguous, … are views or copies
@@ -149,67 +138,64 @@ def _base(node: Node) -> Node:
 
 
 def _mark_wide(program: ExportedProgram) -> None:
-    """Mark int64 constants with a value that does not fit int32: the partitioner sees no values."""
-    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    for spec in program.graph_signature.input_specs:
-        tensor = program.state_dict.get(spec.target, program.constants.get(spec.target)) if spec.kind in KINDS else None
-        if isinstance(tensor, torch.Tensor) and tensor.dtype is torch.int64 and tensor.numel():
-            places[spec.arg.name].meta[WIDE] = bool(tensor.min() < -(2**31) or tensor.max() >= 2**31)
+    """Mark int64 constants with values that do not fit int32, because the partitioner does not see values."""
+    for _, placeholder, tensor in _constants(program):
+        if tensor.dtype is torch.int64 and tensor.numel():
+            placeholder.meta[WIDE] = bool(tensor.min() < -(2**31) or tensor.max() >= 2**31)
 
 
 def drop_unread(program: ExportedProgram, kinds: tuple[InputKind, ...]) -> None:
-    """Removes constants of these kinds that nothing reads or writes; a shared one counts as unread too."""
+    """Remove constants of these kinds that are neither read nor written; shared ones count as unread."""
     signature = program.graph_signature
-    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    written = set(signature.buffers_to_mutate.values())
+    placeholders = _placeholders(program)
+    written = _written_buffers(program)
     for spec in list(signature.input_specs):
-        if spec.kind in kinds and spec.target not in written and not places[spec.arg.name].users:
+        if spec.kind in kinds and spec.target not in written and not placeholders[spec.arg.name].users:
             signature.input_specs.remove(spec)
             program.state_dict.pop(spec.target, None)
             program.constants.pop(spec.target, None)
-            program.graph.erase_node(places[spec.arg.name])
+            program.graph.erase_node(placeholders[spec.arg.name])
     program.graph_module.recompile()
 
 
 def _keep_first_values(program: ExportedProgram) -> None:
-    """Of buffers that are written: ExecuTorch would start them at zero."""
-    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    written = set(program.graph_signature.buffers_to_mutate.values())
-    for name, target in program.graph_signature.inputs_to_buffers.items():
-        if target in written and program.state_dict.get(target, program.constants.get(target)).any():
-            places[name].meta["et_init_buffer"] = True
+    """Store the first values of written buffers, which ExecuTorch would start at zero."""
+    written = _written_buffers(program)
+    for spec, placeholder, tensor in _constants(program):
+        if spec.target in written and tensor.any():
+            placeholder.meta["et_init_buffer"] = True
 
 
 def _copy_traded(program: ExportedProgram) -> None:
-    """Give each buffer whose new value is the value of another one a copy of it, in place.
+    """Copy the value that one buffer takes from another, in place.
 
-    ExecuTorch takes such a value for one that was written already, and leaves the write out.
+    ExecuTorch believes that such a value was written already, and drops the write.
     """
-    places = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    placeholders = _placeholders(program)
     output = program.graph.output_node()
     values = list(output.args[0])
     for k, spec in enumerate(program.graph_signature.output_specs):
-        place = places.get(spec.arg.name)
-        if place is None or spec.kind not in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+        placeholder = placeholders.get(spec.arg.name)
+        if placeholder is None or spec.kind not in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
             continue
-        with program.graph.inserting_before(output):  # no pass of ExecuTorch's takes a repeat away
-            ones = [1] * place.meta["val"].dim()
-            values[k] = program.graph.call_function(ops.edge.aten.repeat.default, (place, ones))
-        values[k].meta["val"] = place.meta["val"].clone()
+        with program.graph.inserting_before(output):  # no pass of ExecuTorch removes a repeat
+            ones = [1] * placeholder.meta["val"].dim()
+            values[k] = program.graph.call_function(ops.edge.aten.repeat.default, (placeholder, ones))
+        values[k].meta["val"] = placeholder.meta["val"].clone()
         spec.arg = TensorArgument(values[k].name)
     output.args = (tuple(values),)
     program.graph_module.recompile()
 
 
 class PrepareConstants(ExportedProgramPassBase):
-    """Computes what depends on no input and no size that may change, unless the file would grow by much."""
+    """A pass that folds what depends on no input and no dynamic size, unless the file would grow too much."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: set[str] = set()  # buffers that a program writes
+        self.states: set[str] = set()  # buffers that a program writes
 
     def call(self, exported_program: ExportedProgram) -> ExportedProgramPassResult:
-        self.kept |= set(exported_program.graph_signature.buffers_to_mutate.values())
+        self.states |= _written_buffers(exported_program)
         _keep_first_values(exported_program)
         _copy_traded(exported_program)
         folded = _Folder(exported_program).fold()
@@ -222,8 +208,13 @@ class PrepareConstants(ExportedProgramPassBase):
 class _Folder:
     def __init__(self, program: ExportedProgram) -> None:
         self.program, self.graph = program, program.graph
-        self.values: dict[Node, Any] = dict(constants_of(program))
-        self.sources: dict[Node, frozenset[Node]] = {n: frozenset([n]) for n in self.values}  # of what is constant
+        written = _written_buffers(program)
+        self.values: dict[Node, Any] = {
+            placeholder: tensor
+            for spec, placeholder, tensor in _constants(program)
+            if spec.target not in written and not is_traceable_wrapper_subclass(tensor)
+        }
+        self.sources: dict[Node, frozenset[Node]] = {n: frozenset([n]) for n in self.values}  # of constant nodes
         for node in self.graph.nodes:
             if _foldable(node) and all(a in self.sources for a in node.all_input_nodes):
                 self.sources[node] = frozenset().union(*(self.sources[a] for a in node.all_input_nodes))
@@ -237,15 +228,15 @@ class _Folder:
         return bool(chosen)
 
     def _chosen(self) -> list[Node]:
-        """The last nodes, of what is constant, that may become constants."""
+        """Return the last constant nodes that may be folded."""
         last = {n: None for n in self.sources if any(u not in self.sources for u in n.users)}
         for node in reversed(self.sources):
-            if node in last and not self._may_become_constant(node):
+            if node in last and not self._may_fold(node):
                 del last[node]
                 last |= dict.fromkeys(node.all_input_nodes)
         return list(last)
 
-    def _may_become_constant(self, node: Node) -> bool:
+    def _may_fold(self, node: Node) -> bool:
         result = node.meta["val"]
         if (
             node.op == "placeholder"
@@ -280,17 +271,17 @@ class _Folder:
         inputs = set(signature.user_inputs)
         first = next(n for n in self.graph.nodes if n.op != "placeholder" or n.name in inputs)
         with self.graph.inserting_before(first):
-            place = self.graph.placeholder(target)
-        place.meta |= {k: v for k, v in node.meta.items() if k != "val"}
-        place.meta["val"] = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
+            placeholder = self.graph.placeholder(target)
+        placeholder.meta |= {k: v for k, v in node.meta.items() if k != "val"}
+        placeholder.meta["val"] = node.meta["val"].fake_mode.from_tensor(value, static_shapes=True)
         index = sum(spec.kind != InputKind.USER_INPUT for spec in signature.input_specs)
-        spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(place.name), target)
+        spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(placeholder.name), target)
         signature.input_specs.insert(index, spec)
-        node.replace_all_uses_with(place)
+        node.replace_all_uses_with(placeholder)
 
 
 def _foldable(node: Node) -> bool:
-    """Whether it computes the same tensors from the same arguments, none of them large, all of known sizes."""
+    """Return whether a node is a pure function whose results are tensors of static, not too large sizes."""
     if node.op != "call_function" or any(isinstance(a, torch.SymInt) for a in tree_leaves((node.args, node.kwargs))):
         return False
     if node.target is not operator.getitem:
@@ -300,11 +291,10 @@ def _foldable(node: Node) -> bool:
         if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
             return False
     results = tree_leaves(node.meta.get("val"))
-    return all(isinstance(r, torch.Tensor) and _fits(r) for r in results)
-
-
-def _fits(result: torch.Tensor) -> bool:
-    return all(isinstance(d, int) for d in result.shape) and result.nbytes <= LARGEST
+    return all(
+        isinstance(r, torch.Tensor) and all(isinstance(d, int) for d in r.shape) and r.nbytes <= LARGEST
+        for r in results
+    )
 
 
 def _operator(node: Node) -> torch._ops.OpOverload | None:

@@ -1,35 +1,27 @@
 """One decoder-only transformer for all families, which exports into one partition.
 
 `forward(tokens (1, S), position (1))` reads S tokens of which the first is at `position`, keeps their keys and values,
-and gives the logits of the last token, (1, V), or of all, (1, S, V). Called as it is, all of it is plain PyTorch, so
-that it is a reference; exported, norms, rotary embedding and attention are the operators that the GPU has for them.
-What a family has of all this, its `Config` says; `families` knows where its checkpoints keep it.
+and returns the logits of the last token, (1, V), or of all, (1, S, V). Called as it is, it is plain PyTorch and serves
+as the reference; exported, norms, rotary embedding and attention are the operators that the GPU has for them.
+`DecoderConfig` holds what differs between families.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import Config, Layer, Rope
-from .config import Experts as ExpertsConfig
-from .experts import Experts, top_experts
+from .config import DecoderConfig, ExpertsConfig, LayerConfig, Rope
+from .experts import FloatExperts, top_experts
 from .layers import apply_all
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_new"), lambda x: F.gelu(x, approximate="tanh")),
-}
+from .transformer import ACTIVATIONS, KeyValueCache, check_position
 
 
-class Norm(nn.Module):
-    """Of the last dimension. A weight (H, D) has a row for each head."""
+class DecoderNorm(nn.Module):
+    """A norm of the last dimension. A weight (H, D) has a row for each head."""
 
-    def __init__(self, config: Config, shape: tuple[int, ...]) -> None:
+    def __init__(self, config: DecoderConfig, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.kind, self.eps = config.norm, config.eps
         self.weight = nn.Parameter(torch.empty(shape, device="meta"))
@@ -57,40 +49,40 @@ class RotaryTable(nn.Module):
         self.register_buffer("sin", angles.sin() * rope.scale, persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """q (1, S, H, D) and k (1, S, H', D), the first R elements turned by the angles of their positions."""
+        """Rotate the first R elements of q (1, S, H, D) and k (1, S, H', D) by the angles of their positions."""
         if torch.compiler.is_exporting():
             return torch.ops.et_vk.apply_rotary_emb_hf(q, k, self.cos, self.sin, start)
         cos = self.cos.narrow(0, start, q.shape[1]).unsqueeze(1)  # (S, 1, R)
         sin = self.sin.narrow(0, start, q.shape[1]).unsqueeze(1)
-        return _turn(q, cos, sin), _turn(k, cos, sin)
+        return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    first, second = turned.chunk(2, dim=-1)
-    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rotated, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
+    first, second = rotated.chunk(2, dim=-1)
+    return torch.cat((rotated * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
 
 
-class Window(nn.Module):
-    """What a query sees, as a mask to add: (S, context), 0 or -inf."""
+class AttentionMask(nn.Module):
+    """A mask to add to scores, (S, context): 0 for the positions that a query attends to, else -inf."""
 
-    def __init__(self, size: int | None, context: int) -> None:
+    def __init__(self, window: int | None, context: int) -> None:
         super().__init__()
-        self.size = size
+        self.window = window
         self.register_buffer("positions", torch.arange(context, dtype=torch.int32), persistent=False)
         self.register_buffer("hidden", torch.tensor(float("-inf")), persistent=False)
-        self.register_buffer("seen", torch.tensor(0.0), persistent=False)
+        self.register_buffer("visible", torch.tensor(0.0), persistent=False)
 
     def forward(self, start: int, length: int) -> Tensor:
         distance = self.positions.narrow(0, start, length).unsqueeze(1) - self.positions.unsqueeze(0)
         hidden = distance < 0
-        if self.size is not None:
-            hidden = hidden | (distance >= self.size)
-        return torch.where(hidden, self.hidden, self.seen)
+        if self.window is not None:
+            hidden = hidden | (distance >= self.window)
+        return torch.where(hidden, self.hidden, self.visible)
 
 
-class Attention(nn.Module):
-    def __init__(self, config: Config, context: int) -> None:
+class DecoderAttention(KeyValueCache):
+    def __init__(self, config: DecoderConfig, context: int) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.scale = config.attention_scale or config.head_dim**-0.5
@@ -103,12 +95,10 @@ class Attention(nn.Module):
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm, self.k_norm = (
-                Norm(config, {"head": (d,), "heads": (n, d), "row": (n * d,)}[config.qk_norm])
+                DecoderNorm(config, {"head": (d,), "heads": (n, d), "row": (n * d,)}[config.qk_norm])
                 for n, d in ((config.heads, config.head_dim), (config.kv_heads, config.head_dim))
             )
-        cache = (1, context, config.kv_heads, config.head_dim)
-        self.register_buffer("keys", torch.zeros(cache), persistent=False)
-        self.register_buffer("values", torch.zeros(cache), persistent=False)
+        self.allocate(context, config.kv_heads, config.head_dim)
 
     def forward(self, x: Tensor, start: int, rotary: nn.Module | None, mask: Tensor | None) -> Tensor:
         length = x.shape[1]
@@ -122,38 +112,30 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary is not None:
             q, k = rotary(q, k, start)
-        if torch.compiler.is_exporting():
-            torch.ops.llama.update_cache(k, self.keys, start)
-            torch.ops.llama.update_cache(v, self.values, start)
-        else:
-            self.keys[:, start : start + length] = k
-            self.values[:, start : start + length] = v
+        self.append(k, v, start)
         if torch.compiler.is_exporting() and self.cap is None:
             causal = mask is None
             y = torch.ops.llama.custom_sdpa(q, self.keys, self.values, start, mask, 0.0, causal, self.scale)
         else:
             assert mask is not None
-            y = self.plain(q, mask)
+            y = self._attend(q, mask)
         return self.o_proj(y.view(1, length, self.heads * self.head_dim))
 
-    def plain(self, q: Tensor, mask: Tensor) -> Tensor:
-        """Attention over the whole cache, step by step: (1, S, H, D)."""
-        sharing = self.heads // self.kv_heads
-        keys, values = (
-            self.keys[0].permute(1, 2, 0),
-            self.values[0].transpose(0, 1),
-        )  # (H', D, context), (H', context, D)
-        results = []
-        for each in q.view(q.shape[1], self.kv_heads, sharing, self.head_dim).unbind(2):
-            scores = torch.bmm(each.transpose(0, 1), keys) * self.scale  # (H', S, context)
+    def _attend(self, q: Tensor, mask: Tensor) -> Tensor:
+        """Return attention over the full cache in plain operators: (1, S, H, D)."""
+        keys = self.keys[0].permute(1, 2, 0)  # (H', D, context)
+        values = self.values[0].transpose(0, 1)  # (H', context, D)
+        results, sharing = [], self.heads // self.kv_heads
+        for query in q.view(q.shape[1], self.kv_heads, sharing, self.head_dim).unbind(2):
+            scores = torch.bmm(query.transpose(0, 1), keys) * self.scale  # (H', S, context)
             if self.cap is not None:
                 scores = torch.tanh(scores / self.cap) * self.cap
             results.append(torch.bmm(torch.softmax(scores + mask, dim=-1), values).transpose(0, 1))
         return torch.stack(results, dim=2)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: Config, hidden: int) -> None:
+class DecoderFeedForward(nn.Module):
+    def __init__(self, config: DecoderConfig, hidden: int) -> None:
         super().__init__()
         self.gated, self.activation = config.gated, ACTIVATIONS[config.activation]
         if config.gated:
@@ -169,27 +151,27 @@ class FeedForward(nn.Module):
 
 
 class Router(nn.Linear):
-    """What decides about a token; never quantized."""
+    """A layer that scores experts for each token; never quantized."""
 
 
-class Mixture(nn.Module):
-    """Experts, of which each token takes a few."""
+class MixtureOfExperts(nn.Module):
+    """Experts, of which a router chooses a few for each token."""
 
-    def __init__(self, config: Config, experts: ExpertsConfig) -> None:
+    def __init__(self, config: DecoderConfig, experts: ExpertsConfig) -> None:
         super().__init__()
         dim, hidden, count = config.dim, experts.hidden, experts.count
         self.chosen, self.normalised = experts.chosen, experts.normalised
         self.activation = ACTIVATIONS[config.activation]
         self.gate = Router(dim, count, bias=False, device="meta")
-        self.expert_gate, self.expert_up = Experts(count, hidden, dim), Experts(count, hidden, dim)
-        self.expert_down = Experts(count, dim, hidden)
-        self.shared_expert = FeedForward(config, experts.shared) if experts.shared else None
+        self.expert_gate, self.expert_up = FloatExperts(count, hidden, dim), FloatExperts(count, hidden, dim)
+        self.expert_down = FloatExperts(count, dim, hidden)
+        self.shared_expert = DecoderFeedForward(config, experts.shared) if experts.shared else None
         self.shared_expert_gate = Router(dim, 1, bias=False, device="meta") if experts.shared else None
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.view(x.shape[1], x.shape[2])
         scores = self.gate(rows)
-        if self.normalised:  # so that only the scores of those chosen matter
+        if self.normalised:  # only the scores of the chosen experts matter
             scores, chosen = top_experts(scores, self.chosen)  # (S, A)
             shares = torch.softmax(scores, dim=-1)
         else:
@@ -201,39 +183,39 @@ class Mixture(nn.Module):
         return y.view(x.shape)
 
 
-class Block(nn.Module):
-    def __init__(self, config: Config, layer: Layer, context: int) -> None:
+class DecoderBlock(nn.Module):
+    def __init__(self, config: DecoderConfig, layer: LayerConfig, context: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config, context)
+        self.self_attn = DecoderAttention(config, context)
         experts = config.experts if layer.sparse else None
-        self.mlp = Mixture(config, experts) if experts else FeedForward(config, config.hidden)
+        self.mlp = MixtureOfExperts(config, experts) if experts else DecoderFeedForward(config, config.hidden)
         self.parallel, self.scale = config.parallel, config.residual_scale
         before, after = config.norms != "after", config.norms != "before"
-        self.attention_norm = Norm(config, (config.dim,)) if before else None
-        self.mlp_norm = Norm(config, (config.dim,)) if before and not config.shared_norm else None
-        self.attention_out_norm = Norm(config, (config.dim,)) if after else None
-        self.mlp_out_norm = Norm(config, (config.dim,)) if after else None
+        self.attention_norm = DecoderNorm(config, (config.dim,)) if before else None
+        self.mlp_norm = DecoderNorm(config, (config.dim,)) if before and not config.shared_norm else None
+        self.attention_out_norm = DecoderNorm(config, (config.dim,)) if after else None
+        self.mlp_out_norm = DecoderNorm(config, (config.dim,)) if after else None
 
     def forward(self, x: Tensor, start: int, rotary: nn.Module | None, mask: Tensor | None) -> Tensor:
-        given = _through(self.attention_norm, x)
-        y = self._scaled(_through(self.attention_out_norm, self.self_attn(given, start, rotary, mask)))
+        normed = _apply(self.attention_norm, x)
+        y = self._scaled(_apply(self.attention_out_norm, self.self_attn(normed, start, rotary, mask)))
         if self.parallel:
-            return x + y + self._scaled(self.mlp(given if self.mlp_norm is None else self.mlp_norm(x)))
+            return x + y + self._scaled(self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x)))
         x = x + y
-        return x + self._scaled(_through(self.mlp_out_norm, self.mlp(_through(self.mlp_norm, x))))
+        return x + self._scaled(_apply(self.mlp_out_norm, self.mlp(_apply(self.mlp_norm, x))))
 
     def _scaled(self, y: Tensor) -> Tensor:
         return y if self.scale == 1.0 else y * self.scale
 
 
-def _through(norm: nn.Module | None, x: Tensor) -> Tensor:
+def _apply(norm: nn.Module | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)
 
 
-class Positions(nn.Module):
+class LearnedPositions(nn.Module):
     """A learned row for every position, (context, dim)."""
 
-    def __init__(self, config: Config, context: int) -> None:
+    def __init__(self, config: DecoderConfig, context: int) -> None:
         super().__init__()
         self.context = context
         self.weight = nn.Parameter(torch.empty((config.context, config.dim), device="meta"))
@@ -243,34 +225,33 @@ class Positions(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Weights are on the device "meta" until a checkpoint is loaded into it."""
+    """The decoder. Its weights are on the device "meta" until a checkpoint is loaded."""
 
-    def __init__(self, config: Config, context: int, *, all_logits: bool = False) -> None:
+    def __init__(self, config: DecoderConfig, context: int, *, all_logits: bool = False) -> None:
         super().__init__()
         self.config, self.context, self.all_logits = config, context, all_logits
         self.embed_tokens = nn.Embedding(config.vocab, config.dim, device="meta")
-        self.embed_positions = Positions(config, context) if config.learned_positions else None
-        self.layers = nn.ModuleList(Block(config, layer, context) for layer in config.layers)
-        self.norm = Norm(config, (config.dim,))
+        self.embed_positions = LearnedPositions(config, context) if config.learned_positions else None
+        self.layers = nn.ModuleList(DecoderBlock(config, layer, context) for layer in config.layers)
+        self.norm = DecoderNorm(config, (config.dim,))
         self.lm_head = nn.Linear(config.dim, config.vocab, bias=config.head_bias, device="meta")
         ropes = list(dict.fromkeys(layer.rope for layer in config.layers if layer.rope))
         self.rotaries = nn.ModuleList(RotaryTable(rope, context) for rope in ropes)
         self.rotary_of = [ropes.index(layer.rope) if layer.rope else None for layer in config.layers]
-        windows = list(dict.fromkeys(self._window(layer) for layer in config.layers))
-        self.windows = nn.ModuleList(Window(size, context) for size in windows)
-        self.window_of = [windows.index(self._window(layer)) for layer in config.layers]
-
-    def _window(self, layer: Layer) -> int | None:
-        return layer.window if layer.window is not None and layer.window < self.context else None
+        by_layer = [w if (w := layer.window) is not None and w < context else None for layer in config.layers]
+        windows = list(dict.fromkeys(by_layer))
+        self.windows = nn.ModuleList(AttentionMask(window, context) for window in windows)
+        self.window_of = [windows.index(window) for window in by_layer]
 
     def forward(
         self, tokens: Tensor, position: Tensor, kept: Tensor | None = None, rows: Tensor | None = None
     ) -> Tensor:
-        """`rows` (1, S, dim) stand in place of tokens for which `kept` (1, S, 1) is 0; where it is 1, they are 0."""
+        """Return logits. `rows` (1, S, dim) replace the embeddings of tokens for which `kept` (1, S, 1) is 0.
+
+        Where `kept` is 1, `rows` must be 0.
+        """
         length, start = tokens.shape[1], position[0].item()
-        if torch.compiler.is_exporting():
-            torch._check(start >= 0)
-            torch._check(start + length <= self.context)
+        check_position(start, length, self.context)
         masks = [self._mask(window, start, length) for window in self.windows]
         x = self.embed_tokens(tokens)
         if self.config.embedding_scale != 1.0:
@@ -289,14 +270,14 @@ class Decoder(nn.Module):
             logits = torch.tanh(logits / self.config.logit_cap) * self.config.logit_cap
         return logits
 
-    def _mask(self, window: Window, start: int, length: int) -> Tensor | None:
-        """None where the operator for attention knows by itself what a query sees."""
-        if torch.compiler.is_exporting() and window.size is None and self.config.attention_cap is None:
+    def _mask(self, mask: AttentionMask, start: int, length: int) -> Tensor | None:
+        """Return a mask, or None where the operator for attention is causal by itself."""
+        if torch.compiler.is_exporting() and mask.window is None and self.config.attention_cap is None:
             return None
-        return window(start, length)
+        return mask(start, length)
 
     def reset(self) -> None:
-        """Forgets all tokens."""
+        """Clear the cache."""
         for block in self.layers:
             block.self_attn.keys.zero_()
             block.self_attn.values.zero_()

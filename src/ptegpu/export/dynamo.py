@@ -1,7 +1,7 @@
 """`torch.compile(module, backend="ptegpu")`: each graph that Dynamo finds runs on the GPU, or in eager PyTorch.
 
-A graph is lowered when it is first called, with the weights of that call, which stay on the GPU. Where other weights,
-numbers or sizes come than those it was lowered for, it is lowered again. What ptegpu cannot run is called as it is.
+A graph is lowered in its first call, with the weights of that call, which stay on the GPU. It is lowered again for
+other weights, numbers or sizes. A graph that ptegpu cannot run is called in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..gpu import Lock
 from ..printing import shown
 from .backend import torch
 from .compiled import CompiledModule, compile_module
-from .interpreters import Plain, Watched
+from .interpreters import CallRecorder, TraceableInterpreter
 
 NAME, GROUP = "ptegpu", "torch_dynamo_backends"
 LOADING = ("device", "engine", "precision", "limits")
 OPTIONS = {*LOADING, "delegate", "fallback"}
-LEAST_BOUND = 16  # of a size that may change
-MOST_PROGRAMS = 8  # for sizes of one variant
-MOST_NUMBERS = 8  # that a graph is lowered for, with the same weights
+LEAST_BOUND = 16  # of a dynamic size
+MOST_PROGRAMS = 8  # of one variant, for different sizes
+MOST_NUMBERS = 8  # combinations of numbers for which a graph is lowered, with the same weights
 SHOWN = 4  # lines of an error
 OPERATOR = re.compile(r"\d+ × (?:\w+(?:::|\.))?(\w+)")
 
@@ -37,36 +37,39 @@ Values: TypeAlias = Mapping[Any, int]  # of symbols
 
 
 class EagerFallback(UserWarning):
-    """A graph runs in eager PyTorch; the message says why, and where in the module."""
+    """A warning that a graph runs in eager PyTorch, with the reason and the place in the module."""
 
 
 def torch_backend(
     module: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """What `torch.compile` calls for each graph. `options` are the device, engine, precision and limits of
-    `ptegpu.load`, the `delegate` of `ptegpu.export`, and `fallback`: False raises what would else be a warning."""
+    """Return a callable for a graph; `torch.compile` calls this for each graph.
+
+    `options` are the device, engine, precision and limits of `ptegpu.load`, the `delegate` of `ptegpu.export`, and
+    `fallback`: False raises an error in place of the warning.
+    """
     options = dict(options or {})
     if unknown := options.keys() - OPTIONS:
-        raise InvalidInput(f"the backend has no option {min(unknown)!r}: there are {', '.join(sorted(OPTIONS))}")
-    return Graph(module, inputs, options)
+        raise InvalidInput(f"unknown option {min(unknown)!r} of the backend: options are {', '.join(sorted(OPTIONS))}")
+    return DynamoGraph(module, inputs, options)
 
 
 def register() -> None:
-    """Where ptegpu is installed, PyTorch finds the backend itself; where it is only on the path, this tells it."""
+    """Register the backend where ptegpu is on the path but not installed, so that PyTorch cannot find it by itself."""
     if NAME not in entry_points(group=GROUP).names:
         register_backend(torch_backend, name=NAME)
 
 
 @dataclass(eq=False)
-class Variant:
-    """A graph with certain weights and numbers: programs for several sizes."""
+class GraphVariant:
+    """The programs of a graph with certain weights and numbers, for several sizes."""
 
     weights: list[weakref.ref[torch.Tensor]]
     versions: list[int]
     programs: list[CompiledModule] = field(default_factory=list)
 
     def holds(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Whether it was made of these, and nothing was written to them since."""
+        """Return whether the variant has these weights, and they are unchanged."""
         return all(ref() is w for ref, w in zip(self.weights, weights)) and self.versions == _versions(weights)
 
     def close(self) -> None:
@@ -74,58 +77,54 @@ class Variant:
             program.close()
 
 
-class Graph:
-    """A graph of Dynamo's that runs on the GPU."""
+class DynamoGraph:
+    """A graph of Dynamo that runs on the GPU, or in eager PyTorch."""
 
     def __init__(self, module: GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> None:
         self.module, self.options = module, options
         self.fallback = options.get("fallback", True)
-        self.places = [n for n in module.graph.nodes if n.op == "placeholder"]
-        self.fakes = [n.meta.get("example_value", x) for n, x in zip(self.places, inputs)]
-        self.weights = [k for k, (n, x) in enumerate(zip(self.places, inputs)) if _is_weight(n, x)]
-        self.numbers = [k for k, n in enumerate(self.places) if _is_float(n, self.fakes[k])]
-        self.sizes: dict[int, tuple[int, int]] = {}  # ints that are sizes of inputs
-        self._sort()
-        self.variants: dict[Any, Variant] = {}
+        self.inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self.fakes = [n.meta.get("example_value", x) for n, x in zip(self.inputs, inputs)]
+        self.weights = [k for k, (n, x) in enumerate(zip(self.inputs, inputs)) if _is_weight(n, x)]
+        self.numbers = [k for k, n in enumerate(self.inputs) if _is_float(n, self.fakes[k])]
+        others = [k for k in range(len(self.inputs)) if k not in {*self.weights, *self.numbers}]
+        self.tensors = [k for k in others if isinstance(self.fakes[k], torch.Tensor)]
+        self.sizes: dict[int, tuple[int, int]] = {}  # ints that are sizes of tensors: which tensor, which dimension
+        for k in others:
+            if k not in self.tensors:
+                size = self._find_size(self.fakes[k])
+                if size is None:
+                    self.numbers.append(k)
+                else:
+                    self.sizes[k] = size
+        self.variants: dict[Any, GraphVariant] = {}
         self.lock = Lock()
-        self.error: PtegpuError | None = None  # why nothing runs on the GPU
+        self.error: PtegpuError | None = None  # the reason for the fallback
         self.warned = False
         try:
-            self.results = _results(module, self.places)
+            self.results = _results(module, self.inputs)
             self._check()
         except PtegpuError as e:
             self.error = e
 
-    def _sort(self) -> None:
-        """Which inputs are tensors, sizes of them, and numbers."""
-        constant = {*self.weights, *self.numbers}
-        self.tensors = [k for k, x in enumerate(self.fakes) if isinstance(x, torch.Tensor) and k not in constant]
-        for k, x in enumerate(self.fakes):
-            if not isinstance(x, torch.Tensor) and k not in constant:
-                place = self._find_size(x)
-                if place is None:
-                    self.numbers.append(k)
-                else:
-                    self.sizes[k] = place
-
-    def _find_size(self, wanted: Any) -> tuple[int, int] | None:
-        for i, k in enumerate(self.tensors):
-            for d, size in enumerate(self.fakes[k].shape):
-                if isinstance(size, torch.SymInt) and isinstance(wanted, torch.SymInt):
-                    if size.node.expr == wanted.node.expr:
+    def _find_size(self, number: Any) -> tuple[int, int] | None:
+        """Return the tensor and the dimension that have this symbolic size."""
+        if isinstance(number, torch.SymInt):
+            for i, k in enumerate(self.tensors):
+                for d, size in enumerate(self.fakes[k].shape):
+                    if isinstance(size, torch.SymInt) and size.node.expr == number.node.expr:
                         return i, d
         return None
 
     def _check(self) -> None:
         for x in self.fakes:
             if isinstance(x, torch.Tensor) and x.device.type != "cpu":
-                raise ExportError(f"its inputs are on {x.device}, and must be on the CPU")
+                raise ExportError(f"the inputs are on {x.device}; expected the CPU")
         (output,) = (n for n in self.module.graph.nodes if n.op == "output")
         if any(_fake(n) is not None and _fake(n).requires_grad for n in output.args[0]):
-            raise ExportError("gradients are wanted: call the module in torch.no_grad() or torch.inference_mode()")
+            raise ExportError("gradients are required: call the module in torch.no_grad() or torch.inference_mode()")
 
     def __call__(self, *args: Any) -> Any:
-        """What the graph returns: a tuple."""
         program = None
         if self.error is None:
             with self.lock:
@@ -148,27 +147,27 @@ class Graph:
             self.error = e
             return self._eagerly(args)
         values = self._values(args)
-        found: list[Any] = []
-        for result, make in zip(results, self.results, strict=True):
-            found.append(result if make is None else make(args, found, values))
-        return tuple(found)
+        outputs: list[Any] = []
+        for result, view in zip(results, self.results, strict=True):
+            outputs.append(result if view is None else view(args, outputs, values))
+        return tuple(outputs)
 
     def _eagerly(self, args: Sequence[Any]) -> Any:
-        """As it is; the first time, where each operator is called is seen."""
+        """Call the graph in eager PyTorch; the first time, warn and name the lines of unsupported operators."""
         if self.warned:
             return self.module(*args)
         self.warned = True
         why = " ".join(line.strip() for line in str(self.error).splitlines()[:SHOWN])
-        watched = Watched(self.module)
-        result = watched.run(*args)
-        places = [place for name in OPERATOR.findall(why) if (place := watched.place(name))]
-        where = "; ".join(dict.fromkeys(places)) or watched.place(None)
+        recorder = CallRecorder(self.module)
+        result = recorder.run(*args)
+        places = [place for name in OPERATOR.findall(why) if (place := recorder.place(name))]
+        where = "; ".join(dict.fromkeys(places)) or recorder.place(None)
         text = f"ptegpu runs a graph in eager PyTorch: {why}" + (f" ({where})" if where else "")
         warnings.warn(shown(text), EagerFallback, stacklevel=3)
         return result
 
     def _program(self, args: Sequence[Any]) -> CompiledModule:
-        """For these weights, numbers and sizes."""
+        """Return a program for these weights, numbers and sizes."""
         weights = [args[k] for k in self.weights]
         numbers = tuple([_number(args[k]) for k in self.numbers])
         key = tuple(map(id, weights)), numbers
@@ -176,8 +175,8 @@ class Graph:
         if variant is None or not variant.holds(weights):
             self._forget(key)
             if sum(key[0] == other for other, _ in self.variants) >= MOST_NUMBERS:
-                raise ExportError(f"it takes numbers that change, and was lowered for {MOST_NUMBERS} of them")
-            variant = Variant([weakref.ref(w) for w in weights], _versions(weights))
+                raise ExportError(f"its numbers keep changing: it was lowered for {MOST_NUMBERS} combinations")
+            variant = GraphVariant([weakref.ref(w) for w in weights], _versions(weights))
             self.variants[key] = variant
         shapes = [args[k].shape for k in self.tensors]
         for program in variant.programs:
@@ -193,13 +192,13 @@ class Graph:
         return program
 
     def _forget(self, key: Any) -> None:
-        """The variant of this key, and those whose weights are gone."""
+        """Close the variant of this key, and those whose weights are gone."""
         for other, variant in list(self.variants.items()):
             if other == key or any(ref() is None for ref in variant.weights):
                 self.variants.pop(other).close()
 
     def _lowered(self, args: Sequence[Any]) -> CompiledModule:
-        traced = _Traced(self, args).eval()
+        module = _SelfContained(self, args).eval()
         tensors = tuple([_example(args[k]) for k in self.tensors])
         options = {name: value for name, value in self.options.items() if name != "fallback"}
         shapes = [_dynamic(self.fakes[k], args[k]) for k in self.tensors]
@@ -207,11 +206,11 @@ class Graph:
             program = None
             if any(shapes):
                 try:
-                    program = compile_module(traced, tensors, {"tensors": tuple(shapes)}, check=False, **options)
+                    program = compile_module(module, tensors, {"tensors": tuple(shapes)}, check=False, **options)
                 except (ExportError, ShapeError):
-                    pass  # each size on its own, then
-            program = program or compile_module(traced, tensors, check=False, **options)
-        written = {int(name.removeprefix("weight_")) for name in program.lowered.kept if name.startswith("weight_")}
+                    pass  # fall back to one program for each size
+            program = program or compile_module(module, tensors, check=False, **options)
+        written = {int(name.removeprefix("weight_")) for name in program.lowered.states if name.startswith("weight_")}
         if written:
             self.weights = [k for k in self.weights if k not in written]
             self.tensors = sorted([*self.tensors, *written])
@@ -219,18 +218,18 @@ class Graph:
         return program
 
     def _values(self, args: Sequence[Any]) -> Values:
-        """Of the symbols that sizes are made of."""
-        found = {}
+        """Return the values of the symbols in sizes."""
+        values = {}
         for fake, value in zip(self.fakes, args):
             if isinstance(fake, torch.SymInt) and fake.node.expr.is_Symbol:
-                found[fake.node.expr] = value
-        return found
+                values[fake.node.expr] = value
+        return values
 
 
-class _Traced(torch.nn.Module):
-    """A graph with its weights and numbers in place, to trace."""
+class _SelfContained(torch.nn.Module):
+    """A graph as a module that holds its weights and numbers, for tracing."""
 
-    def __init__(self, graph: Graph, args: Sequence[Any]) -> None:
+    def __init__(self, graph: DynamoGraph, args: Sequence[Any]) -> None:
         super().__init__()
         self.module = graph.module
         self.count, self.order, self.sizes = len(args), list(graph.tensors), dict(graph.sizes)
@@ -240,46 +239,46 @@ class _Traced(torch.nn.Module):
             self.register_buffer(name, args[k].detach())
 
     def forward(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
-        given = dict(zip(self.order, tensors)) | self.numbers
-        given |= {k: tensors[i].shape[d] for k, (i, d) in self.sizes.items()}
-        given |= {k: getattr(self, name) for k, name in self.weights.items()}
-        return tuple(Plain(self.module).run(*[given[k] for k in range(self.count)]))
+        inputs = dict(zip(self.order, tensors)) | self.numbers
+        inputs |= {k: tensors[i].shape[d] for k, (i, d) in self.sizes.items()}
+        inputs |= {k: getattr(self, name) for k, name in self.weights.items()}
+        return tuple(TraceableInterpreter(self.module).run(*[inputs[k] for k in range(self.count)]))
 
 
-def _results(module: GraphModule, places: Sequence[Node]) -> list[Callable[..., Any] | None]:
-    """How results share memory with inputs and with each other: for each None, if it is new, or what makes it."""
+def _results(module: GraphModule, inputs: Sequence[Node]) -> list[Callable[..., Any] | None]:
+    """Return, for each result, a function that makes a view of an input or of an earlier result; None if it is new."""
     (output,) = (n for n in module.graph.nodes if n.op == "output")
-    owners = {_storage(f): (True, k) for k, n in enumerate(places) if (f := _fake(n)) is not None}
-    bases = {(True, k): _fake(n) for k, n in enumerate(places)}
-    made: list[Callable[..., Any] | None] = []
+    owners = {_storage(f): (True, k) for k, n in enumerate(inputs) if (f := _fake(n)) is not None}
+    bases = {(True, k): _fake(n) for k, n in enumerate(inputs)}
+    views: list[Callable[..., Any] | None] = []
     for k, node in enumerate(output.args[0]):
         fake = _fake(node)
         owner = owners.get(_storage(fake)) if fake is not None else None
         if owner is not None:
-            made.append(_view(fake, bases[owner], *owner))
+            views.append(_view(fake, bases[owner], *owner))
             continue
         if fake is not None:
             owners[_storage(fake)] = (False, k)
             bases[False, k] = fake
-        made.append(None)
-    return made
+        views.append(None)
+    return views
 
 
 def _view(fake: torch.Tensor, base: Any, of_input: bool, k: int) -> Callable[..., Any]:
-    """A function of the inputs, the results so far, and the values of symbols."""
+    """Return a function of the inputs, the results so far, and the values of symbols."""
     if _geometry(fake) == _geometry(base):
-        return lambda args, found, values: args[k] if of_input else found[k]
+        return lambda args, outputs, values: args[k] if of_input else outputs[k]
     if not of_input and not base.is_contiguous():
         raise ExportError("two of its results are views of one that is not contiguous")
 
-    def make(args: Sequence[Any], found: Sequence[Any], values: Values) -> torch.Tensor:
+    def view(args: Sequence[Any], outputs: Sequence[Any], values: Values) -> torch.Tensor:
         size, stride, offset = _geometry(fake)
-        whole = args[k] if of_input else found[k]
-        return whole.as_strided(
-            [_known(s, values) for s in size], [_known(s, values) for s in stride], _known(offset, values)
+        tensor = args[k] if of_input else outputs[k]
+        return tensor.as_strided(
+            [_evaluate(s, values) for s in size], [_evaluate(s, values) for s in stride], _evaluate(offset, values)
         )
 
-    return make
+    return view
 
 
 def _geometry(x: torch.Tensor) -> tuple[Any, Any, Any]:
@@ -287,11 +286,11 @@ def _geometry(x: torch.Tensor) -> tuple[Any, Any, Any]:
 
 
 def _plain(size: Any) -> Any:
-    """A size as an int or an expression, compared without a guard."""
+    """Return a size as an int or an expression, whose comparison adds no guard."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _known(size: Any, values: Values) -> int:
+def _evaluate(size: Any, values: Values) -> int:
     return size if isinstance(size, int) else int(size.xreplace(values))
 
 
@@ -300,19 +299,19 @@ def _storage(x: torch.Tensor) -> int:
 
 
 def _fake(node: Any) -> Any:
-    """The tensor that stands for a node; None for what is none."""
+    """Return the fake tensor of a node; None if it is not a tensor."""
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def _is_weight(node: Node, value: Any) -> bool:
-    """Parameters and buffers of modules, which Dynamo makes inputs of a graph."""
+    """Return whether an input is a parameter or a buffer, which Dynamo turns into inputs of a graph."""
     static = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
     return isinstance(value, torch.Tensor) and (static or isinstance(value, torch.nn.Parameter))
 
 
 def _is_float(node: Node, value: Any) -> bool:
-    """Where sizes may change, Dynamo passes Python's floats as tensors and takes them out again."""
+    """Return whether an input is a Python float, which Dynamo passes as a tensor where sizes are dynamic."""
     if not isinstance(value, torch.Tensor) or value.dim() or value.dtype is not torch.float64:
         return False
     return all(user.op == "call_method" and user.target == "item" for user in node.users)
@@ -327,12 +326,12 @@ def _versions(weights: Sequence[torch.Tensor]) -> list[int]:
 
 
 def _example(tensor: torch.Tensor) -> torch.Tensor:
-    """Out of reach of gradients, and of `torch.inference_mode`."""
+    """Return the tensor without gradients and outside of `torch.inference_mode`."""
     return tensor.detach().clone() if tensor.is_inference() else tensor.detach()
 
 
 def _dynamic(fake: torch.Tensor, tensor: torch.Tensor) -> dict[int, Any] | None:
-    """The sizes that may change, up to the next power of two: memory is allocated for that."""
+    """Return the dynamic sizes with the next power of two as their bounds, for which memory is allocated."""
     bounds = {
         d: max(LEAST_BOUND, 1 << (tensor.shape[d] - 1).bit_length())
         for d, size in enumerate(fake.shape)

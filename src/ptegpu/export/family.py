@@ -1,7 +1,7 @@
-"""What a family of decoders is described by: a `Family`, in whose terms `families` has one row for each.
+"""The terms in which a family of decoders is described: a `DecoderFamily`. The families themselves are in `families`.
 
-A fact is a field of `Config`, or what a layer has. It is a value, or a function that reads it from `config.json`;
-where a family says nothing, it is as Llama. `names` are those of modules in checkpoints, by the decoder's names.
+A fact is a field of `DecoderConfig`: a value, or a function that reads it from `config.json`. A family inherits the
+facts of Llama. `names` translate the decoder's names of modules into those in checkpoints.
 """
 
 from __future__ import annotations
@@ -11,73 +11,61 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .keys import Keys
+from .config_keys import MOST_HEADS, MOST_LAYERS, ConfigKeys
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-MOST_LAYERS, MOST_HEADS, MOST_EXPERTS = 1 << 12, 1 << 14, 1 << 12
-
-Names = Mapping[str, str | tuple[str, ...]]
-Fact = Callable[[Keys], Any]
 
 
-def _nothing(keys: Keys) -> str | None:
-    return None
-
-
-def rotary(theta: float = 1e4, share: float = 1.0) -> Callable[[Keys, str], dict[str, Any]]:
-    def found(keys: Keys, kind: str) -> dict[str, Any]:
-        named = {"rope_theta": keys.get("rope_theta", theta)}
-        return named | {"partial_rotary_factor": keys.get("partial_rotary_factor", share)}
-
-    return found
+def rotary(theta: float = 1e4, share: float = 1.0) -> Callable[[ConfigKeys, str], dict[str, Any]]:
+    """Return a reader of older files, with the family's defaults."""
+    return lambda keys, layer_type: {
+        "rope_theta": keys.get("rope_theta", theta),
+        "partial_rotary_factor": keys.get("partial_rotary_factor", share),
+    }
 
 
 ROTARY = rotary()
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class DecoderFamily:
     title: str  # the models, as people call them
     facts: Mapping[str, Any] = field(default_factory=dict)
-    names: Names = field(default_factory=dict)  # where there are several, the first that the checkpoint has
-    fused: str = "rows"  # queries, keys, values in one matrix: one after the other, or "groups": by head of keys
+    names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)  # of several, the first in the checkpoint
+    fused: str = "rows"  # queries, keys and values in one matrix: consecutive "rows", or "groups" by key-value head
     transposed: bool = False  # matrices are (in, out)
-    kinds: Callable[[Keys, int], list[str]] = lambda keys, count: [FULL] * count  # of layers
-    turned: Callable[[Keys, list[str]], list[bool]] = lambda keys, kinds: [True] * len(kinds)  # rotary layers
-    sparse: Callable[[Keys, int], list[bool]] = lambda keys, count: [False] * count  # layers of experts
-    rope: Callable[[Keys, str], dict[str, Any]] = ROTARY  # where `rope_parameters` say nothing
-    local: bool = False  # layers with a window take no `rope_scaling`
-    partial: bool = False  # `partial_rotary_factor` has a meaning
-    ropes: Mapping[str, str] = field(default_factory=dict)  # other names for kinds of scaling
-    refused: Fact = _nothing  # the key for which a config cannot be had
+    layer_types: Callable[[ConfigKeys, int], list[str]] = lambda keys, count: [FULL] * count
+    rotary_layers: Callable[[ConfigKeys, list[str]], list[bool]] = lambda keys, types: [True] * len(types)
+    expert_layers: Callable[[ConfigKeys, int], list[bool]] = lambda keys, count: [False] * count
+    rope: Callable[[ConfigKeys, str], dict[str, Any]] = ROTARY  # where `rope_parameters` has no value
+    unscaled_windows: bool = False  # layers with a window ignore `rope_scaling`
+    partial_rotary: bool = False  # `partial_rotary_factor` has a meaning
+    rope_aliases: Mapping[str, str] = field(default_factory=dict)  # other names for types of scaling
+    refused: Callable[[ConfigKeys], str | None] = lambda keys: None  # the key whose value is not supported
 
     @property
     def fused_modules(self) -> frozenset[str]:
-        """Those that are rows of one matrix."""
+        """The modules whose weights are rows of one shared matrix."""
         counts = Counter(self.names.values())
         return frozenset(module for module, name in self.names.items() if counts[name] > 1)
 
 
-def windows(keys: Keys, count: int) -> list[str]:
+def all_windows(keys: ConfigKeys, count: int) -> list[str]:
     return [SLIDING if keys.get("sliding_window") else FULL] * count
 
 
-def last_of(key: str, default: int) -> Callable[[Keys, int], list[str]]:
-    """The last of every so many layers sees everything."""
+def last_full(key: str, default: int) -> Callable[[ConfigKeys, int], list[str]]:
+    """Return layer types of which the last in every `keys[key]` layers has full attention."""
 
-    def kinds(keys: Keys, count: int) -> list[str]:
+    def layer_types(keys: ConfigKeys, count: int) -> list[str]:
         every = keys.get(key, default) if key else default
         return [FULL if layer % every == every - 1 else SLIDING for layer in range(count)]
 
-    return kinds
+    return layer_types
 
 
-def every_layer(keys: Keys, count: int) -> list[bool]:
-    return [True] * count
-
-
-def fused(name: str) -> dict[str, str]:
-    return {f"self_attn.{each}_proj": name for each in "qkv"}
+def fused_qkv(name: str) -> dict[str, str]:
+    return {f"self_attn.{letter}_proj": name for letter in "qkv"}
 
 
 LLAMA: dict[str, Any] = {

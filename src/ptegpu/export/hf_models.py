@@ -1,4 +1,4 @@
-"""A Hugging Face model as a module for one task: plain tensors in, plain tensors out, and which sizes may change."""
+"""A Hugging Face model as a module for one task, with tensors as inputs and outputs, and its dynamic sizes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..models.tasks.specs import TASKS, TaskSpec, task_of
 from .backend import torch
 
 Activation = Callable[[Tensor], Tensor]
-Source = tuple[nn.Module, tuple[Tensor, ...], tuple[dict[int, Any] | None, ...]]
+Example = tuple[nn.Module, tuple[Tensor, ...], tuple[dict[int, Any] | None, ...]]  # module, inputs, dynamic shapes
 
 KINDS = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
-RATE = 16_000  # samples in a second, of the sounds that models are traced with
+RATE = 16_000  # samples per second of example sounds
 POOLINGS = ("cls", "mean", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The largest inputs; None: what the model was made for."""
+    """The largest inputs of a program, if the model allows them."""
 
-    batch: int = 8  # texts or pictures in one call; sounds go one by one
+    batch: int = 8  # texts or pictures in one call; a call takes one sound
     length: int = 512  # tokens
     seconds: float = 15.0  # of sound
 
 
 def kind_of(model: Any) -> str:
-    """What a model takes: text, image or audio."""
+    """Return the kind of a model's inputs: text, image, audio or other."""
     return KINDS.get(getattr(model, "main_input_name", ""), "other")
 
 
@@ -42,70 +42,68 @@ def wrapped(
     *,
     size: tuple[int, int] | None = None,
     finish: nn.Module | None = None,
-) -> Source:
-    """A module for `torch.export`, inputs to trace it with, and its dynamic shapes.
+) -> Example:
+    """Return a module for `torch.export`, inputs to trace it with, and its dynamic shapes.
 
-    `model` is a `PreTrainedModel` of transformers. Without a `task`, the name of its class decides. `size` is a
-    picture's height and width, if not the config's own; `finish` makes sentence embeddings of hidden states and mask.
+    `model` is a `PreTrainedModel` of transformers. Without a `task`, the name of its class decides. `size` replaces the
+    height and width of pictures in the config; `finish` turns hidden states and mask into sentence embeddings.
     """
     name = type(model).__name__
     task = task or task_of(name, kind_of(model))
     if task is None or task not in TASKS:
-        raise ExportError(f"{name} is of no task that can be exported; supported are {', '.join(TASKS)}")
+        raise ExportError(f"{name} has no task that can be exported; supported are {', '.join(TASKS)}")
     model.eval().requires_grad_(False)
     spec = TASKS[task]
     if len(spec.inputs) > 1:
         pixels, tokens, mask = picture(model, 1, size), *tokens_of(model, bounds)[:2]
         texts = _dynamic({0: (1, bounds.batch)})
         return Similarity(model), (pixels, tokens, mask), (None, texts, texts)
-    (takes,) = spec.inputs
-    if takes == "text":
+    (kind,) = spec.inputs
+    if kind == "text":
         most = min(bounds.length, positions(model))
         batch = 1 if spec.masked else bounds.batch  # its logits are large
-        inputs = tokens_of(model, bounds, types=spec.types)
-        inputs = tuple(x[:batch, :most] for x in inputs)
+        inputs = tuple(x[:batch, :most] for x in tokens_of(model, bounds, types=spec.types))
         sizes = {1: (1, most)} | ({0: (1, batch)} if batch > 1 else {})
         return TextModel(model, spec, finish), inputs, tuple(_dynamic(sizes) for _ in inputs)
-    if takes == "image":
+    if kind == "image":
         example = picture(model, min(2, bounds.batch), size)
-        return Outputs(model, spec, "pixel_values"), (example,), (_dynamic({0: (1, bounds.batch)}),)
+        return TaskModel(model, spec, "pixel_values"), (example,), (_dynamic({0: (1, bounds.batch)}),)
     example, most = sound(model, bounds)
     wave = {1: (least_samples(model), most)} if example.dim() == 2 else {}
-    return Outputs(model, spec, model.main_input_name), (example,), (_dynamic(wave),)
+    return TaskModel(model, spec, model.main_input_name), (example,), (_dynamic(wave),)
 
 
 def _dynamic(sizes: Mapping[int, tuple[int, int]]) -> dict[int, Any] | None:
-    found = {d: torch.export.Dim.AUTO(min=low, max=high) for d, (low, high) in sizes.items() if high > low}
-    return found or None
+    return {d: torch.export.Dim.AUTO(min=low, max=high) for d, (low, high) in sizes.items() if high > low} or None
 
 
-class Outputs(nn.Module):
-    """A model with one input; the outputs that its task is about."""
+class TaskModel(nn.Module):
+    """A model with one input and the outputs of its task."""
 
     def __init__(self, model: Any, spec: TaskSpec, name: str) -> None:
         super().__init__()
         self.model, self.spec, self.name = model, spec, name
 
     def forward(self, x: Tensor) -> Any:
-        return chosen(self.model(**{self.name: x}), self.spec)
+        return task_outputs(self.model(**{self.name: x}), self.spec)
 
 
 class TextModel(nn.Module):
-    """tokens and mask int64 (B, T), 0 at padding and else 1, and token types where the model has them."""
+    """A model of tokens and a mask, int64 (B, T), which is 0 at padding and else 1; perhaps also of token types."""
 
     def __init__(self, model: Any, spec: TaskSpec, finish: nn.Module | None = None) -> None:
         super().__init__()
         self.model, self.spec = model, spec
-        self.finish = finish or (Finish() if spec.drawn == "embedding" else None)
+        self.finish = finish or (SentencePooling() if spec.drawn == "embedding" else None)
 
     def forward(self, tokens: Tensor, mask: Tensor, types: Tensor | None = None) -> Any:
         more = {} if types is None else {"token_type_ids": types}
-        found = chosen(self.model(input_ids=tokens, attention_mask=mask, **more), self.spec)
-        return found if self.finish is None else self.finish(found, mask)
+        outputs = task_outputs(self.model(input_ids=tokens, attention_mask=mask, **more), self.spec)
+        return outputs if self.finish is None else self.finish(outputs, mask)
 
 
 class Similarity(nn.Module):
-    """A picture (1, C, H, W) and texts (B, T) → logits (1, B)."""
+    """A model that compares a picture (1, C, H, W) with texts (B, T): logits (1, B)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -115,8 +113,8 @@ class Similarity(nn.Module):
         return self.model(input_ids=tokens, pixel_values=pixels, attention_mask=mask).logits_per_image
 
 
-class Finish(nn.Module):
-    """Hidden states (B, T, D) → one vector for each text (B, D'), as sentence-transformers makes it."""
+class SentencePooling(nn.Module):
+    """Hidden states (B, T, D) → one vector for each text (B, D'), as in sentence-transformers."""
 
     def __init__(
         self, pooling: str = "mean", normalize: bool = True, dense: Sequence[tuple[nn.Linear, Activation]] = ()
@@ -139,51 +137,51 @@ class Finish(nn.Module):
         return nn.functional.normalize(x) if self.normalize else x
 
 
-def chosen(outputs: Any, spec: TaskSpec) -> Any:
-    """Return the tensors that a task is about."""
-    found = tuple(getattr(outputs, name) for name in spec.outputs)
-    return found if len(found) > 1 else found[0]
+def task_outputs(outputs: Any, spec: TaskSpec) -> Any:
+    """Return the tensors of a task."""
+    tensors = tuple(getattr(outputs, name) for name in spec.outputs)
+    return tensors if len(tensors) > 1 else tensors[0]
 
 
 def tokens_of(model: Any, bounds: Bounds, types: bool = False) -> tuple[Tensor, ...]:
-    """Two texts of a few tokens: ids, mask and, where the model has several, types."""
+    """Return two short texts: ids, mask and, if the model has several, types."""
     config = getattr(model.config, "text_config", model.config)
-    if hasattr(model.config, "text_config"):  # filled to the full length: what these models were trained with
+    if hasattr(model.config, "text_config"):  # padded to the full length, as in training
         shape = (2, min(bounds.length, positions(model)))
     else:
         shape = (min(2, bounds.batch), min(8, bounds.length, positions(model)))
     ids = torch.randint(3, max(4, config.vocab_size), shape, generator=torch.Generator().manual_seed(0))
     ids[:, -1] = config.vocab_size - 1  # CLIP finds the end of a text by its token, the largest
-    found: tuple[Tensor, ...] = ids, torch.ones_like(ids)
-    return (*found, torch.zeros_like(ids)) if types and has_types(model) else found
+    inputs: tuple[Tensor, ...] = ids, torch.ones_like(ids)
+    return (*inputs, torch.zeros_like(ids)) if types and has_types(model) else inputs
 
 
 def has_types(model: Any) -> bool:
-    takes = inspect.signature(model.forward).parameters
-    return "token_type_ids" in takes and getattr(model.config, "type_vocab_size", 0) > 1
+    parameters = inspect.signature(model.forward).parameters
+    return "token_type_ids" in parameters and getattr(model.config, "type_vocab_size", 0) > 1
 
 
 def positions(model: Any) -> int:
-    """The longest text of a model, in tokens."""
+    """Return the length of the longest text, in tokens."""
     config = getattr(model.config, "text_config", model.config)
-    found = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512
-    for name, module in model.named_modules():  # RoBERTa's begin after its padding
+    count = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 512
+    for name, module in model.named_modules():  # RoBERTa's positions begin after its padding
         if isinstance(module, nn.Embedding) and "position" in name and module.padding_idx is not None:
-            return found - module.padding_idx - 1
-    return found
+            return count - module.padding_idx - 1
+    return count
 
 
 def picture(model: Any, batch: int, size: tuple[int, int] | None) -> Tensor:
     config = getattr(model.config, "vision_config", model.config)
     backbone = getattr(config, "backbone_config", None)
-    given = size or getattr(config, "image_size", None) or getattr(backbone, "image_size", None) or 224
-    height, width = given if isinstance(given, tuple | list) else (given, given)
+    sides = size or getattr(config, "image_size", None) or getattr(backbone, "image_size", None) or 224
+    height, width = sides if isinstance(sides, tuple | list) else (sides, sides)
     channels = getattr(config, "num_channels", 3)
     return torch.rand((batch, channels, height, width), generator=torch.Generator().manual_seed(0))
 
 
 def sound(model: Any, bounds: Bounds) -> tuple[Tensor, int]:
-    """A second of noise, or a spectrogram of the fixed size that the model takes; the most samples."""
+    """Return a second of noise, or a spectrogram of the model's fixed size, and the largest number of samples."""
     config, noise = model.config, torch.Generator().manual_seed(0)
     most = round(bounds.seconds * RATE)
     if model.main_input_name == "input_features":  # Whisper
@@ -194,7 +192,7 @@ def sound(model: Any, bounds: Bounds) -> tuple[Tensor, int]:
 
 
 def least_samples(model: Any) -> int:
-    """The shortest wave from which convolutions make two frames."""
+    """Return the length of the shortest wave that convolutions turn into two frames."""
     config, least = model.config, 2
     for kernel, stride in zip(reversed(config.conv_kernel), reversed(config.conv_stride)):
         least = (least - 1) * stride + kernel

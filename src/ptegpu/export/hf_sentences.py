@@ -1,10 +1,9 @@
-"""Folders of sentence-transformers: `modules.json` names a transformer, how it is pooled, and what follows."""
+"""Folders of sentence-transformers: `modules.json` lists a transformer, its pooling, and the layers after it."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -12,8 +11,8 @@ from ..errors import ExportError
 from ..files import check_inside, read, read_object
 from ..models.kinds import SENTENCES
 from .backend import torch
-from .checkpoint import Store
-from .hf_models import POOLINGS, Activation, Finish
+from .checkpoint import TensorStore
+from .hf_models import POOLINGS, Activation, SentencePooling
 
 ACTIVATIONS: dict[str, Activation] = {"Tanh": torch.tanh, "Identity": lambda x: x, "ReLU": torch.relu}
 
@@ -23,35 +22,35 @@ def is_sentence_model(folder: Path) -> bool:
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Where `config.json` and the weights are."""
+    """Return the folder of `config.json` and the weights."""
     if not is_sentence_model(folder):
         return folder
     (kind, path), *_ = modules(folder)
     if kind != "Transformer":
-        raise ExportError(f"{folder / SENTENCES} begins with {kind}, not with a Transformer")
+        raise ExportError(f"{folder / SENTENCES} starts with a {kind}, not with a Transformer")
     return path
 
 
 def modules(folder: Path) -> list[tuple[str, Path]]:
-    """The kind of each module, and its folder."""
+    """Return the kind and the folder of each module."""
     file = folder / SENTENCES
     check_inside(file, folder, ExportError)
     try:
-        listed = json.loads(read(file, ExportError, 1 << 20))
-        found = [(str(m["type"]).rpartition(".")[2], folder / str(m["path"])) for m in listed]
+        rows = json.loads(read(file, ExportError, 1 << 20))
+        kinds = [(str(row["type"]).rpartition(".")[2], folder / str(row["path"])) for row in rows]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ExportError(f"{file} is not a list of modules") from None
-    if not found:
-        raise ExportError(f"{file} names no module")
-    for _, path in found:
+    if not kinds:
+        raise ExportError(f"{file} lists no modules")
+    for _, path in kinds:
         check_inside(path, folder, ExportError)
-    return found
+    return kinds
 
 
-def finish_of(folder: Path) -> Finish:
-    """What makes a vector of hidden states."""
+def read_pooling(folder: Path) -> SentencePooling:
+    """Return the module that turns hidden states into vectors."""
     if not is_sentence_model(folder):
-        return Finish()
+        return SentencePooling()
     pooling, normalize = "mean", False
     dense: list[tuple[nn.Linear, Activation]] = []
     for kind, path in modules(folder)[1:]:
@@ -63,22 +62,23 @@ def finish_of(folder: Path) -> Finish:
             normalize = True
         else:
             raise ExportError(f"{folder / SENTENCES}: {kind} cannot be exported; Pooling, Dense and Normalize can")
-    return Finish(pooling, normalize, dense)
+    return SentencePooling(pooling, normalize, dense)
 
 
 def _pooling(path: Path) -> str:
     settings = read_object(path / "config.json", ExportError)
-    given = settings.get("pooling_mode")
-    modes = [given] if isinstance(given, str) else []
-    modes += [k for k, on in settings.items() if k.startswith("pooling_mode_") and on is True]
+    mode = settings.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else []
+    modes += [
+        k.removeprefix("pooling_mode_") for k, on in settings.items() if k.startswith("pooling_mode_") and on is True
+    ]
     names = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max"}
-    given_names = [m.removeprefix("pooling_mode_") for m in modes]
-    found = [names.get(name, name) for name in given_names]
-    if len(found) != 1 or found[0] not in POOLINGS:
+    poolings = [names.get(name, name) for name in modes]
+    if len(poolings) != 1 or poolings[0] not in POOLINGS:
         raise ExportError(
-            f"{path}: pooling is {', '.join(map(str, found)) or 'not named'}; one of {', '.join(POOLINGS)}"
+            f"{path}: invalid pooling {', '.join(poolings) or 'without a name'}: expected one of {', '.join(POOLINGS)}"
         )
-    return found[0]
+    return poolings[0]
 
 
 def _dense(path: Path) -> tuple[nn.Linear, Activation]:
@@ -86,17 +86,12 @@ def _dense(path: Path) -> tuple[nn.Linear, Activation]:
     name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if name not in ACTIVATIONS:
         raise ExportError(f"{path}: the activation {name} cannot be exported; {', '.join(ACTIVATIONS)} can")
-    store = Store(path)
-    weight = _tensor(store, "linear.weight", path)
-    bias = _tensor(store, "linear.bias", path) if "linear.bias" in store.files else None
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
+    store = TensorStore(path)
+    if "linear.weight" not in store.files:
+        raise ExportError(f"{path}: linear.weight is missing")
+    weight = store.tensor("linear.weight")
+    layer = nn.Linear(weight.shape[1], weight.shape[0], "linear.bias" in store.files)
     layer.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias, requires_grad=False)
+    if "linear.bias" in store.files:
+        layer.bias = nn.Parameter(store.tensor("linear.bias"), requires_grad=False)
     return layer, ACTIVATIONS[name]
-
-
-def _tensor(store: Store, name: str, path: Path) -> Any:
-    if name not in store.files:
-        raise ExportError(f"{path}: there is no {name}")
-    return store.whole(name)

@@ -6,7 +6,7 @@
 | 4 bits in groups, activations in 8 bits | `choose_qparams_affine`, `linear_dq8ca_q4gsw` | |
 | 8 bits per row | `_weight_int8pack_mm` | |
 
-Called as they are, they compute in plain PyTorch with the dequantized weights, so that each is its own reference.
+Called as they are, they compute in plain PyTorch with the dequantized weights, and serve as their own reference.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .backend import MappingType, choose_qparams_affine, dequantize_affine, quan
 
 LOWEST, HIGHEST = -8, 7  # of 4 bits
 BYTE = {"quant_min": -128, "quant_max": 127}
-SHRINKS = tuple(1.0 - 0.05 * k for k in range(8))  # how far a group's largest weight may be cut off
-ELEMENTS_AT_ONCE = 1 << 18  # that are quantized together, to stay in a CPU's cache
+SHRINKS = tuple(1.0 - 0.05 * k for k in range(8))  # candidate scales, which clip the largest weight of a group
+ELEMENTS_AT_ONCE = 1 << 18  # of a weight, to stay within a CPU's cache
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For steps so small that waiting for each other would cost threads more than they bring."""
+    """Run small steps on one thread, where synchronising threads would cost more time than they save."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -40,30 +40,30 @@ def one_thread() -> Iterator[None]:
 
 @one_thread()
 def quantize_groups(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Integers from -8 to 7, int8 (N, K), and the scale of each group of `size` along K, float32 (N, K / size).
+    """Return integers from -8 to 7, int8 (N, K), and a scale for each group of `size` along K, float32 (N, K / size).
 
-    A scale is the one, of a few, with the least squared error. A group's largest weight goes to the end of the range
-    with the most room, so a scale can be negative.
+    Of several scales, the one with the least squared error is chosen. The largest weight of a group maps to -8, the
+    longer end of the range, so a scale can be negative.
     """
     values = torch.empty(weight.shape, dtype=torch.int8)
     scales = torch.empty((weight.shape[0], weight.shape[1] // size), dtype=torch.float32)
     step = max(1, ELEMENTS_AT_ONCE // weight.shape[1])
     for first in range(0, weight.shape[0], step):
         groups = weight[first : first + step].float().unflatten(1, (-1, size))  # (rows, K / size, size)
-        rounded, scale = _best_of_few(groups)
+        rounded, scale = _best_scale(groups)
         values[first : first + step] = rounded.flatten(1).to(torch.int8)
         scales[first : first + step] = scale.squeeze(-1)
     return values, scales
 
 
-def _best_of_few(groups: Tensor) -> tuple[Tensor, Tensor]:
+def _best_scale(groups: Tensor) -> tuple[Tensor, Tensor]:
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     full = torch.where(peak == 0, 1.0, peak / LOWEST)
     scale, least = full, torch.full_like(full, torch.inf)
     for shrink in SHRINKS:
-        tried = full * shrink
-        error = _rounded(groups, tried).mul_(tried).sub_(groups).square_().sum(-1, keepdim=True)
-        scale, least = torch.where(error < least, tried, scale), torch.minimum(error, least)
+        candidate = full * shrink
+        error = _rounded(groups, candidate).mul_(candidate).sub_(groups).square_().sum(-1, keepdim=True)
+        scale, least = torch.where(error < least, candidate, scale), torch.minimum(error, least)
     return _rounded(groups, scale), scale
 
 
@@ -72,44 +72,39 @@ def _rounded(groups: Tensor, scale: Tensor) -> Tensor:
 
 
 class GroupedWeight(nn.Module):
-    """A weight (N, K) in 4 bits. An embedding and a linear layer can share one: then the file holds it once."""
+    """A weight (N, K) in 4 bits. An embedding and a linear layer can share it; the file then stores it once."""
 
     @one_thread()
     def __init__(self, weight: Tensor, size: int) -> None:
         super().__init__()
         values, scales = quantize_groups(weight, size)
-        raised = (values - LOWEST).to(torch.uint8)
+        nibbles = (values - LOWEST).to(torch.uint8)
         self.size = size
-        self.register_buffer("packed", raised[:, ::2] | raised[:, 1::2] << 4)  # (N, K / 2)
+        self.register_buffer("packed", nibbles[:, ::2] | nibbles[:, 1::2] << 4)  # (N, K / 2)
         self.register_buffer("scales", scales.t().contiguous())  # (K / size, N)
 
-    @classmethod
-    def of(cls, packed: Tensor, scales: Tensor, size: int) -> GroupedWeight:
-        """What was quantized before."""
-        found = cls.__new__(cls)
-        nn.Module.__init__(found)
-        found.size = size
-        found.register_buffer("packed", packed)
-        found.register_buffer("scales", scales)
-        return found
-
-    def integers(self) -> Tensor:
-        """From -8 to 7, int32 (N, K)."""
-        return torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1).int() + LOWEST
-
     def sums(self) -> Tensor:
-        """Of each group's integers, int32 (K / size, N): what 8-bit activations need beside the weight."""
-        return self.integers().unflatten(1, (-1, self.size)).sum(-1, dtype=torch.int32).t().contiguous()
+        """Return the sum of each group's integers, int32 (K / size, N), which products with 8-bit activations need."""
+        groups = unpack(self.packed).unflatten(1, (-1, self.size))
+        return groups.sum(-1, dtype=torch.int32).t().contiguous()
 
     def dequantized(self) -> Tensor:
-        """float32 (N, K)."""
-        values = self.integers().float()
-        return (values.unflatten(1, (-1, self.size)) * self.scales.t().unsqueeze(-1)).flatten(1)
+        return dequantize_groups(self.packed, self.scales, self.size)
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """Return values from -8 to 7, int32 (N, K)."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).int() + LOWEST
+
+
+def dequantize_groups(packed: Tensor, scales: Tensor, size: int) -> Tensor:
+    """Return float32 (N, K)."""
+    return (unpack(packed).float().unflatten(1, (-1, size)) * scales.t().unsqueeze(-1)).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How the rows of an activation go into 8 bits."""
+    """The scale and the zero point of each row of an activation in 8 bits."""
 
     scale: Tensor
     zero: Tensor
@@ -120,7 +115,7 @@ class Rounding:
         return cls(*choose_qparams_affine(x, MappingType.ASYMMETRIC, _rows(x), **kind, **BYTE))
 
     def applied(self, x: Tensor) -> Tensor:
-        """x in 8 bits and back."""
+        """Quantize x to 8 bits, and return it dequantized."""
         values = quantize_affine(x, _rows(x), self.scale, self.zero, output_dtype=torch.int8, **BYTE)
         return dequantize_affine(values, _rows(x), self.scale, self.zero, torch.int8, output_dtype=x.dtype, **BYTE)
 
@@ -130,7 +125,7 @@ def _rows(x: Tensor) -> list[int]:
 
 
 class GroupedLinear(nn.Module):
-    """`dynamic`: activations are rounded to 8 bits, each row on its own."""
+    """A linear layer with 4-bit weights. If `dynamic`, activations are rounded to 8 bits with a scale for each row."""
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None = None, *, dynamic: bool = False) -> None:
         super().__init__()
@@ -153,7 +148,7 @@ class GroupedLinear(nn.Module):
 
 
 def apply_all(layers: Sequence[nn.Module], x: Tensor) -> list[Tensor]:
-    """What each layer makes of x, which is rounded once for all that need it."""
+    """Return the result of each layer for x, which is rounded once for all layers that need it."""
     dynamic = [isinstance(layer, GroupedLinear) and layer.dynamic for layer in layers]
     rounding = Rounding.of(x) if any(dynamic) else None
     return [layer(x, rounding) if rounds else layer(x) for layer, rounds in zip(layers, dynamic)]
@@ -172,13 +167,13 @@ class GroupedEmbedding(nn.Module):
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """int8 (N, K), and the scale of each row, float32 (N)."""
+    """Return int8 (N, K), and the scale of each row, float32 (N)."""
     scales = weight.float().abs().amax(1).clamp_min(1e-12) / 127
     return (weight.float() / scales.unsqueeze(1)).round().to(torch.int8), scales
 
 
 class ByteLinear(nn.Module):
-    """Weights in 8 bits with a scale for each row."""
+    """A linear layer with weights in 8 bits and a scale for each row."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -190,7 +185,7 @@ class ByteLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the weight in floats, as modules read it that compute with it themselves."""
+        """Return the weight in floats, for modules that use it without calling the layer."""
         return torch.ops.quantized_decomposed.dequantize_per_channel(  # type: ignore[no-any-return]
             self.values, self.scales, self.zeros, 0, -128, 127, torch.int8
         )

@@ -1,9 +1,8 @@
-"""A traced program to `.pte` bytes through the Vulkan/WebGPU partitioner, and an account of what became of it."""
+"""A traced program to `.pte` bytes through the Vulkan/WebGPU partitioner, and an account of its operators."""
 
 from __future__ import annotations
 
 import io
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -13,7 +12,6 @@ from typing import Any, TypeAlias
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves, tree_structure, treespec_dumps
-from torch.utils._sympy.value_ranges import bound_sympy
 
 from ..errors import ExportError
 from ..format import KernelCall, Tensor, read_program
@@ -28,11 +26,11 @@ from .backend import (
     keep_unread_inputs,
     ops,
     quiet,
+    replaced,
     to_edge_transform_and_lower,
     torch,
     widen_symbols,
 )
-from .causes import explained, root_cause
 from .constants import (
     WIDE,
     PrepareConstants,
@@ -41,34 +39,35 @@ from .constants import (
     keep_written_parameters,
     own_constants,
 )
+from .torch_errors import explain, root_cause
 
 NO_LIMITS = (2**31 - 1,) * 3
-TO_THE_END = 2**63 - 1  # the end of a slice that has none
-BEYOND = "it takes an int64 constant beyond 32 bits, which partitions do not hold"
+TO_THE_END = 2**63 - 1  # the end of an open slice
+BEYOND = "it has an int64 constant beyond 32 bits, which partitions cannot hold"
 UNREAD = "it writes an input without reading it"
 FACTORS = "it has alpha or beta, which ExecuTorch loses in partitions"
-FORWARD = "forward"  # the method that every program has
-SCALES = "choose_qparams"  # in the names of operators that choose how activations are rounded in a call
+FORWARD = "forward"  # a method of every program
+SCALES = "choose_qparams"  # in the names of operators that compute the scales of activations in a call
 FLOATS = (
-    "{} of {} activations that the module rounds to 8 bits stay floats: for them, partitions have operators with "
-    "weights in 8 bits alone. Without partitions (--no-delegate, delegate=False), all are rounded"
+    "{} of {} activations that the module rounds to 8 bits stay floats: partitions only have operators that round the "
+    "weights. Without partitions (--no-delegate, delegate=False), all are rounded"
 )
 REASONS = {"no operator implementation": "the partitioner has no such operator"}
 
-Programs: TypeAlias = ExportedProgram | Mapping[str, ExportedProgram]  # one, or several that become methods
+Programs: TypeAlias = ExportedProgram | Mapping[str, ExportedProgram]  # `forward` alone, or all methods by name
 
 
 class CannotTrace(ExportError):
-    """PyTorch fails on a module."""
+    """PyTorch cannot trace a module."""
 
 
 class CannotLower(ExportError):
-    """ExecuTorch fails on a traced program."""
+    """ExecuTorch cannot lower a traced program."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a method is made of: the module, inputs to trace it with, and which dimensions may change."""
+class MethodSource:
+    """The source of a method: a module, inputs to trace it with, and its dynamic dimensions."""
 
     module: torch.nn.Module
     args: tuple[Any, ...]
@@ -78,7 +77,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """An operator that no partition took. ptegpu runs it all the same, on the GPU where it can."""
+    """An operator outside of partitions. ptegpu runs it too, on the GPU if it can."""
 
     operator: str
     count: int
@@ -87,13 +86,15 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
+    """A `.pte` with an account of its operators, inputs and state."""
+
     data: bytes  # the `.pte`
     partitions: int
     delegated: Counter[str] = field(default_factory=Counter)  # operators in partitions
     outside: tuple[Outside, ...] = ()
     bounds: tuple[tuple[int, ...], ...] = ()  # the largest shape of each tensor input
-    written: tuple[int, ...] = ()  # which inputs of `forward` the program writes: its first outputs, in this order
-    kept: tuple[str, ...] = ()  # buffers that it writes
+    written: tuple[int, ...] = ()  # indices of inputs that `forward` writes; they are its first outputs, in this order
+    states: tuple[str, ...] = ()  # buffers that it writes
     notes: tuple[str, ...] = ()
 
 
@@ -103,21 +104,21 @@ def trace(
     dynamic_shapes: Any = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> ExportedProgram:
-    """`torch.export`, quietly; what it cannot do is an `ExportError` with PyTorch's words and the user's lines."""
-    with quiet(), redirect_stderr(io.StringIO()), _attention_in_parts(), _in_eval_mode(module):
-        try:  # with nothing on stderr, where PyTorch prints the graph it had so far
+    """Return what `torch.export` makes of a module; raise CannotTrace with PyTorch's message and the user's lines."""
+    with quiet(), redirect_stderr(io.StringIO()), _decomposed_attention(), _in_eval_mode(module):
+        try:  # PyTorch prints an unfinished graph to stderr
             program = torch.export.export(module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
         except Exception as e:
-            raise CannotTrace(*explained("PyTorch cannot trace this module", e)) from e
-    drop_unread(program, (InputKind.BUFFER,))  # which ExecuTorch would store, unlike parameters
+            raise CannotTrace(*explain("PyTorch cannot trace this module", e)) from e
+    drop_unread(program, (InputKind.BUFFER,))  # ExecuTorch would store unread buffers, unlike parameters
     return program
 
 
 @contextmanager
 def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
-    """In eval mode; afterwards each part has the mode that it had."""
+    """Put a module into eval mode for a while; afterwards, restore the mode of each part."""
     training = [m for m in module.modules() if m.training]
-    with suppress(NotImplementedError):  # of a module that was traced before, as quantizing does
+    with suppress(NotImplementedError):  # of a module that is traced already, as by quantization
         module.eval()
     try:
         yield
@@ -127,28 +128,14 @@ def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _attention_in_parts() -> Iterator[None]:
-    """Without the operators that compute a whole layer, which `nn.TransformerEncoder` takes where gradients are off."""
-    before = torch.backends.mha.get_fastpath_enabled()
+def _decomposed_attention() -> Iterator[None]:
+    """Disable the operators for whole layers that `nn.TransformerEncoder` uses where gradients are off."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
-def ranges(program: ExportedProgram) -> list[list[tuple[int, int]]]:
-    """The smallest and the largest size of each dimension of each tensor input."""
-    values = {n.name: n.meta.get("val") for n in program.graph.nodes if n.op == "placeholder"}
-    inputs = [values.get(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
-    return [[_range(d, program) for d in v.shape] for v in inputs if isinstance(v, torch.Tensor)]
-
-
-def _range(size: int | torch.SymInt, program: ExportedProgram) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
-    found = bound_sympy(size.node.expr, program.range_constraints)
-    return int(found.lower), int(found.upper) if found.upper.is_Integer else sys.maxsize
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def lower(
@@ -158,21 +145,20 @@ def lower(
     options: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Lowered:
-    """The `.pte` of a traced program, or of several that become its methods, `forward` among them, without any
-    partition if not `delegate`.
+    """Return the `.pte` of a traced program, or of several that become its methods, `forward` among them.
 
-    `options` are the partitioner's, `constants` become methods that return them.
+    `options` are the partitioner's; without `delegate`, there are no partitions. `constants` become methods that
+    return them.
     """
     cache_patterns()
     admit_packed_weights()
     keep_unread_inputs()
     widen_symbols()
+    programs = {FORWARD: program} if isinstance(program, ExportedProgram) else dict(program)
     prepare = PrepareConstants()
-    partitioner = [Partitioner(dict(options or {}))] if delegate else []
-    config = EdgeCompileConfig(_check_ir_validity=False)
-    wanted = 0
-    for traced in [program] if isinstance(program, ExportedProgram) else program.values():
-        wanted += sum(SCALES in str(n.target) for n in traced.graph.nodes)
+    expected = 0  # operators that round activations
+    for traced in programs.values():
+        expected += sum(SCALES in str(n.target) for n in traced.graph.nodes)
         _forget_groups(traced)
         keep_written_parameters(traced)
         copy_shared_values(traced)
@@ -181,13 +167,13 @@ def lower(
     with torch.no_grad(), quiet(), _skipped() as reasons:
         try:
             edge = to_edge_transform_and_lower(
-                program if isinstance(program, ExportedProgram) else dict(program),
+                programs,
                 transform_passes=[prepare],
-                partitioner=partitioner,
-                compile_config=config,
+                partitioner=[Partitioner(dict(options or {}))] if delegate else [],
+                compile_config=EdgeCompileConfig(_check_ir_validity=False),
                 constant_methods=dict(constants) if constants else None,
             )
-            signature = edge.exported_program("forward").graph_signature
+            signature = edge.exported_program(FORWARD).graph_signature
             inputs = signature.user_inputs
             written = tuple(inputs.index(name) for name in signature.user_inputs_to_mutate.values())
             data = bytes(edge.to_executorch().buffer)
@@ -196,14 +182,14 @@ def lower(
     notes = [f"{name} is outside of partitions: {why}" for name, why in reasons.items() if why == BEYOND]
     lowered = _account(data, reasons if delegate else {})
     operators = lowered.delegated + Counter({o.operator: o.count for o in lowered.outside})
-    rounded = sum(count for name, count in operators.items() if SCALES in name)
-    if delegate and rounded < wanted:
-        notes.append(FLOATS.format(wanted - rounded, wanted))
-    return replace(lowered, written=written, kept=tuple(sorted(prepare.kept)), notes=tuple(notes))
+    rounding = sum(count for name, count in operators.items() if SCALES in name)
+    if delegate and rounding < expected:
+        notes.append(FLOATS.format(expected - rounding, expected))
+    return replace(lowered, written=written, states=tuple(sorted(prepare.states)), notes=tuple(notes))
 
 
 def _forget_groups(program: ExportedProgram) -> None:
-    """Flatten inputs or outputs that are grouped by a class which has no name for files, in place."""
+    """Flatten, in place, inputs or outputs that are grouped by a class without a name for files."""
     signature = program.module_call_graph[0].signature
     assert signature is not None
     for kind in ("in_spec", "out_spec"):
@@ -216,8 +202,8 @@ def _forget_groups(program: ExportedProgram) -> None:
 
 
 def _settle_attention(program: ExportedProgram) -> None:
-    """Make the results of attention contiguous: the strides that ExecuTorch's decomposition gives are not those that
-    the module's views were traced with. A copy of all elements in their order costs nothing when it runs."""
+    """Make the results of attention contiguous: ExecuTorch's decomposition returns other strides than those with which
+    the module's views were traced. The copies cost nothing at run time."""
     for module in program.graph_module.modules():
         for node in list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else ():
             if node.target is torch.ops.aten.scaled_dot_product_attention.default:
@@ -228,14 +214,14 @@ def _settle_attention(program: ExportedProgram) -> None:
 
 
 class Partitioner(VulkanPartitioner):
-    """ExecuTorch's partitioner, less what its partitions get wrong.
+    """ExecuTorch's partitioner without the partitions that it gets wrong.
 
-    It fails on partitions that take no tensor or give none, such as those of sizes alone; it stores the lower half of
-    int64 constants beyond 32 bits; and it loses track of some buffers that partitions write.
+    It fails on partitions without tensor inputs or outputs, such as those that only compute sizes; it stores the lower
+    half of int64 constants beyond 32 bits; and it loses track of some buffers that partitions write.
     """
 
     def partition(self, exported_program: ExportedProgram) -> Any:
-        with _refusing(exported_program):
+        with _excluding(exported_program):
             result = super().partition(exported_program)
         partitions: dict[str, set[torch.fx.Node]] = {}
         for node in exported_program.graph.nodes:
@@ -251,19 +237,19 @@ class Partitioner(VulkanPartitioner):
 
 
 def _has_tensors(nodes: set[torch.fx.Node]) -> bool:
-    """Return whether a partition takes a tensor and gives one."""
-    taken = {a for n in nodes for a in n.all_input_nodes} - nodes
-    given = {n for n in nodes if not nodes.issuperset(n.users)}
-    return all(any(isinstance(n.meta.get("val"), torch.Tensor) for n in side) for side in (taken, given))
+    """Return whether a partition has a tensor among its inputs, and one among its outputs."""
+    inputs = {a for n in nodes for a in n.all_input_nodes} - nodes
+    outputs = {n for n in nodes if not nodes.issuperset(n.users)}
+    return all(any(isinstance(n.meta.get("val"), torch.Tensor) for n in side) for side in (inputs, outputs))
 
 
 def loses_buffers(program: ExportedProgram, nodes: set[torch.fx.Node], named: bool) -> bool:
-    """Return whether a partition writes a buffer that something outside it reads, or that looks like another constant.
+    """Return whether a partition writes a buffer that is read outside of it, or that looks like another constant.
 
-    ExecuTorch gives a reader outside a copy of its own, which no write reaches. If written buffers are `named` (with
-    alias_buffer_mutations), an operator writes them in place, and later ones read the new value. Else a blob does not
-    say which of them an output is the new value of: the importer takes the one constant of that shape which it was
-    computed from, and which is not an earlier output's.
+    ExecuTorch copies the buffer for readers outside, and no write reaches the copy. If written buffers are `named`
+    (alias_buffer_mutations), an operator writes them in place, and later ones read the new value. Otherwise a blob does
+    not record which buffer an output is the new value of: the importer takes the one constant of that shape from which
+    the output was computed, and which no earlier output claims.
     """
     signature = program.graph_signature
     places = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
@@ -286,12 +272,12 @@ def loses_buffers(program: ExportedProgram, nodes: set[torch.fx.Node], named: bo
 
 def _sources(node: torch.fx.Node, nodes: set[torch.fx.Node]) -> set[torch.fx.Node]:
     """Return the placeholders that a node is computed from without leaving its partition."""
-    left, seen = [node], {node}
-    while left:
-        new = {a for a in left.pop().all_input_nodes if a in nodes or a.op == "placeholder"} - seen
-        left += new
-        seen |= new
-    return {n for n in seen if n.op == "placeholder"}
+    pending, visited = [node], {node}
+    while pending:
+        new = {a for a in pending.pop().all_input_nodes if a in nodes or a.op == "placeholder"} - visited
+        pending += new
+        visited |= new
+    return {n for n in visited if n.op == "placeholder"}
 
 
 def _type(node: torch.fx.Node) -> tuple[torch.dtype, torch.Size]:
@@ -299,17 +285,20 @@ def _type(node: torch.fx.Node) -> tuple[torch.dtype, torch.Size]:
 
 
 @contextmanager
-def _refusing(program: ExportedProgram) -> Iterator[None]:
-    """Keep out of partitions what they do not hold: wide constants, and inputs of which they would read nothing."""
+def _excluding(program: ExportedProgram) -> Iterator[None]:
+    """Keep operators out of partitions that these cannot hold."""
     original = VulkanSupportedOperators.is_node_supported
     inputs = set(program.graph_signature.user_inputs)
 
     def reason(node: torch.fx.Node) -> str:
-        if any(n.meta.get(WIDE) for n in node.all_input_nodes) or _has_wide_int(node):
+        numbers = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, int) and a != TO_THE_END]
+        if any(n.meta.get(WIDE) for n in node.all_input_nodes) or not all(map(_fits_int32, numbers)):
             return BEYOND
-        if node.target is ops.edge.aten.constant_pad_nd.default and _pads_with_wide_int(node):
-            return BEYOND
-        if node.target is ops.edge.aten.addmm.default and _has_factors(node):
+        if node.target is ops.edge.aten.constant_pad_nd.default and node.meta["val"].dtype is torch.int64:
+            value = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)
+            if isinstance(value, float) and not _fits_int32(value):  # the program stores the number as a float
+                return BEYOND
+        if node.target is ops.edge.aten.addmm.default and any(x != 1 for x in (*node.args[3:], *node.kwargs.values())):
             return FACTORS
         written = node.target is ops.edge.aten.copy.default and node.args[0]
         return UNREAD if isinstance(written, torch.fx.Node) and written.name in inputs else ""
@@ -320,44 +309,26 @@ def _refusing(program: ExportedProgram) -> Iterator[None]:
             return False
         return original(self, submodules, node)
 
-    VulkanSupportedOperators.is_node_supported = is_node_supported
-    try:
+    with replaced(VulkanSupportedOperators, "is_node_supported", is_node_supported):
         yield
-    finally:
-        VulkanSupportedOperators.is_node_supported = original
 
 
-def _has_factors(node: torch.fx.Node) -> bool:
-    return any(factor != 1 for factor in (*node.args[3:], *node.kwargs.values()))
-
-
-def _has_wide_int(node: torch.fx.Node) -> bool:
-    numbers = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, int) and a != TO_THE_END]
-    return not all(-(2**31) <= n < 2**31 for n in numbers)
-
-
-def _pads_with_wide_int(node: torch.fx.Node) -> bool:
-    """Return whether it pads int64 with a number beyond 32 bits, which the program says as a float."""
-    value = node.args[2] if len(node.args) > 2 else node.kwargs.get("value", 0)
-    return node.meta["val"].dtype is torch.int64 and isinstance(value, float) and not -(2**31) <= value < 2**31
+def _fits_int32(number: float) -> bool:
+    return -(2**31) <= number < 2**31
 
 
 @contextmanager
 def _skipped() -> Iterator[dict[str, str]]:
-    """Operators that the partitioner leaves out, with its reason."""
-    found: dict[str, str] = {}
+    """Yield the operators that the partitioner leaves out, with its reasons."""
+    reasons: dict[str, str] = {}
 
-    def note(self: VulkanSupportedOperators, node: torch.fx.Node, reason: str) -> None:
+    def log_skip(self: VulkanSupportedOperators, node: torch.fx.Node, reason: str) -> None:
         if node.op == "call_function":
             name = getattr(node.target, "__name__", str(node.target))
-            found[_plain(name)] = REASONS.get(reason, reason)
+            reasons[_plain(name)] = REASONS.get(reason, reason)
 
-    original = VulkanSupportedOperators.log_skip
-    VulkanSupportedOperators.log_skip = note
-    try:
-        yield found
-    finally:
-        VulkanSupportedOperators.log_skip = original
+    with replaced(VulkanSupportedOperators, "log_skip", log_skip):
+        yield reasons
 
 
 def _account(data: bytes, reasons: Mapping[str, str]) -> Lowered:
@@ -372,13 +343,13 @@ def _account(data: bytes, reasons: Mapping[str, str]) -> Lowered:
         for chain in method.chains:
             outside.update(functional(i.operator) for i in chain if isinstance(i, KernelCall))
     others = (Outside(name, count, reasons.get(_plain(name), "")) for name, count in outside.most_common())
-    forward = next(m for m in program.methods if m.name == "forward")
+    forward = next(m for m in program.methods if m.name == FORWARD)
     tensors = tuple(v.sizes for k in forward.inputs if isinstance(v := forward.values[k], Tensor))
     return Lowered(data, partitions, delegated, tuple(others), tensors)
 
 
 def _plain(name: str) -> str:
-    """aten.mul.Tensor, for aten::mul.Tensor; the copies that the exporter makes of views count as the views."""
+    """Return aten.mul.Tensor for aten::mul.Tensor, and the name of a view for its copying variant."""
     namespace, _, rest = name.replace("::", ".").partition(".")
     base, _, overload = rest.partition(".")
     return f"{namespace}.{base.removesuffix('_copy')}.{overload or 'default'}"

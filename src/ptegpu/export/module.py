@@ -8,7 +8,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -16,24 +16,14 @@ from torch.utils._pytree import tree_leaves
 from ..errors import ExportError
 from ..files import check_writable
 from .backend import torch
-from .causes import explained
-from .check import Check
-from .lowering import FORWARD, Source, ranges
-from .pipeline import Exported, Job, Pipeline, S
+from .check import EagerCheck
+from .lowering import FORWARD, MethodSource
+from .pipeline import Exported, ExportJob, ExportPipeline, S
 from .quantize import NONE, check_quantization, has_linear, quantized
+from .shapes import SPECIAL, InputShapes
+from .torch_errors import explain
 
 DYNAMIC = re.compile(r"(\d+):(\d+)=(\d+)\.\.(\d+)")
-MOST_SPECIAL = 2  # PyTorch may say from 2 on, and the program takes 1 as well
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleOptions:
-    """How to export modules with example inputs."""
-
-    quantize: str = NONE
-    delegate: bool = True  # with partitions
-    partitioner: Mapping[str, Any] = field(default_factory=dict)  # its options
-    check: bool = True
 
 
 def export(
@@ -43,23 +33,23 @@ def export(
     *,
     dynamic_shapes: Any = None,
     kwargs: Mapping[str, Any] | None = None,
-    methods: Mapping[str, Source] | None = None,
+    methods: Mapping[str, MethodSource] | None = None,
     quantize: str = NONE,
     delegate: bool = True,
     options: Mapping[str, Any] | None = None,
     check: bool = True,
 ) -> bytes:
-    """A `.pte` for `module`, also written to `path` if given. Notes on it are warnings.
+    """Return a `.pte` for `module`, and write it to `path` if there is one. Notes become warnings.
 
-    `args` are the inputs to trace it with: a tuple, a dict of inputs by name, or a single one; `kwargs` are those by
-    name beside a tuple. `dynamic_shapes` are what `torch.export` takes. The module becomes the method `forward`;
-    `methods` are others by name. `quantize` is one of `QUANTIZATIONS`. `options` are those of the
-    Vulkan/WebGPU partitioner, which is left out if not `delegate`: ptegpu runs such programs on the GPU as well. With
-    `check`, the program is run on them and compared with eager PyTorch; see `export_with_account`.
+    `args` are the inputs to trace it with: a tuple, a dict of inputs by name, or a single input; `kwargs` are further
+    inputs by name. `dynamic_shapes` are those of `torch.export`. The module becomes the method `forward`; `methods` are
+    others by name. `quantize` is one of `QUANTIZATIONS`. `options` are those of the Vulkan/WebGPU partitioner, which
+    `delegate=False` leaves out: ptegpu also runs such programs on the GPU. With `check`, the program is run on the
+    inputs and compared with eager PyTorch; see `export_with_account`.
     """
     positional, named = arguments(args, kwargs)
-    made = export_with_account(
-        Source(module, positional, dynamic_shapes, named),
+    exported = export_with_account(
+        MethodSource(module, positional, dynamic_shapes, named),
         path,
         methods=methods,
         quantize=quantize,
@@ -67,13 +57,13 @@ def export(
         options=options,
         check=check,
     )
-    for note in made.notes:
+    for note in exported.notes:
         warnings.warn(note, stacklevel=2)
-    return made.lowered.data
+    return exported.lowered.data
 
 
 def export_with_account(
-    source: Source,
+    source: MethodSource,
     path: str | os.PathLike[str] | None = None,
     dynamic: Sequence[str] = (),
     *,
@@ -81,54 +71,60 @@ def export_with_account(
     options: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
     check: bool = True,
-    methods: Mapping[str, Source] | None = None,
+    methods: Mapping[str, MethodSource] | None = None,
     quantize: str = NONE,
 ) -> Exported[None]:
-    """The program and notes on it; `dynamic` as `parse_dynamic` takes it, in place of the source's own. `constants`
-    become methods that return them, `methods` those that they name, beside `forward`, which is the source.
+    """Return the program of a source with notes on it, and write it to `path` if there is one.
 
-    Where partitioning fails, or ptegpu cannot run what came of it, the program has no partitions, which ptegpu runs on
-    the GPU as well. A program that cannot be run even so, or gives other results than eager PyTorch, is an error, and
-    nothing is written.
+    `dynamic` names dimensions as "0:1=1..64" (input 0, dimension 1, from 1 to 64), in place of the source's own.
+    `methods` are further methods by name, and `constants` become methods that return them.
+
+    If partitioning fails, or ptegpu cannot run the result, the program has no partitions; ptegpu runs it on the GPU
+    too. If that program cannot run either, or differs from eager PyTorch, raise ExportError and write nothing.
     """
     if path is not None:
         check_writable(path)
     check_quantization(quantize, delegate)
-    wanted = parse_dynamic(dynamic, source.args)
-    if wanted:
-        source = replace(source, dynamic_shapes=_shapes(wanted, source.args))
-    chosen = ModuleOptions(quantize, delegate, options or {}, check)
-    job = module_job(_named(source, methods or {}), None, chosen, constants or {})
-    pipeline = Pipeline()
+    requested = [_parse_dynamic(text.strip(), source.args) for text in dynamic]
+    if requested:
+        source = replace(source, dynamic_shapes=_shapes(requested, source.args))
+    job = module_job(_named(source, methods or {}), None, quantize, delegate, options or {}, constants or {}, check)
+    pipeline = ExportPipeline()
     traced = pipeline.trace(job.sources)
-    _check_dynamic(traced[FORWARD], wanted, source.args)
-    made = pipeline.make(job, traced)
-    return made if path is None else pipeline.write(made, path)
+    _check_dynamic(traced[FORWARD], requested, source.args)
+    exported = pipeline.run(job, traced)
+    return exported if path is None else pipeline.write(exported, path)
 
 
 def module_job(
-    sources: Mapping[str, Source], summary: S, options: ModuleOptions, constants: Mapping[str, Any]
-) -> Job[S]:
-    """Return the job of modules that run on their example inputs: quantized, and each checked on its own."""
-    sources, notes = _quantized(sources, options.quantize)
-    check = Check.of_examples(sources) if options.check else None
-    return Job(sources, check, summary, constants, options.partitioner, options.delegate, fallback=True, notes=notes)
+    sources: Mapping[str, MethodSource],
+    summary: S,
+    quantize: str,
+    delegate: bool,
+    options: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    check: bool,
+) -> ExportJob[S]:
+    """Return the job of modules with example inputs: quantized, and each checked on its own."""
+    sources, notes = _quantized(sources, quantize)
+    comparison = EagerCheck.of_examples(sources) if check else None
+    return ExportJob(sources, comparison, summary, constants, options, delegate, fallback=True, notes=notes)
 
 
-def _named(source: Source, methods: Mapping[str, Source]) -> dict[str, Source]:
+def _named(source: MethodSource, methods: Mapping[str, MethodSource]) -> dict[str, MethodSource]:
     """Return all methods by name, `forward` first."""
     for name, other in methods.items():
         if name == FORWARD or not name.isidentifier():
             raise ExportError(
-                f"methods has {name!r}: give a name that Python takes, other than {FORWARD!r}, the module"
+                f"invalid method name {name!r}: expected a Python identifier other than {FORWARD!r}, the module's own"
             )
-        if not isinstance(other, Source):
-            raise ExportError(f"methods[{name!r}] is a {type(other).__name__}: give a ptegpu.export.Source")
+        if not isinstance(other, MethodSource):
+            raise ExportError(f"methods[{name!r}] is a {type(other).__name__}: give a ptegpu.export.MethodSource")
     return {FORWARD: source, **methods}
 
 
-def _quantized(sources: Mapping[str, Source], quantize: str) -> tuple[dict[str, Source], list[str]]:
-    """Return the sources with their modules quantized, those without linear layers beside others as they are."""
+def _quantized(sources: Mapping[str, MethodSource], quantize: str) -> tuple[dict[str, MethodSource], list[str]]:
+    """Return the sources with quantized modules, and notes. Modules without linear layers may stand beside others."""
     modules = {id(s.module): s.module for s in sources.values()}
     notes: list[str] = []
     if quantize != NONE:
@@ -145,11 +141,11 @@ def arguments(example: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any
     return tuple(example) if isinstance(example, tuple | list) else (example,), dict(kwargs or {})
 
 
-def find_source(name: str) -> Source:
-    """Calls `package.module:function`; modules are found in the current folder too."""
+def find_source(name: str) -> MethodSource:
+    """Call `package.module:function`, also of a module in the current folder, and return its module and inputs."""
     module_name, colon, function_name = name.partition(":")
     if not colon or not module_name or not function_name:
-        raise ExportError(f"{name!r} is not of the form package.module:function")
+        raise ExportError(f"invalid function {name!r}: expected package.module:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -157,69 +153,66 @@ def find_source(name: str) -> Source:
     except Exception as e:
         if isinstance(e, ModuleNotFoundError) and e.name and f"{module_name}.".startswith(f"{e.name}."):
             raise ExportError(f"there is no module {e.name!r} here or among the installed packages") from None
-        raise ExportError(*explained(f"{module_name} cannot be imported", e)) from e
+        raise ExportError(*explain(f"{module_name} cannot be imported", e)) from e
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ExportError(f"{module_name} has no function {function_name!r}")
     try:
-        found = function()
+        result = function()
     except Exception as e:
-        raise ExportError(*explained(f"{name} fails", e)) from e
-    if not isinstance(found, tuple) or len(found) not in (2, 3) or not isinstance(found[0], torch.nn.Module):
+        raise ExportError(*explain(f"{name} fails", e)) from e
+    if not isinstance(result, tuple) or len(result) not in (2, 3) or not isinstance(result[0], torch.nn.Module):
         raise ExportError(f"{name} must return (nn.Module, inputs) or (nn.Module, inputs, dynamic_shapes)")
-    inputs, named = arguments(found[1], None)
-    return Source(found[0], inputs, found[2] if len(found) == 3 else None, named)
+    inputs, named = arguments(result[1], None)
+    return MethodSource(result[0], inputs, result[2] if len(result) == 3 else None, named)
 
 
 @dataclass(frozen=True, slots=True)
-class Dynamic:
+class DynamicDimension:
     """A dimension that may change."""
 
-    text: str  # as it was asked for
+    text: str  # as requested
     input: int
     dim: int
     low: int
     high: int
 
 
-def parse_dynamic(texts: Sequence[str], args: Sequence[Any]) -> list[Dynamic]:
-    """From texts such as 0:1=1..64: dimension 1 of input 0 is between 1 and 64."""
-    return [_parse_dynamic(text.strip(), args) for text in texts]
-
-
-def _parse_dynamic(text: str, args: Sequence[Any]) -> Dynamic:
+def _parse_dynamic(text: str, args: Sequence[Any]) -> DynamicDimension:
     match = DYNAMIC.fullmatch(text)
     if not match:
-        raise ExportError(f"{text!r} is not of the form INPUT:DIMENSION=LOW..HIGH, as in 0:1=1..64")
-    found = Dynamic(text, *map(int, match.groups()))
-    if found.input >= len(args) or not isinstance(args[found.input], torch.Tensor):
-        raise ExportError(f"{text}: there is no tensor input {found.input}; there are {len(args)} inputs")
-    shape = list(args[found.input].shape)
-    if found.dim >= len(shape):
-        raise ExportError(f"{text}: input {found.input} of shape {shape} has no dimension {found.dim}")
-    size = shape[found.dim]
-    if not found.low <= size <= found.high:
-        raise ExportError(f"{text}: the example input {found.input} has {size} there, outside of the range")
+        raise ExportError(f"invalid dimension {text!r}: expected INPUT:DIMENSION=LOW..HIGH, as in 0:1=1..64")
+    d = DynamicDimension(text, *map(int, match.groups()))
+    if d.input >= len(args) or not isinstance(args[d.input], torch.Tensor):
+        raise ExportError(f"{text}: there is no tensor input {d.input}; there are {len(args)} inputs")
+    shape = list(args[d.input].shape)
+    if d.dim >= len(shape):
+        raise ExportError(f"{text}: input {d.input} of shape {shape} has no dimension {d.dim}")
+    size = shape[d.dim]
+    if not d.low <= size <= d.high:
+        raise ExportError(f"{text}: the example input {d.input} has size {size} there, outside of the range")
     if size <= 1:
-        raise ExportError(f"{text}: the example input {found.input} has {size} there, which PyTorch takes as fixed")
-    return found
+        raise ExportError(f"{text}: the example input {d.input} has size {size} there, which PyTorch treats as fixed")
+    return d
 
 
-def _shapes(dynamic: Sequence[Dynamic], args: Sequence[Any]) -> tuple[dict[int, Any] | None, ...]:
-    """What `torch.export` takes; dimensions that must be equal are found to be."""
-    found: list[dict[int, Any]] = [{} for _ in args]
+def _shapes(dynamic: Sequence[DynamicDimension], args: Sequence[Any]) -> tuple[dict[int, Any] | None, ...]:
+    """Return dynamic shapes for `torch.export`, which finds out which dimensions must be equal."""
+    shapes: list[dict[int, Any]] = [{} for _ in args]
     for d in dynamic:
-        found[d.input][d.dim] = torch.export.Dim.AUTO(min=d.low, max=d.high)
-    return tuple(dims or None for dims in found)
+        shapes[d.input][d.dim] = torch.export.Dim.AUTO(min=d.low, max=d.high)
+    return tuple(dims or None for dims in shapes)
 
 
-def _check_dynamic(program: torch.export.ExportedProgram, dynamic: Sequence[Dynamic], args: Sequence[Any]) -> None:
-    """Raises where the module allows less than what was asked for."""
-    found = iter(ranges(program))
-    sizes = [[next(found) for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)] for x in args]
+def _check_dynamic(
+    program: torch.export.ExportedProgram, dynamic: Sequence[DynamicDimension], args: Sequence[Any]
+) -> None:
+    """Raise ExportError if the module allows less than the requested range."""
+    bounds = iter(InputShapes.of(program).bounds())
+    sizes = [[next(bounds) for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)] for x in args]
     for d in dynamic:
         low, high = sizes[d.input][0][d.dim]
         if low == high:
             raise ExportError(f"{d.text}: the module fixes this dimension at {low}")
-        if low > max(d.low, MOST_SPECIAL) or high < d.high:
+        if low > max(d.low, SPECIAL) or high < d.high:
             raise ExportError(f"{d.text}: the module allows {low}..{high}")

@@ -1,10 +1,10 @@
-"""The one way from modules to a `.pte`: trace, lower, check, write. What differs between sources is data: a `Job`.
+"""The pipeline of every export: trace, lower, check, write. An `ExportJob` holds what differs between sources.
 
 | phase | |
 |---|---|
-| Reading weights | a source makes modules and a job of a checkpoint |
-| Tracing | `torch.export`, each method |
-| Lowering | to bytes through the partitioner; without partitions where a job allows it and they fail |
+| Reading weights | a source builds modules and a job from a checkpoint |
+| Tracing | `torch.export` of each method |
+| Lowering | to bytes through the partitioner; without partitions if that fails and the job allows it |
 | Checking | against eager PyTorch; a wrong program is an error, and nothing is written |
 | Writing | the program, and the tokenizer beside it |
 """
@@ -25,27 +25,27 @@ from torch.export import ExportedProgram
 from ..errors import InvalidProgram, UnsupportedProgram
 from ..files import write
 from ..progress import Progress, silent
-from .check import CannotRun, Check, Checked, NotChecked
-from .lowering import FORWARD, NO_LIMITS, CannotLower, Lowered, Source, lower, ranges, trace
-from .shapes import Shapes
+from .check import CannotRun, CheckResult, EagerCheck, NotChecked
+from .lowering import FORWARD, NO_LIMITS, CannotLower, Lowered, MethodSource, lower, trace
+from .shapes import InputShapes
 
-QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # activations; weights are quantized before
+QUANTIZES = re.compile(r"\.(quantize|choose_qparams)_")  # operators that round activations
 S = TypeVar("S")
 T = TypeVar("T")
-Traced: TypeAlias = dict[str, ExportedProgram]  # by the names of methods; lowering empties it, since it uses them up
+Traced: TypeAlias = dict[str, ExportedProgram]  # by method; lowering empties it, because it consumes the programs
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[S]):
-    """What to export, and how."""
+class ExportJob(Generic[S]):
+    """The methods of a program, and how to export them."""
 
-    sources: Mapping[str, Source]  # by the names of methods, `forward` among them
-    check: Check | None  # None: it is not checked
+    sources: Mapping[str, MethodSource]  # by method, `forward` among them
+    check: EagerCheck | None  # None: skip it
     summary: S  # for the result
-    constants: Mapping[str, Any] = field(default_factory=dict)  # what further methods return
+    constants: Mapping[str, Any] = field(default_factory=dict)  # the results of further methods
     options: Mapping[str, Any] = field(default_factory=dict)  # of the partitioner
     delegate: bool = True  # False: without partitions
-    fallback: bool = False  # without partitions where they fail; with them, inputs keep the bounds that were asked for
+    fallback: bool = False  # export without partitions if they fail, and keep the requested bounds if they do not
     notes: Sequence[str] = ()
 
 
@@ -55,9 +55,9 @@ class Exported(Generic[S]):
 
     lowered: Lowered
     notes: list[str]
-    check: Checked | None  # None: it was not checked
+    check: CheckResult | None  # None: not checked
     seconds: dict[str, float]  # of each phase
-    summary: S  # what its source says of it
+    summary: S  # of the source
     files: list[Path] = field(default_factory=list)  # written
 
     @property
@@ -66,8 +66,8 @@ class Exported(Generic[S]):
         return self.check.difference if self.check else None
 
 
-class Pipeline:
-    """An export under way: its phases are reported and timed."""
+class ExportPipeline:
+    """An export whose phases are reported and timed."""
 
     def __init__(self, progress: Progress = silent) -> None:
         self.progress = progress
@@ -82,17 +82,17 @@ class Pipeline:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
         self.progress(name, 1, 1)
 
-    def trace(self, sources: Mapping[str, Source]) -> Traced:
-        """Return each method traced; raise ExportError where an input has no largest size."""
+    def trace(self, sources: Mapping[str, MethodSource]) -> Traced:
+        """Trace each method; raise ExportError if an input has no largest size."""
         with self.phase("Tracing"):
             programs = {}
             for name, s in sources.items():
                 programs[name] = trace(s.module, s.args, s.dynamic_shapes, s.kwargs)
-                Shapes.of(programs[name]).check_bounds()
+                InputShapes.of(programs[name]).check_bounds()
             return programs
 
-    def make(self, job: Job[S], traced: Traced | None = None) -> Exported[S]:
-        """Return the program of a job, checked and not written. `traced` are its methods, if they were."""
+    def run(self, job: ExportJob[S], traced: Traced | None = None) -> Exported[S]:
+        """Return the program of a job, checked but not written. `traced` methods are not traced again."""
         programs = traced or self.trace(job.sources)
         rounded = bool(job.options.get("force_fp16")) or any(map(rounds, programs.values()))
 
@@ -108,8 +108,8 @@ class Pipeline:
 
         return self.lower(job, programs, checked)
 
-    def lower(self, job: Job[Any], programs: Traced, use: Callable[[Lowered, list[str]], T]) -> T:
-        """Return what `use` makes of the program and notes on it: one without partitions where those fail."""
+    def lower(self, job: ExportJob[Any], programs: Traced, use: Callable[[Lowered, list[str]], T]) -> T:
+        """Call `use` with the program and notes, and return its result; if partitions fail, with one without them."""
         if not job.delegate:
             return use(self._lower(job, programs, delegate=False), [])
         try:
@@ -121,19 +121,19 @@ class Pipeline:
             notes = [f"there are no partitions: {e}"]
         return use(self._lower(job, self.trace(job.sources), delegate=False), notes)
 
-    def _with_bounds(self, job: Job[Any], programs: Traced) -> Lowered:
-        """Lower a program so that its inputs keep their bounds: checking the sizes of textures, which ptegpu does not
-        use, the partitioner may tighten them silently."""
+    def _with_bounds(self, job: ExportJob[Any], programs: Traced) -> Lowered:
+        """Lower a program without losing the bounds of its inputs, which the partitioner may silently reduce to the
+        limits of textures. ptegpu uses no textures."""
         if len(programs) == 1:
-            wanted = ranges(programs[FORWARD])
+            requested = InputShapes.of(programs[FORWARD]).bounds()
             lowered = self._lower(job, programs)
-            sizes = [pair for dims, shape in zip(wanted, lowered.bounds) for pair in zip(dims, shape)]
+            sizes = [pair for dims, shape in zip(requested, lowered.bounds) for pair in zip(dims, shape)]
             if all(high <= size for (_, high), size in sizes):
                 return lowered
             programs = self.trace(job.sources)
         return self._lower(replace(job, options={**job.options, "texture_limits": NO_LIMITS}), programs)
 
-    def _lower(self, job: Job[Any], programs: Traced, *, delegate: bool = True) -> Lowered:
+    def _lower(self, job: ExportJob[Any], programs: Traced, *, delegate: bool = True) -> Lowered:
         with self.phase("Lowering"):
             try:
                 return lower(programs, delegate=delegate, options=job.options, constants=job.constants)
@@ -141,18 +141,18 @@ class Pipeline:
                 programs.clear()
 
     def write(
-        self, made: Exported[S], path: str | os.PathLike[str], tokenizer: Mapping[str, bytes] | None = None
+        self, exported: Exported[S], path: str | os.PathLike[str], tokenizer: Mapping[str, bytes] | None = None
     ) -> Exported[S]:
-        """Write the program to `path`, and the files of its tokenizer, named by their endings, beside it."""
+        """Write the program to `path`, and the files of its tokenizer, by ending, beside it."""
         target = Path(path)
+        files = {target: exported.lowered.data}
+        files |= {target.with_suffix(ending): data for ending, data in (tokenizer or {}).items()}
         with self.phase("Writing"):
-            files = {target: made.lowered.data}
-            files |= {target.with_suffix(ending): data for ending, data in (tokenizer or {}).items()}
             for file, data in files.items():
                 write(file, data)
-        return replace(made, files=list(files))
+        return replace(exported, files=list(files))
 
 
 def rounds(program: ExportedProgram) -> bool:
-    """Return whether it rounds activations to few bits."""
+    """Return whether a program rounds activations to few bits."""
     return any(QUANTIZES.search(str(n.target)) for n in program.graph.nodes)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -18,28 +19,35 @@ from .backend import quiet, torch
 from .layers import ByteLinear
 
 NONE = "none"
-QUANTIZATIONS = (NONE, "8bit", "4bit", "8da4w")
 GROUPED = ("4bit", "8da4w")
+QUANTIZATIONS = (NONE, *GROUPED, "8bit")
+DTYPES = ("float32", "float16")
 GROUP = 32  # weights that share a scale
-ROWS = 4  # of which ExecuTorch packs weights in groups
+ROWS = 4  # in a block of weights that ExecuTorch packs
+
+
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raise ExportError unless the value of an option is one of the choices."""
+    choices = tuple(choices)
+    if value not in choices:
+        raise ExportError(f"invalid {name} {value!r}: expected one of {', '.join(map(str, choices))}")
 
 
 def check_quantization(form: str, delegate: bool) -> None:
-    """Raise ExportError unless there is such a way, with or without partitions."""
-    if form not in QUANTIZATIONS:
-        raise ExportError(f"quantize is {form!r}; choose from {', '.join(QUANTIZATIONS)}")
+    """Raise ExportError unless the form exists and, without partitions, needs no operators that only they have."""
+    check_choice("quantize", form, QUANTIZATIONS)
     if form in GROUPED and not delegate:
         raise ExportError(
-            f"quantize is {form!r}, whose operators partitions alone have: choose 8bit, or leave out --no-delegate "
+            f"quantize is {form!r}, whose operators exist only in partitions: choose 8bit, or leave out --no-delegate "
             "(delegate=False)"
         )
 
 
 def quantized(module: nn.Module, form: str) -> tuple[nn.Module, list[str]]:
-    """Return the module with its linear layers quantized, and notes; the one that is given stays as it is."""
+    """Return a copy of the module with quantized linear layers, and notes."""
     linears = {name: m for name, m in module.named_modules() if type(m) is nn.Linear}
     odd = [name or "the module" for name, m in linears.items() if form != "8bit" and not _has_groups(m)]
-    if not has_linear(module):
+    if not linears:
         raise ExportError(f"quantize is {form!r}, but the module has no linear layers (torch.nn.Linear): leave it out")
     for name, layer in linears.items():
         if layer.weight.dtype is not torch.float32:
@@ -48,14 +56,14 @@ def quantized(module: nn.Module, form: str) -> tuple[nn.Module, list[str]]:
                 "module.float() first"
             )
     shared = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    made = copy.deepcopy(module, shared)  # a copy of the structure alone
-    made = _in_bytes(made) if form == "8bit" else _in_groups(made, form)
+    copied = copy.deepcopy(module, shared)  # the structure, not the tensors
+    result = _in_bytes(copied) if form == "8bit" else _in_groups(copied, form)
     why = f"their columns do not divide into groups of {GROUP}, or their rows by {ROWS}"
-    return made, [f"linear layers that stay in floats, as {why}: {', '.join(odd)}"] if odd else []
+    return result, [f"linear layers that stay in floats, because {why}: {', '.join(odd)}"] if odd else []
 
 
 def has_linear(module: nn.Module) -> bool:
-    """Return whether there is something to quantize."""
+    """Return whether there is a layer to quantize."""
     return any(type(m) is nn.Linear for m in module.modules())
 
 
@@ -66,31 +74,21 @@ def _has_groups(layer: nn.Linear) -> bool:
 def _in_bytes(module: nn.Module) -> nn.Module:
     for name, layer in list(module.named_modules()):
         if type(layer) is nn.Linear:
-            made = ByteLinear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
+            replacement = ByteLinear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach())
             if not name:
-                return made
-            module.set_submodule(name, made)
+                return replacement
+            module.set_submodule(name, replacement)
     return module
 
 
 def _in_groups(module: nn.Module, form: str) -> nn.Module:
-    from torchao.quantization import (
-        Int8DynamicActivationIntxWeightConfig,
-        IntxWeightOnlyConfig,
-        PerGroup,
-        quantize_,
-    )
+    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, IntxWeightOnlyConfig, PerGroup, quantize_
 
-    configs = {
-        "4bit": lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(GROUP)),
-        "8da4w": lambda: Int8DynamicActivationIntxWeightConfig(
-            weight_dtype=torch.int4, weight_granularity=PerGroup(GROUP)
-        ),
-    }
-
-    def fits(layer: nn.Module, name: str) -> bool:
-        return type(layer) is nn.Linear and _has_groups(layer)
-
+    groups, bits = PerGroup(GROUP), torch.int4
+    if form == "4bit":
+        config = IntxWeightOnlyConfig(weight_dtype=bits, granularity=groups)
+    else:
+        config = Int8DynamicActivationIntxWeightConfig(weight_dtype=bits, weight_granularity=groups)
     with quiet():
-        quantize_(module, configs[form](), filter_fn=fits)
+        quantize_(module, config, filter_fn=lambda layer, name: type(layer) is nn.Linear and _has_groups(layer))
     return module

@@ -1,8 +1,8 @@
 """A Whisper checkpoint folder to one `.pte` for speech to text, with the tokenizer beside it.
 
-Methods: `log_mel(samples (1, n)) → (F, mels)`; `encode(mel (1, mels, F))` → keys and values of each layer of the
+Methods: `log_mel(samples (1, n)) → (F, mels)`; `encode(mel (1, mels, F))` → keys and values for each layer of the
 decoder; `forward(tokens int64 (1, S), position int64 (1), keys and values) → logits (1, V)` of the last token, which
-keeps the keys and values of tokens. The method `ptegpu_card` gives what a runner must know, as JSON.
+keeps the keys and values of tokens. The method `ptegpu_card` returns the card as JSON.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from torch import nn
 from ..files import check_writable
 from ..models.card import METHOD, Card
 from ..models.kinds import SPEECH
+from ..models.parts import Speech
 from ..progress import Progress, silent
 from .backend import torch
-from .check import Call, Check, Script
-from .checkpoint import Store, load_plain
-from .llm import read_tokenizer
-from .lowering import NO_LIMITS, Source
-from .origin import origin_of
-from .pipeline import Exported, Job, Pipeline
-from .sound import Config, read_sound_config
-from .whisper import Decode, Encode, LogMel, Whisper
+from .check import Call, EagerCheck, Script
+from .checkpoint import TensorStore, load_plain
+from .checkpoint_files import read_origin, read_tokenizer
+from .lowering import FORWARD, NO_LIMITS, MethodSource
+from .pipeline import Exported, ExportJob, ExportPipeline
+from .whisper import Decode, Encode, LogMel, Whisper, WhisperConfig, read_whisper
 
 CHECKED = 8  # tokens
 OUTPUT = "proj_out.weight"  # the embedding of tokens
@@ -35,7 +34,7 @@ OUTPUT = "proj_out.weight"  # the embedding of tokens
 
 @dataclass(frozen=True, slots=True)
 class SpeechSummary:
-    config: Config
+    config: WhisperConfig
     card: Card
     parameters: int
 
@@ -47,75 +46,75 @@ def export_speech(
     check: bool = True,
     progress: Progress = silent,
 ) -> Exported[SpeechSummary]:
-    """Writes the program to `path` and the tokenizer beside it.
+    """Write the program to `path` and the tokenizer beside it.
 
-    With `check`, some noise and a few tokens are run by ptegpu and by PyTorch first: if results differ by more than
-    rounding, that is an error, and nothing is written.
+    With `check`, ptegpu and PyTorch run noise and a few tokens first. If results differ by more than rounding, raise
+    ExportError and write nothing.
     """
     source, target = Path(folder), Path(path)
     check_writable(target)
-    config, speech = read_sound_config(source)
+    config = read_whisper(source)
     tokenizer = read_tokenizer(source)
     card = Card(
         SPEECH,
         architecture="WhisperForConditionalGeneration",
         inputs=("tokens", "position", "heard"),
         outputs=("logits",),
-        speech=speech,
+        speech=config.speech,
         tokenizer=next(iter(tokenizer), None),
-        **origin_of(source),
+        **read_origin(source),
     )
-    pipeline = Pipeline(progress)
+    pipeline = ExportPipeline(progress)
     with pipeline.phase("Reading weights"):
         model = load_whisper(source, config, progress)
-    modules = methods(model)
-    sources = {name: Source(module, *example(config, name)) for name, module in modules.items()}
-    comparison = Check(modules, script(config)) if check else None
-    summary = SpeechSummary(config, card, sum(p.numel() for p in dict.fromkeys(model.parameters())))
-    constants = {METHOD: card.json()}
-    made = pipeline.make(Job(sources, comparison, summary, constants, {"texture_limits": NO_LIMITS}))
+    modules: dict[str, nn.Module] = {"log_mel": LogMel(config.speech), "encode": Encode(model), FORWARD: Decode(model)}
+    job = ExportJob(
+        {name: MethodSource(module, *_example(config, name)) for name, module in modules.items()},
+        EagerCheck(modules, _script(config.speech)) if check else None,
+        SpeechSummary(config, card, sum(p.numel() for p in dict.fromkeys(model.parameters()))),
+        {METHOD: card.json()},
+        {"texture_limits": NO_LIMITS},
+    )
+    exported = pipeline.run(job)
     if not tokenizer:
-        made.notes.append(f"{source} has no tokenizer.json: the model can be run, but gives no text")
-    return pipeline.write(made, target, tokenizer)
+        exported.notes.append(f"{source} has no tokenizer.json: the model returns tokens, not text")
+    return pipeline.write(exported, target, tokenizer)
 
 
-def load_whisper(folder: Path, config: Config, progress: Progress = silent) -> Whisper:
-    """The model as eager PyTorch, in float32."""
-    model = load_plain(lambda: Whisper(config), Store(folder), progress, {OUTPUT})
+def load_whisper(folder: Path, config: WhisperConfig, progress: Progress = silent) -> Whisper:
+    """Return the model in eager PyTorch, in float32."""
+    model = load_plain(lambda: Whisper(config), TensorStore(folder), progress, {OUTPUT})
     model.proj_out.weight = model.decoder.embed_tokens.weight
     return model
 
 
-def methods(model: Whisper) -> dict[str, nn.Module]:
-    return {"log_mel": LogMel(model.config), "encode": Encode(model), "forward": Decode(model)}
-
-
-def example(config: Config, name: str) -> tuple[tuple[Any, ...], Any]:
-    """Inputs to trace a method with, and which dimensions change."""
+def _example(config: WhisperConfig, name: str) -> tuple[tuple[Any, ...], Any]:
+    """Return inputs to trace a method with, and its dynamic shapes."""
+    speech = config.speech
     if name == "log_mel":
-        return (torch.zeros(1, (config.frames + 2) * config.hop),), None
+        return (torch.zeros(1, (speech.frames + 2) * speech.hop),), None
     if name == "encode":
-        return (torch.zeros(1, config.mels, config.frames),), None
+        return (torch.zeros(1, speech.mels, speech.frames),), None
     heads, position = config.decoder_heads, torch.zeros(1, dtype=torch.int64)
-    shape = (1, config.frames // 2, heads, config.dim // heads)
+    shape = (1, speech.frames // 2, heads, config.dim // heads)
     heard = [torch.zeros(shape) for _ in range(2 * config.decoder_layers)]
-    length = torch.export.Dim("length", min=1, max=config.context)
+    length = torch.export.Dim("length", min=1, max=speech.context)
     shapes = {"tokens": {1: length}, "position": None, "heard": [None] * len(heard)}
     return (torch.zeros((1, 4), dtype=torch.int64), position, heard), shapes
 
 
-def script(config: Config) -> Script:
-    """Return the calls of a check: sound, then a prompt about what was heard, then one token."""
+def _script(speech: Speech) -> Script:
+    """Return the calls of a check: sound, then a prompt about it, then one token."""
     random = torch.Generator().manual_seed(0)
-    samples = torch.randn(example(config, "log_mel")[0][0].shape, generator=random) * 0.1
-    mel = torch.randn(1, config.mels, config.frames, generator=random)
-    tokens = torch.randint(0, config.vocab, (1, CHECKED), generator=random)
+    samples = torch.randn(1, (speech.frames + 2) * speech.hop, generator=random) * 0.1
+    mel = torch.randn(1, speech.mels, speech.frames, generator=random)
+    tokens = torch.randint(0, speech.vocab, (1, CHECKED), generator=random)
 
     def calls(call: Call) -> Iterator[tuple[str, list[Any]]]:
         yield "spectrogram is", call("log_mel", samples)
         heard = call("encode", mel)
         yield "keys and values of sound are", heard
-        for first, some in ((0, tokens[:, :-1]), (CHECKED - 1, tokens[:, -1:])):
-            yield "logits are", call("forward", some, torch.tensor([first]), heard)
+        for first, chunk in ((0, tokens[:, :-1]), (CHECKED - 1, tokens[:, -1:])):
+            yield "logits are", call(FORWARD, chunk, torch.tensor([first]), heard)
 
     return calls

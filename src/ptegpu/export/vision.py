@@ -1,6 +1,6 @@
-"""What SmolVLM and Idefics3 see with: a SigLIP tower and a connector that packs neighbouring patches into one row.
+"""The vision part of SmolVLM and Idefics3: a SigLIP tower, and a connector that packs neighbouring patches into a row.
 
-The language model beside them is a `Decoder`, which takes these rows in place of tokens. Modules have the names that
+The language model beside it is a `Decoder`, which takes these rows in place of tokens. Modules have the names that
 checkpoints use.
 """
 
@@ -13,20 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..errors import ExportError, PtegpuError
+from ..errors import ExportError
 from ..files import read_object
 from ..models.kinds import SEEING_TYPES
-from ..models.parts import TILE
-from ..models.parts import Vision as Seeing
-from .config import ACTIVATIONS as SUPPORTED
+from ..models.parts import TILE, Vision
 from .config import text_config
-from .decoder import ACTIVATIONS
-from .family import MOST_LAYERS
-from .keys import Keys
+from .config_keys import MOST_LAYERS, ConfigKeys, interpreting, read_optional
+from .transformer import ACTIVATIONS, FullAttention
 
-TEXT, TOWER, CONNECTOR = "text_model.", "vision_model.", "connector."  # what names in checkpoints begin with
+TEXT, TOWER, CONNECTOR = "text_model.", "vision_model.", "connector."  # prefixes of names in checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,69 +33,59 @@ class VisionConfig:
     heads: int
     eps: float
     activation: str
-    size: int  # pixels of a side
-    patch: int  # pixels of a side
+    size: int  # of a side in pixels
+    patch: int  # of a side in pixels
     pack: int  # patches of a side that become one row
     out: int  # dimension of rows
 
     @property
     def side(self) -> int:
-        """In patches."""
+        """The number of patches along a side."""
         return self.size // self.patch
 
-    @property
-    def rows(self) -> int:
-        return (self.side // self.pack) ** 2
 
-
-def read_vision(folder: Path) -> tuple[VisionConfig, Seeing] | None:
-    """What a checkpoint sees with; None if it does not."""
+def read_vision(folder: Path) -> tuple[VisionConfig, Vision] | None:
+    """Read the vision part of a checkpoint; None if it has no such part."""
     path = folder / "config.json"
-    given = read_object(path, ExportError)
-    if given.get("model_type") not in SEEING_TYPES:
+    values = read_object(path, ExportError)
+    if values.get("model_type") not in SEEING_TYPES:
         return None
-    try:
-        preprocessor = folder / "preprocessor_config.json"
-        return _read(path, given, read_object(preprocessor, ExportError) if preprocessor.is_file() else {})
-    except PtegpuError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as e:  # values of another kind
-        raise ExportError(f"{path} cannot be understood: {e}") from None
+    with interpreting(path):
+        return _read(path, values, read_optional(folder / "preprocessor_config.json"))
 
 
-def _read(path: Path, given: Mapping[str, Any], pictures: Mapping[str, Any]) -> tuple[VisionConfig, Seeing]:
-    keys, text = Keys(path, given.get("vision_config") or {}), Keys(path, text_config(given))
+def _read(path: Path, values: Mapping[str, Any], pictures: Mapping[str, Any]) -> tuple[VisionConfig, Vision]:
+    keys, text = ConfigKeys(path, values.get("vision_config") or {}), ConfigKeys(path, text_config(values))
+    outer = ConfigKeys(path, values)
     config = VisionConfig(
         dim=keys.count("hidden_size", 1152),
         hidden=keys.count("intermediate_size", 3072),
         layers=keys.count("num_hidden_layers", 12, most=MOST_LAYERS),
         heads=keys.count("num_attention_heads", 16),
         eps=keys.number("layer_norm_eps", 1e-6),
-        activation=str(keys.get("hidden_act", "gelu_pytorch_tanh")),
+        activation=keys.activation("hidden_act", keys.get("hidden_act", "gelu_pytorch_tanh")),
         size=keys.count("image_size", 224, most=TILE),
         patch=keys.count("patch_size", 32, most=TILE),
-        pack=Keys(path, given).count("scale_factor", 2, most=64),
+        pack=outer.count("scale_factor", 2, most=64),
         out=text.count("hidden_size"),
     )
-    if config.activation not in SUPPORTED:
-        raise keys.error(f"hidden_act {config.activation!r} is not supported; supported are {', '.join(SUPPORTED)}")
     if config.dim % config.heads or config.side == 0 or config.side % config.pack:
         raise keys.error("hidden_size and heads, or image_size, patch_size and scale_factor, do not fit together")
     size = (pictures.get("max_image_size") or {}).get("longest_edge", config.size)
     if size != config.size:
         raise keys.error(f"pictures have {size} pixels in preprocessor_config.json, and {config.size} here")
-    seeing = Seeing(
+    vision = Vision(
         size=config.size,
-        rows=config.rows,
+        rows=(config.side // config.pack) ** 2,
         dim=config.out,
-        token=Keys(path, given).count("image_token_id"),
+        token=outer.count("image_token_id"),
         longest=min((pictures.get("size") or {}).get("longest_edge", 4 * config.size), TILE),
         split=bool(pictures.get("do_image_splitting", True)),
         mean=_three(pictures.get("image_mean")),
         std=_three(pictures.get("image_std")),
     )
-    seeing.check()
-    return config, seeing
+    vision.check()
+    return config, vision
 
 
 def _three(values: Any) -> tuple[float, float, float]:
@@ -107,26 +93,7 @@ def _three(values: Any) -> tuple[float, float, float]:
     return red, green, blue
 
 
-class Attention(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.heads, self.head_dim = config.heads, config.dim // config.heads
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            setattr(self, name, nn.Linear(config.dim, config.dim, device="meta"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            project(x).view(1, -1, self.heads, self.head_dim).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        if torch.compiler.is_exporting():
-            y = torch.ops.et_vk.sdpa(q, k, v, None, self.head_dim**-0.5)
-        else:
-            y = F.scaled_dot_product_attention(q, k, v)
-        return self.out_proj(y.transpose(1, 2).reshape(1, -1, self.heads * self.head_dim))
-
-
-class FeedForward(nn.Module):
+class VisionFeedForward(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.fc1 = nn.Linear(config.dim, config.hidden, device="meta")
@@ -137,10 +104,10 @@ class FeedForward(nn.Module):
         return self.fc2(self.activation(self.fc1(x)))
 
 
-class Block(nn.Module):
+class VisionBlock(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(config), FeedForward(config)
+        self.self_attn, self.mlp = FullAttention(config.dim, config.heads), VisionFeedForward(config)
         self.layer_norm1 = nn.LayerNorm(config.dim, config.eps, device="meta")
         self.layer_norm2 = nn.LayerNorm(config.dim, config.eps, device="meta")
 
@@ -149,7 +116,7 @@ class Block(nn.Module):
         return x + self.mlp(self.layer_norm2(x))
 
 
-class Embeddings(nn.Module):
+class VisionEmbeddings(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.patch_embedding = nn.Conv2d(3, config.dim, config.patch, config.patch, device="meta")
@@ -166,11 +133,11 @@ class Embeddings(nn.Module):
         return self.patch_embedding(pixels).flatten(2).transpose(1, 2) + positions
 
 
-class Tower(nn.Module):
+class VisionTower(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(Block(config) for _ in range(config.layers))})
+        self.embeddings = VisionEmbeddings(config)
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(VisionBlock(config) for _ in range(config.layers))})
         self.post_layernorm = nn.LayerNorm(config.dim, config.eps, device="meta")
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -180,12 +147,12 @@ class Tower(nn.Module):
         return self.post_layernorm(x)
 
 
-class Vision(nn.Module):
+class VisionModel(nn.Module):
     """pixels (1, 3, size, size) → rows (rows, out). Weights are on the device "meta" until they are loaded."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.config, self.vision_model = config, Tower(config)
+        self.config, self.vision_model = config, VisionTower(config)
         width = config.dim * config.pack**2
         projection = nn.ModuleDict({"proj": nn.Linear(width, config.out, bias=False, device="meta")})
         self.connector = nn.ModuleDict({"modality_projection": projection})
