@@ -22,8 +22,8 @@ from ptegpu.kernels.lanes import (
     HELD_ROWS,
     MAX,
     SUM,
-    Choice,
     Lanes,
+    LaneTable,
     Sweep,
     choose,
     held,
@@ -157,7 +157,7 @@ def test_pieces_cover_a_row_and_fit_the_registers(loads: int) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES, ids=["along", "across", "held rows", "held columns"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_chosen_fits_the_target(choice: Choice, target: Target) -> None:
+def test_what_is_chosen_fits_the_target(choice: LaneTable, target: Target) -> None:
     rows_and_loads = itertools.product((1, 3, 100, 5000, 200_000), (1, 4, 30, 200, 5000, 10**6))
     for subgroup, (rows, loads) in itertools.product((0, 4, 32), rows_and_loads):
         given = replace(target, subgroups=bool(subgroup), subgroup_size=subgroup)

@@ -21,7 +21,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import FACTORS, SIZES, Form, leave, length, sight, strides, workgroup_range
-from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN, Rows
+from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN, BlockSource
 from .tensor_core_products import LEFT, RIGHT, SUMS
 from .wgsl import ELEMENT_BYTES, LOWEST, KernelSpec, Storage, build, u32s
 
@@ -56,7 +56,7 @@ def _shared_bytes(dim: int, value_dim: int, keys: int) -> int:
     return sum(ELEMENT_BYTES[element] * count for element, count in _shared(dim, value_dim, keys).values())
 
 
-def vectors(dtype: DType, seen: bool) -> Rows:
+def vectors(dtype: DType, seen: bool) -> BlockSource:
     """Queries, keys or values of a key-value head as rows; of a cache only what is `seen`."""
     eight = (
         "fn eight(row: u32, i: u32) -> Eight {\n"
@@ -69,7 +69,7 @@ def vectors(dtype: DType, seen: bool) -> Rows:
         params += [*u32s("keys", "queries"), ("start", "sym")]
         eight += f"\n{length(True)}"
     reads, scaled = (("x", Storage(dtype, 4)),), dtype is not DType.F16
-    return Rows(reads, tuple(params), eight, scaled=scaled, live="length()" if seen else "")
+    return BlockSource(reads, tuple(params), eight, scaled=scaled, live="length()" if seen else "")
 
 
 class _Blocks:

@@ -9,7 +9,7 @@ from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
 from .attention import Form, module, workgroup_range
-from .attention_slices import MOST_SLICES, SPARE, Rows, Slices
+from .attention_slices import MOST_SLICES, SPARE, RowVectors, Slices
 from .wgsl import ELEMENT_BYTES, KernelSpec
 
 MOST_ROWS = 8  # of one workgroup
@@ -47,13 +47,13 @@ class Shares:
     """How a workgroup shares out `rows`."""
 
     form: Form
-    rows: Rows
+    rows: RowVectors
     workgroup: int
     fresh: int  # new keys at most
 
     @staticmethod
     def of(form: Form, count: int, sharing: int, target: Target) -> Shares:
-        return Shares(form, Rows(count), target.team, -(-count // sharing) if form.new else 0)
+        return Shares(form, RowVectors(count), target.team, -(-count // sharing) if form.new else 0)
 
     @property
     def loads(self) -> int:

@@ -16,7 +16,7 @@ VECTORS = {1: "f32", 2: "vec2<f32>", 4: "vec4<f32>"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowVectors:
     """Rows in vectors: their number is a power of two."""
 
     count: int
@@ -46,13 +46,13 @@ class Rows:
 class Slices:
     """A workgroup cut into slices that each hold whole values: a lane has quads lane, lane + lanes, …"""
 
-    rows: Rows
+    rows: RowVectors
     quads: int  # of a value
     lanes: int
     count: int  # slices, a power of two; invocations beyond them idle
 
     @staticmethod
-    def of(rows: Rows, quads: int, workgroup: int, most: int = MOST_SLICES) -> Slices:
+    def of(rows: RowVectors, quads: int, workgroup: int, most: int = MOST_SLICES) -> Slices:
         lanes = min(quads, workgroup)
         return Slices(rows, quads, lanes, 1 << (min(most, workgroup // lanes).bit_length() - 1))
 

@@ -20,7 +20,7 @@ from ..plan.target import Target
 from ..sizes import cached
 from .concat import chosen
 from .functions import functions
-from .matmul import Finish, Gather
+from .matmul import Epilogue, Gather
 from .wgsl import KernelSpec, Storage, build, u32s
 
 
@@ -33,7 +33,7 @@ class Storages:
     bias: DType | None
     y: DType
     clamped: bool
-    more: Finish | None = None
+    more: Epilogue | None = None
 
     def added(self) -> dict[str, Storage]:
         """What is read beside input and weight."""
@@ -110,7 +110,7 @@ def flat(name: str, axes: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class InnerWindow:
     """A window along the innermost axis, which is unrolled."""
 
     taps: int
@@ -124,7 +124,7 @@ class Line:
 
 
 @cached(512)
-def direct(s: Storages, line: Line, rank: int, x_quads: bool, y_quads: bool, target: Target) -> KernelSpec:
+def direct(s: Storages, line: InnerWindow, rank: int, x_quads: bool, y_quads: bool, target: Target) -> KernelSpec:
     """Four neighbouring outputs per invocation; the inputs that they share are loaded once per row of the window."""
     last, outer = rank - 1, range(rank - 1)
     offsets = sorted({line.offset(j, t) for j in range(4) for t in range(line.taps)})

@@ -18,7 +18,7 @@ from .gemv import reduced
 from .wgsl import I32, KernelSpec, Storage, build
 
 COLUMNS = 4  # of a workgroup
-Form = Literal["float", "bytes", "halves"]  # of weights
+WeightKind = Literal["float", "bytes", "halves"]  # of weights
 PARAMS = ("n", "k", "blocks", "count", "share", "first", "rows")
 
 # What a step of k adds to the sum of column j; `b` is where its row begins.
@@ -39,7 +39,7 @@ fn eight(w: vec4<i32>, even: vec4<f32>, odd: vec4<f32>) -> f32 {
 
 @cached(64)
 def experts(
-    form: Form, x: DType, weight: DType, scales: DType | None, y: DType, quads: bool, target: Target
+    form: WeightKind, x: DType, weight: DType, scales: DType | None, y: DType, quads: bool, target: Target
 ) -> KernelSpec:
     """The weight at hand has `rows` rows from row `first` on of `count` · `n`; `share` slots have the same row of x.
 

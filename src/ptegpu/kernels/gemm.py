@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, Loader, b_source, module, row_quad
+from .matmul import GemmForm, Loader, b_source, module, row_quad
 from .wgsl import KernelSpec, Storage, u32s
 
 DEPTH = 16  # elements of K in a tile
@@ -38,7 +38,7 @@ LARGE, MEDIUM, SMALL, SLICED = Tile(128, 8, 8), Tile(64, 8, 4), Tile(32, 4, 4), 
 
 
 @cached(256)
-def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -> KernelSpec:
+def gemm(form: GemmForm, tile: Tile, target: Target, loader: Loader | None = None) -> KernelSpec:
     """A tile of y per workgroup; `b` is a matrix as the form says, or what `loader` makes of other storage.
 
     Both tiles lie in workgroup memory as [k][quad of rows or columns], so that an invocation reads vec4s. Quad q of
@@ -140,7 +140,7 @@ def gemm(form: Form, tile: Tile, target: Target, loader: Loader | None = None) -
 
 
 @cached(256)
-def blocks(form: Form, rows: int, target: Target, loader: Loader | None = None) -> KernelSpec:
+def blocks(form: GemmForm, rows: int, target: Target, loader: Loader | None = None) -> KernelSpec:
     """An invocation for so many rows and four columns of y, neighbours for neighbouring columns; `b` as in `gemm`."""
     b, place = b_source(form, loader)
     body = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, b_source, module
+from .matmul import GemmForm, b_source, module
 from .wgsl import KernelSpec, Storage, u32s
 
 MIN_SUBGROUP = 4  # the smallest size WebGPU allows
@@ -77,7 +77,7 @@ def reduce_lanes(values: list[str], how: Gemv, target: Target) -> tuple[list[str
 
 
 @cached(256)
-def gemv_rows(form: Form, rows: int, columns: int, workgroup: int, target: Target) -> KernelSpec:
+def gemv_rows(form: GemmForm, rows: int, columns: int, workgroup: int, target: Target) -> KernelSpec:
     """At most `rows` rows of a [M, K] against `columns` rows of b [N, K]: a workgroup walks K together."""
     quads = form.a_quads and form.b_quads
     sums = [(i, j) for i in range(rows) for j in range(columns)]
@@ -149,7 +149,7 @@ def _reduce_tree(values: list[str], workgroup: int) -> tuple[list[str], int]:
 
 
 @cached(256)
-def gemv_columns(form: Form, rows: int, lanes: int, target: Target) -> KernelSpec:
+def gemv_columns(form: GemmForm, rows: int, lanes: int, target: Target) -> KernelSpec:
     """At most `rows` rows of a [M, K] against b [K, N]: a lane has four columns, a slice every so manieth k."""
     workgroup = target.workgroup(256)
     slices, unroll = workgroup // lanes, 4

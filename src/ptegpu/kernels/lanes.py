@@ -289,7 +289,7 @@ def cut_params(stage: Stage) -> list[tuple[str, str]]:
     return [] if stage == "whole" else u32s("parts", "piece")
 
 
-class Variant(NamedTuple):
+class LaneRule(NamedTuple):
     """The lanes per row, if the condition holds for (rows, loads of a row, workgroups that keep the GPU busy)."""
 
     lanes: int
@@ -297,54 +297,54 @@ class Variant(NamedTuple):
     workgroup: int = 256
 
 
-class Choice(NamedTuple):
+class LaneTable(NamedTuple):
     """The first variant that matches and fits the target is taken; the last has no condition."""
 
     columns: bool
-    variants: tuple[Variant, ...]
+    variants: tuple[LaneRule, ...]
 
 
 _SHORT_ROWS = (
-    Variant(1, lambda rows, loads, busy: loads <= 4),
-    Variant(8, lambda rows, loads, busy: loads <= 32),
-    Variant(32, lambda rows, loads, busy: loads <= 128 or (loads <= 256 and rows >= 16 * busy)),
-    Variant(64, lambda rows, loads, busy: loads <= 512 and rows >= 16 * busy),
+    LaneRule(1, lambda rows, loads, busy: loads <= 4),
+    LaneRule(8, lambda rows, loads, busy: loads <= 32),
+    LaneRule(32, lambda rows, loads, busy: loads <= 128 or (loads <= 256 and rows >= 16 * busy)),
+    LaneRule(64, lambda rows, loads, busy: loads <= 512 and rows >= 16 * busy),
 )
 # Rows that are walked: their loads are read once, in any number.
-ALONG_ROWS = Choice(False, (*_SHORT_ROWS, Variant(256, None)))
-ACROSS_ROWS = Choice(
+ALONG_ROWS = LaneTable(False, (*_SHORT_ROWS, LaneRule(256, None)))
+ACROSS_ROWS = LaneTable(
     True,
     (
-        Variant(1, lambda rows, loads, busy: loads <= 8 or rows >= 1024 * busy),
-        Variant(8, lambda rows, loads, busy: loads <= 64 or rows >= 128 * busy),
-        Variant(32, lambda rows, loads, busy: rows > 4 or loads <= 256),
-        Variant(64, None),
+        LaneRule(1, lambda rows, loads, busy: loads <= 8 or rows >= 1024 * busy),
+        LaneRule(8, lambda rows, loads, busy: loads <= 64 or rows >= 128 * busy),
+        LaneRule(32, lambda rows, loads, busy: rows > 4 or loads <= 256),
+        LaneRule(64, None),
     ),
 )
 # Rows that are held in registers, whole or in pieces.
-HELD_ROWS = Choice(
+HELD_ROWS = LaneTable(
     False,
     (
         *_SHORT_ROWS,
-        Variant(256, lambda rows, loads, busy: loads <= 256 * HELD_OF_PIECE),
-        Variant(512, lambda rows, loads, busy: loads <= 512 * HELD_OF_PIECE, 512),
-        Variant(1024, lambda rows, loads, busy: loads <= 1024 * HELD_AT_MOST, 1024),
-        Variant(256, None),
+        LaneRule(256, lambda rows, loads, busy: loads <= 256 * HELD_OF_PIECE),
+        LaneRule(512, lambda rows, loads, busy: loads <= 512 * HELD_OF_PIECE, 512),
+        LaneRule(1024, lambda rows, loads, busy: loads <= 1024 * HELD_AT_MOST, 1024),
+        LaneRule(256, None),
     ),
 )
-HELD_COLUMNS = Choice(
+HELD_COLUMNS = LaneTable(
     True,
     (
-        Variant(1, lambda rows, loads, busy: loads <= HELD_OF_PIECE),
-        Variant(8, lambda rows, loads, busy: loads <= 8 * HELD_OF_PIECE),
-        Variant(32, lambda rows, loads, busy: loads <= 32 * HELD_OF_PIECE),
-        Variant(128, lambda rows, loads, busy: loads <= 128 * HELD_OF_PIECE, 1024),
-        Variant(32, None),
+        LaneRule(1, lambda rows, loads, busy: loads <= HELD_OF_PIECE),
+        LaneRule(8, lambda rows, loads, busy: loads <= 8 * HELD_OF_PIECE),
+        LaneRule(32, lambda rows, loads, busy: loads <= 32 * HELD_OF_PIECE),
+        LaneRule(128, lambda rows, loads, busy: loads <= 128 * HELD_OF_PIECE, 1024),
+        LaneRule(32, None),
     ),
 )
 
 
-def choose(choice: Choice, rows: int, loads: int, target: Target) -> Lanes:
+def choose(choice: LaneTable, rows: int, loads: int, target: Target) -> Lanes:
     """The lanes for rows of that many loads."""
     subgroup = target.subgroup_size if target.subgroups else 0
     for v in choice.variants:

@@ -20,7 +20,7 @@ from ..sizes import cached
 from .attention_merge import Merge
 from .gemv import Gemv, by_subgroups, reduce_lanes
 from .linear_q4_rows import DIGITS, STAGED_HEAD, InputRows, along_k, merged
-from .matmul import Form, module
+from .matmul import GemmForm, module
 from .packing import PARAMS, RAW, WHOLE, Packing, four_of, scale_at, unsigned, word_loader
 from .wgsl import KernelSpec, Storage, u32s
 
@@ -42,7 +42,7 @@ class _Row:
 
 @cached(256)
 def gemv(
-    form: Form,
+    form: GemmForm,
     packing: Packing,
     how: Gemv,
     count: int,
@@ -68,7 +68,7 @@ def gemv(
     one part then. With `merge`, `a` are parts of [B, S, H, D], of which a row is all heads.
     """
     suffixes = [f"_{w}" for w in range(1, len(further) + 1)]
-    paired = form.finish is not None and None in form.finish.operands
+    paired = form.epilogue is not None and None in form.epilogue.operands
     together = [["", *suffixes]] if paired else [[""], *([s] for s in suffixes)]
     normed = norm is not None
     a = InputRows(how, packing, count, blocks, masked, normed)

@@ -28,7 +28,7 @@ ONES = "0x01010101u"
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
+class RowGather:
     """WGSL of `x_word(row, word, inside)`, for rows that are not stored as words, in `gemm` only.
 
     There are then several products, `P.sets` of which differ in their weights; this one's number is `product`, and its
@@ -41,7 +41,7 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Int8Form:
     """What a kernel is generated for."""
 
     bits: int  # of the weight: 4, offset by 8, or 8, two's complement
@@ -55,7 +55,7 @@ class Form:
     x_zero: DType | None
     y_quads: bool  # y is stored four elements at a time
     aligned: bool = True  # rows of the weight are whole words
-    gather: Gather | None = None
+    gather: RowGather | None = None
 
     @property
     def elements(self) -> int:
@@ -73,7 +73,7 @@ PARAMS = ("m", "n", "x_words", "row_bytes", "group", "scale_stride", "scale_grou
 def _kernel(
     name: str,
     body: list[str],
-    form: Form,
+    form: Int8Form,
     target: Target,
     *,
     words: tuple[str, str],  # element types of x and b
@@ -114,7 +114,7 @@ def _kernel(
     )
 
 
-def _epilogue(form: Form) -> str:
+def _epilogue(form: Int8Form) -> str:
     kind = COMPUTE[form.y]
     scale = "x_scales_at(row)" if form.x_scale else "P.x_scale"
     zero = "i32(x_zeros_at(row))" if form.x_zero else "P.x_zero"
@@ -182,7 +182,7 @@ def pack_rows(x: DType, scale: DType | None, zero: DType | None, interleaved: bo
 
 
 @cached(256)
-def gemv(form: Form, how: Gemv, count: int, target: Target) -> KernelSpec:
+def gemv(form: Int8Form, how: Gemv, count: int, target: Target) -> KernelSpec:
     """At most `count` rows of x against a weight; sets of lanes have quads of its rows. A block is one load of such."""
     assert how.rows % 4 == 0
     rows, lanes = range(how.rows), how.lanes
@@ -257,7 +257,7 @@ def _component(vector: str, i: int, width: int) -> str:
 
 
 def _nibbles(
-    form: Form, how: Gemv, count: int, x: Callable[[int, int], str], w: Callable[[int, int], str]
+    form: Int8Form, how: Gemv, count: int, x: Callable[[int, int], str], w: Callable[[int, int], str]
 ) -> list[str]:
     """A block of 4-bit weights into the sums: Σ (n − 8)·(x − zero) = Σ n·x − zero · Σ n − 8 · Σ (x − zero)."""
     chunk = how.words if form.run == WHOLE else min(form.run // 8, how.words)  # words that share a scale
@@ -289,7 +289,7 @@ def _nibbles(
 
 
 @cached(256)
-def gemm(form: Form, tile: Tile, target: Target) -> KernelSpec:
+def gemm(form: Int8Form, tile: Tile, target: Target) -> KernelSpec:
     """A tile of y per workgroup, group by group of K.
 
     Both tiles lie in workgroup memory as [word][quad of rows or columns]. Invocation (x, y) has row quads y,

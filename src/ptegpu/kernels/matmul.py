@@ -4,7 +4,7 @@ Ints, which only `outer` takes, are summed in i32 and wrap.
 
 There may be fewer matrices of `a` and of the bias than of `b`: matrix z is then number z modulo `P.sets`.
 
-All kernels share one `Form` (what is constant per graph) and one block of parameters (what is live):
+All kernels share one `GemmForm` (what is constant per graph) and one block of parameters (what is live):
 
 - `outer`: an invocation per element, for a K so short that nothing is worth sharing, and for ints;
 - `gemv.gemv_rows`: one to eight rows of `a` against b stored [N, K]: a workgroup walks K together for a few rows of b;
@@ -50,7 +50,7 @@ class Gather:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Epilogue:
     """Arithmetic on each element before it is stored: `apply(i, v, …)` gets its place in y, its value, the elements at
     that place in further tensors, and numbers."""
 
@@ -76,7 +76,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class GemmForm:
     """What a kernel is generated for. Quads: whether rows as stored can be loaded or stored four elements at a time."""
 
     a: DType
@@ -89,7 +89,7 @@ class Form:
     y_quads: bool
     clamped: bool = False  # y is kept within P.low and P.high
     gather: Gather | None = None
-    finish: Finish | None = None
+    epilogue: Epilogue | None = None
 
     @property
     def kind(self) -> str:
@@ -112,7 +112,7 @@ class Loader:
 def module(
     name: str,
     body: list[str],
-    form: Form,
+    form: GemmForm,
     target: Target,
     *,
     reads: dict[str, Storage],
@@ -129,8 +129,8 @@ def module(
     `reads` and `writes` are what it binds beside what the form says.
     """
     added = {"bias": Storage(form.bias)} if form.bias else {}
-    if form.finish:
-        added |= form.finish.reads
+    if form.epilogue:
+        added |= form.epilogue.reads
     text = "\n".join(f"  {line}" for line in body)
     return build(
         name,
@@ -144,7 +144,7 @@ def module(
             ("alpha", form.kind),
             *([("beta", form.kind), *BIAS] if form.bias else []),
             *(CLAMP if form.clamped else []),
-            *(form.finish.params if form.finish else ()),
+            *(form.epilogue.params if form.epilogue else ()),
             *params,
         ],
         workgroup=workgroup,
@@ -155,7 +155,7 @@ def module(
     )
 
 
-def _epilogue(form: Form) -> str:
+def _epilogue(form: GemmForm) -> str:
     bias = ""
     if form.bias:
         place = "P.bias_first + z % P.sets * P.bias_batch + row * P.bias_row + column * P.bias_column"
@@ -164,11 +164,11 @@ def _epilogue(form: Form) -> str:
     kind = form.kind
     place = "P.y_first + z * P.y_batch + row * P.y_row"
     library, last = result, result
-    if form.finish:
-        library, last = result + form.finish.wgsl, f"finished({place} + column * P.y_column, {result})"
+    if form.epilogue:
+        library, last = result + form.epilogue.wgsl, f"finished({place} + column * P.y_column, {result})"
     finish = f"{functions(library)}\n"
-    if form.finish:
-        finish += f"{form.finish.wgsl}\nfn finished(i: u32, v: f32) -> f32 {{ return {form.finish.call}; }}\n"
+    if form.epilogue:
+        finish += f"{form.epilogue.wgsl}\nfn finished(i: u32, v: f32) -> f32 {{ return {form.epilogue.call}; }}\n"
     finish += f"fn finish(z: u32, row: u32, column: u32, v: {kind}) -> {kind} {{ return {last}; }}\n"
     if form.y_quads:
         lanes = ", ".join(f"finish(z, row, column + {j}u, v.{c})" for j, c in enumerate("xyzw"))
@@ -195,7 +195,7 @@ def row_quad(name: str, width: str, quads: bool) -> str:
     return f"fn {name}_quad(row: u32, i: u32) -> vec4<f32> {{ return {load}; }}"
 
 
-def b_source(form: Form, loader: Loader | None = None) -> tuple[Loader, str]:
+def b_source(form: GemmForm, loader: Loader | None = None) -> tuple[Loader, str]:
     """Return how `b` is loaded, if not by `loader`, and what its `b_quad` wants to know of a `column`."""
     place = "b_place({column})" if form.gather else "{column}"
     if loader:
@@ -207,7 +207,7 @@ def b_source(form: Form, loader: Loader | None = None) -> tuple[Loader, str]:
 
 
 @cached(256)
-def outer(form: Form, target: Target) -> KernelSpec:
+def outer(form: GemmForm, target: Target) -> KernelSpec:
     """An invocation per element of y."""
     b = "(z * P.n + column) * P.k + k" if form.transposed else "(z * P.k + k) * P.n + column"
     body = [
@@ -223,7 +223,7 @@ def outer(form: Form, target: Target) -> KernelSpec:
 
 
 @cached(64)
-def add_parts(form: Form, target: Target) -> KernelSpec:
+def add_parts(form: GemmForm, target: Target) -> KernelSpec:
     """y from partial sums [parts, batch, M, N], which it reads as `a`."""
     body = [
         "let i = group * WG + lid;",

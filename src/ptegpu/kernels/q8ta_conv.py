@@ -12,7 +12,7 @@ from __future__ import annotations
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .linear_q8 import Gather
+from .linear_q8 import RowGather
 from .wgsl import KernelSpec, Storage, build
 
 # By axis 0 and 1: sizes of input, output and kernel, stride, padding, dilation.
@@ -32,7 +32,7 @@ def _coordinate(axis: int, transposed: bool) -> str:
 
 
 @cached(64)
-def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> Gather:
+def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> RowGather:
     """`depth_quads`: the channels of a group, `P.depth`, are a multiple of four, so that a word has one tap."""
     lines = [
         _coordinate(0, transposed),
@@ -63,7 +63,7 @@ def window(transposed: bool, depth_quads: bool, shared_scales: bool) -> Gather:
             "  return packed;",
         ]
     lines.append("}")
-    return Gather("\n".join(lines), (("sets", "u32"), ("depth", "i32"), *AXES), shared_scales)
+    return RowGather("\n".join(lines), (("sets", "u32"), ("depth", "i32"), *AXES), shared_scales)
 
 
 @cached(64)

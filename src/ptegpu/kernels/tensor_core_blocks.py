@@ -37,7 +37,7 @@ BLOCK = "subgroup_matrix_left<f16, 8, 16>"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BlockSource:
     """What `prepare` lays out: `eight(row, i)`, eight elements from number 8 i on, which may lie beyond K.
 
     Rows count through all sets. `look` is WGSL that makes `most` a bound of a row's magnitude, where that is quicker
@@ -54,7 +54,7 @@ class Rows:
 
 
 @cached(64)
-def prepare(source: Rows, target: Target, across: int = 0, twice: bool = False) -> KernelSpec:
+def prepare(source: BlockSource, target: Target, across: int = 0, twice: bool = False) -> KernelSpec:
     """Rows [sets · M, K] as f16 blocks [sets, M / 16, K / 8, 16, 8], zero beyond K; `twice`: blocks [sets, M / 16, 2,
     K / 8, 16, 8] of the nearest elements and of what is left.
 
@@ -144,43 +144,45 @@ def _masked(low: str, high: str) -> str:
     return f"return Eight({', '.join(parts)});"
 
 
-def rows(dtype: DType, quads: bool, norm: DType | None = None) -> Rows:
+def rows(dtype: DType, quads: bool, norm: DType | None = None) -> BlockSource:
     """Rows stored one after the other, or RMS norms of them, by a weight of type `norm`."""
     end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
     name = "plain" if norm else "eight"
     eight = f"{row_quad('b', 'P.k', quads)}\nfn {name}(row: u32, i: u32) -> Eight {{ {end} }}"
     reads = {"b": Storage(dtype, 4 if quads else 1)}
     if norm is None:
-        return Rows(tuple(reads.items()), (), eight, scaled=dtype is not DType.F16)
+        return BlockSource(tuple(reads.items()), (), eight, scaled=dtype is not DType.F16)
     reads["w"] = Storage(norm, 4 if quads else 1)
     low, high = ("w_quad(0u, 8u * i)", "w_quad(0u, 8u * i + 4u)")
     eight += (
         f"\n{row_quad('w', 'P.k', quads)}\nvar<private> inverse: f32;\nfn eight(row: u32, i: u32) -> Eight {{\n"
         f"  let v = plain(row, i); return Eight(v.low * inverse * {low}, v.high * inverse * {high});\n}}"
     )
-    return Rows(tuple(reads.items()), (("eps", "f32"),), eight, normed=True)
+    return BlockSource(tuple(reads.items()), (("eps", "f32"),), eight, normed=True)
 
 
-def columns(dtype: DType) -> Rows:
+def columns(dtype: DType) -> BlockSource:
     """Rows that are the columns of matrices [K, M]."""
     at = [f"b_at((row / P.m * P.k + min(8u * i + {j}u, P.k - 1u)) * P.m + row % P.m)" for j in range(8)]
     end = _masked(f"vec4<f32>({', '.join(at[:4])})", f"vec4<f32>({', '.join(at[4:])})")
     eight = f"fn eight(row: u32, i: u32) -> Eight {{ {end} }}"
-    return Rows((("b", Storage(dtype)),), (), eight, scaled=dtype is not DType.F16)
+    return BlockSource((("b", Storage(dtype)),), (), eight, scaled=dtype is not DType.F16)
 
 
-def packed(packing: Packing) -> Rows:
+def packed(packing: Packing) -> BlockSource:
     """Rows of a packed weight."""
     source = loader(packing)
     if not (packing.shares(8) and packing.aligned):
         end = _masked("b_quad(row, 8u * i)", "b_quad(row, 8u * i + 4u)")
-        return Rows(source.reads, source.params, f"{source.quad}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}")
+        return BlockSource(
+            source.reads, source.params, f"{source.quad}\nfn eight(row: u32, i: u32) -> Eight {{ {end} }}"
+        )
     lines = f"{eight_of(packing)}\n  {_masked('low * scale', 'high * scale')}"
     look = f"for (var i = first; i * P.group < P.k; i += ACROSS) {{ most = max(most, {bound_of(packing)}); }}"
-    return Rows(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
+    return BlockSource(source.reads, source.params, f"fn eight(row: u32, i: u32) -> Eight {{\n  {lines}\n}}", look)
 
 
-def windows(dtype: DType, kernel: tuple[int, ...]) -> Rows:
+def windows(dtype: DType, kernel: tuple[int, ...]) -> BlockSource:
     """Rows that are the windows of images, [channels · taps] each: those of all positions, image after image.
 
     A row's bound is that of its image, in `slices` parts (`tops`).
@@ -208,7 +210,7 @@ def windows(dtype: DType, kernel: tuple[int, ...]) -> Rows:
         "for (var i = first; i < P.slices; i += ACROSS) { most = max(most, tops_at(row / P.columns * P.slices + i)); }"
     )
     body = "\n".join(f"  {line}" for line in lines)
-    return Rows(reads, params, f"fn eight(row: u32, i: u32) -> Eight {{\n{body}\n}}", look, scaled)
+    return BlockSource(reads, params, f"fn eight(row: u32, i: u32) -> Eight {{\n{body}\n}}", look, scaled)
 
 
 @cached(16)

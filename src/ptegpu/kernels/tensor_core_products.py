@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..dtypes import DType
 from ..plan.target import Target
 from ..sizes import cached
-from .matmul import Form, module
+from .matmul import GemmForm, module
 from .tensor_core_blocks import BLOCK, LANES, ROWS, SPAN
 from .wgsl import KernelSpec, Storage, build, u32s
 
@@ -181,14 +181,14 @@ _SUMS = ("parts", "part_step", "z_step", "width")
 
 
 @cached(64)
-def finish(form: Form, scaled: tuple[bool, bool], target: Target, aligned: bool = True) -> KernelSpec:
+def finish(form: GemmForm, scaled: tuple[bool, bool], target: Target, aligned: bool = True) -> KernelSpec:
     """y from sums over parts, which are its `a`: four columns an invocation. `scaled`: which operands' rows were.
 
     They may be columns of sums for several products, from `first` on; what another has beside them begins at `other`.
     The sums of each of a batch begin `z_step` after those of the one before: at a multiple of four, if `aligned`.
     """
     reads, total = _total(scaled, aligned)
-    beside = form.finish is not None and None in form.finish.operands
+    beside = form.epilogue is not None and None in form.epilogue.operands
     body = [*_EACH, *(["besides = total(z, row, column, P.other);"] if beside else [])]
     return module(
         "matrix_finish",

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ShapeError
 from ..graph.graph import Tensor
-from ..kernels.experts import COLUMNS, Form
+from ..kernels.experts import COLUMNS, WeightKind
 from ..kernels.experts import experts as kernel_of
 from ..kernels.wgsl import store_type
 from ..plan.target import Target
@@ -31,7 +31,7 @@ def _chosen(a: Mapping[str, Any]) -> Iterable[Bounded]:
 
 
 def _products(
-    form: Form,
+    form: WeightKind,
     x: Tensor,
     weight: Tensor,
     scales: Tensor | None,

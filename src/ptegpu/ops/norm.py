@@ -120,7 +120,7 @@ def layer_norm(
 
 
 @dataclass(frozen=True, slots=True)
-class Norm(Work):
+class RmsNorm(Work):
     """Rows of x are brought to unit mean square, and their elements multiplied with a weight."""
 
     x: Tensor
@@ -147,7 +147,7 @@ class Norm(Work):
 @op("et_vk.rms_norm.default", fits="x float[..., k], weight [k]", role="norm", by_row="norm")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Steps:
     out = yield Out(x.shape, x.dtype)
-    yield Norm(x, weight, eps, out)
+    yield RmsNorm(x, weight, eps, out)
 
 
 @op("aten.rms_norm.default", fits="x float", by_row="norm")
