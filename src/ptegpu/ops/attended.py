@@ -150,7 +150,7 @@ class Attended(Fused):
         yield Attention(q.tensor, k.tensor, v.tensor, out, True, core.causal, mask, core.scale, empty=core.empty, at=at)
 
     def placed(self) -> tuple[list[Walk], tuple[HeadLayout, ...], Mask | None] | None:
-        """Return the operands' walks, the layouts of operands and result, and the mask; None if strides cannot read them."""
+        """Return the operands' walks, their layouts and the result's, and the mask; None if strides do not suffice."""
         core = self.core
         expanded = [n for n in core.nodes if n.op.walks and order_of(n) is None]  # scores, to their own shape
         if any(n.args[0].shape != result(n).shape for n in expanded):  # type: ignore[union-attr]
