@@ -175,5 +175,5 @@ def test_many_short_rows_share_a_workgroup_and_one_long_row_has_it_whole() -> No
     assert (1, 256) == ((few := choose(ALONG_ROWS, 1000, 3, target)).count, few.rows)
     assert (256, 1) == ((long := choose(ALONG_ROWS, 2, 10**5, target)).count, long.rows)
     assert {} == few.shared("f32", "a") and {"a": ("f32", 256)} == long.shared("f32", "a")
-    assert 8 == replace(long, subgroup=8).together and replace(long, subgroup=8).by_subgroup
+    assert 8 == replace(long, subgroup=8).in_subgroup and replace(long, subgroup=8).by_subgroup
     assert {"a": ("f32", 32)} == replace(long, subgroup=8).shared("f32", "a")

@@ -1,4 +1,4 @@
-"""The next token of each row of logits, by a workgroup each with settings and tokens seen of its own."""
+"""The next token of each row of logits, by a workgroup per row with its own settings and history."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
 
 @cached(64)
 def each_row(logits: DType, target: Target) -> KernelSpec:
-    """A workgroup per row of logits: its token and log-probability, by its own settings and its own tokens seen."""
-    room = (target.max_shared_bytes - 4 * BINS - 8) // 24  # invocations that it is enough for
+    """Compute the token and log-probability of each row of logits."""
+    room = (target.max_shared_bytes - 4 * BINS - 8) // 24  # maximum invocations
     workgroup = target.team if target.software else max(target.team, target.workgroup(min(1024, room)))
     lanes = Lanes(workgroup, workgroup)
     each, mine = BINS // workgroup, "mine + "

@@ -1,4 +1,4 @@
-"""Radix selection of the least logit to keep, and a draw of one token of those kept, by several workgroups each."""
+"""Radix selection of the least logit to keep, and a draw among the remaining tokens, by several workgroups each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .lanes import Lanes
 from .sample import BEFORE, best, best_memory, lanes_of, part_loop, setting
 from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
 
-Pick = Literal["none", "given", "share"]  # no digit to end, towards a remaining weight, or towards top_p of all
+Pick = Literal["none", "given", "share"]  # end of the digit before: none, at a remaining weight, or at top_p of all
 BINS = 2048
-DIGITS = ((21, 2047, 0), (10, 2047, 0xFFE00000), (0, 1023, 0xFFFFFC00))  # shift, mask, bits of a key already settled
-STATE_WORDS = 3  # after the bins, per digit: the settled bits, the weight still wanted, the least key allowed
+DIGITS = ((21, 2047, 0), (10, 2047, 0xFFE00000), (0, 1023, 0xFFFFFC00))  # shift, mask, settled bits of a key
+STATE_WORDS = 3  # per digit, after the bins: the settled bits, the remaining weight, the least key allowed
 KEY_OF = "fn key(v: f32) -> u32 { let b = bitcast<u32>(v); return select(b | 0x80000000u, ~b, (b >> 31u) == 1u); }"
 _KEY = f"{KEY_OF}\nfn word(w: u32) -> u32 {{ return atomicLoad(&work[w]); }}"
 WORK = Storage(DType.I32, raw="atomic<u32>")
 
 
 def scanned(workgroup: int) -> list[str]:
-    """Return lines that add up what the invocations have as `own`: `upto` is the sum up to each one, kept in `sums`."""
+    """Return lines that compute `upto`, the inclusive prefix sum of the invocations' `own`, and store it in `sums`."""
     lines = ["  var upto = own;", "  sums[lid] = upto;", "  workgroupBarrier();"]
     step = 1
     while step < workgroup:
@@ -37,10 +37,10 @@ def scanned(workgroup: int) -> list[str]:
 
 
 def _pick(pick: Pick, fresh: bool, lanes: Lanes) -> str:
-    """Declares the state after the digit before: `settled` bits, weight `wanted`, least key `least`.
+    """Return lines that declare the state after the digit before: `settled` bits, weight `wanted`, least key `least`.
 
-    The bin sought is the highest at which the weight from the top reaches what is wanted. Where all bins together do
-    not reach it, it is bin 0, and so on to key 0: everything is kept. `fresh` begins another selection.
+    That digit ends in the highest bin at which the weight from the top reaches the target. If all bins do not reach it,
+    it ends in bin 0, and so on down to key 0, which keeps all tokens. `fresh` begins another selection.
     """
     if pick == "none":
         return "  let settled = 0u; let wanted = word(P.old_state + 1u); let least = 0u;"
@@ -76,23 +76,23 @@ _STATE = u32s("length", "span", "old_bins", "old_state", "old_shift")
 
 @cached(64)
 def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
-    """Ends the digit before, as `pick` says, and fills the bins of the next with tokens, or with probability `mass`."""
-    lanes, apart = lanes_of(target), not target.software  # a workgroup has bins of its own, where many add at once
+    """End the digit before as `pick` says, and count tokens, or probability if `mass`, into the bins of the next."""
+    lanes, local = lanes_of(target), not target.software  # bins per workgroup, where many workgroups add at once
     weight = "u32(exp(v - summary_at(1u)) * unit + 0.5)" if mass else "1u"
     body = [
         "  let lane = lid; let part = group;",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}" if apart else "",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ atomicStore(&bins[b], 0u); }}" if local else "",
         _pick(pick, fresh, lanes),
         "  workgroupBarrier();",
         "  let unit = 2147483648.0 / summary_at(2u);" if mass else "",
         part_loop(
             "let v = x_at(i); let k = key(v);"
             " if ((k & P.settled_bits) == settled && k >= least)"
-            f" {{ atomicAdd(&{'bins[' if apart else 'work[P.bins + '}((k >> P.shift) & P.mask)], {weight}); }}"
+            f" {{ atomicAdd(&{'bins[' if local else 'work[P.bins + '}((k >> P.shift) & P.mask)], {weight}); }}"
         ),
-        "  workgroupBarrier();" if apart else "",
-        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);" if apart else "",
-        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }" if apart else "",
+        "  workgroupBarrier();" if local else "",
+        f"  for (var b = lid; b < {BINS}u; b += WG) {{ let w = atomicLoad(&bins[b]);" if local else "",
+        "    if (w != 0u) { atomicAdd(&work[P.bins + b], w); } }" if local else "",
         "  if (group == 0u && lid == 0u) { atomicStore(&work[P.state], settled);",
         "    atomicStore(&work[P.state + 1u], wanted); atomicStore(&work[P.state + 2u], least); }",
     ]
@@ -109,7 +109,7 @@ def select(pick: Pick, fresh: bool, mass: bool, target: Target) -> KernelSpec:
         writes={"work": WORK},
         params=[*_STATE, *u32s("bins", "state", "shift", "mask", "settled_bits")],
         workgroup=lanes.workgroup,
-        shared=({"bins": ("atomic<u32>", BINS)} if apart else {})
+        shared=({"bins": ("atomic<u32>", BINS)} if local else {})
         | {"sums": ("u32", lanes.workgroup), "found": ("u32", 2)},
         helpers=_KEY,
     )
@@ -133,7 +133,7 @@ def seeded(first: str = "") -> list[str]:
 
 @cached(64)
 def draw(selects: bool, target: Target) -> KernelSpec:
-    """Per part: the token kept whose changed logit plus noise is largest."""
+    """Find the remaining token with the largest sum of changed logit and noise in each part."""
     lanes = lanes_of(target)
     helpers = f"{functions(NOISE)}\n{NOISE}"
     body = [
