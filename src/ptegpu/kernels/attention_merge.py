@@ -1,6 +1,6 @@
-"""Joining the parts of rows whose keys were split over workgroups (flash decoding).
+"""The merge of the parts of rows whose keys are split over workgroups (flash decoding).
 
-Whoever reads the result can do that instead of a kernel of its own: `Merge` has the text for both.
+`Merge` has the WGSL for a separate kernel and for kernels that read the result.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..sizes import cached
 from .attention import OWN, Form, owned, put, strides, used
 from .wgsl import I32, LOWEST, KernelSpec, Storage, build, u32s
 
-AT_ONCE = 4  # parts that a merge loads together
+AT_ONCE = 4  # parts that are loaded at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What a kernel that merges parts is generated for."""
+    """The constants of a kernel that merges parts."""
 
     quads: int  # of a value
     cached: bool
@@ -31,14 +31,14 @@ class Merge:
         return [*u32s(*names), ("empty", "f32"), *start]
 
     def helpers(self, parts: str) -> str:
-        """`merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
+        """Return `merged(place, d)`: quad d of the row whose first part is at `place` of the binding `parts`."""
         each = range(AT_ONCE)
         lines = [f"let at{k} = place + min(i + {k}u, count - 1u) * P.apart;" for k in each]
         lines += [f"let s{k} = {parts}_at4(at{k} + {self.quads}u).xy;" for k in each]
         lines += [f"let v{k} = {parts}_at4(at{k} + d);" for k in each]
         lines.append(f"var high = top;{''.join(f' high = max(high, s{k}.x);' for k in each)}")
         lines.append("let fade = exp(top - high); top = high; sum *= fade; acc *= fade;")
-        for k in each:  # what has no sum may be anything
+        for k in each:  # values without a sum are undefined
             lines.append(f"if (i + {k}u < count && !(s{k}.y == 0.0)) {{")
             lines.append(
                 f"  let p = exp(s{k}.x - high); sum = fma(p, s{k}.y, sum); acc = fma(vec4<f32>(p), v{k}, acc);"
@@ -56,8 +56,8 @@ class Merge:
 
 @cached(64)
 def merge(form: Form, target: Target) -> KernelSpec:
-    """An invocation per quad of the result."""
-    m, how = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
+    """Merge with an invocation per quad of the result."""
+    m, parts = form.value_quads, Merge(form.value_quads, form.cached, form.paged)
     body = [
         f"let i = group * WG + lid; let d = i % {m}u; let at = i / {m}u;",
         "let rows = P.queries * P.sharing; let zh = at / rows;",
@@ -72,7 +72,7 @@ def merge(form: Form, target: Target) -> KernelSpec:
         target=target,
         reads={"parts": Storage(DType.F32, 4), **({"rows": I32} if form.paged else {})},
         writes={"y": Storage(form.y, 4 if form.quads else 1)},
-        params=[*how.params, *strides("y")],
+        params=[*parts.params, *strides("y")],
         workgroup=target.workgroup(128),
-        helpers=owned(f"{how.helpers('parts')}\n{put(form)}", form.paged),
+        helpers=owned(f"{parts.helpers('parts')}\n{put(form)}", form.paged),
     )

@@ -1,4 +1,4 @@
-"""Attention of many rows: 64 rows against 32 keys at a time, both products from workgroup memory."""
+"""Attention of many rows: 64 rows by 32 keys at a time, both products from workgroup memory."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from ..sizes import cached
 from .attention import Form, module, workgroup_range
 from .wgsl import LOWEST, KernelSpec
 
-TILE_ROWS, TILE_KEYS, TILE_THREADS, TILE_DIM = 64, 32, 128, 256  # TILE_DIM: the most elements of a value
+TILE_ROWS, TILE_KEYS, TILE_THREADS, TILE_DIM = 64, 32, 128, 256  # TILE_DIM: maximum elements of a value
 ACROSS = TILE_KEYS // 4  # invocations side by side
 DEPTH = 16  # elements of queries and keys in workgroup memory at a time
-HALF = 512  # quads: a tile of exponentials, and as much for values
-HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # where highest scores lie
-UNROLLED = 8  # values whose products are written out
+HALF = 512  # quads of a tile of exponentials, and of the values
+HIGHEST = 2 * HALF - ACROSS * TILE_ROWS // 4  # offset of the highest scores
+UNROLLED = 8  # values whose products are unrolled
 
 
 @cached(256)
 def tiles(form: Form, target: Target) -> KernelSpec:
-    """64 rows per workgroup against 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
+    """Compute 64 rows per workgroup, 32 keys per step; invocation (x, y) has rows 4y … 4y+3.
 
-    Of the scores it has keys 4x … 4x+3, of the result quads x, x + 8, …. One array holds in turn: queries and keys,
-    sixteen elements deep, as [element][quad of rows or keys], where quad i of element d is kept at i ^ (d / 4 · 2),
-    which spreads stores over the banks; highest scores; exponentials as [key][quad of rows]; values.
+    It has keys 4x … 4x+3 of the scores, and quads x, x + 8, … of the result. One array holds, in turn: sixteen elements
+    of queries and keys as [element][quad of rows or keys], where quad i of element d is at i ^ (d / 4 · 2), which
+    spreads stores over the banks; highest scores; exponentials as [key][quad of rows]; values.
     """
     n, m = form.key_quads, form.value_quads
     held = -(-m // ACROSS)  # quads of an invocation
@@ -120,5 +120,5 @@ def tiles(form: Form, target: Target) -> KernelSpec:
 
 
 def _column(j: int, quads: int) -> str:
-    """The quad of a value that invocation x takes as its j-th, the last one instead of those beyond the end."""
+    """Return the index of invocation x's j-th quad of a value, clamped to the last one."""
     return f"x + {j * ACROSS}u" if (j + 1) * ACROSS <= quads else f"min(x + {j * ACROSS}u, {quads - 1}u)"
